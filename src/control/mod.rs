@@ -1,0 +1,168 @@
+//! What an operator declares: tenants, their servers, and how each server runs.
+//!
+//! These are the checked forms; `manifest` reads them from a file. Not here: who may call
+//! what (`auth`) and anything that runs (`backend`, `hub`).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::protocol::revision::Revision;
+
+pub(crate) mod manifest;
+
+/// Every tenant that this gateway serves, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Catalog {
+    /// Tenants by their name.
+    pub(crate) tenants: HashMap<String, Arc<Tenant>>,
+}
+
+impl Catalog {
+    /// The server at `/t/{tenant}/{server}`, with its tenant.
+    pub(crate) fn find(&self, tenant: &str, server: &str) -> Option<(Arc<Tenant>, Arc<Server>)> {
+        let tenant = self.tenants.get(tenant)?;
+        let server = tenant.servers.get(server)?;
+        Some((Arc::clone(tenant), Arc::clone(server)))
+    }
+}
+
+/// The isolation boundary: nothing below it is ever shared with another tenant.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    /// Its name, as in the URL.
+    pub(crate) name: String,
+    /// How callers prove who they are.
+    pub(crate) auth: AuthMode,
+    /// The server meant where a request names none.
+    pub(crate) default_server: Option<String>,
+    /// Revisions that its clients may negotiate, newest first; never empty.
+    pub(crate) revisions: Vec<Revision>,
+    /// Its servers by name.
+    pub(crate) servers: BTreeMap<String, Arc<Server>>,
+}
+
+/// How callers of a tenant prove who they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AuthMode {
+    /// Nobody has to: only on loopback, or with `auth.insecure`.
+    None,
+}
+
+/// A named MCP server of a tenant.
+#[derive(Debug)]
+pub(crate) struct Server {
+    /// The tenant that it belongs to.
+    pub(crate) tenant: String,
+    /// Its name, as in the URL.
+    pub(crate) name: String,
+    /// What to start.
+    pub(crate) launch: Launch,
+    /// How responses are chosen.
+    pub(crate) reply: Reply,
+    /// How long things may take.
+    pub(crate) clocks: Clocks,
+    /// Clocks of single tools, complete: what a tool does not name is the server's.
+    pub(crate) tools: HashMap<String, Clocks>,
+    /// Bounds of one child.
+    pub(crate) limits: Limits,
+}
+
+impl Server {
+    /// The clocks of a call of `tool`, or those of the server.
+    pub(crate) fn clocks_of(&self, tool: Option<&str>) -> &Clocks {
+        tool.and_then(|name| self.tools.get(name)).unwrap_or(&self.clocks)
+    }
+}
+
+/// A launch specification: the only source of what is ever started.
+#[derive(Clone)]
+pub(crate) struct Launch {
+    /// The program: a path, or a name that is looked up in PATH; never a shell.
+    pub(crate) command: String,
+    /// Its arguments, passed as they are.
+    pub(crate) args: Vec<String>,
+    /// Its environment beside the fixed part; values may be secrets.
+    pub(crate) env: BTreeMap<String, String>,
+    /// Its working directory; none means a private one.
+    pub(crate) cwd: Option<PathBuf>,
+    /// Where HOME and TMPDIR come from.
+    pub(crate) home: Home,
+}
+
+/// Where a child's HOME, LANG and default working directory come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// A directory of its own, 0700, removed with the child; LANG is C.UTF-8.
+    Private,
+    /// The caller's own (`lockgate run`): one's own server on one's own machine.
+    Caller,
+}
+
+impl std::fmt::Debug for Launch {
+    /// Names what is started; never the environment's values, which may be secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Launch")
+            .field("command", &self.command)
+            .field("args", &self.args.len())
+            .field("env", &self.env.keys())
+            .field("cwd", &self.cwd)
+            .field("home", &self.home)
+            .finish()
+    }
+}
+
+/// How the response to a POST is chosen (legacy era).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    /// Which of the two content types.
+    pub(crate) mode: ReplyMode,
+    /// How long `auto` holds the headers before it opens SSE.
+    pub(crate) sse_after: Duration,
+    /// After how long a POST stream of a 2025-11-25 session is closed to be polled; zero is never.
+    pub(crate) close_after: Duration,
+}
+
+/// Which content type answers a POST with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplyMode {
+    /// JSON if the first message is the final response and comes in time, else SSE.
+    Auto,
+    /// SSE, always.
+    Sse,
+    /// JSON, always.
+    Json,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Clocks {
+    /// From the spawn to the answer to `initialize`.
+    pub(crate) start: Duration,
+    /// The child's own time for a call; progress restarts it.
+    pub(crate) call: Duration,
+    /// A call in all.
+    pub(crate) call_max: Duration,
+    /// A client's time to answer what the server asks.
+    pub(crate) ask: Duration,
+    /// How long an ask may wait for a connection that can carry it.
+    pub(crate) ask_unclaimed: Duration,
+    /// After closing stdin until SIGTERM, and after that until SIGKILL of the tree.
+    pub(crate) stop: [Duration; 2],
+}
+
+/// Bounds of one child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Bytes of one line on stdout.
+    pub(crate) line: u64,
+    /// Bytes of stderr that are kept.
+    pub(crate) stderr: u64,
+    /// Open files (RLIMIT_NOFILE).
+    pub(crate) files: u64,
+    /// Bytes of one file that it writes (RLIMIT_FSIZE).
+    pub(crate) file_size: u64,
+}

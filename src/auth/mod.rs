@@ -1,0 +1,51 @@
+//! Who calls, and the proof that they may.
+//!
+//! Hub methods take an [`Access`], and this module alone can make one: a call that nobody
+//! checked does not compile.
+
+use std::sync::Arc;
+
+use crate::control::{AuthMode, Server, Tenant};
+
+/// Who calls. Sessions belong to one of these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Principal {
+    tenant: String,
+    /// None is the anonymous principal of a tenant without authentication.
+    subject: Option<String>,
+}
+
+/// Proof that a principal may use a server.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    principal: Principal,
+    tenant: Arc<Tenant>,
+    server: Arc<Server>,
+}
+
+impl Access {
+    /// Who calls.
+    pub(crate) fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
+    /// The tenant whose server it is.
+    pub(crate) fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
+    }
+
+    /// What may be used.
+    pub(crate) fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+}
+
+/// Decides whether a request may use `server` of `tenant`.
+pub(crate) fn admit(tenant: Arc<Tenant>, server: Arc<Server>) -> Access {
+    match tenant.auth {
+        AuthMode::None => {
+            let principal = Principal { tenant: tenant.name.clone(), subject: None };
+            Access { principal, tenant, server }
+        }
+    }
+}

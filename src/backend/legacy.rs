@@ -1,0 +1,323 @@
+//! The legacy dialect: turns what a client says into lines for the child, and lines of the
+//! child into what was said, with every id and progress token rewritten on the way.
+//!
+//! A state machine without IO. It does not know streams, clocks or HTTP: `hub` does.
+
+use std::collections::{HashMap, VecDeque};
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::protocol::{
+    json::{self, Span},
+    message::{Kind, Message, Method},
+};
+
+/// The gateway's own id of a client's request; also its progress token towards the child.
+pub(crate) type CallId = u64;
+
+/// The gateway's own id of a child's request; also its progress token towards the client.
+pub(crate) type AskId = u64;
+
+/// Translation state of one child.
+#[derive(Default)]
+pub(crate) struct Dialect {
+    last: u64,
+    calls: HashMap<CallId, Theirs>,
+    asks: HashMap<AskId, Theirs>,
+    /// Tokens of calls that became tasks: valid for the task's lifetime
+    /// (2025-11-25 progress, "Task-augmented requests").
+    tasks: VecDeque<(CallId, Theirs)>,
+}
+
+/// What the other side calls a request: raw tokens, echoed byte for byte.
+struct Theirs {
+    id: Box<[u8]>,
+    token: Option<Box<[u8]>>,
+    wants_task: bool,
+}
+
+/// How many progress tokens of tasks are remembered; the oldest go first.
+const TASK_TOKENS: usize = 256;
+
+/// What a line of the child says, ready for the client.
+#[derive(Debug)]
+pub(crate) enum Said {
+    /// The end of a call.
+    Done {
+        /// Which call.
+        call: CallId,
+        /// The response as the client gets it.
+        line: Bytes,
+    },
+    /// Progress of a call.
+    Progress {
+        /// Which call.
+        call: CallId,
+        /// The notification as the client gets it.
+        line: Bytes,
+    },
+    /// The server wants something of the client.
+    Ask {
+        /// Which one.
+        ask: AskId,
+        /// The task that it belongs to, raw.
+        task: Option<Box<[u8]>>,
+        /// The request as the client gets it.
+        line: Bytes,
+    },
+    /// The server takes back what it asked.
+    AskCancelled {
+        /// Which one.
+        ask: AskId,
+        /// The notification as the client gets it.
+        line: Bytes,
+    },
+    /// A log message.
+    Log {
+        /// The task that it belongs to, raw.
+        task: Option<Box<[u8]>>,
+        /// The notification, untouched.
+        line: Bytes,
+    },
+    /// Any other notification.
+    Note(Bytes),
+    /// The answer to a ping of the gateway.
+    Pong,
+    /// The child's own ping: the answer is in the output already.
+    Pinged,
+    /// Nothing for anybody, and why.
+    Dropped(&'static str),
+}
+
+/// What became of a client's notification.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Noted {
+    /// It is in the output.
+    Passed,
+    /// It is in the output, and it ended this call.
+    Cancelled(CallId),
+    /// It names nothing that is open.
+    Dropped,
+}
+
+impl Dialect {
+    /// Appends a client's request as a line and returns its new id.
+    pub(crate) fn request(&mut self, message: &Message, out: &mut BytesMut) -> CallId {
+        self.request_as(message, None, out)
+    }
+
+    /// The same with another protocol revision in `initialize`.
+    pub(crate) fn request_as(
+        &mut self,
+        message: &Message,
+        revision: Option<&str>,
+        out: &mut BytesMut,
+    ) -> CallId {
+        let call = self.next();
+        let number = call.to_string();
+        let token = message.meta_progress_token();
+        let quoted = revision.map(|revision| format!("\"{revision}\""));
+        let mut cuts: Vec<(Span, &[u8])> = Vec::with_capacity(3);
+        cuts.extend(message.id_span().map(|span| (span, number.as_bytes())));
+        cuts.extend(token.map(|span| (span, number.as_bytes())));
+        cuts.extend(message.protocol_version().zip(quoted.as_ref().map(String::as_bytes)));
+        push_line(message, cuts, out);
+        let token = token.map(|span| span.of(message.bytes()).into());
+        let id = message.id().unwrap_or_default().into();
+        self.calls.insert(call, Theirs { id, token, wants_task: message.wants_task() });
+        call
+    }
+
+    /// Appends a client's notification as a line, if it names something that is open.
+    pub(crate) fn notification(&mut self, message: &Message, out: &mut BytesMut) -> Noted {
+        let (span, number, noted) = match message.method() {
+            Method::Cancelled => {
+                let named = message.request_id().map(|span| (span, span.of(message.bytes())));
+                let Some((span, id)) = named else { return Noted::Dropped };
+                let newest = self.calls.iter().filter(|(_, call)| *call.id == *id).map(|(id, _)| *id).max();
+                let Some(call) = newest else { return Noted::Dropped };
+                self.calls.remove(&call);
+                (span, call, Noted::Cancelled(call))
+            }
+            Method::Progress => {
+                let Some(span) = message.progress_token() else { return Noted::Dropped };
+                let ask = number(span.of(message.bytes()));
+                let token = ask.and_then(|ask| self.asks.get(&ask)?.token.as_ref());
+                let Some(token) = token else { return Noted::Dropped };
+                push_line(message, vec![(span, token)], out);
+                return Noted::Passed;
+            }
+            _ => {
+                push_line(message, Vec::new(), out);
+                return Noted::Passed;
+            }
+        };
+        push_line(message, vec![(span, number.to_string().as_bytes())], out);
+        noted
+    }
+
+    /// Appends a client's response as a line; nothing for what was not asked.
+    pub(crate) fn answer(&mut self, message: &Message, out: &mut BytesMut) -> Option<AskId> {
+        let ask = number(message.id()?)?;
+        let theirs = self.asks.remove(&ask)?;
+        push_line(message, vec![(message.id_span()?, &theirs.id)], out);
+        Some(ask)
+    }
+
+    /// Ends an ask with an error of the gateway.
+    pub(crate) fn refuse(&mut self, ask: AskId, why: &str, out: &mut BytesMut) {
+        if let Some(theirs) = self.asks.remove(&ask) {
+            push_error(&theirs.id, -32603, why, None, out);
+            out.put_u8(b'\n');
+        }
+    }
+
+    /// Ends a call from the gateway's side; its late answer will be dropped.
+    /// Returns the client's raw id.
+    pub(crate) fn abandon(&mut self, call: CallId) -> Option<Box<[u8]>> {
+        self.calls.remove(&call).map(|theirs| theirs.id)
+    }
+
+    /// Appends a cancellation of a call.
+    pub(crate) fn cancel(call: CallId, reason: &str, out: &mut BytesMut) {
+        out.extend_from_slice(
+            br#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
+        );
+        out.extend_from_slice(call.to_string().as_bytes());
+        out.extend_from_slice(br#","reason":"#);
+        json::push_string(out, reason);
+        out.extend_from_slice(b"}}\n");
+    }
+
+    /// Appends a ping of the gateway; its answer is `Pong`.
+    pub(crate) fn ping(out: &mut BytesMut) {
+        out.extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":\"lockgate-ping\",\"method\":\"ping\"}\n");
+    }
+
+    /// Reads a line of the child; what the gateway answers itself goes to `out`.
+    pub(crate) fn line(&mut self, message: &Message, out: &mut BytesMut) -> Said {
+        match (message.kind(), message.method()) {
+            (Kind::Result | Kind::Error, _) => self.response(message),
+            (Kind::Request, Method::Ping) => {
+                push_result(message.id().unwrap_or_default(), b"{}", out);
+                out.put_u8(b'\n');
+                Said::Pinged
+            }
+            (Kind::Request, _) => self.ask(message),
+            (Kind::Notification, Method::Progress) => self.progress(message),
+            (Kind::Notification, Method::Cancelled) => self.ask_cancelled(message),
+            (Kind::Notification, Method::Log) => Said::Log {
+                task: message.related_task().map(Into::into),
+                line: message.bytes().clone(),
+            },
+            (Kind::Notification, _) => Said::Note(message.bytes().clone()),
+        }
+    }
+
+    fn response(&mut self, message: &Message) -> Said {
+        let Some((span, id)) = message.id_span().zip(message.id()) else {
+            return Said::Dropped("no_id");
+        };
+        if id == b"\"lockgate-ping\"" {
+            return Said::Pong;
+        }
+        let found = number(id).and_then(|call| Some((call, self.calls.remove(&call)?)));
+        let Some((call, theirs)) = found else { return Said::Dropped("unknown_id") };
+        let line = spliced(message, span, &theirs.id);
+        if theirs.wants_task && theirs.token.is_some() && message.kind() == Kind::Result {
+            if self.tasks.len() == TASK_TOKENS {
+                self.tasks.pop_front();
+            }
+            self.tasks.push_back((call, theirs));
+        }
+        Said::Done { call, line }
+    }
+
+    fn ask(&mut self, message: &Message) -> Said {
+        let ask = self.next();
+        let number = ask.to_string();
+        let token = message.meta_progress_token();
+        let mut cuts: Vec<(Span, &[u8])> = Vec::with_capacity(2);
+        cuts.extend(message.id_span().map(|span| (span, number.as_bytes())));
+        cuts.extend(token.map(|span| (span, number.as_bytes())));
+        cuts.sort_by_key(|(span, _)| span.start());
+        let mut line = BytesMut::with_capacity(message.bytes().len() + 16);
+        message.splice(&mut line, &cuts);
+        let token = token.map(|span| span.of(message.bytes()).into());
+        let id = message.id().unwrap_or_default().into();
+        self.asks.insert(ask, Theirs { id, token, wants_task: false });
+        Said::Ask { ask, task: message.related_task().map(Into::into), line: line.freeze() }
+    }
+
+    fn progress(&mut self, message: &Message) -> Said {
+        let Some(span) = message.progress_token() else { return Said::Dropped("no_token") };
+        let call = number(span.of(message.bytes()));
+        let theirs = call.and_then(|call| {
+            let tasks = || self.tasks.iter().find(|(id, _)| *id == call).map(|(_, theirs)| theirs);
+            let theirs = self.calls.get(&call).or_else(tasks)?;
+            Some((call, theirs.token.as_ref()?))
+        });
+        let Some((call, token)) = theirs else { return Said::Dropped("unknown_token") };
+        Said::Progress { call, line: spliced(message, span, token) }
+    }
+
+    fn ask_cancelled(&mut self, message: &Message) -> Said {
+        let Some(span) = message.request_id() else { return Said::Dropped("no_id") };
+        let id = span.of(message.bytes());
+        let found = self.asks.iter().find(|(_, ask)| *ask.id == *id).map(|(ask, _)| *ask);
+        let Some(ask) = found else { return Said::Dropped("unknown_id") };
+        self.asks.remove(&ask);
+        Said::AskCancelled { ask, line: spliced(message, span, ask.to_string().as_bytes()) }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+}
+
+/// Appends an error response without its line end.
+pub(crate) fn push_error(
+    id: &[u8],
+    code: i32,
+    message: &str,
+    data: Option<&str>,
+    out: &mut BytesMut,
+) {
+    out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
+    out.extend_from_slice(id);
+    out.extend_from_slice(format!(r#","error":{{"code":{code},"message":"#).as_bytes());
+    json::push_string(out, message);
+    if let Some(data) = data {
+        out.extend_from_slice(br#","data":"#);
+        out.extend_from_slice(data.as_bytes());
+    }
+    out.extend_from_slice(b"}}");
+}
+
+/// Appends a result response without its line end.
+pub(crate) fn push_result(id: &[u8], result: &[u8], out: &mut BytesMut) {
+    out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
+    out.extend_from_slice(id);
+    out.extend_from_slice(br#","result":"#);
+    out.extend_from_slice(result);
+    out.put_u8(b'}');
+}
+
+fn push_line(message: &Message, mut cuts: Vec<(Span, &[u8])>, out: &mut BytesMut) {
+    cuts.sort_by_key(|(span, _)| span.start());
+    out.reserve(message.bytes().len() + 32);
+    message.splice(out, &cuts);
+    out.put_u8(b'\n');
+}
+
+fn spliced(message: &Message, span: Span, replacement: &[u8]) -> Bytes {
+    let mut line = BytesMut::with_capacity(message.bytes().len() + replacement.len());
+    message.splice(&mut line, &[(span, replacement)]);
+    line.freeze()
+}
+
+/// A number that the gateway itself gave out, as it comes back.
+fn number(token: &[u8]) -> Option<u64> {
+    std::str::from_utf8(token).ok()?.parse().ok()
+}

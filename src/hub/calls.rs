@@ -1,0 +1,168 @@
+//! The calls in flight of one session, what the server asks meanwhile, and their clocks.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    clock::CallClock,
+    routes::{About, InFlight, route},
+};
+use crate::{
+    backend::legacy::{AskId, CallId},
+    protocol::event::StreamId,
+    telemetry,
+};
+
+/// Calls and asks that have not ended.
+#[derive(Default)]
+pub(crate) struct Calls {
+    calls: BTreeMap<CallId, Call>,
+    asks: HashMap<AskId, Ask>,
+    /// Tasks that calls became, by the call: progress of a task still carries its token.
+    tasks: VecDeque<(CallId, Box<[u8]>)>,
+}
+
+/// A client's request that the child has.
+pub(crate) struct Call {
+    /// The stream of its response.
+    pub(crate) stream: StreamId,
+    /// Whether that stream is SSE, or may still become SSE.
+    pub(crate) is_carrier: bool,
+    /// The raw id of the task whose result it waits for.
+    pub(crate) task: Option<Box<[u8]>>,
+    /// Whether it asked for a task.
+    pub(crate) wants_task: bool,
+    /// When it is overdue.
+    pub(crate) clock: CallClock,
+    /// What kind of call it is, for the metrics.
+    pub(crate) class: telemetry::Method,
+}
+
+/// A request of the child that the client has to answer.
+struct Ask {
+    stream: StreamId,
+    number: u64,
+    until: Instant,
+    /// Until when a connection must have carried it; none once one has.
+    claim_by: Option<Instant>,
+}
+
+/// How many tasks are remembered for their progress; the oldest go first.
+const TASKS: usize = 256;
+
+/// What a clock brings about.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Overdue {
+    /// This call.
+    Call(CallId),
+    /// This ask: the client did not answer, or nobody could carry it.
+    Ask(AskId),
+}
+
+impl Calls {
+    /// Whether no call is in flight.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Adds a call.
+    pub(crate) fn begin(&mut self, id: CallId, call: Call) {
+        self.calls.insert(id, call);
+    }
+
+    /// Removes a call.
+    pub(crate) fn end(&mut self, id: CallId) -> Option<Call> {
+        self.calls.remove(&id)
+    }
+
+    /// The calls in flight, oldest first.
+    pub(crate) fn ids(&self) -> Vec<CallId> {
+        self.calls.keys().copied().collect()
+    }
+
+    /// A stream has become one that can carry nothing but responses, or the other way round.
+    pub(crate) fn route(&self, about: About<'_>) -> Option<StreamId> {
+        route(about, self.calls.iter().map(|(id, call)| call.in_flight(*id)))
+    }
+
+    /// Progress of a call, or of the task that a call became.
+    pub(crate) fn route_progress(&mut self, id: CallId, now: Instant) -> Option<StreamId> {
+        if let Some(call) = self.calls.get_mut(&id) {
+            call.clock.progress(now);
+            return self.route(About::Progress(id));
+        }
+        let (_, task) = self.tasks.iter().find(|(call, _)| *call == id)?;
+        self.route(About::Log(Some(task)))
+    }
+
+    /// Remembers the task that a call became.
+    pub(crate) fn keep_task(&mut self, call: CallId, task: &[u8]) {
+        if self.tasks.len() == TASKS {
+            self.tasks.pop_front();
+        }
+        self.tasks.push_back((call, task.into()));
+    }
+
+    /// Adds an ask that is event `number` of a stream; the calls of that stream wait for it.
+    pub(crate) fn ask(
+        &mut self,
+        id: AskId,
+        (stream, number): (StreamId, u64),
+        now: Instant,
+        (ask, unclaimed): (Duration, Duration),
+    ) -> Instant {
+        self.calls_of(stream).for_each(|call| call.clock.ask(now));
+        let (until, claim_by) = (now + ask, now + unclaimed);
+        self.asks.insert(id, Ask { stream, number, until, claim_by: Some(claim_by) });
+        until.min(claim_by)
+    }
+
+    /// Removes an ask; returns its stream.
+    pub(crate) fn settle(&mut self, id: AskId, now: Instant) -> Option<StreamId> {
+        let Ask { stream, .. } = self.asks.remove(&id)?;
+        self.calls_of(stream).for_each(|call| call.clock.settle(now));
+        Some(stream)
+    }
+
+    fn calls_of(&mut self, stream: StreamId) -> impl Iterator<Item = &mut Call> {
+        self.calls.values_mut().filter(move |call| call.stream == stream)
+    }
+
+    /// What is overdue, and when to look again.
+    pub(crate) fn overdue(
+        &mut self,
+        now: Instant,
+        is_written: impl Fn(StreamId, u64) -> bool,
+    ) -> (Vec<Overdue>, Option<Instant>) {
+        let mut overdue = Vec::new();
+        let mut next: Option<Instant> = None;
+        let mut look = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
+        for (id, call) in &self.calls {
+            match call.clock.deadline() {
+                at if at <= now => overdue.push(Overdue::Call(*id)),
+                at => look(at),
+            }
+        }
+        for (id, ask) in &mut self.asks {
+            if ask.claim_by.is_some_and(|at| at <= now) && is_written(ask.stream, ask.number) {
+                ask.claim_by = None;
+            }
+            match ask.claim_by.map_or(ask.until, |at| at.min(ask.until)) {
+                at if at <= now => overdue.push(Overdue::Ask(*id)),
+                at => look(at),
+            }
+        }
+        (overdue, next)
+    }
+}
+
+impl Call {
+    fn in_flight(&self, call: CallId) -> InFlight<'_> {
+        let Self { stream, is_carrier, ref task, .. } = *self;
+        InFlight { call, stream, is_carrier, task: task.as_deref() }
+    }
+}

@@ -1,0 +1,320 @@
+//! The core: finds a session, delivers messages to it, reads its streams.
+//!
+//! `session` is the task that owns one session and its child; `streams` are its responses;
+//! `routes` decides which stream a message of the child goes to; `reading` is one
+//! connection's place in a stream. Nothing here knows HTTP.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use aws_lc_rs::rand::SecureRandom;
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    auth::{Access, Principal},
+    backend::launcher::Launcher,
+    config::Config,
+    error::Error,
+    protocol::{
+        event::{Cursor, EventKey},
+        message::{Body, Message},
+    },
+    store::{
+        Directory, EventLog, Fence, Record, SessionId,
+        memory::{MemoryDirectory, MemoryLog, Retention},
+    },
+    telemetry::Metrics,
+};
+
+mod calls;
+mod clock;
+mod inbound;
+mod outbound;
+pub(crate) mod reading;
+mod routes;
+mod session;
+mod streams;
+
+use reading::Reading;
+use session::{Command, Delivery, Session, Transport};
+
+/// A handle on the core; clones are the same hub.
+#[derive(Clone)]
+pub(crate) struct Hub(Arc<Core>);
+
+/// What all sessions share.
+pub(crate) struct Core {
+    log: Arc<dyn EventLog>,
+    directory: Arc<dyn Directory>,
+    sessions: Sessions,
+    key: EventKey,
+    epoch: u32,
+    random: Arc<dyn SecureRandom + Send + Sync>,
+    config: Arc<Config>,
+    launcher: Launcher,
+    metrics: Arc<Metrics>,
+    tracker: TaskTracker,
+    /// No new sessions; those without a call end.
+    drain: CancellationToken,
+    /// All sessions end now.
+    halt: CancellationToken,
+}
+
+/// The sessions that this replica owns.
+#[expect(clippy::disallowed_types, reason = "read on every request, never held across an await")]
+type Sessions = std::sync::RwLock<HashMap<SessionId, Handle>>;
+
+/// How to reach a session's task, and who may.
+#[derive(Clone)]
+struct Handle {
+    commands: mpsc::Sender<Command>,
+    principal: Principal,
+    server: String,
+}
+
+/// How the response to a POST may look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// JSON if the response is the first message and comes in time, else SSE.
+    Auto,
+    /// SSE.
+    Sse,
+    /// JSON.
+    Json,
+}
+
+/// What the hub answers to a delivered message.
+pub(crate) enum Answer {
+    /// The response, or the array of a batch.
+    Json(Bytes),
+    /// An `initialize` that failed: its error, and no session.
+    Failed(Bytes),
+    /// A stream to be read.
+    Stream(Box<Reading>),
+    /// Taken; there is nothing to answer.
+    Accepted,
+    /// The client cancelled its call before anything was sent.
+    Silent,
+    /// Not taken.
+    Refused(Error),
+}
+
+/// A response whose headers may still be held.
+pub(crate) struct Pending {
+    reply: oneshot::Receiver<Answer>,
+    commands: mpsc::Sender<Command>,
+    stream: oneshot::Receiver<u32>,
+}
+
+impl Pending {
+    /// The answer; held as JSON for at most `hold` where the form is `Auto`.
+    pub(crate) async fn answer(mut self, hold: Option<Duration>) -> Answer {
+        if let Some(hold) = hold {
+            match tokio::time::timeout(hold, &mut self.reply).await {
+                Ok(answer) => return answer.unwrap_or(Answer::Refused(Error::NoSession)),
+                Err(_) => {
+                    if let Ok(stream) = self.stream.try_recv() {
+                        // A session that has ended answers below.
+                        let _ = self.commands.send(Command::Open(stream)).await;
+                    }
+                }
+            }
+        }
+        self.reply.await.unwrap_or(Answer::Refused(Error::NoSession))
+    }
+}
+
+/// Messages waiting for a session; beyond, senders wait.
+const COMMANDS: usize = 64;
+
+impl Hub {
+    /// A hub that keeps its state in memory.
+    pub(crate) fn in_memory(
+        config: Arc<Config>,
+        random: Arc<dyn SecureRandom + Send + Sync>,
+        launcher: Launcher,
+        metrics: Arc<Metrics>,
+        (drain, halt): (CancellationToken, CancellationToken),
+        tracker: TaskTracker,
+    ) -> Result<Self, Error> {
+        let retention = Retention {
+            events: config.log.events,
+            bytes: config.log.bytes,
+            age: config.log.age,
+        };
+        let mut secret = [0; 32];
+        random.fill(&mut secret).map_err(|_| Error::Bug("no randomness"))?;
+        Ok(Self(Arc::new(Core {
+            log: Arc::new(MemoryLog::new(retention)),
+            directory: Arc::new(MemoryDirectory::default()),
+            sessions: Sessions::default(),
+            key: EventKey::new(&secret),
+            epoch: 1,
+            random,
+            config,
+            launcher,
+            metrics,
+            tracker,
+            drain,
+            halt,
+        })))
+    }
+
+    /// Begins a session with its `initialize` (Streamable HTTP).
+    ///
+    /// # Errors
+    ///
+    /// `Draining`; whatever goes wrong with the child is an [`Answer::Failed`].
+    pub(crate) async fn initialize(
+        &self,
+        access: &Access,
+        message: Message,
+        form: Form,
+    ) -> Result<(SessionId, Answer), Error> {
+        let (id, handle) = self.begin(access, Transport::Streamable).await?;
+        let pending = deliver(&handle, Body::One(message), form).await?;
+        Ok((id, pending.answer(None).await))
+    }
+
+    /// Begins a session whose one stream is its listener (HTTP+SSE of 2024-11-05).
+    ///
+    /// # Errors
+    ///
+    /// `Draining`.
+    pub(crate) async fn connect(&self, access: &Access) -> Result<(SessionId, Reading), Error> {
+        let (id, handle) = self.begin(access, Transport::Sse2024).await?;
+        self.0.keep(&id, handle);
+        let reading = self.attach(access, id.as_str(), None).await?;
+        Ok((id, reading.ok_or(Error::NoSession)?))
+    }
+
+    async fn begin(
+        &self,
+        access: &Access,
+        transport: Transport,
+    ) -> Result<(SessionId, Handle), Error> {
+        let core = &self.0;
+        if core.drain.is_cancelled() {
+            return Err(Error::Draining);
+        }
+        let id = core.new_id()?;
+        let principal = access.principal().clone();
+        let server = access.server().name.clone();
+        let record =
+            Record { principal: principal.clone(), server: server.clone(), fence: Fence(1) };
+        if !core.directory.insert(&id, record).await {
+            return Err(Error::Bug("a session id came twice"));
+        }
+        let (commands, received) = mpsc::channel(COMMANDS);
+        let handle = Handle { commands, principal, server };
+        let session = Session::new(Arc::clone(core), id.clone(), access, transport, handle.clone());
+        core.tracker.spawn(session.run(received));
+        Ok((id, handle))
+    }
+
+    /// Delivers a body to a session. The answer may be waited for.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession` for an unknown, ended or foreign id.
+    pub(crate) async fn deliver(
+        &self,
+        access: &Access,
+        id: &str,
+        body: Body,
+        form: Form,
+    ) -> Result<Pending, Error> {
+        deliver(&self.0.find(access, id)?, body, form).await
+    }
+
+    /// Attaches a connection to a session's listener, or to the stream of `last_event_id`.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession`; `NoCursor` or `Gone` for a bad or trimmed cursor; `Ok(None)` at the end
+    /// of a stream that has ended.
+    pub(crate) async fn attach(
+        &self,
+        access: &Access,
+        id: &str,
+        last_event_id: Option<&[u8]>,
+    ) -> Result<Option<Reading>, Error> {
+        let handle = self.0.find(access, id)?;
+        let decode = |text| self.0.key.decode(id, text).ok_or(Error::NoCursor);
+        let cursor: Option<Cursor> = last_event_id.map(decode).transpose()?;
+        let (reply, answer) = oneshot::channel();
+        let sent = handle.commands.send(Command::Attach { cursor, reply }).await;
+        sent.map_err(|_| Error::NoSession)?;
+        answer.await.unwrap_or(Err(Error::NoSession))
+    }
+
+    /// Whether a session of this principal lives.
+    pub(crate) fn has(&self, access: &Access, id: &str) -> bool {
+        self.0.find(access, id).is_ok()
+    }
+
+    /// Ends a session; returns when nobody can use it any more.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession`.
+    pub(crate) async fn end(&self, access: &Access, id: &str) -> Result<(), Error> {
+        let handle = self.0.find(access, id)?;
+        let (done, ended) = oneshot::channel();
+        handle.commands.send(Command::End(done)).await.map_err(|_| Error::NoSession)?;
+        ended.await.map_err(|_| Error::NoSession)
+    }
+
+    /// How many sessions there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.sessions.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+async fn deliver(handle: &Handle, body: Body, form: Form) -> Result<Pending, Error> {
+    let (reply, answer) = oneshot::channel();
+    let (begun, stream) = oneshot::channel();
+    let delivery = Box::new(Delivery { body, form, reply, begun });
+    let sent = handle.commands.send(Command::Deliver(delivery)).await;
+    sent.map_err(|_| Error::NoSession)?;
+    Ok(Pending { reply: answer, commands: handle.commands.clone(), stream })
+}
+
+impl Core {
+    fn find(&self, access: &Access, id: &str) -> Result<Handle, Error> {
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        let handle = sessions.get(id).ok_or(Error::NoSession)?;
+        let is_own =
+            handle.principal == *access.principal() && handle.server == access.server().name;
+        if is_own { Ok(handle.clone()) } else { Err(Error::NoSession) }
+    }
+
+    fn keep(&self, id: &SessionId, handle: Handle) {
+        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        sessions.insert(id.clone(), handle);
+    }
+
+    fn drop_session(&self, id: &SessionId) -> bool {
+        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        let was_there = sessions.remove(id).is_some();
+        // After a flood of sessions the table must not keep its size for ever.
+        if sessions.capacity() > 1024 && sessions.len() < sessions.capacity() / 4 {
+            sessions.shrink_to_fit();
+        }
+        was_there
+    }
+
+    /// 128 random bits in hexadecimal: visible ASCII (2025-11-25 transports, "Session
+    /// Management" 1), and nothing can be read from it.
+    fn new_id(&self) -> Result<SessionId, Error> {
+        let mut bits = [0; 16];
+        self.random.fill(&mut bits).map_err(|_| Error::Bug("no randomness"))?;
+        let text: String = bits.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(SessionId(text.into()))
+    }
+}

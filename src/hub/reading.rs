@@ -1,0 +1,179 @@
+//! One connection that reads a stream: first delivery and resumption are the same thing
+//! with another cursor.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use bytes::Bytes;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+
+use crate::{
+    protocol::event::{Cursor, EventKey, StreamId},
+    store::{EventLog, LogError, SessionId},
+};
+
+/// What the owner of a stream tells its readers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tail {
+    /// The number of the last event in the log.
+    pub(crate) last: u64,
+    /// Whether and how the stream is over.
+    pub(crate) end: Option<StreamEnd>,
+    /// The one connection that gets events; the others get comments only.
+    pub(crate) attached: u32,
+    /// Where a connection reads on that is attached again.
+    pub(crate) resume: u64,
+}
+
+/// How a stream is over for its readers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamEnd {
+    /// Nothing will come any more.
+    Finished,
+    /// The gateway lets go of it: come again (`retry:`).
+    Released,
+}
+
+/// What the owner knows of one connection. Shared with the reader, so that a connection
+/// that goes needs no message and no room in a queue.
+pub(crate) struct Attachment {
+    /// Its number within the stream.
+    pub(crate) number: u32,
+    /// The last event handed to the connection.
+    pub(crate) written: AtomicU64,
+    /// Bytes of events handed to the connection.
+    pub(crate) bytes: AtomicU64,
+    /// Milliseconds after `born` at which the connection last took something.
+    pub(crate) taken: AtomicU64,
+    /// Whether the connection is gone.
+    pub(crate) is_closed: AtomicBool,
+    /// When it was attached.
+    pub(crate) born: Instant,
+    /// Wakes the session when the connection goes, or has caught up while it waits.
+    pub(crate) pulse: Arc<Pulse>,
+}
+
+/// How readers wake the session that owns their stream.
+#[derive(Default)]
+pub(crate) struct Pulse {
+    /// The session waits here.
+    pub(crate) notify: Notify,
+    /// Whether the session waits for readers to catch up.
+    pub(crate) is_choked: AtomicBool,
+}
+
+/// One connection's place in a stream. Dropping it detaches the connection; the stream and
+/// its calls go on.
+pub(crate) struct Reading {
+    log: Arc<dyn EventLog>,
+    key: EventKey,
+    session: SessionId,
+    stream: StreamId,
+    epoch: u32,
+    cursor: u64,
+    is_over: bool,
+    is_displaced: bool,
+    tail: watch::Receiver<Tail>,
+    attachment: Arc<Attachment>,
+}
+
+/// What comes next on a connection.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Events with their ids, oldest first.
+    Events(Vec<(String, Bytes)>),
+    /// The stream has ended, and everything was read.
+    Finished,
+    /// The connection must end although the stream has not: come again.
+    Released,
+}
+
+impl Reading {
+    /// A place behind event `cursor` of a stream.
+    pub(crate) fn new(
+        log: Arc<dyn EventLog>,
+        key: EventKey,
+        session: SessionId,
+        at: Cursor,
+        tail: watch::Receiver<Tail>,
+        attachment: Arc<Attachment>,
+    ) -> Self {
+        let Cursor { stream, epoch, seq: cursor } = at;
+        let (is_over, is_displaced) = (false, false);
+        Self { log, key, session, stream, epoch, cursor, is_over, is_displaced, tail, attachment }
+    }
+
+    /// The id of the place itself, for the priming event.
+    pub(crate) fn id(&self) -> String {
+        self.id_of(self.cursor)
+    }
+
+    fn id_of(&self, seq: u64) -> String {
+        let cursor = Cursor { stream: self.stream, epoch: self.epoch, seq };
+        self.key.encode(self.session.as_str(), cursor)
+    }
+
+    /// Notes that the connection takes what it is given: it is not a peer that vanished.
+    pub(crate) fn took(&self) {
+        let age = u64::try_from(self.attachment.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.attachment.taken.store(age, Ordering::Relaxed);
+    }
+
+    /// Waits for what comes next. Cancel-safe: nothing is taken before it is returned.
+    pub(crate) async fn next(&mut self) -> Next {
+        loop {
+            if self.is_over {
+                return Next::Finished;
+            }
+            let tail = *self.tail.borrow_and_update();
+            let is_attached = tail.attached == self.attachment.number;
+            if is_attached && self.is_displaced {
+                self.cursor = self.cursor.max(tail.resume);
+            }
+            self.is_displaced = !is_attached;
+            if is_attached && tail.last > self.cursor {
+                match self.log.read(&self.session, self.stream, self.cursor).await {
+                    Ok(page) if page.events.is_empty() && page.is_end => return Next::Finished,
+                    Ok(page) => return self.take(page),
+                    // 2025-11-25 has no word for it on an open stream; the resume gets 410.
+                    Err(LogError::Trimmed { .. } | LogError::Fenced) => return Next::Released,
+                }
+            }
+            match tail.end {
+                Some(StreamEnd::Finished) => return Next::Finished,
+                Some(StreamEnd::Released) => return Next::Released,
+                None => {}
+            }
+            if self.tail.changed().await.is_err() {
+                return Next::Released;
+            }
+        }
+    }
+
+    fn take(&mut self, page: crate::store::Page) -> Next {
+        self.is_over = page.is_end;
+        let bytes: usize = page.events.iter().map(|(_, event)| event.len()).sum();
+        if let Some((last, _)) = page.events.last() {
+            self.cursor = *last;
+        }
+        self.attachment.written.store(self.cursor, Ordering::Relaxed);
+        self.attachment.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.took();
+        if self.attachment.pulse.is_choked.load(Ordering::Relaxed) {
+            self.attachment.pulse.notify.notify_one();
+        }
+        Next::Events(page.events.into_iter().map(|(seq, event)| (self.id_of(seq), event)).collect())
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.attachment.is_closed.store(true, Ordering::Relaxed);
+        self.attachment.pulse.notify.notify_one();
+    }
+}

@@ -1,0 +1,408 @@
+//! One session: a task that owns the child, its dialect, the calls and the streams.
+//!
+//! Everything that happens to a session happens here, in one loop, one thing at a time.
+//! Others send it commands over a bounded channel; readers of its streams wake it by a pulse.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    pin, select,
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    Answer, Core, Form, Handle,
+    calls::{Calls, Overdue},
+    reading::{Pulse, Reading, StreamEnd},
+    streams::{Bounds, Streams},
+};
+use crate::{
+    auth::Access,
+    backend::{
+        legacy::{CallId, Dialect, push_error},
+        stdio::{Child, Happened},
+    },
+    control::{Server, Tenant},
+    error::Error,
+    protocol::{event::Cursor, message::Body, revision::Revision},
+    store::{Fence, SessionId},
+    telemetry::{self, Ended, Outcome},
+};
+
+/// What others want of a session.
+pub(crate) enum Command {
+    /// Take a body of the client.
+    Deliver(Box<Delivery>),
+    /// Send the headers of a response that was held long enough.
+    Open(u32),
+    /// Attach a connection.
+    Attach {
+        /// Where to read on; none is the listener.
+        cursor: Option<Cursor>,
+        /// The connection's place.
+        reply: oneshot::Sender<Result<Option<Reading>, Error>>,
+    },
+    /// End.
+    End(oneshot::Sender<()>),
+}
+
+/// A body of the client, and where its answer goes.
+pub(crate) struct Delivery {
+    /// What it says.
+    pub(crate) body: Body,
+    /// How the answer may look.
+    pub(crate) form: Form,
+    /// The answer.
+    pub(crate) reply: oneshot::Sender<Answer>,
+    /// The stream of the answer, once there is one.
+    pub(crate) begun: oneshot::Sender<u32>,
+}
+
+/// How the client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// Streamable HTTP: each POST has its own stream.
+    Streamable,
+    /// HTTP+SSE of 2024-11-05: everything is on the listener.
+    Sse2024,
+}
+
+/// How far the session is.
+pub(super) enum Phase {
+    /// Nothing has been started.
+    New,
+    /// The child has `initialize`.
+    Starting {
+        /// The gateway's id of it.
+        call: CallId,
+        /// The client's raw id of it.
+        id: Box<[u8]>,
+        /// Where the answer goes; none on HTTP+SSE, where it goes to the listener.
+        reply: Option<(oneshot::Sender<Answer>, Form)>,
+        /// When it is overdue.
+        until: Instant,
+    },
+    /// Initialized with this revision.
+    Ready(Revision),
+}
+
+/// Why a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    /// The client said so.
+    Deleted,
+    /// Nobody used it.
+    Idle,
+    /// It reached its absolute age.
+    Expired,
+    /// The connection of HTTP+SSE is gone.
+    Disconnected,
+    /// The child is gone, or has to go.
+    Lost,
+    /// It never came to be.
+    Failed,
+    /// The gateway stops.
+    Drained,
+}
+
+/// The state of a session.
+pub(super) struct Session {
+    pub(super) core: Arc<Core>,
+    pub(super) id: SessionId,
+    pub(super) tenant: Arc<Tenant>,
+    pub(super) server: Arc<Server>,
+    pub(super) transport: Transport,
+    pub(super) handle: Option<Handle>,
+    pub(super) phase: Phase,
+    pub(super) child: Option<Child>,
+    pub(super) dialect: Dialect,
+    pub(super) calls: Calls,
+    pub(super) streams: Streams,
+    pub(super) born: Instant,
+    pub(super) touched: Instant,
+    /// The earliest time at which something may be due.
+    pub(super) wake: Instant,
+    /// Until when the child must show that it lives, after a call that was overdue.
+    pub(super) probe: Option<Instant>,
+    /// Until when the child waits for slow readers.
+    pub(super) choked: Option<Instant>,
+    /// When the present window of pacing began, and the messages of the child in it.
+    pub(super) pace: (Instant, u32),
+    /// Until when the child waits because it says too much.
+    pub(super) paced: Option<Instant>,
+    pub(super) over: Option<Over>,
+    pub(super) is_draining: bool,
+}
+
+/// How long an HTTP+SSE session outlives its connection (DESIGN section 2).
+const DISCONNECTED: Duration = Duration::from_secs(60);
+
+/// How long the readers of an ended session have for what is left in the log (CONTRACT C7).
+const LAST_WORDS: Duration = Duration::from_millis(900);
+
+/// Commands taken before what they wrote is flushed to the child.
+const BATCH: usize = 32;
+
+impl Session {
+    pub(super) fn new(
+        core: Arc<Core>,
+        id: SessionId,
+        access: &Access,
+        transport: Transport,
+        handle: Handle,
+    ) -> Self {
+        let now = Instant::now();
+        let config = &core.config;
+        let bounds = Bounds {
+            streams: config.stream.per_session,
+            events: config.log.events as u64,
+            bytes: config.log.bytes as u64,
+            silence: config.stream.keep_alive * 4,
+        };
+        let (log, key) = (Arc::clone(&core.log), core.key.clone());
+        let at = (Fence(1), core.epoch);
+        let streams = Streams::new(log, key, id.clone(), at, bounds, Arc::<Pulse>::default());
+        Self {
+            tenant: Arc::clone(access.tenant()),
+            server: Arc::clone(access.server()),
+            core,
+            id,
+            transport,
+            handle: Some(handle),
+            phase: Phase::New,
+            child: None,
+            dialect: Dialect::default(),
+            calls: Calls::default(),
+            streams,
+            born: now,
+            touched: now,
+            wake: now + DISCONNECTED,
+            probe: None,
+            choked: None,
+            pace: (now, 0),
+            paced: None,
+            over: None,
+            is_draining: false,
+        }
+    }
+
+    /// Lives until the session is over, and leaves nothing of it.
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let (drain, halt) = (self.core.drain.clone(), self.core.halt.clone());
+        let (drain, halt) = (drain.cancelled_owned(), halt.cancelled_owned());
+        let pulse = Arc::clone(self.streams.pulse());
+        let alarm = sleep_until(self.wake);
+        pin!(drain, halt, alarm);
+        self.core.metrics.session_began();
+        while self.over.is_none() {
+            if self.wake != alarm.deadline() {
+                alarm.as_mut().reset(self.wake);
+            }
+            select! {
+                biased;
+                () = &mut halt => self.over = Some(Over::Drained),
+                () = &mut drain, if !self.is_draining => self.is_draining = true,
+                Some(command) = commands.recv() => {
+                    self.command(command).await;
+                    for _ in 1..BATCH {
+                        let Ok(command) = commands.try_recv() else { break };
+                        self.command(command).await;
+                    }
+                    if let Some(child) = &mut self.child {
+                        child.try_flush();
+                    }
+                }
+                happened = next(&mut self.child), if self.choked.is_none() && self.paced.is_none() => {
+                    self.happened(happened).await;
+                }
+                () = pulse.notify.notified() => self.readers_moved(),
+                () = &mut alarm => self.tick().await,
+            }
+            if self.is_draining && self.calls.is_empty() && !matches!(self.phase, Phase::Starting { .. }) {
+                self.over.get_or_insert(Over::Drained);
+            }
+        }
+        // From here on nobody finds it; what is still in the queue is refused by its end.
+        self.handle = None;
+        let was_kept = self.core.drop_session(&self.id);
+        self.core.directory.remove(&self.id).await;
+        self.finish(&mut commands, was_kept).await;
+    }
+
+    async fn command(&mut self, command: Command) {
+        self.touched = Instant::now();
+        match command {
+            Command::Deliver(delivery) => self.deliver(*delivery).await,
+            Command::Open(stream) => {
+                if self.streams.open(stream).await.is_err() {
+                    self.over = Some(Over::Lost);
+                }
+            }
+            Command::Attach { cursor, reply } => {
+                // A reader whose client went meanwhile detaches by its drop.
+                let _ = reply.send(self.streams.attach(cursor).await);
+                self.wake_by(self.touched + self.core.config.stream.keep_alive * 4);
+            }
+            Command::End(done) => {
+                self.over = Some(Over::Deleted);
+                self.core.drop_session(&self.id);
+                let _ = done.send(());
+            }
+        }
+    }
+
+    fn readers_moved(&mut self) {
+        let now = Instant::now();
+        self.streams.sweep(now);
+        if self.choked.is_some() && !self.streams.is_any_behind() {
+            self.unchoke();
+        }
+        if self.streams.unheard_since().is_some() {
+            self.wake_by(now + DISCONNECTED);
+        }
+    }
+
+    /// Stops reading the child for a moment: a connection that reads is far behind.
+    pub(super) fn choke(&mut self, now: Instant, limit: Duration) {
+        if self.choked.is_none() {
+            self.choked = Some(now + limit);
+            self.streams.pulse().is_choked.store(true, Ordering::Relaxed);
+            self.wake_by(now + limit);
+        }
+    }
+
+    pub(super) fn unchoke(&mut self) {
+        self.choked = None;
+        self.streams.pulse().is_choked.store(false, Ordering::Relaxed);
+    }
+
+    /// Makes sure that `tick` runs at `at` at the latest.
+    pub(super) fn wake_by(&mut self, at: Instant) {
+        self.wake = self.wake.min(at);
+    }
+
+    /// When, and why, the session ends if nothing happens.
+    pub(super) fn end_of_life(&self, now: Instant) -> (Instant, Over) {
+        let config = &self.core.config.session;
+        let by_age = (self.born + config.max, Over::Expired);
+        let is_heard = self.streams.is_listened_to(now);
+        let by_idleness = match self.transport {
+            Transport::Sse2024 => {
+                let since = self.streams.unheard_since().unwrap_or(now);
+                (since + DISCONNECTED, Over::Disconnected)
+            }
+            Transport::Streamable if is_heard || !self.calls.is_empty() => {
+                (now + config.idle, Over::Idle)
+            }
+            Transport::Streamable => (self.touched + config.idle, Over::Idle),
+        };
+        if by_age.0 <= by_idleness.0 { by_age } else { by_idleness }
+    }
+
+    /// Ends what is open, lets readers finish, and stops the child.
+    async fn finish(mut self, commands: &mut mpsc::Receiver<Command>, was_kept: bool) {
+        let over = self.over.unwrap_or(Over::Lost);
+        self.fail_start("backend_exited");
+        self.fail_calls(-31001, "the backend ended before it answered", "backend_exited").await;
+        let end = if over == Over::Drained { StreamEnd::Released } else { StreamEnd::Finished };
+        self.streams.release(end, || Answer::Refused(Error::NoSession));
+        commands.close();
+        self.stop_child(over);
+        tracing::info!(
+            tenant.id = self.tenant.name, server.name = self.server.name,
+            session.id = self.id.short(), reason = ?over, "session ended"
+        );
+        self.core.metrics.session_ended(match over {
+            Over::Deleted => Ended::Deleted,
+            Over::Idle => Ended::Idle,
+            Over::Expired => Ended::Expired,
+            Over::Disconnected => Ended::Disconnected,
+            Over::Lost | Over::Failed => Ended::Lost,
+            Over::Drained => Ended::Drained,
+        });
+        if was_kept || over == Over::Deleted {
+            self.last_words().await;
+        }
+        self.core.log.forget(&self.id).await;
+    }
+
+    fn stop_child(&mut self, over: Over) {
+        let Some(child) = self.child.take() else { return };
+        let (stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.core.metrics));
+        let why = match over {
+            Over::Lost => telemetry::Exit::Crashed,
+            Over::Failed => telemetry::Exit::FailedStart,
+            Over::Idle | Over::Expired | Over::Disconnected => telemetry::Exit::Idle,
+            Over::Deleted | Over::Drained => telemetry::Exit::Stopped,
+        };
+        self.core.tracker.spawn(async move {
+            let exit = if over == Over::Lost { child.kill().await } else { child.stop(stop).await };
+            tracing::debug!(code = exit.code, signal = exit.signal, "child ended");
+            metrics.child_exited(why);
+        });
+    }
+
+    /// Readers hold the pulse; when only the session does, all of them are gone.
+    async fn last_words(&self) {
+        let pulse = self.streams.pulse();
+        let deadline = Instant::now() + LAST_WORDS;
+        while Arc::strong_count(pulse) > 1 {
+            if tokio::time::timeout_at(deadline, pulse.notify.notified()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Ends every call in flight with an error of the gateway.
+    pub(super) async fn fail_calls(&mut self, code: i32, message: &str, reason: &str) {
+        for call in self.calls.ids() {
+            self.fail_call(call, code, message, reason).await;
+        }
+    }
+
+    pub(super) async fn fail_call(&mut self, call: CallId, code: i32, message: &str, reason: &str) {
+        let ended = self.calls.end(call).zip(self.dialect.abandon(call));
+        let Some((ended, id)) = ended else { return };
+        let outcome = if reason == "timeout" { Outcome::TimedOut } else { Outcome::Lost };
+        self.core.metrics.call(ended.class, outcome);
+        let line = failure(&id, code, message, reason, false);
+        if self.streams.finish_call(ended.stream, Some(line)).await.is_err() {
+            self.over.get_or_insert(Over::Lost);
+        }
+    }
+
+    /// Answers an `initialize` that nobody else will answer any more.
+    pub(super) fn fail_start(&mut self, reason: &str) {
+        let (code, message) = match reason {
+            "timeout" => (-31002, "the backend did not answer in time"),
+            "oversized_line" | "unsupported_revision" => (-31003, "the backend's answer is not usable"),
+            _ => (-31001, "the backend could not be started"),
+        };
+        if let Phase::Starting { id, reply: Some((reply, _)), .. } =
+            std::mem::replace(&mut self.phase, Phase::New)
+        {
+            let _ = reply.send(Answer::Failed(failure(&id, code, message, reason, true)));
+        }
+    }
+}
+
+/// The next thing that the child does; never, where there is none.
+async fn next(child: &mut Option<Child>) -> Happened {
+    match child {
+        Some(child) => child.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// An error response of the gateway's own (DESIGN section 10, "Errors of ours").
+pub(super) fn failure(id: &[u8], code: i32, message: &str, reason: &str, is_retryable: bool) -> Bytes {
+    let mut line = BytesMut::new();
+    let data = format!(r#"{{"reason":"{reason}","retryable":{is_retryable}}}"#);
+    push_error(id, code, message, Some(&data), &mut line);
+    line.freeze()
+}

@@ -1,0 +1,147 @@
+//! Event ids and the framing of Server-Sent Events.
+//!
+//! An event id is the cursor behind one event of one stream of one session. It is opaque
+//! to clients and carries a MAC, so that a cursor that was given out and is no longer kept
+//! can be told from one that was never given out, without a look-up.
+
+use aws_lc_rs::{constant_time, hmac};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use bytes::{BufMut, BytesMut};
+
+/// A stream within its session; [`LISTENER`] is the one for what belongs to no request.
+pub(crate) type StreamId = u32;
+
+/// The stream that exists from the birth of a session.
+pub(crate) const LISTENER: StreamId = 0;
+
+/// The place behind an event of a stream; `seq` 0 is its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    /// Which stream of the session.
+    pub(crate) stream: StreamId,
+    /// The life of the log that the number belongs to.
+    pub(crate) epoch: u32,
+    /// How many events of the stream stand before this place.
+    pub(crate) seq: u64,
+}
+
+/// Makes and reads event ids of one gateway.
+#[derive(Clone)]
+pub(crate) struct EventKey(hmac::Key);
+
+/// Bytes of a cursor and of its MAC.
+const CURSOR: usize = 16;
+const MAC: usize = 8;
+
+impl EventKey {
+    /// From 32 random bytes, the same for all replicas.
+    pub(crate) fn new(secret: &[u8; 32]) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
+    }
+
+    /// The id of `cursor` in `session`: 32 characters of the URL-safe Base64 alphabet.
+    pub(crate) fn encode(&self, session: &str, cursor: Cursor) -> String {
+        let mut id = [0; CURSOR + MAC];
+        id[..4].copy_from_slice(&cursor.stream.to_be_bytes());
+        id[4..8].copy_from_slice(&cursor.epoch.to_be_bytes());
+        id[8..CURSOR].copy_from_slice(&cursor.seq.to_be_bytes());
+        let mac = self.mac(session, &id[..CURSOR]);
+        id[CURSOR..].copy_from_slice(&mac);
+        URL_SAFE_NO_PAD.encode(id)
+    }
+
+    /// The cursor of an id that this key made for `session`; nothing for any other text.
+    pub(crate) fn decode(&self, session: &str, id: &[u8]) -> Option<Cursor> {
+        let bytes: [u8; CURSOR + MAC] = URL_SAFE_NO_PAD.decode(id).ok()?.try_into().ok()?;
+        let (cursor, mac) = bytes.split_at(CURSOR);
+        constant_time::verify_slices_are_equal(&self.mac(session, cursor), mac).ok()?;
+        let number = |range: std::ops::Range<usize>| {
+            cursor[range].iter().fold(0_u64, |number, byte| (number << 8) | u64::from(*byte))
+        };
+        Some(Cursor {
+            stream: u32::try_from(number(0..4)).ok()?,
+            epoch: u32::try_from(number(4..8)).ok()?,
+            seq: number(8..16),
+        })
+    }
+
+    fn mac(&self, session: &str, cursor: &[u8]) -> [u8; MAC] {
+        let mut context = hmac::Context::with_key(&self.0);
+        context.update(cursor);
+        context.update(session.as_bytes());
+        let tag = context.sign();
+        let mut mac = [0; MAC];
+        mac.copy_from_slice(&tag.as_ref()[..MAC]);
+        mac
+    }
+}
+
+/// Appends an event with a message; `data` is one line (see `message`), so no byte of it
+/// can end the event.
+pub(crate) fn push_message(out: &mut BytesMut, id: &str, data: &[u8]) {
+    out.reserve(id.len() + data.len() + 32);
+    out.put_slice(b"event: message\nid: ");
+    out.put_slice(id.as_bytes());
+    out.put_slice(b"\ndata: ");
+    out.put_slice(data);
+    out.put_slice(b"\n\n");
+}
+
+/// Appends the event that gives a client its first cursor: an id and empty data
+/// (2025-11-25 transports, "Sending Messages to the Server" 6).
+pub(crate) fn push_priming(out: &mut BytesMut, id: &str) {
+    out.put_slice(b"id: ");
+    out.put_slice(id.as_bytes());
+    out.put_slice(b"\ndata: \n\n");
+}
+
+/// Appends the reconnection time, before the gateway itself closes a connection.
+pub(crate) fn push_retry(out: &mut BytesMut, retry: std::time::Duration) {
+    out.put_slice(format!("retry: {}\n\n", retry.as_millis()).as_bytes());
+}
+
+/// Appends the first event of HTTP+SSE: where the client posts (2024-11-05 transports).
+pub(crate) fn push_endpoint(out: &mut BytesMut, uri: &str, id: &str) {
+    out.put_slice(b"event: endpoint\nid: ");
+    out.put_slice(id.as_bytes());
+    out.put_slice(b"\ndata: ");
+    out.put_slice(uri.as_bytes());
+    out.put_slice(b"\n\n");
+}
+
+/// A comment, for silence; it carries no id.
+pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_cursor_comes_back_from_its_id(stream: u32, epoch: u32, seq: u64) {
+            let key = EventKey::new(&[7; 32]);
+            let cursor = Cursor { stream, epoch, seq };
+            let id = key.encode("session", cursor);
+            prop_assert_eq!(id.len(), 32);
+            prop_assert_eq!(key.decode("session", id.as_bytes()), Some(cursor));
+            prop_assert_eq!(key.decode("another", id.as_bytes()), None);
+            prop_assert_eq!(EventKey::new(&[8; 32]).decode("session", id.as_bytes()), None);
+        }
+
+        #[test]
+        fn a_changed_id_is_worth_nothing(seq: u64, at in 0_usize..32, to in "[A-Za-z0-9_-]") {
+            let key = EventKey::new(&[7; 32]);
+            let id = key.encode("session", Cursor { stream: 1, epoch: 1, seq });
+            let mut changed = id.clone().into_bytes();
+            changed[at] = to.as_bytes()[0];
+            prop_assume!(changed != id.as_bytes());
+            prop_assert_eq!(key.decode("session", &changed), None);
+        }
+
+        #[test]
+        fn any_text_is_no_cursor(text in prop::collection::vec(any::<u8>(), 0..80)) {
+            prop_assert_eq!(EventKey::new(&[7; 32]).decode("session", &text), None);
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! A strict scanner over JSON text: says where things are, never builds a value.
+//!
+//! It accepts exactly RFC 8259 text of bounded depth. Decoding is not its business, save
+//! for the keys and short strings that the gateway compares.
+
+use std::borrow::Cow;
+
+use bytes::{BufMut, BytesMut};
+
+/// Nesting beyond this is refused (CONTRACT P42).
+pub(crate) const MAX_DEPTH: usize = 128;
+
+/// A stretch of the text that was scanned. Texts are bounded far below 4 GiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    start: u32,
+    end: u32,
+}
+
+impl Span {
+    fn new(start: usize, end: usize) -> Self {
+        let bound = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+        Self { start: bound(start), end: bound(end) }
+    }
+
+    /// Where it begins.
+    pub(crate) const fn start(self) -> usize {
+        self.start as usize
+    }
+
+    /// Just behind its last byte.
+    pub(crate) const fn end(self) -> usize {
+        self.end as usize
+    }
+
+    /// Its bytes in `text`, which must be what was scanned.
+    pub(crate) fn of(self, text: &[u8]) -> &[u8] {
+        text.get(self.start()..self.end()).unwrap_or_default()
+    }
+
+    /// The same stretch, seen from a text that begins `offset` bytes later.
+    pub(crate) fn behind(self, offset: usize) -> Self {
+        Self::new(self.start() + offset, self.end() + offset)
+    }
+}
+
+/// Why a text is not acceptable JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault(pub(crate) &'static str);
+
+/// A position in a text that is being scanned.
+pub(crate) struct Scanner<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Scanner<'a> {
+    /// Begins at the first byte that is not white space.
+    pub(crate) fn new(text: &'a [u8]) -> Self {
+        let mut scanner = Self { text, at: 0 };
+        scanner.space();
+        scanner
+    }
+
+    /// The byte to be read next.
+    pub(crate) fn peek(&self) -> Option<u8> {
+        self.text.get(self.at).copied()
+    }
+
+    /// Fails unless everything has been read.
+    pub(crate) fn finish(mut self) -> Result<(), Fault> {
+        self.space();
+        if self.at == self.text.len() { Ok(()) } else { Err(Fault("text behind the value")) }
+    }
+
+    /// Reads one value of any kind at `depth` and says where it stands.
+    pub(crate) fn value(&mut self, depth: usize) -> Result<Span, Fault> {
+        let start = self.at;
+        match self.peek() {
+            Some(b'{' | b'[') => self.container(depth)?,
+            _ => self.scalar()?,
+        }
+        Ok(Span::new(start, self.at))
+    }
+
+    /// Reads an object at `depth`; `member` gets each key (with its quotes) and must read
+    /// the value behind it.
+    pub(crate) fn object<E: From<Fault>>(
+        &mut self,
+        depth: usize,
+        mut member: impl FnMut(&mut Self, Span) -> Result<(), E>,
+    ) -> Result<Span, E> {
+        let start = self.at;
+        if self.peek() != Some(b'{') {
+            return Err(Fault("an object was expected").into());
+        }
+        if depth >= MAX_DEPTH {
+            return Err(Fault("nested too deeply").into());
+        }
+        self.at += 1;
+        self.space();
+        if self.peek() == Some(b'}') {
+            self.at += 1;
+            return Ok(Span::new(start, self.at));
+        }
+        loop {
+            let key = self.key()?;
+            member(self, key)?;
+            self.space();
+            match self.peek() {
+                Some(b',') => self.at += 1,
+                Some(b'}') => {
+                    self.at += 1;
+                    return Ok(Span::new(start, self.at));
+                }
+                _ => return Err(Fault("',' or '}' was expected").into()),
+            }
+            self.space();
+        }
+    }
+
+    /// Reads an array at `depth`; `item` must read each value.
+    pub(crate) fn array<E: From<Fault>>(
+        &mut self,
+        depth: usize,
+        mut item: impl FnMut(&mut Self) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.peek() != Some(b'[') {
+            return Err(Fault("an array was expected").into());
+        }
+        if depth >= MAX_DEPTH {
+            return Err(Fault("nested too deeply").into());
+        }
+        self.at += 1;
+        self.space();
+        if self.peek() == Some(b']') {
+            self.at += 1;
+            return Ok(());
+        }
+        loop {
+            item(self)?;
+            self.space();
+            match self.peek() {
+                Some(b',') => self.at += 1,
+                Some(b']') => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                _ => return Err(Fault("',' or ']' was expected").into()),
+            }
+            self.space();
+        }
+    }
+
+    fn key(&mut self) -> Result<Span, Fault> {
+        let start = self.at;
+        if self.peek() != Some(b'"') {
+            return Err(Fault("a key was expected"));
+        }
+        self.string()?;
+        let key = Span::new(start, self.at);
+        self.space();
+        if self.peek() != Some(b':') {
+            return Err(Fault("':' was expected"));
+        }
+        self.at += 1;
+        self.space();
+        Ok(key)
+    }
+
+    /// Objects and arrays without recursion: one bit a level says which of the two it is,
+    /// and the number of bits is the bound on the depth.
+    fn container(&mut self, depth: usize) -> Result<(), Fault> {
+        let mut objects: u128 = 0;
+        let mut level = 0;
+        loop {
+            // Here a value begins.
+            match self.peek() {
+                Some(open @ (b'{' | b'[')) => {
+                    if depth + level >= MAX_DEPTH {
+                        return Err(Fault("nested too deeply"));
+                    }
+                    objects = (objects << 1) | u128::from(open == b'{');
+                    level += 1;
+                    self.at += 1;
+                    self.space();
+                    let close = if open == b'{' { b'}' } else { b']' };
+                    if self.peek() != Some(close) {
+                        if open == b'{' {
+                            self.key()?;
+                        }
+                        continue;
+                    }
+                    self.at += 1;
+                    objects >>= 1;
+                    level -= 1;
+                }
+                _ => self.scalar()?,
+            }
+            // Here a value has ended.
+            if !self.after_value(&mut objects, &mut level)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads on to the next value of the open containers; false when all are closed.
+    fn after_value(&mut self, objects: &mut u128, level: &mut usize) -> Result<bool, Fault> {
+        while *level > 0 {
+            self.space();
+            let in_object = *objects & 1 == 1;
+            match self.peek() {
+                Some(b',') => {
+                    self.at += 1;
+                    self.space();
+                    if in_object {
+                        self.key()?;
+                    }
+                    return Ok(true);
+                }
+                Some(b'}') if in_object => self.at += 1,
+                Some(b']') if !in_object => self.at += 1,
+                _ => return Err(Fault("',' or the end of a container was expected")),
+            }
+            *objects >>= 1;
+            *level -= 1;
+        }
+        Ok(false)
+    }
+
+    fn scalar(&mut self) -> Result<(), Fault> {
+        match self.peek() {
+            Some(b'"') => self.string(),
+            Some(b't') => self.word(b"true"),
+            Some(b'f') => self.word(b"false"),
+            Some(b'n') => self.word(b"null"),
+            Some(b'-' | b'0'..=b'9') => self.number(),
+            Some(_) => Err(Fault("a value was expected")),
+            None => Err(Fault("the text ends early")),
+        }
+    }
+
+    fn word(&mut self, word: &[u8]) -> Result<(), Fault> {
+        if self.text.get(self.at..).is_some_and(|rest| rest.starts_with(word)) {
+            self.at += word.len();
+            return Ok(());
+        }
+        Err(Fault("a value was expected"))
+    }
+
+    fn string(&mut self) -> Result<(), Fault> {
+        self.at += 1;
+        loop {
+            self.at += plain_length(self.text.get(self.at..).unwrap_or_default());
+            match self.peek() {
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                Some(b'\\') => self.escape()?,
+                Some(_) => return Err(Fault("a control character inside a string")),
+                None => return Err(Fault("the text ends inside a string")),
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<(), Fault> {
+        self.at += 1;
+        match self.peek() {
+            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 1,
+            Some(b'u') => {
+                let digits = self.text.get(self.at + 1..self.at + 5).unwrap_or_default();
+                if digits.len() < 4 || !digits.iter().all(u8::is_ascii_hexdigit) {
+                    return Err(Fault("a bad escape inside a string"));
+                }
+                self.at += 5;
+            }
+            _ => return Err(Fault("a bad escape inside a string")),
+        }
+        Ok(())
+    }
+
+    fn number(&mut self) -> Result<(), Fault> {
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+        }
+        match self.peek() {
+            Some(b'0') => self.at += 1,
+            Some(b'1'..=b'9') => self.digits()?,
+            _ => return Err(Fault("a bad number")),
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if let Some(b'e' | b'E') = self.peek() {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.peek() {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Result<(), Fault> {
+        let start = self.at;
+        while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
+            self.at += 1;
+        }
+        if self.at == start { Err(Fault("a bad number")) } else { Ok(()) }
+    }
+
+    fn space(&mut self) {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
+            self.at += 1;
+        }
+    }
+}
+
+/// How many bytes at the beginning of `text` are plain string content: eight at a time,
+/// since most of what passes the gateway is the inside of strings.
+fn plain_length(text: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGHS: u64 = 0x8080_8080_8080_8080;
+    let zero = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
+    let mut at = 0;
+    for chunk in text.as_chunks::<8>().0 {
+        let word = u64::from_le_bytes(*chunk);
+        let quote = zero(word ^ (ONES * u64::from(b'"')));
+        let escape = zero(word ^ (ONES * u64::from(b'\\')));
+        let control = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
+        // The lowest mark is exact; higher ones may be borrow's doing, so only it is used.
+        let marks = quote | escape | control;
+        if marks != 0 {
+            return at + (marks.trailing_zeros() / 8) as usize;
+        }
+        at += 8;
+    }
+    let is_plain = |byte: &&u8| **byte >= 0x20 && **byte != b'"' && **byte != b'\\';
+    at + text[at..].iter().take_while(is_plain).count()
+}
+
+/// The value of `key` in the object `text`, which was scanned before; where a key stands
+/// twice, nothing.
+pub(crate) fn get<'a>(text: &'a [u8], key: &str) -> Option<&'a [u8]> {
+    let mut found = None;
+    let mut scanner = Scanner::new(text);
+    scanner
+        .object::<Fault>(0, |scanner, name| {
+            let value = scanner.value(1)?;
+            if decoded(name.of(text)).is_some_and(|name| name == key) {
+                if found.is_some() {
+                    return Err(Fault("a key stands twice"));
+                }
+                found = Some(value);
+            }
+            Ok(())
+        })
+        .ok()?;
+    found.map(|span| span.of(text))
+}
+
+/// The characters of a string token (with its quotes) that was scanned before; nothing for
+/// other tokens and for lone surrogates.
+pub(crate) fn decoded(token: &[u8]) -> Option<Cow<'_, str>> {
+    let inside = token.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    if memchr::memchr(b'\\', inside).is_none() {
+        return std::str::from_utf8(inside).ok().map(Cow::Borrowed);
+    }
+    serde_json::from_slice::<String>(token).ok().map(Cow::Owned)
+}
+
+/// Appends `text` to `out` with each stretch of `cuts` (ascending, not overlapping)
+/// replaced.
+pub(crate) fn splice(out: &mut BytesMut, text: &[u8], cuts: &[(Span, &[u8])]) {
+    let mut at = 0;
+    for (span, replacement) in cuts {
+        out.extend_from_slice(text.get(at..span.start()).unwrap_or_default());
+        out.extend_from_slice(replacement);
+        at = span.end();
+    }
+    out.extend_from_slice(text.get(at..).unwrap_or_default());
+}
+
+/// Appends `text` as a JSON string.
+pub(crate) fn push_string(out: &mut BytesMut, text: &str) {
+    serde_json::to_writer(out.writer(), text).expect("a string has a JSON form, a buffer room");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check(text: &[u8]) -> Result<(), Fault> {
+        std::str::from_utf8(text).map_err(|_| Fault("UTF-8"))?;
+        let mut scanner = Scanner::new(text);
+        scanner.value(0)?;
+        scanner.finish()
+    }
+
+    #[test]
+    fn accepts_exactly_json() {
+        let good = [
+            "null", " [ ] ", "{}", "{\"a\":[1,-0,2.5e+3,{\"b\":\"\\u00e9\\n\"}],\"c\":true}",
+            "\"\"", "[[],[[]],{}]", "0", "-1.0E-2",
+        ];
+        for text in good {
+            assert_eq!(check(text.as_bytes()), Ok(()), "{text}");
+        }
+        let bad = [
+            "", " ", "nul", "[1,]", "{\"a\":}", "{\"a\" 1}", "{a:1}", "[1 2]", "{\"a\":1,}", "01",
+            "1.", ".5", "+1", "1e", "\"\t\"", "\"\\x\"", "\"\\u12g4\"", "\"open", "{} {}", "]",
+            "[}", "{]", "\u{feff}{}", "[1]x", "'a'", "NaN",
+        ];
+        for text in bad {
+            assert!(check(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn bounds_the_depth() {
+        let nested = |depth: usize| [vec![b'['; depth], vec![b']'; depth]].concat();
+        assert_eq!(check(&nested(MAX_DEPTH)), Ok(()));
+        assert_eq!(check(&nested(MAX_DEPTH + 1)), Err(Fault("nested too deeply")));
+        let objects = |depth: usize| format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
+        assert_eq!(check(objects(MAX_DEPTH).as_bytes()), Ok(()));
+        assert!(check(objects(MAX_DEPTH + 1).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn finds_members_by_their_decoded_key() {
+        let text = br#"{"x":{"name":1},"n\u0061me":"a\"b","y":2}"#;
+        assert_eq!(get(text, "name"), Some(&br#""a\"b""#[..]));
+        assert_eq!(get(text, "z"), None);
+        assert_eq!(get(br#"{"a":1,"a":2}"#, "a"), None);
+        assert_eq!(decoded(br#""a\"b""#).as_deref(), Some("a\"b"));
+    }
+
+    fn any_json() -> impl Strategy<Value = serde_json::Value> {
+        use serde_json::Value;
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+        ];
+        leaf.prop_recursive(6, 64, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                prop::collection::vec((any::<String>(), inner), 0..6)
+                    .prop_map(|members| Value::Object(members.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn accepts_whatever_serde_json_writes(value in any_json()) {
+            prop_assert_eq!(check(value.to_string().as_bytes()), Ok(()));
+            let pretty = serde_json::to_string_pretty(&value).unwrap();
+            prop_assert_eq!(check(pretty.as_bytes()), Ok(()));
+        }
+
+        #[test]
+        fn agrees_with_serde_json_on_damaged_text(
+            value in any_json(),
+            at in any::<prop::sample::Index>(),
+            byte in prop::sample::select(&b"{}[],:\"\\0123eE+-. tfn\x01u"[..]),
+        ) {
+            let mut text = value.to_string().into_bytes();
+            let at = at.index(text.len());
+            text[at] = byte;
+            if let Ok(text) = std::str::from_utf8(&text) {
+                let serde = serde_json::from_str::<&serde_json::value::RawValue>(text).is_ok();
+                prop_assert_eq!(check(text.as_bytes()).is_ok(), serde, "{}", text);
+            }
+        }
+
+        #[test]
+        fn plain_length_is_the_naive_one(text in prop::collection::vec(any::<u8>(), 0..64)) {
+            let naive = text.iter().take_while(|b| **b >= 0x20 && **b != b'"' && **b != b'\\').count();
+            prop_assert_eq!(plain_length(&text), naive);
+        }
+
+        #[test]
+        fn never_panics(text in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = check(&text);
+            let _ = get(&text, "a");
+        }
+    }
+}

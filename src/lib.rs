@@ -1,1 +1,81 @@
-pub fn x(){}
+//! Lockgate puts stdio MCP servers on the network.
+//!
+//! Remote clients speak HTTP to it; behind it run stdio servers of the Model Context
+//! Protocol, as child processes that it supervises.
+//!
+//! # What a request meets
+//!
+//! ```text
+//!  client ──HTTP──▶ http ──Access, Message──▶ hub ──▶ session task ──line──▶ child's stdin
+//!                    ▲                                     │
+//!                    └──── EventLog.read(cursor) ◀── EventLog.append(stream, event) ◀── stdout
+//! ```
+//!
+//! Left to right is *deliver*; right to left is *the log*. There is no third path: first
+//! delivery and resumption are the same `read` with another cursor. The one shortcut is a
+//! response that arrives while its headers are still held: it goes out as JSON and never
+//! enters the log.
+//!
+//! * `protocol` knows MCP and JSON-RPC as pure functions over bytes. Payloads are never
+//!   parsed into types; ids and progress tokens are rewritten by splicing.
+//! * `hub` is the core. One task owns a session: its child, its calls, its streams.
+//! * `backend` moves lines to and from a child through the guard, and translates.
+//! * `store` holds the seams behind which state is kept: event log and directory.
+//! * `auth` makes the proof (`Access`) that every hub method takes.
+//! * `control` is what an operator declares; `config` is how the gateway itself is set.
+//! * `http` is the skin: fronts that turn HTTP into messages and events into HTTP.
+//! * `cli` is `lockgate run`, `serve`, `check` and `import`.
+//!
+//! # Words
+//!
+//! | word | meaning |
+//! |---|---|
+//! | tenant | the isolation boundary: own servers, own sessions |
+//! | server | a named MCP server of a tenant: a launch specification |
+//! | backend | one running thing that speaks MCP behind us: a child process |
+//! | guard | the small process between the gateway and a child, which ends everything below it |
+//! | session | a client's protocol session, visible as `Mcp-Session-Id` |
+//! | stream | the ordered events of one HTTP response, kept in the event log |
+//! | listener | the session's stream for what belongs to no request |
+//! | carrier | a stream that is SSE, or may still become SSE |
+//! | call | a request of the client that the child has |
+//! | ask | a request of the child that the client has to answer |
+//! | cursor | the place behind an event of a stream; as text, the event id |
+//! | access | proof that a principal may use a server |
+//!
+//! # A call
+//!
+//! `http::legacy` reads the body, `protocol::message` finds the envelope, `hub` finds the
+//! session by its id and its principal, and the session's task writes the message to the
+//! child under an id of its own. If the response is the first thing that the child says
+//! within `reply.sse_after`, it goes out as JSON. Otherwise the stream opens as SSE: the
+//! child's messages are appended to the event log, and the connection reads the log.
+//!
+//! # A message that the server begins
+//!
+//! `hub::routes` decides which stream it belongs to. A request of the child gets an id of
+//! the gateway, so that the client's answer, which comes by POST, finds its way back.
+//!
+//! # The loss of a child
+//!
+//! Every call in flight ends with −31001, and the session ends with it: 404 from then on.
+
+mod address;
+mod auth;
+mod backend;
+mod cli;
+mod config;
+mod control;
+mod document;
+mod error;
+mod http;
+mod hub;
+mod layers;
+mod protocol;
+mod run;
+mod settings;
+mod store;
+mod telemetry;
+
+pub use backend::launch::guard;
+pub use cli::main;

@@ -12,7 +12,10 @@ use std::{
 
 use crate::protocol::revision::Revision;
 
+pub(crate) mod checks;
+pub(crate) mod interpolation;
 pub(crate) mod manifest;
+pub(crate) mod single;
 
 /// Every tenant that this gateway serves, by name.
 #[derive(Debug, Default)]
@@ -74,7 +77,8 @@ pub(crate) struct Server {
 impl Server {
     /// The clocks of a call of `tool`, or those of the server.
     pub(crate) fn clocks_of(&self, tool: Option<&str>) -> &Clocks {
-        tool.and_then(|name| self.tools.get(name)).unwrap_or(&self.clocks)
+        tool.and_then(|name| self.tools.get(name))
+            .unwrap_or(&self.clocks)
     }
 }
 

@@ -144,7 +144,7 @@ impl Hub {
     ) -> Result<Self, Error> {
         let retention = Retention {
             events: config.log.events,
-            bytes: config.log.bytes,
+            bytes: usize::try_from(config.log.bytes).unwrap_or(usize::MAX),
             age: config.log.age,
         };
         let mut secret = [0; 32];

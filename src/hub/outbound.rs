@@ -195,6 +195,7 @@ impl Session {
             return self.answer_start(line, reply).await;
         };
         self.phase = Phase::Ready(revision);
+        self.streams.settle(revision);
         tracing::info!(
             tenant.id = self.tenant.name, server.name = self.server.name,
             session.id = self.id.short(), revision = revision.as_str(), "session began"

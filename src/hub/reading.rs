@@ -13,7 +13,10 @@ use tokio::{
 };
 
 use crate::{
-    protocol::event::{Cursor, EventKey, StreamId},
+    protocol::{
+        event::{Cursor, EventKey, StreamId},
+        revision::Revision,
+    },
     store::{EventLog, LogError, SessionId},
 };
 
@@ -80,6 +83,7 @@ pub(crate) struct Reading {
     is_displaced: bool,
     tail: watch::Receiver<Tail>,
     attachment: Arc<Attachment>,
+    revision: Option<Revision>,
 }
 
 /// What comes next on a connection.
@@ -102,10 +106,27 @@ impl Reading {
         at: Cursor,
         tail: watch::Receiver<Tail>,
         attachment: Arc<Attachment>,
+        revision: Option<Revision>,
     ) -> Self {
         let Cursor { stream, epoch, seq: cursor } = at;
-        let (is_over, is_displaced) = (false, false);
-        Self { log, key, session, stream, epoch, cursor, is_over, is_displaced, tail, attachment }
+        Self {
+            log,
+            key,
+            session,
+            stream,
+            epoch,
+            cursor,
+            is_over: false,
+            is_displaced: false,
+            tail,
+            attachment,
+            revision,
+        }
+    }
+
+    /// The revision that the session negotiated, if it has.
+    pub(crate) fn revision(&self) -> Option<Revision> {
+        self.revision
     }
 
     /// The id of the place itself, for the priming event.

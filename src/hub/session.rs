@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{
     Answer, Core, Form, Handle,
-    calls::{Calls, Overdue},
+    calls::Calls,
     reading::{Pulse, Reading, StreamEnd},
     streams::{Bounds, Streams},
 };
@@ -161,7 +161,7 @@ impl Session {
         let bounds = Bounds {
             streams: config.stream.per_session,
             events: config.log.events as u64,
-            bytes: config.log.bytes as u64,
+            bytes: config.log.bytes,
             silence: config.stream.keep_alive * 4,
         };
         let (log, key) = (Arc::clone(&core.log), core.key.clone());

@@ -22,7 +22,10 @@ use super::{
 };
 use crate::{
     error::Error,
-    protocol::event::{Cursor, EventKey, LISTENER, StreamId},
+    protocol::{
+        event::{Cursor, EventKey, LISTENER, StreamId},
+        revision::Revision,
+    },
     store::{EventLog, Fence, LogError, SessionId},
 };
 
@@ -37,6 +40,7 @@ pub(crate) struct Streams {
     last: StreamId,
     open: HashMap<StreamId, Stream>,
     pulse: Arc<Pulse>,
+    revision: Option<Revision>,
 }
 
 /// What bounds the streams of a session.
@@ -160,7 +164,12 @@ impl Streams {
         pulse: Arc<Pulse>,
     ) -> Self {
         let open = HashMap::from([(LISTENER, Stream::new(0, None, false, Instant::now()))]);
-        Self { log, key, session, fence, epoch, bounds, last: LISTENER, open, pulse }
+        Self { log, key, session, fence, epoch, bounds, last: LISTENER, open, pulse, revision: None }
+    }
+
+    /// The session has negotiated a revision.
+    pub(crate) fn settle(&mut self, revision: Revision) {
+        self.revision = Some(revision);
     }
 
     /// How many streams of calls are open.
@@ -210,7 +219,7 @@ impl Streams {
     ) -> Reading {
         let at = Cursor { stream, epoch: self.epoch, seq };
         let (log, key) = (Arc::clone(&self.log), self.key.clone());
-        Reading::new(log, key, self.session.clone(), at, tail, attachment)
+        Reading::new(log, key, self.session.clone(), at, tail, attachment, self.revision)
     }
 
     /// Puts a message on a stream, which becomes SSE by it. Returns its number.

@@ -1,0 +1,440 @@
+//! A hostile MCP server on stdio: every behaviour is a tool, so that tests drive it by calls.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::{BufRead, Write},
+    process::{Command, Stdio},
+    sync::{
+        LazyLock, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+static RECEIVED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static CANCELLED: Mutex<Vec<Value>> = Mutex::new(Vec::new());
+static SUBSCRIBED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static ASKED: LazyLock<Mutex<HashMap<String, mpsc::Sender<Value>>>> = LazyLock::new(Mutex::default);
+static COUNTER: AtomicI64 = AtomicI64::new(0);
+static ASKS: AtomicU64 = AtomicU64::new(0);
+static LEVEL: AtomicU64 = AtomicU64::new(0);
+static STAYS: AtomicBool = AtomicBool::new(false);
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+fn main() {
+    if let Some(ms) = env("CHILD_START_MS").and_then(|ms| ms.parse().ok()) {
+        sleep(ms);
+    }
+    if env("CHILD_BANNER").is_some() {
+        write(b"Welcome to the hostile child v1.0\n");
+    }
+    for line in std::io::stdin().lock().split(b'\n') {
+        let Ok(line) = line else { break };
+        let text = String::from_utf8_lossy(&line).into_owned();
+        let message = serde_json::from_str::<Value>(&text);
+        lock(&RECEIVED).push(text);
+        match message {
+            Ok(Value::Array(batch)) => batch.into_iter().for_each(receive),
+            Ok(message) => receive(message),
+            Err(error) => send(&json!({"jsonrpc": "2.0", "id": null,
+                "error": {"code": -32700, "message": error.to_string()}})),
+        }
+        while STOPPED.load(SeqCst) {
+            sleep(1000);
+        }
+    }
+    while STAYS.load(SeqCst) {
+        sleep(1000);
+    }
+}
+
+/// One message of the client.
+fn receive(message: Value) {
+    let id = message.get("id").cloned().filter(|id| !id.is_null());
+    let params = message.get("params").cloned().unwrap_or(Value::Null);
+    match (message["method"].as_str(), id) {
+        (Some("tools/call"), Some(id)) => call(id, &params),
+        (Some(method), Some(id)) => match request(method, &params) {
+            Some(Ok(result)) => answer(&id, result),
+            Some(Err((code, text))) => fail(&id, code, text),
+            None => {}
+        },
+        (Some("notifications/cancelled"), None) => lock(&CANCELLED).push(params),
+        (Some(_), None) => {}
+        (None, id) => {
+            let waiting = id.and_then(|id| lock(&ASKED).remove(id.as_str().unwrap_or_default()));
+            waiting.map(|waiting| waiting.send(message));
+        }
+    }
+}
+
+/// Every request but `tools/call`; none is silence.
+fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static str)>> {
+    let uri = || params["uri"].as_str().unwrap_or_default().to_owned();
+    Some(Ok(match method {
+        "initialize" if env("CHILD_NO_INIT").is_some() => return None,
+        "initialize" if env("CHILD_INIT_ERROR").is_some() => {
+            return Some(Err((-32603, "no initialize today")));
+        }
+        "initialize" => initialize(params),
+        "ping" => json!({}),
+        "tools/list" => tools(params["cursor"].as_str()),
+        "resources/list" => json!({"resources": [
+            {"uri": "test://one", "name": "one"}, {"uri": "test://two", "name": "two"}]}),
+        "resources/templates/list" => json!({"resourceTemplates": [
+            {"uriTemplate": "test://{name}", "name": "any"}]}),
+        "resources/read" => json!({"contents": [
+            {"uri": uri(), "mimeType": "text/plain", "text": format!("text of {}", uri())}]}),
+        "resources/subscribe" => {
+            lock(&SUBSCRIBED).push(uri());
+            json!({})
+        }
+        "resources/unsubscribe" => {
+            lock(&SUBSCRIBED).retain(|other| *other != uri());
+            json!({})
+        }
+        "prompts/list" => json!({"prompts": [
+            {"name": "greet", "arguments": [{"name": "who", "required": true}]}]}),
+        "prompts/get" => json!({"messages": [{"role": "user", "content": {"type": "text",
+            "text": format!("Greet {}", params["arguments"]["who"].as_str().unwrap_or("you"))}}]}),
+        "completion/complete" => json!({"completion": {"values": [
+            format!("{}!", params["argument"]["value"].as_str().unwrap_or_default())],
+            "hasMore": false}}),
+        "logging/setLevel" => {
+            LEVEL.store(rank(params["level"].as_str().unwrap_or("debug")), SeqCst);
+            json!({})
+        }
+        _ => return Some(Err((-32601, "no such method"))),
+    }))
+}
+
+fn initialize(params: &Value) -> Value {
+    let revision = env("CHILD_REVISION").map_or(params["protocolVersion"].clone(), Value::from);
+    json!({
+        "protocolVersion": revision,
+        "serverInfo": {"name": "child", "version": "1.0"},
+        "instructions": "Be careful.",
+        "capabilities": {
+            "tools": {"listChanged": true}, "prompts": {"listChanged": true},
+            "resources": {"subscribe": true, "listChanged": true},
+            "logging": {}, "completions": {},
+        },
+    })
+}
+
+/// The tools, ten a page.
+fn tools(cursor: Option<&str>) -> Value {
+    let from: usize = cursor.and_then(|cursor| cursor.parse().ok()).unwrap_or(0);
+    let names = TOOLS.iter().skip(from).take(10);
+    let page: Vec<_> = names
+        .map(|name| json!({"name": name, "description": name, "inputSchema": {"type": "object"}}))
+        .collect();
+    let mut result = json!({"tools": page});
+    if from + 10 < TOOLS.len() {
+        result["nextCursor"] = (from + 10).to_string().into();
+    }
+    result
+}
+
+const TOOLS: [&str; 39] = [
+    "echo", "slow", "counter", "ask", "notify", "burst", "env", "fds", "cwd", "exit", "abort",
+    "hang", "stop_reading", "close_stdout", "close_stdin", "garbage", "answer_bad_utf8", "stderr",
+    "flood", "spawn_tree", "ignore_term", "raw", "twice", "foreign_id", "whoami", "touch", "log",
+    "received", "cancelled", "sleep", "segv", "subscribed", "error", "tool_error", "big", "roots",
+    "args", "write_file", "forks",
+];
+
+/// A tool call; those that take time, or ask, run in a thread of their own.
+fn call(id: Value, params: &Value) {
+    let name = params["name"].as_str().unwrap_or_default().to_owned();
+    let args = params["arguments"].clone();
+    let token = params["_meta"]["progressToken"].clone();
+    match name.as_str() {
+        "slow" => _ = thread::spawn(move || slow(&id, &args, &token)),
+        "ask" | "roots" => _ = thread::spawn(move || ask(&id, &args)),
+        "flood" => {
+            let count = number(&args, "n");
+            text(&id, "started");
+            thread::spawn(move || (0..count).for_each(|n| log("info", &json!({"flood": n}))));
+        }
+        "sleep" => {
+            thread::spawn(move || {
+                sleep(number(&args, "ms"));
+                text(&id, "slept");
+            });
+        }
+        "hang" => {}
+        _ => broken(&id, &name, &args),
+    }
+}
+
+/// The tools that break something.
+fn broken(id: &Value, name: &str, args: &Value) {
+    match name {
+        "exit" => std::process::exit(i32::try_from(number(args, "code")).unwrap_or(0)),
+        "abort" => std::process::abort(),
+        // SAFETY: it is meant to die of this; std's own handler would only return.
+        "segv" => unsafe {
+            libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+            libc::raise(libc::SIGSEGV);
+        },
+        "stop_reading" => {
+            text(id, "stopped");
+            STOPPED.store(true, SeqCst);
+        }
+        "close_stdout" | "close_stdin" => {
+            text(id, "closed");
+            STAYS.store(true, SeqCst);
+            // SAFETY: nothing in this program relies on owning the descriptor.
+            unsafe { libc::close(i32::from(name == "close_stdout")) };
+        }
+        "garbage" => {
+            garbage(args);
+            text(id, "done");
+        }
+        "answer_bad_utf8" => {
+            let mut line = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[{{"type":"text","text":""#).into_bytes();
+            line.extend_from_slice(b"\xff\xfe\"}]}}\n");
+            write(&line);
+        }
+        "stderr" => {
+            let chunk = [[b'e'; 99].as_slice(), b"\n"].concat().repeat(640);
+            let mut left = usize::try_from(number(args, "bytes")).unwrap_or(0);
+            while left > 0 {
+                let size = left.min(chunk.len());
+                _ = std::io::stderr().write_all(&chunk[..size]);
+                left -= size;
+            }
+            text(id, "written");
+        }
+        "ignore_term" => {
+            // SAFETY: no handler, only an ignored signal.
+            unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
+            STAYS.store(true, SeqCst);
+            text(id, "ignored");
+        }
+        "raw" => write(format!("{}\n", string(args, "line")).as_bytes()),
+        "twice" => {
+            text(id, "first");
+            text(id, "second");
+        }
+        "foreign_id" => {
+            text(&json!("never-asked-987"), "foreign");
+            text(id, "own");
+        }
+        "spawn_tree" => spawn_tree(id),
+        "forks" => {
+            for _ in 0..number(args, "n") {
+                spawn("sleep 1000");
+            }
+            text(id, "forked");
+        }
+        _ => plain(id, name, args),
+    }
+}
+
+/// The tools that only answer.
+fn plain(id: &Value, name: &str, args: &Value) {
+    let result = match name {
+        "echo" => string(args, "text"),
+        "counter" => (COUNTER.fetch_add(1, SeqCst) + 1).to_string(),
+        "notify" => {
+            notify(&string(args, "method"), &args["params"]);
+            "sent".into()
+        }
+        "burst" => {
+            (0..number(args, "n")).for_each(|n| log("info", &json!({"n": n, "text": args["text"]})));
+            "sent".into()
+        }
+        "env" => json!(std::env::vars().collect::<BTreeMap<_, _>>()).to_string(),
+        "args" => json!(std::env::args().collect::<Vec<_>>()).to_string(),
+        "fds" => fds().to_string(),
+        "cwd" => whereabouts().to_string(),
+        "whoami" => json!({"pid": std::process::id(), "user": env("CHILD_USER")}).to_string(),
+        "touch" => {
+            let uri = string(args, "uri");
+            if lock(&SUBSCRIBED).contains(&uri) {
+                notify("notifications/resources/updated", &json!({"uri": uri}));
+            }
+            "touched".into()
+        }
+        "log" => {
+            let level = string(args, "level");
+            if rank(&level) >= LEVEL.load(SeqCst) {
+                log(&level, &args["text"]);
+            }
+            "logged".into()
+        }
+        "received" => json!(*lock(&RECEIVED)).to_string(),
+        "cancelled" => json!(*lock(&CANCELLED)).to_string(),
+        "subscribed" => json!(*lock(&SUBSCRIBED)).to_string(),
+        "big" => "b".repeat(usize::try_from(number(args, "bytes")).unwrap_or(0)),
+        "write_file" => match std::fs::write(string(args, "path"), string(args, "text")) {
+            Ok(()) => "written".into(),
+            Err(error) => format!("refused: {error}"),
+        },
+        "error" => return fail(id, -32000, "an error of the tool's own"),
+        "tool_error" => {
+            let content = json!([{"type": "text", "text": "it did not work"}]);
+            return answer(id, json!({"content": content, "isError": true}));
+        }
+        _ => return fail(id, -32602, "no such tool"),
+    };
+    text(id, &result);
+}
+
+fn slow(id: &Value, args: &Value, token: &Value) {
+    let count = number(args, "n");
+    for n in 1..=count {
+        sleep(number(args, "ms"));
+        if !token.is_null() {
+            let params = json!({"progressToken": token, "progress": n, "total": count});
+            notify("notifications/progress", &params);
+        }
+    }
+    text(id, "done");
+}
+
+/// Asks the client something, and answers with what came back.
+fn ask(id: &Value, args: &Value) {
+    let message = string(args, "message");
+    let (method, params) = match args["kind"].as_str() {
+        Some("elicitation") => ("elicitation/create", json!({"message": message,
+            "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}})),
+        Some("sampling") => ("sampling/createMessage", json!({"maxTokens": 10, "messages": [
+            {"role": "user", "content": {"type": "text", "text": message}}]})),
+        _ => ("roots/list", json!({})),
+    };
+    let own = format!("ask-{}", ASKS.fetch_add(1, SeqCst));
+    let (sender, receiver) = mpsc::channel();
+    lock(&ASKED).insert(own.clone(), sender);
+    send(&json!({"jsonrpc": "2.0", "id": own, "method": method, "params": params}));
+    if let Ok(reply) = receiver.recv() {
+        text(id, &reply.to_string());
+    }
+}
+
+fn garbage(args: &Value) {
+    match args["what"].as_str() {
+        Some("utf8") => write(b"\xff\xfe\xfd\n"),
+        Some("nul") => write(b"{\"a\":\0}\n"),
+        Some("huge") => {
+            let mut line = vec![b'x'; usize::try_from(number(args, "bytes")).unwrap_or(0)];
+            line.push(b'\n');
+            write(&line);
+        }
+        _ => write(b"just some words\n"),
+    }
+}
+
+/// Grandchildren that try to get away; answers with their process numbers.
+fn spawn_tree(id: &Value) {
+    let scripts = [
+        "sleep 1000",
+        "trap '' TERM; sleep 1000; sleep 1000",
+        "setsid sleep 1000 & sleep 1000 & wait",
+        "setsid sh -c 'trap \"\" TERM HUP; (sleep 1000 &) ; sleep 1000; sleep 1000'",
+    ];
+    let pids: Vec<u32> = scripts.iter().map(|script| spawn(script)).collect();
+    // The shells need a moment to start theirs.
+    sleep(200);
+    text(id, &json!(pids).to_string());
+}
+
+fn spawn(script: &str) -> u32 {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().map_or(0, |child| child.id())
+}
+
+fn fds() -> Value {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let target = |entry: std::fs::DirEntry| {
+        let target = std::fs::read_link(entry.path()).ok()?;
+        Some((entry.file_name().into_string().ok()?, target.to_string_lossy().into_owned()))
+    };
+    // Without the one that is open for this listing.
+    let all = entries.filter_map(target).filter(|(_, target)| !target.starts_with("/proc/"));
+    json!(all.collect::<BTreeMap<_, _>>())
+}
+
+fn whereabouts() -> Value {
+    use std::os::unix::fs::MetadataExt;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_default().trim().to_owned()
+    };
+    let mode = std::fs::metadata(".").map_or(0, |dir| dir.mode() & 0o7777);
+    // SAFETY: a question without arguments of ours.
+    let session = unsafe { libc::getsid(0) };
+    json!({
+        "cwd": std::env::current_dir().unwrap_or_default(), "mode": format!("{mode:o}"),
+        "umask": field("Umask"), "uid": field("Uid"), "no_new_privs": field("NoNewPrivs"),
+        "capabilities": field("CapEff"), "seccomp": field("Seccomp"),
+        "signals_ignored": field("SigIgn"), "signals_blocked": field("SigBlk"),
+        "limits": std::fs::read_to_string("/proc/self/limits").unwrap_or_default(),
+        "pid": std::process::id(), "ppid": std::os::unix::process::parent_id(), "session": session,
+    })
+}
+
+fn answer(id: &Value, result: Value) {
+    send(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
+}
+
+fn text(id: &Value, text: &str) {
+    answer(id, json!({"content": [{"type": "text", "text": text}]}));
+}
+
+fn fail(id: &Value, code: i64, message: &str) {
+    send(&json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}));
+}
+
+fn notify(method: &str, params: &Value) {
+    send(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
+}
+
+fn log(level: &str, data: &Value) {
+    notify("notifications/message", &json!({"level": level, "logger": "child", "data": data}));
+}
+
+fn send(message: &Value) {
+    write(format!("{message}\n").as_bytes());
+}
+
+/// Writes whole lines: one call, one lock, so that threads do not mix theirs.
+fn write(bytes: &[u8]) {
+    let mut stdout = std::io::stdout().lock();
+    _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
+}
+
+fn rank(level: &str) -> u64 {
+    let levels =
+        ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
+    levels.iter().position(|other| *other == level).map_or(0, |at| at as u64)
+}
+
+fn number(args: &Value, name: &str) -> u64 {
+    args[name].as_u64().unwrap_or(0)
+}
+
+fn string(args: &Value, name: &str) -> String {
+    args[name].as_str().unwrap_or_default().to_owned()
+}
+
+#[expect(clippy::disallowed_methods, reason = "a program of its own, without configuration")]
+fn env(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn sleep(ms: u64) {
+    thread::sleep(Duration::from_millis(ms));
+}

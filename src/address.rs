@@ -1,0 +1,88 @@
+//! Addresses, hosts, origins and URLs as operators write them.
+//!
+//! Not here: comparing them with what requests say.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use url::Url;
+
+use crate::settings::Wrong;
+
+/// An IP address with its port.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, Wrong> {
+    let remedy = "write an IP address and a port like 127.0.0.1:8080 or [::1]:8080";
+    text.parse()
+        .map_err(|_| Wrong::new(format!("{text:?} is no address"), remedy))
+}
+
+/// A network in CIDR, or a single address.
+pub(crate) fn network(text: &str) -> Result<IpNet, Wrong> {
+    let single = text.parse::<IpAddr>().map(IpNet::from);
+    let wrong = || {
+        Wrong::new(
+            format!("{text:?} is no network"),
+            "write CIDR like 10.0.0.0/8",
+        )
+    };
+    text.parse().or(single).map_err(|_| wrong())
+}
+
+/// A host, with its port or without.
+pub(crate) fn host(text: &str) -> Result<String, Wrong> {
+    let parsed = Url::parse(&format!("http://{text}/")).ok();
+    let is_host = parsed.is_some_and(|url| {
+        let is_bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+        is_bare && url.username().is_empty() && url.password().is_none()
+    });
+    if is_host && !text.ends_with('/') && !text.contains(['*', ' ']) {
+        return Ok(text.to_owned());
+    }
+    Err(Wrong::new(
+        format!("{text:?} is no host"),
+        "write example.com or example.com:8443",
+    ))
+}
+
+/// An origin as browsers send it, since it is compared exactly.
+pub(crate) fn origin(text: &str) -> Result<String, Wrong> {
+    let wrong = |remedy: String| Wrong::new(format!("{text:?} is no origin"), remedy);
+    let Ok(url) = Url::parse(text) else {
+        return Err(wrong("write it like https://example.com".to_owned()));
+    };
+    // Origins with schemes of their own (vscode-file://…, chrome-extension://…) are opaque to url.
+    let sent = match url.origin() {
+        tuple @ url::Origin::Tuple(..) => tuple.ascii_serialization(),
+        url::Origin::Opaque(_) if url.host_str().is_some() && url.path().is_empty() => {
+            return Ok(text.to_owned());
+        }
+        url::Origin::Opaque(_) => {
+            return Err(wrong("write it like https://example.com".to_owned()));
+        }
+    };
+    if sent == text {
+        Ok(sent)
+    } else {
+        Err(wrong(format!("write {sent}")))
+    }
+}
+
+/// An http or https URL without what cannot be part of a base.
+pub(crate) fn public_url(text: &str) -> Result<String, Wrong> {
+    let wrong = |what: &str, remedy: &str| Wrong::new(format!("{text:?} {what}"), remedy);
+    let like = "write it like https://mcp.example.com";
+    let url = Url::parse(text).map_err(|_| wrong("is no URL", like))?;
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+        return Err(wrong("is no http or https URL", like));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(wrong("has a query or a fragment", "leave them out"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(wrong("has a user name", "leave it out"));
+    }
+    if text.ends_with('/') {
+        return Err(wrong("ends with a slash", "leave the slash out"));
+    }
+    Ok(text.to_owned())
+}

@@ -1,0 +1,364 @@
+//! Stories of real children behind the real guard.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout};
+
+use super::{
+    launcher::{Ambient, Launcher},
+    stdio::{Child, Exit, Happened},
+};
+use crate::control::{Home, Launch, Limits};
+
+const LIMITS: Limits = Limits { line: 16 << 20, stderr: 64 << 10, files: 256, file_size: 1 << 30 };
+const CLOCKS: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(300)];
+
+fn built(name: &str) -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    own.parent().unwrap().parent().unwrap().join(name)
+}
+
+fn launch(command: &str) -> Launch {
+    let (args, env) = (vec!["--flag; $(x)".into()], BTreeMap::from([("SECRET".into(), "s".into())]));
+    Launch { command: command.into(), args, env, cwd: None, home: Home::Private }
+}
+
+fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
+    let work = tempfile::tempdir().unwrap();
+    let ambient = Ambient { path: std::env::var_os("PATH"), cwd: "/".into(), ..Ambient::default() };
+    let program = built("lockgate");
+    let launcher = Launcher { program, ambient, work: work.path().into() };
+    (Child::spawn(&launcher, "acme-files", launch, &LIMITS).unwrap(), work)
+}
+
+fn start() -> (Child, tempfile::TempDir) {
+    start_as(&launch(built("examples/child").to_str().unwrap()))
+}
+
+fn write(child: &mut Child, tool: &str, args: Value) {
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": tool, "arguments": args}});
+    child.out().extend_from_slice(format!("{call}\n").as_bytes());
+    child.try_flush();
+}
+
+async fn happened(child: &mut Child) -> Happened {
+    timeout(Duration::from_secs(20), child.next()).await.expect("nothing happened")
+}
+
+async fn call(child: &mut Child, tool: &str, args: Value) -> String {
+    write(child, tool, args);
+    loop {
+        let Happened::Line(line) = happened(child).await else { panic!("no answer of {tool}") };
+        let line: Value = serde_json::from_slice(&line).unwrap();
+        if line.get("id").is_some() {
+            return line["result"]["content"][0]["text"].as_str().unwrap().to_owned();
+        }
+    }
+}
+
+async fn ended(child: &mut Child) -> Exit {
+    loop {
+        if let Happened::Exited(exit) = happened(child).await {
+            return exit;
+        }
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// Every living process whose session or ancestry is below `guard`, found before the end.
+fn descendants(guard: i32) -> Vec<i32> {
+    let all: Vec<(i32, i32)> = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Some((pid, stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?))
+    }).collect();
+    let mut found = vec![guard];
+    for _ in 0..20 {
+        for (pid, parent) in &all {
+            if found.contains(parent) && !found.contains(pid) {
+                found.push(*pid);
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_child_answers_and_ends_with_its_stdin() {
+    let (mut child, work) = start();
+    assert_eq!(call(&mut child, "echo", json!({"text": "hi"})).await, "hi");
+    assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 1);
+    let begun = Instant::now();
+    let exit = child.stop([Duration::from_secs(10); 2]).await;
+    assert_eq!((exit.code, exit.signal), (Some(0), None));
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 0, "private directory stays");
+}
+
+#[tokio::test]
+async fn how_a_child_ended_is_told() {
+    for (tool, code, signal) in [("exit", Some(7), None), ("abort", None, Some(6)), ("segv", None, Some(11))] {
+        let (mut child, _work) = start();
+        write(&mut child, tool, json!({"code": 7}));
+        assert!(matches!(happened(&mut child).await, Happened::Closed));
+        let exit = ended(&mut child).await;
+        assert_eq!((exit.code, exit.signal), (code, signal), "{tool}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_cannot_start_says_why() {
+    for command in ["/no/such/file", "no-such-command", "/etc/passwd"] {
+        let (mut child, _work) = start_as(&launch(command));
+        let exit = ended(&mut child).await;
+        assert_eq!(exit.code, Some(127));
+        let tail = String::from_utf8(exit.stderr_tail).unwrap();
+        assert!(tail.starts_with(&format!("lockgate: cannot start {command}: ")), "{tail}");
+    }
+}
+
+#[tokio::test]
+async fn a_child_gets_what_is_declared_and_nothing_else() {
+    let (mut child, work) = start();
+    let env: BTreeMap<String, String> =
+        serde_json::from_str(&call(&mut child, "env", json!({})).await).unwrap();
+    assert_eq!(env.keys().collect::<Vec<_>>(), ["HOME", "LANG", "PATH", "SECRET", "TMPDIR"]);
+    let fds: BTreeMap<String, String> =
+        serde_json::from_str(&call(&mut child, "fds", json!({})).await).unwrap();
+    assert_eq!(fds.keys().collect::<Vec<_>>(), ["0", "1", "2"], "{fds:?}");
+    let own: Value = serde_json::from_str(&call(&mut child, "cwd", json!({})).await).unwrap();
+    assert!(own["cwd"].as_str().unwrap().starts_with(work.path().to_str().unwrap()));
+    assert_eq!(own["mode"], "700");
+    assert_eq!(own["umask"], "0077");
+    assert_eq!(own["no_new_privs"], "1");
+    assert_eq!(own["session"], own["pid"]);
+    // SIGPIPE is ignored by the child's own std; 32 and 33 belong to libc, which lets nobody set them.
+    let ignored = u64::from_str_radix(own["signals_ignored"].as_str().unwrap(), 16).unwrap();
+    assert_eq!(ignored & !0x1_8000_1000, 0, "{ignored:x}");
+    assert_eq!(own["signals_blocked"], "0000000000000000");
+    assert!(own["limits"].as_str().unwrap().contains("Max open files            256 "));
+    let args = call(&mut child, "args", json!({})).await;
+    assert!(args.ends_with(r#","--flag; $(x)"]"#), "{args}");
+    child.kill().await;
+}
+
+#[tokio::test]
+async fn nothing_below_survives_the_end() {
+    for tool in ["exit", "kill", "drop", "ignore_term"] {
+        let (mut child, work) = start();
+        call(&mut child, "spawn_tree", json!({})).await;
+        let all = descendants(i32::try_from(child.pid().unwrap()).unwrap());
+        assert!(all.len() >= 10, "{all:?}");
+        match tool {
+            "exit" => {
+                write(&mut child, "exit", json!({"code": 3}));
+                assert_eq!(ended(&mut child).await.code, Some(3));
+            }
+            // It may also end by itself, at the end of its stdin.
+            "kill" => _ = child.kill().await,
+            "ignore_term" => {
+                call(&mut child, "ignore_term", json!({})).await;
+                let begun = Instant::now();
+                assert_eq!(child.stop(CLOCKS).await.signal, Some(9));
+                assert!(begun.elapsed() >= CLOCKS[0] + CLOCKS[1]);
+                assert!(begun.elapsed() < Duration::from_secs(3));
+            }
+            _ => drop(child),
+        }
+        let begun = Instant::now();
+        while all.iter().any(|&pid| is_alive(pid)) || work.path().read_dir().unwrap().count() > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(5), "survivors after {tool}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn sigterm_is_tried_before_the_kill() {
+    let mut spec = launch("sh");
+    spec.args = vec!["-c".into(), "trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done".into()];
+    let (mut child, _work) = start_as(&spec);
+    assert!(matches!(happened(&mut child).await, Happened::Line(_)));
+    assert_eq!(child.stop([CLOCKS[0], Duration::from_secs(9)]).await.code, Some(9));
+}
+
+#[tokio::test]
+async fn a_fork_bomb_is_ended() {
+    let mut spec = launch("sh");
+    // Dies down by itself should the test fail: each level waits, and there are nine.
+    let bomb = "f() { [ $1 -gt 0 ] || exec sleep 100; f $(($1-1)) & f $(($1-1)) & wait; }; echo up; f 9";
+    spec.args = vec!["-c".into(), bomb.into()];
+    let (mut child, _work) = start_as(&spec);
+    assert!(matches!(happened(&mut child).await, Happened::Line(_)));
+    let guard = i32::try_from(child.pid().unwrap()).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let session: Vec<i32> = descendants(guard);
+    assert_eq!(child.kill().await.signal, Some(9));
+    assert!(!session.iter().any(|&pid| is_alive(pid)));
+}
+
+#[test]
+#[ignore = "a helper of the test below"]
+fn helper_gateway() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (mut child, _work) = start();
+        call(&mut child, "spawn_tree", json!({})).await;
+        let all = descendants(i32::try_from(child.pid().unwrap()).unwrap());
+        println!("\npids {}", json!(all));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    });
+}
+
+#[test]
+fn nothing_survives_a_killed_gateway() {
+    use std::io::BufRead;
+    let mut gateway = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "backend::child_tests::helper_gateway", "--ignored", "--nocapture"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = std::io::BufReader::new(gateway.stdout.take().unwrap()).lines();
+    let pids = lines.map_while(Result::ok).find_map(|line| {
+        serde_json::from_str::<Vec<i32>>(line.strip_prefix("pids ")?).ok()
+    });
+    let pids = pids.unwrap();
+    assert!(pids.len() >= 10);
+    gateway.kill().unwrap();
+    gateway.wait().unwrap();
+    let begun = std::time::Instant::now();
+    while pids.iter().any(|&pid| is_alive(pid)) {
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_stderr_blocks_nothing() {
+    let (mut child, _work) = start();
+    let bytes = 64 << 20;
+    assert_eq!(call(&mut child, "stderr", json!({"bytes": bytes})).await, "written");
+    call(&mut child, "echo", json!({"text": "x"})).await;
+    let tail = child.kill().await.stderr_tail;
+    assert_eq!(tail.len(), 64 << 10);
+}
+
+#[tokio::test]
+async fn lines_of_all_sizes_come_whole() {
+    let (mut child, _work) = start();
+    for bytes in [0, 1, 4000, 4096, 70_000, 1 << 20, (16 << 20) - 100] {
+        let text = call(&mut child, "big", json!({"bytes": bytes})).await;
+        assert_eq!(text.len(), bytes);
+        let text = "x".repeat(bytes.min(1 << 20));
+        assert_eq!(call(&mut child, "echo", json!({"text": text})).await, text);
+    }
+    write(&mut child, "garbage", json!({"what": "huge", "bytes": LIMITS.line + 1}));
+    assert!(matches!(happened(&mut child).await, Happened::TooLong));
+    child.kill().await;
+}
+
+#[tokio::test]
+async fn closed_streams_are_told_and_survived() {
+    let (mut child, _work) = start();
+    call(&mut child, "close_stdin", json!({})).await;
+    child.out().extend_from_slice(&[b'x'; 100_000]);
+    // The answer comes before the close, so that a part may still go into the pipe.
+    let begun = Instant::now();
+    while child.queued() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(5), "a queue that nobody reads");
+        _ = timeout(Duration::from_millis(20), child.next()).await;
+    }
+    child.kill().await;
+    let (mut child, _work) = start();
+    write(&mut child, "close_stdout", json!({}));
+    loop {
+        match happened(&mut child).await {
+            Happened::Line(_) => {}
+            other => break assert!(matches!(other, Happened::Closed)),
+        }
+    }
+    child.kill().await;
+}
+
+#[tokio::test]
+async fn what_a_child_does_not_read_waits() {
+    let (mut child, _work) = start();
+    call(&mut child, "stop_reading", json!({})).await;
+    child.out().extend_from_slice(&vec![b'x'; 1 << 20]);
+    child.try_flush();
+    assert!(timeout(Duration::from_millis(100), child.next()).await.is_err());
+    assert!(child.queued() > 500_000);
+    assert_eq!(child.stop(CLOCKS).await.signal, Some(15));
+}
+
+#[tokio::test]
+async fn a_hundred_children_leave_no_zombie() {
+    let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    for _ in 0..100 {
+        let (child, _work) = start_as(&launch("true"));
+        let pid = i32::try_from(child.pid().unwrap()).unwrap();
+        assert_eq!(child.stop([Duration::from_secs(9); 2]).await.code, Some(0));
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    }
+    let after = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    // Other tests of this process run meanwhile.
+    assert!(after < before + 60, "{before} {after}");
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure() {
+    let spec = launch(built("examples/child").to_str().unwrap());
+    let count = 200;
+    let begun = Instant::now();
+    for _ in 0..count {
+        let (mut child, _work) = start_as(&spec);
+        call(&mut child, "echo", json!({"text": "x"})).await;
+        drop(child);
+    }
+    println!("guarded: {:?}", begun.elapsed() / count);
+    let begun = Instant::now();
+    for _ in 0..count {
+        use std::io::{BufRead, Write};
+        let mut child = std::process::Command::new(&spec.command)
+            .stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"text":"x"}}}"#;
+        writeln!(child.stdin.as_mut().unwrap(), "{call}").unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    println!("bare: {:?}", begun.elapsed() / count);
+    let (mut child, _work) = start_as(&spec);
+    call(&mut child, "echo", json!({"text": "x"})).await;
+    let pid = child.pid().unwrap();
+    println!("{}", std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap());
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let mut name = "";
+    for line in maps.lines() {
+        if line.contains('-') && !line.contains(" kB") { name = line; }
+        if let Some(size) = line.strip_prefix("Private_Dirty:") && !size.trim().starts_with("0 ") {
+            println!("{} {name}", size.trim());
+        }
+    }
+    let begun = Instant::now();
+    for _ in 0..20_000 {
+        call(&mut child, "echo", json!({"text": "x"})).await;
+    }
+    println!("ping-pong: {:?} per call", begun.elapsed() / 20_000);
+    child.kill().await;
+    let mut spec = launch("sh");
+    let line = "x".repeat(120);
+    spec.args = vec!["-c".into(), format!("yes {line} | head -n 2000000")];
+    let (mut child, _work) = start_as(&spec);
+    let (begun, mut lines) = (Instant::now(), 0);
+    while let Happened::Line(_) = child.next().await { lines += 1; }
+    println!("{lines} lines in {:?}", begun.elapsed());
+    child.kill().await;
+}

@@ -1,0 +1,80 @@
+//! What every child of one gateway has in common, and what a child is given of it.
+//!
+//! Not here: starting it (`stdio`).
+
+use std::{
+    ffi::OsString, fs::DirBuilder, io, os::unix::fs::DirBuilderExt, path::PathBuf,
+};
+
+use super::orders::Orders;
+use crate::control::{Home, Launch, Limits};
+
+/// What of the gateway's own surroundings a child may get; read once at the start.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ambient {
+    /// PATH, for every child.
+    pub(crate) path: Option<OsString>,
+    /// HOME, for `Home::Caller` only.
+    pub(crate) home: Option<OsString>,
+    /// LANG, for `Home::Caller` only.
+    pub(crate) lang: Option<OsString>,
+    /// TMPDIR, for `Home::Caller` only.
+    pub(crate) tmpdir: Option<OsString>,
+    /// The working directory, for `Home::Caller` only.
+    pub(crate) cwd: PathBuf,
+}
+
+/// Starts children; the same for all of one gateway.
+#[derive(Clone, Debug)]
+pub(crate) struct Launcher {
+    /// This binary; tests, which are another one, name it.
+    pub(crate) program: PathBuf,
+    /// What children may get of the gateway's surroundings.
+    pub(crate) ambient: Ambient,
+    /// Where private directories are made.
+    pub(crate) work: PathBuf,
+}
+
+impl Launcher {
+    /// One that starts this very binary.
+    pub(crate) fn new(ambient: Ambient, work: PathBuf) -> Self {
+        Self { program: PathBuf::from("/proc/self/exe"), ambient, work }
+    }
+
+    /// What the guard is told; makes the private directory.
+    pub(super) fn orders(&self, label: &str, launch: &Launch, limits: &Limits) -> io::Result<Orders> {
+        let mut env: Vec<(OsString, OsString)> = Vec::with_capacity(launch.env.len() + 4);
+        let mut set = |name: &str, value: Option<OsString>| {
+            env.extend(value.map(|value| (name.into(), value)));
+        };
+        let ambient = &self.ambient;
+        set("PATH", ambient.path.clone());
+        let (private, cwd) = match launch.home {
+            Home::Private => {
+                let dir = self.work.join(format!("{label}-{}", uuid::Uuid::new_v4().simple()));
+                DirBuilder::new().mode(0o700).create(&dir)?;
+                set("LANG", Some("C.UTF-8".into()));
+                set("HOME", Some(dir.clone().into()));
+                set("TMPDIR", Some(dir.clone().into()));
+                (Some(dir.clone()), dir)
+            }
+            Home::Caller => {
+                set("LANG", ambient.lang.clone());
+                set("HOME", ambient.home.clone());
+                set("TMPDIR", ambient.tmpdir.clone());
+                (None, ambient.cwd.clone())
+            }
+        };
+        // Last, so that the specification wins.
+        env.extend(launch.env.iter().map(|(name, value)| (name.into(), value.into())));
+        Ok(Orders {
+            command: launch.command.clone().into(),
+            args: launch.args.iter().map(OsString::from).collect(),
+            env,
+            cwd: launch.cwd.clone().unwrap_or(cwd),
+            private,
+            files: limits.files,
+            file_size: limits.file_size,
+        })
+    }
+}

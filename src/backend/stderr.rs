@@ -1,0 +1,156 @@
+//! What a child writes to stderr: the newest bytes are kept, some lines are logged.
+//!
+//! Not here: reading the pipe (`stdio`).
+
+use std::collections::VecDeque;
+
+use tokio::time::{Duration, Instant};
+
+/// The stderr of one child, in bounded memory whatever the child writes.
+pub(crate) struct Stderr {
+    /// Names the child in the log.
+    label: String,
+    /// The newest bytes; grows with need up to `limit`.
+    ring: VecDeque<u8>,
+    /// Bytes that are kept.
+    limit: usize,
+    /// The beginning of a line that is not complete yet.
+    line: Vec<u8>,
+    /// When the current window of the log's rate began.
+    since: Option<Instant>,
+    /// Lines logged in this window.
+    logged: u32,
+    /// Lines that were not logged since the last one that was.
+    suppressed: u64,
+}
+
+impl Stderr {
+    /// An empty one that keeps `limit` bytes.
+    pub(crate) fn new(label: String, limit: usize) -> Self {
+        let (ring, line) = (VecDeque::new(), Vec::new());
+        Self { label, ring, limit, line, since: None, logged: 0, suppressed: 0 }
+    }
+
+    /// Takes what was read.
+    pub(crate) fn take(&mut self, bytes: &[u8]) {
+        self.keep(bytes);
+        let mut rest = bytes;
+        while let Some(end) = memchr::memchr(b'\n', rest) {
+            self.begin(&rest[..end]);
+            self.end_line();
+            rest = &rest[end + 1..];
+        }
+        self.begin(rest);
+    }
+
+    /// Logs what has no line end, once no more can come.
+    pub(crate) fn finish(&mut self) {
+        if !self.line.is_empty() {
+            self.end_line();
+        }
+    }
+
+    /// The newest bytes that are kept.
+    pub(crate) fn tail(&self) -> Vec<u8> {
+        self.ring.iter().copied().collect()
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        let bytes = &bytes[bytes.len().saturating_sub(self.limit)..];
+        let surplus = (self.ring.len() + bytes.len()).saturating_sub(self.limit);
+        self.ring.drain(..surplus);
+        self.ring.extend(bytes);
+    }
+
+    fn begin(&mut self, part: &[u8]) {
+        let room = MAX_LINE.saturating_sub(self.line.len());
+        self.line.extend_from_slice(&part[..part.len().min(room)]);
+    }
+
+    fn end_line(&mut self) {
+        if self.may_log() {
+            let (child, suppressed) = (&self.label, std::mem::take(&mut self.suppressed));
+            tracing::info!(target: "child", child, suppressed, "{}", printable(&self.line));
+        } else {
+            self.suppressed += 1;
+        }
+        self.line.clear();
+        // Most children say something at their start and then nothing for hours.
+        self.line.shrink_to(SMALL);
+    }
+
+    /// Whether this window has room for one more line.
+    fn may_log(&mut self) -> bool {
+        // A flood of lines must not ask the clock for each.
+        if self.logged >= PER_WINDOW && !self.suppressed.is_multiple_of(64) {
+            return false;
+        }
+        let now = Instant::now();
+        if self.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
+            (self.since, self.logged) = (Some(now), 0);
+        }
+        let may = self.logged < PER_WINDOW;
+        self.logged += u32::from(may);
+        may
+    }
+}
+
+/// A line as text in which nothing can act on a terminal or forge a second line.
+fn printable(line: &[u8]) -> String {
+    let mut text = String::with_capacity(line.len());
+    for letter in String::from_utf8_lossy(line).chars() {
+        match letter {
+            '"' | '\'' => text.push(letter),
+            _ => text.extend(letter.escape_debug()),
+        }
+    }
+    text
+}
+
+/// Bytes of one line that are logged.
+const MAX_LINE: usize = 1024;
+
+/// A line buffer of this size may stay.
+const SMALL: usize = 128;
+
+/// Lines of one child that are logged in a window.
+const PER_WINDOW: u32 = 10;
+
+/// How long a window lasts.
+const WINDOW: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_newest_bytes_are_kept() {
+        let mut stderr = Stderr::new("t".into(), 8);
+        stderr.take(b"hello ");
+        stderr.take(b"world\n");
+        assert_eq!(stderr.tail(), b"o world\n");
+        stderr.take(&[b'x'; 100]);
+        assert_eq!(stderr.tail(), [b'x'; 8]);
+    }
+
+    #[test]
+    fn lines_beyond_the_rate_are_counted() {
+        let mut stderr = Stderr::new("t".into(), 8);
+        stderr.take(&b"line\n".repeat(100));
+        assert_eq!((stderr.logged, stderr.suppressed), (10, 90));
+    }
+
+    #[test]
+    fn a_line_without_end_takes_no_memory() {
+        let mut stderr = Stderr::new("t".into(), 8);
+        for _ in 0..100 {
+            stderr.take(&[b'x'; 1000]);
+        }
+        assert_eq!(stderr.line.len(), MAX_LINE);
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(printable(b"\x1b[2J\r\"a\" \xff"), "\\u{1b}[2J\\r\"a\" \u{fffd}");
+    }
+}

@@ -1,0 +1,462 @@
+//! `lockgate import`: an `mcp.json` of a desktop client becomes a manifest.
+//!
+//! Not here: applying it. What cannot be kept is told, never dropped in silence.
+
+use std::{collections::BTreeSet, fmt::Write as _, fs, io::Write, path::Path, process::ExitCode};
+
+use crate::{
+    control::interpolation::escape,
+    document::{Format, Node, Value},
+    settings::{Mistake, Wrong, name, syntax_mistakes},
+};
+
+/// Writes the manifest for `tenant` to `out`, and what was changed or dropped to `notes`.
+pub(crate) fn import(
+    file: &Path,
+    tenant: &str,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> ExitCode {
+    let (manifest, lines, code) = match read(file, tenant) {
+        Ok((manifest, lines)) => (manifest, lines, 0),
+        Err(mistakes) => (
+            String::new(),
+            mistakes.iter().map(ToString::to_string).collect(),
+            USAGE,
+        ),
+    };
+    let told = lines.iter().try_for_each(|line| writeln!(notes, "{line}"));
+    let written = out
+        .write_all(manifest.as_bytes())
+        .and_then(|()| out.flush());
+    ExitCode::from(if told.and(written).is_ok() { code } else { 1 })
+}
+
+fn read(file: &Path, tenant: &str) -> Result<(String, Vec<String>), Vec<Mistake>> {
+    let place = file.display().to_string();
+    if let Err(wrong) = name(tenant) {
+        return Err(vec![wrong.at("--tenant", "tenant")]);
+    }
+    let text = fs::read_to_string(file).map_err(|error| {
+        let wrong = Wrong::new(format!("cannot be read: {error}"), "name a readable file");
+        vec![wrong.at(&format!("{place}:1"), "file")]
+    })?;
+    convert(&place, &text, tenant)
+}
+
+/// The manifest for `text`, which stands in `file`, and the notes.
+fn convert(file: &str, text: &str, tenant: &str) -> Result<(String, Vec<String>), Vec<Mistake>> {
+    let (tree, errors) = Format::Json.parse(file, text);
+    let Some(tree) = tree else {
+        return Err(syntax_mistakes(file, errors));
+    };
+    let mut import = Import::default();
+    let lists: Vec<_> = LISTS
+        .iter()
+        .filter_map(|list| member(&tree, list))
+        .collect();
+    if lists.is_empty() {
+        let wrong = Wrong::new("has no mcpServers and no servers", "name an mcp.json");
+        return Err(vec![wrong.at(&tree.place, LISTS[0])]);
+    }
+    for (key, node) in entries(&tree) {
+        if key != "inputs" && !LISTS.contains(&key.as_str()) {
+            import.note(node, &format!("{key} is not known: dropped"));
+        }
+    }
+    let servers = lists.iter().flat_map(|list| entries(list));
+    let kept = servers
+        .clone()
+        .filter_map(|(original, _)| name(original).ok());
+    import.kept = kept.collect();
+
+    let mut body = String::new();
+    for (name, node) in servers {
+        body.push_str(&import.server(name, node));
+    }
+    let head = format!("version: 1\ntenants:\n  {tenant:?}:\n    auth: {{mode: none}}\n");
+    let servers = if body.is_empty() {
+        "    servers: {}\n"
+    } else {
+        "    servers:\n"
+    };
+    Ok((format!("{head}{servers}{body}"), import.notes))
+}
+
+/// What was told so far, and which names are taken.
+#[derive(Default)]
+struct Import {
+    notes: Vec<String>,
+    names: BTreeSet<String>,
+    /// Names that can stay as they are; no other server may take them.
+    kept: BTreeSet<String>,
+}
+
+impl Import {
+    fn note(&mut self, node: &Node, what: &str) {
+        self.notes.push(format!("{}: {what}", node.place));
+    }
+
+    /// One server as lines of the manifest; none if it cannot be one.
+    fn server(&mut self, original: &str, node: &Node) -> String {
+        if member(node, "url").is_some() || member(node, "serverUrl").is_some() {
+            self.note(node, &format!("{original} is a remote server: dropped"));
+            return String::new();
+        }
+        let Some(command) = member(node, "command").and_then(plain) else {
+            self.note(node, &format!("{original} has no command: dropped"));
+            return String::new();
+        };
+        let name = self.server_name(original, node);
+        let mut lines = format!("      {}:\n", quoted(&name));
+        let command = self.variables(&command, node, original);
+        writeln!(lines, "        command: {}", quoted(&command)).expect("a String takes it");
+        for (key, value) in entries(node) {
+            match key.as_str() {
+                "command" => {}
+                "type" if plain(value).as_deref() == Some("stdio") => {}
+                "args" => lines.push_str(&self.args(value, original)),
+                "env" => lines.push_str(&self.env(value, original)),
+                "cwd" => lines.push_str(&self.cwd(value, original)),
+                _ => self.note(value, &format!("{key} of {original} is not known: dropped")),
+            }
+        }
+        lines
+    }
+
+    fn args(&mut self, node: &Node, server: &str) -> String {
+        let Value::List(items) = &node.value else {
+            self.note(node, &format!("args of {server} is no list: dropped"));
+            return String::new();
+        };
+        let mut args = Vec::with_capacity(items.len());
+        for item in items {
+            match plain(item) {
+                Some(arg) => args.push(quoted(&self.variables(&arg, item, server))),
+                None => self.note(
+                    item,
+                    &format!("an argument of {server} is no text: dropped"),
+                ),
+            }
+        }
+        format!("        args: [{}]\n", args.join(", "))
+    }
+
+    fn env(&mut self, node: &Node, server: &str) -> String {
+        let mut lines = String::new();
+        for (key, value) in entries(node) {
+            if key.is_empty() || key.contains(['=', '\0']) {
+                self.note(
+                    value,
+                    &format!("env of {server}: {key:?} is no name: dropped"),
+                );
+            } else if let Some(text) = plain(value) {
+                let text = self.variables(&text, value, server);
+                writeln!(lines, "          {}: {}", quoted(key), quoted(&text))
+                    .expect("a String takes it");
+            } else {
+                self.note(
+                    value,
+                    &format!("env of {server}: {key} is no text: dropped"),
+                );
+            }
+        }
+        if lines.is_empty() {
+            lines
+        } else {
+            format!("        env:\n{lines}")
+        }
+    }
+
+    fn cwd(&mut self, node: &Node, server: &str) -> String {
+        let text = plain(node).unwrap_or_default();
+        let text = self.variables(&text, node, server);
+        if text.starts_with('/') || text.starts_with("${env:") {
+            return format!("        cwd: {}\n", quoted(&text));
+        }
+        self.note(node, &format!("cwd of {server} is not absolute: dropped"));
+        String::new()
+    }
+
+    /// A name that a URL can hold and that no other server has.
+    fn server_name(&mut self, original: &str, node: &Node) -> String {
+        let letter = |c: char| {
+            if c.is_ascii_alphanumeric() {
+                c.to_ascii_lowercase()
+            } else {
+                '-'
+            }
+        };
+        let text: String = original.chars().map(letter).collect();
+        let base: String = text.trim_matches('-').chars().take(59).collect();
+        let base = if base.is_empty() {
+            "server".to_owned()
+        } else {
+            base
+        };
+        let base = if name(original).is_ok() {
+            original.to_owned()
+        } else {
+            base
+        };
+        let mut name = base.clone();
+        let mut number = 2;
+        while (name != original && self.kept.contains(&name)) || !self.names.insert(name.clone()) {
+            let short: String = base.chars().take(59).collect();
+            name = format!("{short}-{number}");
+            number += 1;
+        }
+        if name != original {
+            self.note(node, &format!("{original:?} is named {name}"));
+        }
+        name
+    }
+
+    /// Other programs' ways to name variables, as `${env:NAME}`; every other `$` as `$$`.
+    fn variables(&mut self, text: &str, node: &Node, server: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(at) = rest.find("${") {
+            out.push_str(&escape(&rest[..at]));
+            let Some((inner, behind)) = rest[at + 2..].split_once('}') else {
+                rest = &rest[at..];
+                break;
+            };
+            match self.variable(inner, node, server) {
+                Some(variable) => write!(out, "${{env:{variable}}}").expect("a String takes it"),
+                None => write!(out, "$${{{}}}", escape(inner)).expect("a String takes it"),
+            }
+            rest = behind;
+        }
+        out.push_str(&escape(rest));
+        out
+    }
+
+    fn variable(&mut self, inner: &str, node: &Node, server: &str) -> Option<String> {
+        if let Some(input) = inner.strip_prefix("input:") {
+            let variable = variable_name(input);
+            self.note(
+                node,
+                &format!("{server} asks for {input}: set {variable} in its place"),
+            );
+            return Some(variable);
+        }
+        let named = inner.strip_prefix("env:").unwrap_or(inner);
+        let (variable, default) = match named.split_once(":-") {
+            Some((variable, default)) => (variable, Some(default)),
+            None => (named, None),
+        };
+        if !is_variable(variable) || VSCODE.contains(&variable) {
+            self.note(
+                node,
+                &format!("{server}: ${{{inner}}} is not known: kept as plain text"),
+            );
+            return None;
+        }
+        if default.is_some() {
+            let what = format!("{server}: the default of {variable} is dropped, set the variable");
+            self.note(node, &what);
+        }
+        Some(variable.to_owned())
+    }
+}
+
+fn entries(node: &Node) -> &[(String, Node)] {
+    match &node.value {
+        Value::Map(entries) => entries,
+        _ => &[],
+    }
+}
+
+fn member<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
+    entries(node)
+        .iter()
+        .find(|(name, _)| name == key)
+        .map(|(_, member)| member)
+}
+
+/// A text, or what clients turn into one.
+fn plain(node: &Node) -> Option<String> {
+    match &node.value {
+        Value::Text(text) => Some(text.clone()),
+        Value::Whole(whole) => Some(whole.to_string()),
+        Value::Flag(flag) => Some(flag.to_string()),
+        _ => None,
+    }
+}
+
+fn is_variable(text: &str) -> bool {
+    let starts = |c: char| c.is_ascii_alphabetic() || c == '_';
+    text.starts_with(starts) && text.chars().all(|c| starts(c) || c.is_ascii_digit())
+}
+
+/// The id of an input as the name of a variable: `api-key` is `API_KEY`.
+fn variable_name(id: &str) -> String {
+    let letter = |c: char| {
+        if c.is_ascii_alphanumeric() {
+            c.to_ascii_uppercase()
+        } else {
+            '_'
+        }
+    };
+    let name: String = id.chars().map(letter).collect();
+    if is_variable(&name) {
+        name
+    } else {
+        format!("INPUT_{name}")
+    }
+}
+
+/// A YAML scalar in double quotes that holds exactly this text.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            '\t' => out.push_str("\\t"),
+            // What YAML 1.2 (5.1) calls printable stands for itself, save for what breaks lines
+            // and the byte order mark.
+            ' '..='~'
+            | '\u{a0}'..='\u{2027}'
+            | '\u{202a}'..='\u{d7ff}'
+            | '\u{e000}'..='\u{fdcf}' => {
+                out.push(c);
+            }
+            _ => write!(out, "\\U{:08X}", u32::from(c)).expect("a String takes it"),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// Where clients keep their servers; the second is VS Code's.
+const LISTS: [&str; 2] = ["mcpServers", "servers"];
+/// Names that mean something else than a variable in VS Code.
+const VSCODE: [&str; 4] = [
+    "workspaceFolder",
+    "workspaceFolderBasename",
+    "userHome",
+    "pathSeparator",
+];
+/// The exit status for mistakes in usage, configuration or manifest.
+const USAGE: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::control::manifest::parse;
+
+    fn env() -> BTreeMap<String, String> {
+        ["TOKEN", "API_KEY", "HOME"]
+            .map(|name| (name.to_owned(), format!("<{name}>")))
+            .into()
+    }
+
+    #[test]
+    fn imports_what_clients_write() {
+        let text = r#"{
+  "inputs": [{"id": "api-key", "type": "promptString"}],
+  "mcpServers": {
+    "My Files": {
+      "command": "npx", "args": ["-y", "pkg@1", "${TOKEN}", "a$b", "${workspaceFolder}"],
+      "env": {"A": "${env:TOKEN}", "B": "${input:api-key}", "C": "${HOME:-/x}", "D": 5},
+      "disabled": true, "type": "stdio"
+    },
+    "my-files": {"command": "cat", "cwd": "/tmp"},
+    "remote": {"url": "https://mcp.example/mcp"}
+  }
+}"#;
+        let (manifest, notes) = convert("F", text, "acme").unwrap();
+        insta::assert_snapshot!(manifest, @r###"
+        version: 1
+        tenants:
+          "acme":
+            auth: {mode: none}
+            servers:
+              "my-files-2":
+                command: "npx"
+                args: ["-y", "pkg@1", "${env:TOKEN}", "a$$b", "$${workspaceFolder}"]
+                env:
+                  "A": "${env:TOKEN}"
+                  "B": "${env:API_KEY}"
+                  "C": "${env:HOME}"
+                  "D": "5"
+              "my-files":
+                command: "cat"
+                cwd: "/tmp"
+        "###);
+        insta::assert_snapshot!(notes.join("\n"), @r###"
+        F:4: "My Files" is named my-files-2
+        F:5: My Files: ${workspaceFolder} is not known: kept as plain text
+        F:6: My Files asks for api-key: set API_KEY in its place
+        F:6: My Files: the default of HOME is dropped, set the variable
+        F:7: disabled of My Files is not known: dropped
+        F:10: remote is a remote server: dropped
+        "###);
+        let catalog = parse("M", &manifest, Format::Yaml, &env()).unwrap().catalog;
+        let (_, server) = catalog.find("acme", "my-files-2").unwrap();
+        assert_eq!(
+            server.launch.args,
+            ["-y", "pkg@1", "<TOKEN>", "a$b", "${workspaceFolder}"]
+        );
+        assert_eq!(server.launch.env["B"], "<API_KEY>");
+        assert_eq!(server.launch.env["D"], "5");
+        assert!(catalog.find("acme", "my-files").is_some());
+    }
+
+    #[test]
+    fn takes_the_list_of_vs_code() {
+        let text =
+            r#"{"servers": {"x": {"type": "http", "url": "https://x"}, "y": {"command": "cat"}}}"#;
+        let (manifest, notes) = convert("F", text, "a").unwrap();
+        assert_eq!(notes.len(), 1);
+        assert!(
+            parse("M", &manifest, Format::Yaml, &env())
+                .unwrap()
+                .catalog
+                .find("a", "y")
+                .is_some()
+        );
+        let (empty, _) = convert("F", r#"{"servers": {}}"#, "a").unwrap();
+        assert!(parse("M", &empty, Format::Yaml, &env()).is_ok());
+    }
+
+    #[test]
+    fn exits_with_2_for_what_is_no_mcp_json() {
+        assert!(convert("F", "{}", "a").is_err());
+        assert!(convert("F", "nonsense", "a").is_err());
+        let (mut out, mut notes) = (Vec::new(), Vec::new());
+        let code = import(Path::new("/nonexistent"), "a", &mut out, &mut notes);
+        assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(2)));
+        assert!(out.is_empty() && !notes.is_empty());
+        assert!(read(Path::new("/nonexistent"), "A").unwrap_err()[0].place == "--tenant");
+    }
+
+    proptest! {
+        #[test]
+        fn what_it_writes_loads_again(
+            names in prop::collection::btree_set("\\PC{0,70}", 0..3),
+            arg in any::<String>().prop_map(|text| text.replace('\0', "")),
+            key in "[^=\0]{1,8}",
+        ) {
+            let server = serde_json::json!({"command": "cat", "args": [arg], "env": {key.as_str(): arg}});
+            let servers: BTreeMap<_, _> = names.iter().map(|name| (name, &server)).collect();
+            let text = serde_json::json!({ "mcpServers": servers }).to_string();
+            let (manifest, _) = convert("F", &text, "a").unwrap();
+            let loaded = parse("M", &manifest, Format::Yaml, &env());
+            prop_assert!(loaded.is_ok() || arg.contains("${"), "{manifest}\n{loaded:?}");
+            let Ok(loaded) = loaded else { return Ok(()) };
+            let tenant = &loaded.catalog.tenants["a"];
+            prop_assert_eq!(tenant.servers.len(), names.len());
+            for server in tenant.servers.values() {
+                prop_assert_eq!(&server.launch.args, std::slice::from_ref(&arg));
+                prop_assert_eq!(&server.launch.env[&key], &arg);
+            }
+        }
+    }
+}

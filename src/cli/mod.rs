@@ -1,0 +1,109 @@
+//! The command line: parses it, loads settings, and runs what was asked for.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand};
+
+mod check;
+mod demo;
+mod import;
+mod serve;
+
+/// Puts stdio MCP servers on the network.
+#[derive(Parser)]
+#[command(name = "lockgate", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve one stdio server on loopback, without configuration; the demo without COMMAND
+    Run(RunArgs),
+    /// Serve what configuration and manifest say
+    Serve(ServeArgs),
+    /// Report every mistake in configuration and manifest, and what this kernel offers
+    Check(CheckArgs),
+    /// Turn an mcp.json into a manifest on stdout
+    Import(ImportArgs),
+    /// The demo server on stdio (internal)
+    #[command(name = "__demo", hide = true)]
+    Demo,
+}
+
+/// `lockgate run`
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// Address to listen on; loopback only
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Option<String>,
+    /// Environment of the server: NAME=VALUE, or NAME to pass one's own
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<String>,
+    /// An Origin that browsers may call from
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) allow_origin: Vec<String>,
+    /// Any key of the configuration, or server.KEY of the server
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// The server and its arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+/// `lockgate serve`
+#[derive(Args)]
+pub(crate) struct ServeArgs {
+    /// Configuration file
+    #[arg(long, value_name = "F")]
+    pub(crate) config: Option<PathBuf>,
+    /// Manifest of tenants and servers
+    #[arg(long, value_name = "F")]
+    pub(crate) apply: Option<PathBuf>,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Option<String>,
+    /// Any key of the configuration
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+#[derive(Args)]
+struct CheckArgs {
+    /// Configuration file
+    #[arg(long, value_name = "F")]
+    config: Option<PathBuf>,
+    /// Manifest of tenants and servers
+    #[arg(long, value_name = "F")]
+    apply: Option<PathBuf>,
+    /// Any key of the configuration
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Args)]
+struct ImportArgs {
+    /// mcp.json, claude_desktop_config.json or VS Code's mcp.json
+    file: PathBuf,
+    /// The tenant that gets the servers
+    #[arg(long, value_name = "T")]
+    tenant: String,
+}
+
+/// Runs the command line of this process. Exit codes: 0 after a signal, drained; 1 cannot
+/// run; 2 usage, configuration or manifest.
+#[must_use]
+pub fn main() -> ExitCode {
+    // Fails only where it was installed before, which is as good.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    match Cli::parse().command {
+        Command::Run(args) => serve::run(args),
+        Command::Serve(args) => serve::serve(args),
+        Command::Check(args) => check::check(args.config, args.apply.as_deref(), args.set),
+        Command::Import(ImportArgs { file, tenant }) => {
+            import::import(&file, &tenant, &mut std::io::stdout(), &mut std::io::stderr())
+        }
+        Command::Demo => demo::run(),
+    }
+}

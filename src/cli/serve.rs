@@ -1,0 +1,249 @@
+//! `lockgate run` and `lockgate serve`: from flags to a running gateway.
+
+use std::{
+    collections::BTreeMap,
+    io::Write,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use url::Url;
+
+use super::{RunArgs, ServeArgs};
+use crate::{
+    backend::launcher::{Ambient, Launcher},
+    config::{Config, LogFormat, Mistake, Sources, environment},
+    control::{Catalog, Home, Launch, checks, manifest, single},
+    http::page::snippets,
+    run::{self, Listeners, Shutdown},
+    telemetry::{self, Format},
+};
+
+/// What is to be served, checked.
+struct Plan {
+    config: Config,
+    catalog: Catalog,
+    env: BTreeMap<String, String>,
+    /// A directory for children that goes with the gateway; none means `data_dir/work`.
+    work: Option<PathBuf>,
+    /// Whether the URL and snippets are printed instead of a log line.
+    is_run: bool,
+}
+
+/// `lockgate run [-- COMMAND…]`
+pub(crate) fn run(args: RunArgs) -> ExitCode {
+    start(plan_run(args))
+}
+
+/// `lockgate serve`
+pub(crate) fn serve(args: ServeArgs) -> ExitCode {
+    start(plan_serve(args))
+}
+
+fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
+    let env = environment();
+    let RunArgs { listen, env: passed, allow_origin, mut set, command } = args;
+    let quoted = |text: &String| serde_json::Value::from(text.as_str()).to_string();
+    if !allow_origin.is_empty() {
+        let origins: Vec<_> = allow_origin.iter().map(quoted).collect();
+        set.push(format!("http.allowed_origins=[{}]", origins.join(",")));
+    }
+    let sources = Sources { file: None, env: env.clone(), set, listen, run: true };
+    let config = Config::load(&sources).map_err(|error| error.mistakes)?;
+    let mut command = command.into_iter();
+    let (command, args) = match command.next() {
+        Some(program) => (program, command.collect()),
+        None => (OWN_BINARY.to_owned(), vec!["__demo".to_owned()]),
+    };
+    let named = passed.into_iter().filter_map(|pair| match pair.split_once('=') {
+        Some((name, value)) => Some((name.to_owned(), value.to_owned())),
+        None => env.get(&pair).cloned().map(|value| (pair, value)),
+    });
+    let launch = Launch { command, args, env: named.collect(), cwd: None, home: Home::Caller };
+    let manifest = single::single(launch, &config.server, &env)?;
+    let mistakes = checks::check(&manifest, &config, path_of(&env));
+    if !mistakes.is_empty() {
+        return Err(mistakes);
+    }
+    let work = std::env::temp_dir().join(format!("lockgate-{}", uuid::Uuid::new_v4().simple()));
+    Ok(Plan { config, catalog: manifest.catalog, env, work: Some(work), is_run: true })
+}
+
+/// The binary of this very process, also when its file was replaced meanwhile.
+const OWN_BINARY: &str = "/proc/self/exe";
+
+fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
+    let env = environment();
+    let ServeArgs { config: file, apply, listen, set } = args;
+    let sources = Sources { file, env: env.clone(), set, listen, run: false };
+    let named = || env.get("LOCKGATE_APPLY").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let loaded = apply.or_else(named).map(|file| manifest::load(&file, &env)).transpose();
+    let config = Config::load(&sources).map_err(|error| error.mistakes);
+    let (config, manifest) = match (config, loaded) {
+        (Ok(config), Ok(manifest)) => (config, manifest),
+        (Err(mut mistakes), Err(more)) => {
+            mistakes.extend(more);
+            return Err(mistakes);
+        }
+        (Err(mistakes), Ok(_)) | (Ok(_), Err(mistakes)) => return Err(mistakes),
+    };
+    let mistakes = manifest
+        .as_ref()
+        .map(|manifest| checks::check(manifest, &config, path_of(&env)))
+        .unwrap_or_default();
+    if !mistakes.is_empty() {
+        return Err(mistakes);
+    }
+    let catalog = manifest.map(|manifest| manifest.catalog).unwrap_or_default();
+    Ok(Plan { config, catalog, env, work: None, is_run: false })
+}
+
+fn path_of(env: &BTreeMap<String, String>) -> &str {
+    env.get("PATH").map_or("", String::as_str)
+}
+
+fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(mistakes) => {
+            for mistake in mistakes {
+                eprintln!("{mistake}");
+            }
+            return ExitCode::from(2);
+        }
+    };
+    let format = match plan.config.telemetry.format {
+        LogFormat::Json => Format::Json,
+        LogFormat::Text => Format::Text,
+    };
+    let logs = match telemetry::init(&plan.config.telemetry.log, format) {
+        Ok(logs) => logs,
+        Err(error) => {
+            eprintln!("lockgate: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let work = plan.work.clone();
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")
+        .and_then(|runtime| {
+            let outcome = runtime.block_on(gateway(plan, logs.clone()));
+            // What is still blocked at this point has had its time.
+            runtime.shutdown_timeout(Duration::from_millis(200));
+            outcome
+        });
+    if let Some(work) = work {
+        // Nothing may be left; a child's own files were removed with it.
+        let _ = std::fs::remove_dir_all(work);
+    }
+    logs.flush(Duration::from_millis(500));
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("lockgate: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn gateway(plan: Plan, logs: telemetry::Logs) -> anyhow::Result<ExitCode> {
+    let Plan { mut config, catalog, env, work, is_run } = plan;
+    let http = bind(config.http.listen).await?;
+    let ops = match config.ops.listen {
+        Some(address) => Some(bind(address).await?),
+        None => None,
+    };
+    config.bind(http.local_addr()?);
+    let work = match work {
+        Some(work) => work,
+        None => config.data_dir.join("work"),
+    };
+    if !is_run {
+        private(&config.data_dir)?;
+    }
+    private(&work)?;
+    let launcher = Launcher::new(ambient(&env)?, work);
+    let shutdown = Shutdown::default();
+    let signals = signals(shutdown.clone())?;
+    announce(&config, &http, ops.as_ref(), is_run)?;
+    let listeners = Listeners { http, ops };
+    let running = run::run(config, Arc::new(catalog), launcher, listeners, shutdown, logs);
+    tokio::pin!(signals);
+    tokio::select! {
+        outcome = running => outcome.map(|()| ExitCode::SUCCESS),
+        () = &mut signals => Ok(ExitCode::FAILURE),
+    }
+}
+
+async fn bind(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+/// A directory that nobody else may enter.
+fn private(path: &Path) -> anyhow::Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("cannot create the directory {}", path.display()))
+}
+
+fn ambient(env: &BTreeMap<String, String>) -> anyhow::Result<Ambient> {
+    let of = |name: &str| env.get(name).map(Into::into);
+    let cwd = std::env::current_dir().context("the working directory is gone")?;
+    let (path, home, lang, tmpdir) = (of("PATH"), of("HOME"), of("LANG"), of("TMPDIR"));
+    Ok(Ambient { path, home, lang, tmpdir, cwd })
+}
+
+/// The first SIGTERM or SIGINT drains, the second ends at once. Returns when children have
+/// had the time that the second one leaves them.
+fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
+    Ok(async move {
+        for token in [&shutdown.drain, &shutdown.halt] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            token.cancel();
+        }
+        // The guards end what is left when this process is gone.
+    })
+}
+
+fn announce(
+    config: &Config,
+    http: &TcpListener,
+    ops: Option<&TcpListener>,
+    is_run: bool,
+) -> anyhow::Result<()> {
+    let bound = http.local_addr()?;
+    let ops = ops.map(TcpListener::local_addr).transpose()?;
+    if !is_run {
+        tracing::info!(
+            event = "listening",
+            http = %bound,
+            ops = ops.map(|address| address.to_string()),
+            "listening"
+        );
+        return Ok(());
+    }
+    let url = Url::parse(&config.public_url)?;
+    let url = format!("{}/mcp", url.as_str().trim_end_matches('/'));
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{url}")?;
+    for (client, snippet) in snippets("lockgate", &url) {
+        writeln!(out, "\n{client}:\n{snippet}")?;
+    }
+    out.flush()?;
+    Ok(())
+}

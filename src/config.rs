@@ -1,0 +1,786 @@
+//! The gateway's own configuration: defaults, then a file, the environment, and flags.
+//!
+//! Only here are the environment and the configuration file read. Not here: tenants and
+//! servers, which stand in the manifest (`control/manifest`).
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use ipnet::IpNet;
+use tracing_subscriber::EnvFilter;
+
+pub(crate) use crate::layers::Override;
+pub use crate::settings::Mistake;
+use crate::{
+    address::{address, host, network, origin, public_url},
+    document::Node,
+    layers::Layers,
+    settings::{Wrong, choice, name},
+};
+
+/// The checked settings of one gateway.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The URL under which clients reach it, without a slash at the end.
+    pub(crate) public_url: String,
+    /// Where files are kept; empty if nothing says where, which only `run` allows.
+    pub(crate) data_dir: PathBuf,
+    /// The public listener.
+    pub(crate) http: Http,
+    /// The operations listener.
+    pub(crate) ops: Ops,
+    /// Tenant and server that `/mcp` means.
+    pub(crate) default: Option<(String, String)>,
+    /// Who may call.
+    pub(crate) auth: Auth,
+    /// How long sessions live.
+    pub(crate) session: Session,
+    /// How streams are written.
+    pub(crate) stream: Stream,
+    /// Bounds of the event log.
+    pub(crate) log: Log,
+    /// How the gateway ends.
+    pub(crate) drain: Drain,
+    /// What separates children.
+    pub(crate) sandbox: Sandbox,
+    /// What is logged.
+    pub(crate) telemetry: Telemetry,
+    /// Keys of the one server of `run`, in the order of the flags; empty in `serve`.
+    pub(crate) server: Vec<Override>,
+    /// Whether nobody wrote `public_url`, so that it follows the listener.
+    is_url_derived: bool,
+}
+
+/// The public listener.
+#[derive(Clone, Debug)]
+pub(crate) struct Http {
+    /// Where it listens; port 0 is a free one.
+    pub(crate) listen: SocketAddr,
+    /// Further hosts that requests may name.
+    pub(crate) allowed_hosts: Vec<String>,
+    /// Further origins that may call.
+    pub(crate) allowed_origins: Vec<String>,
+    /// Whose `X-Forwarded-For` is believed.
+    pub(crate) trusted_proxies: Vec<IpNet>,
+    /// Largest body of a request, in bytes.
+    pub(crate) max_body: usize,
+    /// Connections at once.
+    pub(crate) max_connections: usize,
+    /// Certificate and key; none is plain HTTP.
+    pub(crate) tls: Option<Tls>,
+}
+
+/// The files of a TLS listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tls {
+    /// Certificate chain, PEM.
+    pub(crate) cert: PathBuf,
+    /// Private key, PEM.
+    pub(crate) key: PathBuf,
+}
+
+/// The operations listener.
+#[derive(Clone, Debug)]
+pub(crate) struct Ops {
+    /// Where it listens, if it does.
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+/// Who may call.
+#[derive(Clone, Debug)]
+pub(crate) struct Auth {
+    /// Whether tenants without authentication may be served beyond loopback.
+    pub(crate) insecure: bool,
+}
+
+/// How long sessions live; zero is without end.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    /// Without a request or an attached listener.
+    pub(crate) idle: Duration,
+    /// At most.
+    pub(crate) max: Duration,
+}
+
+/// How streams are written.
+#[derive(Clone, Debug)]
+pub(crate) struct Stream {
+    /// Silence before a comment; zero is never.
+    pub(crate) keep_alive: Duration,
+    /// When clients should connect again.
+    pub(crate) retry: Duration,
+    /// Open streams of one session.
+    pub(crate) per_session: usize,
+}
+
+/// Bounds of the event log, per stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    /// Events that are kept.
+    pub(crate) events: usize,
+    /// Bytes that are kept.
+    pub(crate) bytes: u64,
+    /// How long they are kept; zero is without end.
+    pub(crate) age: Duration,
+}
+
+/// How the gateway ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Drain {
+    /// How long it still accepts.
+    pub(crate) delay: Duration,
+    /// How long calls may take to end.
+    pub(crate) timeout: Duration,
+}
+
+/// What separates children.
+#[derive(Clone, Debug)]
+pub(crate) struct Sandbox {
+    /// Whether several tenants may share one user id.
+    pub(crate) shared_uid: bool,
+}
+
+/// What is logged.
+#[derive(Clone, Debug)]
+pub(crate) struct Telemetry {
+    /// Filter directives; they parse.
+    pub(crate) log: String,
+    /// How a line looks.
+    pub(crate) format: LogFormat,
+}
+
+/// How a line of the log looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// One JSON object.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// Where settings come from, beside the defaults.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// `--config`; without it `LOCKGATE_CONFIG`, in `serve`.
+    pub file: Option<PathBuf>,
+    /// The environment, as [`environment`] reads it.
+    pub env: BTreeMap<String, String>,
+    /// `--set KEY=VALUE`, in order.
+    pub set: Vec<String>,
+    /// `--listen ADDR`.
+    pub listen: Option<String>,
+    /// Whether this is `lockgate run`: its defaults, its limits, and the keys `server.…`.
+    pub run: bool,
+}
+
+/// Everything that keeps the gateway from starting.
+#[derive(Debug)]
+pub struct LoadError {
+    /// At least one mistake.
+    pub mistakes: Vec<Mistake>,
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.mistakes.iter().map(ToString::to_string).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+impl Config {
+    /// The settings that `sources` amount to.
+    ///
+    /// # Errors
+    ///
+    /// Every mistake in them.
+    pub fn load(sources: &Sources) -> Result<Self, LoadError> {
+        let mut layers = Layers::new(sources.run);
+        let named = sources.env.get("LOCKGATE_CONFIG").filter(|_| !sources.run);
+        let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
+        if let Some(file) = sources.file.clone().or(named) {
+            layers.add_file(&file);
+        }
+        layers.add_env(&sources.env);
+        for set in &sources.set {
+            layers.add_set(set);
+        }
+        if let Some(listen) = &sources.listen {
+            layers.add("http.listen", Node::from_word("--listen", listen));
+        }
+        let config = layers.read(&sources.env);
+        if layers.mistakes.is_empty() {
+            Ok(config)
+        } else {
+            Err(LoadError {
+                mistakes: layers.mistakes,
+            })
+        }
+    }
+
+    /// Makes the public URL true once it is known which port was bound.
+    pub(crate) fn bind(&mut self, bound: SocketAddr) {
+        if self.is_url_derived {
+            self.public_url = derived_url(bound, self.http.tls.is_some());
+        }
+    }
+}
+
+/// The process's environment; values that are not UTF-8 are replaced in part and so refused
+/// where they are used.
+#[must_use]
+pub fn environment() -> BTreeMap<String, String> {
+    let lossy = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
+    std::env::vars_os()
+        .map(|(name, value)| (lossy(name), lossy(value)))
+        .collect()
+}
+
+/// How the merged layers become settings.
+impl Layers {
+    fn read(&mut self, env: &BTreeMap<String, String>) -> Config {
+        let http = self.http(env);
+        let (public_url, is_url_derived) = self.public_url(&http);
+        let ops = Ops {
+            listen: self.leaf("ops.listen", |node| optional(node, address)),
+        };
+        if ops
+            .listen
+            .is_some_and(|ops| ops == http.listen && ops.port() != 0)
+        {
+            self.mistake("ops.listen", "is http.listen too", "choose another port");
+        }
+        Config {
+            public_url,
+            data_dir: self.data_dir(env),
+            http,
+            ops,
+            default: self.default_server(),
+            auth: Auth {
+                insecure: self.leaf("auth.insecure", Node::flag),
+            },
+            session: Session {
+                idle: self.leaf("session.idle", Node::duration),
+                max: self.leaf("session.max", Node::duration),
+            },
+            stream: Stream {
+                keep_alive: self.leaf("stream.keep_alive", Node::duration),
+                retry: self.leaf("stream.retry", Node::duration),
+                per_session: self.leaf("stream.per_session", at_least_one),
+            },
+            log: Log {
+                events: self.leaf("log.events", at_least_one),
+                bytes: self.leaf("log.bytes", some_bytes),
+                age: self.leaf("log.age", Node::duration),
+            },
+            drain: Drain {
+                delay: self.leaf("drain.delay", Node::duration),
+                timeout: self.leaf("drain.timeout", Node::duration),
+            },
+            sandbox: Sandbox {
+                shared_uid: self.leaf("sandbox.shared_uid", Node::flag),
+            },
+            telemetry: Telemetry {
+                log: self.leaf("telemetry.log", filter),
+                format: self.leaf("telemetry.format", |node| {
+                    choice(&node.text()?, &LOG_FORMATS)
+                }),
+            },
+            server: std::mem::take(&mut self.server),
+            is_url_derived,
+        }
+    }
+
+    fn http(&mut self, env: &BTreeMap<String, String>) -> Http {
+        let listen = self.leaf("http.listen", |node| address(&node.text()?));
+        let cert = self.leaf("http.tls.cert", Node::text);
+        let key = self.leaf("http.tls.key", Node::text);
+        if cert.is_empty() != key.is_empty() {
+            let empty = if cert.is_empty() {
+                "http.tls.cert"
+            } else {
+                "http.tls.key"
+            };
+            let remedy = "write both http.tls.cert and http.tls.key, or neither";
+            self.mistake(empty, "is empty while the other is not", remedy);
+        }
+        let path = |text: &str| expand(text, env).unwrap_or_else(|_| PathBuf::from(text));
+        let tls = (!cert.is_empty()).then(|| Tls {
+            cert: path(&cert),
+            key: path(&key),
+        });
+        Http {
+            listen,
+            allowed_hosts: self.leaf("http.allowed_hosts", |node| each(node, host)),
+            allowed_origins: self.leaf("http.allowed_origins", |node| each(node, origin)),
+            trusted_proxies: self.leaf("http.trusted_proxies", |node| each(node, network)),
+            max_body: self.leaf("http.max_body", some_bytes),
+            max_connections: self.leaf("http.max_connections", at_least_one),
+            tls,
+        }
+    }
+
+    fn public_url(&mut self, http: &Http) -> (String, bool) {
+        let written = self.leaf("public_url", |node| optional(node, public_url));
+        let is_loopback = is_loopback(http.listen);
+        if self.run && !is_loopback {
+            let what = "run serves without authentication, so only on loopback";
+            self.mistake(
+                "http.listen",
+                what,
+                "listen on 127.0.0.1, or use serve with a manifest",
+            );
+        } else if written.is_none() && !is_loopback {
+            let what = "is not set, and http.listen is not loopback";
+            self.mistake(
+                "public_url",
+                what,
+                "write the URL that clients use, https://…",
+            );
+        }
+        let is_derived = written.is_none();
+        (
+            written.unwrap_or_else(|| derived_url(http.listen, http.tls.is_some())),
+            is_derived,
+        )
+    }
+
+    fn data_dir(&mut self, env: &BTreeMap<String, String>) -> PathBuf {
+        let text = self.leaf("data_dir", Node::text);
+        let is_default = self.is_default("data_dir");
+        let state = env.get("XDG_STATE_HOME").map(Path::new);
+        // XDG Base Directory Specification: relative paths in its variables are ignored.
+        if let Some(state) = state.filter(|state| is_default && state.is_absolute()) {
+            return state.join("lockgate");
+        }
+        match expand(&text, env) {
+            Ok(path) if path.as_os_str().is_empty() => {
+                self.mistake("data_dir", "is empty", "name a directory");
+                path
+            }
+            Ok(path) => path,
+            // Nothing is written there in `run`.
+            Err(_) if self.run => PathBuf::new(),
+            Err(wrong) => {
+                self.mistake("data_dir", &wrong.what, &wrong.remedy);
+                PathBuf::new()
+            }
+        }
+    }
+
+    fn default_server(&mut self) -> Option<(String, String)> {
+        let tenant = self.leaf("default.tenant", |node| optional(node, name));
+        let server = self.leaf("default.server", |node| optional(node, name));
+        if self.run {
+            return Some((RUN_TENANT.to_owned(), RUN_SERVER.to_owned()));
+        }
+        let is_empty = |node: &Node| node.text().map(|text| text.is_empty());
+        let empty = (
+            self.leaf("default.tenant", is_empty),
+            self.leaf("default.server", is_empty),
+        );
+        if empty.0 != empty.1 {
+            let empty = if empty.0 {
+                "default.tenant"
+            } else {
+                "default.server"
+            };
+            let remedy = "write both default.tenant and default.server, or neither";
+            self.mistake(empty, "is empty while the other is not", remedy);
+        }
+        tenant.zip(server)
+    }
+}
+
+/// Whether only this machine can reach an address.
+pub(crate) fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+fn derived_url(listen: SocketAddr, is_tls: bool) -> String {
+    format!("{}://{listen}", if is_tls { "https" } else { "http" })
+}
+
+fn optional<T>(node: &Node, parse: impl Fn(&str) -> Result<T, Wrong>) -> Result<Option<T>, Wrong> {
+    let text = node.text()?;
+    if text.is_empty() {
+        Ok(None)
+    } else {
+        parse(&text).map(Some)
+    }
+}
+
+fn each<T>(node: &Node, parse: impl Fn(&str) -> Result<T, Wrong>) -> Result<Vec<T>, Wrong> {
+    node.items()?
+        .iter()
+        .map(|item| parse(&item.text()?))
+        .collect()
+}
+
+fn at_least_one(node: &Node) -> Result<usize, Wrong> {
+    node.count(1)
+        .map(|count| usize::try_from(count).unwrap_or(usize::MAX))
+}
+
+/// A size that something has to fit into.
+fn some_bytes<T: TryFrom<u64>>(node: &Node) -> Result<T, Wrong> {
+    let bytes = Some(node.size()?).filter(|bytes| *bytes > 0);
+    let fits = bytes.and_then(|bytes| T::try_from(bytes).ok());
+    fits.ok_or_else(|| Wrong::new("must hold at least one byte", "write a size like \"4MiB\""))
+}
+
+fn filter(node: &Node) -> Result<String, Wrong> {
+    let text = node.text()?;
+    match EnvFilter::builder().parse(&text) {
+        Ok(_) => Ok(text),
+        Err(error) => {
+            let what = format!("{text:?} is no log filter: {error}");
+            Err(Wrong::new(what, "write a level like info, or target=level"))
+        }
+    }
+}
+
+/// `~/` is the home directory.
+fn expand(text: &str, env: &BTreeMap<String, String>) -> Result<PathBuf, Wrong> {
+    let Some(rest) = text.strip_prefix("~/") else {
+        return Ok(PathBuf::from(text));
+    };
+    match env.get("HOME").filter(|home| !home.is_empty()) {
+        Some(home) => Ok(Path::new(home).join(rest)),
+        None => Err(Wrong::new(
+            "begins with ~/, and HOME is not set",
+            "write an absolute path",
+        )),
+    }
+}
+
+/// The tenant of `run`.
+pub(crate) const RUN_TENANT: &str = "local";
+/// The one server of `run`.
+pub(crate) const RUN_SERVER: &str = "main";
+
+const LOG_FORMATS: [(&str, LogFormat); 2] = [("json", LogFormat::Json), ("text", LogFormat::Text)];
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let home = [("HOME", "/home/ada")];
+        let all = home.iter().chain(pairs);
+        all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    fn sources(variables: &[(&str, &str)], set: &[&str]) -> Sources {
+        Sources {
+            env: env(variables),
+            set: set.iter().map(|set| (*set).to_owned()).collect(),
+            ..Sources::default()
+        }
+    }
+
+    fn with_file(text: &str) -> (tempfile::TempDir, Sources) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("lockgate.toml");
+        fs::write(&file, text).unwrap();
+        (
+            dir,
+            Sources {
+                file: Some(file),
+                ..sources(&[], &[])
+            },
+        )
+    }
+
+    fn mistakes(sources: &Sources) -> Vec<String> {
+        let Err(error) = Config::load(sources) else {
+            panic!("no mistake")
+        };
+        let name = sources
+            .file
+            .as_ref()
+            .map_or(String::new(), |file| file.display().to_string());
+        let text = |mistake: &Mistake| mistake.to_string();
+        let short = |text: String| {
+            if name.is_empty() {
+                text
+            } else {
+                text.replace(&name, "F")
+            }
+        };
+        error.mistakes.iter().map(text).map(short).collect()
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_design() {
+        let config = Config::load(&sources(&[], &[])).unwrap();
+        assert_eq!(config.public_url, "http://127.0.0.1:8080");
+        assert_eq!(
+            config.data_dir,
+            Path::new("/home/ada/.local/state/lockgate")
+        );
+        assert_eq!(config.http.listen, "127.0.0.1:8080".parse().unwrap());
+        assert_eq!(config.http.max_body, 4 << 20);
+        assert_eq!(config.http.max_connections, 20_000);
+        assert_eq!(config.http.tls, None);
+        assert_eq!(config.ops.listen, Some("127.0.0.1:9090".parse().unwrap()));
+        assert_eq!(config.default, None);
+        assert_eq!(config.session.idle, Duration::from_secs(1800));
+        assert_eq!(config.session.max, Duration::from_secs(86_400));
+        assert_eq!(config.stream.keep_alive, Duration::from_secs(15));
+        assert_eq!(config.stream.per_session, 32);
+        assert_eq!((config.log.events, config.log.bytes), (1000, 4 << 20));
+        assert_eq!(config.drain.timeout, Duration::from_secs(30));
+        assert!(!config.auth.insecure && !config.sandbox.shared_uid);
+        assert_eq!(config.telemetry.format, LogFormat::Json);
+    }
+
+    #[test]
+    fn later_sources_win() {
+        let (_dir, mut all) =
+            with_file("[session]\nidle = \"1s\"\nmax = \"1s\"\n[stream]\nretry = \"1ms\"\n");
+        all.env = env(&[
+            ("LOCKGATE_SESSION__IDLE", "2s"),
+            ("LOCKGATE_SESSION__MAX", "2s"),
+        ]);
+        all.set = vec!["session.max=3s".to_owned()];
+        let config = Config::load(&all).unwrap();
+        assert_eq!(config.stream.retry, Duration::from_millis(1));
+        assert_eq!(config.session.idle, Duration::from_secs(2));
+        assert_eq!(config.session.max, Duration::from_secs(3));
+        all.set.push("http.listen=127.0.0.1:1".to_owned());
+        all.listen = Some("127.0.0.1:0".to_owned());
+        assert_eq!(Config::load(&all).unwrap().http.listen.port(), 0);
+    }
+
+    #[test]
+    fn file_takes_every_way_to_write_a_table() {
+        for text in [
+            "http.listen = \"127.0.0.1:1\"\nhttp.tls = {cert = \"c\", key = \"k\"}\n",
+            "[http]\nlisten = \"127.0.0.1:1\"\n[http.tls]\ncert = \"c\"\nkey = \"k\"\n",
+            "http = {listen = \"127.0.0.1:1\", tls.cert = \"c\", tls.key = \"k\"}\n",
+        ] {
+            let (_dir, sources) = with_file(text);
+            let config = Config::load(&sources).unwrap();
+            assert_eq!(config.public_url, "https://127.0.0.1:1", "{text}");
+            assert_eq!(config.http.tls.unwrap().key, Path::new("k"));
+        }
+    }
+
+    #[test]
+    fn words_fit_the_type_of_their_key() {
+        let config = Config::load(&sources(
+            &[
+                ("LOCKGATE_HTTP__ALLOWED_HOSTS", "a.example, b.example:81"),
+                (
+                    "LOCKGATE_HTTP__TRUSTED_PROXIES",
+                    "[\"10.0.0.0/8\", \"::1\"]",
+                ),
+                ("LOCKGATE_LOG__EVENTS", "5"),
+                ("LOCKGATE_OPS__LISTEN", ""),
+                ("RUST_LOG", "debug"),
+                ("LOCKGATE_MASTER_KEY", "x"),
+                ("LOCKGATE_APPLY", "x"),
+                ("LOCKGATE_KEY_FILE", "x"),
+            ],
+            &[
+                "http.max_body=512",
+                "auth.insecure=true",
+                "default={tenant=\"a\", server=\"b\"}",
+            ],
+        ))
+        .unwrap();
+        assert_eq!(config.http.allowed_hosts, ["a.example", "b.example:81"]);
+        assert_eq!(config.http.trusted_proxies.len(), 2);
+        assert_eq!((config.log.events, config.http.max_body), (5, 512));
+        assert!(config.ops.listen.is_none() && config.auth.insecure);
+        assert_eq!(config.telemetry.log, "debug");
+        assert_eq!(config.default, Some(("a".to_owned(), "b".to_owned())));
+    }
+
+    #[test]
+    fn variables_may_name_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("idle");
+        fs::write(&file, "7s\n").unwrap();
+        let name = "LOCKGATE_SESSION__IDLE_FILE";
+        let config = Config::load(&sources(&[(name, file.to_str().unwrap())], &[])).unwrap();
+        assert_eq!(config.session.idle, Duration::from_secs(7));
+        let found = mistakes(&sources(&[(name, "/nonexistent/x")], &[]));
+        assert!(
+            found[0].starts_with("LOCKGATE_SESSION__IDLE_FILE: session.idle: "),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn reports_all_mistakes_with_place_and_remedy() {
+        let (_dir, mut all) = with_file(
+            "public_url = 5\nhttp.lisen = \"x\"\n[stream]\nretry = \"1x\"\nper_session = 0\n[spawn]\nparallel = 1\n",
+        );
+        all.env = env(&[
+            ("LOCKGATE_HTTP__LISTNE", "x"),
+            ("LOCKGATE_LOG__AGE", "soon"),
+        ]);
+        all.set = ["sandbox.uids=1-2", "nonsense", "http=5", "server.args=1"]
+            .map(String::from)
+            .to_vec();
+        let mut found = mistakes(&all);
+        found.sort();
+        insta::assert_snapshot!(found.join("\n"), @r###"
+        --set: http: a number where a table is expected; its keys are allowed_hosts, allowed_origins, listen, max_body, max_connections, tls.cert, tls.key, trusted_proxies
+        --set: nonsense: is no KEY=VALUE; write --set http.listen=127.0.0.1:8080
+        --set: sandbox.uids: unknown key; see config.default.toml for all keys
+        --set: server.args: a server's key, which only run takes; write it into the manifest (--apply)
+        F:1: public_url: a number where a text is expected; put it in quotes
+        F:2: http.lisen: unknown key; did you mean http.listen?
+        F:4: stream.retry: "1x" is not a duration; write it like "250ms", "30s" or "1m30s"
+        F:5: stream.per_session: 0 is out of range; write a number from 1 to 4294967295
+        F:6: spawn: unknown key; see config.default.toml for all keys
+        LOCKGATE_HTTP__LISTNE: http.listne: unknown variable; did you mean LOCKGATE_HTTP__LISTEN?
+        LOCKGATE_LOG__AGE: log.age: "soon" is not a duration; write it like "250ms", "30s" or "1m30s"
+        "###);
+    }
+
+    #[test]
+    fn keys_of_later_issues_are_unknown() {
+        for key in [
+            "admin.listen",
+            "spawn.parallel",
+            "sandbox.uids",
+            "outbound.allow",
+            "master_key",
+            "sql.url",
+            "redis.url",
+            "cluster.listen",
+            "log.max_event",
+        ] {
+            let found = mistakes(&sources(&[], &[&format!("{key}=x")]));
+            assert!(
+                found[0].starts_with(&format!("--set: {key}: unknown key; ")),
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        for set in [
+            "public_url=ftp://x",
+            "public_url=http://x/",
+            "public_url=http://x?y",
+            "public_url=x",
+            "http.listen=8080",
+            "http.allowed_origins=https://a.example/",
+            "http.allowed_origins=example",
+            "http.allowed_hosts=https://x",
+            "http.trusted_proxies=10/8",
+            "http.max_body=",
+            "http.max_connections=0",
+            "http.tls.cert=x",
+            "default.tenant=a",
+            "default={tenant=\"A\",server=\"b\"}",
+            "telemetry.format=xml",
+            "telemetry.log=a=b=c",
+            "auth.insecure=1",
+            "http.listen=0.0.0.0:1",
+            "log.events=-1",
+            "ops.listen=127.0.0.1:8080",
+            "data_dir=",
+            "server.reply.mode=json",
+            "http.tls=5",
+        ] {
+            assert_eq!(mistakes(&sources(&[], &[set])).len(), 1, "{set}");
+        }
+    }
+
+    #[test]
+    fn public_url_follows_the_listener() {
+        let mut config = Config::load(&sources(&[], &["http.listen=[::1]:0"])).unwrap();
+        config.bind("[::1]:77".parse().unwrap());
+        assert_eq!(config.public_url, "http://[::1]:77");
+        let set = ["http.listen=0.0.0.0:0", "public_url=https://a.example/x"];
+        let mut config = Config::load(&sources(&[], &set)).unwrap();
+        config.bind("0.0.0.0:77".parse().unwrap());
+        assert_eq!(config.public_url, "https://a.example/x");
+    }
+
+    #[test]
+    fn data_dir_has_a_home() {
+        let at = |variables: &[(&str, &str)], set: &[&str]| {
+            Config::load(&sources(variables, set)).unwrap().data_dir
+        };
+        assert_eq!(
+            at(&[("XDG_STATE_HOME", "/s")], &[]),
+            Path::new("/s/lockgate")
+        );
+        assert_eq!(
+            at(&[("XDG_STATE_HOME", "s")], &[]),
+            Path::new("/home/ada/.local/state/lockgate")
+        );
+        assert_eq!(
+            at(&[("XDG_STATE_HOME", "/s")], &["data_dir=~/d"]),
+            Path::new("/home/ada/d")
+        );
+        let homeless = Sources::default();
+        assert_eq!(mistakes(&homeless).len(), 1);
+        assert!(
+            Config::load(&Sources {
+                run: true,
+                ..homeless
+            })
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn run_has_its_own_defaults() {
+        let run = |set: &[&str]| Sources {
+            run: true,
+            ..sources(&[("LOCKGATE_CONFIG", "/no")], set)
+        };
+        let config = Config::load(&run(&[
+            "server.reply.close_after=300ms",
+            "server.tools.\"a.b\".call=1s",
+        ]))
+        .unwrap();
+        assert_eq!(config.drain.timeout, Duration::from_secs(2));
+        assert_eq!(config.ops.listen, None);
+        assert_eq!(
+            config.default,
+            Some(("local".to_owned(), "main".to_owned()))
+        );
+        assert_eq!(config.telemetry.format, LogFormat::Text);
+        assert_eq!(config.server[1].path, ["tools", "a.b", "call"]);
+        assert_eq!(mistakes(&run(&["http.listen=0.0.0.0:1"])).len(), 1);
+        assert_eq!(
+            Config::load(&run(&["drain.timeout=9s"]))
+                .unwrap()
+                .drain
+                .timeout
+                .as_secs(),
+            9
+        );
+    }
+
+    #[test]
+    fn unreadable_and_broken_files_are_mistakes() {
+        let missing = Sources {
+            file: Some("/nonexistent.toml".into()),
+            ..sources(&[], &[])
+        };
+        assert!(mistakes(&missing)[0].contains("cannot be read"));
+        let (_dir, broken) = with_file("a = [\n");
+        assert!(mistakes(&broken)[0].starts_with("F:"));
+        let by_variable = sources(&[("LOCKGATE_CONFIG", "/nonexistent.toml")], &[]);
+        assert_eq!(mistakes(&by_variable).len(), 1);
+    }
+}

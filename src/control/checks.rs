@@ -1,0 +1,177 @@
+//! Whether a manifest can be served with this configuration and on this machine.
+//!
+//! Not here: what a manifest may say by itself (`manifest`).
+
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{
+    config::{Config, Mistake, is_loopback},
+    control::{
+        AuthMode, Server, Tenant,
+        manifest::{Manifest, command_key},
+    },
+};
+
+/// All that the functions below find.
+pub(crate) fn check(manifest: &Manifest, config: &Config, search: &str) -> Vec<Mistake> {
+    let mut mistakes = check_separation(manifest, config.sandbox.shared_uid);
+    mistakes.extend(check_auth(manifest, config));
+    mistakes.extend(check_default(manifest, config));
+    mistakes.extend(check_commands(manifest, search));
+    mistakes
+}
+
+/// More than one tenant needs what keeps their processes apart, which this build has not.
+pub(crate) fn check_separation(manifest: &Manifest, is_shared_uid: bool) -> Vec<Mistake> {
+    if is_shared_uid || manifest.catalog.tenants.len() < 2 {
+        return Vec::new();
+    }
+    let what = "more than one tenant, and nothing here separates their processes";
+    let remedy = "serve one tenant, or set sandbox.shared_uid = true";
+    vec![manifest.mistake("tenants", what, remedy)]
+}
+
+/// Tenants without authentication are for loopback.
+pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
+    if config.auth.insecure || is_loopback(config.http.listen) {
+        return Vec::new();
+    }
+    let open = manifest
+        .tenants()
+        .into_iter()
+        .filter(|tenant| tenant.auth == AuthMode::None);
+    let mistake = |tenant: &Arc<Tenant>| {
+        let what = format!("mode none while http.listen is {}", config.http.listen);
+        let remedy = "listen on 127.0.0.1, or set auth.insecure = true";
+        manifest.mistake(&format!("tenants.{}.auth", tenant.name), what, remedy)
+    };
+    open.map(mistake).collect()
+}
+
+/// `[default]` must name a server that there is.
+pub(crate) fn check_default(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
+    let missing = config
+        .default
+        .as_ref()
+        .filter(|(tenant, server)| manifest.catalog.find(tenant, server).is_none());
+    let mistake = |(tenant, server): &(String, String)| {
+        let what = format!("default.tenant and default.server name {tenant}/{server}");
+        manifest.mistake(
+            &format!("tenants.{tenant}.servers.{server}"),
+            what,
+            "declare that server",
+        )
+    };
+    missing.map(mistake).into_iter().collect()
+}
+
+/// Every command must be found, as `search` (the value of PATH) has it, and be executable.
+pub(crate) fn check_commands(manifest: &Manifest, search: &str) -> Vec<Mistake> {
+    let tenants = manifest.tenants();
+    let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
+    let missing = servers.filter(|server| find_command(&server.launch.command, search).is_none());
+    let mistake = |server: &Arc<Server>| {
+        let command = &server.launch.command;
+        let remedy = if command.contains('/') {
+            "name an executable file"
+        } else {
+            "install it, add its directory to PATH, or write its whole path"
+        };
+        let key = command_key(&server.tenant, &server.name);
+        manifest.mistake(&key, format!("{command} not found"), remedy)
+    };
+    missing.map(mistake).collect()
+}
+
+/// The executable file that `command` means.
+pub(crate) fn find_command(command: &str, search: &str) -> Option<PathBuf> {
+    let is_executable = |path: &PathBuf| {
+        path.metadata()
+            .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    };
+    if command.contains('/') {
+        return Some(PathBuf::from(command)).filter(is_executable);
+    }
+    // An empty member of PATH means the working directory to a shell; here it means nothing.
+    let directories = search.split(':').filter(|directory| !directory.is_empty());
+    directories
+        .map(|directory| Path::new(directory).join(command))
+        .find(is_executable)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use crate::{config::Sources, control::manifest::parse, document::Format};
+
+    use super::*;
+
+    const FULL: &str = "tenants:
+  acme:
+    auth: {mode: none}
+    servers:
+      files:
+        command: npx
+      other: {command: /bin/cat}
+";
+
+    fn yaml(text: &str) -> Result<Manifest, Vec<Mistake>> {
+        parse("F", text, Format::Yaml, &BTreeMap::new())
+    }
+
+    #[test]
+    fn checks_against_the_configuration() {
+        let config = |set: &[&str]| {
+            let set = set.iter().map(|set| (*set).to_owned()).collect();
+            let env = BTreeMap::from([("HOME".to_owned(), "/".to_owned())]);
+            Config::load(&Sources {
+                set,
+                env,
+                ..Sources::default()
+            })
+            .unwrap()
+        };
+        let two = yaml("tenants:\n  a: {auth: {mode: none}}\n  b: {auth: {mode: none}}\n").unwrap();
+        let one = yaml(FULL).unwrap();
+        assert_eq!(check_separation(&two, false).len(), 1);
+        assert!(check_separation(&two, true).is_empty());
+        assert!(check_separation(&one, false).is_empty());
+        let public = ["http.listen=0.0.0.0:80", "public_url=https://x"];
+        let open = check_auth(&two, &config(&public));
+        assert_eq!(open[1].place, "F:3");
+        assert!(check_auth(&two, &config(&[])).is_empty());
+        assert!(
+            check_auth(&two, &config(&[public[0], public[1], "auth.insecure=true"])).is_empty()
+        );
+        let named = ["default.tenant=acme", "default.server=files"];
+        assert!(check_default(&one, &config(&named)).is_empty());
+        assert_eq!(check_default(&two, &config(&named)).len(), 1);
+        assert!(check_default(&two, &config(&[])).is_empty());
+    }
+
+    #[test]
+    fn commands_must_be_there() {
+        assert!(find_command("sh", "/nonexistent::/bin").is_some());
+        assert!(find_command("/bin/sh", "").is_some());
+        for missing in [
+            "no-such-program",
+            "/etc/passwd",
+            "/bin",
+            "/nonexistent/x",
+            ".",
+        ] {
+            assert_eq!(find_command(missing, "/bin:/usr/bin"), None, "{missing}");
+        }
+        let found = check_commands(&yaml(FULL).unwrap(), "/nonexistent");
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            found[0].to_string(),
+            "F:6: tenants.acme.servers.files.command: npx not found; install it, add its directory to PATH, or write its whole path"
+        );
+    }
+}

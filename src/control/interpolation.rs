@@ -1,0 +1,141 @@
+//! `${env:NAME}` and `${file:PATH}` in the values of a manifest.
+//!
+//! Not here: which values take them (`manifest`). What is put in is never part of a message.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use crate::settings::Wrong;
+
+/// `text` with variables and files put in; `$$` is `$`.
+pub(crate) fn interpolate(text: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..at]);
+        let behind = &rest[at + 1..];
+        if let Some(behind) = behind.strip_prefix('$') {
+            out.push('$');
+            rest = behind;
+        } else if let Some((inner, behind)) = behind
+            .strip_prefix('{')
+            .and_then(|inner| inner.split_once('}'))
+        {
+            out.push_str(&resolve(inner, env)?);
+            rest = behind;
+        } else {
+            return Err(Wrong::new("a $ alone", "write $$ for a $"));
+        }
+    }
+    out.push_str(rest);
+    if out.contains('\0') {
+        return Err(Wrong::new("holds a NUL byte", "leave it out"));
+    }
+    Ok(out)
+}
+
+/// `text` so that [`interpolate`] gives it back.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
+fn resolve(inner: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {
+    if let Some(name) = inner.strip_prefix("env:") {
+        let value = env.get(name).cloned();
+        return value.ok_or_else(|| {
+            let what = format!("the variable {name} is not set");
+            Wrong::new(what, "set it in the environment of lockgate")
+        });
+    }
+    let Some(path) = inner.strip_prefix("file:") else {
+        // Without the text: it may be a part of a password.
+        return Err(Wrong::new(
+            "an unknown ${…}",
+            "write ${env:NAME} or ${file:PATH}, or $$ for a $",
+        ));
+    };
+    if !Path::new(path).is_absolute() {
+        return Err(Wrong::new(
+            format!("{path:?} is not absolute"),
+            "write the whole path",
+        ));
+    }
+    match fs::read_to_string(path) {
+        // Editors and `echo` end files with a newline that nobody means.
+        Ok(text) => Ok(text
+            .strip_suffix('\n')
+            .map_or(text.as_str(), |line| {
+                line.strip_suffix('\r').unwrap_or(line)
+            })
+            .to_owned()),
+        Err(error) => {
+            let what = format!("the file {path} cannot be read: {error}");
+            Err(Wrong::new(what, "name a readable UTF-8 file"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn env() -> BTreeMap<String, String> {
+        BTreeMap::from([
+            ("A".to_owned(), "1$2".to_owned()),
+            ("E".to_owned(), String::new()),
+        ])
+    }
+
+    #[test]
+    fn puts_in_variables_and_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("key");
+        fs::write(&file, "s3cret\n").unwrap();
+        let by_file = format!("<${{file:{}}}>", file.display());
+        let cases = [
+            ("", ""),
+            ("plain", "plain"),
+            ("${env:A}", "1$2"),
+            ("x${env:A}y${env:E}z", "x1$2yz"),
+            ("$$", "$"),
+            ("$${env:A}", "${env:A}"),
+            ("$$$$x", "$$x"),
+            (by_file.as_str(), "<s3cret>"),
+        ];
+        for (text, value) in cases {
+            assert_eq!(interpolate(text, &env()).as_deref(), Ok(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_it_cannot_put_in() {
+        for text in [
+            "$",
+            "a$b",
+            "${",
+            "${env:A",
+            "${A}",
+            "${env:NOT_SET}",
+            "${file:relative}",
+            "${file:/nonexistent/x}",
+            "${}",
+            "$$$",
+            "a\0b",
+        ] {
+            assert!(interpolate(text, &env()).is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn escaped_texts_come_back(text in "[^\0]*") {
+            prop_assert_eq!(interpolate(&escape(&text), &env()), Ok(text));
+        }
+
+        #[test]
+        fn never_panics(text in "[$a-z{}:ä]*") {
+            drop(interpolate(&text, &env()));
+        }
+    }
+}

@@ -1,0 +1,534 @@
+//! Names and addresses in a request: which hosts, origins, paths and proxies are believed.
+//!
+//! Pure functions and one table; answers nothing itself.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use http::header::{HOST, ORIGIN};
+use http::uri::Uri;
+use http::{HeaderMap, Version};
+use ipnet::IpNet;
+use url::Url;
+
+/// The hosts and origins by which a listener may be addressed.
+#[derive(Clone, Debug)]
+pub(crate) struct Allowed {
+    /// Each host with the port that it needs.
+    hosts: HashSet<(String, u16)>,
+    /// The port that a host without one means.
+    default_port: u16,
+    /// Origins in the form that a browser sends.
+    origins: HashSet<String>,
+}
+
+/// How a request names its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HostCheck {
+    /// One of ours.
+    Ours,
+    /// Well-formed, but not ours: 403.
+    Foreign,
+    /// Missing, repeated, malformed or contradictory: 400.
+    Malformed,
+}
+
+/// Where a request says that it comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OriginCheck {
+    /// Not from a web page.
+    Absent,
+    /// From a page that may call us.
+    Ours,
+    /// From any other page: 403.
+    Foreign,
+}
+
+impl Allowed {
+    /// The table for one listener; `bound` is the address that it really has.
+    ///
+    /// An entry that could never match is a mistake of the configuration and is named.
+    pub(crate) fn new(
+        public_url: &Url,
+        bound: SocketAddr,
+        is_tls: bool,
+        more_hosts: &[String],
+        more_origins: &[String],
+    ) -> Result<Self, String> {
+        let default_port = if public_url.scheme() == "https" {
+            443
+        } else {
+            80
+        };
+        let host = public_url
+            .host_str()
+            .ok_or("public_url has no host")?
+            .to_ascii_lowercase();
+        let port = public_url.port().unwrap_or(default_port);
+        let mut allowed = Self {
+            hosts: HashSet::from([(host, port)]),
+            default_port,
+            origins: HashSet::from([public_url.origin().ascii_serialization()]),
+        };
+        if bound.ip().to_canonical().is_loopback() {
+            let scheme = if is_tls { "https" } else { "http" };
+            for host in LOOPBACK {
+                allowed.hosts.insert((host.to_owned(), bound.port()));
+                let origin = format!("{scheme}://{host}:{}", bound.port());
+                allowed.origins.extend(origin_of(&origin));
+            }
+        }
+        for host in more_hosts {
+            let (host, port) = authority(host).ok_or_else(|| format!("{host:?} is no host"))?;
+            allowed.hosts.insert((host, port.unwrap_or(default_port)));
+        }
+        for origin in more_origins {
+            let known = origin_of(origin).ok_or_else(|| format!("{origin:?} is no origin"))?;
+            allowed.origins.insert(known);
+        }
+        Ok(allowed)
+    }
+
+    /// Compares what the target, `:authority` and `Host` say with each other and with the table.
+    pub(crate) fn host(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> HostCheck {
+        let mut named = headers.get_all(HOST).iter();
+        let header = match (named.next(), named.next()) {
+            (None, _) => None,
+            (Some(host), None) => match host.to_str().ok().and_then(authority) {
+                Some(host) => Some(host),
+                None => return HostCheck::Malformed,
+            },
+            (Some(_), Some(_)) => return HostCheck::Malformed,
+        };
+        let target = match uri.authority() {
+            None => None,
+            Some(target) => match authority(target.as_str()) {
+                Some(target) => Some(target),
+                None => return HostCheck::Malformed,
+            },
+        };
+        let (host, port) = match (header, target) {
+            (None, None) => return HostCheck::Malformed,
+            // RFC 9112 3.2: HTTP/1.1 needs `Host` even when its target is absolute.
+            (None, Some(_)) if version < Version::HTTP_2 => return HostCheck::Malformed,
+            (Some(one), None) | (None, Some(one)) => one,
+            (Some(header), Some(target)) => {
+                if header.0 != target.0 || self.port(header.1) != self.port(target.1) {
+                    return HostCheck::Malformed;
+                }
+                header
+            }
+        };
+        if self.hosts.contains(&(host, self.port(port))) {
+            HostCheck::Ours
+        } else {
+            HostCheck::Foreign
+        }
+    }
+
+    /// Looks at `Origin`: one, and exactly allowed, or none.
+    pub(crate) fn origin(&self, headers: &HeaderMap) -> OriginCheck {
+        let mut named = headers.get_all(ORIGIN).iter();
+        match (named.next(), named.next()) {
+            (None, _) => OriginCheck::Absent,
+            (Some(origin), None) => {
+                let origin = origin.to_str().ok().and_then(origin_of);
+                match origin {
+                    Some(origin) if self.origins.contains(&origin) => OriginCheck::Ours,
+                    _ => OriginCheck::Foreign,
+                }
+            }
+            (Some(_), Some(_)) => OriginCheck::Foreign,
+        }
+    }
+
+    fn port(&self, port: Option<u16>) -> u16 {
+        port.unwrap_or(self.default_port)
+    }
+}
+
+/// Takes `host[:port]` apart, in lower case; nothing else is an authority here.
+pub(crate) fn authority(text: &str) -> Option<(String, Option<u16>)> {
+    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (inside, after) = rest.split_once(']')?;
+        inside.parse::<Ipv6Addr>().ok()?;
+        let port = match after {
+            "" => None,
+            after => Some(after.strip_prefix(':')?),
+        };
+        (&text[..inside.len() + 2], port)
+    } else {
+        match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        }
+    };
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    if !host.starts_with('[') && (host.is_empty() || !host.bytes().all(is_name)) {
+        return None;
+    }
+    let port = match port {
+        None => None,
+        // `parse` alone would take "+80".
+        Some(port) if port.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some(port.parse::<u16>().ok().filter(|port| *port != 0)?)
+        }
+        Some(_) => return None,
+    };
+    Some((host.to_ascii_lowercase(), port))
+}
+
+/// The one spelling of an origin: lower case, no default port; `None` if it is none.
+fn origin_of(text: &str) -> Option<String> {
+    let (scheme, rest) = text.split_once("://")?;
+    let scheme = scheme.to_ascii_lowercase();
+    let default = match scheme.as_str() {
+        "http" => 80,
+        "https" => 443,
+        // Extensions and editors have schemes of their own: compared as they are.
+        _ if rest.is_empty() || rest.contains(['/', ',', ' ']) => return None,
+        _ => return Some(text.to_owned()),
+    };
+    let (host, port) = authority(rest)?;
+    Some(match port {
+        Some(port) if port != default => format!("{scheme}://{host}:{port}"),
+        _ => format!("{scheme}://{host}"),
+    })
+}
+
+/// Whether a path is spelt in the only way that our routes know.
+///
+/// Everything else would have to be decoded or cut to be compared, and two readers of one path
+/// (we, a proxy before us, an authorization rule) would decode it differently.
+pub(crate) fn canonical(path: &str) -> bool {
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'~' | b'-' | b'/');
+    let Some(rest) = path.strip_prefix('/') else {
+        return false;
+    };
+    let last = rest.split('/').count() - 1;
+    path.bytes().all(is_plain)
+        && rest
+            .split('/')
+            .enumerate()
+            .all(|(at, segment)| match segment {
+                "." | ".." => false,
+                // Only the end of the path may be empty: "/" and "/a/".
+                "" => at == last,
+                _ => true,
+            })
+}
+
+/// Who calls: the peer, or whom the proxies that we trust name.
+///
+/// From the right, each address that is a trusted proxy's is passed over; the first other one is
+/// the client. What stands further left was written by the client and is never read.
+pub(crate) fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
+    let is_trusted = |ip: IpAddr| trusted.iter().any(|net| net.contains(&ip));
+    let mut client = peer.to_canonical();
+    if !is_trusted(client) {
+        return client;
+    }
+    let lines = headers.get_all("x-forwarded-for").iter().rev();
+    for entry in lines.flat_map(|line| line.to_str().unwrap_or("").rsplit(',')) {
+        // An entry that is no address ends the chain: what is left of it cannot be believed.
+        let Some(ip) = forwarded(entry.trim()) else {
+            break;
+        };
+        client = ip;
+        if !is_trusted(ip) {
+            break;
+        }
+    }
+    client
+}
+
+/// An address as proxies write it: bare, or with a port.
+fn forwarded(entry: &str) -> Option<IpAddr> {
+    let bare = entry
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(entry);
+    let ip = bare
+        .parse()
+        .or_else(|_| entry.parse::<SocketAddr>().map(|address| address.ip()));
+    ip.ok().map(|ip: IpAddr| ip.to_canonical())
+}
+
+/// The names of this machine to itself.
+const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn allowed(public: &str, bound: &str) -> Allowed {
+        let hosts = ["gw.internal:8443".to_owned()];
+        let origins = [
+            "https://app.test:443".to_owned(),
+            "vscode-webview://abc".to_owned(),
+        ];
+        let bound = bound.parse().expect("address");
+        Allowed::new(
+            &public.parse().expect("url"),
+            bound,
+            false,
+            &hosts,
+            &origins,
+        )
+        .expect("table")
+    }
+
+    fn headers(name: &'static str, values: &[&str]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(
+                name,
+                HeaderValue::from_bytes(value.as_bytes()).expect("value"),
+            );
+        }
+        headers
+    }
+
+    #[test]
+    fn hosts() {
+        use HostCheck::{Foreign, Malformed, Ours};
+        let local = allowed("http://127.0.0.1:8080", "127.0.0.1:8080");
+        let public = allowed("https://gw.example.com", "0.0.0.0:8080");
+        let relative = Uri::from_static("/mcp");
+        for (table, values, expected) in [
+            (&local, &["127.0.0.1:8080"][..], Ours),
+            (&local, &["LocalHost:8080"], Ours),
+            (&local, &["[::1]:8080"], Ours),
+            (&local, &["gw.internal:8443"], Ours),
+            (&local, &["127.0.0.1"], Foreign),
+            (&local, &["127.0.0.1:8081"], Foreign),
+            (&local, &["evil.test"], Foreign),
+            (&local, &["localhost:8080.evil.test"], Malformed),
+            (&local, &["localhost.evil.test:8080"], Foreign),
+            (&public, &["gw.example.com"], Ours),
+            (&public, &["GW.example.com:443"], Ours),
+            (&public, &["gw.example.com:80"], Foreign),
+            (&public, &["gw.example.com."], Foreign),
+            (&public, &["localhost:8080"], Foreign),
+            (&public, &[], Malformed),
+            (&public, &[""], Malformed),
+            (&public, &["gw.example.com", "gw.example.com"], Malformed),
+            (&public, &["gw.example.com, evil.test"], Malformed),
+            (&public, &["user@gw.example.com"], Malformed),
+            (&public, &["gw.example.com/x"], Malformed),
+            (&public, &["gw.example.com?x"], Malformed),
+            (&public, &["gw.example.com#x"], Malformed),
+            (&public, &["gw.example.com\\x"], Malformed),
+            (&public, &["gw.example.com x"], Malformed),
+            (&public, &["gw.example.com:"], Malformed),
+            (&public, &["gw.example.com:+443"], Malformed),
+            (&public, &["gw.example.com:65536"], Malformed),
+            (&public, &["gw.example.com:0"], Malformed),
+            (&public, &["[::1"], Malformed),
+            (&public, &["[::1]x"], Malformed),
+            (&public, &["[nonsense]"], Malformed),
+            (&public, &["gw.ex\u{e4}mple.com"], Malformed),
+        ] {
+            assert_eq!(
+                table.host(Version::HTTP_11, &relative, &headers("host", values)),
+                expected,
+                "{values:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_target_and_the_header_must_agree() {
+        let table = allowed("https://gw.example.com", "0.0.0.0:8080");
+        for (target, values, expected) in [
+            (
+                "https://gw.example.com/mcp",
+                &["gw.example.com"][..],
+                HostCheck::Ours,
+            ),
+            (
+                "https://gw.example.com:443/mcp",
+                &["gw.example.com"],
+                HostCheck::Ours,
+            ),
+            (
+                "https://gw.example.com/mcp",
+                &["evil.test"],
+                HostCheck::Malformed,
+            ),
+            (
+                "https://evil.test/mcp",
+                &["gw.example.com"],
+                HostCheck::Malformed,
+            ),
+            ("https://evil.test/mcp", &["evil.test"], HostCheck::Foreign),
+            ("https://gw.example.com/mcp", &[], HostCheck::Malformed),
+            (
+                "https://u@gw.example.com/mcp",
+                &["gw.example.com"],
+                HostCheck::Malformed,
+            ),
+        ] {
+            let uri: Uri = target.parse().expect("uri");
+            let found = table.host(Version::HTTP_11, &uri, &headers("host", values));
+            assert_eq!(found, expected, "{target} {values:?}");
+        }
+        let uri = Uri::from_static("https://gw.example.com/mcp");
+        assert_eq!(
+            table.host(Version::HTTP_2, &uri, &HeaderMap::new()),
+            HostCheck::Ours
+        );
+    }
+
+    #[test]
+    fn origins() {
+        use OriginCheck::{Absent, Foreign, Ours};
+        let local = allowed("http://127.0.0.1:8080", "127.0.0.1:8080");
+        for (values, expected) in [
+            (&[][..], Absent),
+            (&["http://127.0.0.1:8080"], Ours),
+            (&["http://localhost:8080"], Ours),
+            (&["http://[::1]:8080"], Ours),
+            (&["https://app.test"], Ours),
+            (&["https://app.test:443"], Ours),
+            (&["vscode-webview://abc"], Ours),
+            (&["null"], Foreign),
+            (&[""], Foreign),
+            (&["*"], Foreign),
+            (&["https://localhost:8080"], Foreign),
+            (&["http://localhost"], Foreign),
+            (&["http://localhost:8081"], Foreign),
+            (&["http://localhost:8080.evil.test"], Foreign),
+            (&["http://localhost:8080/"], Foreign),
+            (&["http://evil.test"], Foreign),
+            (&["http://localhost:8080", "http://localhost:8080"], Foreign),
+            (&["http://localhost:8080 http://evil.test"], Foreign),
+            (&["http://localhost:8080@evil.test"], Foreign),
+        ] {
+            assert_eq!(
+                local.origin(&headers("origin", values)),
+                expected,
+                "{values:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_entry_that_never_matches_is_a_mistake() {
+        let url: Url = "http://127.0.0.1:8080".parse().expect("url");
+        let bound = "127.0.0.1:8080".parse().expect("address");
+        for (hosts, origins) in [
+            (&["a b"][..], &[][..]),
+            (&["http://x"], &[]),
+            (&[], &["null"]),
+            (&[], &["*"]),
+        ] {
+            let owned = |list: &[&str]| list.iter().map(|&one| one.to_owned()).collect::<Vec<_>>();
+            let table = Allowed::new(&url, bound, false, &owned(hosts), &owned(origins));
+            assert!(table.is_err(), "{hosts:?} {origins:?}");
+        }
+    }
+
+    #[test]
+    fn paths() {
+        for path in [
+            "/",
+            "/mcp",
+            "/t/acme/files/mcp",
+            "/.well-known/x",
+            "/a/",
+            "/a.b_c~d-e",
+        ] {
+            assert!(canonical(path), "{path}");
+        }
+        for path in [
+            "",
+            "*",
+            "mcp",
+            "//",
+            "//mcp",
+            "/a//b",
+            "/.",
+            "/..",
+            "/a/../b",
+            "/a/.",
+            "/a/./b",
+            "/%2e%2e/a",
+            "/a%2fb",
+            "/a%00",
+            "/a%252fb",
+            "/a;b",
+            "/a\\b",
+            "/a b",
+            "/\u{e4}",
+            "/a//",
+        ] {
+            assert!(!canonical(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn clients() {
+        let trusted = [
+            "10.0.0.0/8".parse().expect("net"),
+            "fd00::/8".parse().expect("net"),
+        ];
+        for (peer, lines, expected) in [
+            ("192.0.2.1", &["198.51.100.7"][..], "192.0.2.1"),
+            ("10.0.0.1", &[], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.7"], "198.51.100.7"),
+            ("::ffff:10.0.0.1", &["198.51.100.7"], "198.51.100.7"),
+            (
+                "10.0.0.1",
+                &["1.1.1.1, 198.51.100.7, 10.0.0.9"],
+                "198.51.100.7",
+            ),
+            ("10.0.0.1", &["1.1.1.1", "198.51.100.7"], "198.51.100.7"),
+            ("10.0.0.1", &["198.51.100.7:4711"], "198.51.100.7"),
+            ("10.0.0.1", &["[2001:db8::1]:4711"], "2001:db8::1"),
+            ("10.0.0.1", &["1.1.1.1, unknown, 10.0.0.9"], "10.0.0.9"),
+            ("10.0.0.1", &["10.0.0.3, 10.0.0.2"], "10.0.0.3"),
+            ("fd00::1", &["2001:db8::1"], "2001:db8::1"),
+        ] {
+            let peer: IpAddr = peer.parse().expect("ip");
+            let found = client(peer, &headers("x-forwarded-for", lines), &trusted);
+            assert_eq!(
+                found,
+                expected.parse::<IpAddr>().expect("ip"),
+                "{peer} {lines:?}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn parsers_never_panic(text in "\\PC{0,40}", bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let _ = authority(&text);
+            let _ = origin_of(&text);
+            let _ = forwarded(&text);
+            if canonical(&text) {
+                prop_assert!(text.starts_with('/') && !text.contains('%') && !text.contains("//"));
+            }
+            if let Ok(value) = HeaderValue::from_bytes(&bytes) {
+                let table = allowed("http://127.0.0.1:8080", "127.0.0.1:8080");
+                let mut map = HeaderMap::new();
+                for name in ["host", "origin", "x-forwarded-for"] {
+                    map.insert(name, value.clone());
+                }
+                let _ = table.host(Version::HTTP_11, &Uri::from_static("/"), &map);
+                let _ = table.origin(&map);
+                let _ = client("10.0.0.1".parse().expect("ip"), &map, &["10.0.0.0/8".parse().expect("net")]);
+            }
+        }
+
+        #[test]
+        fn an_authority_reads_back(host in "[a-z0-9.-]{1,20}", port in proptest::option::of(1u16..)) {
+            let text = port.map_or(host.clone(), |port| format!("{host}:{port}"));
+            prop_assert_eq!(authority(&text), Some((host, port)));
+        }
+    }
+}

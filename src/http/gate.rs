@@ -1,0 +1,316 @@
+//! The middleware in front of every route of the public listener.
+//!
+//! Refuses what no route should see, and says on every response what no route should forget; who
+//! calls, and what they may do, is decided behind it.
+
+use std::any::Any;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::RequestExt;
+use axum::Router;
+use axum::extract::{RawPathParams, Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use http::header::{
+    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, ORIGIN, X_CONTENT_TYPE_OPTIONS,
+};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
+use ipnet::IpNet;
+use tokio::time::Instant;
+use tower_http::catch_panic::CatchPanicLayer;
+
+use super::accept::Peer;
+use super::address::{Allowed, HostCheck, OriginCheck, canonical, client};
+use super::body::{Read, meter};
+use super::cors;
+use super::refusal::refusal;
+
+/// What the gate of one listener needs to know.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    /// The hosts and origins that are ours.
+    allowed: Allowed,
+    /// Whose `X-Forwarded-For` is believed.
+    proxies: Vec<IpNet>,
+    /// The largest request body, in bytes.
+    max_body: u64,
+    /// Makes request ids of one process differ from those of every other.
+    boot: u64,
+    /// Makes them differ from each other.
+    next: AtomicU64,
+}
+
+/// The name of one request in logs and in `x-request-id`; in the extensions of the request.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestId(pub(crate) Arc<str>);
+
+/// The address that a request is accounted to; in the extensions of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClientAddress(pub(crate) IpAddr);
+
+impl Gate {
+    /// A gate with a random boot number.
+    pub(crate) fn new(allowed: Allowed, proxies: Vec<IpNet>, max_body: u64) -> Arc<Self> {
+        let boot = uuid::Uuid::new_v4().as_u64_pair().1;
+        Arc::new(Self {
+            allowed,
+            proxies,
+            max_body,
+            boot,
+            next: AtomicU64::new(1),
+        })
+    }
+
+    /// Puts the gate, and the net for panics, in front of every route and fallback of `routes`.
+    ///
+    /// Call it last: routes added afterwards would stand outside.
+    pub(crate) fn guard(self: Arc<Self>, routes: Router) -> Router {
+        routes
+            .layer(CatchPanicLayer::custom(panicked))
+            .layer(from_fn_with_state(self, pass))
+    }
+
+    fn request_id(&self) -> RequestId {
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        // A random id per request would cost a system call; this one is as unique. It is no
+        // secret, and nothing is looked up by it.
+        RequestId(format!("{:016x}{next:08x}", self.boot).into())
+    }
+
+    /// Everything that is refused by the head of the request alone, in this order.
+    fn check(&self, head: &Parts) -> Result<Option<HeaderValue>, Response> {
+        let target = head
+            .uri
+            .path_and_query()
+            .map_or(0, |target| target.as_str().len());
+        if target > TARGET_MAX {
+            return Err(refusal(StatusCode::URI_TOO_LONG, "request target too long"));
+        }
+        check_size(&head.headers)?;
+        check_method(&head.method)?;
+        match self.allowed.host(head.version, &head.uri, &head.headers) {
+            HostCheck::Ours => {}
+            HostCheck::Foreign => return Err(refusal(StatusCode::FORBIDDEN, "host not allowed")),
+            HostCheck::Malformed => return Err(refusal(StatusCode::BAD_REQUEST, "bad host")),
+        }
+        let origin = match self.allowed.origin(&head.headers) {
+            OriginCheck::Absent => None,
+            OriginCheck::Ours => head.headers.get(ORIGIN).cloned(),
+            OriginCheck::Foreign => {
+                return Err(refusal(StatusCode::FORBIDDEN, "origin not allowed"));
+            }
+        };
+        // From here on a page of an allowed origin must be able to read the refusal.
+        self.check_rest(head).map_err(|mut refused| {
+            cors::mark(refused.headers_mut(), origin.clone());
+            refused
+        })?;
+        Ok(origin)
+    }
+
+    fn check_rest(&self, head: &Parts) -> Result<(), Response> {
+        if !canonical(head.uri.path()) {
+            return Err(refusal(StatusCode::NOT_FOUND, "not found"));
+        }
+        let is_encoded = head.headers.get_all(CONTENT_ENCODING).iter().any(|coding| {
+            !coding
+                .as_bytes()
+                .trim_ascii()
+                .eq_ignore_ascii_case(b"identity")
+        });
+        if is_encoded {
+            let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            return Err(refusal(status, "content coding not supported"));
+        }
+        // Before the body is polled: only then hyper sends `100 Continue` (P105).
+        let length = head
+            .headers
+            .get(CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok());
+        if length
+            .and_then(|length| length.parse().ok())
+            .is_some_and(|l: u64| l > self.max_body)
+        {
+            return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large"));
+        }
+        Ok(())
+    }
+}
+
+/// One request through the gate and back.
+async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let id = gate.request_id();
+    let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip());
+    let address = peer.map(|peer| client(peer, request.headers(), &gate.proxies));
+    let mut line = Line::of(&request, address);
+    if let Ok(params) = request.extract_parts::<RawPathParams>().await {
+        line.name(&params);
+    }
+    let (mut head, body) = request.into_parts();
+    let version = head.version;
+    let (body, progress) = meter(body, gate.max_body);
+    let response = match gate.check(&head) {
+        Err(refused) => refused,
+        Ok(origin) => {
+            let mut response = if cors::is_preflight(&head.method, &head.headers) {
+                cors::preflight(&head.headers)
+            } else {
+                head.extensions.insert(id.clone());
+                if let Some(address) = address {
+                    head.extensions.insert(ClientAddress(address));
+                }
+                let response = next.run(Request::from_parts(head, body)).await;
+                // The route saw an error and cannot know which; its answer gives way.
+                match progress.read() {
+                    Read::TooLarge => refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large"),
+                    Read::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
+                    Read::Partly | Read::Whole => response,
+                }
+            };
+            cors::mark(response.headers_mut(), origin);
+            response
+        }
+    };
+    let response = finish(response, &id, version, progress.read());
+    line.write(&id, response.status(), began);
+    response
+}
+
+/// What every response carries.
+fn finish(mut response: Response, id: &RequestId, version: Version, read: Read) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if let Ok(id) = HeaderValue::try_from(&*id.0) {
+        headers.insert(X_REQUEST_ID, id);
+    }
+    // What is left of a body must never be read as the next request (P114). HTTP/2 has frames.
+    if read != Read::Whole && version < Version::HTTP_2 {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// C11, for HTTP/2 too, where hyper counts bytes but not fields.
+fn check_size(headers: &HeaderMap) -> Result<(), Response> {
+    let is_long = |value: &HeaderValue| value.len() > FIELD_MAX;
+    if headers.len() > FIELDS_MAX || headers.values().any(is_long) {
+        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        let mut refused = refusal(status, "header fields too large");
+        refused
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+        return Err(refused);
+    }
+    Ok(())
+}
+
+/// Methods that no route has: those that tunnel or echo, and those that we do not know.
+fn check_method(method: &Method) -> Result<(), Response> {
+    match method.as_str() {
+        "GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS" => Ok(()),
+        "CONNECT" | "TRACE" => {
+            let mut refused = refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed");
+            let allow = HeaderValue::from_static("GET, POST, DELETE");
+            refused.headers_mut().insert(ALLOW, allow);
+            Err(refused)
+        }
+        _ => Err(refusal(StatusCode::NOT_IMPLEMENTED, "method not known")),
+    }
+}
+
+/// A panic is our fault and passes; 503 says so, and no 500 is ever a correct answer (C18).
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the signature is tower-http's"
+)]
+fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text");
+    tracing::error!(panic = text, "a route panicked");
+    let mut response = refusal(StatusCode::SERVICE_UNAVAILABLE, "internal error");
+    response
+        .headers_mut()
+        .insert(http::header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}
+
+/// The log line of one request: no query, no header, no session id.
+struct Line {
+    method: Method,
+    path: String,
+    tenant: Option<String>,
+    server: Option<String>,
+    address: Option<IpAddr>,
+}
+
+impl Line {
+    fn of(request: &Request, address: Option<IpAddr>) -> Self {
+        let path = request.uri().path();
+        let end = path
+            .char_indices()
+            .nth(PATH_LOGGED)
+            .map_or(path.len(), |(at, _)| at);
+        let path = path[..end].to_owned();
+        Self {
+            method: request.method().clone(),
+            path,
+            tenant: None,
+            server: None,
+            address,
+        }
+    }
+
+    /// Remembers what the route matched.
+    fn name(&mut self, params: &RawPathParams) {
+        for (name, value) in params {
+            match name {
+                "tenant" => self.tenant = Some(value.to_owned()),
+                "server" => self.server = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+    }
+
+    fn write(&self, id: &RequestId, status: StatusCode, began: Instant) {
+        // An unknown method is the client's text and may be long.
+        let method = self.method.as_str();
+        let method = method.get(..METHOD_LOGGED).unwrap_or(method);
+        let id = &*id.0;
+        let code = status.as_u16();
+        let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let address = self.address.map(tracing::field::display);
+        tracing::info!(
+            target: "lockgate::http",
+            {
+                request.id = id,
+                http.method = method,
+                url.path = self.path,
+                tenant.id = self.tenant,
+                server.name = self.server,
+                http.status = code,
+                client.address = address,
+                ms
+            },
+            "request"
+        );
+    }
+}
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// C11.
+const TARGET_MAX: usize = 8 << 10;
+/// C11.
+const FIELDS_MAX: usize = 100;
+/// A single field of 60 KiB is refused (P102); the largest useful one is a token.
+const FIELD_MAX: usize = 16 << 10;
+/// No method of ours is longer.
+const METHOD_LOGGED: usize = 16;
+/// No path of ours is longer.
+const PATH_LOGGED: usize = 256;

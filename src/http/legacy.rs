@@ -1,0 +1,223 @@
+//! Streamable HTTP for 2025-03-26, 2025-06-18 and 2025-11-25: POST, GET and DELETE of the
+//! MCP endpoint.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use bytes::{Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderValue, Method as HttpMethod, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use tokio::time::Instant;
+
+use super::{
+    Front,
+    mcp::{self, Admitted},
+    page,
+    reply::Failure,
+    stream::{self, Writing},
+};
+use crate::{
+    auth::Access,
+    control::ReplyMode,
+    error::Error,
+    hub::{Answer, Form, reading::Reading},
+    protocol::{
+        event::{push_message, push_priming},
+        headers::{Accepts, LAST_EVENT_ID, SESSION_ID},
+        message::{Body as Said, Kind, Message, Method},
+        revision::Revision,
+    },
+};
+
+/// POST: one message of the client, or a batch.
+pub(crate) async fn post(
+    State(front): State<Arc<Front>>,
+    admitted: Admitted,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    take(&front, &admitted.access, &parts.headers, body)
+        .await
+        .unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn take(
+    front: &Front,
+    access: &Access,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let accepts = mcp::accepts(headers);
+    let body = mcp::read(headers, body, front.config.http.max_body).await?;
+    if !accepts.json && !accepts.sse {
+        let text = "Accept must permit application/json or text/event-stream";
+        return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
+    }
+    let said = Said::parse(body)?;
+    mcp::check_version(headers)?;
+    let form = form(access.server().reply.mode, accepts);
+    match said {
+        Said::One(message) if message.is_modern() => Err(mcp::no_session_id()),
+        Said::One(message)
+            if message.method() == Method::Initialize && message.kind() == Kind::Request =>
+        {
+            initialize(front, access, headers, message, (form, accepts)).await
+        }
+        said => {
+            let id = mcp::session_id(headers)?;
+            let pending = front.hub.deliver(access, id, said, form).await?;
+            let hold = (form == Form::Auto).then_some(access.server().reply.sse_after);
+            let answer = pending.answer(hold).await;
+            answered(front, access, accepts, answer)
+        }
+    }
+}
+
+/// What the server's mode and the client's `Accept` leave.
+fn form(mode: ReplyMode, accepts: Accepts) -> Form {
+    match (accepts.json, accepts.sse, mode) {
+        (true, false, _) | (true, true, ReplyMode::Json) => Form::Json,
+        (false, _, _) | (true, true, ReplyMode::Sse) => Form::Sse,
+        (true, true, ReplyMode::Auto) => Form::Auto,
+    }
+}
+
+async fn initialize(
+    front: &Front,
+    access: &Access,
+    headers: &HeaderMap,
+    message: Message,
+    (form, accepts): (Form, Accepts),
+) -> Result<Response, Failure> {
+    if let Some(id) = mcp::single(headers, SESSION_ID)?
+        && front.hub.has(access, id)
+    {
+        return Err(Error::Invalid("this session is initialized already").into());
+    }
+    let (id, answer) = front.hub.initialize(access, message, form).await?;
+    let (line, session) = match answer {
+        Answer::Json(line) => (line, HeaderValue::from_str(id.as_str()).ok()),
+        Answer::Failed(line) => (line, None),
+        Answer::Refused(error) => return Err(error.into()),
+        Answer::Stream(_) | Answer::Accepted | Answer::Silent => {
+            return Err(Error::Bug("initialize was answered by a stream").into());
+        }
+    };
+    let mut response = if accepts.json { json(line) } else { one_event(&line) };
+    if let Some(session) = session {
+        response.headers_mut().insert(SESSION_ID, session);
+    }
+    Ok(response)
+}
+
+fn answered(
+    front: &Front,
+    access: &Access,
+    accepts: Accepts,
+    answer: Answer,
+) -> Result<Response, Failure> {
+    match answer {
+        Answer::Json(line) | Answer::Failed(line) => Ok(json(line)),
+        Answer::Stream(reading) => {
+            let close_after = access.server().reply.close_after;
+            Ok(open(front, *reading, close_after))
+        }
+        Answer::Accepted => Ok(StatusCode::ACCEPTED.into_response()),
+        // Cancelled before anything was sent: a stream that ends, without a message.
+        Answer::Silent if accepts.sse => Ok(stream::event_stream(Body::empty())),
+        Answer::Silent => Ok(StatusCode::ACCEPTED.into_response()),
+        Answer::Refused(error) => Err(error.into()),
+    }
+}
+
+/// GET: the listener, or a stream to be resumed.
+pub(crate) async fn get(
+    State(front): State<Arc<Front>>,
+    admitted: Admitted,
+    method: HttpMethod,
+    headers: HeaderMap,
+) -> Response {
+    let Admitted { access, base } = admitted;
+    if page::is_browser(&method, &headers) {
+        let url = format!("{}{base}/mcp", front.config.public_url);
+        return page::page(&access.tenant().name, &access.server().name, &url);
+    }
+    listen(&front, &access, &method, &headers).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn listen(
+    front: &Front,
+    access: &Access,
+    method: &HttpMethod,
+    headers: &HeaderMap,
+) -> Result<Response, Failure> {
+    if method == HttpMethod::HEAD {
+        // It would attach a connection that cannot be read.
+        return Err(Failure::http(StatusCode::METHOD_NOT_ALLOWED, "GET, POST or DELETE"));
+    }
+    if !mcp::accepts(headers).sse {
+        let text = "Accept must permit text/event-stream";
+        return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
+    }
+    mcp::check_version(headers)?;
+    let id = mcp::session_id(headers)?;
+    let cursor = mcp::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
+    match front.hub.attach(access, id, cursor).await? {
+        Some(reading) => Ok(open(front, reading, Duration::ZERO)),
+        None => Ok(StatusCode::NO_CONTENT.into_response()),
+    }
+}
+
+/// DELETE: the end of the session (2025-11-25 transports, "Session Management" 5).
+pub(crate) async fn delete(
+    State(front): State<Arc<Front>>,
+    admitted: Admitted,
+    headers: HeaderMap,
+) -> Response {
+    let ended = async {
+        mcp::check_version(&headers)?;
+        let id = mcp::session_id(&headers)?;
+        front.hub.end(&admitted.access, id).await?;
+        Ok::<_, Failure>(StatusCode::NO_CONTENT)
+    };
+    ended.await.into_response()
+}
+
+fn open(front: &Front, reading: Reading, close_after: Duration) -> Response {
+    let stream = &front.config.stream;
+    let has_priming = reading.revision().is_some_and(Revision::has_priming);
+    let mut first = BytesMut::new();
+    if has_priming {
+        push_priming(&mut first, &reading.id());
+    }
+    let is_polled = has_priming && !close_after.is_zero();
+    let writing = Writing {
+        keep_alive: stream.keep_alive,
+        retry: stream.retry,
+        close_at: is_polled.then(|| Instant::now() + close_after),
+        first,
+        prefix: String::new(),
+    };
+    stream::respond(reading, writing)
+}
+
+fn json(line: Bytes) -> Response {
+    let mut response = Response::new(Body::from(line));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// A response for a client that takes nothing but SSE, before there is a stream to resume.
+fn one_event(line: &[u8]) -> Response {
+    let mut event = BytesMut::new();
+    push_message(&mut event, "", line);
+    stream::event_stream(Body::from(event.freeze()))
+}

@@ -1,0 +1,133 @@
+//! What the client reads when something went wrong: the one place where an [`Error`]
+//! becomes a status and a JSON-RPC code (CONTRACT section 3).
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{
+    HeaderValue, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
+};
+
+use crate::{error::Error, protocol::message::Refusal};
+
+/// An answer that is not a success; the texts are fixed, so that nothing leaks into them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    status: StatusCode,
+    code: i32,
+    message: &'static str,
+    retry: Option<Duration>,
+}
+
+impl Failure {
+    /// A refusal by the HTTP rules of the endpoint (CONTRACT C11).
+    pub(crate) const fn http(status: StatusCode, message: &'static str) -> Self {
+        Self { status, code: -32600, message, retry: None }
+    }
+}
+
+impl From<Error> for Failure {
+    /// The status table. When you add an error, decide here whose fault it is.
+    fn from(error: Error) -> Self {
+        let (status, code, message, retry) = match error {
+            Error::NoSession => (StatusCode::NOT_FOUND, -32600, "no such session", None),
+            Error::NoServer => (StatusCode::NOT_FOUND, -32600, "no such server", None),
+            Error::Invalid(why) => (StatusCode::BAD_REQUEST, -32600, why, None),
+            Error::NotJson(why) => (StatusCode::BAD_REQUEST, -32700, why, None),
+            Error::NoCursor => (StatusCode::BAD_REQUEST, -32602, "no such event id", None),
+            Error::Gone => (StatusCode::GONE, -32602, "the events behind that id are gone", None),
+            Error::Limit { what, retry } => {
+                (StatusCode::TOO_MANY_REQUESTS, -31004, what, Some(retry))
+            }
+            Error::Busy { what, retry } => {
+                (StatusCode::SERVICE_UNAVAILABLE, -31004, what, Some(retry))
+            }
+            Error::Draining => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                -31004,
+                "the gateway is about to end",
+                Some(Duration::from_secs(1)),
+            ),
+            Error::Bug(what) => {
+                tracing::error!(what, "a bug of the gateway");
+                let retry = Some(Duration::from_secs(5));
+                (StatusCode::SERVICE_UNAVAILABLE, -32603, "internal error", retry)
+            }
+        };
+        Self { status, code, message, retry }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NotJson(why) => Error::NotJson(why).into(),
+            Refusal::Invalid(why) => Error::Invalid(why).into(),
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let Self { status, code, message, retry } = self;
+        let error = serde_json::json!({
+            "jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message},
+        });
+        let mut response = Response::new(Body::from(error.to_string()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(retry) = retry {
+            headers.insert(RETRY_AFTER, HeaderValue::from(retry.as_secs().max(1)));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_table() {
+        let second = Duration::from_secs(1);
+        let table: Vec<String> = [
+            Error::NoSession,
+            Error::NoServer,
+            Error::Invalid("why"),
+            Error::NotJson("why"),
+            Error::NoCursor,
+            Error::Gone,
+            Error::Limit { what: "limit", retry: second },
+            Error::Busy { what: "busy", retry: second },
+            Error::Draining,
+            Error::Bug("secret"),
+        ]
+        .into_iter()
+        .map(|error| {
+            let name = format!("{error:?}");
+            let name = name.split(['(', ' ']).next().unwrap_or_default().to_owned();
+            let Failure { status, code, message, retry } = error.into();
+            let retry = retry.map_or(String::new(), |retry| format!(" retry {}", retry.as_secs()));
+            format!("{name}: {} {code} {message}{retry}", status.as_u16())
+        })
+        .collect();
+        insta::assert_snapshot!(table.join("\n"), @r"
+        NoSession: 404 -32600 no such session
+        NoServer: 404 -32600 no such server
+        Invalid: 400 -32600 why
+        NotJson: 400 -32700 why
+        NoCursor: 400 -32602 no such event id
+        Gone: 410 -32602 the events behind that id are gone
+        Limit: 429 -31004 limit retry 1
+        Busy: 503 -31004 busy retry 1
+        Draining: 503 -31004 the gateway is about to end retry 1
+        Bug: 503 -32603 internal error retry 5
+        ");
+    }
+}

@@ -1,0 +1,104 @@
+//! HTTP+SSE of 2024-11-05: one connection carries everything to the client, and what the
+//! client says comes by POST to the endpoint that the connection names first.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use bytes::BytesMut;
+use http::{HeaderMap, Method, StatusCode};
+
+use super::{
+    Front,
+    mcp::{self, Admitted},
+    page,
+    reply::Failure,
+    stream::{self, Writing},
+};
+use crate::{
+    auth::Access,
+    error::Error,
+    hub::{Answer, Form},
+    protocol::{event::push_endpoint, headers::LAST_EVENT_ID, message::Body as Said},
+};
+
+/// GET: a new session, or the living one of a `Last-Event-ID`.
+pub(crate) async fn connect(
+    State(front): State<Arc<Front>>,
+    admitted: Admitted,
+    method: Method,
+    headers: HeaderMap,
+) -> Response {
+    let Admitted { access, base } = admitted;
+    if page::is_browser(&method, &headers) {
+        let url = format!("{}{base}/mcp", front.config.public_url);
+        return page::page(&access.tenant().name, &access.server().name, &url);
+    }
+    if method == Method::HEAD {
+        return Failure::http(StatusCode::METHOD_NOT_ALLOWED, "GET only").into_response();
+    }
+    listen(&front, &access, &base, &headers).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn listen(
+    front: &Front,
+    access: &Access,
+    base: &str,
+    headers: &HeaderMap,
+) -> Result<Response, Failure> {
+    if !mcp::accepts(headers).sse {
+        let text = "Accept must permit text/event-stream";
+        return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
+    }
+    let (id, reading) = match mcp::single(headers, LAST_EVENT_ID)? {
+        None => {
+            let (id, reading) = front.hub.connect(access).await?;
+            (id.as_str().to_owned(), reading)
+        }
+        // Event ids of this transport begin with the session, which no header names.
+        Some(cursor) => {
+            let (id, cursor) = cursor.split_once('.').ok_or(Error::NoCursor)?;
+            let reading = front.hub.attach(access, id, Some(cursor.as_bytes())).await?;
+            (id.to_owned(), reading.ok_or(Error::NoCursor)?)
+        }
+    };
+    let prefix = format!("{id}.");
+    let path = url::Url::parse(&front.config.public_url).map(|url| url.path().to_owned());
+    let path = path.unwrap_or_default();
+    let mut first = BytesMut::new();
+    let uri = format!("{}{base}/messages?session_id={id}", path.trim_end_matches('/'));
+    push_endpoint(&mut first, &uri, &format!("{prefix}{}", reading.id()));
+    let settings = &front.config.stream;
+    let (keep_alive, retry) = (settings.keep_alive, settings.retry);
+    Ok(stream::respond(reading, Writing { keep_alive, retry, close_at: None, first, prefix }))
+}
+
+/// POST: one message of the client; what is to be answered comes over the connection.
+pub(crate) async fn post(
+    State(front): State<Arc<Front>>,
+    admitted: Admitted,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let taken = async {
+        let body = mcp::read(&parts.headers, body, front.config.http.max_body).await?;
+        let id = session_id(parts.uri.query().unwrap_or_default())
+            .ok_or(Error::Invalid("session_id is missing"))?;
+        let said = Said::parse(body)?;
+        let pending = front.hub.deliver(&admitted.access, id, said, Form::Sse).await?;
+        match pending.answer(None).await {
+            Answer::Refused(error) => Err(Failure::from(error)),
+            _ => Ok(StatusCode::ACCEPTED),
+        }
+    };
+    taken.await.into_response()
+}
+
+/// The one `session_id` of a query; ids need no decoding.
+fn session_id(query: &str) -> Option<&str> {
+    let mut ids = query.split('&').filter_map(|pair| pair.strip_prefix("session_id="));
+    let id = ids.next()?;
+    ids.next().is_none().then_some(id)
+}

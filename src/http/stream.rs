@@ -1,0 +1,106 @@
+//! A stream as an HTTP body: events as they come, comments in silence, and a `retry:`
+//! before the gateway itself closes the connection.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{body::Body, response::Response};
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::unfold;
+use http::{
+    HeaderName, HeaderValue,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use tokio::{
+    select,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    hub::reading::{Next, Reading},
+    protocol::event::{KEEP_ALIVE, push_message, push_retry},
+};
+
+/// How a connection is written.
+pub(crate) struct Writing {
+    /// Silence after which a comment is sent.
+    pub(crate) keep_alive: Duration,
+    /// What a client waits before it comes again.
+    pub(crate) retry: Duration,
+    /// When the connection is closed to be polled.
+    pub(crate) close_at: Option<Instant>,
+    /// What comes first: the priming event, or the endpoint of HTTP+SSE.
+    pub(crate) first: BytesMut,
+    /// What stands before each event id.
+    pub(crate) prefix: String,
+}
+
+/// One connection while it is being written.
+struct Connection {
+    reading: Reading,
+    writing: Writing,
+    is_over: bool,
+}
+
+/// The response whose body is `reading`.
+pub(crate) fn respond(reading: Reading, writing: Writing) -> Response {
+    let connection = Connection { reading, writing, is_over: false };
+    let chunks = unfold(connection, |mut connection| async move {
+        connection.next().await.map(|chunk| (Ok::<_, Infallible>(chunk), connection))
+    });
+    event_stream(Body::from_stream(chunks))
+}
+
+/// A response of the type `text/event-stream` that no proxy may keep (CONTRACT P32).
+pub(crate) fn event_stream(body: Body) -> Response {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let buffering = HeaderName::from_static("x-accel-buffering");
+    headers.insert(buffering, HeaderValue::from_static("no"));
+    response
+}
+
+impl Connection {
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.is_over {
+            return None;
+        }
+        if !self.writing.first.is_empty() {
+            return Some(self.writing.first.split().freeze());
+        }
+        let silence = Instant::now() + self.writing.keep_alive;
+        let close = self.writing.close_at;
+        select! {
+            biased;
+            next = self.reading.next() => self.write(next),
+            () = sleep_until(close.unwrap_or(silence)), if close.is_some() => self.release(),
+            () = sleep_until(silence) => {
+                self.reading.took();
+                Some(Bytes::from_static(KEEP_ALIVE))
+            }
+        }
+    }
+
+    fn write(&mut self, next: Next) -> Option<Bytes> {
+        match next {
+            Next::Events(events) => {
+                let mut chunk = BytesMut::new();
+                for (id, data) in events {
+                    push_message(&mut chunk, &format!("{}{id}", self.writing.prefix), &data);
+                }
+                Some(chunk.freeze())
+            }
+            Next::Finished => None,
+            Next::Released => self.release(),
+        }
+    }
+
+    /// 2025-11-25 transports, "Sending Messages to the Server" 6: a `retry` before closing.
+    fn release(&mut self) -> Option<Bytes> {
+        self.is_over = true;
+        let mut chunk = BytesMut::new();
+        push_retry(&mut chunk, self.writing.retry);
+        Some(chunk.freeze())
+    }
+}

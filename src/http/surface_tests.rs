@@ -1,0 +1,436 @@
+//! The surface over real sockets: what of CONTRACT 4.5 needs no MCP route.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::Path;
+use axum::routing::{get, post};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::accept::{Bounds, serve};
+use super::address::Allowed;
+use super::gate::{ClientAddress, Gate};
+use super::ops::{Health, public};
+
+struct Surface {
+    address: SocketAddr,
+    stop: CancellationToken,
+    tracker: TaskTracker,
+}
+
+const MAX_BODY: u64 = 64 << 10;
+
+async fn surface(max_connections: usize) -> Surface {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let address = listener.local_addr().expect("address");
+    let url = format!("http://{address}").parse().expect("url");
+    let allowed = Allowed::new(&url, address, false, &[], &[]).expect("allowed");
+    let routes = Router::new()
+        .route(
+            "/mcp",
+            post(async |body: Bytes| format!("got {}", body.len())),
+        )
+        .route(
+            "/unread",
+            post(async || (http::StatusCode::BAD_REQUEST, "unread")),
+        )
+        .route(
+            "/panic",
+            get(async || -> &'static str { panic!("on purpose") }),
+        )
+        .route(
+            "/t/{tenant}/{server}/mcp",
+            get(async |Path((t, s)): Path<(String, String)>| t + &s),
+        )
+        .route(
+            "/who",
+            get(async |client: axum::Extension<ClientAddress>| client.0.0.to_string()),
+        )
+        .merge(public(Health::default()));
+    let app = Gate::new(allowed, Vec::new(), MAX_BODY).guard(routes);
+    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let bounds = Bounds { max_connections };
+    tracker.spawn(serve(
+        listener,
+        None,
+        app,
+        bounds,
+        stop.clone(),
+        tracker.clone(),
+    ));
+    Surface {
+        address,
+        stop,
+        tracker,
+    }
+}
+
+impl Surface {
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.expect("connect")
+    }
+
+    /// Sends bytes and reads until the connection closes or is quiet.
+    async fn raw(&self, request: impl AsRef<[u8]>) -> (String, bool) {
+        let mut stream = self.connect().await;
+        let (mut from, mut to) = stream.split();
+        let request = request.as_ref();
+        let send = async {
+            // The peer may close before it read all: that is for the answer to tell.
+            let _ = to.write_all(request).await;
+            std::future::pending::<()>().await;
+        };
+        tokio::select! { () = send => unreachable!(), answer = quiet(&mut from) => answer }
+    }
+
+    /// A request with the right host.
+    async fn ask(&self, line: &str, headers: &str) -> (String, bool) {
+        self.raw(format!(
+            "{line} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n",
+            self.address
+        ))
+        .await
+    }
+
+    async fn ends(self) {
+        self.stop.cancel();
+        self.tracker.close();
+        timeout(Duration::from_secs(15), self.tracker.wait())
+            .await
+            .expect("no task is left");
+    }
+}
+
+/// What arrives until the end, or until nothing has come for a while, and whether it was the end.
+async fn quiet(from: &mut (impl AsyncReadExt + Unpin)) -> (String, bool) {
+    let mut all = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        match timeout(Duration::from_millis(400), from.read(&mut chunk)).await {
+            Ok(Ok(0) | Err(_)) => return (String::from_utf8_lossy(&all).into_owned(), true),
+            Ok(Ok(size)) => all.extend_from_slice(&chunk[..size]),
+            Err(_) => return (String::from_utf8_lossy(&all).into_owned(), false),
+        }
+    }
+}
+
+fn status(answer: &str) -> &str {
+    answer.get(9..12).unwrap_or("none")
+}
+
+#[tokio::test]
+async fn p100_hosts() {
+    let surface = surface(100).await;
+    let port = surface.address.port();
+    for path in ["/livez", "/mcp", "/t/a/b/mcp", "/nowhere"] {
+        for (host, expected) in [
+            ("Host: evil.test\r\n".to_owned(), "403"),
+            (String::new(), "400"),
+            ("Host: \r\n".to_owned(), "400"),
+            (
+                format!("Host: 127.0.0.1:{port}\r\nHost: 127.0.0.1:{port}\r\n"),
+                "400",
+            ),
+            (format!("Host: x@127.0.0.1:{port}\r\n"), "400"),
+            (format!("Host: 127.0.0.1:{port}/x\r\n"), "400"),
+        ] {
+            let (answer, _) = surface
+                .raw(format!("GET {path} HTTP/1.1\r\n{host}\r\n"))
+                .await;
+            assert_eq!(status(&answer), expected, "{path} {host}");
+            assert!(
+                answer.contains("x-content-type-options: nosniff"),
+                "{answer}"
+            );
+        }
+    }
+    let absolute = format!("GET http://evil.test/livez HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n");
+    assert_eq!(status(&surface.raw(absolute).await.0), "400");
+    let (answer, _) = surface
+        .raw(format!(
+            "GET /livez HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n"
+        ))
+        .await;
+    assert_eq!(status(&answer), "200");
+    assert!(answer.contains("x-request-id: "), "{answer}");
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn p101_origins_and_preflight() {
+    let surface = surface(100).await;
+    let ours = format!("http://localhost:{}", surface.address.port());
+    for (origin, expected) in [
+        ("http://evil.test", "403"),
+        ("null", "403"),
+        ("http://localhost.evil.test", "403"),
+        ("http://localhost:1", "403"),
+        (ours.replace("http", "https").as_str(), "403"),
+        (ours.as_str(), "200"),
+    ] {
+        let (answer, _) = surface
+            .ask("GET /livez", &format!("Origin: {origin}\r\n"))
+            .await;
+        assert_eq!(status(&answer), expected, "{origin}");
+        let reads = answer.contains(&format!("access-control-allow-origin: {origin}\r\n"));
+        assert_eq!(reads, expected == "200", "{answer}");
+    }
+    let asks = "Access-Control-Request-Method: POST\r\n\
+                Access-Control-Request-Headers: mcp-param-city, x-evil\r\n";
+    let (answer, _) = surface
+        .ask("OPTIONS /mcp", &format!("Origin: {ours}\r\n{asks}"))
+        .await;
+    assert_eq!(status(&answer), "204");
+    assert!(answer.contains("mcp-name, mcp-param-city\r\n"), "{answer}");
+    assert!(!answer.contains("x-evil"), "{answer}");
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn p102_header_blocks() {
+    let surface = surface(100).await;
+    let long = format!("X: {}\r\n", "a".repeat(60 << 10));
+    let many = (0..100)
+        .map(|at| format!("X{at}: a\r\n"))
+        .collect::<String>();
+    let block = (0..66)
+        .map(|at| format!("X{at}: {}\r\n", "a".repeat(1024)))
+        .collect::<String>();
+    for headers in [long, many, block] {
+        let began = Instant::now();
+        let (answer, closed) = surface.ask("GET /livez", &headers).await;
+        assert_eq!(status(&answer), "431", "{} bytes", headers.len());
+        assert!(closed || answer.contains("connection: close"), "{answer}");
+        assert!(began.elapsed() < Duration::from_secs(3));
+    }
+    let fits = (0..90)
+        .map(|at| format!("X{at}: a\r\n"))
+        .collect::<String>();
+    assert_eq!(status(&surface.ask("GET /livez", &fits).await.0), "200");
+    let target = format!("GET /livez?{}", "a".repeat(9 << 10));
+    assert_eq!(status(&surface.ask(&target, "").await.0), "414");
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn p103_a_slow_header_block_is_cut_off() {
+    let surface = surface(100).await;
+    let began = Instant::now();
+    let slow = async |wait: u64, first: &'static str| {
+        let mut stream = surface.connect().await;
+        tokio::time::sleep(Duration::from_secs(wait)).await;
+        stream.write_all(first.as_bytes()).await.expect("write");
+        let mut rest = Vec::new();
+        let read = stream.read_to_end(&mut rest);
+        // A reset is as good an end as any.
+        drop(
+            timeout(Duration::from_secs(12), read)
+                .await
+                .expect("closed in time"),
+        );
+    };
+    tokio::join!(
+        slow(0, ""),
+        slow(0, "P"),
+        slow(0, "GET / HT"),
+        slow(5, "GET / HT")
+    );
+    assert!(began.elapsed() < Duration::from_secs(12));
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn p105_too_long_is_said_before_continue() {
+    let surface = surface(100).await;
+    let headers = "Content-Length: 99999999\r\nExpect: 100-continue\r\n";
+    let (answer, closed) = surface.ask("POST /mcp", headers).await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    assert!(!answer.contains("100 Continue") && closed);
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn p106_p108_codings_and_methods() {
+    let surface = surface(100).await;
+    for (line, headers, expected) in [
+        (
+            "POST /mcp",
+            "Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
+            "415",
+        ),
+        (
+            "POST /mcp",
+            "Content-Encoding: identity, br\r\nContent-Length: 1\r\n\r\nx",
+            "415",
+        ),
+        ("TRACE /livez", "", "405"),
+        ("CONNECT evil.test:443", "", "405"),
+        ("BREW /livez", "", "501"),
+        ("DELETE /livez", "", "405"),
+        (
+            "POST /livez",
+            "X-HTTP-Method-Override: GET\r\nContent-Length: 0\r\n",
+            "405",
+        ),
+        ("GET /panic", "", "503"),
+    ] {
+        let (answer, _) = surface.ask(line, headers).await;
+        assert_eq!(status(&answer), expected, "{line} {answer}");
+    }
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn p109_p111_paths_and_forged_addresses() {
+    let surface = surface(100).await;
+    assert!(surface.ask("GET /t/a/b/mcp", "").await.0.ends_with("ab"));
+    for path in [
+        "/t/a/b/mcp;x",
+        "/t/a/b%2fmcp",
+        "/t/a/../a/b/mcp",
+        "//t/a/b/mcp",
+        "/t/a/b/./mcp",
+        "/t/%61/b/mcp",
+        "/t/a%00/b/mcp",
+        "/t/a/%252e%252e/mcp",
+        "/t/a//mcp",
+        "*",
+    ] {
+        let answer = surface.ask(&format!("GET {path}"), "").await.0;
+        assert!(matches!(status(&answer), "404" | "400"), "{path} {answer}");
+    }
+    let forged = "X-Forwarded-For: 1.2.3.4\r\nForwarded: for=1.2.3.4\r\nX-Forwarded-Host: evil\r\n";
+    assert!(
+        surface
+            .ask("GET /who", forged)
+            .await
+            .0
+            .ends_with("127.0.0.1")
+    );
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn p110_beyond_the_bound_503_and_recovery() {
+    let surface = surface(2).await;
+    let held = (surface.connect().await, surface.connect().await);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let (answer, closed) = surface.raw("").await;
+    assert!(answer.starts_with("HTTP/1.1 503") && closed, "{answer}");
+    drop(held);
+    timeout(Duration::from_secs(2), async {
+        while status(&surface.ask("GET /livez", "").await.0) != "200" {}
+    })
+    .await
+    .expect("recovers");
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn p114_what_is_left_of_a_body_is_no_request() {
+    let surface = surface(100).await;
+    let inner = format!("GET /livez HTTP/1.1\r\nHost: {}\r\n\r\n", surface.address);
+    // Refused with its body unread; the body looks like a request.
+    let padded = format!("{inner}{}", "x".repeat(200_000));
+    for line in ["POST /unread", "POST /nowhere", "POST /mcp%20"] {
+        for (field, body) in [
+            (
+                format!("Content-Length: {}\r\n", inner.len()),
+                inner.clone(),
+            ),
+            (
+                "Transfer-Encoding: chunked\r\n".to_owned(),
+                format!("{:x}\r\n{inner}\r\n0\r\n\r\n", inner.len()),
+            ),
+            (
+                format!("Content-Length: {}\r\n", 60_000),
+                padded[..60_000].to_owned(),
+            ),
+        ] {
+            let (answer, closed) = surface.ask(line, &format!("{field}\r\n{body}")).await;
+            assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{line} {answer}");
+            assert!(
+                answer.contains("connection: close") && closed,
+                "{line} {answer}"
+            );
+        }
+    }
+    // A chunked body beyond the limit (P41): the answer survives all that is still being sent.
+    let chunk = format!("{:x}\r\n{}\r\n", 16 << 10, "x".repeat(16 << 10));
+    let body = format!(
+        "Transfer-Encoding: chunked\r\n\r\n{}0\r\n\r\n",
+        chunk.repeat(60)
+    );
+    let (answer, closed) = surface.ask("POST /mcp", &body).await;
+    assert_eq!(status(&answer), "413", "{answer}");
+    assert!(answer.contains("connection: close") && closed, "{answer}");
+    // Pipelined requests are answered in order.
+    let two = format!("Content-Length: 3\r\n\r\nabc{inner}");
+    let (answer, _) = surface.ask("POST /mcp", &two).await;
+    let first = answer.find("got 3").expect("first");
+    assert!(answer.find("\"ok\"").expect("second") > first, "{answer}");
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn p115_old_versions_and_upgrades() {
+    let surface = surface(100).await;
+    let host = surface.address;
+    let old = format!(
+        "POST /mcp HTTP/1.0\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    );
+    assert_eq!(status(&surface.raw(old).await.0), "400");
+    let (oldest, closed) = surface.raw("GET /livez\r\n\r\n").await;
+    assert!(
+        matches!(status(&oldest), "400" | "505") && closed,
+        "{oldest}"
+    );
+    for kind in ["websocket", "h2c"] {
+        let headers =
+            format!("Connection: Upgrade\r\nUpgrade: {kind}\r\nContent-Length: 3\r\n\r\nabc");
+        let (answer, _) = surface.ask("POST /mcp", &headers).await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.ends_with("got 3"),
+            "{answer}"
+        );
+    }
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn http2_with_prior_knowledge_meets_the_same_gate() {
+    let surface = surface(100).await;
+    let client = reqwest::Client::builder()
+        .http2_prior_knowledge()
+        .build()
+        .expect("client");
+    let url = format!("http://{}", surface.address);
+    let sent = client
+        .post(format!("{url}/mcp"))
+        .body("abc")
+        .send()
+        .await
+        .expect("answer");
+    assert_eq!(sent.version(), http::Version::HTTP_2);
+    assert_eq!(sent.text().await.expect("text"), "got 3");
+    let large = client
+        .post(format!("{url}/mcp"))
+        .body("x".repeat(70_000))
+        .send()
+        .await;
+    assert_eq!(large.expect("answer").status(), 413);
+    let host = client
+        .get(format!("{url}/livez"))
+        .header("host", "evil.test")
+        .send()
+        .await;
+    assert!(host.is_err() || host.is_ok_and(|answer| answer.status().is_client_error()));
+    drop(client);
+    surface.ends().await;
+}

@@ -1,0 +1,194 @@
+//! TLS of a listener: from PEM files to a configuration that can be replaced while serving.
+//!
+//! Client certificates are not asked for: who calls is known from the token alone.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_util::sync::CancellationToken;
+
+/// The configuration for the next handshake; connections keep the one they began with.
+pub(crate) type TlsReload = Arc<ArcSwap<ServerConfig>>;
+
+/// Why a certificate cannot be used; the text is for the log.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {0}: {1}")]
+    Unreadable(PathBuf, #[source] std::io::Error),
+    /// A file is not the PEM that it should be.
+    #[error("{0} has no usable {1}")]
+    NotPem(PathBuf, &'static str),
+    /// Certificate and key are well-formed but not usable together.
+    #[error("certificate and key do not serve: {0}")]
+    Unusable(#[from] rustls::Error),
+}
+
+/// The two files of a listener.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    /// The chain, the server's own certificate first.
+    pub(crate) cert: PathBuf,
+    /// Its private key: PKCS #8, PKCS #1 or SEC 1.
+    pub(crate) key: PathBuf,
+}
+
+/// What the files held when they were last looked at.
+#[derive(PartialEq)]
+struct Held {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Files {
+    /// Reads both files for the first time; here a mistake is fatal.
+    pub(crate) fn load(&self) -> Result<TlsReload, TlsError> {
+        let read = |path: &Path| {
+            std::fs::read(path).map_err(|error| TlsError::Unreadable(path.to_owned(), error))
+        };
+        let held = Held {
+            cert: read(&self.cert)?,
+            key: read(&self.key)?,
+        };
+        Ok(Arc::new(ArcSwap::new(self.config(&held)?)))
+    }
+
+    /// Looks at the files every five seconds until `stop`; a bad new pair is logged once and the
+    /// old one kept.
+    pub(crate) async fn watch(self, reload: TlsReload, stop: CancellationToken) {
+        self.watch_every(EVERY, reload, stop).await;
+    }
+
+    async fn watch_every(self, every: Duration, reload: TlsReload, stop: CancellationToken) {
+        // Not what `load` read: a change between the two must not be missed.
+        let mut last: Option<Held> = None;
+        loop {
+            match self.read().await {
+                Ok(held) if last.as_ref() != Some(&held) => {
+                    let is_first = last.is_none();
+                    match self.config(&held) {
+                        Ok(config) => {
+                            reload.store(config);
+                            if !is_first {
+                                tracing::info!("TLS certificate replaced");
+                            }
+                        }
+                        Err(error) => {
+                            tracing::error!(%error, "new TLS certificate refused; keeping the old");
+                        }
+                    }
+                    last = Some(held);
+                }
+                Ok(_) => {}
+                // In the middle of being replaced, or taken away: the old pair goes on serving.
+                Err(error) => tracing::warn!(%error, "cannot look at the TLS certificate"),
+            }
+            tokio::select! { () = stop.cancelled() => return, () = tokio::time::sleep(every) => {} }
+        }
+    }
+
+    async fn read(&self) -> Result<Held, TlsError> {
+        let unreadable = |path: &Path| {
+            let path = path.to_owned();
+            move |error| TlsError::Unreadable(path, error)
+        };
+        Ok(Held {
+            cert: tokio::fs::read(&self.cert)
+                .await
+                .map_err(unreadable(&self.cert))?,
+            key: tokio::fs::read(&self.key)
+                .await
+                .map_err(unreadable(&self.key))?,
+        })
+    }
+
+    fn config(&self, held: &Held) -> Result<Arc<ServerConfig>, TlsError> {
+        let chain = CertificateDer::pem_slice_iter(&held.cert)
+            .collect::<Result<Vec<_>, _>>()
+            .ok()
+            .filter(|chain| !chain.is_empty())
+            .ok_or_else(|| TlsError::NotPem(self.cert.clone(), "certificate"))?;
+        let key = PrivateKeyDer::from_pem_slice(&held.key)
+            .map_err(|_| TlsError::NotPem(self.key.clone(), "private key"))?;
+        // The provider is named, not the process default: tests run several gateways.
+        let mut config =
+            ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+                .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
+                .with_no_client_auth()
+                .with_single_cert(chain, key)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+}
+
+/// Certificates change every few weeks; watching by inotify misses mounts of Kubernetes secrets.
+const EVERY: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(name: &str) -> (String, String) {
+        let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("certificate");
+        (made.cert.pem(), made.signing_key.serialize_pem())
+    }
+
+    #[tokio::test]
+    async fn a_new_certificate_is_taken_and_a_bad_one_is_not() {
+        let dir = tempfile::tempdir().expect("directory");
+        let files = Files {
+            cert: dir.path().join("c.pem"),
+            key: dir.path().join("k.pem"),
+        };
+        let write = |pair: &(String, String)| {
+            std::fs::write(&files.key, &pair.1).expect("write");
+            std::fs::write(&files.cert, &pair.0).expect("write");
+        };
+        write(&pair("one.test"));
+        let reload = files.load().expect("first");
+        let stop = CancellationToken::new();
+        let watching = tokio::spawn(files.clone().watch_every(
+            Duration::from_millis(10),
+            Arc::clone(&reload),
+            stop.clone(),
+        ));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let before = reload.load_full();
+        write(&pair("two.test"));
+        let changed = tokio::time::timeout(Duration::from_secs(5), async {
+            while Arc::ptr_eq(&before, &reload.load_full()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        changed.await.expect("the new one is taken");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let good = reload.load_full();
+        std::fs::write(&files.cert, "nonsense").expect("write");
+        std::fs::write(&files.key, pair("three.test").1).expect("write");
+        tokio::time::sleep(Duration::from_millis(80)).await;
+        assert!(
+            Arc::ptr_eq(&good, &reload.load_full()),
+            "the old one is kept"
+        );
+        stop.cancel();
+        watching.await.expect("ends");
+    }
+
+    #[test]
+    fn a_key_of_another_certificate_is_refused() {
+        let dir = tempfile::tempdir().expect("directory");
+        let files = Files {
+            cert: dir.path().join("c.pem"),
+            key: dir.path().join("k.pem"),
+        };
+        std::fs::write(&files.cert, pair("a.test").0).expect("write");
+        std::fs::write(&files.key, pair("b.test").1).expect("write");
+        assert!(matches!(files.load(), Err(TlsError::Unusable(_))));
+    }
+}

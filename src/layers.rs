@@ -1,0 +1,278 @@
+//! The sources of the configuration, merged: defaults, file, environment, flags.
+//!
+//! Knows which keys there are, since `config.default.toml` has them all. Not here: what a value
+//! means (`config`).
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use crate::{
+    document::{Format, Node, Value, key_path},
+    settings::{Mistake, Wrong, syntax_mistakes, unknown_key},
+};
+
+/// All keys with the value that counts so far, and the mistakes so far.
+pub(crate) struct Layers {
+    /// Keys of the one server of `run`, which flags name, in order.
+    pub(crate) server: Vec<Override>,
+    /// What is wrong so far.
+    pub(crate) mistakes: Vec<Mistake>,
+    /// Whether this is `lockgate run`.
+    pub(crate) run: bool,
+    leaves: BTreeMap<String, Node>,
+    defaults: BTreeMap<String, Node>,
+}
+
+impl Layers {
+    /// The defaults alone.
+    pub(crate) fn new(run: bool) -> Self {
+        let (tree, errors) = Format::Toml.parse(DEFAULT_PLACE, DEFAULTS);
+        let mut defaults = BTreeMap::new();
+        if let Some(tree) = tree.filter(|_| errors.is_empty()) {
+            flatten("", tree, &mut defaults);
+        }
+        if run {
+            for (key, value) in RUN_DEFAULTS {
+                let node = Node::new(DEFAULT_PLACE, Value::Text(value.to_owned()));
+                defaults.insert(key.to_owned(), node);
+            }
+        }
+        let (server, mistakes) = (Vec::new(), Vec::new());
+        Self {
+            leaves: defaults.clone(),
+            defaults,
+            server,
+            mistakes,
+            run,
+        }
+    }
+
+    /// Puts a TOML file over what there is.
+    pub(crate) fn add_file(&mut self, path: &Path) {
+        let file = path.display().to_string();
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) => {
+                let wrong = Wrong::new(
+                    format!("cannot be read: {error}"),
+                    "name a readable TOML file, or none",
+                );
+                return self
+                    .mistakes
+                    .push(wrong.at(&format!("{file}:1"), "--config"));
+            }
+        };
+        let (tree, errors) = Format::Toml.parse(&file, &text);
+        self.mistakes.extend(syntax_mistakes(&file, errors));
+        if let Some(Node {
+            value: Value::Map(entries),
+            ..
+        }) = tree
+        {
+            for (key, node) in entries {
+                self.add(&key, node);
+            }
+        }
+    }
+
+    /// Puts the variables that are keys over what there is.
+    pub(crate) fn add_env(&mut self, env: &BTreeMap<String, String>) {
+        if let Some(filter) = env.get("RUST_LOG").filter(|filter| !filter.is_empty()) {
+            self.add("telemetry.log", text_node("RUST_LOG", filter));
+        }
+        let variables: BTreeMap<String, String> = self
+            .keys()
+            .map(|key| (variable(key), key.to_owned()))
+            .collect();
+        for (name, value) in env.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
+            let base = name.strip_suffix("_FILE").unwrap_or(name);
+            if ELSEWHERE.contains(&&base[PREFIX.len().min(base.len())..]) {
+                continue;
+            }
+            if let Some(key) = variables.get(name) {
+                self.add(key, Node::from_word(name, value));
+            } else if let Some(key) = variables.get(base) {
+                self.add_secret(name, key, value);
+            } else {
+                let known = variables.keys().map(String::as_str);
+                let mut wrong = unknown_key(base, known);
+                "unknown variable".clone_into(&mut wrong.what);
+                if wrong.remedy.starts_with("known") {
+                    wrong.remedy = format!("unset it; {SEE}");
+                }
+                self.mistakes.push(wrong.at(name, &dotted(base)));
+            }
+        }
+    }
+
+    fn add_secret(&mut self, variable: &str, key: &str, path: &str) {
+        match fs::read_to_string(path) {
+            Ok(text) => self.add(
+                key,
+                Node::from_word(variable, text.trim_end_matches(['\r', '\n'])),
+            ),
+            Err(error) => {
+                let what = format!("{path:?} cannot be read: {error}");
+                let wrong = Wrong::new(what, "name a readable file");
+                self.mistakes.push(wrong.at(variable, key));
+            }
+        }
+    }
+
+    /// Puts one `--set KEY=VALUE` over what there is.
+    pub(crate) fn add_set(&mut self, set: &str) {
+        let split = set.split_once('=');
+        let path = split.and_then(|(key, _)| key_path(key.trim()));
+        let (Some((_, value)), Some(path)) = (split, path) else {
+            let wrong = Wrong::new("is no KEY=VALUE", "write --set http.listen=127.0.0.1:8080");
+            return self.mistakes.push(wrong.at("--set", set));
+        };
+        let value = Node::from_word("--set", value);
+        match path.split_first() {
+            Some((first, rest)) if first == "server" && self.run => {
+                self.server.push(Override {
+                    path: rest.to_vec(),
+                    value,
+                });
+            }
+            Some((first, _)) if first == "server" => {
+                let remedy = "write it into the manifest (--apply)";
+                let wrong = Wrong::new("a server's key, which only run takes", remedy);
+                self.mistakes.push(wrong.at("--set", &path.join(".")));
+            }
+            _ => self.add(&path.join("."), value),
+        }
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &str> + Clone {
+        self.defaults.keys().map(String::as_str)
+    }
+
+    /// Puts a value, or a table of values, over what there is.
+    pub(crate) fn add(&mut self, key: &str, node: Node) {
+        if self.defaults.contains_key(key) {
+            self.leaves.insert(key.to_owned(), node);
+            return;
+        }
+        let inside = format!("{key}.");
+        if !self.keys().any(|known| known.starts_with(&inside)) {
+            let mut wrong = unknown_key(key, self.keys());
+            if wrong.remedy.starts_with("known") {
+                SEE.clone_into(&mut wrong.remedy);
+            }
+            return self.mistakes.push(wrong.at(&node.place, key));
+        }
+        let kind = node.kind();
+        let Value::Map(entries) = node.value else {
+            let members: Vec<&str> = self
+                .keys()
+                .filter_map(|known| known.strip_prefix(&inside))
+                .collect();
+            let remedy = format!("its keys are {}", members.join(", "));
+            let wrong = Wrong::new(format!("{kind} where a table is expected"), remedy);
+            return self.mistakes.push(wrong.at(&node.place, key));
+        };
+        for (name, member) in entries {
+            self.add(&format!("{inside}{name}"), member);
+        }
+    }
+
+    /// The key as `parse` reads it; its default where it is wrong.
+    pub(crate) fn leaf<T>(&mut self, key: &str, parse: impl Fn(&Node) -> Result<T, Wrong>) -> T {
+        let node = self.leaves.get(key).expect("every key has a default");
+        match parse(node) {
+            Ok(value) => value,
+            Err(wrong) => {
+                self.mistakes.push(wrong.at(&node.place, key));
+                parse(&self.defaults[key]).expect("a test reads every default")
+            }
+        }
+    }
+
+    /// Whether nobody wrote this key.
+    pub(crate) fn is_default(&self, key: &str) -> bool {
+        self.leaves
+            .get(key)
+            .is_none_or(|node| node.place == DEFAULT_PLACE)
+    }
+
+    /// A mistake in the value of this key, wherever that was written.
+    pub(crate) fn mistake(&mut self, key: &str, what: &str, remedy: &str) {
+        let place = self
+            .leaves
+            .get(key)
+            .map_or(DEFAULT_PLACE, |node| node.place.as_str());
+        self.mistakes.push(Wrong::new(what, remedy).at(place, key));
+    }
+}
+
+/// A key of the one server of `run`, which the manifest part reads.
+#[derive(Clone, Debug)]
+pub(crate) struct Override {
+    /// Its words behind `server.`.
+    pub(crate) path: Vec<String>,
+    /// Its value, with the flag as its place.
+    pub(crate) value: Node,
+}
+
+fn flatten(path: &str, node: Node, leaves: &mut BTreeMap<String, Node>) {
+    let Value::Map(entries) = node.value else {
+        leaves.insert(
+            path.to_owned(),
+            Node {
+                place: DEFAULT_PLACE.to_owned(),
+                ..node
+            },
+        );
+        return;
+    };
+    for (name, member) in entries {
+        let key = if path.is_empty() {
+            name
+        } else {
+            format!("{path}.{name}")
+        };
+        flatten(&key, member, leaves);
+    }
+}
+
+fn text_node(place: &str, text: &str) -> Node {
+    Node::new(place, Value::Text(text.to_owned()))
+}
+
+fn variable(key: &str) -> String {
+    format!("{PREFIX}{}", key.to_uppercase().replace('.', "__"))
+}
+
+fn dotted(variable: &str) -> String {
+    variable
+        .strip_prefix(PREFIX)
+        .unwrap_or(variable)
+        .to_lowercase()
+        .replace("__", ".")
+}
+
+const DEFAULTS: &str = include_str!("config.default.toml");
+const DEFAULT_PLACE: &str = "(default)";
+/// What differs in `run`: it ends quickly, opens one port, and is read by people.
+const RUN_DEFAULTS: [(&str, &str); 3] = [
+    ("drain.timeout", "2s"),
+    ("ops.listen", ""),
+    ("telemetry.format", "text"),
+];
+const SEE: &str = "see config.default.toml for all keys";
+const PREFIX: &str = "LOCKGATE_";
+/// Variables that are flags or secrets of other parts, not keys of the configuration.
+const ELSEWHERE: [&str; 6] = ["CONFIG", "APPLY", "URL", "KEY", "MASTER_KEY", "ADMIN_KEY"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_explained() {
+        let keys = Layers::new(false).defaults.len();
+        assert_eq!(keys, 27);
+        let (_, errors) = Format::Toml.parse("F", DEFAULTS);
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+}

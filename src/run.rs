@@ -1,0 +1,143 @@
+//! Runs a gateway from its settings to its last child.
+
+use std::{sync::Arc, time::Duration};
+
+use aws_lc_rs::rand::SystemRandom;
+use tokio::net::TcpListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use url::Url;
+
+use crate::{
+    backend::launcher::Launcher,
+    config::Config,
+    control::Catalog,
+    http::{
+        Front,
+        accept::{self, Bounds},
+        address::Allowed,
+        gate::Gate,
+        ops::{self, Health},
+        routes,
+        tls::Files,
+    },
+    hub::Hub,
+    telemetry::{Logs, Metrics},
+};
+
+/// Sockets that the caller has bound.
+pub(crate) struct Listeners {
+    /// For clients.
+    pub(crate) http: TcpListener,
+    /// For health and metrics.
+    pub(crate) ops: Option<TcpListener>,
+}
+
+/// When to stop.
+#[derive(Clone, Default)]
+pub(crate) struct Shutdown {
+    /// Drain: end what can end, wait for the rest.
+    pub(crate) drain: CancellationToken,
+    /// End now.
+    pub(crate) halt: CancellationToken,
+}
+
+/// How long children may take beyond their own stop clocks, and connections to close.
+const LAST: Duration = Duration::from_secs(10);
+
+/// Serves until `shutdown`, then drains: readiness, delay, listener, sessions, children.
+///
+/// # Errors
+///
+/// What keeps it from serving at all: certificate, allow-lists, randomness.
+pub(crate) async fn run(
+    config: Config,
+    catalog: Arc<Catalog>,
+    launcher: Launcher,
+    listeners: Listeners,
+    shutdown: Shutdown,
+    logs: Logs,
+) -> anyhow::Result<()> {
+    let config = Arc::new(config);
+    let tracker = TaskTracker::new();
+    let metrics = Arc::new(Metrics::new(Some(logs)).map_err(anyhow::Error::msg)?);
+    let health = Health::default();
+    let (release, halt) = (CancellationToken::new(), CancellationToken::new());
+    let stop_accepting = CancellationToken::new();
+    let hub = Hub::in_memory(
+        Arc::clone(&config),
+        Arc::new(SystemRandom::new()),
+        launcher,
+        Arc::clone(&metrics),
+        (release.clone(), halt.clone()),
+        tracker.clone(),
+    )?;
+    let tls = match &config.http.tls {
+        Some(files) => {
+            let files = Files { cert: files.cert.clone(), key: files.key.clone() };
+            let reload = files.load()?;
+            tracker.spawn(files.watch(Arc::clone(&reload), stop_accepting.clone()));
+            Some(reload)
+        }
+        None => None,
+    };
+    let bound = listeners.http.local_addr()?;
+    let allowed = Allowed::new(
+        &Url::parse(&config.public_url)?,
+        bound,
+        tls.is_some(),
+        &config.http.allowed_hosts,
+        &config.http.allowed_origins,
+    )
+    .map_err(anyhow::Error::msg)?;
+    let proxies = config.http.trusted_proxies.clone();
+    let gate = Gate::new(allowed, proxies, config.http.max_body as u64);
+    let front =
+        Front { hub, catalog, config: Arc::clone(&config), metrics: Arc::clone(&metrics) };
+    let app = gate.guard(routes(Arc::new(front), health.clone()));
+    let bounds = Bounds { max_connections: config.http.max_connections };
+    let serving = accept::serve(
+        listeners.http,
+        tls,
+        app,
+        bounds,
+        stop_accepting.clone(),
+        tracker.clone(),
+    );
+    tracker.spawn(serving);
+    // The operations listener answers until the very end.
+    let (operations, stop_operations) = (TaskTracker::new(), CancellationToken::new());
+    if let Some(listener) = listeners.ops {
+        let app = ops::operations(health.clone(), metrics);
+        let bounds = Bounds { max_connections: OPERATIONS };
+        let serving =
+            accept::serve(listener, None, app, bounds, stop_operations.clone(), operations.clone());
+        operations.spawn(serving);
+    }
+    shutdown.drain.cancelled().await;
+    tracing::info!("draining");
+    health.drain();
+    within(config.drain.delay, &shutdown.halt).await;
+    stop_accepting.cancel();
+    release.cancel();
+    tracker.close();
+    tokio::select! {
+        () = tracker.wait() => {}
+        () = tokio::time::sleep(config.drain.timeout) => {}
+        () = shutdown.halt.cancelled() => {}
+    }
+    halt.cancel();
+    let _ = tokio::time::timeout(LAST, tracker.wait()).await;
+    stop_operations.cancel();
+    operations.close();
+    let _ = tokio::time::timeout(Duration::from_secs(1), operations.wait()).await;
+    Ok(())
+}
+
+/// Connections of the operations listener: probes and scrapers.
+const OPERATIONS: usize = 64;
+
+async fn within(delay: Duration, halt: &CancellationToken) {
+    if !delay.is_zero() {
+        let _ = tokio::time::timeout(delay, halt.cancelled()).await;
+    }
+}

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# The MCP conformance suite against a gateway over the fixture: conformance.sh URL [POLLING_URL]
+# POLLING_URL is a gateway with reply.close_after = 300ms (default: URL). Fails unless the set of
+# 2025-11-25 is 30 of 30, the suite of 0.1.16 is 32 of 32, server-sse-polling has three SUCCESS and
+# nothing else of weight, server-session-lifecycle passes, and an evil Origin alone is a 403.
+set -euo pipefail
+
+url=${1:?usage: conformance.sh URL [POLLING_URL]}
+polling_url=${2:-$url}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+node="$here/node_modules/.bin/node"
+new="$here/node_modules/@modelcontextprotocol/conformance/dist/index.js"
+old="$here/node_modules/conformance-0-1-16/dist/index.js"
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+failed=0
+
+# A step: its name, its verdict. A failed one shows what it printed.
+verdict() {
+  if [ "$2" = ok ]; then
+    echo "  ok $1"
+  else
+    echo "  FAILED $1"
+    sed 's/^/    /' "$out/log" | tail -n 80
+    failed=1
+  fi
+}
+
+# Whether the checks below a folder are as wanted: checks.mjs FOLDER MODE
+checks() {
+  "$node" "$here/checks.mjs" "$@" >>"$out/log" 2>&1 && echo ok || echo no
+}
+
+timeout 170 "$node" "$new" server --url "$url" --requirements 2025-11-25 \
+  -o "$out/set" >"$out/log" 2>&1 || true
+verdict 'conformance 0.2.0-alpha.12, set of 2025-11-25: 30/30' "$(checks "$out/set" required 30)"
+
+timeout 170 "$node" "$old" server --url "$url" --suite all --spec-version 2025-11-25 \
+  -o "$out/all" >"$out/log" 2>&1 || true
+verdict 'conformance 0.1.16, suite all: 32/32' "$(checks "$out/all" all 32)"
+
+timeout 60 "$node" "$new" server --url "$polling_url" --scenario server-sse-polling \
+  --spec-version 2025-11-25 -o "$out/polling" >"$out/log" 2>&1 || true
+verdict 'server-sse-polling: 3 x SUCCESS, no WARNING' "$(checks "$out/polling" clean 3)"
+
+timeout 60 "$node" "$new" server --url "$url" --scenario server-session-lifecycle \
+  --spec-version 2025-11-25 -o "$out/lifecycle" >"$out/log" 2>&1 || true
+verdict 'server-session-lifecycle' "$(checks "$out/lifecycle" clean 1)"
+
+body='{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"evil","version":"1"}}}'
+status=$(curl -sS -o "$out/log" -w '%{http_code}' --max-time 10 -X POST "$url" \
+  -H 'content-type: application/json' -H 'accept: application/json, text/event-stream' \
+  -H 'origin: http://evil.example' -d "$body" || true)
+echo "status $status" >>"$out/log"
+verdict 'an evil Origin with a good Host is 403' "$([ "$status" = 403 ] && echo ok || echo no)"
+
+exit "$failed"

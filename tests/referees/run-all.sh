@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# All external referees against one gateway binary: run-all.sh LOCKGATE_BINARY [NAME_PATTERN]
+# Starts `lockgate run` per backend, runs each script with a time limit, two at a time, and ends
+# only what it started. One line per script; the last line is "N passed, N failed".
+# LOCKGATE_PYTHON: the Python with requirements.txt (default: python3).
+set -euo pipefail
+
+binary=$(realpath "${1:?usage: run-all.sh LOCKGATE_BINARY [NAME_PATTERN]}")
+pattern=${2:-.}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+node="$here/node_modules/.bin/node"
+python=${LOCKGATE_PYTHON:-python3}
+everything="$here/node_modules/@modelcontextprotocol/server-everything/dist/index.js"
+limit=${REFEREE_LIMIT:-90}
+work=$(mktemp -d)
+gateways=()
+passed=0
+failed=0
+
+finish() {
+  local pid
+  for pid in "${gateways[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  for pid in "${gateways[@]}"; do
+    # A gateway that does not stop within its drain time is ended the hard way.
+    for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
+    kill -KILL "$pid" 2>/dev/null || true
+    wait "$pid" 2>/dev/null || true
+  done
+  rm -rf "$work"
+}
+trap finish EXIT
+
+# start NAME FLAG… -- COMMAND…: a gateway on a free port; its MCP URL goes to $url
+start() {
+  local name=$1
+  shift
+  "$binary" run --listen 127.0.0.1:0 "$@" >"$work/$name.out" 2>"$work/$name.err" </dev/null &
+  local pid=$!
+  gateways+=("$pid")
+  for _ in $(seq 100); do
+    url=$(head -n 1 "$work/$name.out" 2>/dev/null || true)
+    case $url in http://*/mcp) return 0 ;; esac
+    kill -0 "$pid" 2>/dev/null || break
+    sleep 0.1
+  done
+  echo "FAILED start of the gateway over $name"
+  sed 's/^/    /' "$work/$name.out" "$work/$name.err"
+  url=
+  failed=$((failed + 1))
+}
+
+# check NAME COMMAND…: runs in the background, its outcome in $work/NAME.rc (slashes as dashes)
+pending=()
+check() {
+  local name=$1
+  shift
+  [[ $name =~ $pattern ]] || return 0
+  (
+    rc=0
+    timeout --kill-after=5 "$limit" "$@" >"$work/${name//\//-}.log" 2>&1 </dev/null || rc=$?
+    echo "$rc" >"$work/${name//\//-}.rc"
+  ) &
+  pending+=("$name:$!")
+  if [ "${#pending[@]}" -ge 2 ]; then collect; fi
+}
+
+# Waits for the oldest check under way and says how it went.
+collect() {
+  local name=${pending[0]%%:*} pid=${pending[0]##*:} rc
+  pending=("${pending[@]:1}")
+  wait "$pid" || true
+  rc=$(cat "$work/${name//\//-}.rc" 2>/dev/null || echo none)
+  if [ "$rc" = 0 ]; then
+    passed=$((passed + 1))
+    echo "ok $name"
+  else
+    failed=$((failed + 1))
+    echo "FAILED $name (exit $rc)"
+    tail -n 60 "$work/${name//\//-}.log" | sed 's/^/    /'
+  fi
+}
+
+drain() { while [ "${#pending[@]}" -gt 0 ]; do collect; done; }
+
+# The clients' scripts over one backend.
+clients() {
+  local backend=$1 sse=${url%/mcp}/sse
+  [ -n "$url" ] || return 0
+  cd "$here"
+  check "$backend/ts-quiet" "$node" ts-quiet.mjs "$url" --backend "$backend"
+  check "$backend/ts-streamable" "$node" ts-streamable.mjs "$url" --backend "$backend"
+  check "$backend/ts-sse" "$node" ts-sse.mjs "$sse" --backend "$backend"
+  check "$backend/ts-resume" "$node" ts-resume.mjs "$url" --backend "$backend"
+  check "$backend/eventsource" "$node" eventsource.mjs "$url" --backend "$backend"
+  check "$backend/py_streamable" "$python" py_streamable.py "$url" --backend "$backend"
+  check "$backend/py_sse" "$python" py_sse.py "$sse" --backend "$backend"
+  check "$backend/py_quiet" "$python" py_quiet.py "$url" --backend "$backend"
+  drain
+}
+
+fixture="$here/../fixtures/conformance/server.mjs"
+# Absolute commands: a child's environment is not ours. The Node 22 that came with npm ci.
+node_real=$(realpath "$node")
+python_real=$(command -v "$python")
+
+start fixture -- "$node_real" "$(realpath "$fixture")"
+fixture_url=$url
+clients fixture
+start everything -- "$node_real" "$everything" stdio
+clients everything
+start python -- "$python_real" "$(realpath "$here/../fixtures/python/server.py")"
+clients python
+
+start polling --set server.reply.close_after=300ms -- "$node_real" "$(realpath "$fixture")"
+if [ -n "$url" ] && [ -n "$fixture_url" ]; then
+  limit=400
+  check conformance "$here/conformance.sh" "$fixture_url" "$url"
+  drain
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]

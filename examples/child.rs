@@ -141,11 +141,45 @@ fn tools(cursor: Option<&str>) -> Value {
 }
 
 const TOOLS: [&str; 39] = [
-    "echo", "slow", "counter", "ask", "notify", "burst", "env", "fds", "cwd", "exit", "abort",
-    "hang", "stop_reading", "close_stdout", "close_stdin", "garbage", "answer_bad_utf8", "stderr",
-    "flood", "spawn_tree", "ignore_term", "raw", "twice", "foreign_id", "whoami", "touch", "log",
-    "received", "cancelled", "sleep", "segv", "subscribed", "error", "tool_error", "big", "roots",
-    "args", "write_file", "forks",
+    "echo",
+    "slow",
+    "counter",
+    "ask",
+    "notify",
+    "burst",
+    "env",
+    "fds",
+    "cwd",
+    "exit",
+    "abort",
+    "hang",
+    "stop_reading",
+    "close_stdout",
+    "close_stdin",
+    "garbage",
+    "answer_bad_utf8",
+    "stderr",
+    "flood",
+    "spawn_tree",
+    "ignore_term",
+    "raw",
+    "twice",
+    "foreign_id",
+    "whoami",
+    "touch",
+    "log",
+    "received",
+    "cancelled",
+    "sleep",
+    "segv",
+    "subscribed",
+    "error",
+    "tool_error",
+    "big",
+    "roots",
+    "args",
+    "write_file",
+    "forks",
 ];
 
 /// A tool call; those that take time, or ask, run in a thread of their own.
@@ -197,7 +231,10 @@ fn broken(id: &Value, name: &str, args: &Value) {
             text(id, "done");
         }
         "answer_bad_utf8" => {
-            let mut line = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[{{"type":"text","text":""#).into_bytes();
+            let mut line = format!(
+                r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[{{"type":"text","text":""#
+            )
+            .into_bytes();
             line.extend_from_slice(b"\xff\xfe\"}]}}\n");
             write(&line);
         }
@@ -247,7 +284,8 @@ fn plain(id: &Value, name: &str, args: &Value) {
             "sent".into()
         }
         "burst" => {
-            (0..number(args, "n")).for_each(|n| log("info", &json!({"n": n, "text": args["text"]})));
+            (0..number(args, "n"))
+                .for_each(|n| log("info", &json!({"n": n, "text": args["text"]})));
             "sent".into()
         }
         "env" => json!(std::env::vars().collect::<BTreeMap<_, _>>()).to_string(),
@@ -303,10 +341,16 @@ fn slow(id: &Value, args: &Value, token: &Value) {
 fn ask(id: &Value, args: &Value) {
     let message = string(args, "message");
     let (method, params) = match args["kind"].as_str() {
-        Some("elicitation") => ("elicitation/create", json!({"message": message,
-            "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}})),
-        Some("sampling") => ("sampling/createMessage", json!({"maxTokens": 10, "messages": [
-            {"role": "user", "content": {"type": "text", "text": message}}]})),
+        Some("elicitation") => (
+            "elicitation/create",
+            json!({"message": message,
+            "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}),
+        ),
+        Some("sampling") => (
+            "sampling/createMessage",
+            json!({"maxTokens": 10, "messages": [
+            {"role": "user", "content": {"type": "text", "text": message}}]}),
+        ),
         _ => ("roots/list", json!({})),
     };
     let own = format!("ask-{}", ASKS.fetch_add(1, SeqCst));
@@ -347,18 +391,30 @@ fn spawn_tree(id: &Value) {
 
 fn spawn(script: &str) -> u32 {
     let mut command = Command::new("sh");
-    command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .args(["-c", script])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     command.spawn().map_or(0, |child| child.id())
 }
 
 fn fds() -> Value {
-    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let entries = std::fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten();
     let target = |entry: std::fs::DirEntry| {
         let target = std::fs::read_link(entry.path()).ok()?;
-        Some((entry.file_name().into_string().ok()?, target.to_string_lossy().into_owned()))
+        Some((
+            entry.file_name().into_string().ok()?,
+            target.to_string_lossy().into_owned(),
+        ))
     };
     // Without the one that is open for this listing.
-    let all = entries.filter_map(target).filter(|(_, target)| !target.starts_with("/proc/"));
+    let all = entries
+        .filter_map(target)
+        .filter(|(_, target)| !target.starts_with("/proc/"));
     json!(all.collect::<BTreeMap<_, _>>())
 }
 
@@ -366,7 +422,9 @@ fn whereabouts() -> Value {
     use std::os::unix::fs::MetadataExt;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.unwrap_or_default().trim().to_owned()
     };
     let mode = std::fs::metadata(".").map_or(0, |dir| dir.mode() & 0o7777);
@@ -399,7 +457,10 @@ fn notify(method: &str, params: &Value) {
 }
 
 fn log(level: &str, data: &Value) {
-    notify("notifications/message", &json!({"level": level, "logger": "child", "data": data}));
+    notify(
+        "notifications/message",
+        &json!({"level": level, "logger": "child", "data": data}),
+    );
 }
 
 fn send(message: &Value) {
@@ -413,9 +474,20 @@ fn write(bytes: &[u8]) {
 }
 
 fn rank(level: &str) -> u64 {
-    let levels =
-        ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
-    levels.iter().position(|other| *other == level).map_or(0, |at| at as u64)
+    let levels = [
+        "debug",
+        "info",
+        "notice",
+        "warning",
+        "error",
+        "critical",
+        "alert",
+        "emergency",
+    ];
+    levels
+        .iter()
+        .position(|other| *other == level)
+        .map_or(0, |at| at as u64)
 }
 
 fn number(args: &Value, name: &str) -> u64 {
@@ -426,7 +498,10 @@ fn string(args: &Value, name: &str) -> String {
     args[name].as_str().unwrap_or_default().to_owned()
 }
 
-#[expect(clippy::disallowed_methods, reason = "a program of its own, without configuration")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a program of its own, without configuration"
+)]
 fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }

@@ -73,7 +73,10 @@ pub(crate) async fn run(
     )?;
     let tls = match &config.http.tls {
         Some(files) => {
-            let files = Files { cert: files.cert.clone(), key: files.key.clone() };
+            let files = Files {
+                cert: files.cert.clone(),
+                key: files.key.clone(),
+            };
             let reload = files.load()?;
             tracker.spawn(files.watch(Arc::clone(&reload), stop_accepting.clone()));
             Some(reload)
@@ -91,10 +94,16 @@ pub(crate) async fn run(
     .map_err(anyhow::Error::msg)?;
     let proxies = config.http.trusted_proxies.clone();
     let gate = Gate::new(allowed, proxies, config.http.max_body as u64);
-    let front =
-        Front { hub, catalog, config: Arc::clone(&config), metrics: Arc::clone(&metrics) };
+    let front = Front {
+        hub,
+        catalog,
+        config: Arc::clone(&config),
+        metrics: Arc::clone(&metrics),
+    };
     let app = gate.guard(routes(Arc::new(front), health.clone()));
-    let bounds = Bounds { max_connections: config.http.max_connections };
+    let bounds = Bounds {
+        max_connections: config.http.max_connections,
+    };
     let serving = accept::serve(
         listeners.http,
         tls,
@@ -108,9 +117,17 @@ pub(crate) async fn run(
     let (operations, stop_operations) = (TaskTracker::new(), CancellationToken::new());
     if let Some(listener) = listeners.ops {
         let app = ops::operations(health.clone(), metrics);
-        let bounds = Bounds { max_connections: OPERATIONS };
-        let serving =
-            accept::serve(listener, None, app, bounds, stop_operations.clone(), operations.clone());
+        let bounds = Bounds {
+            max_connections: OPERATIONS,
+        };
+        let serving = accept::serve(
+            listener,
+            None,
+            app,
+            bounds,
+            stop_operations.clone(),
+            operations.clone(),
+        );
         operations.spawn(serving);
     }
     shutdown.drain.cancelled().await;

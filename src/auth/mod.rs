@@ -44,8 +44,15 @@ impl Access {
 pub(crate) fn admit(tenant: Arc<Tenant>, server: Arc<Server>) -> Access {
     match tenant.auth {
         AuthMode::None => {
-            let principal = Principal { tenant: tenant.name.clone(), subject: None };
-            Access { principal, tenant, server }
+            let principal = Principal {
+                tenant: tenant.name.clone(),
+                subject: None,
+            };
+            Access {
+                principal,
+                tenant,
+                server,
+            }
         }
     }
 }

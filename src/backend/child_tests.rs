@@ -11,7 +11,12 @@ use super::{
 };
 use crate::control::{Home, Launch, Limits};
 
-const LIMITS: Limits = Limits { line: 16 << 20, stderr: 64 << 10, files: 256, file_size: 1 << 30 };
+const LIMITS: Limits = Limits {
+    line: 16 << 20,
+    stderr: 64 << 10,
+    files: 256,
+    file_size: 1 << 30,
+};
 const CLOCKS: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(300)];
 
 fn built(name: &str) -> PathBuf {
@@ -20,16 +25,36 @@ fn built(name: &str) -> PathBuf {
 }
 
 fn launch(command: &str) -> Launch {
-    let (args, env) = (vec!["--flag; $(x)".into()], BTreeMap::from([("SECRET".into(), "s".into())]));
-    Launch { command: command.into(), args, env, cwd: None, home: Home::Private }
+    let (args, env) = (
+        vec!["--flag; $(x)".into()],
+        BTreeMap::from([("SECRET".into(), "s".into())]),
+    );
+    Launch {
+        command: command.into(),
+        args,
+        env,
+        cwd: None,
+        home: Home::Private,
+    }
 }
 
 fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
     let work = tempfile::tempdir().unwrap();
-    let ambient = Ambient { path: std::env::var_os("PATH"), cwd: "/".into(), ..Ambient::default() };
+    let ambient = Ambient {
+        path: std::env::var_os("PATH"),
+        cwd: "/".into(),
+        ..Ambient::default()
+    };
     let program = built("lockgate");
-    let launcher = Launcher { program, ambient, work: work.path().into() };
-    (Child::spawn(&launcher, "acme-files", launch, &LIMITS).unwrap(), work)
+    let launcher = Launcher {
+        program,
+        ambient,
+        work: work.path().into(),
+    };
+    (
+        Child::spawn(&launcher, "acme-files", launch, &LIMITS).unwrap(),
+        work,
+    )
 }
 
 fn start() -> (Child, tempfile::TempDir) {
@@ -39,21 +64,30 @@ fn start() -> (Child, tempfile::TempDir) {
 fn write(child: &mut Child, tool: &str, args: Value) {
     let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
         "params": {"name": tool, "arguments": args}});
-    child.out().extend_from_slice(format!("{call}\n").as_bytes());
+    child
+        .out()
+        .extend_from_slice(format!("{call}\n").as_bytes());
     child.try_flush();
 }
 
 async fn happened(child: &mut Child) -> Happened {
-    timeout(Duration::from_secs(20), child.next()).await.expect("nothing happened")
+    timeout(Duration::from_secs(20), child.next())
+        .await
+        .expect("nothing happened")
 }
 
 async fn call(child: &mut Child, tool: &str, args: Value) -> String {
     write(child, tool, args);
     loop {
-        let Happened::Line(line) = happened(child).await else { panic!("no answer of {tool}") };
+        let Happened::Line(line) = happened(child).await else {
+            panic!("no answer of {tool}")
+        };
         let line: Value = serde_json::from_slice(&line).unwrap();
         if line.get("id").is_some() {
-            return line["result"]["content"][0]["text"].as_str().unwrap().to_owned();
+            return line["result"]["content"][0]["text"]
+                .as_str()
+                .unwrap()
+                .to_owned();
         }
     }
 }
@@ -72,11 +106,23 @@ fn is_alive(pid: i32) -> bool {
 
 /// Every living process whose session or ancestry is below `guard`, found before the end.
 fn descendants(guard: i32) -> Vec<i32> {
-    let all: Vec<(i32, i32)> = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        Some((pid, stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?))
-    }).collect();
+    let all: Vec<(i32, i32)> = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            Some((
+                pid,
+                stat.rsplit_once(')')?
+                    .1
+                    .split_whitespace()
+                    .nth(1)?
+                    .parse()
+                    .ok()?,
+            ))
+        })
+        .collect();
     let mut found = vec![guard];
     for _ in 0..20 {
         for (pid, parent) in &all {
@@ -97,12 +143,20 @@ async fn a_child_answers_and_ends_with_its_stdin() {
     let exit = child.stop([Duration::from_secs(10); 2]).await;
     assert_eq!((exit.code, exit.signal), (Some(0), None));
     assert!(begun.elapsed() < Duration::from_secs(2));
-    assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 0, "private directory stays");
+    assert_eq!(
+        std::fs::read_dir(work.path()).unwrap().count(),
+        0,
+        "private directory stays"
+    );
 }
 
 #[tokio::test]
 async fn how_a_child_ended_is_told() {
-    for (tool, code, signal) in [("exit", Some(7), None), ("abort", None, Some(6)), ("segv", None, Some(11))] {
+    for (tool, code, signal) in [
+        ("exit", Some(7), None),
+        ("abort", None, Some(6)),
+        ("segv", None, Some(11)),
+    ] {
         let (mut child, _work) = start();
         write(&mut child, tool, json!({"code": 7}));
         assert!(matches!(happened(&mut child).await, Happened::Closed));
@@ -118,7 +172,10 @@ async fn a_command_that_cannot_start_says_why() {
         let exit = ended(&mut child).await;
         assert_eq!(exit.code, Some(127));
         let tail = String::from_utf8(exit.stderr_tail).unwrap();
-        assert!(tail.starts_with(&format!("lockgate: cannot start {command}: ")), "{tail}");
+        assert!(
+            tail.starts_with(&format!("lockgate: cannot start {command}: ")),
+            "{tail}"
+        );
     }
 }
 
@@ -127,12 +184,20 @@ async fn a_child_gets_what_is_declared_and_nothing_else() {
     let (mut child, work) = start();
     let env: BTreeMap<String, String> =
         serde_json::from_str(&call(&mut child, "env", json!({})).await).unwrap();
-    assert_eq!(env.keys().collect::<Vec<_>>(), ["HOME", "LANG", "PATH", "SECRET", "TMPDIR"]);
+    assert_eq!(
+        env.keys().collect::<Vec<_>>(),
+        ["HOME", "LANG", "PATH", "SECRET", "TMPDIR"]
+    );
     let fds: BTreeMap<String, String> =
         serde_json::from_str(&call(&mut child, "fds", json!({})).await).unwrap();
     assert_eq!(fds.keys().collect::<Vec<_>>(), ["0", "1", "2"], "{fds:?}");
     let own: Value = serde_json::from_str(&call(&mut child, "cwd", json!({})).await).unwrap();
-    assert!(own["cwd"].as_str().unwrap().starts_with(work.path().to_str().unwrap()));
+    assert!(
+        own["cwd"]
+            .as_str()
+            .unwrap()
+            .starts_with(work.path().to_str().unwrap())
+    );
     assert_eq!(own["mode"], "700");
     assert_eq!(own["umask"], "0077");
     assert_eq!(own["no_new_privs"], "1");
@@ -141,7 +206,12 @@ async fn a_child_gets_what_is_declared_and_nothing_else() {
     let ignored = u64::from_str_radix(own["signals_ignored"].as_str().unwrap(), 16).unwrap();
     assert_eq!(ignored & !0x1_8000_1000, 0, "{ignored:x}");
     assert_eq!(own["signals_blocked"], "0000000000000000");
-    assert!(own["limits"].as_str().unwrap().contains("Max open files            256 "));
+    assert!(
+        own["limits"]
+            .as_str()
+            .unwrap()
+            .contains("Max open files            256 ")
+    );
     let args = call(&mut child, "args", json!({})).await;
     assert!(args.ends_with(r#","--flag; $(x)"]"#), "{args}");
     child.kill().await;
@@ -172,7 +242,10 @@ async fn nothing_below_survives_the_end() {
         }
         let begun = Instant::now();
         while all.iter().any(|&pid| is_alive(pid)) || work.path().read_dir().unwrap().count() > 0 {
-            assert!(begun.elapsed() < Duration::from_secs(5), "survivors after {tool}");
+            assert!(
+                begun.elapsed() < Duration::from_secs(5),
+                "survivors after {tool}"
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -181,17 +254,24 @@ async fn nothing_below_survives_the_end() {
 #[tokio::test]
 async fn sigterm_is_tried_before_the_kill() {
     let mut spec = launch("sh");
-    spec.args = vec!["-c".into(), "trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done".into()];
+    spec.args = vec![
+        "-c".into(),
+        "trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done".into(),
+    ];
     let (mut child, _work) = start_as(&spec);
     assert!(matches!(happened(&mut child).await, Happened::Line(_)));
-    assert_eq!(child.stop([CLOCKS[0], Duration::from_secs(9)]).await.code, Some(9));
+    assert_eq!(
+        child.stop([CLOCKS[0], Duration::from_secs(9)]).await.code,
+        Some(9)
+    );
 }
 
 #[tokio::test]
 async fn a_fork_bomb_is_ended() {
     let mut spec = launch("sh");
     // Dies down by itself should the test fail: each level waits, and there are nine.
-    let bomb = "f() { [ $1 -gt 0 ] || exec sleep 100; f $(($1-1)) & f $(($1-1)) & wait; }; echo up; f 9";
+    let bomb =
+        "f() { [ $1 -gt 0 ] || exec sleep 100; f $(($1-1)) & f $(($1-1)) & wait; }; echo up; f 9";
     spec.args = vec!["-c".into(), bomb.into()];
     let (mut child, _work) = start_as(&spec);
     assert!(matches!(happened(&mut child).await, Happened::Line(_)));
@@ -205,7 +285,10 @@ async fn a_fork_bomb_is_ended() {
 #[test]
 #[ignore = "a helper of the test below"]
 fn helper_gateway() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let (mut child, _work) = start();
         call(&mut child, "spawn_tree", json!({})).await;
@@ -219,14 +302,19 @@ fn helper_gateway() {
 fn nothing_survives_a_killed_gateway() {
     use std::io::BufRead;
     let mut gateway = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "backend::child_tests::helper_gateway", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "backend::child_tests::helper_gateway",
+            "--ignored",
+            "--nocapture",
+        ])
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
     let lines = std::io::BufReader::new(gateway.stdout.take().unwrap()).lines();
-    let pids = lines.map_while(Result::ok).find_map(|line| {
-        serde_json::from_str::<Vec<i32>>(line.strip_prefix("pids ")?).ok()
-    });
+    let pids = lines
+        .map_while(Result::ok)
+        .find_map(|line| serde_json::from_str::<Vec<i32>>(line.strip_prefix("pids ")?).ok());
     let pids = pids.unwrap();
     assert!(pids.len() >= 10);
     gateway.kill().unwrap();
@@ -242,7 +330,10 @@ fn nothing_survives_a_killed_gateway() {
 async fn a_flood_of_stderr_blocks_nothing() {
     let (mut child, _work) = start();
     let bytes = 64 << 20;
-    assert_eq!(call(&mut child, "stderr", json!({"bytes": bytes})).await, "written");
+    assert_eq!(
+        call(&mut child, "stderr", json!({"bytes": bytes})).await,
+        "written"
+    );
     call(&mut child, "echo", json!({"text": "x"})).await;
     let tail = child.kill().await.stderr_tail;
     assert_eq!(tail.len(), 64 << 10);
@@ -257,7 +348,11 @@ async fn lines_of_all_sizes_come_whole() {
         let text = "x".repeat(bytes.min(1 << 20));
         assert_eq!(call(&mut child, "echo", json!({"text": text})).await, text);
     }
-    write(&mut child, "garbage", json!({"what": "huge", "bytes": LIMITS.line + 1}));
+    write(
+        &mut child,
+        "garbage",
+        json!({"what": "huge", "bytes": LIMITS.line + 1}),
+    );
     assert!(matches!(happened(&mut child).await, Happened::TooLong));
     child.kill().await;
 }
@@ -270,7 +365,10 @@ async fn closed_streams_are_told_and_survived() {
     // The answer comes before the close, so that a part may still go into the pipe.
     let begun = Instant::now();
     while child.queued() > 0 {
-        assert!(begun.elapsed() < Duration::from_secs(5), "a queue that nobody reads");
+        assert!(
+            begun.elapsed() < Duration::from_secs(5),
+            "a queue that nobody reads"
+        );
         _ = timeout(Duration::from_millis(20), child.next()).await;
     }
     child.kill().await;
@@ -291,7 +389,11 @@ async fn what_a_child_does_not_read_waits() {
     call(&mut child, "stop_reading", json!({})).await;
     child.out().extend_from_slice(&vec![b'x'; 1 << 20]);
     child.try_flush();
-    assert!(timeout(Duration::from_millis(100), child.next()).await.is_err());
+    assert!(
+        timeout(Duration::from_millis(100), child.next())
+            .await
+            .is_err()
+    );
     assert!(child.queued() > 500_000);
     assert_eq!(child.stop(CLOCKS).await.signal, Some(15));
 }
@@ -326,11 +428,16 @@ async fn measure() {
     for _ in 0..count {
         use std::io::{BufRead, Write};
         let mut child = std::process::Command::new(&spec.command)
-            .stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
         let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"text":"x"}}}"#;
         writeln!(child.stdin.as_mut().unwrap(), "{call}").unwrap();
         let mut line = String::new();
-        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        std::io::BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -338,12 +445,19 @@ async fn measure() {
     let (mut child, _work) = start_as(&spec);
     call(&mut child, "echo", json!({"text": "x"})).await;
     let pid = child.pid().unwrap();
-    println!("{}", std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap());
+    println!(
+        "{}",
+        std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap()
+    );
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let mut name = "";
     for line in maps.lines() {
-        if line.contains('-') && !line.contains(" kB") { name = line; }
-        if let Some(size) = line.strip_prefix("Private_Dirty:") && !size.trim().starts_with("0 ") {
+        if line.contains('-') && !line.contains(" kB") {
+            name = line;
+        }
+        if let Some(size) = line.strip_prefix("Private_Dirty:")
+            && !size.trim().starts_with("0 ")
+        {
             println!("{} {name}", size.trim());
         }
     }
@@ -358,7 +472,9 @@ async fn measure() {
     spec.args = vec!["-c".into(), format!("yes {line} | head -n 2000000")];
     let (mut child, _work) = start_as(&spec);
     let (begun, mut lines) = (Instant::now(), 0);
-    while let Happened::Line(_) = child.next().await { lines += 1; }
+    while let Happened::Line(_) = child.next().await {
+        lines += 1;
+    }
     println!("{lines} lines in {:?}", begun.elapsed());
     child.kill().await;
 }

@@ -41,9 +41,9 @@ pub fn guard() {
             let Err((command, error)) = confine(args);
             refuse(&command, &error)
         }
-        Some(gateway) => supervise(&gateway).unwrap_or_else(|error| {
-            refuse(OsStr::new("guard"), &error)
-        }),
+        Some(gateway) => {
+            supervise(&gateway).unwrap_or_else(|error| refuse(OsStr::new("guard"), &error))
+        }
         None => NOT_STARTED,
     };
     std::process::exit(code)
@@ -166,7 +166,10 @@ impl Tree {
 
 /// Stage guard: starts the server and stays until nothing below it is left.
 fn supervise(gateway: &OsStr) -> io::Result<i32> {
-    let gateway = gateway.to_str().and_then(|text| text.parse().ok()).and_then(pid_of);
+    let gateway = gateway
+        .to_str()
+        .and_then(|text| text.parse().ok())
+        .and_then(pid_of);
     let gateway = gateway.ok_or(io::ErrorKind::InvalidInput)?;
     close_all_but_streams()?;
     _ = rustix::thread::set_name(c"lockgate-guard");
@@ -211,9 +214,7 @@ fn supervise(gateway: &OsStr) -> io::Result<i32> {
 }
 
 /// Stage confine: puts the bounds on itself, and becomes the server.
-fn confine(
-    mut args: impl Iterator<Item = OsString>,
-) -> Result<Infallible, (OsString, io::Error)> {
+fn confine(mut args: impl Iterator<Item = OsString>) -> Result<Infallible, (OsString, io::Error)> {
     let mut number = || args.next()?.to_str()?.parse::<u64>().ok();
     let (guard, files, file_size) = (number(), number(), number());
     let command = args.nth(1).unwrap_or_default();
@@ -241,9 +242,17 @@ fn confine(
 
 /// Sets a soft and hard limit, no higher than the hard limit that is there.
 fn limit(resource: Resource, value: u64) -> io::Result<()> {
-    let hard = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let hard = rustix::process::getrlimit(resource)
+        .maximum
+        .unwrap_or(u64::MAX);
     let value = Some(value.min(hard)).filter(|&value| value != u64::MAX);
-    Ok(rustix::process::setrlimit(resource, Rlimit { current: value, maximum: value })?)
+    Ok(rustix::process::setrlimit(
+        resource,
+        Rlimit {
+            current: value,
+            maximum: value,
+        },
+    )?)
 }
 
 /// Becomes `command`; returns only why that failed.
@@ -251,22 +260,37 @@ fn limit(resource: Resource, value: u64) -> io::Result<()> {
 /// Not `execvp`, which hands what the kernel cannot start to a shell.
 fn exec(command: &OsStr, args: &[OsString]) -> io::Error {
     let c_string = |text: &OsStr| CString::new(text.as_bytes());
-    let argv: Result<Vec<_>, _> =
-        std::iter::once(command).chain(args.iter().map(OsString::as_os_str)).map(c_string).collect();
-    let Ok(argv) = argv else { return io::ErrorKind::InvalidInput.into() };
+    let argv: Result<Vec<_>, _> = std::iter::once(command)
+        .chain(args.iter().map(OsString::as_os_str))
+        .map(c_string)
+        .collect();
+    let Ok(argv) = argv else {
+        return io::ErrorKind::InvalidInput.into();
+    };
     let mut pointers: Vec<_> = argv.iter().map(|arg| arg.as_ptr()).collect();
     pointers.push(std::ptr::null());
     let candidates: Vec<PathBuf> = if command.as_bytes().contains(&b'/') {
         vec![command.into()]
     } else {
-        #[expect(clippy::disallowed_methods, reason = "the child's own PATH, as execvp has it")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the child's own PATH, as execvp has it"
+        )]
         let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
-        std::env::split_paths(&path).filter(|dir| dir != "").map(|dir| dir.join(command)).collect()
+        std::env::split_paths(&path)
+            .filter(|dir| dir != "")
+            .map(|dir| dir.join(command))
+            .collect()
     };
     let mut why = io::Error::from(Errno::NOENT);
     for candidate in candidates {
-        let Ok(path) = c_string(candidate.as_os_str()) else { continue };
-        #[expect(unsafe_code, reason = "no safe wrapper that keeps the environment as it is")]
+        let Ok(path) = c_string(candidate.as_os_str()) else {
+            continue;
+        };
+        #[expect(
+            unsafe_code,
+            reason = "no safe wrapper that keeps the environment as it is"
+        )]
         // SAFETY: `path` and every pointer but the last, which is null, point to strings that
         // end with a null byte and outlive the call.
         unsafe {
@@ -301,8 +325,9 @@ fn below() -> BTreeMap<i32, i32> {
     let own = rustix::process::getpid().as_raw_pid();
     let names = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let mut others: BTreeMap<i32, i32> =
-        pids.filter_map(|pid| Some((pid, parent_of(pid)?))).collect();
+    let mut others: BTreeMap<i32, i32> = pids
+        .filter_map(|pid| Some((pid, parent_of(pid)?)))
+        .collect();
     let mut found = BTreeMap::new();
     loop {
         let before = found.len();
@@ -322,7 +347,10 @@ fn below() -> BTreeMap<i32, i32> {
 /// The parent of a process; none if there is no such process.
 fn parent_of(pid: i32) -> Option<i32> {
     let mut text = [0; 256];
-    let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut text).ok()?;
+    let length = File::open(format!("/proc/{pid}/stat"))
+        .ok()?
+        .read(&mut text)
+        .ok()?;
     // `pid (name) state parent …`, where the name may have any character.
     let end = text[..length].iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(&text[end + 1..length]).ok()?;
@@ -331,8 +359,12 @@ fn parent_of(pid: i32) -> Option<i32> {
 
 /// Signals a process that was found below, if it is still that process.
 fn strike(pid: i32, parent: i32, signal: Signal) {
-    let Some(number) = Pid::from_raw(pid) else { return };
-    let Ok(process) = rustix::process::pidfd_open(number, PidfdFlags::empty()) else { return };
+    let Some(number) = Pid::from_raw(pid) else {
+        return;
+    };
+    let Ok(process) = rustix::process::pidfd_open(number, PidfdFlags::empty()) else {
+        return;
+    };
     // The number may have been given anew since the walk: only a process that (still) has this
     // parent, or has become an orphan of ours, is meant.
     let now = parent_of(pid);
@@ -344,14 +376,22 @@ fn strike(pid: i32, parent: i32, signal: Signal) {
 /// Waits until one of `fds` can be read, or for so long.
 fn wait_for(fds: &[BorrowedFd<'_>], longest: Option<Duration>) {
     let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
-    let mut fds = [fds[0], *fds.last().unwrap_or(&fds[0])].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    let mut fds = [fds[0], *fds.last().unwrap_or(&fds[0])]
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     _ = poll(&mut fds, longest.as_ref());
 }
 
 /// Whether `fd` can be read now; for a pidfd: whether that process has ended.
 fn is_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)
+    poll(
+        &mut fds,
+        Some(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        }),
+    )
+    .is_ok_and(|count| count > 0)
 }
 
 fn pid_of(number: u32) -> Option<Pid> {
@@ -383,7 +423,13 @@ fn signals() -> io::Result<OwnedFd> {
     unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut set);
-        for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT, libc::SIGUSR1, libc::SIGCHLD] {
+        for signal in [
+            libc::SIGTERM,
+            libc::SIGHUP,
+            libc::SIGINT,
+            libc::SIGUSR1,
+            libc::SIGCHLD,
+        ] {
             libc::sigaddset(&raw mut set, signal);
         }
         libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
@@ -398,7 +444,9 @@ fn signals() -> io::Result<OwnedFd> {
 fn next_signal(signals: &OwnedFd) -> Option<i32> {
     // `struct signalfd_siginfo` has 128 bytes and begins with the number.
     let mut record = [0; 128];
-    rustix::io::read(signals, &mut record).ok().filter(|&count| count == record.len())?;
+    rustix::io::read(signals, &mut record)
+        .ok()
+        .filter(|&count| count == record.len())?;
     i32::from_ne_bytes(*record.first_chunk()?).into()
 }
 
@@ -423,14 +471,21 @@ fn close_all_but_streams() -> io::Result<()> {
     #[expect(unsafe_code, reason = "rustix has no close_range")]
     // SAFETY: at both callers nothing of this process owns a descriptor above 2.
     let done = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Puts `/dev/null` in the place of stdin, stdout and stderr.
 fn drop_streams() -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for stream in 0..=2 {
-        #[expect(unsafe_code, reason = "the streams have no owner that rustix could take")]
+        #[expect(
+            unsafe_code,
+            reason = "the streams have no owner that rustix could take"
+        )]
         // SAFETY: the guard is single-threaded and does not use its streams at this point.
         if unsafe { libc::dup2(null.as_raw_fd(), stream) } == -1 {
             return Err(io::Error::last_os_error());

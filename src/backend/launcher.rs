@@ -2,9 +2,7 @@
 //!
 //! Not here: starting it (`stdio`).
 
-use std::{
-    ffi::OsString, fs::DirBuilder, io, os::unix::fs::DirBuilderExt, path::PathBuf,
-};
+use std::{ffi::OsString, fs::DirBuilder, io, os::unix::fs::DirBuilderExt, path::PathBuf};
 
 use super::orders::Orders;
 use crate::control::{Home, Launch, Limits};
@@ -38,11 +36,20 @@ pub(crate) struct Launcher {
 impl Launcher {
     /// One that starts this very binary.
     pub(crate) fn new(ambient: Ambient, work: PathBuf) -> Self {
-        Self { program: PathBuf::from("/proc/self/exe"), ambient, work }
+        Self {
+            program: PathBuf::from("/proc/self/exe"),
+            ambient,
+            work,
+        }
     }
 
     /// What the guard is told; makes the private directory.
-    pub(super) fn orders(&self, label: &str, launch: &Launch, limits: &Limits) -> io::Result<Orders> {
+    pub(super) fn orders(
+        &self,
+        label: &str,
+        launch: &Launch,
+        limits: &Limits,
+    ) -> io::Result<Orders> {
         let mut env: Vec<(OsString, OsString)> = Vec::with_capacity(launch.env.len() + 4);
         let mut set = |name: &str, value: Option<OsString>| {
             env.extend(value.map(|value| (name.into(), value)));
@@ -51,7 +58,9 @@ impl Launcher {
         set("PATH", ambient.path.clone());
         let (private, cwd) = match launch.home {
             Home::Private => {
-                let dir = self.work.join(format!("{label}-{}", uuid::Uuid::new_v4().simple()));
+                let dir = self
+                    .work
+                    .join(format!("{label}-{}", uuid::Uuid::new_v4().simple()));
                 DirBuilder::new().mode(0o700).create(&dir)?;
                 set("LANG", Some("C.UTF-8".into()));
                 set("HOME", Some(dir.clone().into()));
@@ -66,7 +75,12 @@ impl Launcher {
             }
         };
         // Last, so that the specification wins.
-        env.extend(launch.env.iter().map(|(name, value)| (name.into(), value.into())));
+        env.extend(
+            launch
+                .env
+                .iter()
+                .map(|(name, value)| (name.into(), value.into())),
+        );
         Ok(Orders {
             command: launch.command.clone().into(),
             args: launch.args.iter().map(OsString::from).collect(),

@@ -120,11 +120,22 @@ impl Dialect {
         let mut cuts: Vec<(Span, &[u8])> = Vec::with_capacity(3);
         cuts.extend(message.id_span().map(|span| (span, number.as_bytes())));
         cuts.extend(token.map(|span| (span, number.as_bytes())));
-        cuts.extend(message.protocol_version().zip(quoted.as_ref().map(String::as_bytes)));
+        cuts.extend(
+            message
+                .protocol_version()
+                .zip(quoted.as_ref().map(String::as_bytes)),
+        );
         push_line(message, cuts, out);
         let token = token.map(|span| span.of(message.bytes()).into());
         let id = message.id().unwrap_or_default().into();
-        self.calls.insert(call, Theirs { id, token, wants_task: message.wants_task() });
+        self.calls.insert(
+            call,
+            Theirs {
+                id,
+                token,
+                wants_task: message.wants_task(),
+            },
+        );
         call
     }
 
@@ -132,18 +143,33 @@ impl Dialect {
     pub(crate) fn notification(&mut self, message: &Message, out: &mut BytesMut) -> Noted {
         let (span, number, noted) = match message.method() {
             Method::Cancelled => {
-                let named = message.request_id().map(|span| (span, span.of(message.bytes())));
-                let Some((span, id)) = named else { return Noted::Dropped };
-                let newest = self.calls.iter().filter(|(_, call)| *call.id == *id).map(|(id, _)| *id).max();
-                let Some(call) = newest else { return Noted::Dropped };
+                let named = message
+                    .request_id()
+                    .map(|span| (span, span.of(message.bytes())));
+                let Some((span, id)) = named else {
+                    return Noted::Dropped;
+                };
+                let newest = self
+                    .calls
+                    .iter()
+                    .filter(|(_, call)| *call.id == *id)
+                    .map(|(id, _)| *id)
+                    .max();
+                let Some(call) = newest else {
+                    return Noted::Dropped;
+                };
                 self.calls.remove(&call);
                 (span, call, Noted::Cancelled(call))
             }
             Method::Progress => {
-                let Some(span) = message.progress_token() else { return Noted::Dropped };
+                let Some(span) = message.progress_token() else {
+                    return Noted::Dropped;
+                };
                 let ask = number(span.of(message.bytes()));
                 let token = ask.and_then(|ask| self.asks.get(&ask)?.token.as_ref());
-                let Some(token) = token else { return Noted::Dropped };
+                let Some(token) = token else {
+                    return Noted::Dropped;
+                };
                 push_line(message, vec![(span, token)], out);
                 return Noted::Passed;
             }
@@ -191,7 +217,9 @@ impl Dialect {
 
     /// Appends a ping of the gateway; its answer is `Pong`.
     pub(crate) fn ping(out: &mut BytesMut) {
-        out.extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":\"lockgate-ping\",\"method\":\"ping\"}\n");
+        out.extend_from_slice(
+            b"{\"jsonrpc\":\"2.0\",\"id\":\"lockgate-ping\",\"method\":\"ping\"}\n",
+        );
     }
 
     /// Reads a line of the child; what the gateway answers itself goes to `out`.
@@ -222,7 +250,9 @@ impl Dialect {
             return Said::Pong;
         }
         let found = number(id).and_then(|call| Some((call, self.calls.remove(&call)?)));
-        let Some((call, theirs)) = found else { return Said::Dropped("unknown_id") };
+        let Some((call, theirs)) = found else {
+            return Said::Dropped("unknown_id");
+        };
         let line = spliced(message, span, &theirs.id);
         if theirs.wants_task && theirs.token.is_some() && message.kind() == Kind::Result {
             if self.tasks.len() == TASK_TOKENS {
@@ -245,29 +275,63 @@ impl Dialect {
         message.splice(&mut line, &cuts);
         let token = token.map(|span| span.of(message.bytes()).into());
         let id = message.id().unwrap_or_default().into();
-        self.asks.insert(ask, Theirs { id, token, wants_task: false });
-        Said::Ask { ask, task: message.related_task().map(Into::into), line: line.freeze() }
+        self.asks.insert(
+            ask,
+            Theirs {
+                id,
+                token,
+                wants_task: false,
+            },
+        );
+        Said::Ask {
+            ask,
+            task: message.related_task().map(Into::into),
+            line: line.freeze(),
+        }
     }
 
     fn progress(&mut self, message: &Message) -> Said {
-        let Some(span) = message.progress_token() else { return Said::Dropped("no_token") };
+        let Some(span) = message.progress_token() else {
+            return Said::Dropped("no_token");
+        };
         let call = number(span.of(message.bytes()));
         let theirs = call.and_then(|call| {
-            let tasks = || self.tasks.iter().find(|(id, _)| *id == call).map(|(_, theirs)| theirs);
+            let tasks = || {
+                self.tasks
+                    .iter()
+                    .find(|(id, _)| *id == call)
+                    .map(|(_, theirs)| theirs)
+            };
             let theirs = self.calls.get(&call).or_else(tasks)?;
             Some((call, theirs.token.as_ref()?))
         });
-        let Some((call, token)) = theirs else { return Said::Dropped("unknown_token") };
-        Said::Progress { call, line: spliced(message, span, token) }
+        let Some((call, token)) = theirs else {
+            return Said::Dropped("unknown_token");
+        };
+        Said::Progress {
+            call,
+            line: spliced(message, span, token),
+        }
     }
 
     fn ask_cancelled(&mut self, message: &Message) -> Said {
-        let Some(span) = message.request_id() else { return Said::Dropped("no_id") };
+        let Some(span) = message.request_id() else {
+            return Said::Dropped("no_id");
+        };
         let id = span.of(message.bytes());
-        let found = self.asks.iter().find(|(_, ask)| *ask.id == *id).map(|(ask, _)| *ask);
-        let Some(ask) = found else { return Said::Dropped("unknown_id") };
+        let found = self
+            .asks
+            .iter()
+            .find(|(_, ask)| *ask.id == *id)
+            .map(|(ask, _)| *ask);
+        let Some(ask) = found else {
+            return Said::Dropped("unknown_id");
+        };
         self.asks.remove(&ask);
-        Said::AskCancelled { ask, line: spliced(message, span, ask.to_string().as_bytes()) }
+        Said::AskCancelled {
+            ask,
+            line: spliced(message, span, ask.to_string().as_bytes()),
+        }
     }
 
     fn next(&mut self) -> u64 {

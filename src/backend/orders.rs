@@ -42,7 +42,12 @@ impl Orders {
         text(&mut to, self.command.as_bytes());
         text(&mut to, self.cwd.as_os_str().as_bytes());
         // No directory of a child is the empty path, so that it can stand for none.
-        text(&mut to, self.private.as_deref().map_or(&[], |path| path.as_os_str().as_bytes()));
+        text(
+            &mut to,
+            self.private
+                .as_deref()
+                .map_or(&[], |path| path.as_os_str().as_bytes()),
+        );
         to.extend_from_slice(&self.files.to_le_bytes());
         to.extend_from_slice(&self.file_size.to_le_bytes());
         count(&mut to, self.args.len());
@@ -54,7 +59,9 @@ impl Orders {
             text(&mut to, name.as_bytes());
             text(&mut to, value.as_bytes());
         }
-        let length = u32::try_from(to.len() - 4).unwrap_or(u32::MAX).to_le_bytes();
+        let length = u32::try_from(to.len() - 4)
+            .unwrap_or(u32::MAX)
+            .to_le_bytes();
         to[..4].copy_from_slice(&length);
         to
     }
@@ -82,11 +89,21 @@ impl Orders {
         let cwd = PathBuf::from(text(from)?);
         let private = Some(PathBuf::from(text(from)?)).filter(|path| path != Path::new(""));
         let (files, file_size) = (long(from)?, long(from)?);
-        let args = (0..number(from)?).map(|_| text(from)).collect::<Option<_>>()?;
+        let args = (0..number(from)?)
+            .map(|_| text(from))
+            .collect::<Option<_>>()?;
         let env = (0..number(from)?)
             .map(|_| Some((text(from)?, text(from)?)))
             .collect::<Option<_>>()?;
-        let all = Self { command, args, env, cwd, private, files, file_size };
+        let all = Self {
+            command,
+            args,
+            env,
+            cwd,
+            private,
+            files,
+            file_size,
+        };
         from.is_empty().then_some(all)
     }
 }

@@ -28,7 +28,15 @@ impl Stderr {
     /// An empty one that keeps `limit` bytes.
     pub(crate) fn new(label: String, limit: usize) -> Self {
         let (ring, line) = (VecDeque::new(), Vec::new());
-        Self { label, ring, limit, line, since: None, logged: 0, suppressed: 0 }
+        Self {
+            label,
+            ring,
+            limit,
+            line,
+            since: None,
+            logged: 0,
+            suppressed: 0,
+        }
     }
 
     /// Takes what was read.
@@ -86,7 +94,10 @@ impl Stderr {
             return false;
         }
         let now = Instant::now();
-        if self.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
+        if self
+            .since
+            .is_none_or(|since| now.duration_since(since) >= WINDOW)
+        {
             (self.since, self.logged) = (Some(now), 0);
         }
         let may = self.logged < PER_WINDOW;
@@ -151,6 +162,9 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        assert_eq!(printable(b"\x1b[2J\r\"a\" \xff"), "\\u{1b}[2J\\r\"a\" \u{fffd}");
+        assert_eq!(
+            printable(b"\x1b[2J\r\"a\" \xff"),
+            "\\u{1b}[2J\\r\"a\" \u{fffd}"
+        );
     }
 }

@@ -334,7 +334,9 @@ impl Child {
 
     /// Reads once; pending also when nothing can come any more.
     fn poll_stdout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(stdout) = &mut self.stdout else { return Poll::Pending };
+        let Some(stdout) = &mut self.stdout else {
+            return Poll::Pending;
+        };
         if self.read.capacity() - self.read.len() < self.room {
             // Reuses what was given out, or doubles: a big line is moved a few times only.
             self.read.reserve(self.read.len().max(self.room));
@@ -366,7 +368,9 @@ impl Child {
     fn poll_stderr(&mut self, cx: &mut Context<'_>) {
         let mut room = [const { MaybeUninit::<u8>::uninit() }; CHUNK * 4];
         for _ in 0..READS {
-            let Some(stderr) = &mut self.stderr else { return };
+            let Some(stderr) = &mut self.stderr else {
+                return;
+            };
             let mut buffer = ReadBuf::uninit(&mut room);
             match Pin::new(stderr).poll_read(cx, &mut buffer) {
                 Poll::Pending => return,
@@ -413,12 +417,19 @@ impl Child {
             Some(code @ 129..=192) => (None, Some(code - 128)),
             code => (code, status.signal()),
         };
-        Exit { code, signal, stderr_tail: self.errors.tail() }
+        Exit {
+            code,
+            signal,
+            stderr_tail: self.errors.tail(),
+        }
     }
 
     /// Signals the guard; its number is its own for as long as it is not reaped.
     fn signal(&self, signal: Signal) {
-        let pid = self.guard.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = self
+            .guard
+            .id()
+            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         if let Some(pid) = pid {
             _ = rustix::process::kill_process(pid, signal);
         }

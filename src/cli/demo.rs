@@ -17,7 +17,10 @@ use std::{
 use serde_json::{Value, json};
 
 /// Answers of the client to what the demo asked, by the demo's id.
-#[expect(clippy::disallowed_types, reason = "plain threads; nothing here is async")]
+#[expect(
+    clippy::disallowed_types,
+    reason = "plain threads; nothing here is async"
+)]
 type Answers = Arc<Mutex<HashMap<u64, mpsc::Sender<Value>>>>;
 
 /// Serves stdin and stdout until stdin ends.
@@ -25,11 +28,16 @@ pub(crate) fn run() -> ExitCode {
     let answers = Answers::default();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
-        let Ok(message) = serde_json::from_str::<Value>(&line) else { continue };
+        let Ok(message) = serde_json::from_str::<Value>(&line) else {
+            continue;
+        };
         if message.get("method").is_some() {
             request(message, &answers);
         } else if let Some(id) = message["id"].as_u64() {
-            let asked = answers.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+            let asked = answers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(&id);
             if let Some(asked) = asked {
                 // The call that asked may have ended.
                 let _ = asked.send(message);
@@ -46,9 +54,15 @@ fn request(message: Value, answers: &Answers) {
     }
     let result = match message["method"].as_str().unwrap_or_default() {
         "initialize" => {
-            let asked = message["params"]["protocolVersion"].as_str().unwrap_or_default();
+            let asked = message["params"]["protocolVersion"]
+                .as_str()
+                .unwrap_or_default();
             let known = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
-            let revision = if known.contains(&asked) { asked } else { "2025-11-25" };
+            let revision = if known.contains(&asked) {
+                asked
+            } else {
+                "2025-11-25"
+            };
             Ok(json!({
                 "protocolVersion": revision,
                 "capabilities": {"tools": {}},
@@ -110,8 +124,10 @@ fn call(params: &Value, answers: &Answers) -> Result<Value, (i32, &'static str)>
             for step in 1..=steps {
                 thread::sleep(Duration::from_millis(250));
                 if !token.is_null() {
-                    say(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {
-                        "progressToken": token, "progress": step, "total": steps}}));
+                    say(
+                        &json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {
+                        "progressToken": token, "progress": step, "total": steps}}),
+                    );
                 }
             }
             Ok(text(&format!("counted to {steps}")))
@@ -125,11 +141,18 @@ fn greet(answers: &Answers) -> Value {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     let (answered, answer) = mpsc::channel();
-    answers.lock().unwrap_or_else(PoisonError::into_inner).insert(id, answered);
-    say(&json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": {
+    answers
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(id, answered);
+    say(
+        &json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": {
         "message": "What is your name?",
-        "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}}));
-    let answer = answer.recv_timeout(Duration::from_secs(600)).unwrap_or_default();
+        "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}}),
+    );
+    let answer = answer
+        .recv_timeout(Duration::from_secs(600))
+        .unwrap_or_default();
     match answer["result"]["content"]["name"].as_str() {
         Some(name) => text(&format!("Hello, {name}!")),
         None => text("Hello, whoever you are!"),

@@ -101,9 +101,12 @@ pub fn main() -> ExitCode {
         Command::Run(args) => serve::run(args),
         Command::Serve(args) => serve::serve(args),
         Command::Check(args) => check::check(args.config, args.apply.as_deref(), args.set),
-        Command::Import(ImportArgs { file, tenant }) => {
-            import::import(&file, &tenant, &mut std::io::stdout(), &mut std::io::stderr())
-        }
+        Command::Import(ImportArgs { file, tenant }) => import::import(
+            &file,
+            &tenant,
+            &mut std::io::stdout(),
+            &mut std::io::stderr(),
+        ),
         Command::Demo => demo::run(),
     }
 }

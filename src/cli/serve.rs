@@ -47,31 +47,57 @@ pub(crate) fn serve(args: ServeArgs) -> ExitCode {
 
 fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
     let env = environment();
-    let RunArgs { listen, env: passed, allow_origin, mut set, command } = args;
+    let RunArgs {
+        listen,
+        env: passed,
+        allow_origin,
+        mut set,
+        command,
+    } = args;
     let quoted = |text: &String| serde_json::Value::from(text.as_str()).to_string();
     if !allow_origin.is_empty() {
         let origins: Vec<_> = allow_origin.iter().map(quoted).collect();
         set.push(format!("http.allowed_origins=[{}]", origins.join(",")));
     }
-    let sources = Sources { file: None, env: env.clone(), set, listen, run: true };
+    let sources = Sources {
+        file: None,
+        env: env.clone(),
+        set,
+        listen,
+        run: true,
+    };
     let config = Config::load(&sources).map_err(|error| error.mistakes)?;
     let mut command = command.into_iter();
     let (command, args) = match command.next() {
         Some(program) => (program, command.collect()),
         None => (OWN_BINARY.to_owned(), vec!["__demo".to_owned()]),
     };
-    let named = passed.into_iter().filter_map(|pair| match pair.split_once('=') {
-        Some((name, value)) => Some((name.to_owned(), value.to_owned())),
-        None => env.get(&pair).cloned().map(|value| (pair, value)),
-    });
-    let launch = Launch { command, args, env: named.collect(), cwd: None, home: Home::Caller };
+    let named = passed
+        .into_iter()
+        .filter_map(|pair| match pair.split_once('=') {
+            Some((name, value)) => Some((name.to_owned(), value.to_owned())),
+            None => env.get(&pair).cloned().map(|value| (pair, value)),
+        });
+    let launch = Launch {
+        command,
+        args,
+        env: named.collect(),
+        cwd: None,
+        home: Home::Caller,
+    };
     let manifest = single::single(launch, &config.server, &env)?;
     let mistakes = checks::check(&manifest, &config, path_of(&env));
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
     let work = std::env::temp_dir().join(format!("lockgate-{}", uuid::Uuid::new_v4().simple()));
-    Ok(Plan { config, catalog: manifest.catalog, env, work: Some(work), is_run: true })
+    Ok(Plan {
+        config,
+        catalog: manifest.catalog,
+        env,
+        work: Some(work),
+        is_run: true,
+    })
 }
 
 /// The binary of this very process, also when its file was replaced meanwhile.
@@ -79,10 +105,28 @@ const OWN_BINARY: &str = "/proc/self/exe";
 
 fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     let env = environment();
-    let ServeArgs { config: file, apply, listen, set } = args;
-    let sources = Sources { file, env: env.clone(), set, listen, run: false };
-    let named = || env.get("LOCKGATE_APPLY").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let loaded = apply.or_else(named).map(|file| manifest::load(&file, &env)).transpose();
+    let ServeArgs {
+        config: file,
+        apply,
+        listen,
+        set,
+    } = args;
+    let sources = Sources {
+        file,
+        env: env.clone(),
+        set,
+        listen,
+        run: false,
+    };
+    let named = || {
+        env.get("LOCKGATE_APPLY")
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from)
+    };
+    let loaded = apply
+        .or_else(named)
+        .map(|file| manifest::load(&file, &env))
+        .transpose();
     let config = Config::load(&sources).map_err(|error| error.mistakes);
     let (config, manifest) = match (config, loaded) {
         (Ok(config), Ok(manifest)) => (config, manifest),
@@ -99,8 +143,16 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
-    let catalog = manifest.map(|manifest| manifest.catalog).unwrap_or_default();
-    Ok(Plan { config, catalog, env, work: None, is_run: false })
+    let catalog = manifest
+        .map(|manifest| manifest.catalog)
+        .unwrap_or_default();
+    Ok(Plan {
+        config,
+        catalog,
+        env,
+        work: None,
+        is_run: false,
+    })
 }
 
 fn path_of(env: &BTreeMap<String, String>) -> &str {
@@ -154,7 +206,13 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
 }
 
 async fn gateway(plan: Plan, logs: telemetry::Logs) -> anyhow::Result<ExitCode> {
-    let Plan { mut config, catalog, env, work, is_run } = plan;
+    let Plan {
+        mut config,
+        catalog,
+        env,
+        work,
+        is_run,
+    } = plan;
     let http = bind(config.http.listen).await?;
     let ops = match config.ops.listen {
         Some(address) => Some(bind(address).await?),
@@ -174,7 +232,14 @@ async fn gateway(plan: Plan, logs: telemetry::Logs) -> anyhow::Result<ExitCode> 
     let signals = signals(shutdown.clone())?;
     announce(&config, &http, ops.as_ref(), is_run)?;
     let listeners = Listeners { http, ops };
-    let running = run::run(config, Arc::new(catalog), launcher, listeners, shutdown, logs);
+    let running = run::run(
+        config,
+        Arc::new(catalog),
+        launcher,
+        listeners,
+        shutdown,
+        logs,
+    );
     tokio::pin!(signals);
     tokio::select! {
         outcome = running => outcome.map(|()| ExitCode::SUCCESS),
@@ -183,7 +248,9 @@ async fn gateway(plan: Plan, logs: telemetry::Logs) -> anyhow::Result<ExitCode> 
 }
 
 async fn bind(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}"))
 }
 
 /// A directory that nobody else may enter.
@@ -199,7 +266,13 @@ fn ambient(env: &BTreeMap<String, String>) -> anyhow::Result<Ambient> {
     let of = |name: &str| env.get(name).map(Into::into);
     let cwd = std::env::current_dir().context("the working directory is gone")?;
     let (path, home, lang, tmpdir) = (of("PATH"), of("HOME"), of("LANG"), of("TMPDIR"));
-    Ok(Ambient { path, home, lang, tmpdir, cwd })
+    Ok(Ambient {
+        path,
+        home,
+        lang,
+        tmpdir,
+        cwd,
+    })
 }
 
 /// The first SIGTERM or SIGINT drains, the second ends at once. Returns when children have

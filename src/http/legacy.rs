@@ -109,7 +109,11 @@ async fn initialize(
             return Err(Error::Bug("initialize was answered by a stream").into());
         }
     };
-    let mut response = if accepts.json { json(line) } else { one_event(&line) };
+    let mut response = if accepts.json {
+        json(line)
+    } else {
+        one_event(&line)
+    };
     if let Some(session) = session {
         response.headers_mut().insert(SESSION_ID, session);
     }
@@ -148,7 +152,9 @@ pub(crate) async fn get(
         let url = format!("{}{base}/mcp", front.config.public_url);
         return page::page(&access.tenant().name, &access.server().name, &url);
     }
-    listen(&front, &access, &method, &headers).await.unwrap_or_else(IntoResponse::into_response)
+    listen(&front, &access, &method, &headers)
+        .await
+        .unwrap_or_else(IntoResponse::into_response)
 }
 
 async fn listen(
@@ -159,7 +165,10 @@ async fn listen(
 ) -> Result<Response, Failure> {
     if method == HttpMethod::HEAD {
         // It would attach a connection that cannot be read.
-        return Err(Failure::http(StatusCode::METHOD_NOT_ALLOWED, "GET, POST or DELETE"));
+        return Err(Failure::http(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "GET, POST or DELETE",
+        ));
     }
     if !mcp::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";

@@ -34,18 +34,28 @@ impl FromRequestParts<Arc<Front>> for Admitted {
 
     async fn from_request_parts(parts: &mut Parts, front: &Arc<Front>) -> Result<Self, Response> {
         let path = parts.uri.path();
-        let base = path.rsplit_once('/').map_or("", |(base, _)| base).to_owned();
+        let base = path
+            .rsplit_once('/')
+            .map_or("", |(base, _)| base)
+            .to_owned();
         let params = RawPathParams::from_request_parts(parts, front).await;
         let named = params.ok().and_then(|params| {
             let find = |wanted| params.iter().find(|(name, _)| *name == wanted);
             Some((find("tenant")?.1.to_owned(), find("server")?.1.to_owned()))
         });
         let is_alias = base.is_empty();
-        let named = if is_alias { front.config.default.clone() } else { named };
+        let named = if is_alias {
+            front.config.default.clone()
+        } else {
+            named
+        };
         let found = named.and_then(|(tenant, server)| front.catalog.find(&tenant, &server));
         let (tenant, server) =
             found.ok_or_else(|| Failure::from(Error::NoServer).into_response())?;
-        Ok(Self { access: auth::admit(tenant, server), base })
+        Ok(Self {
+            access: auth::admit(tenant, server),
+            base,
+        })
     }
 }
 
@@ -55,7 +65,9 @@ pub(crate) fn single<'a>(
     name: &'static str,
 ) -> Result<Option<&'a str>, Failure> {
     let mut values = headers.get_all(name).iter();
-    let Some(first) = values.next() else { return Ok(None) };
+    let Some(first) = values.next() else {
+        return Ok(None);
+    };
     let bad = Failure::http(StatusCode::BAD_REQUEST, "a header is repeated or not ASCII");
     if values.any(|value| value != first) {
         return Err(bad);
@@ -65,7 +77,12 @@ pub(crate) fn single<'a>(
 
 /// What the client takes.
 pub(crate) fn accepts(headers: &HeaderMap) -> Accepts {
-    Accepts::parse(headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()))
+    Accepts::parse(
+        headers
+            .get_all(header::ACCEPT)
+            .iter()
+            .filter_map(|value| value.to_str().ok()),
+    )
 }
 
 /// The era rules that need no body (DESIGN section 2, rows 1 and 2).
@@ -73,9 +90,10 @@ pub(crate) fn check_version(headers: &HeaderMap) -> Result<(), Failure> {
     match Version::parse(single(headers, headers::PROTOCOL_VERSION)?) {
         // Until the modern front exists its requests are legacy ones without a session.
         Version::Modern => Err(no_session_id()),
-        Version::Unknown => {
-            Err(Failure::http(StatusCode::BAD_REQUEST, "no such MCP-Protocol-Version"))
-        }
+        Version::Unknown => Err(Failure::http(
+            StatusCode::BAD_REQUEST,
+            "no such MCP-Protocol-Version",
+        )),
         Version::Absent | Version::Legacy(_) => Ok(()),
     }
 }
@@ -92,13 +110,20 @@ pub(crate) fn no_session_id() -> Failure {
 
 /// Reads a body that says that it is JSON, within its bounds of size and time.
 pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, Failure> {
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let content_type = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
     if !content_type.is_some_and(headers::is_json) {
         let text = "Content-Type must be application/json";
         return Err(Failure::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
     }
-    let late = Failure::http(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
-    tokio::time::timeout(BODY, collect(body, max)).await.unwrap_or(Err(late))
+    let late = Failure::http(
+        StatusCode::REQUEST_TIMEOUT,
+        "the body did not arrive in time",
+    );
+    tokio::time::timeout(BODY, collect(body, max))
+        .await
+        .unwrap_or(Err(late))
 }
 
 async fn collect(mut body: Body, max: usize) -> Result<Bytes, Failure> {
@@ -106,10 +131,15 @@ async fn collect(mut body: Body, max: usize) -> Result<Bytes, Failure> {
     let mut more = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let broken = Failure::http(StatusCode::BAD_REQUEST, "the body ends early");
-        let Ok(data) = frame.map_err(|_| broken)?.into_data() else { continue };
+        let Ok(data) = frame.map_err(|_| broken)?.into_data() else {
+            continue;
+        };
         let length = first.as_ref().map_or(0, Bytes::len).max(more.len());
         if length + data.len() > max {
-            return Err(Failure::http(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"));
+            return Err(Failure::http(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "the body is too large",
+            ));
         }
         // Most bodies are one frame: that one is not copied.
         match first.take() {

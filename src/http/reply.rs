@@ -26,7 +26,12 @@ pub(crate) struct Failure {
 impl Failure {
     /// A refusal by the HTTP rules of the endpoint (CONTRACT C11).
     pub(crate) const fn http(status: StatusCode, message: &'static str) -> Self {
-        Self { status, code: -32600, message, retry: None }
+        Self {
+            status,
+            code: -32600,
+            message,
+            retry: None,
+        }
     }
 }
 
@@ -39,7 +44,12 @@ impl From<Error> for Failure {
             Error::Invalid(why) => (StatusCode::BAD_REQUEST, -32600, why, None),
             Error::NotJson(why) => (StatusCode::BAD_REQUEST, -32700, why, None),
             Error::NoCursor => (StatusCode::BAD_REQUEST, -32602, "no such event id", None),
-            Error::Gone => (StatusCode::GONE, -32602, "the events behind that id are gone", None),
+            Error::Gone => (
+                StatusCode::GONE,
+                -32602,
+                "the events behind that id are gone",
+                None,
+            ),
             Error::Limit { what, retry } => {
                 (StatusCode::TOO_MANY_REQUESTS, -31004, what, Some(retry))
             }
@@ -55,10 +65,20 @@ impl From<Error> for Failure {
             Error::Bug(what) => {
                 tracing::error!(what, "a bug of the gateway");
                 let retry = Some(Duration::from_secs(5));
-                (StatusCode::SERVICE_UNAVAILABLE, -32603, "internal error", retry)
+                (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    -32603,
+                    "internal error",
+                    retry,
+                )
             }
         };
-        Self { status, code, message, retry }
+        Self {
+            status,
+            code,
+            message,
+            retry,
+        }
     }
 }
 
@@ -73,7 +93,12 @@ impl From<Refusal> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let Self { status, code, message, retry } = self;
+        let Self {
+            status,
+            code,
+            message,
+            retry,
+        } = self;
         let error = serde_json::json!({
             "jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message},
         });
@@ -103,8 +128,14 @@ mod tests {
             Error::NotJson("why"),
             Error::NoCursor,
             Error::Gone,
-            Error::Limit { what: "limit", retry: second },
-            Error::Busy { what: "busy", retry: second },
+            Error::Limit {
+                what: "limit",
+                retry: second,
+            },
+            Error::Busy {
+                what: "busy",
+                retry: second,
+            },
             Error::Draining,
             Error::Bug("secret"),
         ]
@@ -112,7 +143,12 @@ mod tests {
         .map(|error| {
             let name = format!("{error:?}");
             let name = name.split(['(', ' ']).next().unwrap_or_default().to_owned();
-            let Failure { status, code, message, retry } = error.into();
+            let Failure {
+                status,
+                code,
+                message,
+                retry,
+            } = error.into();
             let retry = retry.map_or(String::new(), |retry| format!(" retry {}", retry.as_secs()));
             format!("{name}: {} {code} {message}{retry}", status.as_u16())
         })

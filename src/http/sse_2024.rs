@@ -39,7 +39,9 @@ pub(crate) async fn connect(
     if method == Method::HEAD {
         return Failure::http(StatusCode::METHOD_NOT_ALLOWED, "GET only").into_response();
     }
-    listen(&front, &access, &base, &headers).await.unwrap_or_else(IntoResponse::into_response)
+    listen(&front, &access, &base, &headers)
+        .await
+        .unwrap_or_else(IntoResponse::into_response)
 }
 
 async fn listen(
@@ -60,7 +62,10 @@ async fn listen(
         // Event ids of this transport begin with the session, which no header names.
         Some(cursor) => {
             let (id, cursor) = cursor.split_once('.').ok_or(Error::NoCursor)?;
-            let reading = front.hub.attach(access, id, Some(cursor.as_bytes())).await?;
+            let reading = front
+                .hub
+                .attach(access, id, Some(cursor.as_bytes()))
+                .await?;
             (id.to_owned(), reading.ok_or(Error::NoCursor)?)
         }
     };
@@ -68,11 +73,23 @@ async fn listen(
     let path = url::Url::parse(&front.config.public_url).map(|url| url.path().to_owned());
     let path = path.unwrap_or_default();
     let mut first = BytesMut::new();
-    let uri = format!("{}{base}/messages?session_id={id}", path.trim_end_matches('/'));
+    let uri = format!(
+        "{}{base}/messages?session_id={id}",
+        path.trim_end_matches('/')
+    );
     push_endpoint(&mut first, &uri, &format!("{prefix}{}", reading.id()));
     let settings = &front.config.stream;
     let (keep_alive, retry) = (settings.keep_alive, settings.retry);
-    Ok(stream::respond(reading, Writing { keep_alive, retry, close_at: None, first, prefix }))
+    Ok(stream::respond(
+        reading,
+        Writing {
+            keep_alive,
+            retry,
+            close_at: None,
+            first,
+            prefix,
+        },
+    ))
 }
 
 /// POST: one message of the client; what is to be answered comes over the connection.
@@ -87,7 +104,10 @@ pub(crate) async fn post(
         let id = session_id(parts.uri.query().unwrap_or_default())
             .ok_or(Error::Invalid("session_id is missing"))?;
         let said = Said::parse(body)?;
-        let pending = front.hub.deliver(&admitted.access, id, said, Form::Sse).await?;
+        let pending = front
+            .hub
+            .deliver(&admitted.access, id, said, Form::Sse)
+            .await?;
         match pending.answer(None).await {
             Answer::Refused(error) => Err(Failure::from(error)),
             _ => Ok(StatusCode::ACCEPTED),
@@ -98,7 +118,9 @@ pub(crate) async fn post(
 
 /// The one `session_id` of a query; ids need no decoding.
 fn session_id(query: &str) -> Option<&str> {
-    let mut ids = query.split('&').filter_map(|pair| pair.strip_prefix("session_id="));
+    let mut ids = query
+        .split('&')
+        .filter_map(|pair| pair.strip_prefix("session_id="));
     let id = ids.next()?;
     ids.next().is_none().then_some(id)
 }

@@ -43,9 +43,16 @@ struct Connection {
 
 /// The response whose body is `reading`.
 pub(crate) fn respond(reading: Reading, writing: Writing) -> Response {
-    let connection = Connection { reading, writing, is_over: false };
+    let connection = Connection {
+        reading,
+        writing,
+        is_over: false,
+    };
     let chunks = unfold(connection, |mut connection| async move {
-        connection.next().await.map(|chunk| (Ok::<_, Infallible>(chunk), connection))
+        connection
+            .next()
+            .await
+            .map(|chunk| (Ok::<_, Infallible>(chunk), connection))
     });
     event_stream(Body::from_stream(chunks))
 }

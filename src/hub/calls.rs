@@ -86,7 +86,10 @@ impl Calls {
 
     /// A stream has become one that can carry nothing but responses, or the other way round.
     pub(crate) fn route(&self, about: About<'_>) -> Option<StreamId> {
-        route(about, self.calls.iter().map(|(id, call)| call.in_flight(*id)))
+        route(
+            about,
+            self.calls.iter().map(|(id, call)| call.in_flight(*id)),
+        )
     }
 
     /// Progress of a call, or of the task that a call became.
@@ -117,19 +120,30 @@ impl Calls {
     ) -> Instant {
         self.calls_of(stream).for_each(|call| call.clock.ask(now));
         let (until, claim_by) = (now + ask, now + unclaimed);
-        self.asks.insert(id, Ask { stream, number, until, claim_by: Some(claim_by) });
+        self.asks.insert(
+            id,
+            Ask {
+                stream,
+                number,
+                until,
+                claim_by: Some(claim_by),
+            },
+        );
         until.min(claim_by)
     }
 
     /// Removes an ask; returns its stream.
     pub(crate) fn settle(&mut self, id: AskId, now: Instant) -> Option<StreamId> {
         let Ask { stream, .. } = self.asks.remove(&id)?;
-        self.calls_of(stream).for_each(|call| call.clock.settle(now));
+        self.calls_of(stream)
+            .for_each(|call| call.clock.settle(now));
         Some(stream)
     }
 
     fn calls_of(&mut self, stream: StreamId) -> impl Iterator<Item = &mut Call> {
-        self.calls.values_mut().filter(move |call| call.stream == stream)
+        self.calls
+            .values_mut()
+            .filter(move |call| call.stream == stream)
     }
 
     /// What is overdue, and when to look again.
@@ -162,7 +176,17 @@ impl Calls {
 
 impl Call {
     fn in_flight(&self, call: CallId) -> InFlight<'_> {
-        let Self { stream, is_carrier, ref task, .. } = *self;
-        InFlight { call, stream, is_carrier, task: task.as_deref() }
+        let Self {
+            stream,
+            is_carrier,
+            ref task,
+            ..
+        } = *self;
+        InFlight {
+            call,
+            stream,
+            is_carrier,
+            task: task.as_deref(),
+        }
     }
 }

@@ -27,7 +27,11 @@ impl CallClock {
     /// Starts; without `limit` only `max` counts (`tasks/result`).
     pub(crate) fn start(now: Instant, limit: Option<Duration>, max: Duration) -> Self {
         let max = now + max;
-        Self { limit, max, state: State::Runs(limit.map_or(max, |limit| now + limit)) }
+        Self {
+            limit,
+            max,
+            state: State::Runs(limit.map_or(max, |limit| now + limit)),
+        }
     }
 
     /// When it is overdue if nothing happens.

@@ -31,7 +31,12 @@ const MAX_QUEUED: usize = 8 * 1024 * 1024;
 
 impl Session {
     pub(super) async fn deliver(&mut self, delivery: Delivery) {
-        let Delivery { body, form, reply, begun } = delivery;
+        let Delivery {
+            body,
+            form,
+            reply,
+            begun,
+        } = delivery;
         let message = match body {
             Body::One(message) => message,
             Body::Batch(items) => return self.batch(items, form, reply, begun).await,
@@ -50,32 +55,51 @@ impl Session {
     async fn initialize(&mut self, message: &Message, form: Form, reply: oneshot::Sender<Answer>) {
         let is_new = matches!(self.phase, Phase::New);
         if !is_new || self.is_draining {
-            let why = if is_new { Error::Draining } else { Error::Invalid("already initialized") };
+            let why = if is_new {
+                Error::Draining
+            } else {
+                Error::Invalid("already initialized")
+            };
             let _ = reply.send(Answer::Refused(why));
             return;
         }
         let id: Box<[u8]> = message.id().unwrap_or_default().into();
         let label = format!("{}-{}", self.server.tenant, self.server.name);
-        let spawned =
-            Child::spawn(&self.core.launcher, &label, &self.server.launch, &self.server.limits);
+        let spawned = Child::spawn(
+            &self.core.launcher,
+            &label,
+            &self.server.launch,
+            &self.server.limits,
+        );
         let mut child = match spawned {
             Ok(child) => child,
             Err(error) => {
                 tracing::warn!(server.name = self.server.name, %error, "cannot start the child");
-                let why = failure(&id, -31001, "the backend could not be started", "backend_exited", true);
+                let why = failure(
+                    &id,
+                    -31001,
+                    "the backend could not be started",
+                    "backend_exited",
+                    true,
+                );
                 self.answer_start(why, Some(reply)).await;
                 self.over = Some(Over::Failed);
                 return;
             }
         };
         self.core.metrics.child_started();
-        let asked = message.protocol_version().and_then(|span| {
-            Revision::parse(&json::decoded(span.of(message.bytes()))?)
-        });
+        let asked = message
+            .protocol_version()
+            .and_then(|span| Revision::parse(&json::decoded(span.of(message.bytes()))?));
         // 2025-11-25 lifecycle, "Version Negotiation": what the tenant does not allow is
         // answered with the newest that it does.
         let is_allowed = asked.is_some_and(|asked| self.tenant.revisions.contains(&asked));
-        let newest = self.tenant.revisions.first().copied().filter(|_| !is_allowed);
+        let newest = self
+            .tenant
+            .revisions
+            .first()
+            .copied()
+            .filter(|_| !is_allowed);
         let newest = newest.map(Revision::as_str);
         let call = self.dialect.request_as(message, newest, child.out());
         self.child = Some(child);
@@ -88,7 +112,12 @@ impl Session {
                 None
             }
         };
-        self.phase = Phase::Starting { call, id, reply, until };
+        self.phase = Phase::Starting {
+            call,
+            id,
+            reply,
+            until,
+        };
     }
 
     /// Sends the answer to `initialize` where this transport has it.
@@ -124,7 +153,9 @@ impl Session {
             let _ = reply.send(Answer::Refused(error));
             return;
         }
-        let Some(stream) = self.begin(1, form, false, reply, begun).await else { return };
+        let Some(stream) = self.begin(1, form, false, reply, begun).await else {
+            return;
+        };
         self.send(&message, stream, form).await;
     }
 
@@ -138,9 +169,16 @@ impl Session {
         if self.is_draining {
             return Err(Error::Draining);
         }
-        if self.child.as_ref().is_some_and(|child| child.queued() > MAX_QUEUED) {
+        if self
+            .child
+            .as_ref()
+            .is_some_and(|child| child.queued() > MAX_QUEUED)
+        {
             let retry = Duration::from_secs(5);
-            return Err(Error::Busy { what: "the backend does not read", retry });
+            return Err(Error::Busy {
+                what: "the backend does not read",
+                retry,
+            });
         }
         Ok(())
     }
@@ -179,7 +217,12 @@ impl Session {
         if message.method() == Method::Ping {
             let mut line = BytesMut::new();
             push_result(message.id().unwrap_or_default(), b"{}", &mut line);
-            if self.streams.finish_call(stream, Some(line.freeze())).await.is_err() {
+            if self
+                .streams
+                .finish_call(stream, Some(line.freeze()))
+                .await
+                .is_err()
+            {
                 self.over = Some(Over::Lost);
             }
             return;
@@ -188,15 +231,32 @@ impl Session {
         let id = self.dialect.request(message, child.out());
         let now = Instant::now();
         let method = message.method();
-        let tool = if method == Method::ToolsCall { message.name() } else { None };
+        let tool = if method == Method::ToolsCall {
+            message.name()
+        } else {
+            None
+        };
         let clocks = self.server.clocks_of(tool.as_deref());
         let limit = (method != Method::TasksResult).then_some(clocks.call);
         let clock = CallClock::start(now, limit, clocks.call_max);
-        let task = message.task_id().filter(|_| method == Method::TasksResult).map(Into::into);
+        let task = message
+            .task_id()
+            .filter(|_| method == Method::TasksResult)
+            .map(Into::into);
         let is_carrier = form != Form::Json || self.transport == Transport::Sse2024;
         let wants_task = message.wants_task();
         let class = class(message);
-        self.calls.begin(id, Call { stream, is_carrier, task, wants_task, clock, class });
+        self.calls.begin(
+            id,
+            Call {
+                stream,
+                is_carrier,
+                task,
+                wants_task,
+                clock,
+                class,
+            },
+        );
         self.wake_by(clock.deadline());
     }
 
@@ -205,10 +265,15 @@ impl Session {
         if !matches!(self.phase, Phase::Ready(_)) {
             return Err(Error::Invalid("initialize comes first"));
         }
-        let Some(child) = &mut self.child else { return Ok(()) };
+        let Some(child) = &mut self.child else {
+            return Ok(());
+        };
         if child.queued() > MAX_QUEUED {
             let retry = Duration::from_secs(5);
-            return Err(Error::Busy { what: "the backend does not read", retry });
+            return Err(Error::Busy {
+                what: "the backend does not read",
+                retry,
+            });
         }
         if message.kind() != Kind::Notification {
             match self.dialect.answer(message, child.out()) {
@@ -216,16 +281,26 @@ impl Session {
                     self.calls.settle(ask, Instant::now());
                     self.wake = Instant::now();
                 }
-                None => self.core.metrics.message_dropped(telemetry::Dropped::Unknown),
+                None => self
+                    .core
+                    .metrics
+                    .message_dropped(telemetry::Dropped::Unknown),
             }
             return Ok(());
         }
         match self.dialect.notification(message, child.out()) {
             Noted::Passed => {}
-            Noted::Dropped => self.core.metrics.message_dropped(telemetry::Dropped::Unknown),
+            Noted::Dropped => self
+                .core
+                .metrics
+                .message_dropped(telemetry::Dropped::Unknown),
             Noted::Cancelled(call) => {
-                let Some(call) = self.calls.end(call) else { return Ok(()) };
-                self.core.metrics.call(call.class, telemetry::Outcome::Cancelled);
+                let Some(call) = self.calls.end(call) else {
+                    return Ok(());
+                };
+                self.core
+                    .metrics
+                    .call(call.class, telemetry::Outcome::Cancelled);
                 if self.streams.finish_call(call.stream, None).await.is_err() {
                     self.over = Some(Over::Lost);
                 }
@@ -249,12 +324,17 @@ impl Session {
                 return;
             }
         };
-        let requests = messages.iter().filter(|message| message.kind() == Kind::Request).count();
+        let requests = messages
+            .iter()
+            .filter(|message| message.kind() == Kind::Request)
+            .count();
         let stream = if requests == 0 {
             let _ = reply.send(Answer::Accepted);
             LISTENER
         } else {
-            let Some(stream) = self.begin(requests, form, true, reply, begun).await else { return };
+            let Some(stream) = self.begin(requests, form, true, reply, begun).await else {
+                return;
+            };
             stream
         };
         for message in &messages {
@@ -272,7 +352,10 @@ impl Session {
         }
         let messages: Result<Vec<_>, _> = items.into_iter().collect();
         let messages = messages.map_err(|_| Error::Invalid("a batch with an invalid message"))?;
-        if messages.iter().any(|message| message.method() == Method::Initialize) {
+        if messages
+            .iter()
+            .any(|message| message.method() == Method::Initialize)
+        {
             return Err(Error::Invalid("initialize must not be part of a batch"));
         }
         self.check_room(Method::Other)?;

@@ -66,7 +66,10 @@ pub(crate) struct Core {
 }
 
 /// The sessions that this replica owns.
-#[expect(clippy::disallowed_types, reason = "read on every request, never held across an await")]
+#[expect(
+    clippy::disallowed_types,
+    reason = "read on every request, never held across an await"
+)]
 type Sessions = std::sync::RwLock<HashMap<SessionId, Handle>>;
 
 /// How to reach a session's task, and who may.
@@ -125,7 +128,9 @@ impl Pending {
                 }
             }
         }
-        self.reply.await.unwrap_or(Answer::Refused(Error::NoSession))
+        self.reply
+            .await
+            .unwrap_or(Answer::Refused(Error::NoSession))
     }
 }
 
@@ -148,7 +153,9 @@ impl Hub {
             age: config.log.age,
         };
         let mut secret = [0; 32];
-        random.fill(&mut secret).map_err(|_| Error::Bug("no randomness"))?;
+        random
+            .fill(&mut secret)
+            .map_err(|_| Error::Bug("no randomness"))?;
         Ok(Self(Arc::new(Core {
             log: Arc::new(MemoryLog::new(retention)),
             directory: Arc::new(MemoryDirectory::default()),
@@ -205,14 +212,27 @@ impl Hub {
         let id = core.new_id()?;
         let principal = access.principal().clone();
         let server = access.server().name.clone();
-        let record =
-            Record { principal: principal.clone(), server: server.clone(), fence: Fence(1) };
+        let record = Record {
+            principal: principal.clone(),
+            server: server.clone(),
+            fence: Fence(1),
+        };
         if !core.directory.insert(&id, record).await {
             return Err(Error::Bug("a session id came twice"));
         }
         let (commands, received) = mpsc::channel(COMMANDS);
-        let handle = Handle { commands, principal, server };
-        let session = Session::new(Arc::clone(core), id.clone(), access, transport, handle.clone());
+        let handle = Handle {
+            commands,
+            principal,
+            server,
+        };
+        let session = Session::new(
+            Arc::clone(core),
+            id.clone(),
+            access,
+            transport,
+            handle.clone(),
+        );
         core.tracker.spawn(session.run(received));
         Ok((id, handle))
     }
@@ -248,7 +268,10 @@ impl Hub {
         let decode = |text| self.0.key.decode(id, text).ok_or(Error::NoCursor);
         let cursor: Option<Cursor> = last_event_id.map(decode).transpose()?;
         let (reply, answer) = oneshot::channel();
-        let sent = handle.commands.send(Command::Attach { cursor, reply }).await;
+        let sent = handle
+            .commands
+            .send(Command::Attach { cursor, reply })
+            .await;
         sent.map_err(|_| Error::NoSession)?;
         answer.await.unwrap_or(Err(Error::NoSession))
     }
@@ -266,23 +289,40 @@ impl Hub {
     pub(crate) async fn end(&self, access: &Access, id: &str) -> Result<(), Error> {
         let handle = self.0.find(access, id)?;
         let (done, ended) = oneshot::channel();
-        handle.commands.send(Command::End(done)).await.map_err(|_| Error::NoSession)?;
+        handle
+            .commands
+            .send(Command::End(done))
+            .await
+            .map_err(|_| Error::NoSession)?;
         ended.await.map_err(|_| Error::NoSession)
     }
 
     /// How many sessions there are.
     pub(crate) fn len(&self) -> usize {
-        self.0.sessions.read().unwrap_or_else(PoisonError::into_inner).len()
+        self.0
+            .sessions
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
     }
 }
 
 async fn deliver(handle: &Handle, body: Body, form: Form) -> Result<Pending, Error> {
     let (reply, answer) = oneshot::channel();
     let (begun, stream) = oneshot::channel();
-    let delivery = Box::new(Delivery { body, form, reply, begun });
+    let delivery = Box::new(Delivery {
+        body,
+        form,
+        reply,
+        begun,
+    });
     let sent = handle.commands.send(Command::Deliver(delivery)).await;
     sent.map_err(|_| Error::NoSession)?;
-    Ok(Pending { reply: answer, commands: handle.commands.clone(), stream })
+    Ok(Pending {
+        reply: answer,
+        commands: handle.commands.clone(),
+        stream,
+    })
 }
 
 impl Core {
@@ -291,16 +331,26 @@ impl Core {
         let handle = sessions.get(id).ok_or(Error::NoSession)?;
         let is_own =
             handle.principal == *access.principal() && handle.server == access.server().name;
-        if is_own { Ok(handle.clone()) } else { Err(Error::NoSession) }
+        if is_own {
+            Ok(handle.clone())
+        } else {
+            Err(Error::NoSession)
+        }
     }
 
     fn keep(&self, id: &SessionId, handle: Handle) {
-        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self
+            .sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         sessions.insert(id.clone(), handle);
     }
 
     fn drop_session(&self, id: &SessionId) -> bool {
-        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self
+            .sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         let was_there = sessions.remove(id).is_some();
         // After a flood of sessions the table must not keep its size for ever.
         if sessions.capacity() > 1024 && sessions.len() < sessions.capacity() / 4 {
@@ -313,7 +363,9 @@ impl Core {
     /// Management" 1), and nothing can be read from it.
     fn new_id(&self) -> Result<SessionId, Error> {
         let mut bits = [0; 16];
-        self.random.fill(&mut bits).map_err(|_| Error::Bug("no randomness"))?;
+        self.random
+            .fill(&mut bits)
+            .map_err(|_| Error::Bug("no randomness"))?;
         let text: String = bits.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(SessionId(text.into()))
     }

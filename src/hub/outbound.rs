@@ -43,11 +43,17 @@ impl Session {
             Happened::Line(line) => self.line(line).await,
             Happened::TooLong => {
                 tracing::warn!(
-                    server.name = self.server.name, session.id = self.id.short(),
+                    server.name = self.server.name,
+                    session.id = self.id.short(),
                     "a line above limits.line: the child is ended"
                 );
                 self.core.metrics.message_dropped(Dropped::TooLarge);
-                self.lose("oversized_line", -31003, "the backend sent a line that is too long").await;
+                self.lose(
+                    "oversized_line",
+                    -31003,
+                    "the backend sent a line that is too long",
+                )
+                .await;
             }
             Happened::Closed => self.lose_exited().await,
             Happened::Exited(exit) => {
@@ -89,7 +95,9 @@ impl Session {
         };
         if let Phase::Starting { call, .. } = self.phase
             && matches!(message.kind(), Kind::Result | Kind::Error)
-            && message.id().is_some_and(|id| id == call.to_string().as_bytes())
+            && message
+                .id()
+                .is_some_and(|id| id == call.to_string().as_bytes())
         {
             return self.started(&message).await;
         }
@@ -108,7 +116,10 @@ impl Session {
             Said::Done { call, line } => return self.done(call, line, message).await,
             Said::Progress { call, line } => (self.calls.route_progress(call, now), line),
             Said::Ask { ask, task, line } => {
-                let stream = self.calls.route(About::Ask(task.as_deref())).unwrap_or(LISTENER);
+                let stream = self
+                    .calls
+                    .route(About::Ask(task.as_deref()))
+                    .unwrap_or(LISTENER);
                 let number = self.streams.message(stream, line).await?;
                 let clocks = (self.server.clocks.ask, self.server.clocks.ask_unclaimed);
                 let due = self.calls.ask(ask, (stream, number), now, clocks);
@@ -119,7 +130,9 @@ impl Session {
             Said::Log { task, line } => (self.calls.route(About::Log(task.as_deref())), line),
             Said::Note(line) => (self.calls.route(About::Other), line),
             Said::Pinged => {
-                self.child.iter_mut().for_each(crate::backend::stdio::Child::try_flush);
+                self.child
+                    .iter_mut()
+                    .for_each(crate::backend::stdio::Child::try_flush);
                 return Ok(());
             }
             Said::Pong => {
@@ -128,7 +141,11 @@ impl Session {
             }
             Said::Dropped(why) => {
                 self.probe = None;
-                tracing::debug!(session.id = self.id.short(), why, "a message of the child is dropped");
+                tracing::debug!(
+                    session.id = self.id.short(),
+                    why,
+                    "a message of the child is dropped"
+                );
                 self.core.metrics.message_dropped(Dropped::Unknown);
                 return Ok(());
             }
@@ -159,11 +176,22 @@ impl Session {
         line: Bytes,
         message: &Message,
     ) -> Result<(), crate::store::LogError> {
-        let Some(call) = self.calls.end(id) else { return Ok(()) };
+        let Some(call) = self.calls.end(id) else {
+            return Ok(());
+        };
         let is_result = message.kind() == Kind::Result;
-        self.core.metrics.call(call.class, if is_result { Outcome::Result } else { Outcome::Error });
+        self.core.metrics.call(
+            call.class,
+            if is_result {
+                Outcome::Result
+            } else {
+                Outcome::Error
+            },
+        );
         if call.wants_task
-            && let Some(task) = message.result().and_then(|result| json::get(result, "task"))
+            && let Some(task) = message
+                .result()
+                .and_then(|result| json::get(result, "task"))
             && let Some(task) = json::get(task, "taskId")
         {
             self.calls.keep_task(id, task);
@@ -174,8 +202,11 @@ impl Session {
     /// The answer to `initialize`: the session comes to be, or it does not.
     async fn started(&mut self, message: &Message) {
         let Some(child) = &mut self.child else { return };
-        let Said::Done { line, .. } = self.dialect.line(message, child.out()) else { return };
-        let Phase::Starting { id, reply, .. } = std::mem::replace(&mut self.phase, Phase::New) else {
+        let Said::Done { line, .. } = self.dialect.line(message, child.out()) else {
+            return;
+        };
+        let Phase::Starting { id, reply, .. } = std::mem::replace(&mut self.phase, Phase::New)
+        else {
             return;
         };
         let reply = reply.map(|(reply, _)| reply);
@@ -197,10 +228,15 @@ impl Session {
         self.phase = Phase::Ready(revision);
         self.streams.settle(revision);
         tracing::info!(
-            tenant.id = self.tenant.name, server.name = self.server.name,
-            session.id = self.id.short(), revision = revision.as_str(), "session began"
+            tenant.id = self.tenant.name,
+            server.name = self.server.name,
+            session.id = self.id.short(),
+            revision = revision.as_str(),
+            "session began"
         );
-        let Some(reply) = reply else { return self.answer_start(line, None).await };
+        let Some(reply) = reply else {
+            return self.answer_start(line, None).await;
+        };
         if let Some(handle) = self.handle.take() {
             self.core.keep(&self.id, handle);
         }
@@ -214,23 +250,35 @@ impl Session {
     async fn garbage(&mut self, line: &[u8]) {
         self.core.metrics.noise_line();
         tracing::debug!(
-            server.name = self.server.name, session.id = self.id.short(), bytes = line.len(),
+            server.name = self.server.name,
+            session.id = self.id.short(),
+            bytes = line.len(),
             "a line of the child that is no message is skipped"
         );
         let readable: String = String::from_utf8_lossy(line)
             .chars()
             .map(|letter| if letter.is_control() { ' ' } else { letter })
             .collect();
-        let Ok(message) = Message::parse(readable.into()) else { return };
+        let Ok(message) = Message::parse(readable.into()) else {
+            return;
+        };
         let Some(child) = &mut self.child else { return };
         if !matches!(message.kind(), Kind::Result | Kind::Error) {
             return;
         }
-        let id = message.id().and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
+        let id = message
+            .id()
+            .and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
         if let Phase::Starting { call, .. } = self.phase
             && id == Some(call)
         {
-            return self.lose("invalid_answer", -31003, "the backend's answer is not usable").await;
+            return self
+                .lose(
+                    "invalid_answer",
+                    -31003,
+                    "the backend's answer is not usable",
+                )
+                .await;
         }
         let _ = child;
         if let Some(id) = id {
@@ -267,8 +315,11 @@ impl Session {
             self.paced = None;
         }
         if self.probe.is_some_and(|until| until <= now) {
-            tracing::warn!(server.name = self.server.name, session.id = self.id.short(),
-                "the child does not answer a ping: it is ended");
+            tracing::warn!(
+                server.name = self.server.name,
+                session.id = self.id.short(),
+                "the child does not answer a ping: it is ended"
+            );
             self.lose_exited().await;
             return;
         }
@@ -290,7 +341,11 @@ impl Session {
         if end <= now {
             self.over.get_or_insert(why);
         }
-        let start = if let Phase::Starting { until, .. } = self.phase { Some(until) } else { None };
+        let start = if let Phase::Starting { until, .. } = self.phase {
+            Some(until)
+        } else {
+            None
+        };
         let others = [next, self.choked, self.paced, self.probe, start];
         self.wake = others.into_iter().flatten().fold(end, Instant::min);
     }
@@ -299,7 +354,8 @@ impl Session {
         match due {
             Overdue::Ask(ask) => {
                 if let Some(child) = &mut self.child {
-                    self.dialect.refuse(ask, "the client did not answer in time", child.out());
+                    self.dialect
+                        .refuse(ask, "the client did not answer in time", child.out());
                     child.try_flush();
                 }
                 self.calls.settle(ask, now);

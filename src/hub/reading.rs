@@ -108,7 +108,11 @@ impl Reading {
         attachment: Arc<Attachment>,
         revision: Option<Revision>,
     ) -> Self {
-        let Cursor { stream, epoch, seq: cursor } = at;
+        let Cursor {
+            stream,
+            epoch,
+            seq: cursor,
+        } = at;
         Self {
             log,
             key,
@@ -135,7 +139,11 @@ impl Reading {
     }
 
     fn id_of(&self, seq: u64) -> String {
-        let cursor = Cursor { stream: self.stream, epoch: self.epoch, seq };
+        let cursor = Cursor {
+            stream: self.stream,
+            epoch: self.epoch,
+            seq,
+        };
         self.key.encode(self.session.as_str(), cursor)
     }
 
@@ -182,13 +190,22 @@ impl Reading {
         if let Some((last, _)) = page.events.last() {
             self.cursor = *last;
         }
-        self.attachment.written.store(self.cursor, Ordering::Relaxed);
-        self.attachment.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.attachment
+            .written
+            .store(self.cursor, Ordering::Relaxed);
+        self.attachment
+            .bytes
+            .fetch_add(bytes as u64, Ordering::Relaxed);
         self.took();
         if self.attachment.pulse.is_choked.load(Ordering::Relaxed) {
             self.attachment.pulse.notify.notify_one();
         }
-        Next::Events(page.events.into_iter().map(|(seq, event)| (self.id_of(seq), event)).collect())
+        Next::Events(
+            page.events
+                .into_iter()
+                .map(|(seq, event)| (self.id_of(seq), event))
+                .collect(),
+        )
     }
 }
 

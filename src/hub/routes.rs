@@ -42,18 +42,20 @@ pub(crate) fn route<'a>(
     let find = |id| calls.clone().find(|in_flight| in_flight.call == id);
     match about {
         About::Response(call) => find(call).map(|in_flight| in_flight.stream),
-        About::Progress(call) => {
-            find(call).filter(|in_flight| in_flight.is_carrier).map(|in_flight| in_flight.stream)
-        }
+        About::Progress(call) => find(call)
+            .filter(|in_flight| in_flight.is_carrier)
+            .map(|in_flight| in_flight.stream),
         About::Ask(task) => Some(
             of_task(task, calls.clone())
                 .or_else(|| only(calls.clone()))
                 .or_else(|| youngest(calls))
                 .unwrap_or(LISTENER),
         ),
-        About::Log(task) => {
-            Some(of_task(task, calls.clone()).or_else(|| only(calls)).unwrap_or(LISTENER))
-        }
+        About::Log(task) => Some(
+            of_task(task, calls.clone())
+                .or_else(|| only(calls))
+                .unwrap_or(LISTENER),
+        ),
         About::Other => Some(LISTENER),
     }
 }
@@ -84,9 +86,18 @@ fn youngest<'a>(calls: impl Iterator<Item = InFlight<'a>>) -> Option<StreamId> {
 mod tests {
     use super::*;
 
-    const fn call(call: CallId, is_carrier: bool, task: Option<&'static [u8]>) -> InFlight<'static> {
+    const fn call(
+        call: CallId,
+        is_carrier: bool,
+        task: Option<&'static [u8]>,
+    ) -> InFlight<'static> {
         #[expect(clippy::cast_possible_truncation, reason = "small test numbers")]
-        InFlight { call, stream: call as StreamId * 10, is_carrier, task }
+        InFlight {
+            call,
+            stream: call as StreamId * 10,
+            is_carrier,
+            task,
+        }
     }
 
     #[test]
@@ -108,13 +119,23 @@ mod tests {
             ("ask of a task", About::Ask(task), waiting, Some(10)),
             ("ask of an unknown task", About::Ask(task), two, Some(20)),
             ("ask in the only call", About::Ask(None), one, Some(10)),
-            ("ask, the only call no carrier", About::Ask(None), one_json, Some(LISTENER)),
+            (
+                "ask, the only call no carrier",
+                About::Ask(None),
+                one_json,
+                Some(LISTENER),
+            ),
             ("ask among several", About::Ask(None), two, Some(20)),
             ("ask, youngest carrier", About::Ask(None), mixed, Some(10)),
             ("ask without calls", About::Ask(None), none, Some(LISTENER)),
             ("log of a task", About::Log(task), waiting, Some(10)),
             ("log in the only call", About::Log(None), one, Some(10)),
-            ("log, the only call no carrier", About::Log(None), one_json, Some(LISTENER)),
+            (
+                "log, the only call no carrier",
+                About::Log(None),
+                one_json,
+                Some(LISTENER),
+            ),
             ("log among several", About::Log(None), two, Some(LISTENER)),
             ("log among mixed", About::Log(None), mixed, Some(LISTENER)),
             ("log without calls", About::Log(None), none, Some(LISTENER)),

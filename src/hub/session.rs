@@ -223,7 +223,10 @@ impl Session {
                 () = pulse.notify.notified() => self.readers_moved(),
                 () = &mut alarm => self.tick().await,
             }
-            if self.is_draining && self.calls.is_empty() && !matches!(self.phase, Phase::Starting { .. }) {
+            if self.is_draining
+                && self.calls.is_empty()
+                && !matches!(self.phase, Phase::Starting { .. })
+            {
                 self.over.get_or_insert(Over::Drained);
             }
         }
@@ -271,14 +274,20 @@ impl Session {
     pub(super) fn choke(&mut self, now: Instant, limit: Duration) {
         if self.choked.is_none() {
             self.choked = Some(now + limit);
-            self.streams.pulse().is_choked.store(true, Ordering::Relaxed);
+            self.streams
+                .pulse()
+                .is_choked
+                .store(true, Ordering::Relaxed);
             self.wake_by(now + limit);
         }
     }
 
     pub(super) fn unchoke(&mut self) {
         self.choked = None;
-        self.streams.pulse().is_choked.store(false, Ordering::Relaxed);
+        self.streams
+            .pulse()
+            .is_choked
+            .store(false, Ordering::Relaxed);
     }
 
     /// Makes sure that `tick` runs at `at` at the latest.
@@ -301,16 +310,30 @@ impl Session {
             }
             Transport::Streamable => (self.touched + config.idle, Over::Idle),
         };
-        if by_age.0 <= by_idleness.0 { by_age } else { by_idleness }
+        if by_age.0 <= by_idleness.0 {
+            by_age
+        } else {
+            by_idleness
+        }
     }
 
     /// Ends what is open, lets readers finish, and stops the child.
     async fn finish(mut self, commands: &mut mpsc::Receiver<Command>, was_kept: bool) {
         let over = self.over.unwrap_or(Over::Lost);
         self.fail_start("backend_exited");
-        self.fail_calls(-31001, "the backend ended before it answered", "backend_exited").await;
-        let end = if over == Over::Drained { StreamEnd::Released } else { StreamEnd::Finished };
-        self.streams.release(end, || Answer::Refused(Error::NoSession));
+        self.fail_calls(
+            -31001,
+            "the backend ended before it answered",
+            "backend_exited",
+        )
+        .await;
+        let end = if over == Over::Drained {
+            StreamEnd::Released
+        } else {
+            StreamEnd::Finished
+        };
+        self.streams
+            .release(end, || Answer::Refused(Error::NoSession));
         commands.close();
         self.stop_child(over);
         tracing::info!(
@@ -332,7 +355,9 @@ impl Session {
     }
 
     fn stop_child(&mut self, over: Over) {
-        let Some(child) = self.child.take() else { return };
+        let Some(child) = self.child.take() else {
+            return;
+        };
         let (stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.core.metrics));
         let why = match over {
             Over::Lost => telemetry::Exit::Crashed,
@@ -341,7 +366,11 @@ impl Session {
             Over::Deleted | Over::Drained => telemetry::Exit::Stopped,
         };
         self.core.tracker.spawn(async move {
-            let exit = if over == Over::Lost { child.kill().await } else { child.stop(stop).await };
+            let exit = if over == Over::Lost {
+                child.kill().await
+            } else {
+                child.stop(stop).await
+            };
             tracing::debug!(code = exit.code, signal = exit.signal, "child ended");
             metrics.child_exited(why);
         });
@@ -352,7 +381,10 @@ impl Session {
         let pulse = self.streams.pulse();
         let deadline = Instant::now() + LAST_WORDS;
         while Arc::strong_count(pulse) > 1 {
-            if tokio::time::timeout_at(deadline, pulse.notify.notified()).await.is_err() {
+            if tokio::time::timeout_at(deadline, pulse.notify.notified())
+                .await
+                .is_err()
+            {
                 return;
             }
         }
@@ -368,10 +400,19 @@ impl Session {
     pub(super) async fn fail_call(&mut self, call: CallId, code: i32, message: &str, reason: &str) {
         let ended = self.calls.end(call).zip(self.dialect.abandon(call));
         let Some((ended, id)) = ended else { return };
-        let outcome = if reason == "timeout" { Outcome::TimedOut } else { Outcome::Lost };
+        let outcome = if reason == "timeout" {
+            Outcome::TimedOut
+        } else {
+            Outcome::Lost
+        };
         self.core.metrics.call(ended.class, outcome);
         let line = failure(&id, code, message, reason, false);
-        if self.streams.finish_call(ended.stream, Some(line)).await.is_err() {
+        if self
+            .streams
+            .finish_call(ended.stream, Some(line))
+            .await
+            .is_err()
+        {
             self.over.get_or_insert(Over::Lost);
         }
     }
@@ -380,11 +421,16 @@ impl Session {
     pub(super) fn fail_start(&mut self, reason: &str) {
         let (code, message) = match reason {
             "timeout" => (-31002, "the backend did not answer in time"),
-            "oversized_line" | "unsupported_revision" => (-31003, "the backend's answer is not usable"),
+            "oversized_line" | "unsupported_revision" => {
+                (-31003, "the backend's answer is not usable")
+            }
             _ => (-31001, "the backend could not be started"),
         };
-        if let Phase::Starting { id, reply: Some((reply, _)), .. } =
-            std::mem::replace(&mut self.phase, Phase::New)
+        if let Phase::Starting {
+            id,
+            reply: Some((reply, _)),
+            ..
+        } = std::mem::replace(&mut self.phase, Phase::New)
         {
             let _ = reply.send(Answer::Failed(failure(&id, code, message, reason, true)));
         }
@@ -400,7 +446,13 @@ async fn next(child: &mut Option<Child>) -> Happened {
 }
 
 /// An error response of the gateway's own (DESIGN section 10, "Errors of ours").
-pub(super) fn failure(id: &[u8], code: i32, message: &str, reason: &str, is_retryable: bool) -> Bytes {
+pub(super) fn failure(
+    id: &[u8],
+    code: i32,
+    message: &str,
+    reason: &str,
+    is_retryable: bool,
+) -> Bytes {
     let mut line = BytesMut::new();
     let data = format!(r#"{{"reason":"{reason}","retryable":{is_retryable}}}"#);
     push_error(id, code, message, Some(&data), &mut line);

@@ -98,7 +98,10 @@ impl Stream {
     }
 
     fn written(&self) -> u64 {
-        let of_all = self.attachments.iter().map(|attachment| attachment.written.load(Ordering::Relaxed));
+        let of_all = self
+            .attachments
+            .iter()
+            .map(|attachment| attachment.written.load(Ordering::Relaxed));
         of_all.max().unwrap_or(0).max(self.written)
     }
 
@@ -133,7 +136,8 @@ impl Stream {
             Some(last) if last.number != self.tail.borrow().attached => {
                 let (number, written) = (last.number, self.written);
                 last.bytes.store(self.bytes, Ordering::Relaxed);
-                self.tail.send_modify(|tail| (tail.attached, tail.resume) = (number, written));
+                self.tail
+                    .send_modify(|tail| (tail.attached, tail.resume) = (number, written));
             }
             Some(_) => {}
             None => {
@@ -147,7 +151,9 @@ impl Stream {
         self.attachments.last().is_some_and(|attachment| {
             let last = self.tail.borrow().last;
             let events = last.saturating_sub(attachment.written.load(Ordering::Relaxed));
-            let bytes = self.bytes.saturating_sub(attachment.bytes.load(Ordering::Relaxed));
+            let bytes = self
+                .bytes
+                .saturating_sub(attachment.bytes.load(Ordering::Relaxed));
             events > bounds.events / 2 || bytes > bounds.bytes / 2
         })
     }
@@ -164,7 +170,18 @@ impl Streams {
         pulse: Arc<Pulse>,
     ) -> Self {
         let open = HashMap::from([(LISTENER, Stream::new(0, None, false, Instant::now()))]);
-        Self { log, key, session, fence, epoch, bounds, last: LISTENER, open, pulse, revision: None }
+        Self {
+            log,
+            key,
+            session,
+            fence,
+            epoch,
+            bounds,
+            last: LISTENER,
+            open,
+            pulse,
+            revision: None,
+        }
     }
 
     /// The session has negotiated a revision.
@@ -187,18 +204,35 @@ impl Streams {
     ) -> Result<StreamId, (Error, oneshot::Sender<Answer>)> {
         if self.count() >= self.bounds.streams {
             let retry = Duration::from_secs(1);
-            return Err((Error::Limit { what: "streams of the session", retry }, reply));
+            return Err((
+                Error::Limit {
+                    what: "streams of the session",
+                    retry,
+                },
+                reply,
+            ));
         }
         self.last += 1;
-        let held = Held { reply, form, done: Vec::new() };
-        self.open.insert(self.last, Stream::new(calls, Some(held), is_batch, Instant::now()));
+        let held = Held {
+            reply,
+            form,
+            done: Vec::new(),
+        };
+        self.open.insert(
+            self.last,
+            Stream::new(calls, Some(held), is_batch, Instant::now()),
+        );
         Ok(self.last)
     }
 
     /// Sends the headers of a held response as SSE.
     pub(crate) async fn open(&mut self, id: StreamId) -> Result<(), LogError> {
-        let Some(stream) = self.open.get_mut(&id) else { return Ok(()) };
-        let Some(held) = stream.held.take() else { return Ok(()) };
+        let Some(stream) = self.open.get_mut(&id) else {
+            return Ok(());
+        };
+        let Some(held) = stream.held.take() else {
+            return Ok(());
+        };
         let attachment = stream.attach(0, &self.pulse);
         let tail = stream.tail.subscribe();
         let reading = self.reading(id, 0, tail, attachment);
@@ -217,9 +251,21 @@ impl Streams {
         tail: watch::Receiver<Tail>,
         attachment: Arc<Attachment>,
     ) -> Reading {
-        let at = Cursor { stream, epoch: self.epoch, seq };
+        let at = Cursor {
+            stream,
+            epoch: self.epoch,
+            seq,
+        };
         let (log, key) = (Arc::clone(&self.log), self.key.clone());
-        Reading::new(log, key, self.session.clone(), at, tail, attachment, self.revision)
+        Reading::new(
+            log,
+            key,
+            self.session.clone(),
+            at,
+            tail,
+            attachment,
+            self.revision,
+        )
     }
 
     /// Puts a message on a stream, which becomes SSE by it. Returns its number.
@@ -229,7 +275,9 @@ impl Streams {
     }
 
     async fn append(&mut self, id: StreamId, line: Bytes) -> Result<u64, LogError> {
-        let Some(stream) = self.open.get_mut(&id) else { return Ok(0) };
+        let Some(stream) = self.open.get_mut(&id) else {
+            return Ok(0);
+        };
         let bytes = line.len() as u64;
         let last = self.log.append(&self.session, id, self.fence, line).await?;
         stream.bytes += bytes;
@@ -243,7 +291,9 @@ impl Streams {
         id: StreamId,
         line: Option<Bytes>,
     ) -> Result<(), LogError> {
-        let Some(stream) = self.open.get_mut(&id) else { return Ok(()) };
+        let Some(stream) = self.open.get_mut(&id) else {
+            return Ok(());
+        };
         stream.calls = stream.calls.saturating_sub(1);
         let is_last = stream.calls == 0 && id != LISTENER;
         match &mut stream.held {
@@ -259,12 +309,23 @@ impl Streams {
         if let Some(line) = line {
             self.message(id, line).await?;
         }
-        if is_last { self.finish(id).await } else { Ok(()) }
+        if is_last {
+            self.finish(id).await
+        } else {
+            Ok(())
+        }
     }
 
     fn answer_held(&mut self, id: StreamId) {
-        let Some(stream) = self.open.remove(&id) else { return };
-        let Some(Held { reply, mut done, .. }) = stream.held else { return };
+        let Some(stream) = self.open.remove(&id) else {
+            return;
+        };
+        let Some(Held {
+            reply, mut done, ..
+        }) = stream.held
+        else {
+            return;
+        };
         let answer = match (stream.is_batch, done.pop()) {
             (_, None) => Answer::Silent,
             (false, Some(line)) => Answer::Json(line),
@@ -278,9 +339,13 @@ impl Streams {
     }
 
     async fn finish(&mut self, id: StreamId) -> Result<(), LogError> {
-        let Some(stream) = self.open.remove(&id) else { return Ok(()) };
+        let Some(stream) = self.open.remove(&id) else {
+            return Ok(());
+        };
         let ended = self.log.end(&self.session, id, self.fence).await;
-        stream.tail.send_modify(|tail| tail.end = Some(StreamEnd::Finished));
+        stream
+            .tail
+            .send_modify(|tail| tail.end = Some(StreamEnd::Finished));
         ended
     }
 
@@ -300,11 +365,21 @@ impl Streams {
     ///
     /// `Gone` for a cursor whose events are not kept, `NoCursor` for one that never was,
     /// `Limit` for too many connections; `Ok(None)` at the end of a stream that has ended.
-    pub(crate) async fn attach(&mut self, cursor: Option<Cursor>) -> Result<Option<Reading>, Error> {
-        let attached: usize = self.open.values().map(|stream| stream.attachments.len()).sum();
+    pub(crate) async fn attach(
+        &mut self,
+        cursor: Option<Cursor>,
+    ) -> Result<Option<Reading>, Error> {
+        let attached: usize = self
+            .open
+            .values()
+            .map(|stream| stream.attachments.len())
+            .sum();
         if attached >= self.bounds.streams * 2 {
             let retry = Duration::from_secs(1);
-            return Err(Error::Limit { what: "connections of the session", retry });
+            return Err(Error::Limit {
+                what: "connections of the session",
+                retry,
+            });
         }
         if cursor.is_some_and(|cursor| cursor.epoch != self.epoch) {
             return Err(Error::Gone);
@@ -312,7 +387,11 @@ impl Streams {
         let id = cursor.map_or(LISTENER, |cursor| cursor.stream);
         let (last, written) = match self.open.get(&id) {
             Some(stream) => (stream.tail.borrow().last, stream.written()),
-            None => return self.attach_ended(id, cursor.map_or(0, |cursor| cursor.seq)).await,
+            None => {
+                return self
+                    .attach_ended(id, cursor.map_or(0, |cursor| cursor.seq))
+                    .await;
+            }
         };
         let mut seq = cursor.map_or(written, |cursor| cursor.seq);
         if seq > last {
@@ -326,7 +405,9 @@ impl Streams {
                 Err(LogError::Trimmed { .. } | LogError::Fenced) => return Err(Error::Gone),
             }
         }
-        let Some(stream) = self.open.get_mut(&id) else { return Err(Error::Bug("a stream vanished")) };
+        let Some(stream) = self.open.get_mut(&id) else {
+            return Err(Error::Bug("a stream vanished"));
+        };
         let attachment = stream.attach(seq, &self.pulse);
         let tail = stream.tail.subscribe();
         Ok(Some(self.reading(id, seq, tail, attachment)))
@@ -344,7 +425,12 @@ impl Streams {
         stream.tail.send_modify(|tail| {
             (tail.last, tail.end) = (u64::MAX, Some(StreamEnd::Finished));
         });
-        Ok(Some(self.reading(id, seq, stream.tail.subscribe(), attachment)))
+        Ok(Some(self.reading(
+            id,
+            seq,
+            stream.tail.subscribe(),
+            attachment,
+        )))
     }
 
     /// Lets go of connections that are gone.
@@ -354,7 +440,9 @@ impl Streams {
 
     /// Whether a reader is so far behind that the child should wait for it.
     pub(crate) fn is_behind(&self, id: StreamId) -> bool {
-        self.open.get(&id).is_some_and(|stream| !stream.is_given_up && stream.is_behind(self.bounds))
+        self.open
+            .get(&id)
+            .is_some_and(|stream| !stream.is_given_up && stream.is_behind(self.bounds))
     }
 
     /// The child waits no longer for connections that are behind; retention will end them.
@@ -366,12 +454,16 @@ impl Streams {
 
     /// Whether any reader is.
     pub(crate) fn is_any_behind(&self) -> bool {
-        self.open.values().any(|stream| !stream.is_given_up && stream.is_behind(self.bounds))
+        self.open
+            .values()
+            .any(|stream| !stream.is_given_up && stream.is_behind(self.bounds))
     }
 
     /// Whether event `number` of a stream was handed to a connection.
     pub(crate) fn is_written(&self, id: StreamId, number: u64) -> bool {
-        self.open.get(&id).is_some_and(|stream| stream.written() >= number)
+        self.open
+            .get(&id)
+            .is_some_and(|stream| stream.written() >= number)
     }
 
     /// Whether a living connection is attached to the listener.

@@ -56,7 +56,9 @@ impl EventKey {
         let (cursor, mac) = bytes.split_at(CURSOR);
         constant_time::verify_slices_are_equal(&self.mac(session, cursor), mac).ok()?;
         let number = |range: std::ops::Range<usize>| {
-            cursor[range].iter().fold(0_u64, |number, byte| (number << 8) | u64::from(*byte))
+            cursor[range]
+                .iter()
+                .fold(0_u64, |number, byte| (number << 8) | u64::from(*byte))
         };
         Some(Cursor {
             stream: u32::try_from(number(0..4)).ok()?,

@@ -23,20 +23,36 @@ pub(crate) struct Accepts {
 impl Accepts {
     /// Reads all `Accept` fields; none at all accepts everything (RFC 9110 12.5.1).
     pub(crate) fn parse<'a>(fields: impl Iterator<Item = &'a str>) -> Self {
-        let mut ranges = fields.flat_map(|field| field.split(',')).filter_map(range).peekable();
+        let mut ranges = fields
+            .flat_map(|field| field.split(','))
+            .filter_map(range)
+            .peekable();
         if ranges.peek().is_none() {
-            return Self { json: true, sse: true, html: false };
+            return Self {
+                json: true,
+                sse: true,
+                html: false,
+            };
         }
         let ranges: Vec<_> = ranges.collect();
-        let html = ranges.iter().any(|(range, takes)| range == "text/html" && *takes);
-        Self { json: takes(&ranges, "application/json"), sse: takes(&ranges, "text/event-stream"), html }
+        let html = ranges
+            .iter()
+            .any(|(range, takes)| range == "text/html" && *takes);
+        Self {
+            json: takes(&ranges, "application/json"),
+            sse: takes(&ranges, "text/event-stream"),
+            html,
+        }
     }
 }
 
 /// A media range in lower case and whether its weight is not zero.
 fn range(text: &str) -> Option<(String, bool)> {
     let mut parts = text.split(';').map(str::trim);
-    let range = parts.next().filter(|range| !range.is_empty())?.to_ascii_lowercase();
+    let range = parts
+        .next()
+        .filter(|range| !range.is_empty())?
+        .to_ascii_lowercase();
     let weight = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
     let takes = weight.is_none_or(|weight| weight.parse::<f32>().is_ok_and(|q| q > 0.0));
     Some((range, takes))
@@ -45,8 +61,16 @@ fn range(text: &str) -> Option<(String, bool)> {
 /// The most specific range decides.
 fn takes(ranges: &[(String, bool)], media: &str) -> bool {
     let kind = media.split('/').next().unwrap_or_default();
-    let of = |wanted: &str| ranges.iter().find(|(range, _)| range == wanted).map(|(_, takes)| *takes);
-    of(media).or_else(|| of(&format!("{kind}/*"))).or_else(|| of("*/*")).unwrap_or(false)
+    let of = |wanted: &str| {
+        ranges
+            .iter()
+            .find(|(range, _)| range == wanted)
+            .map(|(_, takes)| *takes)
+    };
+    of(media)
+        .or_else(|| of(&format!("{kind}/*")))
+        .or_else(|| of("*/*"))
+        .unwrap_or(false)
 }
 
 /// Whether a `Content-Type` says JSON, whatever its parameters.
@@ -71,11 +95,17 @@ pub(crate) enum Version {
 impl Version {
     /// Reads the header's value.
     pub(crate) fn parse(value: Option<&str>) -> Self {
-        let Some(value) = value else { return Self::Absent };
+        let Some(value) = value else {
+            return Self::Absent;
+        };
         if let Some(revision) = Revision::parse(value) {
             return Self::Legacy(revision);
         }
-        if is_date(value) && value >= FIRST_MODERN { Self::Modern } else { Self::Unknown }
+        if is_date(value) && value >= FIRST_MODERN {
+            Self::Modern
+        } else {
+            Self::Unknown
+        }
     }
 }
 
@@ -127,7 +157,10 @@ mod tests {
     #[test]
     fn reads_version() {
         assert_eq!(Version::parse(None), Version::Absent);
-        assert_eq!(Version::parse(Some("2025-06-18")), Version::Legacy(Revision::V2025_06_18));
+        assert_eq!(
+            Version::parse(Some("2025-06-18")),
+            Version::Legacy(Revision::V2025_06_18)
+        );
         assert_eq!(Version::parse(Some("2026-07-28")), Version::Modern);
         assert_eq!(Version::parse(Some("2099-01-01")), Version::Modern);
         assert_eq!(Version::parse(Some("2025-06-19")), Version::Unknown);

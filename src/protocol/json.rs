@@ -20,7 +20,10 @@ pub(crate) struct Span {
 impl Span {
     fn new(start: usize, end: usize) -> Self {
         let bound = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-        Self { start: bound(start), end: bound(end) }
+        Self {
+            start: bound(start),
+            end: bound(end),
+        }
     }
 
     /// Where it begins.
@@ -70,7 +73,11 @@ impl<'a> Scanner<'a> {
     /// Fails unless everything has been read.
     pub(crate) fn finish(mut self) -> Result<(), Fault> {
         self.space();
-        if self.at == self.text.len() { Ok(()) } else { Err(Fault("text behind the value")) }
+        if self.at == self.text.len() {
+            Ok(())
+        } else {
+            Err(Fault("text behind the value"))
+        }
     }
 
     /// Reads one value of any kind at `depth` and says where it stands.
@@ -241,7 +248,11 @@ impl<'a> Scanner<'a> {
     }
 
     fn word(&mut self, word: &[u8]) -> Result<(), Fault> {
-        if self.text.get(self.at..).is_some_and(|rest| rest.starts_with(word)) {
+        if self
+            .text
+            .get(self.at..)
+            .is_some_and(|rest| rest.starts_with(word))
+        {
             self.at += word.len();
             return Ok(());
         }
@@ -308,7 +319,11 @@ impl<'a> Scanner<'a> {
         while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
             self.at += 1;
         }
-        if self.at == start { Err(Fault("a bad number")) } else { Ok(()) }
+        if self.at == start {
+            Err(Fault("a bad number"))
+        } else {
+            Ok(())
+        }
     }
 
     fn space(&mut self) {
@@ -403,16 +418,45 @@ mod tests {
     #[test]
     fn accepts_exactly_json() {
         let good = [
-            "null", " [ ] ", "{}", "{\"a\":[1,-0,2.5e+3,{\"b\":\"\\u00e9\\n\"}],\"c\":true}",
-            "\"\"", "[[],[[]],{}]", "0", "-1.0E-2",
+            "null",
+            " [ ] ",
+            "{}",
+            "{\"a\":[1,-0,2.5e+3,{\"b\":\"\\u00e9\\n\"}],\"c\":true}",
+            "\"\"",
+            "[[],[[]],{}]",
+            "0",
+            "-1.0E-2",
         ];
         for text in good {
             assert_eq!(check(text.as_bytes()), Ok(()), "{text}");
         }
         let bad = [
-            "", " ", "nul", "[1,]", "{\"a\":}", "{\"a\" 1}", "{a:1}", "[1 2]", "{\"a\":1,}", "01",
-            "1.", ".5", "+1", "1e", "\"\t\"", "\"\\x\"", "\"\\u12g4\"", "\"open", "{} {}", "]",
-            "[}", "{]", "\u{feff}{}", "[1]x", "'a'", "NaN",
+            "",
+            " ",
+            "nul",
+            "[1,]",
+            "{\"a\":}",
+            "{\"a\" 1}",
+            "{a:1}",
+            "[1 2]",
+            "{\"a\":1,}",
+            "01",
+            "1.",
+            ".5",
+            "+1",
+            "1e",
+            "\"\t\"",
+            "\"\\x\"",
+            "\"\\u12g4\"",
+            "\"open",
+            "{} {}",
+            "]",
+            "[}",
+            "{]",
+            "\u{feff}{}",
+            "[1]x",
+            "'a'",
+            "NaN",
         ];
         for text in bad {
             assert!(check(text.as_bytes()).is_err(), "{text}");
@@ -423,7 +467,10 @@ mod tests {
     fn bounds_the_depth() {
         let nested = |depth: usize| [vec![b'['; depth], vec![b']'; depth]].concat();
         assert_eq!(check(&nested(MAX_DEPTH)), Ok(()));
-        assert_eq!(check(&nested(MAX_DEPTH + 1)), Err(Fault("nested too deeply")));
+        assert_eq!(
+            check(&nested(MAX_DEPTH + 1)),
+            Err(Fault("nested too deeply"))
+        );
         let objects = |depth: usize| format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
         assert_eq!(check(objects(MAX_DEPTH).as_bytes()), Ok(()));
         assert!(check(objects(MAX_DEPTH + 1).as_bytes()).is_err());

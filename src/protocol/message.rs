@@ -134,7 +134,9 @@ impl Message {
 
     /// Its method, decoded; empty for a response.
     pub(crate) fn method_name(&self) -> std::borrow::Cow<'_, str> {
-        let decoded = self.method_name.and_then(|span| json::decoded(span.of(&self.bytes)));
+        let decoded = self
+            .method_name
+            .and_then(|span| json::decoded(span.of(&self.bytes)));
         decoded.unwrap_or_default()
     }
 
@@ -155,7 +157,9 @@ impl Message {
 
     /// The raw `result` of a response.
     pub(crate) fn result(&self) -> Option<&[u8]> {
-        (self.kind == Kind::Result).then(|| json::get(&self.bytes, "result")).flatten()
+        (self.kind == Kind::Result)
+            .then(|| json::get(&self.bytes, "result"))
+            .flatten()
     }
 
     /// `params.name`, decoded.
@@ -302,7 +306,10 @@ impl Envelope {
                 return Ok(set(&mut self.params, span).and(refusal));
             }
             other => {
-                let refusal = imitates(other, &["jsonrpc", "id", "method", "params", "result", "error"]);
+                let refusal = imitates(
+                    other,
+                    &["jsonrpc", "id", "method", "params", "result", "error"],
+                );
                 scanner.value(depth)?;
                 return Ok(refusal);
             }
@@ -320,19 +327,35 @@ impl Envelope {
             (Some(_), None, None, None) => Kind::Notification,
             (None, Some(_), Some(_), None) => Kind::Result,
             (None, Some(_), None, Some(_)) => Kind::Error,
-            _ => return Err(Refusal::Invalid("neither a request, a notification nor a response")),
+            _ => {
+                return Err(Refusal::Invalid(
+                    "neither a request, a notification nor a response",
+                ));
+            }
         };
         if let Some(id) = self.id {
             check_token(id.of(&bytes), "id must be a string or an integer")?;
         }
-        if self.params.is_some_and(|span| !span.of(&bytes).starts_with(b"{")) {
+        if self
+            .params
+            .is_some_and(|span| !span.of(&bytes).starts_with(b"{"))
+        {
             return Err(Refusal::Invalid("params must be an object"));
         }
-        if self.error.is_some_and(|span| !span.of(&bytes).starts_with(b"{")) {
+        if self
+            .error
+            .is_some_and(|span| !span.of(&bytes).starts_with(b"{"))
+        {
             return Err(Refusal::Invalid("error must be an object"));
         }
-        for token in [self.acted.meta_progress_token, self.acted.progress_token].iter().flatten() {
-            check_token(token.of(&bytes), "a progress token must be a string or an integer")?;
+        for token in [self.acted.meta_progress_token, self.acted.progress_token]
+            .iter()
+            .flatten()
+        {
+            check_token(
+                token.of(&bytes),
+                "a progress token must be a string or an integer",
+            )?;
         }
         let method = match self.method {
             Some(span) => json::decoded(span.of(&bytes))
@@ -340,8 +363,22 @@ impl Envelope {
                 .ok_or(Refusal::Invalid("method must be a string"))?,
             None => Method::Other,
         };
-        let Self { id, params, acted, method: method_name, .. } = self;
-        Ok(Message { bytes, kind, method, method_name, id, params, acted })
+        let Self {
+            id,
+            params,
+            acted,
+            method: method_name,
+            ..
+        } = self;
+        Ok(Message {
+            bytes,
+            kind,
+            method,
+            method_name,
+            id,
+            params,
+            acted,
+        })
     }
 }
 
@@ -432,12 +469,19 @@ fn set(slot: &mut Option<Span>, span: Span) -> Result<(), Refusal> {
 /// Refuses keys that a lenient parser takes for one of `known`: case variants and Unicode
 /// folds (`Name`, `paramſ`). The gateway and the server must see the same message.
 fn imitates(key: &str, known: &[&str]) -> Result<(), Refusal> {
-    let longest = known.iter().map(|name| name.len()).max().unwrap_or_default();
+    let longest = known
+        .iter()
+        .map(|name| name.len())
+        .max()
+        .unwrap_or_default();
     if key.chars().count() > longest {
         return Ok(());
     }
-    let folded: String =
-        key.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect();
+    let folded: String = key
+        .chars()
+        .flat_map(char::to_uppercase)
+        .flat_map(char::to_lowercase)
+        .collect();
     if known.contains(&folded.as_str()) {
         return Err(Refusal::Invalid("a key imitates another one"));
     }
@@ -455,8 +499,14 @@ fn check_token(token: &[u8], why: &'static str) -> Result<(), Refusal> {
     let digits = whole.strip_prefix(b"-").unwrap_or(whole);
     let is_integer = !digits.is_empty()
         && digits.iter().all(u8::is_ascii_digit)
-        && parts.next().is_none_or(|fraction| fraction.iter().all(|digit| *digit == b'0'));
-    if is_string || is_integer { Ok(()) } else { Err(Refusal::Invalid(why)) }
+        && parts
+            .next()
+            .is_none_or(|fraction| fraction.iter().all(|digit| *digit == b'0'));
+    if is_string || is_integer {
+        Ok(())
+    } else {
+        Err(Refusal::Invalid(why))
+    }
 }
 
 /// A raw CR or LF in valid JSON is white space; lines and SSE break at them, so they
@@ -466,7 +516,9 @@ fn on_one_line(bytes: Bytes) -> Bytes {
     if memchr::memchr2(b'\n', b'\r', &bytes).is_none() {
         return bytes;
     }
-    let mut bytes = bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&*shared));
+    let mut bytes = bytes
+        .try_into_mut()
+        .unwrap_or_else(|shared| BytesMut::from(&*shared));
     let mut at = 0;
     while let Some(found) = memchr::memchr2(b'\n', b'\r', &bytes[at..]) {
         at += found;

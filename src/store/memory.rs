@@ -64,16 +64,26 @@ struct Stream {
 impl MemoryLog {
     /// An empty log.
     pub(crate) fn new(retention: Retention) -> Self {
-        Self { retention, sessions: RwLock::default() }
+        Self {
+            retention,
+            sessions: RwLock::default(),
+        }
     }
 
     fn session(&self, id: &SessionId) -> Option<Arc<Mutex<Streams>>> {
-        self.sessions.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+        self.sessions
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
     }
 
     fn session_or_new(&self, id: &SessionId) -> Arc<Mutex<Streams>> {
         self.session(id).unwrap_or_else(|| {
-            let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
+            let mut sessions = self
+                .sessions
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
             Arc::clone(sessions.entry(id.clone()).or_default())
         })
     }
@@ -154,7 +164,9 @@ impl Stream {
     fn read(&self, after: u64) -> Result<Page, LogError> {
         let last = self.trimmed + self.events.len() as u64;
         if after < self.trimmed || after > last {
-            return Err(LogError::Trimmed { oldest: self.trimmed });
+            return Err(LogError::Trimmed {
+                oldest: self.trimmed,
+            });
         }
         let skip = usize::try_from(after - self.trimmed).unwrap_or(usize::MAX);
         let mut page = Page::default();
@@ -228,7 +240,10 @@ impl EventLog for MemoryLog {
     }
 
     fn forget<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()> {
-        self.sessions.write().unwrap_or_else(PoisonError::into_inner).remove(session);
+        self.sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(session);
         Box::pin(ready(()))
     }
 }
@@ -255,7 +270,10 @@ impl Directory for MemoryDirectory {
     }
 
     fn remove<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()> {
-        self.records.write().unwrap_or_else(PoisonError::into_inner).remove(session);
+        self.records
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(session);
         Box::pin(ready(()))
     }
 }

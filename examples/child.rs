@@ -1,5 +1,13 @@
 //! A hostile MCP server on stdio: every behaviour is a tool, so that tests drive it by calls.
 
+#![expect(
+    unsafe_code,
+    clippy::disallowed_types,
+    clippy::needless_pass_by_value,
+    clippy::too_many_lines,
+    reason = "a program of plain threads that has to misbehave; nothing of it is shipped"
+)]
+
 use std::{
     collections::{BTreeMap, HashMap},
     io::{BufRead, Write},

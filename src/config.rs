@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use crate::layers::Override;
-pub use crate::settings::Mistake;
+pub(crate) use crate::settings::Mistake;
 use crate::{
     address::{address, host, network, origin, public_url},
     document::Node,
@@ -25,7 +25,7 @@ use crate::{
 
 /// The checked settings of one gateway.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub(crate) struct Config {
     /// The URL under which clients reach it, without a slash at the end.
     pub(crate) public_url: String,
     /// Where files are kept; empty if nothing says where, which only `run` allows.
@@ -165,24 +165,24 @@ pub(crate) enum LogFormat {
 
 /// Where settings come from, beside the defaults.
 #[derive(Clone, Debug, Default)]
-pub struct Sources {
+pub(crate) struct Sources {
     /// `--config`; without it `LOCKGATE_CONFIG`, in `serve`.
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// The environment, as [`environment`] reads it.
-    pub env: BTreeMap<String, String>,
+    pub(crate) env: BTreeMap<String, String>,
     /// `--set KEY=VALUE`, in order.
-    pub set: Vec<String>,
+    pub(crate) set: Vec<String>,
     /// `--listen ADDR`.
-    pub listen: Option<String>,
+    pub(crate) listen: Option<String>,
     /// Whether this is `lockgate run`: its defaults, its limits, and the keys `server.…`.
-    pub run: bool,
+    pub(crate) run: bool,
 }
 
 /// Everything that keeps the gateway from starting.
 #[derive(Debug)]
-pub struct LoadError {
+pub(crate) struct LoadError {
     /// At least one mistake.
-    pub mistakes: Vec<Mistake>,
+    pub(crate) mistakes: Vec<Mistake>,
 }
 
 impl fmt::Display for LoadError {
@@ -200,7 +200,7 @@ impl Config {
     /// # Errors
     ///
     /// Every mistake in them.
-    pub fn load(sources: &Sources) -> Result<Self, LoadError> {
+    pub(crate) fn load(sources: &Sources) -> Result<Self, LoadError> {
         let mut layers = Layers::new(sources.run);
         let named = sources.env.get("LOCKGATE_CONFIG").filter(|_| !sources.run);
         let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -235,7 +235,7 @@ impl Config {
 /// The process's environment; values that are not UTF-8 are replaced in part and so refused
 /// where they are used.
 #[must_use]
-pub fn environment() -> BTreeMap<String, String> {
+pub(crate) fn environment() -> BTreeMap<String, String> {
     let lossy = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
     std::env::vars_os()
         .map(|(name, value)| (lossy(name), lossy(value)))

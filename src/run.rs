@@ -15,6 +15,7 @@ use crate::{
         Front,
         accept::{self, Bounds},
         address::Allowed,
+        counted,
         gate::Gate,
         ops::{self, Health},
         routes,
@@ -49,6 +50,7 @@ const LAST: Duration = Duration::from_secs(10);
 /// # Errors
 ///
 /// What keeps it from serving at all: certificate, allow-lists, randomness.
+#[expect(clippy::too_many_lines, reason = "the order of start and stop, in one place")]
 pub(crate) async fn run(
     config: Config,
     catalog: Arc<Catalog>,
@@ -101,6 +103,7 @@ pub(crate) async fn run(
         metrics: Arc::clone(&metrics),
     };
     let app = gate.guard(routes(Arc::new(front), health.clone()));
+    let app = counted(app, Arc::clone(&metrics));
     let bounds = Bounds {
         max_connections: config.http.max_connections,
     };

@@ -12,15 +12,15 @@ use crate::document::{Node, SyntaxError, Value};
 
 /// One thing that an operator has to change before the gateway can start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mistake {
+pub(crate) struct Mistake {
     /// Where it is written: `FILE:LINE`, a variable, or a flag.
-    pub place: String,
+    pub(crate) place: String,
     /// The key, dotted.
-    pub key: String,
+    pub(crate) key: String,
     /// What is wrong.
-    pub what: String,
+    pub(crate) what: String,
     /// What to do about it.
-    pub remedy: String,
+    pub(crate) remedy: String,
 }
 
 impl fmt::Display for Mistake {

@@ -178,10 +178,6 @@ pub(crate) enum Route {
     Mcp,
     /// HTTP+SSE of 2024-11-05.
     Sse,
-    /// Metadata and the authorization server.
-    OAuth,
-    /// Administration.
-    Admin,
     /// `/livez` and `/readyz`.
     Health,
     /// Nothing of ours.
@@ -190,7 +186,7 @@ pub(crate) enum Route {
 
 impl Route {
     /// The values of the label, in the order of the variants: change both together.
-    const LABELS: [&str; 6] = ["mcp", "sse", "oauth", "admin", "health", "other"];
+    const LABELS: [&str; 4] = ["mcp", "sse", "health", "other"];
 }
 
 /// Why a session ended.
@@ -275,20 +271,11 @@ pub(crate) enum Outcome {
     TimedOut,
     /// With the child or its owner.
     Lost,
-    /// By us, before a child saw it.
-    Refused,
 }
 
 impl Outcome {
     /// The values of the label, in the order of the variants: change both together.
-    const LABELS: [&str; 6] = [
-        "result",
-        "error",
-        "cancelled",
-        "timed_out",
-        "lost",
-        "refused",
-    ];
+    const LABELS: [&str; 5] = ["result", "error", "cancelled", "timed_out", "lost"];
 }
 
 /// Why a message was dropped.
@@ -296,19 +283,15 @@ impl Outcome {
 pub(crate) enum Dropped {
     /// No stream may carry it.
     NoStream,
-    /// Its call has ended.
-    Late,
     /// It answers nothing that was asked.
     Unknown,
     /// It is longer than the bound.
     TooLarge,
-    /// It is not JSON-RPC.
-    Invalid,
 }
 
 impl Dropped {
     /// The values of the label, in the order of the variants: change both together.
-    const LABELS: [&str; 5] = ["no_stream", "late", "unknown", "too_large", "invalid"];
+    const LABELS: [&str; 3] = ["no_stream", "unknown", "too_large"];
 }
 
 /// The instruments of one gateway; share it by `Arc`.
@@ -496,6 +479,7 @@ const LINES_WAITING: usize = 16_384;
 const BYTES_WAITING: usize = 8 << 20;
 
 #[cfg(test)]
+#[expect(clippy::disallowed_types, reason = "plain threads; nothing here is async")]
 mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::Receiver as StdReceiver;
@@ -597,7 +581,7 @@ mod tests {
         one.stream_opened();
         one.stream_closed();
         one.call(Method::Tool, Outcome::Result);
-        one.message_dropped(Dropped::Late);
+        one.message_dropped(Dropped::Unknown);
         one.noise_line();
         let text = one.render();
         for line in [

@@ -3,7 +3,7 @@
 //! `stdio` moves bytes, `launch` is the guard between the gateway and the child, and
 //! `legacy` is the dialect: the translation between messages and lines, without IO.
 
-pub mod launch;
+pub(crate) mod launch;
 pub(crate) mod launcher;
 pub(crate) mod legacy;
 mod orders;

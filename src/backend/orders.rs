@@ -22,9 +22,9 @@ pub(crate) struct Orders {
     pub(crate) cwd: PathBuf,
     /// A directory that the guard removes when nothing is left below it.
     pub(crate) private: Option<PathBuf>,
-    /// Open files (RLIMIT_NOFILE).
+    /// Open files (`RLIMIT_NOFILE`).
     pub(crate) files: u64,
-    /// Bytes of one file that it writes (RLIMIT_FSIZE).
+    /// Bytes of one file that it writes (`RLIMIT_FSIZE`).
     pub(crate) file_size: u64,
 }
 

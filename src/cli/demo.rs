@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, Write},
     process::ExitCode,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, PoisonError,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
     clippy::disallowed_types,
     reason = "plain threads; nothing here is async"
 )]
-type Answers = Arc<Mutex<HashMap<u64, mpsc::Sender<Value>>>>;
+type Answers = Arc<std::sync::Mutex<HashMap<u64, mpsc::Sender<Value>>>>;
 
 /// Serves stdin and stdout until stdin ends.
 pub(crate) fn run() -> ExitCode {

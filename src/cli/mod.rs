@@ -83,6 +83,7 @@ struct CheckArgs {
 }
 
 #[derive(Args)]
+#[expect(clippy::doc_markdown, reason = "shown to people as it stands")]
 struct ImportArgs {
     /// mcp.json, claude_desktop_config.json or VS Code's mcp.json
     file: PathBuf,

@@ -41,6 +41,10 @@ pub(crate) struct Tenant {
     /// How callers prove who they are.
     pub(crate) auth: AuthMode,
     /// The server meant where a request names none.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "routes by host name and tickets will read it")
+    )]
     pub(crate) default_server: Option<String>,
     /// Revisions that its clients may negotiate, newest first; never empty.
     pub(crate) revisions: Vec<Revision>,
@@ -165,8 +169,8 @@ pub(crate) struct Limits {
     pub(crate) line: u64,
     /// Bytes of stderr that are kept.
     pub(crate) stderr: u64,
-    /// Open files (RLIMIT_NOFILE).
+    /// Open files (`RLIMIT_NOFILE`).
     pub(crate) files: u64,
-    /// Bytes of one file that it writes (RLIMIT_FSIZE).
+    /// Bytes of one file that it writes (`RLIMIT_FSIZE`).
     pub(crate) file_size: u64,
 }

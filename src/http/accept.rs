@@ -281,7 +281,7 @@ impl Protocols {
             .max_concurrent_streams(250)
             .keep_alive_interval(Duration::from_secs(20))
             .keep_alive_timeout(Duration::from_secs(20))
-            .max_header_list_size(HEADER_BLOCK as u32)
+            .max_header_list_size(HEADER_BLOCK_H2)
             .initial_stream_window_size(256 << 10)
             .initial_connection_window_size(1 << 20)
             .max_pending_accept_reset_streams(20)
@@ -297,6 +297,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const NOTICED: Duration = Duration::from_millis(500);
 /// C11.
 const HEADER_BLOCK: usize = 64 << 10;
+const HEADER_BLOCK_H2: u32 = 64 << 10;
 /// No method but HTTP/2's `PRI` begins like this.
 const PREFACE: &[u8; 4] = b"PRI ";
 /// Only for a client that sends its preface byte by byte.

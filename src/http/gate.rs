@@ -17,7 +17,7 @@ use http::header::{
     ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, ORIGIN, X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use ipnet::IpNet;
 use tokio::time::Instant;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -43,7 +43,7 @@ pub(crate) struct Gate {
     next: AtomicU64,
 }
 
-/// The name of one request in logs and in `x-request-id`; in the extensions of the request.
+/// The name of one request in logs; in the extensions of the request.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestId(pub(crate) Arc<str>);
 
@@ -175,18 +175,15 @@ async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -
             response
         }
     };
-    let response = finish(response, &id, version, progress.read());
+    let response = finish(response, version, progress.read());
     line.write(&id, response.status(), began);
     response
 }
 
 /// What every response carries.
-fn finish(mut response: Response, id: &RequestId, version: Version, read: Read) -> Response {
+fn finish(mut response: Response, version: Version, read: Read) -> Response {
     let headers = response.headers_mut();
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    if let Ok(id) = HeaderValue::try_from(&*id.0) {
-        headers.insert(X_REQUEST_ID, id);
-    }
     // What is left of a body must never be read as the next request (P114). HTTP/2 has frames.
     if read != Read::Whole && version < Version::HTTP_2 {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
@@ -303,7 +300,6 @@ impl Line {
     }
 }
 
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// C11.
 const TARGET_MAX: usize = 8 << 10;
 /// C11.

@@ -132,10 +132,9 @@ fn answered(
             let close_after = access.server().reply.close_after;
             Ok(open(front, *reading, close_after))
         }
-        Answer::Accepted => Ok(StatusCode::ACCEPTED.into_response()),
         // Cancelled before anything was sent: a stream that ends, without a message.
         Answer::Silent if accepts.sse => Ok(stream::event_stream(Body::empty())),
-        Answer::Silent => Ok(StatusCode::ACCEPTED.into_response()),
+        Answer::Accepted | Answer::Silent => Ok(StatusCode::ACCEPTED.into_response()),
         Answer::Refused(error) => Err(error.into()),
     }
 }
@@ -213,7 +212,7 @@ fn open(front: &Front, reading: Reading, close_after: Duration) -> Response {
         first,
         prefix: String::new(),
     };
-    stream::respond(reading, writing)
+    stream::respond(&front.metrics, reading, writing)
 }
 
 fn json(line: Bytes) -> Response {

@@ -5,9 +5,20 @@
 
 use std::sync::Arc;
 
-use axum::{Router, routing::get};
+use axum::{
+    Router,
+    extract::{Request, State},
+    middleware::{Next, from_fn_with_state},
+    response::Response,
+    routing::get,
+};
 
-use crate::{config::Config, control::Catalog, hub::Hub, telemetry::Metrics};
+use crate::{
+    config::Config,
+    control::Catalog,
+    hub::Hub,
+    telemetry::{Metrics, Route},
+};
 
 pub(crate) mod accept;
 pub(crate) mod address;
@@ -53,4 +64,29 @@ pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
         .route("/messages", messages())
         .with_state(front)
         .merge(ops::public(health))
+}
+
+/// Counts every answer of `app`; call it last, so that refusals are counted too.
+pub(crate) fn counted(app: Router, metrics: Arc<Metrics>) -> Router {
+    app.layer(from_fn_with_state(metrics, count))
+}
+
+async fn count(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
+    let route = kind(request.uri().path());
+    let response = next.run(request).await;
+    metrics.request(route, response.status().as_u16());
+    response
+}
+
+fn kind(path: &str) -> Route {
+    if matches!(path, "/livez" | "/readyz") {
+        return Route::Health;
+    }
+    let (parent, end) = path.rsplit_once('/').unwrap_or_default();
+    match end {
+        _ if !parent.is_empty() && !parent.starts_with("/t/") => Route::Other,
+        "mcp" => Route::Mcp,
+        "sse" | "messages" => Route::Sse,
+        _ => Route::Other,
+    }
 }

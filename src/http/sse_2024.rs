@@ -81,6 +81,7 @@ async fn listen(
     let settings = &front.config.stream;
     let (keep_alive, retry) = (settings.keep_alive, settings.retry);
     Ok(stream::respond(
+        &front.metrics,
         reading,
         Writing {
             keep_alive,

@@ -1,7 +1,7 @@
 //! A stream as an HTTP body: events as they come, comments in silence, and a `retry:`
 //! before the gateway itself closes the connection.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{body::Body, response::Response};
 use bytes::{Bytes, BytesMut};
@@ -18,6 +18,7 @@ use tokio::{
 use crate::{
     hub::reading::{Next, Reading},
     protocol::event::{KEEP_ALIVE, push_message, push_retry},
+    telemetry::Metrics,
 };
 
 /// How a connection is written.
@@ -39,14 +40,32 @@ struct Connection {
     reading: Reading,
     writing: Writing,
     is_over: bool,
+    _open: Open,
+}
+
+/// Counts a connection as long as it lives.
+struct Open(Arc<Metrics>);
+
+impl Open {
+    fn count(metrics: &Arc<Metrics>) -> Self {
+        metrics.stream_opened();
+        Self(Arc::clone(metrics))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.stream_closed();
+    }
 }
 
 /// The response whose body is `reading`.
-pub(crate) fn respond(reading: Reading, writing: Writing) -> Response {
+pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reading, writing: Writing) -> Response {
     let connection = Connection {
         reading,
         writing,
         is_over: false,
+        _open: Open::count(metrics),
     };
     let chunks = unfold(connection, |mut connection| async move {
         connection
@@ -81,7 +100,7 @@ impl Connection {
         select! {
             biased;
             next = self.reading.next() => self.write(next),
-            () = sleep_until(close.unwrap_or(silence)), if close.is_some() => self.release(),
+            () = sleep_until(close.unwrap_or(silence)), if close.is_some() => Some(self.release()),
             () = sleep_until(silence) => {
                 self.reading.took();
                 Some(Bytes::from_static(KEEP_ALIVE))
@@ -99,15 +118,15 @@ impl Connection {
                 Some(chunk.freeze())
             }
             Next::Finished => None,
-            Next::Released => self.release(),
+            Next::Released => Some(self.release()),
         }
     }
 
     /// 2025-11-25 transports, "Sending Messages to the Server" 6: a `retry` before closing.
-    fn release(&mut self) -> Option<Bytes> {
+    fn release(&mut self) -> Bytes {
         self.is_over = true;
         let mut chunk = BytesMut::new();
         push_retry(&mut chunk, self.writing.retry);
-        Some(chunk.freeze())
+        chunk.freeze()
     }
 }

@@ -52,6 +52,7 @@ impl Session {
     }
 
     /// Starts the child with the client's own `initialize`.
+    #[expect(clippy::too_many_lines, reason = "one sequence; its parts have no name")]
     async fn initialize(&mut self, message: &Message, form: Form, reply: oneshot::Sender<Answer>) {
         let is_new = matches!(self.phase, Phase::New);
         if !is_new || self.is_draining {

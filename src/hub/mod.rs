@@ -66,10 +66,8 @@ pub(crate) struct Core {
 }
 
 /// The sessions that this replica owns.
-#[expect(
-    clippy::disallowed_types,
-    reason = "read on every request, never held across an await"
-)]
+///
+/// Read on every request, never held across an await.
 type Sessions = std::sync::RwLock<HashMap<SessionId, Handle>>;
 
 /// How to reach a session's task, and who may.
@@ -295,15 +293,6 @@ impl Hub {
             .await
             .map_err(|_| Error::NoSession)?;
         ended.await.map_err(|_| Error::NoSession)
-    }
-
-    /// How many sessions there are.
-    pub(crate) fn len(&self) -> usize {
-        self.0
-            .sessions
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
     }
 }
 

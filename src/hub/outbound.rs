@@ -23,7 +23,7 @@ use crate::{
         message::{Kind, Message},
         revision::Revision,
     },
-    telemetry::{Dropped, Outcome},
+    telemetry::{Dropped, Method, Outcome},
 };
 
 /// How long the child waits for a connection that is far behind. Within it a busy reader
@@ -89,9 +89,8 @@ impl Session {
     }
 
     async fn line(&mut self, line: Bytes) {
-        let message = match Message::parse(line.clone()) {
-            Ok(message) => message,
-            Err(_) => return self.garbage(&line).await,
+        let Ok(message) = Message::parse(line.clone()) else {
+            return self.garbage(&line).await;
         };
         if let Phase::Starting { call, .. } = self.phase
             && matches!(message.kind(), Kind::Result | Kind::Error)
@@ -210,6 +209,12 @@ impl Session {
             return;
         };
         let reply = reply.map(|(reply, _)| reply);
+        let outcome = if message.kind() == Kind::Error {
+            Outcome::Error
+        } else {
+            Outcome::Result
+        };
+        self.core.metrics.call(Method::Initialize, outcome);
         if message.kind() == Kind::Error {
             self.over = Some(Over::Failed);
             return self.answer_start(line, reply).await;

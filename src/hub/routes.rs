@@ -22,8 +22,6 @@ pub(crate) struct InFlight<'a> {
 /// What a message is, as far as its way is concerned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum About<'a> {
-    /// The response to a call.
-    Response(CallId),
     /// Progress of a call.
     Progress(CallId),
     /// A request of the server, with the raw id of its related task.
@@ -41,7 +39,6 @@ pub(crate) fn route<'a>(
 ) -> Option<StreamId> {
     let find = |id| calls.clone().find(|in_flight| in_flight.call == id);
     match about {
-        About::Response(call) => find(call).map(|in_flight| in_flight.stream),
         About::Progress(call) => find(call)
             .filter(|in_flight| in_flight.is_carrier)
             .map(|in_flight| in_flight.stream),
@@ -109,10 +106,7 @@ mod tests {
         let mixed = &[call(1, true, None), call(2, false, None)];
         let waiting = &[call(1, true, Some(b"\"t\"")), call(2, true, None)];
         let task: Option<&[u8]> = Some(b"\"t\"");
-        let cases: [(&str, About<'_>, &[InFlight<'_>], Option<StreamId>); 22] = [
-            ("response", About::Response(2), two, Some(20)),
-            ("response to json", About::Response(1), one_json, Some(10)),
-            ("response to nobody", About::Response(9), two, None),
+        let cases: [(&str, About<'_>, &[InFlight<'_>], Option<StreamId>); 19] = [
             ("progress", About::Progress(1), two, Some(10)),
             ("progress of no carrier", About::Progress(2), mixed, None),
             ("progress of nobody", About::Progress(9), two, None),

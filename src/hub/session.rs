@@ -372,7 +372,10 @@ impl Session {
                 child.stop(stop).await
             };
             tracing::debug!(code = exit.code, signal = exit.signal, "child ended");
-            metrics.child_exited(why);
+            // The guard reports a signal as shells do.
+            let is_killed = exit.signal == Some(9) || exit.code == Some(128 + 9);
+            let is_forced = is_killed && matches!(why, telemetry::Exit::Idle | telemetry::Exit::Stopped);
+            metrics.child_exited(if is_forced { telemetry::Exit::Killed } else { why });
         });
     }
 

@@ -40,11 +40,6 @@ impl Span {
     pub(crate) fn of(self, text: &[u8]) -> &[u8] {
         text.get(self.start()..self.end()).unwrap_or_default()
     }
-
-    /// The same stretch, seen from a text that begins `offset` bytes later.
-    pub(crate) fn behind(self, offset: usize) -> Self {
-        Self::new(self.start() + offset, self.end() + offset)
-    }
 }
 
 /// Why a text is not acceptable JSON.

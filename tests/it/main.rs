@@ -1,1 +1,14 @@
+//! Integration tests: the real binary, a hostile child, and a client that shows raw events.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::needless_pass_by_value,
+    clippy::match_wild_err_arm,
+    reason = "helpers of tests: a panic is the report, and callers write literals"
+)]
+
+mod harness;
+mod layers;
+mod messages;
+mod streams;
+mod surface;

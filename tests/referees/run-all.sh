@@ -2,14 +2,14 @@
 # All external referees against one gateway binary: run-all.sh LOCKGATE_BINARY [NAME_PATTERN]
 # Starts `lockgate run` per backend, runs each script with a time limit, two at a time, and ends
 # only what it started. One line per script; the last line is "N passed, N failed".
-# LOCKGATE_PYTHON: the Python with requirements.txt (default: python3).
+# REFEREE_PYTHON: the Python with requirements.txt (default: python3).
 set -euo pipefail
 
 binary=$(realpath "${1:?usage: run-all.sh LOCKGATE_BINARY [NAME_PATTERN]}")
 pattern=${2:-.}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 node="$here/node_modules/.bin/node"
-python=${LOCKGATE_PYTHON:-python3}
+python=${REFEREE_PYTHON:-python3}
 everything="$here/node_modules/@modelcontextprotocol/server-everything/dist/index.js"
 limit=${REFEREE_LIMIT:-90}
 work=$(mktemp -d)

@@ -50,7 +50,10 @@ const LAST: Duration = Duration::from_secs(10);
 /// # Errors
 ///
 /// What keeps it from serving at all: certificate, allow-lists, randomness.
-#[expect(clippy::too_many_lines, reason = "the order of start and stop, in one place")]
+#[expect(
+    clippy::too_many_lines,
+    reason = "the order of start and stop, in one place"
+)]
 pub(crate) async fn run(
     config: Config,
     catalog: Arc<Catalog>,

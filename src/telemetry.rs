@@ -479,7 +479,10 @@ const LINES_WAITING: usize = 16_384;
 const BYTES_WAITING: usize = 8 << 20;
 
 #[cfg(test)]
-#[expect(clippy::disallowed_types, reason = "plain threads; nothing here is async")]
+#[expect(
+    clippy::disallowed_types,
+    reason = "plain threads; nothing here is async"
+)]
 mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::Receiver as StdReceiver;
@@ -592,7 +595,7 @@ mod tests {
             "lockgate_children 0",
             "lockgate_children_exits_total{cause=\"crashed\"} 1",
             "lockgate_calls_total{method=\"tool\",outcome=\"result\"} 1",
-            "lockgate_messages_dropped_total{reason=\"late\"} 1",
+            "lockgate_messages_dropped_total{reason=\"unknown\"} 1",
             "lockgate_noise_lines_total 1",
             "lockgate_log_lines_dropped_total 0",
         ] {

@@ -57,6 +57,8 @@ pub(crate) struct Child {
     guard: tokio::process::Child,
     /// None once closed, by us or by the child.
     stdin: Option<ChildStdin>,
+    /// What was for the child cannot reach it any more, and nobody has been told yet.
+    is_deaf: bool,
     /// None once it ended.
     stdout: Option<ChildStdout>,
     /// None once it ended.
@@ -125,6 +127,7 @@ impl Child {
         };
         let mut child = Self {
             stdin: guard.stdin.take(),
+            is_deaf: false,
             stdout: guard.stdout.take(),
             stderr: guard.stderr.take(),
             guard,
@@ -169,7 +172,7 @@ impl Child {
                 Err(rustix::io::Errno::INTR) => {}
                 // The poll that follows waits for room.
                 Err(rustix::io::Errno::AGAIN) => return,
-                Err(_) => self.stdin = None,
+                Err(_) => self.deafened(),
             }
         }
         self.release_queue();
@@ -249,6 +252,11 @@ impl Child {
             self.poll_stderr(cx);
             match self.poll_stdout(cx) {
                 Poll::Ready(()) => turn.made_progress(),
+                // Not before all that it has said.
+                Poll::Pending if std::mem::take(&mut self.is_deaf) => {
+                    turn.made_progress();
+                    return Poll::Ready(Happened::Closed);
+                }
                 Poll::Pending => {
                     let status = match self.exit {
                         Some(status) => status,
@@ -274,11 +282,16 @@ impl Child {
             match Pin::new(stdin).poll_write(cx, &self.queue) {
                 Poll::Pending => return,
                 Poll::Ready(Ok(count)) => self.queue.advance(count),
-                // EPIPE: a child may close its stdin and go on talking.
-                Poll::Ready(Err(_)) => self.stdin = None,
+                Poll::Ready(Err(_)) => self.deafened(),
             }
         }
         self.release_queue();
+    }
+
+    /// EPIPE: the child closed its stdin, and what it should have answered is lost (P136).
+    fn deafened(&mut self) {
+        self.stdin = None;
+        self.is_deaf = true;
     }
 
     /// Drops what nobody will read, and keeps no big buffer for an idle child.

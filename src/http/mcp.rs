@@ -126,31 +126,32 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<
         .unwrap_or(Err(late))
 }
 
+/// Keeps the pieces as they come and joins them at the end: a body that turns out too large
+/// never costs more than its limit.
 async fn collect(mut body: Body, max: usize) -> Result<Bytes, Failure> {
-    let mut first: Option<Bytes> = None;
-    let mut more = BytesMut::new();
+    let mut pieces: Vec<Bytes> = Vec::new();
+    let mut length = 0;
     while let Some(frame) = body.frame().await {
         let broken = Failure::http(StatusCode::BAD_REQUEST, "the body ends early");
         let Ok(data) = frame.map_err(|_| broken)?.into_data() else {
             continue;
         };
-        let length = first.as_ref().map_or(0, Bytes::len).max(more.len());
-        if length + data.len() > max {
+        length += data.len();
+        if length > max {
             return Err(Failure::http(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "the body is too large",
             ));
         }
-        // Most bodies are one frame: that one is not copied.
-        match first.take() {
-            None if more.is_empty() => first = Some(data),
-            None => more.extend_from_slice(&data),
-            Some(head) => {
-                more.reserve(head.len() + data.len());
-                more.extend_from_slice(&head);
-                more.extend_from_slice(&data);
-            }
-        }
+        pieces.push(data);
     }
-    Ok(first.unwrap_or_else(|| more.freeze()))
+    // Most bodies are one frame: that one is not copied.
+    if pieces.len() < 2 {
+        return Ok(pieces.pop().unwrap_or_default());
+    }
+    let mut joined = BytesMut::with_capacity(length);
+    for piece in pieces {
+        joined.extend_from_slice(&piece);
+    }
+    Ok(joined.freeze())
 }

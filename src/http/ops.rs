@@ -68,7 +68,10 @@ impl Health {
     }
 
     /// It is back.
-    #[cfg_attr(not(test), expect(dead_code, reason = "stores will report their return"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "stores will report their return")
+    )]
     pub(crate) fn back(&self, what: &'static str) {
         self.with(|state| {
             state.away.remove(what);

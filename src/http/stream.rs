@@ -101,7 +101,7 @@ impl Connection {
             biased;
             next = self.reading.next() => self.write(next),
             () = sleep_until(close.unwrap_or(silence)), if close.is_some() => Some(self.release()),
-            () = sleep_until(silence) => {
+            () = sleep_until(silence), if !self.writing.keep_alive.is_zero() => {
                 self.reading.took();
                 Some(Bytes::from_static(KEEP_ALIVE))
             }

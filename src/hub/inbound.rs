@@ -9,7 +9,7 @@ use super::{
     Answer, Form,
     calls::Call,
     clock::CallClock,
-    session::{Delivery, Over, Phase, Session, Transport, failure},
+    session::{Delivery, Over, Phase, Session, Transport, failure, or_never},
 };
 use crate::{
     backend::{
@@ -52,7 +52,10 @@ impl Session {
     }
 
     /// Starts the child with the client's own `initialize`.
-    #[expect(clippy::too_many_lines, reason = "one sequence; its parts have no name")]
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one sequence; its parts have no name"
+    )]
     async fn initialize(&mut self, message: &Message, form: Form, reply: oneshot::Sender<Answer>) {
         let is_new = matches!(self.phase, Phase::New);
         if !is_new || self.is_draining {
@@ -104,7 +107,7 @@ impl Session {
         let newest = newest.map(Revision::as_str);
         let call = self.dialect.request_as(message, newest, child.out());
         self.child = Some(child);
-        let until = Instant::now() + self.server.clocks.start;
+        let until = Instant::now() + or_never(self.server.clocks.start);
         self.wake_by(until);
         let reply = match self.transport {
             Transport::Streamable => Some((reply, form)),
@@ -238,8 +241,8 @@ impl Session {
             None
         };
         let clocks = self.server.clocks_of(tool.as_deref());
-        let limit = (method != Method::TasksResult).then_some(clocks.call);
-        let clock = CallClock::start(now, limit, clocks.call_max);
+        let limit = (method != Method::TasksResult).then_some(or_never(clocks.call));
+        let clock = CallClock::start(now, limit, or_never(clocks.call_max));
         let task = message
             .task_id()
             .filter(|_| method == Method::TasksResult)

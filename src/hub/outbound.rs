@@ -10,7 +10,7 @@ use super::{
     Answer,
     calls::Overdue,
     routes::About,
-    session::{Over, Phase, Session, Transport, failure},
+    session::{Over, Phase, Session, Transport, failure, or_never},
 };
 use crate::{
     backend::{
@@ -120,7 +120,8 @@ impl Session {
                     .route(About::Ask(task.as_deref()))
                     .unwrap_or(LISTENER);
                 let number = self.streams.message(stream, line).await?;
-                let clocks = (self.server.clocks.ask, self.server.clocks.ask_unclaimed);
+                let clocks = &self.server.clocks;
+                let clocks = (or_never(clocks.ask), or_never(clocks.ask_unclaimed));
                 let due = self.calls.ask(ask, (stream, number), now, clocks);
                 self.wake_by(due);
                 return Ok(());

@@ -157,12 +157,12 @@ impl Session {
         handle: Handle,
     ) -> Self {
         let now = Instant::now();
-        let config = &core.config;
+        let config = Arc::clone(&core.config);
         let bounds = Bounds {
             streams: config.stream.per_session,
             events: config.log.events as u64,
             bytes: config.log.bytes,
-            silence: config.stream.keep_alive * 4,
+            silence: or_never(config.stream.keep_alive) * 4,
         };
         let (log, key) = (Arc::clone(&core.log), core.key.clone());
         let at = (Fence(1), core.epoch);
@@ -181,7 +181,10 @@ impl Session {
             streams,
             born: now,
             touched: now,
-            wake: now + DISCONNECTED,
+            wake: now
+                + DISCONNECTED
+                    .min(or_never(config.session.idle))
+                    .min(or_never(config.session.max)),
             probe: None,
             choked: None,
             pace: (now, 0),
@@ -249,7 +252,7 @@ impl Session {
             Command::Attach { cursor, reply } => {
                 // A reader whose client went meanwhile detaches by its drop.
                 let _ = reply.send(self.streams.attach(cursor).await);
-                self.wake_by(self.touched + self.core.config.stream.keep_alive * 4);
+                self.wake_by(self.touched + or_never(self.core.config.stream.keep_alive) * 4);
             }
             Command::End(done) => {
                 self.over = Some(Over::Deleted);
@@ -298,7 +301,7 @@ impl Session {
     /// When, and why, the session ends if nothing happens.
     pub(super) fn end_of_life(&self, now: Instant) -> (Instant, Over) {
         let config = &self.core.config.session;
-        let by_age = (self.born + config.max, Over::Expired);
+        let by_age = (self.born + or_never(config.max), Over::Expired);
         let is_heard = self.streams.is_listened_to(now);
         let by_idleness = match self.transport {
             Transport::Sse2024 => {
@@ -306,9 +309,9 @@ impl Session {
                 (since + DISCONNECTED, Over::Disconnected)
             }
             Transport::Streamable if is_heard || !self.calls.is_empty() => {
-                (now + config.idle, Over::Idle)
+                (now + or_never(config.idle), Over::Idle)
             }
-            Transport::Streamable => (self.touched + config.idle, Over::Idle),
+            Transport::Streamable => (self.touched + or_never(config.idle), Over::Idle),
         };
         if by_age.0 <= by_idleness.0 {
             by_age
@@ -374,8 +377,13 @@ impl Session {
             tracing::debug!(code = exit.code, signal = exit.signal, "child ended");
             // The guard reports a signal as shells do.
             let is_killed = exit.signal == Some(9) || exit.code == Some(128 + 9);
-            let is_forced = is_killed && matches!(why, telemetry::Exit::Idle | telemetry::Exit::Stopped);
-            metrics.child_exited(if is_forced { telemetry::Exit::Killed } else { why });
+            let is_forced =
+                is_killed && matches!(why, telemetry::Exit::Idle | telemetry::Exit::Stopped);
+            metrics.child_exited(if is_forced {
+                telemetry::Exit::Killed
+            } else {
+                why
+            });
         });
     }
 
@@ -437,6 +445,15 @@ impl Session {
         {
             let _ = reply.send(Answer::Failed(failure(&id, code, message, reason, true)));
         }
+    }
+}
+
+/// A limit of zero is none (DESIGN section 10); ten years are never, and still a time.
+pub(super) fn or_never(limit: Duration) -> Duration {
+    if limit.is_zero() {
+        Duration::from_secs(10 * 365 * 86_400)
+    } else {
+        limit
     }
 }
 

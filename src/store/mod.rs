@@ -103,10 +103,7 @@ pub(crate) trait EventLog: Send + Sync {
 }
 
 /// What the directory knows of a session.
-#[expect(
-    dead_code,
-    reason = "a second replica will read what this one inserts"
-)]
+#[expect(dead_code, reason = "a second replica will read what this one inserts")]
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     /// Whose session it is; nobody else learns that it exists.

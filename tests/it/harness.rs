@@ -56,7 +56,8 @@ pub(crate) struct Gateway {
     pub(crate) http: Client,
     /// The gateway's process.
     pub(crate) process: Child,
-    stdout: Lines<BufReader<ChildStdout>>,
+    /// Kept open: the gateway may write more.
+    _stdout: Lines<BufReader<ChildStdout>>,
     stderr: tempfile::NamedTempFile,
     marker: String,
 }
@@ -107,7 +108,7 @@ impl Gateway {
             url,
             http: client(),
             process,
-            stdout,
+            _stdout: stdout,
             stderr,
             marker,
         }
@@ -121,11 +122,6 @@ impl Gateway {
     /// What the gateway wrote to stderr so far.
     pub(crate) fn stderr(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.stderr.path()).unwrap()).into_owned()
-    }
-
-    /// The next line of its stdout.
-    pub(crate) async fn line(&mut self) -> Option<String> {
-        within("a line", self.stdout.next_line()).await.unwrap()
     }
 
     /// Processes below the gateway, wherever they hang: those with the marker in their environment.

@@ -187,7 +187,11 @@ fn sources() -> Vec<Source> {
     for entry in std::fs::read_dir(&root).unwrap().flatten() {
         if entry.path().is_dir() {
             for inner in std::fs::read_dir(entry.path()).unwrap().flatten() {
-                assert!(!inner.path().is_dir(), "{:?} is too deep", inner.path());
+                assert!(
+                    !inner.path().is_dir(),
+                    "{} is too deep",
+                    inner.path().display()
+                );
                 sources.push(inner.path());
             }
         } else {

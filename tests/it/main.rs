@@ -7,6 +7,7 @@
     reason = "helpers of tests: a panic is the report, and callers write literals"
 )]
 
+mod children;
 mod harness;
 mod layers;
 mod messages;

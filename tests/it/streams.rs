@@ -565,7 +565,8 @@ fn check_own(all: &[(String, Value)], n: u64) {
 #[tokio::test]
 async fn http_sse_goes_on_after_a_reconnect() {
     let gateway = Gateway::start(&[]).await;
-    let mut legacy = Legacy::connect(&gateway, None).await;
+    let legacy = Legacy::connect(&gateway, None).await;
+    let mut legacy = Legacy::connect(&gateway, Some(&legacy.first)).await;
     let opened = legacy.initialize().await;
     assert_eq!(opened["result"]["protocolVersion"], "2024-11-05");
     let mut slow = tool_call(json!("s"), "slow", json!({"n": 60, "ms": 5}));

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use ::http::StatusCode;
 use axum::{
     Router,
     extract::{Request, State},
@@ -62,6 +63,7 @@ pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
         .route("/mcp", mcp())
         .route("/sse", sse())
         .route("/messages", messages())
+        .fallback(async || refusal::refusal(StatusCode::NOT_FOUND, "not found"))
         .with_state(front)
         .merge(ops::public(health))
 }

@@ -39,10 +39,12 @@ impl Session {
         } = delivery;
         let message = match body {
             Body::One(message) => message,
-            Body::Batch(items) => return self.batch(items, form, reply, begun).await,
+            Body::Batch(items) => return Box::pin(self.batch(items, form, reply, begun)).await,
         };
         match (message.kind(), message.method()) {
-            (Kind::Request, Method::Initialize) => self.initialize(&message, form, reply).await,
+            (Kind::Request, Method::Initialize) => {
+                Box::pin(self.initialize(&message, form, reply)).await;
+            }
             (Kind::Request, _) => self.request(message, form, reply, begun).await,
             _ => {
                 let taken = self.one_way(&message).await;

@@ -90,7 +90,7 @@ impl Session {
 
     async fn line(&mut self, line: Bytes) {
         let Ok(message) = Message::parse(line.clone()) else {
-            return self.garbage(&line).await;
+            return Box::pin(self.garbage(&line)).await;
         };
         if let Phase::Starting { call, .. } = self.phase
             && matches!(message.kind(), Kind::Result | Kind::Error)
@@ -98,7 +98,7 @@ impl Session {
                 .id()
                 .is_some_and(|id| id == call.to_string().as_bytes())
         {
-            return self.started(&message).await;
+            return Box::pin(self.started(&message)).await;
         }
         let Some(child) = &mut self.child else { return };
         let said = self.dialect.line(&message, child.out());

@@ -155,7 +155,7 @@ impl Session {
         access: &Access,
         transport: Transport,
         handle: Handle,
-    ) -> Self {
+    ) -> Box<Self> {
         let now = Instant::now();
         let config = Arc::clone(&core.config);
         let bounds = Bounds {
@@ -167,7 +167,8 @@ impl Session {
         let (log, key) = (Arc::clone(&core.log), core.key.clone());
         let at = (Fence(1), core.epoch);
         let streams = Streams::new(log, key, id.clone(), at, bounds, Arc::<Pulse>::default());
-        Self {
+        // On the heap: a future that holds a session by value would hold it several times.
+        Box::new(Self {
             tenant: Arc::clone(access.tenant()),
             server: Arc::clone(access.server()),
             core,
@@ -191,11 +192,11 @@ impl Session {
             paced: None,
             over: None,
             is_draining: false,
-        }
+        })
     }
 
     /// Lives until the session is over, and leaves nothing of it.
-    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Command>) {
         let (drain, halt) = (self.core.drain.clone(), self.core.halt.clone());
         let (drain, halt) = (drain.cancelled_owned(), halt.cancelled_owned());
         let pulse = Arc::clone(self.streams.pulse());
@@ -211,10 +212,11 @@ impl Session {
                 () = &mut halt => self.over = Some(Over::Drained),
                 () = &mut drain, if !self.is_draining => self.is_draining = true,
                 Some(command) = commands.recv() => {
-                    self.command(command).await;
-                    for _ in 1..BATCH {
-                        let Ok(command) = commands.try_recv() else { break };
+                    let (mut next, mut room) = (Some(command), BATCH);
+                    while let Some(command) = next {
                         self.command(command).await;
+                        room -= 1;
+                        next = if room > 0 { commands.try_recv().ok() } else { None };
                     }
                     if let Some(child) = &mut self.child {
                         child.try_flush();
@@ -224,7 +226,7 @@ impl Session {
                     self.happened(happened).await;
                 }
                 () = pulse.notify.notified() => self.readers_moved(),
-                () = &mut alarm => self.tick().await,
+                () = &mut alarm => Box::pin(self.tick()).await,
             }
             if self.is_draining
                 && self.calls.is_empty()
@@ -237,7 +239,7 @@ impl Session {
         self.handle = None;
         let was_kept = self.core.drop_session(&self.id);
         self.core.directory.remove(&self.id).await;
-        self.finish(&mut commands, was_kept).await;
+        Box::pin(self.finish(&mut commands, was_kept)).await;
     }
 
     async fn command(&mut self, command: Command) {
@@ -321,7 +323,7 @@ impl Session {
     }
 
     /// Ends what is open, lets readers finish, and stops the child.
-    async fn finish(mut self, commands: &mut mpsc::Receiver<Command>, was_kept: bool) {
+    async fn finish(mut self: Box<Self>, commands: &mut mpsc::Receiver<Command>, was_kept: bool) {
         let over = self.over.unwrap_or(Over::Lost);
         self.fail_start("backend_exited");
         self.fail_calls(

@@ -46,6 +46,8 @@ pub(crate) struct Config {
     pub(crate) log: Log,
     /// How the gateway ends.
     pub(crate) drain: Drain,
+    /// How many children, and how fast.
+    pub(crate) spawn: Spawn,
     /// What separates children.
     pub(crate) sandbox: Sandbox,
     /// What is logged.
@@ -96,6 +98,17 @@ pub(crate) struct Ops {
 pub(crate) struct Auth {
     /// Whether tenants without authentication may be served beyond loopback.
     pub(crate) insecure: bool,
+}
+
+/// How many children, and how fast.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spawn {
+    /// Children that are starting at a time.
+    pub(crate) parallel: usize,
+    /// How long a start may wait for its turn.
+    pub(crate) wait: Duration,
+    /// Children of the whole gateway.
+    pub(crate) children: usize,
 }
 
 /// How long sessions live; zero is without end.
@@ -282,6 +295,11 @@ impl Layers {
             drain: Drain {
                 delay: self.leaf("drain.delay", Node::duration),
                 timeout: self.leaf("drain.timeout", Node::duration),
+            },
+            spawn: Spawn {
+                parallel: self.leaf("spawn.parallel", at_least_one),
+                wait: self.leaf("spawn.wait", Node::duration),
+                children: self.leaf("spawn.children", at_least_one),
             },
             sandbox: Sandbox {
                 shared_uid: self.leaf("sandbox.shared_uid", Node::flag),
@@ -624,7 +642,7 @@ mod tests {
     #[test]
     fn reports_all_mistakes_with_place_and_remedy() {
         let (_dir, mut all) = with_file(
-            "public_url = 5\nhttp.lisen = \"x\"\n[stream]\nretry = \"1x\"\nper_session = 0\n[spawn]\nparallel = 1\n",
+            "public_url = 5\nhttp.lisen = \"x\"\n[stream]\nretry = \"1x\"\nper_session = 0\n[admin]\nlisten = 1\n",
         );
         all.env = env(&[
             ("LOCKGATE_HTTP__LISTNE", "x"),
@@ -644,7 +662,7 @@ mod tests {
         F:2: http.lisen: unknown key; did you mean http.listen?
         F:4: stream.retry: "1x" is not a duration; write it like "250ms", "30s" or "1m30s"
         F:5: stream.per_session: 0 is out of range; write a number from 1 to 4294967295
-        F:6: spawn: unknown key; see config.default.toml for all keys
+        F:6: admin: unknown key; see config.default.toml for all keys
         LOCKGATE_HTTP__LISTNE: http.listne: unknown variable; did you mean LOCKGATE_HTTP__LISTEN?
         LOCKGATE_LOG__AGE: log.age: "soon" is not a duration; write it like "250ms", "30s" or "1m30s"
         "###);
@@ -654,7 +672,6 @@ mod tests {
     fn keys_of_later_issues_are_unknown() {
         for key in [
             "admin.listen",
-            "spawn.parallel",
             "sandbox.uids",
             "outbound.allow",
             "master_key",

@@ -71,6 +71,7 @@ mod error;
 mod http;
 mod hub;
 mod layers;
+mod logs;
 mod protocol;
 mod run;
 mod settings;

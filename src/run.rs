@@ -22,7 +22,8 @@ use crate::{
         tls::Files,
     },
     hub::Hub,
-    telemetry::{Logs, Metrics},
+    logs::Logs,
+    telemetry::Metrics,
 };
 
 /// Sockets that the caller has bound.
@@ -76,6 +77,8 @@ pub(crate) async fn run(
         (release.clone(), halt.clone()),
         tracker.clone(),
     )?;
+    hub.keep_warm(&catalog);
+    let operated = hub.clone();
     let tls = match &config.http.tls {
         Some(files) => {
             let files = Files {
@@ -122,7 +125,7 @@ pub(crate) async fn run(
     // The operations listener answers until the very end.
     let (operations, stop_operations) = (TaskTracker::new(), CancellationToken::new());
     if let Some(listener) = listeners.ops {
-        let app = ops::operations(health.clone(), metrics);
+        let app = ops::operations(health.clone(), metrics, operated);
         let bounds = Bounds {
             max_connections: OPERATIONS,
         };

@@ -1,175 +1,13 @@
-//! Logs and metrics: what an operator sees of the gateway.
+//! Metrics: what an operator sees of the gateway as numbers.
 //!
 //! Decides nothing; nothing here can make a request wait or fail.
-
-use std::io::{self, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
 
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Counter, Meter, MeterProvider, UpDownCounter};
 use opentelemetry_sdk::metrics::SdkMeterProvider;
 use prometheus::{Registry, TextEncoder};
-use tracing::Subscriber;
-use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, Registry as Spans};
 
-/// How log lines look, and where they go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// One JSON object a line, on stdout.
-    Json,
-    /// For people, on stderr.
-    Text,
-}
-
-/// The way of log lines out of the process; a handle over one queue.
-///
-/// Lines go through a bounded queue to a thread of their own. When whatever reads our output
-/// stands still, lines are dropped and counted; no request waits for it (P163).
-#[derive(Clone, Debug)]
-pub(crate) struct Logs {
-    queue: SyncSender<Vec<u8>>,
-    tally: Arc<Tally>,
-    format: Format,
-}
-
-#[derive(Debug, Default)]
-struct Tally {
-    /// Bytes in the queue: lines differ too much in size for a bound on their number alone.
-    waiting: AtomicUsize,
-    /// Lines that were lost.
-    dropped: AtomicU64,
-}
-
-/// Begins logging for the whole process; once only.
-///
-/// `directives` is the level or filter of the configuration, or `RUST_LOG`.
-pub(crate) fn init(directives: &str, format: Format) -> Result<Logs, String> {
-    let logs = match format {
-        Format::Json => Logs::to(io::stdout(), format),
-        Format::Text => Logs::to(io::stderr(), format),
-    }
-    .map_err(|error| format!("cannot start the log thread: {error}"))?;
-    subscriber(directives, &logs)?
-        .try_init()
-        .map_err(|error| format!("logging was begun before: {error}"))?;
-    Ok(logs)
-}
-
-/// What turns events into lines for `logs`.
-fn subscriber(directives: &str, logs: &Logs) -> Result<impl Subscriber + Send + Sync, String> {
-    let filter = EnvFilter::try_new(directives)
-        .map_err(|error| format!("{directives:?} is no log filter: {error}"))?;
-    let layer = tracing_subscriber::fmt::layer()
-        .with_writer(logs.clone())
-        .with_ansi(false);
-    let layer = match logs.format {
-        Format::Json => layer
-            .json()
-            .flatten_event(true)
-            .with_current_span(false)
-            .with_span_list(false)
-            .boxed(),
-        Format::Text => layer.boxed(),
-    };
-    Ok(Spans::default().with(filter).with(layer))
-}
-
-impl Logs {
-    /// Starts the thread that owns `sink`.
-    fn to(sink: impl Write + Send + 'static, format: Format) -> io::Result<Self> {
-        let (queue, lines) = sync_channel(LINES_WAITING);
-        let tally = Arc::new(Tally::default());
-        let own = Arc::clone(&tally);
-        // A thread and not a task: the write may block for as long as its reader likes.
-        std::thread::Builder::new()
-            .name("logs".into())
-            .spawn(move || drain(sink, &lines, &own))?;
-        Ok(Self {
-            queue,
-            tally,
-            format,
-        })
-    }
-
-    /// How many lines were lost so far.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.tally.dropped.load(Ordering::Relaxed)
-    }
-
-    /// Waits until all lines are out, at most `limit`; blocks, so only for the end of `main`.
-    pub(crate) fn flush(&self, limit: Duration) {
-        let step = Duration::from_millis(2);
-        let mut waited = Duration::ZERO;
-        while self.tally.waiting.load(Ordering::Acquire) > 0 && waited < limit {
-            std::thread::sleep(step);
-            waited += step;
-        }
-    }
-
-    fn send(&self, line: Vec<u8>) {
-        let size = line.len();
-        let before = self.tally.waiting.fetch_add(size, Ordering::Relaxed);
-        if before + size > BYTES_WAITING || self.queue.try_send(line).is_err() {
-            self.tally.waiting.fetch_sub(size, Ordering::Relaxed);
-            self.tally.dropped.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Writes lines until every handle is gone.
-fn drain(mut sink: impl Write, lines: &Receiver<Vec<u8>>, tally: &Tally) {
-    while let Ok(line) = lines.recv() {
-        // A full disk or a closed pipe may pass; the line does not come back.
-        if sink.write_all(&line).and_then(|()| sink.flush()).is_err() {
-            tally.dropped.fetch_add(1, Ordering::Relaxed);
-        }
-        tally.waiting.fetch_sub(line.len(), Ordering::Release);
-    }
-}
-
-/// One formatted line; tracing-subscriber writes each in a single call.
-impl Write for Logs {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.send(match self.format {
-            Format::Json => line.to_vec(),
-            Format::Text => escaped(line),
-        });
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Logs {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
-    }
-}
-
-/// Text in which no client can begin a line or move a terminal's cursor (P150).
-fn escaped(line: &[u8]) -> Vec<u8> {
-    let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line));
-    let mut safe = String::with_capacity(text.len() + 1);
-    for letter in text.chars() {
-        if letter.is_control() && letter != '\t' || matches!(letter, '\u{2028}' | '\u{2029}') {
-            safe.extend(letter.escape_default());
-        } else {
-            safe.push(letter);
-        }
-    }
-    safe.push('\n');
-    safe.into_bytes()
-}
+use crate::logs::Logs;
 
 /// Which kind of route answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,6 +74,44 @@ pub(crate) enum Exit {
 impl Exit {
     /// The values of the label, in the order of the variants: change both together.
     const LABELS: [&str; 5] = ["stopped", "idle", "crashed", "failed_start", "killed"];
+}
+
+/// What a child does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum ChildState {
+    /// It has not answered the first request yet.
+    Starting,
+    /// It waits for its first call.
+    Ready,
+    /// It has calls.
+    Busy,
+    /// It had calls.
+    Idle,
+    /// It was asked to end.
+    Stopping,
+}
+
+impl ChildState {
+    /// The values of the label, in the order of the variants: change both together.
+    const LABELS: [&str; 5] = ["starting", "ready", "busy", "idle", "stopping"];
+
+    /// As an operator reads it.
+    pub(crate) fn as_str(self) -> &'static str {
+        Self::LABELS[self as usize]
+    }
+}
+
+impl From<u8> for ChildState {
+    fn from(number: u8) -> Self {
+        match number {
+            0 => Self::Starting,
+            1 => Self::Ready,
+            2 => Self::Busy,
+            3 => Self::Idle,
+            _ => Self::Stopping,
+        }
+    }
 }
 
 /// What kind of call it was.
@@ -311,6 +187,11 @@ pub(crate) struct Metrics {
     sessions_ended: Family<{ Ended::LABELS.len() }>,
     streams_open: UpDownCounter<i64>,
     children: UpDownCounter<i64>,
+    children_state: UpDownCounter<i64>,
+    state_labels: [[KeyValue; 1]; ChildState::LABELS.len()],
+    starts_refused: Counter<u64>,
+    circuits_opened: Counter<u64>,
+    restores: Counter<u64>,
     children_exits: Family<{ Exit::LABELS.len() }>,
     calls: Counter<u64>,
     /// By method, then outcome.
@@ -369,6 +250,11 @@ impl Metrics {
             sessions_ended: Family::new(&meter, SESSIONS_ENDED, "reason", Ended::LABELS),
             streams_open: meter.i64_up_down_counter(STREAMS_OPEN).build(),
             children: meter.i64_up_down_counter(CHILDREN).build(),
+            children_state: meter.i64_up_down_counter(CHILDREN_STATE).build(),
+            state_labels: ChildState::LABELS.map(|value| [KeyValue::new("state", value)]),
+            starts_refused: meter.u64_counter(STARTS_REFUSED).build(),
+            circuits_opened: meter.u64_counter(CIRCUITS_OPENED).build(),
+            restores: meter.u64_counter(RESTORES).build(),
             children_exits: Family::new(&meter, CHILDREN_EXITS, "cause", Exit::LABELS),
             calls: meter.u64_counter(CALLS).build(),
             call_labels: pairs("method", Method::LABELS, "outcome", Outcome::LABELS),
@@ -417,6 +303,31 @@ impl Metrics {
         self.children_exits.add(why as usize);
     }
 
+    /// A child changed from one state to another; none is before its start or after its end.
+    pub(crate) fn child_state(&self, from: Option<ChildState>, to: Option<ChildState>) {
+        for (state, change) in [(from, -1), (to, 1)] {
+            if let Some(state) = state {
+                let label = &self.state_labels[state as usize];
+                self.children_state.add(change, label);
+            }
+        }
+    }
+
+    /// A start found no room, or its circuit open.
+    pub(crate) fn start_refused(&self) {
+        self.starts_refused.add(1, &[]);
+    }
+
+    /// Something failed too often: its circuit opened.
+    pub(crate) fn circuit_opened(&self) {
+        self.circuits_opened.add(1, &[]);
+    }
+
+    /// A session got another child.
+    pub(crate) fn restored(&self) {
+        self.restores.add(1, &[]);
+    }
+
     /// A call ended.
     pub(crate) fn call(&self, method: Method, outcome: Outcome) {
         self.calls
@@ -462,6 +373,14 @@ pub(crate) const SESSIONS_ENDED: &str = "lockgate_sessions_ended";
 pub(crate) const STREAMS_OPEN: &str = "lockgate_streams_open";
 /// Running children.
 pub(crate) const CHILDREN: &str = "lockgate_children";
+/// Running children, by what they do.
+pub(crate) const CHILDREN_STATE: &str = "lockgate_children_state";
+/// Starts of children that found no room or an open circuit.
+pub(crate) const STARTS_REFUSED: &str = "lockgate_starts_refused";
+/// Circuits that opened.
+pub(crate) const CIRCUITS_OPENED: &str = "lockgate_circuits_opened";
+/// Sessions that got another child.
+pub(crate) const RESTORES: &str = "lockgate_restores";
 /// Ended children, by cause.
 pub(crate) const CHILDREN_EXITS: &str = "lockgate_children_exits";
 /// Ended calls, by class of method and outcome.
@@ -473,101 +392,9 @@ pub(crate) const NOISE_LINES: &str = "lockgate_noise_lines";
 /// Log lines that were lost.
 pub(crate) const LOG_LINES_DROPPED: &str = "lockgate_log_lines_dropped";
 const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-/// Some seconds of a busy gateway.
-const LINES_WAITING: usize = 16_384;
-/// What a stalled sink may cost.
-const BYTES_WAITING: usize = 8 << 20;
-
 #[cfg(test)]
-#[expect(
-    clippy::disallowed_types,
-    reason = "plain threads; nothing here is async"
-)]
 mod tests {
-    use std::sync::Mutex;
-    use std::sync::mpsc::Receiver as StdReceiver;
-
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Kept {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().expect("lock").extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    /// A sink that takes nothing until it is told to.
-    struct Stalled(StdReceiver<()>);
-
-    impl Write for Stalled {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let _ = self.0.recv();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    fn logged(format: Format, text: &str) -> String {
-        let kept = Kept::default();
-        let logs = Logs::to(kept.clone(), format).expect("thread");
-        let subscriber = subscriber("info", &logs).expect("filter");
-        tracing::subscriber::with_default(subscriber, || {
-            tracing::info!(agent = text, "{text}");
-            tracing::debug!("not shown");
-        });
-        logs.flush(Duration::from_secs(5));
-        String::from_utf8(kept.0.lock().expect("lock").clone()).expect("UTF-8")
-    }
-
-    #[test]
-    fn one_event_is_one_line() {
-        for evil in [
-            "a\r\nb",
-            "\x1b[2Jx",
-            "\u{85}x\u{2028}y",
-            "{\"level\":\"ERROR\"}\n{}",
-        ] {
-            for format in [Format::Json, Format::Text] {
-                let line = logged(format, evil);
-                assert_eq!(line.lines().count(), 1, "{line:?}");
-                assert!(
-                    !line.trim_end_matches('\n').contains(['\r', '\n', '\u{1b}']),
-                    "{line:?}"
-                );
-                if format == Format::Json {
-                    let value: serde_json::Value = serde_json::from_str(&line).expect("JSON");
-                    assert_eq!(value["level"], "INFO");
-                    assert_eq!(value["agent"], evil);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_stalled_sink_loses_lines_and_holds_nobody() {
-        let (go, stop) = sync_channel(0);
-        let logs = Logs::to(Stalled(stop), Format::Json).expect("thread");
-        let line = vec![b'x'; 1024];
-        for _ in 0..LINES_WAITING {
-            logs.send(line.clone());
-        }
-        assert!(logs.dropped() > 0, "the bound in bytes holds");
-        assert!(logs.tally.waiting.load(Ordering::Relaxed) <= BYTES_WAITING);
-        let metrics = Metrics::new(Some(logs.clone())).expect("metrics");
-        let shown = format!("lockgate_log_lines_dropped_total {}", logs.dropped());
-        assert!(metrics.render().contains(&shown), "{}", metrics.render());
-        drop(go);
-        logs.flush(Duration::from_secs(5));
-        assert_eq!(logs.tally.waiting.load(Ordering::Relaxed), 0);
-    }
 
     #[test]
     fn metrics_are_shown_without_scope_or_target() {

@@ -15,6 +15,13 @@ pub(crate) struct Principal {
     subject: Option<String>,
 }
 
+impl Principal {
+    /// What tells it from every other principal of its tenant.
+    pub(crate) fn key(&self) -> &str {
+        self.subject.as_deref().unwrap_or_default()
+    }
+}
+
 /// Proof that a principal may use a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {

@@ -233,6 +233,8 @@ fn confine(mut args: impl Iterator<Item = OsString>) -> Result<Infallible, (OsSt
         limit(Resource::Fsize, file_size.ok_or_else(missing)?)?;
         limit(Resource::Core, 0)?;
         rustix::thread::set_no_new_privs(true)?;
+        // The gateway's allocator forbids huge pages, and execve keeps that.
+        _ = rustix::thread::disable_transparent_huge_pages(false);
         default_signals();
         close_all_but_streams()?;
         Err(exec(&command, &args))

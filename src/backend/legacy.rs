@@ -9,7 +9,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::protocol::{
     json::{self, Span},
-    message::{Kind, Message, Method},
+    message::{Kind, Message},
+    method::Method,
 };
 
 /// The gateway's own id of a client's request; also its progress token towards the child.
@@ -81,7 +82,7 @@ pub(crate) enum Said {
     },
     /// Any other notification.
     Note(Bytes),
-    /// The answer to a ping of the gateway.
+    /// The answer to something that the gateway itself asked.
     Pong,
     /// The child's own ping: the answer is in the output already.
     Pinged,
@@ -101,6 +102,20 @@ pub(crate) enum Noted {
 }
 
 impl Dialect {
+    /// The raw id of requests by which the gateway brings a restored child up to date.
+    pub(crate) const RESTORE: &'static str = "\"lockgate-restore\"";
+
+    /// Lets the ids that it gives out begin behind `base`.
+    pub(crate) fn rebase(&mut self, base: u64) {
+        self.last = base;
+    }
+
+    /// The child is gone: nothing that it was told or asked for means anything to another one.
+    /// Ids go on growing, so that no late answer is ever taken for another's.
+    pub(crate) fn forget(&mut self) {
+        (self.calls, self.asks, self.tasks) = Default::default();
+    }
+
     /// Appends a client's request as a line and returns its new id.
     pub(crate) fn request(&mut self, message: &Message, out: &mut BytesMut) -> CallId {
         self.request_as(message, None, out)
@@ -206,13 +221,8 @@ impl Dialect {
 
     /// Appends a cancellation of a call.
     pub(crate) fn cancel(call: CallId, reason: &str, out: &mut BytesMut) {
-        out.extend_from_slice(
-            br#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
-        );
-        out.extend_from_slice(call.to_string().as_bytes());
-        out.extend_from_slice(br#","reason":"#);
-        json::push_string(out, reason);
-        out.extend_from_slice(b"}}\n");
+        push_cancelled(call, reason, out);
+        out.put_u8(b'\n');
     }
 
     /// Appends a ping of the gateway; its answer is `Pong`.
@@ -246,7 +256,7 @@ impl Dialect {
         let Some((span, id)) = message.id_span().zip(message.id()) else {
             return Said::Dropped("no_id");
         };
-        if id == b"\"lockgate-ping\"" {
+        if id == b"\"lockgate-ping\"" || id == Self::RESTORE.as_bytes() {
             return Said::Pong;
         }
         let found = number(id).and_then(|call| Some((call, self.calls.remove(&call)?)));
@@ -334,10 +344,22 @@ impl Dialect {
         }
     }
 
-    fn next(&mut self) -> u64 {
+    /// A new id.
+    pub(crate) fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
+}
+
+/// Appends the cancellation of a request, without its line end.
+pub(crate) fn push_cancelled(id: u64, reason: &str, out: &mut BytesMut) {
+    out.extend_from_slice(
+        br#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
+    );
+    out.extend_from_slice(id.to_string().as_bytes());
+    out.extend_from_slice(br#","reason":"#);
+    json::push_string(out, reason);
+    out.extend_from_slice(b"}}");
 }
 
 /// Appends an error response without its line end.

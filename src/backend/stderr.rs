@@ -2,7 +2,10 @@
 //!
 //! Not here: reading the pipe (`stdio`).
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use tokio::time::{Duration, Instant};
 
@@ -11,7 +14,7 @@ pub(crate) struct Stderr {
     /// Names the child in the log.
     label: String,
     /// The newest bytes; grows with need up to `limit`.
-    ring: VecDeque<u8>,
+    ring: Tail,
     /// Bytes that are kept.
     limit: usize,
     /// The beginning of a line that is not complete yet.
@@ -24,10 +27,22 @@ pub(crate) struct Stderr {
     suppressed: u64,
 }
 
+/// The newest bytes of a child's stderr, for whoever wants to read them while it runs.
+#[derive(Clone, Default)]
+pub(crate) struct Tail(Arc<RwLock<VecDeque<u8>>>);
+
+impl Tail {
+    /// What is kept now.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let ring = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        ring.iter().copied().collect()
+    }
+}
+
 impl Stderr {
     /// An empty one that keeps `limit` bytes.
     pub(crate) fn new(label: String, limit: usize) -> Self {
-        let (ring, line) = (VecDeque::new(), Vec::new());
+        let (ring, line) = (Tail::default(), Vec::new());
         Self {
             label,
             ring,
@@ -59,15 +74,16 @@ impl Stderr {
     }
 
     /// The newest bytes that are kept.
-    pub(crate) fn tail(&self) -> Vec<u8> {
-        self.ring.iter().copied().collect()
+    pub(crate) fn tail(&self) -> &Tail {
+        &self.ring
     }
 
     fn keep(&mut self, bytes: &[u8]) {
         let bytes = &bytes[bytes.len().saturating_sub(self.limit)..];
-        let surplus = (self.ring.len() + bytes.len()).saturating_sub(self.limit);
-        self.ring.drain(..surplus);
-        self.ring.extend(bytes);
+        let mut ring = self.ring.0.write().unwrap_or_else(PoisonError::into_inner);
+        let surplus = (ring.len() + bytes.len()).saturating_sub(self.limit);
+        ring.drain(..surplus);
+        ring.extend(bytes);
     }
 
     fn begin(&mut self, part: &[u8]) {
@@ -139,9 +155,9 @@ mod tests {
         let mut stderr = Stderr::new("t".into(), 8);
         stderr.take(b"hello ");
         stderr.take(b"world\n");
-        assert_eq!(stderr.tail(), b"o world\n");
+        assert_eq!(stderr.tail().bytes(), b"o world\n");
         stderr.take(&[b'x'; 100]);
-        assert_eq!(stderr.tail(), [b'x'; 8]);
+        assert_eq!(stderr.tail().bytes(), [b'x'; 8]);
     }
 
     #[test]

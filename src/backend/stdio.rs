@@ -23,7 +23,11 @@ use tokio::{
     time::{Duration, Instant, timeout, timeout_at},
 };
 
-use super::{launch, launcher::Launcher, stderr::Stderr};
+use super::{
+    launch,
+    launcher::Launcher,
+    stderr::{Stderr, Tail},
+};
 use crate::control::{Launch, Limits};
 
 /// What a child did.
@@ -146,9 +150,13 @@ impl Child {
     }
 
     /// The process number of the guard, until it is reaped.
-    #[cfg(test)]
     pub(crate) fn pid(&self) -> Option<u32> {
         self.guard.id()
+    }
+
+    /// The newest bytes of its stderr.
+    pub(super) fn stderr(&self) -> &Tail {
+        self.errors.tail()
     }
 
     /// What goes to the child's stdin; append whole lines only.
@@ -181,6 +189,20 @@ impl Child {
     /// Waits for what the child does next, and moves its streams meanwhile; cancel-safe.
     pub(crate) async fn next(&mut self) -> Happened {
         poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Waits for the end of a child that nobody listens to yet: its stderr is drained, its
+    /// stdout stays in the pipe.
+    pub(super) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Exit> {
+        self.poll_stdin(cx);
+        self.poll_stderr(cx);
+        let status = match self.exit {
+            Some(status) => status,
+            None => ready!(pin!(self.guard.wait()).poll(cx))
+                .unwrap_or(ExitStatus::from_raw(libc::SIGKILL)),
+        };
+        self.exit = Some(status);
+        Poll::Ready(self.exit(status))
     }
 
     /// Ends the child politely: end of stdin, SIGTERM, and at last SIGKILL of all below.
@@ -432,7 +454,7 @@ impl Child {
         Exit {
             code,
             signal,
-            stderr_tail: self.errors.tail(),
+            stderr_tail: self.errors.tail().bytes(),
         }
     }
 

@@ -20,8 +20,8 @@ use crate::{
     config::{Config, LogFormat, Mistake, Sources, environment},
     control::{Catalog, Home, Launch, checks, manifest, single},
     http::page::snippets,
+    logs::{self, Format, Logs},
     run::{self, Listeners, Shutdown},
-    telemetry::{self, Format},
 };
 
 /// What is to be served, checked.
@@ -173,7 +173,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
         LogFormat::Json => Format::Json,
         LogFormat::Text => Format::Text,
     };
-    let logs = match telemetry::init(&plan.config.telemetry.log, format) {
+    let logs = match logs::init(&plan.config.telemetry.log, format) {
         Ok(logs) => logs,
         Err(error) => {
             eprintln!("lockgate: {error}");
@@ -205,7 +205,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     }
 }
 
-async fn gateway(plan: Plan, logs: telemetry::Logs) -> anyhow::Result<ExitCode> {
+async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let Plan {
         mut config,
         catalog,

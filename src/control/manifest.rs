@@ -16,6 +16,7 @@ use crate::{
     control::{
         AuthMode, Catalog, Clocks, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant,
         interpolation::interpolate,
+        supervision::{self, Supervision},
     },
     document::{Format, Node, Value},
     protocol::revision::{self, Revision},
@@ -133,19 +134,21 @@ impl Reader<'_> {
     }
 
     fn tenant(&mut self, node: &Node, key: &str, tenant: &str) -> Tenant {
-        let known = ["auth", "default_server", "revisions", "servers"];
+        let known = ["auth", "default_server", "quotas", "revisions", "servers"];
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
         if matches!(node.value, Value::Map(_)) {
             self.auth(&fields);
         }
 
+        let quota = self.quota(&fields);
         let mut servers = BTreeMap::new();
         if let Some(node) = fields.member("servers") {
             let members = Fields::any(node, &fields.key("servers"), &mut self.mistakes);
             for (server, node) in members.members() {
                 let key = members.key(server);
                 self.name(server, node, &key);
-                let read = self.server(node, &key, tenant, server);
+                let mut read = self.server(node, &key, tenant, server);
+                read.quota = quota;
                 servers.insert(server.to_owned(), Arc::new(read));
             }
         }
@@ -178,6 +181,13 @@ impl Reader<'_> {
         }
     }
 
+    /// Children of a tenant; the other quotas do not exist yet.
+    fn quota(&mut self, tenant: &Fields<'_>) -> Option<usize> {
+        let fields = self.inner(tenant, "quotas", &["children"])?;
+        let children = |node: &Node| Ok(usize::try_from(node.count(1)?).ok());
+        fields.read("children", None, children, &mut self.mistakes)
+    }
+
     /// Only mode `none` so far; saying nothing means `builtin`, which must not turn into it.
     fn auth(&mut self, tenant: &Fields<'_>) {
         let key = tenant.key("auth");
@@ -208,9 +218,10 @@ impl Reader<'_> {
 
     /// One server of a tenant.
     pub(super) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
-        let known = [
+        let own = [
             "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits",
         ];
+        let known = [&own[..], &supervision::KEYS].concat();
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
         let launch = self.launch(&fields);
         let clocks = self.clocks(&fields, "clocks", &CLOCKS, DEFAULT_CLOCKS);
@@ -232,6 +243,8 @@ impl Reader<'_> {
             clocks,
             tools,
             limits: self.limits(&fields),
+            supervision: Supervision::read(&fields, &mut self.mistakes),
+            quota: None,
         }
     }
 
@@ -549,14 +562,14 @@ tenants:
     auth: {mode: builtin}
     default_server: fils
     revisions: ["2026-07-28"]
-    quotas: {}
+    users: {}
     servers:
       files:
         command: ""
         args: [1, "$x", "${env:NOPE}"]
         env: {PORT: 8080, A: "${file:/nonexistent}"}
         cwd: x
-        warm: 1
+        policy: 1
         reply: {mode: jsno, sse_after: 5}
         clocks: {cal: 1s, stop: [1s]}
         tools: {t: {start: 1s}}
@@ -567,10 +580,10 @@ tenants:
         insta::assert_snapshot!(found(yaml(text)).join("\n"), @r###"
         F:2: version: is a version that this build does not know; write version: 1
         F:4: tenants.Acme: "Acme" is not a name; use a-z, 0-9 and -, at most 63, the first not -
-        F:8: tenants.Acme.quotas: unknown key; known here: auth, default_server, revisions, servers
+        F:8: tenants.Acme.users: unknown key; known here: auth, default_server, quotas, revisions, servers
         F:5: tenants.Acme.auth.mode: builtin is not available yet; write auth: {mode: none}
         F:20: tenants.Acme.servers.files: also at F:10; keep one of the two
-        F:15: tenants.Acme.servers.files.warm: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits
+        F:15: tenants.Acme.servers.files.policy: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits, isolation, max_children, warm, idle, on_loss
         F:11: tenants.Acme.servers.files.command: is empty; write the program to start
         F:12: tenants.Acme.servers.files.args[0]: a number where a text is expected; put it in quotes
         F:12: tenants.Acme.servers.files.args[1]: a $ alone; write $$ for a $
@@ -661,7 +674,7 @@ tenants:
         assert_eq!(server.clocks.ask.as_secs(), 1);
         assert_eq!(server.clocks_of(Some("t")).call.as_secs(), 1);
         assert_eq!(server.limits.files, 9);
-        let wrong = overrides(&["reply.mod=json", "command.x=1", "warm=1", "clocks.call=x"]);
+        let wrong = overrides(&["reply.mod=json", "command.x=1", "policy=1", "clocks.call=x"]);
         assert_eq!(found(single(launch, &wrong, &env())).len(), 4);
     }
 

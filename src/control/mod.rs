@@ -11,11 +11,13 @@ use std::{
 };
 
 use crate::protocol::revision::Revision;
+use supervision::Supervision;
 
 pub(crate) mod checks;
 pub(crate) mod interpolation;
 pub(crate) mod manifest;
 pub(crate) mod single;
+pub(crate) mod supervision;
 
 /// Every tenant that this gateway serves, by name.
 #[derive(Debug, Default)]
@@ -76,6 +78,10 @@ pub(crate) struct Server {
     pub(crate) tools: HashMap<String, Clocks>,
     /// Bounds of one child.
     pub(crate) limits: Limits,
+    /// How its children are shared, kept and replaced.
+    pub(crate) supervision: Supervision,
+    /// Children that its tenant may have; none is no bound.
+    pub(crate) quota: Option<usize>,
 }
 
 impl Server {
@@ -99,6 +105,33 @@ pub(crate) struct Launch {
     pub(crate) cwd: Option<PathBuf>,
     /// Where HOME and TMPDIR come from.
     pub(crate) home: Home,
+}
+
+/// Tells launch specifications apart: the SHA-256 of all that decides what is started.
+pub(crate) type Digest = [u8; 32];
+
+impl Launch {
+    /// Its digest; equal for equal specifications, in this process.
+    pub(crate) fn digest(&self) -> Digest {
+        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+        let mut add = |text: &[u8]| {
+            context.update(&(text.len() as u64).to_le_bytes());
+            context.update(text);
+        };
+        add(self.command.as_bytes());
+        add(&[u8::from(self.home == Home::Caller)]);
+        let cwd = self.cwd.as_ref().map(|path| path.as_os_str());
+        add(cwd.map_or(&[], std::os::unix::ffi::OsStrExt::as_bytes));
+        add(&(self.args.len() as u64).to_le_bytes());
+        self.args.iter().for_each(|arg| add(arg.as_bytes()));
+        for (name, value) in &self.env {
+            add(name.as_bytes());
+            add(value.as_bytes());
+        }
+        let mut digest = [0; 32];
+        digest.copy_from_slice(context.finish().as_ref());
+        digest
+    }
 }
 
 /// Where a child's HOME, LANG and default working directory come from.

@@ -30,7 +30,8 @@ use crate::{
     protocol::{
         event::{push_message, push_priming},
         headers::{Accepts, LAST_EVENT_ID, SESSION_ID},
-        message::{Body as Said, Kind, Message, Method},
+        message::{Body as Said, Kind, Message},
+        method::Method,
         revision::Revision,
     },
 };

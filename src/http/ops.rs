@@ -14,6 +14,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
+use crate::hub::Hub;
 use crate::telemetry::Metrics;
 
 /// Whether this replica should get traffic; a handle over one shared state.
@@ -116,7 +117,9 @@ pub(crate) fn public(health: Health) -> Router {
 }
 
 /// Everything of the operations listener.
-pub(crate) fn operations(health: Health, metrics: Arc<Metrics>) -> Router {
+///
+/// `/children` lists every child with its state: for whoever runs the gateway, of all tenants.
+pub(crate) fn operations(health: Health, metrics: Arc<Metrics>, hub: Hub) -> Router {
     let scrape = get(async |State(metrics): State<Arc<Metrics>>| {
         let mut response = Response::new(Body::from(metrics.render()));
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
@@ -124,8 +127,36 @@ pub(crate) fn operations(health: Health, metrics: Arc<Metrics>) -> Router {
         response
     });
     let metrics = Router::new().route("/metrics", scrape).with_state(metrics);
-    probes(health, Detail::Shown).merge(metrics)
+    let children = get(async |State(hub): State<Hub>| {
+        // It reads files of the kernel, one for each process.
+        let listed = tokio::task::spawn_blocking(move || children(&hub)).await;
+        let mut response = Response::new(Body::from(listed.unwrap_or_default()));
+        let kind = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        response
+    });
+    let children = Router::new().route("/children", children).with_state(hub);
+    probes(health, Detail::Shown).merge(metrics).merge(children)
 }
+
+/// Each child as one object; ages and processor times in seconds, memory in bytes.
+fn children(hub: &Hub) -> String {
+    let seen = hub.children().into_iter().map(|child| {
+        let stderr = String::from_utf8_lossy(&child.stderr).into_owned();
+        let last = stderr.lines().rev().take(LAST_LINES).collect::<Vec<_>>();
+        serde_json::json!({
+            "number": child.number, "tenant": child.tenant, "server": child.server,
+            "guard": child.guard, "pid": child.pid, "state": child.state.as_str(),
+            "age": child.age.as_secs_f64(), "restarts": child.restarts, "calls": child.calls,
+            "memory": child.memory, "cpu": child.cpu.as_secs_f64(),
+            "stderr": last.into_iter().rev().collect::<Vec<_>>(),
+        })
+    });
+    serde_json::Value::from(seen.collect::<Vec<_>>()).to_string()
+}
+
+/// Lines of a child's stderr that are listed.
+const LAST_LINES: usize = 20;
 
 fn probes(health: Health, detail: Detail) -> Router {
     let live = get(async || {

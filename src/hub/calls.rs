@@ -40,6 +40,24 @@ pub(crate) struct Call {
     pub(crate) clock: CallClock,
     /// What kind of call it is, for the metrics.
     pub(crate) class: telemetry::Method,
+    /// What its result changes in the session.
+    pub(crate) effect: Effect,
+}
+
+/// What the result of a call changes in the session.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Nothing.
+    #[default]
+    None,
+    /// The level of log messages.
+    Level(Box<str>),
+    /// A subscription to a raw URI begins.
+    Subscribed(Box<[u8]>),
+    /// It ends.
+    Unsubscribed(Box<[u8]>),
+    /// The tools of the server are known.
+    Tools,
 }
 
 /// A request of the child that the client has to answer.
@@ -67,6 +85,36 @@ impl Calls {
     /// Whether no call is in flight.
     pub(crate) fn is_empty(&self) -> bool {
         self.calls.is_empty()
+    }
+
+    /// How many calls are in flight.
+    pub(crate) fn count(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Whether the child is needed: for a call, an ask, or a task that a call became.
+    pub(crate) fn is_in_use(&self) -> bool {
+        !(self.calls.is_empty() && self.asks.is_empty() && self.tasks.is_empty())
+    }
+
+    /// The calls waited for a child: its time begins now.
+    pub(crate) fn restart(&mut self, now: Instant) {
+        self.calls
+            .values_mut()
+            .for_each(|call| call.clock.restart(now));
+    }
+
+    /// Removes all asks, with the streams that they were on.
+    pub(crate) fn drop_asks(&mut self, now: Instant) -> Vec<(AskId, StreamId)> {
+        let asks: Vec<AskId> = self.asks.keys().copied().collect();
+        asks.into_iter()
+            .filter_map(|ask| Some((ask, self.settle(ask, now)?)))
+            .collect()
+    }
+
+    /// The tasks are gone with their child.
+    pub(crate) fn forget_tasks(&mut self) {
+        self.tasks.clear();
     }
 
     /// Adds a call.

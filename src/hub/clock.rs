@@ -51,6 +51,11 @@ impl CallClock {
         }
     }
 
+    /// The call was waiting for a child, which has it only now.
+    pub(crate) fn restart(&mut self, now: Instant) {
+        self.progress(now);
+    }
+
     /// The child asks something: its time stands still.
     pub(crate) fn ask(&mut self, now: Instant) {
         match &mut self.state {

@@ -2,26 +2,28 @@
 
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Answer, Form,
-    calls::Call,
+    calls::{Call, Effect},
     clock::CallClock,
-    session::{Delivery, Over, Phase, Session, Transport, failure, or_never},
+    link::State,
+    restore::Subscription,
+    session::{Delivery, Over, Phase, Session, Transport, or_never},
 };
 use crate::{
     backend::{
-        legacy::{Noted, push_result},
-        stdio::Child,
+        audience,
+        legacy::{CallId, Noted, push_error, push_result},
     },
+    control::supervision::Isolation,
     error::Error,
     protocol::{
         event::{LISTENER, StreamId},
-        json,
-        message::{Body, Kind, Message, Method, Refusal},
-        revision::Revision,
+        message::{Body, Kind, Message, Refusal},
+        method::Method,
     },
     telemetry,
 };
@@ -43,7 +45,7 @@ impl Session {
         };
         match (message.kind(), message.method()) {
             (Kind::Request, Method::Initialize) => {
-                Box::pin(self.initialize(&message, form, reply)).await;
+                self.initialize(message, form, reply);
             }
             (Kind::Request, _) => self.request(message, form, reply, begun).await,
             _ => {
@@ -53,12 +55,8 @@ impl Session {
         }
     }
 
-    /// Starts the child with the client's own `initialize`.
-    #[expect(
-        clippy::too_many_lines,
-        reason = "one sequence; its parts have no name"
-    )]
-    async fn initialize(&mut self, message: &Message, form: Form, reply: oneshot::Sender<Answer>) {
+    /// Gets a backend for the client's `initialize`.
+    fn initialize(&mut self, message: Message, form: Form, reply: oneshot::Sender<Answer>) {
         let is_new = matches!(self.phase, Phase::New);
         if !is_new || self.is_draining {
             let why = if is_new {
@@ -70,47 +68,7 @@ impl Session {
             return;
         }
         let id: Box<[u8]> = message.id().unwrap_or_default().into();
-        let label = format!("{}-{}", self.server.tenant, self.server.name);
-        let spawned = Child::spawn(
-            &self.core.launcher,
-            &label,
-            &self.server.launch,
-            &self.server.limits,
-        );
-        let mut child = match spawned {
-            Ok(child) => child,
-            Err(error) => {
-                tracing::warn!(server.name = self.server.name, %error, "cannot start the child");
-                let why = failure(
-                    &id,
-                    -31001,
-                    "the backend could not be started",
-                    "backend_exited",
-                    true,
-                );
-                self.answer_start(why, Some(reply)).await;
-                self.over = Some(Over::Failed);
-                return;
-            }
-        };
-        self.core.metrics.child_started();
-        let asked = message
-            .protocol_version()
-            .and_then(|span| Revision::parse(&json::decoded(span.of(message.bytes()))?));
-        // 2025-11-25 lifecycle, "Version Negotiation": what the tenant does not allow is
-        // answered with the newest that it does.
-        let is_allowed = asked.is_some_and(|asked| self.tenant.revisions.contains(&asked));
-        let newest = self
-            .tenant
-            .revisions
-            .first()
-            .copied()
-            .filter(|_| !is_allowed);
-        let newest = newest.map(Revision::as_str);
-        let call = self.dialect.request_as(message, newest, child.out());
-        self.child = Some(child);
-        let until = Instant::now() + or_never(self.server.clocks.start);
-        self.wake_by(until);
+        self.kept.initialize = Some(message);
         let reply = match self.transport {
             Transport::Streamable => Some((reply, form)),
             Transport::Sse2024 => {
@@ -118,33 +76,8 @@ impl Session {
                 None
             }
         };
-        self.phase = Phase::Starting {
-            call,
-            id,
-            reply,
-            until,
-        };
-    }
-
-    /// Sends the answer to `initialize` where this transport has it.
-    pub(super) async fn answer_start(
-        &mut self,
-        line: bytes::Bytes,
-        reply: Option<oneshot::Sender<Answer>>,
-    ) {
-        match (self.transport, reply) {
-            (Transport::Streamable, Some(reply)) => {
-                let _ = reply.send(Answer::Failed(line));
-            }
-            (_, reply) => {
-                if let Some(reply) = reply {
-                    let _ = reply.send(Answer::Accepted);
-                }
-                if self.streams.message(LISTENER, line).await.is_err() {
-                    self.over = Some(Over::Lost);
-                }
-            }
-        }
+        self.phase = Phase::Starting { id, reply };
+        self.get_backend();
     }
 
     /// Takes one request: its response has a stream of its own, or the listener.
@@ -175,11 +108,11 @@ impl Session {
         if self.is_draining {
             return Err(Error::Draining);
         }
-        if self
-            .child
-            .as_ref()
-            .is_some_and(|child| child.queued() > MAX_QUEUED)
-        {
+        self.check_queue()
+    }
+
+    fn check_queue(&self) -> Result<(), Error> {
+        if self.link.queued() > MAX_QUEUED {
             let retry = Duration::from_secs(5);
             return Err(Error::Busy {
                 what: "the backend does not read",
@@ -233,8 +166,16 @@ impl Session {
             }
             return;
         }
-        let Some(child) = &mut self.child else { return };
-        let id = self.dialect.request(message, child.out());
+        if self.server.supervision.isolation != Isolation::Session
+            && let Some(line) = self.answered_here(message)
+        {
+            if self.streams.finish_call(stream, Some(line)).await.is_err() {
+                self.over = Some(Over::Lost);
+            }
+            return;
+        }
+        self.get_backend();
+        let (id, subscription) = self.pass(message);
         let now = Instant::now();
         let method = message.method();
         let tool = if method == Method::ToolsCall {
@@ -261,9 +202,65 @@ impl Session {
                 wants_task,
                 clock,
                 class,
+                effect: effect(message),
             },
         );
+        self.link.set_calls(self.calls.count());
         self.wake_by(clock.deadline());
+        if let Some(subscription) = subscription {
+            Box::pin(self.subscribe(subscription)).await;
+        }
+    }
+
+    /// Writes a request for the backend, and returns the gateway's id of it. A shared child has
+    /// one subscription to a URI, whoever wants it: those go another way.
+    fn pass(&mut self, message: &Message) -> (CallId, Option<Subscription>) {
+        let begins = message.method() == Method::Subscribe;
+        let is_subscription = begins || message.method() == Method::Unsubscribe;
+        let is_shared = self.server.supervision.isolation != Isolation::Session;
+        let uri = message.uri().filter(|_| is_subscription && is_shared);
+        let Some(uri) = uri else {
+            return (self.dialect.request(message, self.link.out()), None);
+        };
+        let mut line = BytesMut::new();
+        let call = self.dialect.request(message, &mut line);
+        let subscription = Subscription {
+            call,
+            uri: uri.into(),
+            begins,
+            line: line.freeze(),
+        };
+        (call, Some(subscription))
+    }
+
+    /// What of a session with a shared child the gateway answers itself: log levels, which each
+    /// session has for itself, and tasks, which would be everybody's.
+    fn answered_here(&mut self, message: &Message) -> Option<Bytes> {
+        let id = message.id().unwrap_or_default();
+        let mut line = BytesMut::new();
+        match message.method() {
+            Method::SetLevel => {
+                let name = message.level();
+                let level = name.as_deref().and_then(audience::level);
+                let Some((name, level)) = name.zip(level) else {
+                    push_error(id, -32602, "no such log level", None, &mut line);
+                    return Some(line.freeze());
+                };
+                self.kept.level = Some((&*name).into());
+                if let State::Shared(member) = &self.link.state {
+                    member.set_level(level);
+                }
+                push_result(id, b"{}", &mut line);
+            }
+            Method::Tasks | Method::TasksResult => {
+                push_error(id, -32601, "a shared server has no tasks", None, &mut line);
+            }
+            _ if message.wants_task() => {
+                push_error(id, -32602, "a shared server has no tasks", None, &mut line);
+            }
+            _ => return None,
+        }
+        Some(line.freeze())
     }
 
     /// Takes a notification or a response.
@@ -271,18 +268,14 @@ impl Session {
         if !matches!(self.phase, Phase::Ready(_)) {
             return Err(Error::Invalid("initialize comes first"));
         }
-        let Some(child) = &mut self.child else {
+        self.check_queue()?;
+        if matches!(self.link.state, State::Absent) {
+            // It has asked nothing and knows nothing: what it must know it is told at its start.
+            self.kept.is_initialized |= message.method() == Method::Initialized;
             return Ok(());
-        };
-        if child.queued() > MAX_QUEUED {
-            let retry = Duration::from_secs(5);
-            return Err(Error::Busy {
-                what: "the backend does not read",
-                retry,
-            });
         }
         if message.kind() != Kind::Notification {
-            match self.dialect.answer(message, child.out()) {
+            match self.dialect.answer(message, self.link.out()) {
                 Some(ask) => {
                     self.calls.settle(ask, Instant::now());
                     self.wake = Instant::now();
@@ -294,7 +287,19 @@ impl Session {
             }
             return Ok(());
         }
-        match self.dialect.notification(message, child.out()) {
+        match message.method() {
+            Method::Initialized if self.server.supervision.isolation == Isolation::Session => {
+                self.kept.is_initialized = true;
+            }
+            // A shared child was told what the gateway itself is, and nothing of its sessions.
+            Method::Initialized | Method::ListChanged
+                if self.server.supervision.isolation != Isolation::Session =>
+            {
+                return Ok(());
+            }
+            _ => {}
+        }
+        match self.dialect.notification(message, self.link.out()) {
             Noted::Passed => {}
             Noted::Dropped => self
                 .core
@@ -304,6 +309,7 @@ impl Session {
                 let Some(call) = self.calls.end(call) else {
                     return Ok(());
                 };
+                self.link.set_calls(self.calls.count());
                 self.core
                     .metrics
                     .call(call.class, telemetry::Outcome::Cancelled);
@@ -367,6 +373,18 @@ impl Session {
         self.check_room(Method::Other)?;
         Ok(messages)
     }
+}
+
+fn effect(message: &Message) -> Effect {
+    let uri = || message.uri().map(Into::into);
+    let effect = match message.method() {
+        Method::SetLevel => message.level().map(|level| Effect::Level((&*level).into())),
+        Method::Subscribe => uri().map(Effect::Subscribed),
+        Method::Unsubscribe => uri().map(Effect::Unsubscribed),
+        Method::ToolsList => Some(Effect::Tools),
+        _ => None,
+    };
+    effect.unwrap_or_default()
 }
 
 fn class(message: &Message) -> telemetry::Method {

@@ -1,6 +1,7 @@
 //! The core: finds a session, delivers messages to it, reads its streams.
 //!
-//! `session` is the task that owns one session and its child; `streams` are its responses;
+//! `session` is the task that owns one session; `link` is its side of the backend, which
+//! `restore` gets, loses and gets again; `streams` are its responses;
 //! `routes` decides which stream a message of the child goes to; `reading` is one
 //! connection's place in a stream. Nothing here knows HTTP.
 
@@ -17,8 +18,14 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     auth::{Access, Principal},
-    backend::launcher::Launcher,
+    backend::{
+        launcher::Launcher,
+        pool::Pool,
+        roster::{Restart, Seen},
+        shares::Shares,
+    },
     config::Config,
+    control::Catalog,
     error::Error,
     protocol::{
         event::{Cursor, EventKey},
@@ -33,12 +40,17 @@ use crate::{
 
 mod calls;
 mod clock;
+mod fault;
 mod inbound;
+mod link;
 mod outbound;
 pub(crate) mod reading;
+mod restore;
 mod routes;
 mod session;
+mod start;
 mod streams;
+mod tools;
 
 use reading::Reading;
 use session::{Command, Delivery, Session, Transport};
@@ -56,7 +68,9 @@ pub(crate) struct Core {
     epoch: u32,
     random: Arc<dyn SecureRandom + Send + Sync>,
     config: Arc<Config>,
-    launcher: Launcher,
+    pool: Arc<Pool>,
+    shares: Arc<Shares>,
+    tools: tools::Tools,
     metrics: Arc<Metrics>,
     tracker: TaskTracker,
     /// No new sessions; those without a call end.
@@ -154,6 +168,18 @@ impl Hub {
         random
             .fill(&mut secret)
             .map_err(|_| Error::Bug("no randomness"))?;
+        let pool = Arc::new(Pool::new(
+            launcher,
+            config.spawn,
+            Arc::clone(&random),
+            Arc::clone(&metrics),
+        ));
+        let shares = Shares::new(
+            Arc::clone(&pool),
+            tracker.clone(),
+            drain.clone(),
+            halt.clone(),
+        );
         Ok(Self(Arc::new(Core {
             log: Arc::new(MemoryLog::new(retention)),
             directory: Arc::new(MemoryDirectory::default()),
@@ -162,12 +188,36 @@ impl Hub {
             epoch: 1,
             random,
             config,
-            launcher,
+            pool,
+            shares,
+            tools: tools::Tools::default(),
             metrics,
             tracker,
             drain,
             halt,
         })))
+    }
+
+    /// Starts the children that servers want to be kept warm.
+    pub(crate) fn keep_warm(&self, catalog: &Catalog) {
+        let core = &self.0;
+        let tenants = catalog.tenants.values();
+        for server in tenants.flat_map(|tenant| tenant.servers.values()) {
+            core.pool
+                .keep_warm(server, core.drain.clone(), &core.tracker);
+        }
+    }
+
+    /// Every child that runs, oldest first; reads `/proc`.
+    pub(crate) fn children(&self) -> Vec<Seen> {
+        self.0.pool.roster.list()
+    }
+
+    /// Ends the children of a server, which their sessions replace by new ones at their next
+    /// request. Returns how many there were.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the administration API"))]
+    pub(crate) fn restart(&self, tenant: &str, server: &str, how: Restart) -> usize {
+        self.0.pool.roster.restart(tenant, server, how)
     }
 
     /// Begins a session with its `initialize` (Streamable HTTP).

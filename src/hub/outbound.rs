@@ -7,23 +7,24 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    Answer,
-    calls::Overdue,
+    calls::{Effect, Overdue},
+    fault::Fault,
+    link::{Heard, State},
     routes::About,
-    session::{Over, Phase, Session, Transport, failure, or_never},
+    session::{Over, Phase, Session, or_never},
 };
 use crate::{
     backend::{
         legacy::{CallId, Dialect, Said},
+        shared,
         stdio::Happened,
     },
     protocol::{
         event::{LISTENER, StreamId},
         json,
-        message::{Kind, Message},
-        revision::Revision,
+        message::{Body, Kind, Message},
     },
-    telemetry::{Dropped, Method, Outcome},
+    telemetry::{Dropped, Outcome},
 };
 
 /// How long the child waits for a connection that is far behind. Within it a busy reader
@@ -38,7 +39,21 @@ const PACE: (u32, Duration) = (2000, Duration::from_millis(100));
 const PROBE: Duration = Duration::from_secs(5);
 
 impl Session {
-    pub(super) async fn happened(&mut self, happened: Happened) {
+    pub(super) async fn heard(&mut self, heard: Heard) {
+        match heard {
+            Heard::Happened(happened) => self.happened(happened).await,
+            Heard::Shared(shared::Heard::Message(message)) => self.message_of(&message).await,
+            Heard::Shared(shared::Heard::Garbage(call)) => {
+                self.fail_call(call, Fault::INVALID).await;
+            }
+            Heard::Shared(shared::Heard::Ended(loss)) => {
+                Box::pin(self.shared_ended(loss)).await;
+            }
+            Heard::Got(got) => Box::pin(self.got(got)).await,
+        }
+    }
+
+    async fn happened(&mut self, happened: Happened) {
         match happened {
             Happened::Line(line) => self.line(line).await,
             Happened::TooLong => {
@@ -48,14 +63,9 @@ impl Session {
                     "a line above limits.line: the child is ended"
                 );
                 self.core.metrics.message_dropped(Dropped::TooLarge);
-                self.lose(
-                    "oversized_line",
-                    -31003,
-                    "the backend sent a line that is too long",
-                )
-                .await;
+                Box::pin(self.lose(Fault::TOO_LONG)).await;
             }
-            Happened::Closed => self.lose_exited().await,
+            Happened::Closed => Box::pin(self.lose(Fault::EXITED)).await,
             Happened::Exited(exit) => {
                 tracing::warn!(
                     server.name = self.server.name, session.id = self.id.short(),
@@ -63,47 +73,35 @@ impl Session {
                     stderr = %String::from_utf8_lossy(tail(&exit.stderr_tail)).escape_debug(),
                     "the child ended by itself"
                 );
-                self.lose_exited().await;
+                Box::pin(self.lose(Fault::EXITED)).await;
             }
         }
     }
 
-    async fn lose_exited(&mut self) {
-        let message = "the backend ended before it answered";
-        self.lose("backend_exited", -31001, message).await;
-    }
-
-    /// The child is lost, and until children can be restored the session with it.
-    async fn lose(&mut self, reason: &str, code: i32, message: &str) {
-        self.start_failed(reason).await;
-        self.fail_calls(code, message, reason).await;
-        self.over.get_or_insert(Over::Lost);
-    }
-
-    async fn start_failed(&mut self, reason: &str) {
-        if let (Transport::Sse2024, Phase::Starting { id, .. }) = (self.transport, &self.phase) {
-            let line = failure(id, -31001, "the backend could not be started", reason, true);
-            self.answer_start(line, None).await;
-        }
-        self.fail_start(reason);
-    }
-
     async fn line(&mut self, line: Bytes) {
-        let Ok(message) = Message::parse(line.clone()) else {
-            return Box::pin(self.garbage(&line)).await;
-        };
-        if let Phase::Starting { call, .. } = self.phase
+        match Message::parse(line.clone()) {
+            Ok(message) => self.message_of(&message).await,
+            Err(_) => Box::pin(self.no_message(line)).await,
+        }
+    }
+
+    /// What the backend says.
+    async fn message_of(&mut self, message: &Message) {
+        if let State::Starting { hello, .. } = self.link.state
             && matches!(message.kind(), Kind::Result | Kind::Error)
             && message
                 .id()
-                .is_some_and(|id| id == call.to_string().as_bytes())
+                .is_some_and(|id| id == hello.to_string().as_bytes())
         {
-            return Box::pin(self.started(&message)).await;
+            return Box::pin(self.greeted(message)).await;
         }
-        let Some(child) = &mut self.child else { return };
-        let said = self.dialect.line(&message, child.out());
+        let out = match &mut self.link.state {
+            State::Starting { own, .. } => own.child.out(),
+            _ => self.link.out(),
+        };
+        let said = self.dialect.line(message, out);
         self.pace(&said);
-        if let Err(error) = self.said(said, &message).await {
+        if let Err(error) = self.said(said, message).await {
             tracing::error!(session.id = self.id.short(), %error, "the event log failed");
             self.over = Some(Over::Lost);
         }
@@ -127,12 +125,12 @@ impl Session {
                 return Ok(());
             }
             Said::AskCancelled { ask, line } => (self.calls.settle(ask, now), line),
+            // What a shared child logs belongs to none of its calls.
+            Said::Log { line, .. } if self.link.is_shared() => (Some(LISTENER), line),
             Said::Log { task, line } => (self.calls.route(About::Log(task.as_deref())), line),
             Said::Note(line) => (self.calls.route(About::Other), line),
             Said::Pinged => {
-                self.child
-                    .iter_mut()
-                    .for_each(crate::backend::stdio::Child::try_flush);
+                self.link.try_flush();
                 return Ok(());
             }
             Said::Pong => {
@@ -164,7 +162,8 @@ impl Session {
         now: Instant,
     ) -> Result<(), crate::store::LogError> {
         self.streams.message(stream, line).await?;
-        if self.streams.is_behind(stream) {
+        // A shared child waits for none of its sessions: retention ends those that are behind.
+        if !self.link.is_shared() && self.streams.is_behind(stream) {
             self.choke(now, PATIENCE);
         }
         Ok(())
@@ -179,6 +178,8 @@ impl Session {
         let Some(call) = self.calls.end(id) else {
             return Ok(());
         };
+        self.used = Instant::now();
+        self.link.set_calls(self.calls.count());
         let is_result = message.kind() == Kind::Result;
         self.core.metrics.call(
             call.class,
@@ -196,64 +197,42 @@ impl Session {
         {
             self.calls.keep_task(id, task);
         }
+        if is_result {
+            self.take_effect(call.effect, message);
+        }
         self.streams.finish_call(call.stream, Some(line)).await
     }
 
-    /// The answer to `initialize`: the session comes to be, or it does not.
-    async fn started(&mut self, message: &Message) {
-        let Some(child) = &mut self.child else { return };
-        let Said::Done { line, .. } = self.dialect.line(message, child.out()) else {
-            return;
-        };
-        let Phase::Starting { id, reply, .. } = std::mem::replace(&mut self.phase, Phase::New)
-        else {
-            return;
-        };
-        let reply = reply.map(|(reply, _)| reply);
-        let outcome = if message.kind() == Kind::Error {
-            Outcome::Error
-        } else {
-            Outcome::Result
-        };
-        self.core.metrics.call(Method::Initialize, outcome);
-        if message.kind() == Kind::Error {
-            self.over = Some(Over::Failed);
-            return self.answer_start(line, reply).await;
-        }
-        let revision = message
-            .result()
-            .and_then(|result| json::decoded(json::get(result, "protocolVersion")?))
-            .and_then(|name| Revision::parse(&name))
-            .filter(|revision| self.tenant.revisions.contains(revision));
-        let Some(revision) = revision else {
-            self.over = Some(Over::Failed);
-            let text = "the backend speaks no protocol revision that is allowed here";
-            let line = failure(&id, -31003, text, "unsupported_revision", false);
-            return self.answer_start(line, reply).await;
-        };
-        self.phase = Phase::Ready(revision);
-        self.streams.settle(revision);
-        tracing::info!(
-            tenant.id = self.tenant.name,
-            server.name = self.server.name,
-            session.id = self.id.short(),
-            revision = revision.as_str(),
-            "session began"
-        );
-        let Some(reply) = reply else {
-            return self.answer_start(line, None).await;
-        };
-        if let Some(handle) = self.handle.take() {
-            self.core.keep(&self.id, handle);
-        }
-        // A client that is gone never learned the id.
-        if reply.send(Answer::Json(line)).is_err() {
-            self.over = Some(Over::Deleted);
+    fn take_effect(&mut self, effect: Effect, message: &Message) {
+        match effect {
+            Effect::None => {}
+            Effect::Level(level) => self.kept.level = Some(level),
+            Effect::Subscribed(uri) => _ = self.kept.subscriptions.insert(uri),
+            Effect::Unsubscribed(uri) => _ = self.kept.subscriptions.remove(&uri),
+            Effect::Tools => {
+                let tools = message
+                    .result()
+                    .and_then(|result| json::get(result, "tools"));
+                if let Some(tools) = tools {
+                    self.core.tools.seen(&self.server, tools);
+                }
+            }
         }
     }
 
-    /// A line that is no message: noise, unless it was meant to answer a call.
-    async fn garbage(&mut self, line: &[u8]) {
+    /// A line that is no message: an array, noise, or an answer that cannot be read.
+    async fn no_message(&mut self, line: Bytes) {
+        // 2025-03-26 basic, "Batching".
+        if line.starts_with(b"[")
+            && let Phase::Ready(revision) = self.phase
+            && revision.has_batches()
+            && let Ok(Body::Batch(items)) = Body::parse(line.clone())
+        {
+            for message in items.iter().flatten() {
+                self.message_of(message).await;
+            }
+            return;
+        }
         self.core.metrics.noise_line();
         tracing::debug!(
             server.name = self.server.name,
@@ -261,35 +240,12 @@ impl Session {
             bytes = line.len(),
             "a line of the child that is no message is skipped"
         );
-        let readable: String = String::from_utf8_lossy(line)
-            .chars()
-            .map(|letter| if letter.is_control() { ' ' } else { letter })
-            .collect();
-        let Ok(message) = Message::parse(readable.into()) else {
+        let Some(call) = shared::salvaged(&line) else {
             return;
         };
-        let Some(child) = &mut self.child else { return };
-        if !matches!(message.kind(), Kind::Result | Kind::Error) {
-            return;
-        }
-        let id = message
-            .id()
-            .and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
-        if let Phase::Starting { call, .. } = self.phase
-            && id == Some(call)
-        {
-            return self
-                .lose(
-                    "invalid_answer",
-                    -31003,
-                    "the backend's answer is not usable",
-                )
-                .await;
-        }
-        let _ = child;
-        if let Some(id) = id {
-            let text = "the backend's answer is not valid JSON";
-            self.fail_call(id, -31003, text, "invalid_answer").await;
+        match self.link.state {
+            State::Starting { hello, .. } if hello == call => self.lose(Fault::INVALID).await,
+            _ => self.fail_call(call, Fault::INVALID).await,
         }
     }
 
@@ -326,16 +282,20 @@ impl Session {
                 session.id = self.id.short(),
                 "the child does not answer a ping: it is ended"
             );
-            self.lose_exited().await;
+            self.lose(Fault::EXITED).await;
             return;
         }
-        if let Phase::Starting { until, .. } = self.phase
+        if let State::Starting { until, .. } = self.link.state
             && until <= now
         {
-            self.start_failed("timeout").await;
-            self.over = Some(Over::Lost);
+            self.lose(Fault::TIMEOUT).await;
             return;
         }
+        if !self.link.is_up() {
+            // The time of a call is the child's, and there is none yet.
+            self.calls.restart(now);
+        }
+        let rest = self.rest(now).await;
         let (overdue, next) = {
             let Self { calls, streams, .. } = self;
             calls.overdue(now, |stream, number| streams.is_written(stream, number))
@@ -347,34 +307,33 @@ impl Session {
         if end <= now {
             self.over.get_or_insert(why);
         }
-        let start = if let Phase::Starting { until, .. } = self.phase {
+        let start = if let State::Starting { until, .. } = self.link.state {
             Some(until)
         } else {
             None
         };
-        let others = [next, self.choked, self.paced, self.probe, start];
+        let others = [next, self.choked, self.paced, self.probe, start, rest];
         self.wake = others.into_iter().flatten().fold(end, Instant::min);
     }
 
     async fn overdue(&mut self, due: Overdue, now: Instant) {
         match due {
             Overdue::Ask(ask) => {
-                if let Some(child) = &mut self.child {
-                    self.dialect
-                        .refuse(ask, "the client did not answer in time", child.out());
-                    child.try_flush();
-                }
+                let text = "the client did not answer in time";
+                self.dialect.refuse(ask, text, self.link.out());
+                self.link.try_flush();
                 self.calls.settle(ask, now);
             }
             Overdue::Call(call) => {
-                if let Some(child) = &mut self.child {
-                    Dialect::cancel(call, "the call took too long", child.out());
-                    Dialect::ping(child.out());
-                    child.try_flush();
+                Dialect::cancel(call, "the call took too long", self.link.out());
+                if let State::Shared(member) = &self.link.state {
+                    member.probe();
+                } else {
+                    Dialect::ping(self.link.out());
+                    self.probe.get_or_insert(now + PROBE);
                 }
-                self.probe.get_or_insert(now + PROBE);
-                let text = "the backend did not answer in time";
-                self.fail_call(call, -31002, text, "timeout").await;
+                self.link.try_flush();
+                self.fail_call(call, Fault::TIMEOUT).await;
             }
         }
     }

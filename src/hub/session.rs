@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
 use tokio::{
     pin, select,
     sync::{mpsc, oneshot},
@@ -18,15 +17,15 @@ use tokio::{
 use super::{
     Answer, Core, Form, Handle,
     calls::Calls,
+    fault::Fault,
+    link::Link,
     reading::{Pulse, Reading, StreamEnd},
+    restore::Kept,
     streams::{Bounds, Streams},
 };
 use crate::{
-    auth::Access,
-    backend::{
-        legacy::{CallId, Dialect, push_error},
-        stdio::{Child, Happened},
-    },
+    auth::{Access, Principal},
+    backend::legacy::{CallId, Dialect},
     control::{Server, Tenant},
     error::Error,
     protocol::{event::Cursor, message::Body, revision::Revision},
@@ -76,16 +75,12 @@ pub(crate) enum Transport {
 pub(super) enum Phase {
     /// Nothing has been started.
     New,
-    /// The child has `initialize`.
+    /// The client waits for the answer to its `initialize`.
     Starting {
-        /// The gateway's id of it.
-        call: CallId,
         /// The client's raw id of it.
         id: Box<[u8]>,
         /// Where the answer goes; none on HTTP+SSE, where it goes to the listener.
         reply: Option<(oneshot::Sender<Answer>, Form)>,
-        /// When it is overdue.
-        until: Instant,
     },
     /// Initialized with this revision.
     Ready(Revision),
@@ -102,7 +97,7 @@ pub(super) enum Over {
     Expired,
     /// The connection of HTTP+SSE is gone.
     Disconnected,
-    /// The child is gone, or has to go.
+    /// Its child is gone and cannot be restored.
     Lost,
     /// It never came to be.
     Failed,
@@ -116,15 +111,19 @@ pub(super) struct Session {
     pub(super) id: SessionId,
     pub(super) tenant: Arc<Tenant>,
     pub(super) server: Arc<Server>,
+    pub(super) principal: Principal,
     pub(super) transport: Transport,
     pub(super) handle: Option<Handle>,
     pub(super) phase: Phase,
-    pub(super) child: Option<Child>,
+    pub(super) link: Link,
+    pub(super) kept: Box<Kept>,
     pub(super) dialect: Dialect,
     pub(super) calls: Calls,
     pub(super) streams: Streams,
     pub(super) born: Instant,
     pub(super) touched: Instant,
+    /// When the backend last had something to do.
+    pub(super) used: Instant,
     /// The earliest time at which something may be due.
     pub(super) wake: Instant,
     /// Until when the child must show that it lives, after a call that was overdue.
@@ -174,14 +173,17 @@ impl Session {
             core,
             id,
             transport,
+            principal: access.principal().clone(),
             handle: Some(handle),
             phase: Phase::New,
-            child: None,
+            link: Link::new(),
+            kept: Box::default(),
             dialect: Dialect::default(),
             calls: Calls::default(),
             streams,
             born: now,
             touched: now,
+            used: now,
             wake: now
                 + DISCONNECTED
                     .min(or_never(config.session.idle))
@@ -218,12 +220,10 @@ impl Session {
                         room -= 1;
                         next = if room > 0 { commands.try_recv().ok() } else { None };
                     }
-                    if let Some(child) = &mut self.child {
-                        child.try_flush();
-                    }
+                    self.link.try_flush();
                 }
-                happened = next(&mut self.child), if self.choked.is_none() && self.paced.is_none() => {
-                    self.happened(happened).await;
+                heard = self.link.next(), if self.choked.is_none() && self.paced.is_none() => {
+                    self.heard(heard).await;
                 }
                 () = pulse.notify.notified() => self.readers_moved(),
                 () = &mut alarm => Box::pin(self.tick()).await,
@@ -235,6 +235,7 @@ impl Session {
                 self.over.get_or_insert(Over::Drained);
             }
         }
+        drop(pulse);
         // From here on nobody finds it; what is still in the queue is refused by its end.
         self.handle = None;
         let was_kept = self.core.drop_session(&self.id);
@@ -272,6 +273,9 @@ impl Session {
         }
         if self.streams.unheard_since().is_some() {
             self.wake_by(now + DISCONNECTED);
+        }
+        if self.link.restart().is_some() {
+            self.wake_by(now);
         }
     }
 
@@ -325,13 +329,11 @@ impl Session {
     /// Ends what is open, lets readers finish, and stops the child.
     async fn finish(mut self: Box<Self>, commands: &mut mpsc::Receiver<Command>, was_kept: bool) {
         let over = self.over.unwrap_or(Over::Lost);
-        self.fail_start("backend_exited");
-        self.fail_calls(
-            -31001,
-            "the backend ended before it answered",
-            "backend_exited",
-        )
-        .await;
+        if let Phase::Starting { id, .. } = &self.phase {
+            let line = Fault::EXITED.of_start().line(id);
+            self.answer_start(Answer::Failed(line)).await;
+        }
+        self.fail_calls(Fault::EXITED).await;
         let end = if over == Over::Drained {
             StreamEnd::Released
         } else {
@@ -340,7 +342,15 @@ impl Session {
         self.streams
             .release(end, || Answer::Refused(Error::NoSession));
         commands.close();
-        self.stop_child(over);
+        if let Some(own) = self.link.down() {
+            let why = match over {
+                Over::Lost => telemetry::Exit::Crashed,
+                Over::Failed => telemetry::Exit::FailedStart,
+                Over::Idle | Over::Expired | Over::Disconnected => telemetry::Exit::Idle,
+                Over::Deleted | Over::Drained => telemetry::Exit::Stopped,
+            };
+            self.end_child(own, why);
+        }
         tracing::info!(
             tenant.id = self.tenant.name, server.name = self.server.name,
             session.id = self.id.short(), reason = ?over, "session ended"
@@ -354,46 +364,15 @@ impl Session {
             Over::Drained => Ended::Drained,
         });
         if was_kept || over == Over::Deleted {
-            self.last_words().await;
+            Self::last_words(Arc::clone(self.streams.pulse())).await;
         }
         self.core.log.forget(&self.id).await;
     }
 
-    fn stop_child(&mut self, over: Over) {
-        let Some(child) = self.child.take() else {
-            return;
-        };
-        let (stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.core.metrics));
-        let why = match over {
-            Over::Lost => telemetry::Exit::Crashed,
-            Over::Failed => telemetry::Exit::FailedStart,
-            Over::Idle | Over::Expired | Over::Disconnected => telemetry::Exit::Idle,
-            Over::Deleted | Over::Drained => telemetry::Exit::Stopped,
-        };
-        self.core.tracker.spawn(async move {
-            let exit = if over == Over::Lost {
-                child.kill().await
-            } else {
-                child.stop(stop).await
-            };
-            tracing::debug!(code = exit.code, signal = exit.signal, "child ended");
-            // The guard reports a signal as shells do.
-            let is_killed = exit.signal == Some(9) || exit.code == Some(128 + 9);
-            let is_forced =
-                is_killed && matches!(why, telemetry::Exit::Idle | telemetry::Exit::Stopped);
-            metrics.child_exited(if is_forced {
-                telemetry::Exit::Killed
-            } else {
-                why
-            });
-        });
-    }
-
-    /// Readers hold the pulse; when only the session does, all of them are gone.
-    async fn last_words(&self) {
-        let pulse = self.streams.pulse();
+    /// Readers hold the pulse; when only the session and this wait do, all of them are gone.
+    async fn last_words(pulse: Arc<Pulse>) {
         let deadline = Instant::now() + LAST_WORDS;
-        while Arc::strong_count(pulse) > 1 {
+        while Arc::strong_count(&pulse) > 2 {
             if tokio::time::timeout_at(deadline, pulse.notify.notified())
                 .await
                 .is_err()
@@ -404,48 +383,30 @@ impl Session {
     }
 
     /// Ends every call in flight with an error of the gateway.
-    pub(super) async fn fail_calls(&mut self, code: i32, message: &str, reason: &str) {
+    pub(super) async fn fail_calls(&mut self, fault: Fault) {
         for call in self.calls.ids() {
-            self.fail_call(call, code, message, reason).await;
+            self.fail_call(call, fault).await;
         }
     }
 
-    pub(super) async fn fail_call(&mut self, call: CallId, code: i32, message: &str, reason: &str) {
+    pub(super) async fn fail_call(&mut self, call: CallId, fault: Fault) {
         let ended = self.calls.end(call).zip(self.dialect.abandon(call));
         let Some((ended, id)) = ended else { return };
-        let outcome = if reason == "timeout" {
+        self.link.set_calls(self.calls.count());
+        let outcome = if fault.reason == Fault::TIMEOUT.reason {
             Outcome::TimedOut
         } else {
             Outcome::Lost
         };
         self.core.metrics.call(ended.class, outcome);
-        let line = failure(&id, code, message, reason, false);
-        if self
-            .streams
-            .finish_call(ended.stream, Some(line))
-            .await
-            .is_err()
-        {
-            self.over.get_or_insert(Over::Lost);
-        }
-    }
-
-    /// Answers an `initialize` that nobody else will answer any more.
-    pub(super) fn fail_start(&mut self, reason: &str) {
-        let (code, message) = match reason {
-            "timeout" => (-31002, "the backend did not answer in time"),
-            "oversized_line" | "unsupported_revision" => {
-                (-31003, "the backend's answer is not usable")
-            }
-            _ => (-31001, "the backend could not be started"),
+        let line = fault.line(&id);
+        let finished = match fault.status {
+            // What no backend has seen is refused as a whole, where that can still be said.
+            Some(status) => self.streams.refuse_call(ended.stream, line, status).await,
+            None => self.streams.finish_call(ended.stream, Some(line)).await,
         };
-        if let Phase::Starting {
-            id,
-            reply: Some((reply, _)),
-            ..
-        } = std::mem::replace(&mut self.phase, Phase::New)
-        {
-            let _ = reply.send(Answer::Failed(failure(&id, code, message, reason, true)));
+        if finished.is_err() {
+            self.over.get_or_insert(Over::Lost);
         }
     }
 }
@@ -457,26 +418,4 @@ pub(super) fn or_never(limit: Duration) -> Duration {
     } else {
         limit
     }
-}
-
-/// The next thing that the child does; never, where there is none.
-async fn next(child: &mut Option<Child>) -> Happened {
-    match child {
-        Some(child) => child.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// An error response of the gateway's own (DESIGN section 10, "Errors of ours").
-pub(super) fn failure(
-    id: &[u8],
-    code: i32,
-    message: &str,
-    reason: &str,
-    is_retryable: bool,
-) -> Bytes {
-    let mut line = BytesMut::new();
-    let data = format!(r#"{{"reason":"{reason}","retryable":{is_retryable}}}"#);
-    push_error(id, code, message, Some(&data), &mut line);
-    line.freeze()
 }

@@ -18,6 +18,7 @@ use tokio::{
 
 use super::{
     Answer, Form,
+    fault::Status,
     reading::{Attachment, Pulse, Reading, StreamEnd, Tail},
 };
 use crate::{
@@ -189,11 +190,6 @@ impl Streams {
         self.revision = Some(revision);
     }
 
-    /// How many streams of calls are open.
-    pub(crate) fn count(&self) -> usize {
-        self.open.len() - 1
-    }
-
     /// Begins the response to `calls` requests of one POST.
     pub(crate) fn begin(
         &mut self,
@@ -202,7 +198,8 @@ impl Streams {
         is_batch: bool,
         reply: oneshot::Sender<Answer>,
     ) -> Result<StreamId, (Error, oneshot::Sender<Answer>)> {
-        if self.count() >= self.bounds.streams {
+        // The listener is none of them.
+        if self.open.len() > self.bounds.streams {
             let retry = Duration::from_secs(1);
             return Err((
                 Error::Limit {
@@ -314,6 +311,23 @@ impl Streams {
         } else {
             Ok(())
         }
+    }
+
+    /// Ends one call of a stream that no backend has seen: by a status where nothing was sent.
+    pub(super) async fn refuse_call(
+        &mut self,
+        id: StreamId,
+        line: Bytes,
+        status: Status,
+    ) -> Result<(), LogError> {
+        if let Some(stream) = self.open.get_mut(&id).filter(|stream| !stream.is_batch)
+            && let Some(held) = stream.held.take()
+        {
+            self.open.remove(&id);
+            let _ = held.reply.send(Answer::Refused(status.error()));
+            return Ok(());
+        }
+        self.finish_call(id, Some(line)).await
     }
 
     fn answer_held(&mut self, id: StreamId) {

@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::json::{self, Fault, Scanner, Span};
 use super::meta;
+use super::method::Method;
 
 /// One checked JSON-RPC message on one line.
 #[derive(Clone, Debug)]
@@ -32,47 +33,12 @@ pub(crate) enum Kind {
     Error,
 }
 
-/// The methods that the gateway treats in a way of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Method {
-    /// `initialize`
-    Initialize,
-    /// `ping`
-    Ping,
-    /// `tools/call`
-    ToolsCall,
-    /// `tasks/result`
-    TasksResult,
-    /// `notifications/cancelled`
-    Cancelled,
-    /// `notifications/progress`
-    Progress,
-    /// `notifications/message`
-    Log,
-    /// Any other, and the absence of one.
-    Other,
-}
-
-impl Method {
-    fn of(name: &str) -> Self {
-        match name {
-            "initialize" => Self::Initialize,
-            "ping" => Self::Ping,
-            "tools/call" => Self::ToolsCall,
-            "tasks/result" => Self::TasksResult,
-            "notifications/cancelled" => Self::Cancelled,
-            "notifications/progress" => Self::Progress,
-            "notifications/message" => Self::Log,
-            _ => Self::Other,
-        }
-    }
-}
-
 /// Members of `params` (and of its `_meta`) that the gateway acts on.
 #[derive(Clone, Copy, Debug, Default)]
 struct Acted {
     name: Option<Span>,
     uri: Option<Span>,
+    level: Option<Span>,
     task: Option<Span>,
     task_id: Option<Span>,
     request_id: Option<Span>,
@@ -159,6 +125,16 @@ impl Message {
     /// `params.name`, decoded.
     pub(crate) fn name(&self) -> Option<std::borrow::Cow<'_, str>> {
         json::decoded(self.acted.name?.of(&self.bytes))
+    }
+
+    /// The raw `params.uri` (subscriptions).
+    pub(crate) fn uri(&self) -> Option<&[u8]> {
+        Some(self.acted.uri?.of(&self.bytes))
+    }
+
+    /// `params.level`, decoded (log messages and their level).
+    pub(crate) fn level(&self) -> Option<std::borrow::Cow<'_, str>> {
+        json::decoded(self.acted.level?.of(&self.bytes))
     }
 
     /// The raw `params.taskId`.
@@ -403,6 +379,7 @@ impl Acted {
         let slot = match &*name(key, text) {
             "name" => &mut self.name,
             "uri" => &mut self.uri,
+            "level" => &mut self.level,
             "task" => &mut self.task,
             "taskId" => &mut self.task_id,
             "requestId" => &mut self.request_id,

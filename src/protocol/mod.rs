@@ -6,7 +6,9 @@
 
 pub(crate) mod event;
 pub(crate) mod headers;
+pub(crate) mod hello;
 pub(crate) mod json;
 pub(crate) mod message;
 pub(crate) mod meta;
+pub(crate) mod method;
 pub(crate) mod revision;

@@ -26,6 +26,15 @@ async fn is_lost(session: &Session) {
     .await;
 }
 
+/// Waits until nothing of these processes is left, and the session goes on with another child.
+async fn is_replaced(gateway: &Gateway, session: &Session, before: &[u32]) {
+    until("the end of the first child", || async {
+        !gateway.descendants().iter().any(|pid| before.contains(pid))
+    })
+    .await;
+    echoes(session).await;
+}
+
 async fn no_children(gateway: &Gateway) {
     until("the end of all children", || async {
         gateway.descendants().is_empty()
@@ -57,11 +66,10 @@ async fn p120_p121_noise_is_skipped() {
 async fn p122_a_line_that_is_too_long() {
     let gateway = Gateway::start(&["server.limits.line=64KiB"]).await;
     let session = gateway.session().await;
+    let before = gateway.descendants();
     let answer = session.call("big", json!({"bytes": 70_000})).await;
     assert_eq!(code(&answer), -31003, "{answer}");
-    is_lost(&session).await;
-    no_children(&gateway).await;
-    echoes(&gateway.session().await).await;
+    is_replaced(&gateway, &session, &before).await;
 }
 
 #[tokio::test]
@@ -95,10 +103,20 @@ async fn p124_an_exit_during_a_call() {
             for word in ["signal", "exit code", "status", "segv"] {
                 assert!(!text.contains(word), "the cause is for the log: {text}");
             }
-            is_lost(&session).await;
+            echoes(&session).await;
         }
         assert!(best <= Duration::from_millis(250), "{tool} {best:?}");
     }
+}
+
+/// `on_loss = "end"`
+#[tokio::test]
+async fn a_session_that_is_not_to_be_restored_ends_with_its_child() {
+    let gateway = Gateway::start(&["server.on_loss=end"]).await;
+    let session = gateway.session().await;
+    let answer = session.call("exit", json!({"code": 1})).await;
+    assert_eq!(code(&answer), -31001, "{answer}");
+    is_lost(&session).await;
     no_children(&gateway).await;
 }
 
@@ -242,10 +260,9 @@ async fn p133_answers_to_nothing() {
 async fn p135_stdout_is_closed() {
     let gateway = Gateway::start(&["server.clocks.stop=[\"100ms\", \"100ms\"]"]).await;
     let session = gateway.session().await;
-    let began = Instant::now();
+    let (before, began) = (gateway.descendants(), Instant::now());
     session.call("close_stdout", json!({})).await;
-    is_lost(&session).await;
-    no_children(&gateway).await;
+    is_replaced(&gateway, &session, &before).await;
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
@@ -260,15 +277,10 @@ async fn p136_stdin_is_closed() {
         std::fs::symlink_metadata(&stdin).is_err()
     })
     .await;
-    let response = session.begin("echo", json!({"text": "x"})).await;
-    if response.status() == StatusCode::OK {
-        let answer = last(response).await;
-        assert_eq!(code(&answer), -31001, "{answer}");
-    } else {
-        assert_eq!(response.status(), StatusCode::NOT_FOUND);
-    }
-    echoes(&gateway.session().await).await;
-    is_lost(&session).await;
+    let before = gateway.descendants();
+    let answer = session.call("echo", json!({"text": "x"})).await;
+    assert_eq!(code(&answer), -31001, "{answer}");
+    is_replaced(&gateway, &session, &before).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,488 @@
+//! Who hears what a shared child says: its sessions, what each subscribed to, and how severe the
+//! log messages are that each wants (DESIGN section 4, "Backends"). Pure: lines in, lines out.
+//!
+//! Every session has a number of its own, and the ids and progress tokens that it uses towards
+//! the child begin with it: whose an answer is needs no table, and no session can be sent what
+//! another one asked for.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::legacy::{push_error, push_result};
+use crate::{
+    control::supervision::Isolation,
+    protocol::{
+        message::{Kind, Message},
+        method::Method,
+    },
+};
+
+/// How severe a log message is (2025-11-25 logging, "Log Levels"); the greater the more.
+pub(crate) type Level = u8;
+
+/// The number of bits of an id that count a session's own calls.
+pub(crate) const CALL_BITS: u32 = 24;
+
+/// The sessions of a shared child.
+pub(super) struct Audience {
+    isolation: Isolation,
+    /// Their numbers, and the least severe log messages that each asked for.
+    members: BTreeMap<u32, Option<Level>>,
+    /// Who is subscribed to a raw URI.
+    subscriptions: HashMap<Box<[u8]>, BTreeSet<u32>>,
+    /// Subscriptions that the child has not confirmed, by the id of the request.
+    pending: HashMap<u64, (Box<[u8]>, bool)>,
+    /// What the child was told.
+    level: Option<Level>,
+}
+
+/// Who hears a message.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Hearing {
+    /// These, in the order of their numbers.
+    Sessions(Vec<u32>),
+    /// Nobody: it was for the gateway itself.
+    Gateway,
+    /// Nobody, and it is counted.
+    Nobody,
+}
+
+impl Audience {
+    /// Nobody yet.
+    pub(super) fn new(isolation: Isolation) -> Self {
+        Self {
+            isolation,
+            members: BTreeMap::new(),
+            subscriptions: HashMap::new(),
+            pending: HashMap::new(),
+            level: None,
+        }
+    }
+
+    /// Whether it has a session.
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Whether a session is subscribed to anything.
+    pub(super) fn is_subscribed(&self) -> bool {
+        !self.subscriptions.is_empty() || !self.pending.is_empty()
+    }
+
+    /// Adds a session.
+    pub(super) fn join(&mut self, number: u32) {
+        self.members.insert(number, None);
+    }
+
+    /// Takes a session out: its subscriptions end with it, unless another one holds them.
+    pub(super) fn leave(&mut self, number: u32, out: &mut BytesMut) {
+        if self.members.remove(&number).is_none() {
+            return;
+        }
+        self.pending.retain(|call, _| owner(*call) != number);
+        self.subscriptions.retain(|uri, holders| {
+            if holders.remove(&number) && holders.is_empty() {
+                push_unsubscribe(uri, out);
+            }
+            !holders.is_empty()
+        });
+        self.push_level(out);
+    }
+
+    /// Only the first holder of a URI subscribes, only the last one ends it; for the others the
+    /// answer is returned at once.
+    pub(super) fn subscription(
+        &mut self,
+        call: u64,
+        uri: Box<[u8]>,
+        begins: bool,
+        line: &[u8],
+        out: &mut BytesMut,
+    ) -> Option<Bytes> {
+        let number = owner(call);
+        let is_held = self.subscriptions.get_mut(&uri).is_some_and(|holders| {
+            if begins {
+                holders.insert(number);
+                return true;
+            }
+            // One who holds nothing must not end it for those who do.
+            holders.remove(&number);
+            !holders.is_empty()
+        });
+        if is_held {
+            let mut answer = BytesMut::new();
+            push_result(call.to_string().as_bytes(), b"{}", &mut answer);
+            return Some(answer.freeze());
+        }
+        if !begins {
+            self.subscriptions.remove(&uri);
+        }
+        self.pending.insert(call, (uri, begins));
+        out.extend_from_slice(line);
+        None
+    }
+
+    /// A session asks for log messages from this level on; the child is told the lowest one
+    /// that any session asked for.
+    pub(super) fn set_level(&mut self, number: u32, level: Level, out: &mut BytesMut) {
+        if let Some(member) = self.members.get_mut(&number) {
+            *member = Some(level);
+            self.push_level(out);
+        }
+    }
+
+    fn push_level(&mut self, out: &mut BytesMut) {
+        let lowest = self.members.values().copied().flatten().min();
+        // Nothing takes a level back, so the last one stays when nobody wants one any more.
+        if lowest.is_none() || lowest == self.level {
+            return;
+        }
+        self.level = lowest;
+        let name = LEVELS[usize::from(lowest.unwrap_or(INFO))];
+        out.extend_from_slice(
+            format!(
+                r#"{{"jsonrpc":"2.0","id":0,"method":"logging/setLevel","params":{{"level":"{name}"}}}}"#
+            )
+            .as_bytes(),
+        );
+        out.put_u8(b'\n');
+    }
+
+    /// Who hears a message of the child; what the gateway answers itself goes to `out`.
+    pub(super) fn hear(&mut self, message: &Message, out: &mut BytesMut) -> Hearing {
+        match (message.kind(), message.method()) {
+            (Kind::Result | Kind::Error, _) => match message.id().and_then(number) {
+                Some(0) => Hearing::Gateway,
+                Some(call) => {
+                    self.confirm(call, message.kind() == Kind::Result);
+                    self.one(owner(call))
+                }
+                None => Hearing::Nobody,
+            },
+            (Kind::Request, method) => {
+                refuse(message, method, out);
+                Hearing::Gateway
+            }
+            (Kind::Notification, Method::Progress) => {
+                let token = message.progress_token();
+                let call = token.and_then(|span| number(span.of(message.bytes())));
+                call.map_or(Hearing::Nobody, |call| self.one(owner(call)))
+            }
+            (Kind::Notification, Method::ListChanged) => self.all(),
+            (Kind::Notification, Method::Updated) => self.updated(message),
+            // They may carry what another principal's call had in it.
+            (Kind::Notification, Method::Log) if self.isolation == Isolation::Principal => {
+                self.log(message)
+            }
+            // Whose it is cannot be known, and only one principal's sessions may all hear it.
+            (Kind::Notification, Method::Other) if self.isolation == Isolation::Principal => {
+                self.all()
+            }
+            (Kind::Notification, _) => Hearing::Nobody,
+        }
+    }
+
+    fn one(&self, number: u32) -> Hearing {
+        if self.members.contains_key(&number) {
+            Hearing::Sessions(vec![number])
+        } else {
+            Hearing::Nobody
+        }
+    }
+
+    fn all(&self) -> Hearing {
+        Hearing::Sessions(self.members.keys().copied().collect())
+    }
+
+    fn confirm(&mut self, call: u64, is_result: bool) {
+        let Some((uri, begins)) = self.pending.remove(&call) else {
+            return;
+        };
+        let number = owner(call);
+        if begins && is_result && self.members.contains_key(&number) {
+            self.subscriptions.entry(uri).or_default().insert(number);
+        }
+    }
+
+    fn updated(&self, message: &Message) -> Hearing {
+        let Some(uri) = message.uri() else {
+            return Hearing::Nobody;
+        };
+        let holders: BTreeSet<u32> = self
+            .subscriptions
+            .iter()
+            .filter(|(held, _)| covers(held, uri))
+            .flat_map(|(_, holders)| holders.iter().copied())
+            .collect();
+        if holders.is_empty() {
+            Hearing::Nobody
+        } else {
+            Hearing::Sessions(holders.into_iter().collect())
+        }
+    }
+
+    fn log(&self, message: &Message) -> Hearing {
+        let severity = message
+            .level()
+            .and_then(|name| level(&name))
+            .unwrap_or(INFO);
+        // Whoever asked for nothing must not hear what another session asked for.
+        let quiet = if self.level.is_some() { INFO } else { 0 };
+        let hearing = self
+            .members
+            .iter()
+            .filter(|(_, wanted)| severity >= wanted.unwrap_or(quiet))
+            .map(|(number, _)| *number)
+            .collect();
+        Hearing::Sessions(hearing)
+    }
+}
+
+/// Answers what the child asks nevertheless: it was told that nobody would.
+pub(super) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
+    let id = message.id().unwrap_or_default();
+    if method == Method::Ping {
+        push_result(id, b"{}", out);
+    } else {
+        let text = "a shared server cannot ask its clients; isolation = \"session\" can";
+        push_error(id, -32601, text, None, out);
+    }
+    out.put_u8(b'\n');
+}
+
+/// The session whose id or progress token this is.
+pub(super) fn owner(call: u64) -> u32 {
+    u32::try_from(call >> CALL_BITS).unwrap_or(u32::MAX)
+}
+
+/// Whether an update of `uri` concerns a subscription to `held` (both raw): "this might be a
+/// sub-resource of the one that the client actually subscribed to" (2025-11-25 schema).
+fn covers(held: &[u8], uri: &[u8]) -> bool {
+    let rest = held
+        .strip_suffix(b"\"")
+        .and_then(|held| uri.strip_prefix(held));
+    held == uri || rest.is_some_and(|rest| held.ends_with(b"/\"") || rest.starts_with(b"/"))
+}
+
+fn push_unsubscribe(uri: &[u8], out: &mut BytesMut) {
+    out.extend_from_slice(
+        br#"{"jsonrpc":"2.0","id":0,"method":"resources/unsubscribe","params":{"uri":"#,
+    );
+    out.extend_from_slice(uri);
+    out.extend_from_slice(b"}}\n");
+}
+
+pub(super) fn number(token: &[u8]) -> Option<u64> {
+    std::str::from_utf8(token).ok()?.parse().ok()
+}
+
+/// The level of that name.
+pub(crate) fn level(name: &str) -> Option<Level> {
+    let at = LEVELS.iter().position(|level| *level == name)?;
+    Level::try_from(at).ok()
+}
+
+const LEVELS: [&str; 8] = [
+    "debug",
+    "info",
+    "notice",
+    "warning",
+    "error",
+    "critical",
+    "alert",
+    "emergency",
+];
+
+const INFO: Level = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(text: &str) -> Message {
+        Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+    }
+
+    fn call(number: u32, at: u64) -> u64 {
+        (u64::from(number) << CALL_BITS) + at
+    }
+
+    fn told(out: &mut BytesMut) -> String {
+        String::from_utf8(out.split().to_vec()).unwrap()
+    }
+
+    fn of(isolation: Isolation) -> (Audience, BytesMut) {
+        let mut audience = Audience::new(isolation);
+        (1..=3).for_each(|number| audience.join(number));
+        (audience, BytesMut::new())
+    }
+
+    const LOG: &str =
+        r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}"#;
+
+    #[test]
+    fn each_message_goes_to_whom_it_belongs() {
+        let all = || Hearing::Sessions(vec![1, 2, 3]);
+        let two = || Hearing::Sessions(vec![2]);
+        let id = call(2, 7);
+        let answer = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#);
+        let progress = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{id},"progress":1}}}}"#
+        );
+        let strange = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, call(9, 1));
+        let changed = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+        let other = r#"{"jsonrpc":"2.0","method":"notifications/elicitation/complete"}"#;
+        let updated = r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x:1"}}"#;
+        let table = [
+            (&*answer, two(), two()),
+            (&progress, two(), two()),
+            (&strange, Hearing::Nobody, Hearing::Nobody),
+            (
+                r#"{"jsonrpc":"2.0","id":"x","result":{}}"#,
+                Hearing::Nobody,
+                Hearing::Nobody,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":0,"result":{}}"#,
+                Hearing::Gateway,
+                Hearing::Gateway,
+            ),
+            (changed, all(), all()),
+            (other, all(), Hearing::Nobody),
+            (LOG, all(), Hearing::Nobody),
+            (updated, Hearing::Nobody, Hearing::Nobody),
+        ];
+        for (text, principal, tenant) in table {
+            for (isolation, expected) in [
+                (Isolation::Principal, principal),
+                (Isolation::Tenant, tenant),
+            ] {
+                let (mut audience, mut out) = of(isolation);
+                assert_eq!(audience.hear(&message(text), &mut out), expected, "{text}");
+                assert!(out.is_empty(), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_child_asks_is_refused_and_its_ping_answered() {
+        let (mut audience, mut out) = of(Isolation::Tenant);
+        let ask = message(r#"{"jsonrpc":"2.0","id":"a","method":"roots/list"}"#);
+        assert_eq!(audience.hear(&ask, &mut out), Hearing::Gateway);
+        let said = told(&mut out);
+        assert!(
+            said.starts_with(r#"{"jsonrpc":"2.0","id":"a","error":{"code":-32601"#),
+            "{said}"
+        );
+        let ping = message(r#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#);
+        assert_eq!(audience.hear(&ping, &mut out), Hearing::Gateway);
+        assert_eq!(
+            told(&mut out),
+            "{\"jsonrpc\":\"2.0\",\"id\":\"p\",\"result\":{}}\n"
+        );
+    }
+
+    #[test]
+    fn subscriptions_are_counted_by_uri() {
+        let (mut audience, mut out) = of(Isolation::Tenant);
+        let uri = || Box::<[u8]>::from(&br#""file:///a""#[..]);
+        let updated = |uri: &str| {
+            message(&format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{{"uri":"{uri}"}}}}"#
+            ))
+        };
+        let first = call(1, 1);
+        assert_eq!(
+            audience.subscription(first, uri(), true, b"first\n", &mut out),
+            None
+        );
+        assert_eq!(told(&mut out), "first\n");
+        assert_eq!(
+            audience.hear(&updated("file:///a"), &mut out),
+            Hearing::Nobody,
+            "not confirmed"
+        );
+        let confirmed = format!(r#"{{"jsonrpc":"2.0","id":{first},"result":{{}}}}"#);
+        audience.hear(&message(&confirmed), &mut out);
+        let second = call(2, 1);
+        let answer = audience.subscription(second, uri(), true, b"second\n", &mut out);
+        assert_eq!(
+            answer.unwrap(),
+            format!(r#"{{"jsonrpc":"2.0","id":{second},"result":{{}}}}"#)
+        );
+        assert_eq!(told(&mut out), "", "the child has it already");
+        let both = Hearing::Sessions(vec![1, 2]);
+        assert_eq!(audience.hear(&updated("file:///a"), &mut out), both);
+        assert_eq!(
+            audience.hear(&updated("file:///a/b"), &mut out),
+            both,
+            "a sub-resource"
+        );
+        assert_eq!(
+            audience.hear(&updated("file:///ab"), &mut out),
+            Hearing::Nobody
+        );
+        // One who holds nothing ends nothing.
+        assert!(
+            audience
+                .subscription(call(3, 1), uri(), false, b"no\n", &mut out)
+                .is_some()
+        );
+        audience.leave(1, &mut out);
+        assert_eq!(told(&mut out), "");
+        assert_eq!(
+            audience.hear(&updated("file:///a"), &mut out),
+            Hearing::Sessions(vec![2])
+        );
+        audience.leave(2, &mut out);
+        assert!(told(&mut out).contains(r#""resources/unsubscribe","params":{"uri":"file:///a"}"#));
+        assert!(!audience.is_subscribed());
+    }
+
+    #[test]
+    fn a_refused_subscription_is_none() {
+        let (mut audience, mut out) = of(Isolation::Tenant);
+        audience.subscription(call(1, 1), Box::from(&b"\"x\""[..]), true, b"l\n", &mut out);
+        let error = format!(
+            r#"{{"jsonrpc":"2.0","id":{},"error":{{"code":1,"message":""}}}}"#,
+            call(1, 1)
+        );
+        assert_eq!(
+            audience.hear(&message(&error), &mut out),
+            Hearing::Sessions(vec![1])
+        );
+        assert!(!audience.is_subscribed());
+    }
+
+    #[test]
+    fn the_child_has_the_lowest_level_and_each_session_its_own() {
+        let (mut audience, mut out) = of(Isolation::Principal);
+        let log = |level: &str| message(&LOG.replace("info", level));
+        assert_eq!(
+            audience.hear(&log("debug"), &mut out),
+            Hearing::Sessions(vec![1, 2, 3])
+        );
+        audience.set_level(1, level("error").unwrap(), &mut out);
+        assert!(told(&mut out).contains(r#"{"level":"error"}"#));
+        audience.set_level(2, level("debug").unwrap(), &mut out);
+        assert!(told(&mut out).contains(r#"{"level":"debug"}"#));
+        assert_eq!(
+            audience.hear(&log("debug"), &mut out),
+            Hearing::Sessions(vec![2])
+        );
+        assert_eq!(
+            audience.hear(&log("notice"), &mut out),
+            Hearing::Sessions(vec![2, 3])
+        );
+        assert_eq!(
+            audience.hear(&log("alert"), &mut out),
+            Hearing::Sessions(vec![1, 2, 3])
+        );
+        audience.leave(2, &mut out);
+        assert!(
+            told(&mut out).contains(r#"{"level":"error"}"#),
+            "the lowest of those left"
+        );
+    }
+}

@@ -1,0 +1,206 @@
+//! Restart policy: when something that keeps failing may be started again (DESIGN section 4,
+//! "Restarts"). Pure: the time and the randomness are passed in.
+//!
+//! One circuit counts the failed starts of a launch specification, another the crashes of each
+//! session's or shared child.
+
+use std::{collections::VecDeque, time::Duration};
+
+use tokio::time::Instant;
+
+/// Failures of one thing within the last [`WINDOW`], and what follows from them.
+#[derive(Debug, Default)]
+pub(crate) struct Circuit {
+    failures: VecDeque<Instant>,
+    state: State,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    /// Starts are allowed, but not before this time.
+    #[default]
+    Closed,
+    /// Wait until then.
+    Backoff(Instant),
+    /// No starts until then, and after it one alone.
+    Open(Instant),
+    /// The one start after an open circuit is under way since then.
+    Probing(Instant),
+}
+
+/// Whether something may be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Now.
+    Now,
+    /// After this long.
+    After(Duration),
+    /// No; ask again after this long.
+    Open(Duration),
+}
+
+/// Failures older than this do not count.
+const WINDOW: Duration = Duration::from_secs(30);
+
+/// One failure more than this within the window opens the circuit.
+const FAILURES: usize = 5;
+
+/// How long the first failure delays the next start; it doubles with each.
+const FIRST: Duration = Duration::from_millis(200);
+
+/// The longest delay, and how long an open circuit stays so.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// A probe that neither failed nor succeeded after this long was given up by its caller.
+const PROBE: Duration = Duration::from_mins(2);
+
+impl Circuit {
+    /// Whether it would be allowed to start; changes nothing.
+    pub(crate) fn peek(&self, now: Instant) -> Verdict {
+        match self.state {
+            State::Backoff(until) if now < until => Verdict::After(until - now),
+            State::Open(until) if now < until => Verdict::Open(until - now),
+            State::Probing(since) if now < since + PROBE => Verdict::Open(FIRST),
+            _ => Verdict::Now,
+        }
+    }
+
+    /// Asks to start; `Now` of an open circuit is its one probe.
+    pub(crate) fn ask(&mut self, now: Instant) -> Verdict {
+        let verdict = self.peek(now);
+        if verdict == Verdict::Now && matches!(self.state, State::Open(_) | State::Probing(_)) {
+            self.state = State::Probing(now);
+        }
+        verdict
+    }
+
+    /// Whether nothing is started for a while; says nothing about a backoff.
+    pub(crate) fn is_open(&self, now: Instant) -> bool {
+        match self.state {
+            State::Open(until) => now < until,
+            State::Probing(_) => true,
+            State::Closed | State::Backoff(_) => false,
+        }
+    }
+
+    /// It failed. `jitter` from 0 to 1 shortens the wait by up to a half, so that many that
+    /// failed together do not start together. Returns whether the circuit opened by it.
+    pub(crate) fn failed(&mut self, now: Instant, jitter: f64) -> bool {
+        let is_probe = matches!(self.state, State::Probing(_));
+        let is_open = matches!(self.state, State::Open(_));
+        let recent = |at: &Instant| now.saturating_duration_since(*at) < WINDOW;
+        while self.failures.front().is_some_and(|at| !recent(at)) {
+            self.failures.pop_front();
+        }
+        self.failures.push_back(now);
+        let jittered = |wait: Duration| wait.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0);
+        if is_probe || self.failures.len() > FAILURES {
+            // Starts that were under way when it opened do not keep it open for longer.
+            if !is_open {
+                self.state = State::Open(now + jittered(LONGEST));
+            }
+            while self.failures.len() > FAILURES {
+                self.failures.pop_front();
+            }
+            return !is_open;
+        }
+        let doublings = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX);
+        let wait = FIRST.saturating_mul(1 << doublings.min(16)).min(LONGEST);
+        self.state = State::Backoff(now + jittered(wait));
+        false
+    }
+
+    /// A start succeeded: an open circuit closes. It counts nothing otherwise.
+    pub(crate) fn succeeded(&mut self) {
+        if matches!(self.state, State::Probing(_) | State::Open(_)) {
+            self.failures.clear();
+            self.state = State::Closed;
+        }
+    }
+
+    /// Whether it has nothing to remember any more.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        let last = self.failures.back();
+        !self.is_open(now)
+            && last.is_none_or(|at| now.saturating_duration_since(*at) >= WINDOW)
+            && !matches!(self.state, State::Backoff(until) if now < until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backs_off_opens_and_closes_by_one_probe() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut circuit = Circuit::default();
+        assert_eq!(circuit.ask(at(0)), Verdict::Now);
+        let mut now = 0;
+        for wait in [200, 400, 800, 1600, 3200] {
+            assert!(!circuit.failed(at(now), 0.0), "after {now} ms");
+            assert_eq!(
+                circuit.ask(at(now)),
+                Verdict::After(Duration::from_millis(wait))
+            );
+            now += wait;
+            assert_eq!(circuit.ask(at(now)), Verdict::Now);
+        }
+        assert!(circuit.failed(at(now), 0.0), "the sixth within 30 s");
+        assert!(circuit.is_open(at(now)));
+        assert!(!circuit.failed(at(now + 1), 0.0), "it was open before");
+        assert_eq!(
+            circuit.ask(at(now)),
+            Verdict::Open(Duration::from_secs(30)),
+            "not prolonged by what was under way"
+        );
+        let later = now + 30_000;
+        assert_eq!(circuit.ask(at(later)), Verdict::Now, "the probe");
+        assert_eq!(circuit.ask(at(later)), Verdict::Open(FIRST), "only one");
+        assert!(circuit.failed(at(later), 1.0), "and it opens again");
+        assert_eq!(
+            circuit.ask(at(later)),
+            Verdict::Open(Duration::from_secs(15)),
+            "jitter halves at most"
+        );
+        assert_eq!(circuit.ask(at(later + 15_000)), Verdict::Now);
+        circuit.succeeded();
+        assert_eq!(circuit.ask(at(later + 15_001)), Verdict::Now);
+        assert!(circuit.is_idle(at(later + 15_001)));
+    }
+
+    #[test]
+    fn failures_that_are_far_apart_never_open_it() {
+        let start = Instant::now();
+        let mut circuit = Circuit::default();
+        for count in 0..20 {
+            let now = start + Duration::from_secs(7 * count);
+            assert!(!circuit.failed(now, 0.5));
+            circuit.succeeded();
+            assert!(!circuit.is_open(now));
+        }
+    }
+
+    #[test]
+    fn a_success_between_failures_counts_nothing() {
+        let now = Instant::now();
+        let mut circuit = Circuit::default();
+        for count in 0..6 {
+            circuit.succeeded();
+            assert_eq!(circuit.failed(now, 0.0), count == 5);
+        }
+    }
+
+    #[test]
+    fn a_probe_that_was_given_up_does_not_block_for_ever() {
+        let now = Instant::now();
+        let mut circuit = Circuit::default();
+        for _ in 0..6 {
+            circuit.failed(now, 0.0);
+        }
+        let later = now + LONGEST;
+        assert_eq!(circuit.ask(later), Verdict::Now);
+        assert_eq!(circuit.ask(later + PROBE), Verdict::Now);
+    }
+}

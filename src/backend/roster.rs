@@ -1,0 +1,273 @@
+//! What runs: every child with its state, and the handles by which it is restarted.
+//!
+//! Written by the owners of children as things happen, read by whoever asks. Not here: starting
+//! or stopping anything (`pool`, `hub`).
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{
+        Arc, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use super::stderr::Tail;
+use crate::telemetry::{ChildState, Metrics};
+use tokio::time::Instant;
+
+/// All children of the gateway.
+pub(crate) struct Roster {
+    entries: RwLock<BTreeMap<u64, Arc<Entry>>>,
+    last: AtomicU64,
+    metrics: Arc<Metrics>,
+}
+
+/// One child.
+pub(crate) struct Entry {
+    number: u64,
+    tenant: String,
+    server: String,
+    born: Instant,
+    guard: AtomicU32,
+    state: AtomicU8,
+    calls: AtomicU32,
+    restarts: u32,
+    stderr: OnceLock<Tail>,
+    metrics: Arc<Metrics>,
+    restart: AtomicU8,
+    /// Wakes the owner when a restart is asked for.
+    wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// How a child is to be ended so that the next request starts another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Restart {
+    /// When its calls have ended.
+    Drain = 1,
+    /// At once.
+    Now = 2,
+}
+
+/// A child as an operator sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// Its number in this gateway, never used twice.
+    pub(crate) number: u64,
+    /// Whose it is.
+    pub(crate) tenant: String,
+    /// What it was started for.
+    pub(crate) server: String,
+    /// The process id of its guard.
+    pub(crate) guard: u32,
+    /// The process id of the server itself, once it runs.
+    pub(crate) pid: Option<u32>,
+    /// What it does.
+    pub(crate) state: ChildState,
+    /// How long it runs.
+    pub(crate) age: Duration,
+    /// How often its session, or its shared key, lost a child before it.
+    pub(crate) restarts: u32,
+    /// Calls in flight.
+    pub(crate) calls: u32,
+    /// Resident memory of it and everything below it, in bytes.
+    pub(crate) memory: u64,
+    /// Processor time of the same so far.
+    pub(crate) cpu: Duration,
+    /// The newest bytes of its stderr.
+    pub(crate) stderr: Vec<u8>,
+}
+
+impl Roster {
+    /// An empty one.
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        Self {
+            entries: RwLock::default(),
+            last: AtomicU64::new(0),
+            metrics,
+        }
+    }
+
+    /// Adds a child that is about to start.
+    pub(crate) fn add(&self, tenant: &str, server: &str, restarts: u32) -> Arc<Entry> {
+        let entry = Arc::new(Entry {
+            number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
+            tenant: tenant.to_owned(),
+            server: server.to_owned(),
+            born: Instant::now(),
+            guard: AtomicU32::new(0),
+            state: AtomicU8::new(ChildState::Starting as u8),
+            calls: AtomicU32::new(0),
+            restarts,
+            stderr: OnceLock::new(),
+            metrics: Arc::clone(&self.metrics),
+            restart: AtomicU8::new(0),
+            wake: OnceLock::new(),
+        });
+        self.metrics.child_state(None, Some(ChildState::Starting));
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.insert(entry.number, Arc::clone(&entry));
+        entry
+    }
+
+    /// Takes out a child that is gone.
+    pub(crate) fn remove(&self, entry: &Entry) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if entries.remove(&entry.number).is_some() {
+            self.metrics.child_state(Some(entry.state()), None);
+        }
+    }
+
+    fn all(&self, is_meant: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let meant = entries.values().filter(|entry| is_meant(entry));
+        meant.cloned().collect()
+    }
+
+    /// How many children a tenant has.
+    pub(crate) fn count(&self, tenant: &str) -> usize {
+        self.all(|entry| entry.tenant == tenant).len()
+    }
+
+    /// All children, oldest first; reads `/proc`, so not for a call's path.
+    pub(crate) fn list(&self) -> Vec<Seen> {
+        let seen = |entry: Arc<Entry>| {
+            let guard = entry.guard.load(Ordering::Relaxed);
+            let usage = Usage::of(guard);
+            Seen {
+                number: entry.number,
+                tenant: entry.tenant.clone(),
+                server: entry.server.clone(),
+                guard,
+                pid: below(guard).first().copied(),
+                state: entry.state(),
+                age: entry.age(),
+                restarts: entry.restarts,
+                calls: entry.calls.load(Ordering::Relaxed),
+                memory: usage.memory,
+                cpu: usage.cpu,
+                stderr: entry.stderr.get().map(Tail::bytes).unwrap_or_default(),
+            }
+        };
+        self.all(|_| true).into_iter().map(seen).collect()
+    }
+
+    /// Ends the children of a server: now, or when their calls have ended. Sessions go on with
+    /// new ones. Returns how many were told.
+    pub(crate) fn restart(&self, tenant: &str, server: &str, how: Restart) -> usize {
+        let meant = self.all(|entry| entry.tenant == tenant && entry.server == server);
+        for entry in &meant {
+            entry.restart.fetch_max(how as u8, Ordering::Relaxed);
+            if let Some(wake) = entry.wake.get() {
+                wake();
+            }
+        }
+        meant.len()
+    }
+}
+
+impl Entry {
+    /// How long it runs.
+    pub(crate) fn age(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    /// Notes the guard and the stderr, once it runs.
+    pub(super) fn started(&self, guard: Option<u32>, stderr: Tail) {
+        let guard = guard.unwrap_or_default();
+        self.guard.store(guard, Ordering::Relaxed);
+        _ = self.stderr.set(stderr);
+    }
+
+    /// Whoever owns the child is woken by `wake` to look at [`Entry::restart`].
+    pub(crate) fn on_restart(&self, wake: impl Fn() + Send + Sync + 'static) {
+        _ = self.wake.set(Box::new(wake));
+    }
+
+    /// Whether the child is to be ended.
+    pub(crate) fn restart(&self) -> Option<Restart> {
+        match self.restart.load(Ordering::Relaxed) {
+            0 => None,
+            1 => Some(Restart::Drain),
+            _ => Some(Restart::Now),
+        }
+    }
+
+    /// What the child does.
+    pub(crate) fn state(&self) -> ChildState {
+        ChildState::from(self.state.load(Ordering::Relaxed))
+    }
+
+    /// Notes what the child does.
+    pub(crate) fn set(&self, state: ChildState) {
+        let before = self.state.swap(state as u8, Ordering::Relaxed);
+        if before != state as u8 {
+            self.metrics
+                .child_state(Some(ChildState::from(before)), Some(state));
+        }
+    }
+
+    /// Notes how many calls it has; a child that is stopping stays so.
+    pub(crate) fn set_calls(&self, calls: usize) {
+        let calls = u32::try_from(calls).unwrap_or(u32::MAX);
+        let before = self.calls.swap(calls, Ordering::Relaxed);
+        match (before, calls, self.state()) {
+            (_, _, ChildState::Stopping | ChildState::Starting) => {}
+            (0, 1.., _) => self.set(ChildState::Busy),
+            (1.., 0, _) => self.set(ChildState::Idle),
+            _ => {}
+        }
+    }
+}
+
+/// What a tree of processes uses.
+#[derive(Default)]
+struct Usage {
+    memory: u64,
+    cpu: Duration,
+}
+
+impl Usage {
+    /// Of everything below a guard.
+    fn of(guard: u32) -> Self {
+        let mut usage = Self::default();
+        for pid in below(guard) {
+            // `pid (name) state ppid …`: utime and stime are fields 14 and 15, rss is 24.
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+            let field = |number: usize| -> u64 {
+                let text = rest.split_ascii_whitespace().nth(number - 3);
+                text.and_then(|text| text.parse().ok()).unwrap_or(0)
+            };
+            let tick = Duration::from_secs(1) / 100;
+            let ticks = u32::try_from(field(14) + field(15)).unwrap_or(u32::MAX);
+            usage.cpu += tick.saturating_mul(ticks);
+            usage.memory += field(24) * rustix::param::page_size() as u64;
+        }
+        usage
+    }
+}
+
+/// The processes below one, parents first.
+fn below(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut parents = vec![pid];
+    while let Some(parent) = parents.pop() {
+        let path = format!("/proc/{parent}/task/{parent}/children");
+        let children = fs::read_to_string(path).unwrap_or_default();
+        let children = children.split_ascii_whitespace();
+        for child in children.filter_map(|text| text.parse().ok()) {
+            found.push(child);
+            parents.push(child);
+        }
+        if found.len() > MOST {
+            break;
+        }
+    }
+    found
+}
+
+/// Processes of one tree that are looked at.
+const MOST: usize = 4096;

@@ -1,0 +1,500 @@
+//! A child that several sessions share (`isolation = "principal"` or `"tenant"`): one task owns
+//! it, and sends each line that the child says to exactly those it belongs to.
+//!
+//! Not here: who those are (`audience`), which session uses which child (`shares`), and what a
+//! session does with what it hears (`hub`).
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::{BufMut, Bytes};
+use tokio::{
+    select,
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    audience::{Audience, Hearing, Level, number, owner, refuse},
+    pool::{Place, Pool, Refused, Started},
+    roster::Restart,
+    stdio::{Child, Happened},
+};
+use crate::{
+    control::Server,
+    protocol::{
+        json,
+        message::{Kind, Message},
+        revision::{self, Revision},
+    },
+    telemetry::{ChildState, Exit},
+};
+
+/// What a session wants of a shared child.
+pub(super) enum Wanted {
+    /// To be one of its sessions, under this number.
+    Join {
+        /// The session's number.
+        number: u32,
+        /// Where what concerns it goes.
+        inbox: mpsc::Sender<Heard>,
+    },
+    /// To be none any more.
+    Leave(u32),
+    /// Whole lines for the child.
+    Lines(Bytes),
+    /// A subscription, or its end: the line, and the gateway's id of it.
+    Subscription {
+        /// The id of the request.
+        call: u64,
+        /// The raw URI.
+        uri: Box<[u8]>,
+        /// Whether it begins or ends.
+        begins: bool,
+        /// The request as the child would get it.
+        line: Bytes,
+    },
+    /// The least severe log messages that a session wants.
+    Level(u32, Level),
+    /// A sign of life: a call was overdue.
+    Probe,
+}
+
+/// What a session hears of a shared child.
+pub(crate) enum Heard {
+    /// This message.
+    Message(Box<Message>),
+    /// An answer to this call that is not valid JSON.
+    Garbage(u64),
+    /// The child is gone, or goes.
+    Ended(Loss),
+}
+
+/// Why a shared child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// By itself, or because it did not answer.
+    Crash,
+    /// A line above the limit.
+    TooLong,
+    /// It had nothing to do.
+    Idle,
+    /// An operator said so.
+    Restart,
+}
+
+/// What the child said of itself at its start.
+#[derive(Debug)]
+pub(crate) struct Hello {
+    /// The revision that it speaks.
+    pub(crate) revision: Revision,
+    /// The result of its `initialize`.
+    pub(crate) result: Bytes,
+}
+
+/// How far a shared child is.
+#[derive(Clone)]
+pub(super) enum Standing {
+    /// It has not answered `initialize`.
+    Starting,
+    /// It serves.
+    Ready(Arc<Hello>),
+    /// It never will.
+    Failed(Refused),
+}
+
+/// What others see of a shared child.
+#[derive(Clone)]
+pub(super) struct Handle {
+    pub(super) lane: mpsc::Sender<Wanted>,
+    pub(super) standing: watch::Receiver<Standing>,
+    /// Calls in flight of all sessions.
+    pub(super) load: Arc<AtomicUsize>,
+    /// Whether it takes no new sessions.
+    pub(super) is_closing: Arc<AtomicBool>,
+}
+
+/// Messages waiting for a session; one that does not take them in time loses its place.
+pub(super) const INBOX: usize = 256;
+
+/// What sessions want that waits for the child's task.
+pub(super) const LANE: usize = 256;
+
+/// How long a session may leave its inbox full.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a child has to show that it lives.
+const PROBE: Duration = Duration::from_secs(5);
+
+/// How often what time brings is looked at.
+const TICK: Duration = Duration::from_millis(500);
+
+/// What a child may say on its own within a window, as for a child of one session.
+const PACE: (u32, Duration) = (2000, Duration::from_millis(100));
+
+/// The task that owns a shared child.
+pub(super) struct Shared {
+    pub(super) pool: Arc<Pool>,
+    pub(super) server: Arc<Server>,
+    pub(super) wanted: mpsc::Receiver<Wanted>,
+    pub(super) standing: watch::Sender<Standing>,
+    pub(super) load: Arc<AtomicUsize>,
+    pub(super) is_closing: Arc<AtomicBool>,
+    pub(super) drain: CancellationToken,
+    pub(super) halt: CancellationToken,
+}
+
+/// The sessions of a running child, and what it owes them.
+struct Running {
+    shared: Shared,
+    child: Child,
+    place: Place,
+    audience: Audience,
+    /// Where each session of the audience hears.
+    members: HashMap<u32, mpsc::Sender<Heard>>,
+    used: Instant,
+    probe: Option<Instant>,
+    pace: (Instant, u32),
+    wake: Arc<tokio::sync::Notify>,
+}
+
+impl Shared {
+    /// Starts the child and serves its sessions until it ends. Returns how it ended, for the
+    /// crash count of its key.
+    pub(super) async fn run(self, restarts: u32, not_before: Option<Instant>) -> Option<Loss> {
+        let (pool, server) = (Arc::clone(&self.pool), Arc::clone(&self.server));
+        let getting = pool.get(server, restarts, not_before);
+        let got = self.halt.run_until_cancelled(getting).await;
+        let Started { child, place } = match got {
+            Some(Ok(started)) => started,
+            Some(Err(refused)) => {
+                self.standing.send_replace(Standing::Failed(refused));
+                return None;
+            }
+            None => return None,
+        };
+        let now = Instant::now();
+        let mut running = Running {
+            audience: Audience::new(self.server.supervision.isolation),
+            shared: self,
+            child,
+            place,
+            members: HashMap::new(),
+            used: now,
+            probe: None,
+            pace: (now, 0),
+            wake: Arc::default(),
+        };
+        let hello = match running.start().await {
+            Ok(hello) => hello,
+            Err(why) => {
+                running.place.fail();
+                running
+                    .shared
+                    .standing
+                    .send_replace(Standing::Failed(Refused::Failed(why)));
+                running.end(Exit::FailedStart).await;
+                return None;
+            }
+        };
+        running.place.succeeded();
+        let wake = Arc::clone(&running.wake);
+        running.place.entry().on_restart(move || wake.notify_one());
+        running
+            .shared
+            .standing
+            .send_replace(Standing::Ready(Arc::new(hello)));
+        let loss = running.serve().await;
+        running.shared.is_closing.store(true, Ordering::Relaxed);
+        for inbox in running.members.values() {
+            // A session that does not listen notices that its inbox is closed.
+            _ = inbox.try_send(Heard::Ended(loss));
+        }
+        running.members.clear();
+        running.shared.wanted.close();
+        let exit = match loss {
+            Loss::Crash | Loss::TooLong => Exit::Crashed,
+            Loss::Idle => Exit::Idle,
+            Loss::Restart => Exit::Stopped,
+        };
+        running.end(exit).await;
+        Some(loss)
+    }
+}
+
+impl Running {
+    /// Initializes the child in the gateway's own name: no capabilities, so that it asks nothing
+    /// that nobody could answer (DESIGN section 4).
+    async fn start(&mut self) -> Result<Hello, &'static str> {
+        let clock = self.shared.server.clocks.start;
+        let newest = revision::ALL[0].as_str();
+        let version = env!("CARGO_PKG_VERSION");
+        self.child.out().extend_from_slice(
+            format!(
+                r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{newest}","capabilities":{{}},"clientInfo":{{"name":"lockgate","version":"{version}"}}}}}}"#
+            )
+            .as_bytes(),
+        );
+        self.child.out().put_u8(b'\n');
+        self.child.try_flush();
+        let halt = self.shared.halt.clone();
+        let hello = async {
+            loop {
+                match self.child.next().await {
+                    Happened::Line(line) => {
+                        let Ok(message) = Message::parse(line) else {
+                            self.shared.pool.metrics.noise_line();
+                            continue;
+                        };
+                        if message.id() == Some(b"0") && message.kind() == Kind::Error {
+                            return Err("backend_refused");
+                        }
+                        if message.id() == Some(b"0") && message.kind() == Kind::Result {
+                            return hello(&message).ok_or("unsupported_revision");
+                        }
+                        if message.kind() == Kind::Request {
+                            refuse(&message, message.method(), self.child.out());
+                            self.child.try_flush();
+                        }
+                    }
+                    Happened::TooLong => return Err("oversized_line"),
+                    Happened::Closed | Happened::Exited(_) => return Err("backend_exited"),
+                }
+            }
+        };
+        let limit = if clock.is_zero() { FOREVER } else { clock };
+        let hello = halt
+            .run_until_cancelled(timeout(limit, hello))
+            .await
+            .ok_or("backend_exited")?
+            .map_err(|_| "timeout")??;
+        self.child
+            .out()
+            .extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n");
+        self.child.try_flush();
+        Ok(hello)
+    }
+
+    async fn serve(&mut self) -> Loss {
+        let (drain, halt) = (self.shared.drain.clone(), self.shared.halt.clone());
+        let mut tick = Instant::now() + TICK;
+        let mut paced: Option<Instant> = None;
+        let wake = Arc::clone(&self.wake);
+        loop {
+            select! {
+                biased;
+                () = halt.cancelled() => return Loss::Idle,
+                wanted = self.shared.wanted.recv() => match wanted {
+                    Some(wanted) => {
+                        self.wanted(wanted);
+                        while let Ok(wanted) = self.shared.wanted.try_recv() {
+                            self.wanted(wanted);
+                        }
+                        self.child.try_flush();
+                    }
+                    None => return Loss::Idle,
+                },
+                happened = self.child.next(), if paced.is_none() => match happened {
+                    Happened::Line(line) => {
+                        self.line(line).await;
+                        paced = self.paced();
+                    }
+                    Happened::TooLong => return Loss::TooLong,
+                    Happened::Closed | Happened::Exited(_) => return Loss::Crash,
+                },
+                () = wake.notified() => {}
+                () = sleep_until(paced.unwrap_or(tick)) => {
+                    paced = None;
+                    tick = Instant::now() + TICK;
+                    if let Some(loss) = self.tick(tick - TICK) {
+                        return loss;
+                    }
+                }
+            }
+            match self.place.entry().restart() {
+                Some(Restart::Now) => return Loss::Restart,
+                Some(Restart::Drain) => {
+                    self.shared.is_closing.store(true, Ordering::Relaxed);
+                    if self.shared.load.load(Ordering::Relaxed) == 0 {
+                        return Loss::Restart;
+                    }
+                }
+                None => {}
+            }
+            if drain.is_cancelled() && self.audience.is_empty() {
+                return Loss::Idle;
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Instant) -> Option<Loss> {
+        if self.probe.is_some_and(|until| until <= now) {
+            tracing::warn!(
+                server.name = self.shared.server.name,
+                "the shared child does not answer a ping: it is ended"
+            );
+            return Some(Loss::Crash);
+        }
+        let gone: Vec<u32> = self
+            .members
+            .iter()
+            .filter(|(_, inbox)| inbox.is_closed())
+            .map(|(number, _)| *number)
+            .collect();
+        for number in gone {
+            self.leave(number);
+        }
+        let calls = self.shared.load.load(Ordering::Relaxed);
+        self.place.entry().set_calls(calls);
+        if calls > 0 || self.audience.is_subscribed() {
+            self.used = now;
+        }
+        let idle = self.shared.server.supervision.idle;
+        (!idle.is_zero() && now.saturating_duration_since(self.used) >= idle).then_some(Loss::Idle)
+    }
+
+    fn wanted(&mut self, wanted: Wanted) {
+        match wanted {
+            Wanted::Join { number, inbox } => {
+                self.used = Instant::now();
+                self.members.insert(number, inbox);
+                self.audience.join(number);
+            }
+            Wanted::Leave(number) => self.leave(number),
+            Wanted::Lines(lines) => {
+                self.used = Instant::now();
+                self.child.out().extend_from_slice(&lines);
+            }
+            Wanted::Subscription {
+                call,
+                uri,
+                begins,
+                line,
+            } => {
+                self.used = Instant::now();
+                let out = self.child.out();
+                let answer = self.audience.subscription(call, uri, begins, &line, out);
+                let inbox = self.members.get(&owner(call));
+                if let Some((line, inbox)) = answer.zip(inbox)
+                    && let Ok(message) = Message::parse(line)
+                {
+                    _ = inbox.try_send(Heard::Message(Box::new(message)));
+                }
+            }
+            Wanted::Level(number, level) => {
+                self.audience.set_level(number, level, self.child.out());
+            }
+            Wanted::Probe => {
+                self.child
+                    .out()
+                    .extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"ping\"}\n");
+                self.probe.get_or_insert(Instant::now() + PROBE);
+            }
+        }
+    }
+
+    /// Takes a session out.
+    fn leave(&mut self, number: u32) {
+        self.members.remove(&number);
+        self.audience.leave(number, self.child.out());
+        self.child.try_flush();
+    }
+
+    async fn line(&mut self, line: Bytes) {
+        self.probe = None;
+        let Ok(message) = Message::parse(line.clone()) else {
+            return self.garbage(&line).await;
+        };
+        match self.audience.hear(&message, self.child.out()) {
+            Hearing::Sessions(numbers) => {
+                for number in numbers {
+                    let heard = Heard::Message(Box::new(message.clone()));
+                    self.send(number, heard).await;
+                }
+            }
+            Hearing::Gateway => self.child.try_flush(),
+            Hearing::Nobody => self.dropped(),
+        }
+    }
+
+    async fn garbage(&mut self, line: &[u8]) {
+        self.shared.pool.metrics.noise_line();
+        if let Some(call) = salvaged(line).filter(|call| *call != 0) {
+            self.send(owner(call), Heard::Garbage(call)).await;
+        }
+    }
+
+    async fn send(&mut self, number: u32, heard: Heard) {
+        let Some(inbox) = self.members.get(&number) else {
+            return self.dropped();
+        };
+        // One that does not take what it is sent must not hold up the others.
+        if !matches!(timeout(PATIENCE, inbox.send(heard)).await, Ok(Ok(()))) {
+            self.leave(number);
+        }
+    }
+
+    fn dropped(&self) {
+        let why = crate::telemetry::Dropped::Unknown;
+        self.shared.pool.metrics.message_dropped(why);
+    }
+
+    /// Until when the child is not read, if it says too much.
+    fn paced(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let (began, count) = &mut self.pace;
+        if now.duration_since(*began) >= PACE.1 {
+            (*began, *count) = (now, 0);
+        }
+        *count += 1;
+        // Answers are paced by those who ask.
+        let calls = u32::try_from(self.shared.load.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        (*count >= PACE.0.saturating_add(calls.saturating_mul(64))).then_some(*began + PACE.1)
+    }
+
+    async fn end(self, why: Exit) {
+        let Self {
+            shared,
+            child,
+            place,
+            ..
+        } = self;
+        place.entry().set(ChildState::Stopping);
+        match why {
+            Exit::Crashed | Exit::FailedStart => child.kill().await,
+            _ => child.stop(shared.server.clocks.stop).await,
+        };
+        shared.pool.metrics.child_exited(why);
+    }
+}
+
+/// What a child said of itself; nothing for a revision that this build does not know.
+fn hello(message: &Message) -> Option<Hello> {
+    let result = message.result()?;
+    let name = json::decoded(json::get(result, "protocolVersion")?)?;
+    Some(Hello {
+        revision: Revision::parse(&name)?,
+        result: Bytes::copy_from_slice(result),
+    })
+}
+
+/// The call that a line which is no JSON was meant to answer, as far as that can be read.
+pub(crate) fn salvaged(line: &[u8]) -> Option<u64> {
+    let readable: String = String::from_utf8_lossy(line)
+        .chars()
+        .map(|letter| if letter.is_control() { ' ' } else { letter })
+        .collect();
+    let message = Message::parse(readable.into()).ok()?;
+    let is_answer = matches!(message.kind(), Kind::Result | Kind::Error);
+    message.id().filter(|_| is_answer).and_then(number)
+}
+
+/// For a clock that is off.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);

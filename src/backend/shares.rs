@@ -1,0 +1,330 @@
+//! Which shared child a session uses: the one with the fewest calls in flight, a new one while
+//! all are busy and `max_children` allows it.
+//!
+//! Not here: the child itself (`shared`).
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    audience::Level,
+    circuit::{Circuit, Verdict},
+    pool::{Pool, Refused, Spec, spec},
+    shared::{Handle, Heard, Hello, INBOX, LANE, Loss, Shared, Standing, Wanted},
+};
+use crate::control::Server;
+
+/// All shared children.
+pub(crate) struct Shares {
+    pool: Arc<Pool>,
+    keys: RwLock<HashMap<Key, Shelf>>,
+    last: AtomicU32,
+    tracker: TaskTracker,
+    drain: CancellationToken,
+    halt: CancellationToken,
+}
+
+/// Who shares children: a launch specification, and the principal where only one may.
+type Key = (Spec, Option<Box<str>>);
+
+/// The children of one key.
+#[derive(Default)]
+struct Shelf {
+    handles: Vec<Handle>,
+    /// Crashes after the start; failed starts are counted by specification (`pool`).
+    crashes: Circuit,
+    restarts: u32,
+}
+
+/// A session's place in a shared child. Dropping it takes the session out.
+pub(crate) struct Member {
+    number: u32,
+    lane: mpsc::Sender<Wanted>,
+    inbox: mpsc::Receiver<Heard>,
+    /// Lines that are not sent yet.
+    out: BytesMut,
+    load: Arc<AtomicUsize>,
+    calls: usize,
+    /// What the child said of itself.
+    pub(crate) hello: Arc<Hello>,
+}
+
+/// A child that lived for so long has shown that it works.
+pub(crate) const STABLE: Duration = Duration::from_secs(30);
+
+/// How often a child that went while it was being joined is replaced.
+const TRIES: usize = 3;
+
+impl Shares {
+    /// None yet.
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        tracker: TaskTracker,
+        drain: CancellationToken,
+        halt: CancellationToken,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            pool,
+            keys: RwLock::default(),
+            last: AtomicU32::new(0),
+            tracker,
+            drain,
+            halt,
+        })
+    }
+
+    /// A number for a session: its ids towards shared children begin with it. Never given twice
+    /// while anything remembers it.
+    pub(crate) fn number(&self) -> u32 {
+        // 29 bits: with CALL_BITS a number that JavaScript keeps exactly (2^53).
+        const MASK: u32 = (1 << 29) - 1;
+        loop {
+            let number = self.last.fetch_add(1, Ordering::Relaxed) & MASK;
+            if number != 0 {
+                return number;
+            }
+        }
+    }
+
+    /// A place in a child of `server` that the sessions of `principal` share; of all principals
+    /// where that is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::get`]; `Failed` if the child did not start.
+    pub(crate) async fn join(
+        self: Arc<Self>,
+        server: Arc<Server>,
+        principal: Option<Box<str>>,
+        number: u32,
+    ) -> Result<Member, Refused> {
+        let key = (spec(&server), principal);
+        for _ in 0..TRIES {
+            let handle = self.pick(&key, &server)?;
+            let mut standing = handle.standing.clone();
+            let settled = standing
+                .wait_for(|standing| !matches!(standing, Standing::Starting))
+                .await
+                .map(|standing| standing.clone());
+            let hello = match settled {
+                Ok(Standing::Ready(hello)) => hello,
+                Ok(Standing::Failed(why)) => return Err(why),
+                Ok(Standing::Starting) | Err(_) => continue,
+            };
+            let (inbox, heard) = mpsc::channel(INBOX);
+            if handle
+                .lane
+                .send(Wanted::Join { number, inbox })
+                .await
+                .is_ok()
+            {
+                return Ok(Member {
+                    number,
+                    lane: handle.lane,
+                    inbox: heard,
+                    out: BytesMut::new(),
+                    load: handle.load,
+                    calls: 0,
+                    hello,
+                });
+            }
+        }
+        Err(Refused::Failed("backend_exited"))
+    }
+
+    fn pick(self: &Arc<Self>, key: &Key, server: &Arc<Server>) -> Result<Handle, Refused> {
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if keys.len() > 64 {
+            keys.retain(|_, shelf| !shelf.is_empty(now));
+        }
+        let shelf = keys.entry(key.clone()).or_default();
+        shelf.handles.retain(Handle::is_open);
+        let most = usize::try_from(server.supervision.max_children).unwrap_or(usize::MAX);
+        let load = |handle: &&Handle| handle.load.load(Ordering::Relaxed);
+        let idlest = shelf.handles.iter().min_by_key(load);
+        if let Some(handle) = idlest
+            && (load(&handle) == 0 || shelf.handles.len() >= most)
+        {
+            return Ok(handle.clone());
+        }
+        let not_before = match shelf.crashes.ask(now) {
+            Verdict::Now => None,
+            Verdict::After(wait) => Some(now + wait),
+            Verdict::Open(left) => return Err(Refused::Circuit(left)),
+        };
+        let handle = self.begin(key, server, shelf.restarts, not_before);
+        shelf.handles.push(handle.clone());
+        Ok(handle)
+    }
+
+    fn begin(
+        self: &Arc<Self>,
+        key: &Key,
+        server: &Arc<Server>,
+        restarts: u32,
+        not_before: Option<Instant>,
+    ) -> Handle {
+        let (lane, wanted) = mpsc::channel(LANE);
+        let (settle, standing) = watch::channel(Standing::Starting);
+        let handle = Handle {
+            lane,
+            standing,
+            load: Arc::default(),
+            is_closing: Arc::new(AtomicBool::new(false)),
+        };
+        let shared = Shared {
+            pool: Arc::clone(&self.pool),
+            server: Arc::clone(server),
+            wanted,
+            standing: settle,
+            load: Arc::clone(&handle.load),
+            is_closing: Arc::clone(&handle.is_closing),
+            drain: self.drain.clone(),
+            halt: self.halt.clone(),
+        };
+        let (shares, key) = (Arc::clone(self), key.clone());
+        self.tracker.spawn(async move {
+            let born = Instant::now();
+            let loss = shared.run(restarts, not_before).await;
+            shares.ended(&key, loss, born);
+        });
+        handle
+    }
+
+    fn ended(&self, key: &Key, loss: Option<Loss>, born: Instant) {
+        let jitter = self.pool.jitter();
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(shelf) = keys.get_mut(key) else {
+            return;
+        };
+        shelf.handles.retain(Handle::is_open);
+        if loss.is_some() && born.elapsed() >= STABLE {
+            shelf.crashes.succeeded();
+        }
+        match loss {
+            Some(Loss::Crash | Loss::TooLong) => {
+                shelf.restarts += 1;
+                if shelf.crashes.failed(Instant::now(), jitter) {
+                    self.pool.metrics.circuit_opened();
+                    let (tenant, server, _) = &key.0;
+                    tracing::warn!(
+                        tenant.id = tenant,
+                        server.name = server,
+                        "a shared child keeps crashing: its circuit opens"
+                    );
+                }
+            }
+            Some(Loss::Idle | Loss::Restart) | None => {}
+        }
+    }
+}
+
+impl Shelf {
+    fn is_empty(&self, now: Instant) -> bool {
+        !self.handles.iter().any(Handle::is_open) && self.crashes.is_idle(now)
+    }
+}
+
+impl Handle {
+    fn is_open(&self) -> bool {
+        let has_failed = matches!(&*self.standing.borrow(), Standing::Failed(_));
+        !self.lane.is_closed() && !self.is_closing.load(Ordering::Relaxed) && !has_failed
+    }
+}
+
+impl Member {
+    /// What goes to the child; append whole lines only.
+    pub(crate) fn out(&mut self) -> &mut BytesMut {
+        &mut self.out
+    }
+
+    /// Bytes that the child's task has not taken yet.
+    pub(crate) fn queued(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Sends what there is, if there is room.
+    pub(crate) fn try_flush(&mut self) {
+        if self.out.is_empty() {
+            return;
+        }
+        if let Ok(room) = self.lane.try_reserve() {
+            room.send(Wanted::Lines(self.out.split().freeze()));
+        }
+    }
+
+    /// Waits for what is heard next, and sends what there is meanwhile; cancel-safe.
+    pub(crate) async fn next(&mut self) -> Heard {
+        loop {
+            tokio::select! {
+                biased;
+                heard = self.inbox.recv() => return heard.unwrap_or(Heard::Ended(Loss::Crash)),
+                room = self.lane.reserve(), if !self.out.is_empty() => match room {
+                    Ok(room) => room.send(Wanted::Lines(self.out.split().freeze())),
+                    Err(_) => self.out.clear(),
+                },
+            }
+        }
+    }
+
+    /// Begins or ends a subscription; false if there is no room for it now.
+    pub(crate) fn subscription(
+        &mut self,
+        call: u64,
+        uri: Box<[u8]>,
+        begins: bool,
+        line: Bytes,
+    ) -> bool {
+        self.try_flush();
+        let wanted = Wanted::Subscription {
+            call,
+            uri,
+            begins,
+            line,
+        };
+        self.out.is_empty() && self.lane.try_send(wanted).is_ok()
+    }
+
+    /// Asks for log messages from a level on; false if there is no room for it now.
+    pub(crate) fn set_level(&self, level: Level) -> bool {
+        let wanted = Wanted::Level(self.number, level);
+        self.lane.try_send(wanted).is_ok()
+    }
+
+    /// Asks for a sign of life.
+    pub(crate) fn probe(&self) {
+        // A lane that is full is being worked on, or the child's own clock will see to it.
+        _ = self.lane.try_send(Wanted::Probe);
+    }
+
+    /// Notes how many calls the session has in flight.
+    pub(crate) fn set_calls(&mut self, calls: usize) {
+        match calls.checked_sub(self.calls) {
+            Some(more) => self.load.fetch_add(more, Ordering::Relaxed),
+            None => self.load.fetch_sub(self.calls - calls, Ordering::Relaxed),
+        };
+        self.calls = calls;
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.set_calls(0);
+        // Where there is no room the child's task notices that the inbox is closed.
+        _ = self.lane.try_send(Wanted::Leave(self.number));
+    }
+}

@@ -1,0 +1,143 @@
+//! Why a call has no answer of the server: the errors of the gateway's own (DESIGN section 10,
+//! "Errors of ours"; CONTRACT C14).
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+
+use crate::{
+    backend::{legacy::push_error, pool::Refused},
+    error::Error,
+};
+
+/// Why a call has no answer of the server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fault {
+    code: i32,
+    message: &'static str,
+    /// What clients may tell apart; `data.reason`.
+    pub(super) reason: &'static str,
+    is_retryable: bool,
+    /// The status that says it where nothing has been sent yet.
+    pub(super) status: Option<Status>,
+}
+
+/// A status by which a request is refused as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// 503 with Retry-After.
+    Busy,
+    /// 429 with Retry-After.
+    Limit,
+}
+
+impl Status {
+    /// The error that becomes this status.
+    pub(super) fn error(self) -> Error {
+        match self {
+            Self::Busy => Error::Busy {
+                what: "no room for another backend",
+                retry: Duration::from_secs(2),
+            },
+            Self::Limit => Error::Limit {
+                what: "children of the tenant",
+                retry: Duration::from_secs(10),
+            },
+        }
+    }
+}
+
+impl Fault {
+    const fn new(code: i32, message: &'static str, reason: &'static str) -> Self {
+        Self {
+            code,
+            message,
+            reason,
+            is_retryable: false,
+            status: None,
+        }
+    }
+
+    /// The child ended in the middle of the call, which may have had its effect.
+    pub(super) const EXITED: Self = Self::new(
+        -31001,
+        "the backend ended before it answered",
+        "backend_exited",
+    );
+    /// The clock of the call ran out.
+    pub(super) const TIMEOUT: Self =
+        Self::new(-31002, "the backend did not answer in time", "timeout");
+    /// A line above `limits.line`.
+    pub(super) const TOO_LONG: Self = Self::new(
+        -31003,
+        "the backend sent a line that is too long",
+        "oversized_line",
+    );
+    /// The answer is no JSON.
+    pub(super) const INVALID: Self = Self::new(
+        -31003,
+        "the backend's answer is not valid JSON",
+        "invalid_answer",
+    );
+    /// The server speaks no revision that the tenant allows.
+    pub(super) const REVISION: Self = Self::new(
+        -31003,
+        "the backend speaks no protocol revision that is allowed here",
+        "unsupported_revision",
+    );
+
+    /// Why nothing was started; no server has seen the call.
+    pub(super) fn of(refused: &Refused) -> Self {
+        let fault = match refused {
+            Refused::Busy => Self {
+                status: Some(Status::Busy),
+                ..Self::new(-31004, "no room for another backend", "overloaded")
+            },
+            Refused::Limit => Self {
+                status: Some(Status::Limit),
+                ..Self::new(-31004, "children of the tenant", "limit")
+            },
+            Refused::Circuit(_) => Self::new(
+                -31001,
+                "the backend keeps failing and is not started for a while",
+                "circuit_open",
+            ),
+            Refused::Failed("timeout") => Self::TIMEOUT,
+            Refused::Failed("oversized_line") => Self::TOO_LONG,
+            Refused::Failed("unsupported_revision") => Self::REVISION,
+            Refused::Failed(_) | Refused::Spawn => Self::EXITED.of_start(),
+        };
+        Self {
+            is_retryable: true,
+            ..fault
+        }
+    }
+
+    /// The same where the server never began.
+    pub(super) fn of_start(self) -> Self {
+        let message = match self.reason {
+            "backend_exited" => "the backend could not be started",
+            _ => self.message,
+        };
+        Self {
+            message,
+            is_retryable: true,
+            ..self
+        }
+    }
+
+    /// The error response to a request with this raw id.
+    pub(super) fn line(self, id: &[u8]) -> Bytes {
+        let Self {
+            code,
+            message,
+            reason,
+            is_retryable,
+            ..
+        } = self;
+        let mut line = BytesMut::new();
+        let data = format!(r#"{{"reason":"{reason}","retryable":{is_retryable}}}"#);
+        push_error(id, code, message, Some(&data), &mut line);
+        line.freeze()
+    }
+}

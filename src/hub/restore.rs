@@ -1,0 +1,334 @@
+//! The backend of a session: got at its `initialize`, lost, and got again, so that the client
+//! notices no more than it must (DESIGN section 4, "Ends of a child" and "Restore").
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use bytes::{Bytes, BytesMut};
+use tokio::time::Instant;
+
+use super::{
+    Answer,
+    fault::Fault,
+    link::{Own, State},
+    session::{Over, Phase, Session},
+};
+use crate::{
+    backend::{
+        audience,
+        circuit::Circuit,
+        legacy::{CallId, Dialect, push_cancelled},
+        pool::Refused,
+        roster::Restart,
+        shared::Loss,
+        shares::{Member, STABLE},
+    },
+    control::supervision::OnLoss,
+    protocol::{event::LISTENER, hello, message::Message, revision::Revision},
+    telemetry::{ChildState, Exit},
+};
+
+/// What a session needs to get another backend that its client cannot tell from the first.
+#[derive(Default)]
+pub(super) struct Kept {
+    /// The client's own `initialize`.
+    pub(super) initialize: Option<Message>,
+    /// Whether the client has said `initialized`.
+    pub(super) is_initialized: bool,
+    /// The raw capabilities that the client was told.
+    pub(super) capabilities: Box<[u8]>,
+    /// The level of log messages that the client asked for.
+    pub(super) level: Option<Box<str>>,
+    /// The raw URIs that it is subscribed to.
+    pub(super) subscriptions: BTreeSet<Box<[u8]>>,
+    /// Crashes of its own children.
+    pub(super) crashes: Circuit,
+    pub(super) restarts: u32,
+    /// Whether lists may have changed behind the client's back.
+    is_stale: bool,
+    /// Its number towards shared children; none is 0.
+    pub(super) number: u32,
+    /// The revision of the first shared child that it had.
+    pub(super) shared: Option<Revision>,
+    /// Subscriptions of its client that wait for a shared child.
+    pub(super) waiting: Vec<Subscription>,
+}
+
+/// A subscription on its way to a shared child, or the end of one.
+pub(super) struct Subscription {
+    /// The gateway's id of the request.
+    pub(super) call: CallId,
+    /// The raw URI.
+    pub(super) uri: Box<[u8]>,
+    /// Whether it begins or ends.
+    pub(super) begins: bool,
+    /// The request as the child gets it.
+    pub(super) line: Bytes,
+}
+
+impl Subscription {
+    fn send(self, member: &mut Member) -> bool {
+        let Self {
+            call,
+            uri,
+            begins,
+            line,
+        } = self;
+        member.subscription(call, uri, begins, line)
+    }
+}
+
+impl Session {
+    /// Passes a subscription on to the shared child, or keeps it until there is one.
+    pub(super) async fn subscribe(&mut self, subscription: Subscription) {
+        let call = subscription.call;
+        let is_taken = if let State::Shared(member) = &mut self.link.state {
+            subscription.send(member)
+        } else {
+            self.kept.waiting.push(subscription);
+            true
+        };
+        if !is_taken {
+            self.fail_call(call, Fault::of(&Refused::Busy)).await;
+        }
+    }
+
+    /// Whether a restored child can take the place of the first one; ends the session if not.
+    pub(super) fn is_same(&mut self, revision: Revision, capabilities: &[u8]) -> bool {
+        let is_same = matches!(self.phase, Phase::Ready(told) if told == revision)
+            && hello::covers(capabilities, &self.kept.capabilities);
+        if !is_same {
+            tracing::warn!(
+                tenant.id = self.tenant.name,
+                server.name = self.server.name,
+                session.id = self.id.short(),
+                revision = revision.as_str(),
+                "the restored child has another revision or lacks a capability: the session ends"
+            );
+            self.over.get_or_insert(Over::Lost);
+        }
+        is_same
+    }
+
+    pub(super) fn is_same_shared(&mut self, revision: Revision, capabilities: &[u8]) -> bool {
+        let told = match self.phase {
+            Phase::Ready(told) if self.kept.shared == Some(revision) => told,
+            _ => revision,
+        };
+        self.is_same(told, capabilities)
+    }
+
+    /// The session goes on with another backend.
+    pub(super) async fn resume(&mut self) {
+        tracing::info!(
+            tenant.id = self.tenant.name,
+            server.name = self.server.name,
+            session.id = self.id.short(),
+            "session got another child"
+        );
+        self.core.metrics.restored();
+        self.calls.restart(Instant::now());
+        self.link.set_calls(self.calls.count());
+        if std::mem::take(&mut self.kept.is_stale) {
+            for line in hello::list_changed(&self.kept.capabilities) {
+                self.message(line).await;
+            }
+        }
+    }
+
+    pub(super) fn resume_shared(&mut self) {
+        let State::Shared(member) = &mut self.link.state else {
+            return;
+        };
+        if let Some(level) = self.kept.level.as_deref().and_then(audience::level) {
+            member.set_level(level);
+        }
+        for uri in &self.kept.subscriptions {
+            let call = self.dialect.next();
+            let line = hello::subscribe(&call.to_string(), uri);
+            member.subscription(call, uri.clone(), true, line);
+        }
+        for waiting in self.kept.waiting.drain(..) {
+            waiting.send(member);
+        }
+    }
+
+    /// Puts a message on the listener.
+    pub(super) async fn message(&mut self, line: Bytes) {
+        if self.streams.message(LISTENER, line).await.is_err() {
+            self.over = Some(Over::Lost);
+        }
+    }
+
+    /// The backend is lost with what it was doing.
+    pub(super) async fn lose(&mut self, fault: Fault) {
+        let is_crash = self.link.is_up();
+        if let Some(mut own) = self.link.down() {
+            if is_crash {
+                self.count_crash(&own);
+            } else {
+                own.place.fail();
+            }
+            let why = if is_crash {
+                Exit::Crashed
+            } else {
+                Exit::FailedStart
+            };
+            self.end_child(own, why);
+        }
+        if let Phase::Starting { id, .. } = &self.phase {
+            let line = fault.of_start().line(id);
+            self.over = Some(Over::Failed);
+            return self.answer_start(Answer::Failed(line)).await;
+        }
+        self.lost(fault).await;
+        if is_crash && self.over.is_none() && self.is_awaited() {
+            self.get_backend();
+        }
+    }
+
+    fn count_crash(&mut self, own: &Own) {
+        self.kept.restarts += 1;
+        if own.place.entry().age() >= STABLE {
+            self.kept.crashes.succeeded();
+        }
+        let jitter = self.core.pool.jitter();
+        if self.kept.crashes.failed(Instant::now(), jitter) {
+            self.core.metrics.circuit_opened();
+            tracing::warn!(
+                server.name = self.server.name,
+                session.id = self.id.short(),
+                "the child of a session keeps crashing: its circuit opens"
+            );
+        }
+    }
+
+    /// What a lost backend had of the session ends; the session goes on, if it may.
+    async fn lost(&mut self, fault: Fault) {
+        self.kept.is_stale = true;
+        (self.probe, self.paced) = (None, None);
+        self.unchoke();
+        self.end_asks().await;
+        self.fail_calls(fault).await;
+        self.dialect.forget();
+        self.calls.forget_tasks();
+        if self.server.supervision.on_loss == OnLoss::End {
+            self.over.get_or_insert(Over::Lost);
+        }
+    }
+
+    /// Whether somebody waits for news of a backend (DESIGN section 4, "Crash").
+    fn is_awaited(&self) -> bool {
+        let has_news = !self.kept.subscriptions.is_empty()
+            || !hello::list_changed(&self.kept.capabilities).is_empty();
+        has_news && self.streams.is_listened_to(Instant::now())
+    }
+
+    /// Tells the client that what it was asked is not wanted any more.
+    pub(super) async fn end_asks(&mut self) {
+        for (ask, stream) in self.calls.drop_asks(Instant::now()) {
+            let mut line = BytesMut::new();
+            push_cancelled(ask, "the backend ended", &mut line);
+            if self.streams.message(stream, line.freeze()).await.is_err() {
+                self.over.get_or_insert(Over::Lost);
+            }
+        }
+    }
+
+    /// A shared child ended.
+    pub(super) async fn shared_ended(&mut self, loss: Loss) {
+        self.link.down();
+        match loss {
+            Loss::Idle if self.calls.is_empty() => {}
+            Loss::Idle | Loss::Crash => {
+                self.lost(Fault::EXITED).await;
+                if self.over.is_none() && self.is_awaited() {
+                    self.get_backend();
+                }
+            }
+            Loss::TooLong => self.lost(Fault::TOO_LONG).await,
+            Loss::Restart => {
+                self.lost_by_order().await;
+            }
+        }
+    }
+
+    async fn lost_by_order(&mut self) {
+        self.kept.is_stale = true;
+        self.end_asks().await;
+        self.fail_calls(Fault::EXITED).await;
+        self.dialect.forget();
+        if self.is_awaited() {
+            self.get_backend();
+        }
+    }
+
+    /// Ends a child that has nothing to do, or that an operator wants to be replaced. Returns
+    /// when it has to be looked at again.
+    pub(super) async fn rest(&mut self, now: Instant) -> Option<Instant> {
+        let has_ended = matches!(self.phase, Phase::Ready(_)) && !self.calls.is_in_use();
+        match self.link.restart() {
+            Some(Restart::Now) => self.replace().await,
+            Some(Restart::Drain) if has_ended => self.replace().await,
+            _ => {}
+        }
+        let State::Ready(_) = &self.link.state else {
+            return None;
+        };
+        let idle = self.server.supervision.idle;
+        if idle.is_zero() || !self.kept.subscriptions.is_empty() {
+            return None;
+        }
+        if self.calls.is_in_use() {
+            self.used = now;
+        }
+        let due = self.used + idle;
+        if due <= now {
+            if let Some(own) = self.link.down() {
+                self.end_child(own, Exit::Idle);
+            }
+            self.dialect.forget();
+            return None;
+        }
+        Some(due)
+    }
+
+    async fn replace(&mut self) {
+        if matches!(self.phase, Phase::Ready(_))
+            && let Some(own) = self.link.down()
+        {
+            self.end_child(own, Exit::Stopped);
+            self.lost_by_order().await;
+        }
+    }
+
+    /// Stops a child, which keeps its place until nothing of it is left.
+    pub(super) fn end_child(&self, own: Box<Own>, why: Exit) {
+        let (stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.core.metrics));
+        self.core.tracker.spawn(async move {
+            let Own { child, place } = *own;
+            place.entry().set(ChildState::Stopping);
+            let exit = match why {
+                Exit::Crashed | Exit::FailedStart => child.kill().await,
+                Exit::Stopped | Exit::Idle | Exit::Killed => child.stop(stop).await,
+            };
+            tracing::debug!(code = exit.code, signal = exit.signal, "child ended");
+            // The guard reports a signal as shells do.
+            let is_killed = exit.signal == Some(9) || exit.code == Some(128 + 9);
+            let is_forced = is_killed && matches!(why, Exit::Idle | Exit::Stopped);
+            metrics.child_exited(if is_forced { Exit::Killed } else { why });
+        });
+    }
+}
+
+/// The state that a session's own child needs: `initialized`, the level, the subscriptions.
+pub(super) fn push_state(kept: &Kept, out: &mut BytesMut) {
+    if kept.is_initialized {
+        out.extend_from_slice(hello::INITIALIZED);
+    }
+    if let Some(level) = &kept.level {
+        out.extend_from_slice(&hello::set_level(Dialect::RESTORE, level));
+    }
+    for uri in &kept.subscriptions {
+        out.extend_from_slice(&hello::subscribe(Dialect::RESTORE, uri));
+    }
+}

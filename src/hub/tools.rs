@@ -1,0 +1,86 @@
+//! What the tool lists of servers said, so that a tool whose description changes is noticed: a
+//! server that was trusted by what it said may say something else later.
+
+use std::{
+    collections::HashMap,
+    sync::{PoisonError, RwLock},
+};
+
+use aws_lc_rs::digest::{SHA256, digest};
+
+use crate::{
+    control::Server,
+    protocol::json::{self, Fault, Scanner},
+};
+
+/// The digest of every tool that was listed; never held across an await.
+#[derive(Default)]
+pub(super) struct Tools {
+    servers: RwLock<HashMap<(String, String), Known>>,
+}
+
+/// Digests by the name of the tool.
+type Known = HashMap<String, [u8; 32]>;
+
+/// Tools of one server that are remembered.
+const MOST: usize = 4096;
+
+impl Tools {
+    /// Takes a raw array of tools, and logs those that were described otherwise before.
+    pub(super) fn seen(&self, server: &Server, tools: &[u8]) {
+        let changed = self.changed(server, tools);
+        for tool in changed {
+            tracing::warn!(
+                tenant.id = server.tenant,
+                server.name = server.name,
+                tool,
+                "a tool is described otherwise than before"
+            );
+        }
+    }
+
+    fn changed(&self, server: &Server, tools: &[u8]) -> Vec<String> {
+        let listed = listed(tools);
+        let key = (server.tenant.clone(), server.name.clone());
+        {
+            let servers = self.servers.read().unwrap_or_else(PoisonError::into_inner);
+            let known = servers.get(&key);
+            let is_known = |(name, digest): &(String, [u8; 32])| {
+                known.is_some_and(|known| known.get(name) == Some(digest))
+            };
+            // Nearly always: a list that says what it said before.
+            if listed.iter().all(is_known) {
+                return Vec::new();
+            }
+        }
+        let mut servers = self.servers.write().unwrap_or_else(PoisonError::into_inner);
+        let known = servers.entry(key).or_default();
+        let mut changed = Vec::new();
+        for (name, digest) in listed {
+            if known.len() >= MOST && !known.contains_key(&name) {
+                continue;
+            }
+            let before = known.insert(name.clone(), digest);
+            if before.is_some_and(|before| before != digest) {
+                changed.push(name);
+            }
+        }
+        changed
+    }
+}
+
+fn listed(tools: &[u8]) -> Vec<(String, [u8; 32])> {
+    let mut found = Vec::new();
+    let mut scanner = Scanner::new(tools);
+    let read = scanner.array::<Fault>(0, |scanner| {
+        let tool = scanner.value(1)?.of(tools);
+        let name = json::get(tool, "name").and_then(json::decoded);
+        if let Some(name) = name {
+            let mut bytes = [0; 32];
+            bytes.copy_from_slice(digest(&SHA256, tool).as_ref());
+            found.push((name.into_owned(), bytes));
+        }
+        Ok(())
+    });
+    read.map_or_else(|_| Vec::new(), |()| found)
+}

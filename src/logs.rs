@@ -1,0 +1,263 @@
+//! Logs: lines go out through a bounded queue; nothing here can make a request wait or fail.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use tracing::Subscriber;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry as Spans};
+
+/// How log lines look, and where they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// One JSON object a line, on stdout.
+    Json,
+    /// For people, on stderr.
+    Text,
+}
+
+/// The way of log lines out of the process; a handle over one queue.
+///
+/// Lines go through a bounded queue to a thread of their own. When whatever reads our output
+/// stands still, lines are dropped and counted; no request waits for it (P163).
+#[derive(Clone, Debug)]
+pub(crate) struct Logs {
+    queue: SyncSender<Vec<u8>>,
+    tally: Arc<Tally>,
+    format: Format,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    /// Bytes in the queue: lines differ too much in size for a bound on their number alone.
+    waiting: AtomicUsize,
+    /// Lines that were lost.
+    dropped: AtomicU64,
+}
+
+/// Begins logging for the whole process; once only.
+///
+/// `directives` is the level or filter of the configuration, or `RUST_LOG`.
+pub(crate) fn init(directives: &str, format: Format) -> Result<Logs, String> {
+    let logs = match format {
+        Format::Json => Logs::to(io::stdout(), format),
+        Format::Text => Logs::to(io::stderr(), format),
+    }
+    .map_err(|error| format!("cannot start the log thread: {error}"))?;
+    subscriber(directives, &logs)?
+        .try_init()
+        .map_err(|error| format!("logging was begun before: {error}"))?;
+    Ok(logs)
+}
+
+/// What turns events into lines for `logs`.
+fn subscriber(directives: &str, logs: &Logs) -> Result<impl Subscriber + Send + Sync, String> {
+    let filter = EnvFilter::try_new(directives)
+        .map_err(|error| format!("{directives:?} is no log filter: {error}"))?;
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(logs.clone())
+        .with_ansi(false);
+    let layer = match logs.format {
+        Format::Json => layer
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_span_list(false)
+            .boxed(),
+        Format::Text => layer.boxed(),
+    };
+    Ok(Spans::default().with(filter).with(layer))
+}
+
+impl Logs {
+    /// Starts the thread that owns `sink`.
+    fn to(sink: impl Write + Send + 'static, format: Format) -> io::Result<Self> {
+        let (queue, lines) = sync_channel(LINES_WAITING);
+        let tally = Arc::new(Tally::default());
+        let own = Arc::clone(&tally);
+        // A thread and not a task: the write may block for as long as its reader likes.
+        std::thread::Builder::new()
+            .name("logs".into())
+            .spawn(move || drain(sink, &lines, &own))?;
+        Ok(Self {
+            queue,
+            tally,
+            format,
+        })
+    }
+
+    /// How many lines were lost so far.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.tally.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all lines are out, at most `limit`; blocks, so only for the end of `main`.
+    pub(crate) fn flush(&self, limit: Duration) {
+        let step = Duration::from_millis(2);
+        let mut waited = Duration::ZERO;
+        while self.tally.waiting.load(Ordering::Acquire) > 0 && waited < limit {
+            std::thread::sleep(step);
+            waited += step;
+        }
+    }
+
+    fn send(&self, line: Vec<u8>) {
+        let size = line.len();
+        let before = self.tally.waiting.fetch_add(size, Ordering::Relaxed);
+        if before + size > BYTES_WAITING || self.queue.try_send(line).is_err() {
+            self.tally.waiting.fetch_sub(size, Ordering::Relaxed);
+            self.tally.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Writes lines until every handle is gone.
+fn drain(mut sink: impl Write, lines: &Receiver<Vec<u8>>, tally: &Tally) {
+    while let Ok(line) = lines.recv() {
+        // A full disk or a closed pipe may pass; the line does not come back.
+        if sink.write_all(&line).and_then(|()| sink.flush()).is_err() {
+            tally.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        tally.waiting.fetch_sub(line.len(), Ordering::Release);
+    }
+}
+
+/// One formatted line; tracing-subscriber writes each in a single call.
+impl Write for Logs {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.send(match self.format {
+            Format::Json => line.to_vec(),
+            Format::Text => escaped(line),
+        });
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Logs {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
+
+/// Text in which no client can begin a line or move a terminal's cursor (P150).
+fn escaped(line: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line));
+    let mut safe = String::with_capacity(text.len() + 1);
+    for letter in text.chars() {
+        if letter.is_control() && letter != '\t' || matches!(letter, '\u{2028}' | '\u{2029}') {
+            safe.extend(letter.escape_default());
+        } else {
+            safe.push(letter);
+        }
+    }
+    safe.push('\n');
+    safe.into_bytes()
+}
+
+/// Some seconds of a busy gateway.
+const LINES_WAITING: usize = 16_384;
+/// What a stalled sink may cost.
+const BYTES_WAITING: usize = 8 << 20;
+
+#[cfg(test)]
+#[expect(
+    clippy::disallowed_types,
+    reason = "plain threads; nothing here is async"
+)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::Receiver as StdReceiver;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("lock").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A sink that takes nothing until it is told to.
+    struct Stalled(StdReceiver<()>);
+
+    impl Write for Stalled {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.0.recv();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(format: Format, text: &str) -> String {
+        let kept = Kept::default();
+        let logs = Logs::to(kept.clone(), format).expect("thread");
+        let subscriber = subscriber("info", &logs).expect("filter");
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(agent = text, "{text}");
+            tracing::debug!("not shown");
+        });
+        logs.flush(Duration::from_secs(5));
+        String::from_utf8(kept.0.lock().expect("lock").clone()).expect("UTF-8")
+    }
+
+    #[test]
+    fn one_event_is_one_line() {
+        for evil in [
+            "a\r\nb",
+            "\x1b[2Jx",
+            "\u{85}x\u{2028}y",
+            "{\"level\":\"ERROR\"}\n{}",
+        ] {
+            for format in [Format::Json, Format::Text] {
+                let line = logged(format, evil);
+                assert_eq!(line.lines().count(), 1, "{line:?}");
+                assert!(
+                    !line.trim_end_matches('\n').contains(['\r', '\n', '\u{1b}']),
+                    "{line:?}"
+                );
+                if format == Format::Json {
+                    let value: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+                    assert_eq!(value["level"], "INFO");
+                    assert_eq!(value["agent"], evil);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_stalled_sink_loses_lines_and_holds_nobody() {
+        let (go, stop) = sync_channel(0);
+        let logs = Logs::to(Stalled(stop), Format::Json).expect("thread");
+        let line = vec![b'x'; 1024];
+        for _ in 0..LINES_WAITING {
+            logs.send(line.clone());
+        }
+        assert!(logs.dropped() > 0, "the bound in bytes holds");
+        assert!(logs.tally.waiting.load(Ordering::Relaxed) <= BYTES_WAITING);
+        let metrics = crate::telemetry::Metrics::new(Some(logs.clone())).expect("metrics");
+        let shown = format!("lockgate_log_lines_dropped_total {}", logs.dropped());
+        assert!(metrics.render().contains(&shown), "{}", metrics.render());
+        drop(go);
+        logs.flush(Duration::from_secs(5));
+        assert_eq!(logs.tally.waiting.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,208 @@
+//! What a server says of itself at its start, and what a client that comes back says again
+//! (2025-11-25 lifecycle, "Initialization").
+
+use bytes::{Bytes, BytesMut};
+
+use super::{
+    json::{self, Fault, Scanner, Span},
+    revision::Revision,
+};
+
+/// The line that ends the initialization.
+pub(crate) const INITIALIZED: &[u8] =
+    b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n";
+
+/// The revision that a raw `protocolVersion` names.
+pub(crate) fn revision(token: &[u8]) -> Option<Revision> {
+    Revision::parse(&json::decoded(token)?)
+}
+
+/// The revision of an `initialize` result.
+pub(crate) fn of_result(result: &[u8]) -> Option<Revision> {
+    revision(json::get(result, "protocolVersion")?)
+}
+
+/// The raw capabilities of an `initialize` result.
+pub(crate) fn capabilities(result: &[u8]) -> &[u8] {
+    json::get(result, "capabilities").unwrap_or(b"{}")
+}
+
+/// Whether `new` offers all that `told` does.
+pub(crate) fn covers(new: &[u8], told: &[u8]) -> bool {
+    members(told).into_iter().all(|(name, value)| {
+        let value = value.of(told);
+        let Some(name) = json::decoded(name.of(told)) else {
+            return true;
+        };
+        match value {
+            b"false" | b"null" => true,
+            value => json::get(new, &name).is_some_and(|new| {
+                if value.starts_with(b"{") {
+                    covers(new, value)
+                } else {
+                    new == value
+                }
+            }),
+        }
+    })
+}
+
+/// The notifications that tell a client to fetch lists again, as far as it was told that they
+/// might come.
+pub(crate) fn list_changed(capabilities: &[u8]) -> Vec<Bytes> {
+    let is_told = |kind: &&str| {
+        json::get(capabilities, kind).and_then(|of| json::get(of, "listChanged")) == Some(b"true")
+    };
+    let line = |kind: &str| {
+        let line = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{kind}/list_changed"}}"#);
+        Bytes::from(line)
+    };
+    let kinds = ["tools", "prompts", "resources"];
+    kinds
+        .iter()
+        .filter(|kind| is_told(kind))
+        .map(|kind| line(kind))
+        .collect()
+}
+
+/// An `initialize` result without the `tasks` of its capabilities: a task of a shared child would
+/// be everybody's.
+pub(crate) fn without_tasks(result: &[u8]) -> Bytes {
+    let Some((at, object)) = member(result, "capabilities") else {
+        return Bytes::copy_from_slice(result);
+    };
+    let mut kept = BytesMut::from(&b"{"[..]);
+    for (name, value) in members(object) {
+        if json::decoded(name.of(object)).is_some_and(|name| name == "tasks") {
+            continue;
+        }
+        if kept.len() > 1 {
+            kept.extend_from_slice(b",");
+        }
+        kept.extend_from_slice(name.of(object));
+        kept.extend_from_slice(b":");
+        kept.extend_from_slice(value.of(object));
+    }
+    kept.extend_from_slice(b"}");
+    let mut out = BytesMut::new();
+    json::splice(&mut out, result, &[(at, &kept)]);
+    out.freeze()
+}
+
+/// An `initialize` result that names another revision.
+pub(crate) fn with_revision(result: &[u8], revision: Revision) -> Bytes {
+    let Some((at, _)) = member(result, "protocolVersion") else {
+        return Bytes::copy_from_slice(result);
+    };
+    let name = format!("\"{}\"", revision.as_str());
+    let mut out = BytesMut::new();
+    json::splice(&mut out, result, &[(at, name.as_bytes())]);
+    out.freeze()
+}
+
+/// A line that subscribes to a raw URI; `id` is raw too.
+pub(crate) fn subscribe(id: &str, uri: &[u8]) -> Bytes {
+    let mut line = BytesMut::from(&b"{\"jsonrpc\":\"2.0\",\"id\":"[..]);
+    line.extend_from_slice(id.as_bytes());
+    line.extend_from_slice(br#","method":"resources/subscribe","params":{"uri":"#);
+    line.extend_from_slice(uri);
+    line.extend_from_slice(b"}}\n");
+    line.freeze()
+}
+
+/// A line that sets the level of log messages; `id` is raw.
+pub(crate) fn set_level(id: &str, level: &str) -> Bytes {
+    let mut line = BytesMut::from(&b"{\"jsonrpc\":\"2.0\",\"id\":"[..]);
+    line.extend_from_slice(id.as_bytes());
+    line.extend_from_slice(br#","method":"logging/setLevel","params":{"level":"#);
+    json::push_string(&mut line, level);
+    line.extend_from_slice(b"}}\n");
+    line.freeze()
+}
+
+/// The members of an object that was scanned before.
+fn members(object: &[u8]) -> Vec<(Span, Span)> {
+    let mut found = Vec::new();
+    let mut scanner = Scanner::new(object);
+    let read = scanner.object::<Fault>(0, |scanner, name| {
+        found.push((name, scanner.value(1)?));
+        Ok(())
+    });
+    read.map_or_else(|_| Vec::new(), |_| found)
+}
+
+fn member<'a>(object: &'a [u8], key: &str) -> Option<(Span, &'a [u8])> {
+    let is_key = |name: &Span| json::decoded(name.of(object)).is_some_and(|name| name == key);
+    let (_, value) = members(object).into_iter().find(|(name, _)| is_key(name))?;
+    Some((value, value.of(object)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESULT: &[u8] = br#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{"subscribe":true,"listChanged":false},"x-own":[1, 2]},"serverInfo":{"name":"s","version":"1"},"instructions":"a \u00e9"}"#;
+
+    #[test]
+    fn a_shared_child_has_no_tasks_and_the_rest_as_it_was() {
+        let result = without_tasks(RESULT);
+        let text = std::str::from_utf8(RESULT).unwrap();
+        assert_eq!(result, text.replace(r#""tasks":{"list":{}},"#, ""));
+        let result = with_revision(RESULT, Revision::V2025_03_26);
+        assert_eq!(result, text.replace("2025-11-25", "2025-03-26"));
+        assert_eq!(of_result(&result), Some(Revision::V2025_03_26));
+    }
+
+    #[test]
+    fn a_restored_child_may_offer_more_and_never_less() {
+        let told = capabilities(RESULT);
+        assert!(covers(told, told));
+        for (new, is_enough) in [
+            (
+                r#"{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{"subscribe":true},"x-own":[1, 2],"more":{}}"#,
+                true,
+            ),
+            (
+                r#"{"tools":{"listChanged":false},"tasks":{"list":{}},"resources":{"subscribe":true},"x-own":[1, 2]}"#,
+                false,
+            ),
+            (
+                r#"{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{},"x-own":[1, 2]}"#,
+                false,
+            ),
+            (
+                r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"x-own":[1, 2]}"#,
+                false,
+            ),
+            ("{}", false),
+            ("[]", false),
+        ] {
+            assert_eq!(covers(new.as_bytes(), told), is_enough, "{new}");
+        }
+        assert!(covers(b"{}", b"{}"));
+    }
+
+    #[test]
+    fn only_what_was_announced_is_announced_again() {
+        let lines = list_changed(capabilities(RESULT));
+        assert_eq!(lines.len(), 1);
+        assert_eq!(
+            lines[0],
+            r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#
+        );
+        assert!(list_changed(b"{}").is_empty());
+    }
+
+    #[test]
+    fn lines_are_messages() {
+        use super::super::message::Message;
+        for line in [
+            subscribe("7", br#""file:///a""#),
+            set_level("\"x\"", "debug"),
+            Bytes::from_static(INITIALIZED),
+        ] {
+            assert_eq!(line.last(), Some(&b'\n'));
+            Message::parse(line.slice(..line.len() - 1)).unwrap();
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The methods that the gateway treats in a way of their own; all others pass through.
+
+/// A method, as far as the gateway cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// `initialize`
+    Initialize,
+    /// `ping`
+    Ping,
+    /// `tools/call`
+    ToolsCall,
+    /// `tools/list`
+    ToolsList,
+    /// `tasks/result`
+    TasksResult,
+    /// Any other of `tasks/…`
+    Tasks,
+    /// `logging/setLevel`
+    SetLevel,
+    /// `resources/subscribe`
+    Subscribe,
+    /// `resources/unsubscribe`
+    Unsubscribe,
+    /// `notifications/initialized`
+    Initialized,
+    /// `notifications/cancelled`
+    Cancelled,
+    /// `notifications/progress`
+    Progress,
+    /// `notifications/message`
+    Log,
+    /// `notifications/resources/updated`
+    Updated,
+    /// `notifications/…/list_changed`, of either side
+    ListChanged,
+    /// Any other, and the absence of one.
+    Other,
+}
+
+impl Method {
+    /// The method of that name.
+    pub(crate) fn of(name: &str) -> Self {
+        match name {
+            "initialize" => Self::Initialize,
+            "ping" => Self::Ping,
+            "tools/call" => Self::ToolsCall,
+            "tools/list" => Self::ToolsList,
+            "tasks/result" => Self::TasksResult,
+            "logging/setLevel" => Self::SetLevel,
+            "resources/subscribe" => Self::Subscribe,
+            "resources/unsubscribe" => Self::Unsubscribe,
+            "notifications/initialized" => Self::Initialized,
+            "notifications/cancelled" => Self::Cancelled,
+            "notifications/progress" => Self::Progress,
+            "notifications/message" => Self::Log,
+            "notifications/resources/updated" => Self::Updated,
+            "notifications/tools/list_changed"
+            | "notifications/prompts/list_changed"
+            | "notifications/resources/list_changed"
+            | "notifications/roots/list_changed" => Self::ListChanged,
+            name if name.starts_with("tasks/") => Self::Tasks,
+            _ => Self::Other,
+        }
+    }
+}

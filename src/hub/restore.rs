@@ -275,10 +275,10 @@ impl Session {
             return None;
         };
         let idle = self.server.supervision.idle;
-        if idle.is_zero() || !self.kept.subscriptions.is_empty() {
+        if idle.is_zero() {
             return None;
         }
-        if self.calls.is_in_use() {
+        if self.calls.is_in_use() || !self.kept.subscriptions.is_empty() {
             self.used = now;
         }
         let due = self.used + idle;

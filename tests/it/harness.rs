@@ -140,15 +140,7 @@ impl Gateway {
 
     /// A client that has no session yet.
     pub(crate) fn stranger(&self) -> Session {
-        Session {
-            http: self.http.clone(),
-            url: self.url.clone(),
-            id: None,
-            revision: None,
-            accept: BOTH,
-            opened: Value::Null,
-            last: AtomicU64::new(0),
-        }
+        Session::at(self.http.clone(), self.url.clone())
     }
 
     /// A session of the newest revision.
@@ -233,6 +225,19 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// A client of the MCP endpoint `url` that has no session yet.
+    pub(crate) fn at(http: Client, url: String) -> Self {
+        Self {
+            http,
+            url,
+            id: None,
+            revision: None,
+            accept: BOTH,
+            opened: Value::Null,
+            last: AtomicU64::new(0),
+        }
+    }
+
     /// `initialize` and `notifications/initialized`.
     pub(crate) async fn initialize(&mut self, revision: &str) {
         let response = self.post(&opening(revision)).await;

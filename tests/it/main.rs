@@ -11,5 +11,8 @@ mod children;
 mod harness;
 mod layers;
 mod messages;
+mod served;
+mod sharing;
 mod streams;
+mod supervision;
 mod surface;

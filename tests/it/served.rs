@@ -1,0 +1,159 @@
+//! `lockgate serve` with a manifest of several servers, and its operations listener.
+
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+    time::Instant,
+};
+
+use super::harness::{DEADLINE, NEWEST, Session, client, marked, within};
+
+/// A gateway that serves a manifest.
+pub(crate) struct Served {
+    http: String,
+    ops: String,
+    process: Child,
+    /// Kept open and read on: these are its logs.
+    _stdout: Lines<BufReader<ChildStdout>>,
+    dir: tempfile::TempDir,
+    marker: (String, String),
+}
+
+impl Served {
+    /// Serves `tenants` with the settings of `config`.
+    pub(crate) async fn start(config: Value, mut tenants: Value) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let value = dir.path().file_name().unwrap().to_str().unwrap().to_owned();
+        let marker = ("IT_MARKER".to_owned(), value);
+        for tenant in tenants.as_object_mut().unwrap().values_mut() {
+            for server in tenant["servers"].as_object_mut().unwrap().values_mut() {
+                server["env"][&marker.0] = json!(marker.1);
+            }
+        }
+        let manifest = dir.path().join("manifest.json");
+        let text = json!({"version": 1, "tenants": tenants}).to_string();
+        std::fs::write(&manifest, text).unwrap();
+        let mut settings = vec![
+            "http.listen=127.0.0.1:0".to_owned(),
+            "ops.listen=127.0.0.1:0".to_owned(),
+            format!("data_dir={}", dir.path().join("data").display()),
+            "telemetry.log=warn,lockgate::cli=info".to_owned(),
+            "sandbox.shared_uid=true".to_owned(),
+            // A client that does not read may hold its connection for so long.
+            "drain.timeout=2s".to_owned(),
+        ];
+        for (part, keys) in config.as_object().unwrap() {
+            for (key, value) in keys.as_object().unwrap() {
+                let text = value.as_str().map_or(value.to_string(), str::to_owned);
+                settings.push(format!("{part}.{key}={text}"));
+            }
+        }
+        let sets = settings.iter().flat_map(|set| ["--set", set]);
+        let log = std::fs::File::create(dir.path().join("stderr")).unwrap();
+        let mut process = Command::new(env!("CARGO_BIN_EXE_lockgate"))
+            .args(["serve", "--apply", manifest.to_str().unwrap()])
+            .args(sets)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
+        let bound = within("the listening line", async {
+            while let Some(line) = stdout.next_line().await.unwrap() {
+                let line: Value = serde_json::from_str(&line).unwrap();
+                if line["event"] == "listening" {
+                    return line;
+                }
+            }
+            let said = std::fs::read_to_string(dir.path().join("stderr")).unwrap();
+            panic!("it does not listen: {said}")
+        })
+        .await;
+        let url = |which: &str| format!("http://{}", bound[which].as_str().unwrap());
+        Self {
+            http: url("http"),
+            ops: url("ops"),
+            process,
+            _stdout: stdout,
+            dir,
+            marker,
+        }
+    }
+
+    /// A client of a server that has no session yet.
+    pub(crate) fn stranger(&self, tenant: &str, server: &str) -> Session {
+        Session::at(client(), format!("{}/t/{tenant}/{server}/mcp", self.http))
+    }
+
+    /// A session of the newest revision.
+    pub(crate) async fn session(&self, tenant: &str, server: &str) -> Session {
+        let mut session = self.stranger(tenant, server);
+        session.initialize(NEWEST).await;
+        session
+    }
+
+    /// What the operations listener says.
+    pub(crate) async fn ops(&self, path: &str) -> String {
+        let asked = client().get(format!("{}{path}", self.ops)).send();
+        within("operations", asked)
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap()
+    }
+
+    /// Every child with its state.
+    pub(crate) async fn children(&self) -> Vec<Value> {
+        serde_json::from_str(&self.ops("/children").await).unwrap()
+    }
+
+    /// The processes of all its children.
+    pub(crate) fn descendants(&self) -> Vec<u32> {
+        marked(&format!("{}={}", self.marker.0, self.marker.1))
+    }
+
+    /// Its data directory.
+    #[expect(dead_code, reason = "for tests of what children must not see")]
+    pub(crate) fn data(&self) -> std::path::PathBuf {
+        self.dir.path().join("data")
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let pid = self
+            .process
+            .id()
+            .and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed()));
+        if let Some(pid) = pid {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let began = Instant::now();
+        let mut is_gone = false;
+        while !is_gone && began.elapsed() < DEADLINE {
+            is_gone = !matches!(self.process.try_wait(), Ok(None));
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        let mut left = self.descendants();
+        while !left.is_empty() && began.elapsed() < DEADLINE {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            left = self.descendants();
+        }
+        if std::thread::panicking() {
+            let said = std::fs::read_to_string(self.dir.path().join("stderr"));
+            eprintln!(
+                "--- stderr of the gateway ---\n{}",
+                said.unwrap_or_default()
+            );
+            return;
+        }
+        assert!(is_gone, "the gateway does not end");
+        assert!(left.is_empty(), "descendants live: {left:?}");
+    }
+}

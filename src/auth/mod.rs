@@ -63,3 +63,18 @@ pub(crate) fn admit(tenant: Arc<Tenant>, server: Arc<Server>) -> Access {
         }
     }
 }
+
+#[cfg(test)]
+impl Access {
+    /// The access of a person of the tenant, whoever checked it.
+    pub(crate) fn of(tenant: &Arc<Tenant>, server: &Arc<Server>, subject: &str) -> Self {
+        Self {
+            principal: Principal {
+                tenant: tenant.name.clone(),
+                subject: Some(subject.to_owned()),
+            },
+            tenant: Arc::clone(tenant),
+            server: Arc::clone(server),
+        }
+    }
+}

@@ -273,8 +273,19 @@ fn push_unsubscribe(uri: &[u8], out: &mut BytesMut) {
     out.extend_from_slice(b"}}\n");
 }
 
-pub(super) fn number(token: &[u8]) -> Option<u64> {
+fn number(token: &[u8]) -> Option<u64> {
     std::str::from_utf8(token).ok()?.parse().ok()
+}
+
+/// The call that a line which is no JSON was meant to answer, as far as that can be read.
+pub(crate) fn salvaged(line: &[u8]) -> Option<u64> {
+    let readable: String = String::from_utf8_lossy(line)
+        .chars()
+        .map(|letter| if letter.is_control() { ' ' } else { letter })
+        .collect();
+    let message = Message::parse(readable.into()).ok()?;
+    let is_answer = matches!(message.kind(), Kind::Result | Kind::Error);
+    message.id().filter(|_| is_answer).and_then(number)
 }
 
 /// The level of that name.

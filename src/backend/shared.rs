@@ -22,9 +22,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    audience::{Audience, Hearing, Level, number, owner, refuse},
+    audience::{Audience, Hearing, Level, owner, refuse, salvaged},
     pool::{Place, Pool, Refused, Started},
-    roster::Restart,
+    roster::{Entry, Restart},
     stdio::{Child, Happened},
 };
 use crate::{
@@ -73,7 +73,9 @@ pub(crate) enum Heard {
     Message(Box<Message>),
     /// An answer to this call that is not valid JSON.
     Garbage(u64),
-    /// The child is gone, or goes.
+    /// The child goes as soon as no call is left: it takes no further ones.
+    Closing,
+    /// The child is gone.
     Ended(Loss),
 }
 
@@ -91,12 +93,13 @@ pub(crate) enum Loss {
 }
 
 /// What the child said of itself at its start.
-#[derive(Debug)]
 pub(crate) struct Hello {
     /// The revision that it speaks.
     pub(crate) revision: Revision,
     /// The result of its `initialize`.
     pub(crate) result: Bytes,
+    /// The child in the roster.
+    pub(super) entry: Arc<Entry>,
 }
 
 /// How far a shared child is.
@@ -257,7 +260,8 @@ impl Running {
                             return Err("backend_refused");
                         }
                         if message.id() == Some(b"0") && message.kind() == Kind::Result {
-                            return hello(&message).ok_or("unsupported_revision");
+                            let entry = Arc::clone(self.place.entry());
+                            return hello(&message, entry).ok_or("unsupported_revision");
                         }
                         if message.kind() == Kind::Request {
                             refuse(&message, message.method(), self.child.out());
@@ -321,7 +325,12 @@ impl Running {
             match self.place.entry().restart() {
                 Some(Restart::Now) => return Loss::Restart,
                 Some(Restart::Drain) => {
-                    self.shared.is_closing.store(true, Ordering::Relaxed);
+                    if !self.shared.is_closing.swap(true, Ordering::Relaxed) {
+                        for inbox in self.members.values() {
+                            // One with a full inbox goes when the child does.
+                            _ = inbox.try_send(Heard::Closing);
+                        }
+                    }
                     if self.shared.load.load(Ordering::Relaxed) == 0 {
                         return Loss::Restart;
                     }
@@ -352,7 +361,6 @@ impl Running {
             self.leave(number);
         }
         let calls = self.shared.load.load(Ordering::Relaxed);
-        self.place.entry().set_calls(calls);
         if calls > 0 || self.audience.is_subscribed() {
             self.used = now;
         }
@@ -476,24 +484,14 @@ impl Running {
 }
 
 /// What a child said of itself; nothing for a revision that this build does not know.
-fn hello(message: &Message) -> Option<Hello> {
+fn hello(message: &Message, entry: Arc<Entry>) -> Option<Hello> {
     let result = message.result()?;
     let name = json::decoded(json::get(result, "protocolVersion")?)?;
     Some(Hello {
         revision: Revision::parse(&name)?,
         result: Bytes::copy_from_slice(result),
+        entry,
     })
-}
-
-/// The call that a line which is no JSON was meant to answer, as far as that can be read.
-pub(crate) fn salvaged(line: &[u8]) -> Option<u64> {
-    let readable: String = String::from_utf8_lossy(line)
-        .chars()
-        .map(|letter| if letter.is_control() { ' ' } else { letter })
-        .collect();
-    let message = Message::parse(readable.into()).ok()?;
-    let is_answer = matches!(message.kind(), Kind::Result | Kind::Error);
-    message.id().filter(|_| is_answer).and_then(number)
 }
 
 /// For a clock that is off.

@@ -313,11 +313,15 @@ impl Member {
 
     /// Notes how many calls the session has in flight.
     pub(crate) fn set_calls(&mut self, calls: usize) {
-        match calls.checked_sub(self.calls) {
-            Some(more) => self.load.fetch_add(more, Ordering::Relaxed),
-            None => self.load.fetch_sub(self.calls - calls, Ordering::Relaxed),
+        let of_all = match calls.checked_sub(self.calls) {
+            Some(more) => self.load.fetch_add(more, Ordering::Relaxed) + more,
+            None => {
+                let less = self.calls - calls;
+                self.load.fetch_sub(less, Ordering::Relaxed) - less
+            }
         };
         self.calls = calls;
+        self.hello.entry.set_calls(of_all);
     }
 }
 

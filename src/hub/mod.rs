@@ -52,6 +52,9 @@ mod start;
 mod streams;
 mod tools;
 
+#[cfg(test)]
+mod hub_tests;
+
 use reading::Reading;
 use session::{Command, Delivery, Session, Transport};
 

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     backend::{
+        audience,
         legacy::{CallId, Dialect, Said},
         shared,
         stdio::Happened,
@@ -45,6 +46,10 @@ impl Session {
             Heard::Shared(shared::Heard::Message(message)) => self.message_of(&message).await,
             Heard::Shared(shared::Heard::Garbage(call)) => {
                 self.fail_call(call, Fault::INVALID).await;
+            }
+            Heard::Shared(shared::Heard::Closing) => {
+                self.kept.is_leaving = true;
+                self.leave_closing();
             }
             Heard::Shared(shared::Heard::Ended(loss)) => {
                 Box::pin(self.shared_ended(loss)).await;
@@ -180,6 +185,9 @@ impl Session {
         };
         self.used = Instant::now();
         self.link.set_calls(self.calls.count());
+        if self.calls.is_empty() {
+            self.leave_closing();
+        }
         let is_result = message.kind() == Kind::Result;
         self.core.metrics.call(
             call.class,
@@ -240,7 +248,7 @@ impl Session {
             bytes = line.len(),
             "a line of the child that is no message is skipped"
         );
-        let Some(call) = shared::salvaged(&line) else {
+        let Some(call) = audience::salvaged(&line) else {
             return;
         };
         match self.link.state {

@@ -45,6 +45,8 @@ pub(super) struct Kept {
     pub(super) restarts: u32,
     /// Whether lists may have changed behind the client's back.
     is_stale: bool,
+    /// Whether the shared child that it uses takes no further calls.
+    pub(super) is_leaving: bool,
     /// Its number towards shared children; none is 0.
     pub(super) number: u32,
     /// The revision of the first shared child that it had.
@@ -237,6 +239,7 @@ impl Session {
     /// A shared child ended.
     pub(super) async fn shared_ended(&mut self, loss: Loss) {
         self.link.down();
+        self.kept.is_leaving = false;
         match loss {
             Loss::Idle if self.calls.is_empty() => {}
             Loss::Idle | Loss::Crash => {
@@ -290,6 +293,24 @@ impl Session {
             return None;
         }
         Some(due)
+    }
+
+    /// Once no call is left: leaves a shared child that is to be replaced, or has the session's
+    /// own looked at.
+    pub(super) fn leave_closing(&mut self) {
+        if !self.calls.is_empty() {
+            return;
+        }
+        if std::mem::take(&mut self.kept.is_leaving) {
+            self.link.down();
+            self.kept.is_stale = true;
+            self.dialect.forget();
+            if self.is_awaited() {
+                self.get_backend();
+            }
+        } else if self.link.restart().is_some() {
+            self.wake_by(Instant::now());
+        }
     }
 
     async fn replace(&mut self) {

@@ -84,3 +84,28 @@ fn listed(tools: &[u8]) -> Vec<(String, [u8; 32])> {
     });
     read.map_or_else(|_| Vec::new(), |()| found)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{control::manifest, document::Format};
+
+    #[test]
+    fn only_a_tool_that_says_something_else_is_changed() {
+        let text = r#"{"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+            "servers": {"s": {"command": "x"}, "t": {"command": "x"}}}}}"#;
+        let manifest = manifest::parse("F", text, Format::Json, &std::collections::BTreeMap::new());
+        let catalog = manifest.unwrap().catalog;
+        let (_, server) = catalog.find("a", "s").unwrap();
+        let (_, other) = catalog.find("a", "t").unwrap();
+        let tools = Tools::default();
+        let list = br#"[{"name": "one", "description": "x"}, {"name": "two"}]"#;
+        assert!(tools.changed(&server, list).is_empty(), "new ones");
+        assert!(tools.changed(&server, list).is_empty());
+        let list = br#"[{"name": "one", "description": "y"}, {"name": "two"}, {"name": "3"}, 5]"#;
+        assert_eq!(tools.changed(&server, list), ["one"]);
+        assert!(tools.changed(&server, list).is_empty(), "known now");
+        assert!(tools.changed(&other, list).is_empty(), "another server");
+        assert!(tools.changed(&server, b"nonsense").is_empty());
+    }
+}

@@ -1,0 +1,235 @@
+//! The hub over real children, below HTTP: principals and restarts.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use aws_lc_rs::rand::SystemRandom;
+use serde_json::{Value, json};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{Answer, Form, Hub};
+use crate::{
+    auth::Access,
+    backend::{
+        launcher::{Ambient, Launcher},
+        roster::Restart,
+    },
+    config::{Config, Sources},
+    control::{Server, Tenant, manifest},
+    document::Format,
+    error::Error,
+    protocol::message::{Body, Message},
+    store::SessionId,
+    telemetry::Metrics,
+};
+
+fn built(name: &str) -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    own.parent().unwrap().parent().unwrap().join(name)
+}
+
+/// A hub with one tenant and one server, `main`, that runs the hostile child.
+struct Bench {
+    hub: Hub,
+    tenant: Arc<Tenant>,
+    server: Arc<Server>,
+    halt: CancellationToken,
+    tracker: TaskTracker,
+    _work: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(keys: &Value) -> Self {
+        let mut server = json!({"command": built("examples/child")});
+        for (key, value) in keys.as_object().unwrap() {
+            server[key] = value.clone();
+        }
+        let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+            "servers": {"main": server}}}});
+        let manifest = manifest::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+        let (tenant, server) = manifest.unwrap().catalog.find("a", "main").unwrap();
+        let work = tempfile::tempdir().unwrap();
+        let launcher = Launcher {
+            program: built("lockgate"),
+            ambient: Ambient {
+                cwd: "/".into(),
+                ..Ambient::default()
+            },
+            work: work.path().into(),
+        };
+        let (halt, tracker) = (CancellationToken::new(), TaskTracker::new());
+        let sources = Sources {
+            run: true,
+            ..Sources::default()
+        };
+        let hub = Hub::in_memory(
+            Arc::new(Config::load(&sources).unwrap()),
+            Arc::new(SystemRandom::new()),
+            launcher,
+            Arc::new(Metrics::new(None).unwrap()),
+            (CancellationToken::new(), halt.clone()),
+            tracker.clone(),
+        );
+        Self {
+            hub: hub.unwrap(),
+            tenant,
+            server,
+            halt,
+            tracker,
+            _work: work,
+        }
+    }
+
+    fn access(&self, subject: &str) -> Access {
+        Access::of(&self.tenant, &self.server, subject)
+    }
+
+    async fn open(&self, subject: &str) -> Client<'_> {
+        let access = self.access(subject);
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+            "protocolVersion": "2025-11-25", "capabilities": {},
+            "clientInfo": {"name": subject, "version": "1"}}});
+        let message = Message::parse(message.to_string().into()).unwrap();
+        let opened = self.hub.initialize(&access, message, Form::Json).await;
+        let (id, answer) = opened.unwrap();
+        assert!(matches!(answer, Answer::Json(_)));
+        Client {
+            bench: self,
+            access,
+            id,
+        }
+    }
+
+    async fn end(self) {
+        self.halt.cancel();
+        self.tracker.close();
+        let ended = tokio::time::timeout(Duration::from_secs(20), self.tracker.wait()).await;
+        ended.expect("tasks that do not end");
+    }
+}
+
+struct Client<'b> {
+    bench: &'b Bench,
+    access: Access,
+    id: SessionId,
+}
+
+impl Client<'_> {
+    async fn call(&self, tool: &str, args: &Value) -> Value {
+        self.call_as(&self.access, tool, args).await.unwrap()
+    }
+
+    async fn call_as(&self, access: &Access, tool: &str, args: &Value) -> Result<Value, Error> {
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+            "params": {"name": tool, "arguments": args, "_meta": {"progressToken": 1}}});
+        let body = Body::parse(message.to_string().into()).unwrap();
+        let hub = &self.bench.hub;
+        let pending = hub
+            .deliver(access, self.id.as_str(), body, Form::Json)
+            .await?;
+        match tokio::time::timeout(Duration::from_secs(20), pending.answer(None)).await {
+            Ok(Answer::Json(line)) => Ok(serde_json::from_slice(&line).unwrap()),
+            Ok(Answer::Refused(error)) => Err(error),
+            Ok(_) => panic!("another answer"),
+            Err(_) => panic!("no answer of {tool}"),
+        }
+    }
+
+    async fn pid(&self) -> u64 {
+        let answer = self.call("whoami", &json!({})).await;
+        let who = answer["result"]["content"][0]["text"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        serde_json::from_str::<Value>(&who).unwrap()["pid"]
+            .as_u64()
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn principals_share_a_tenants_child_and_none_of_each_others() {
+    for (isolation, is_shared) in [("tenant", true), ("principal", false), ("session", false)] {
+        let bench = Bench::new(&json!({"isolation": isolation}));
+        let (ada, bob) = (bench.open("ada").await, bench.open("bob").await);
+        assert_eq!(ada.pid().await == bob.pid().await, is_shared, "{isolation}");
+        let again = bench.open("ada").await;
+        let is_own = isolation == "session";
+        assert_eq!(again.pid().await != ada.pid().await, is_own, "{isolation}");
+        // A session is worth nothing in another principal's hands.
+        let stolen = ada.call_as(&bench.access("bob"), "echo", &json!({})).await;
+        assert!(matches!(stolen, Err(Error::NoSession)), "{stolen:?}");
+        bench.end().await;
+    }
+}
+
+#[tokio::test]
+async fn two_principals_with_the_same_ids_get_their_own() {
+    let bench = Bench::new(&json!({"isolation": "tenant"}));
+    let (ada, bob) = (bench.open("ada").await, bench.open("bob").await);
+    let rounds = async |client: &Client<'_>, name: &str| {
+        for round in 0..200 {
+            let text = format!("{name}-{round}");
+            let answer = client.call("echo", &json!({"text": text})).await;
+            assert_eq!(answer["result"]["content"][0]["text"], text);
+        }
+    };
+    tokio::join!(rounds(&ada, "ada"), rounds(&bob, "bob"));
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn a_restart_waits_for_calls_or_ends_them() {
+    for isolation in ["session", "tenant"] {
+        let bench = Bench::new(&json!({"isolation": isolation}));
+        let ada = bench.open("ada").await;
+        let first = ada.pid().await;
+        let slept = async {
+            let answer = ada.call("sleep", &json!({"ms": 400})).await;
+            assert_eq!(
+                answer["result"]["content"][0]["text"], "slept",
+                "{isolation}"
+            );
+        };
+        let told = async {
+            busy(&bench).await;
+            assert_eq!(bench.hub.restart("a", "main", Restart::Drain), 1);
+        };
+        tokio::join!(slept, told);
+        let second = other_than(&ada, first).await;
+        let cut = async {
+            let answer = ada.call("hang", &json!({})).await;
+            assert_eq!(answer["error"]["code"], -31001, "{isolation} {answer}");
+        };
+        let told = async {
+            busy(&bench).await;
+            assert!(bench.hub.restart("a", "main", Restart::Now) > 0);
+        };
+        tokio::join!(cut, told);
+        other_than(&ada, second).await;
+        assert_eq!(bench.hub.restart("a", "none", Restart::Now), 0);
+        bench.end().await;
+    }
+}
+
+/// Waits until a child has a call.
+async fn busy(bench: &Bench) {
+    for _ in 0..2000 {
+        if bench.hub.children().iter().any(|child| child.calls == 1) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("no child is busy");
+}
+
+/// Waits until the session has another child than that.
+async fn other_than(client: &Client<'_>, pid: u64) -> u64 {
+    for _ in 0..2000 {
+        let now = client.pid().await;
+        if now != pid {
+            return now;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("the child is the same");
+}

@@ -313,12 +313,12 @@ impl Member {
 
     /// Notes how many calls the session has in flight.
     pub(crate) fn set_calls(&mut self, calls: usize) {
-        let of_all = match calls.checked_sub(self.calls) {
-            Some(more) => self.load.fetch_add(more, Ordering::Relaxed) + more,
-            None => {
-                let less = self.calls - calls;
-                self.load.fetch_sub(less, Ordering::Relaxed) - less
-            }
+        let of_all = if calls >= self.calls {
+            let more = calls - self.calls;
+            self.load.fetch_add(more, Ordering::Relaxed) + more
+        } else {
+            let fewer = self.calls - calls;
+            self.load.fetch_sub(fewer, Ordering::Relaxed) - fewer
         };
         self.calls = calls;
         self.hello.entry.set_calls(of_all);

@@ -126,11 +126,11 @@ impl Client<'_> {
         let pending = hub
             .deliver(access, self.id.as_str(), body, Form::Json)
             .await?;
-        match tokio::time::timeout(Duration::from_secs(20), pending.answer(None)).await {
-            Ok(Answer::Json(line)) => Ok(serde_json::from_slice(&line).unwrap()),
-            Ok(Answer::Refused(error)) => Err(error),
-            Ok(_) => panic!("another answer"),
-            Err(_) => panic!("no answer of {tool}"),
+        let answer = tokio::time::timeout(Duration::from_secs(20), pending.answer(None)).await;
+        match answer.expect("no answer") {
+            Answer::Json(line) => Ok(serde_json::from_slice(&line).unwrap()),
+            Answer::Refused(error) => Err(error),
+            _ => panic!("another answer"),
         }
     }
 

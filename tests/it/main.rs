@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::needless_pass_by_value,
     clippy::match_wild_err_arm,
+    clippy::disallowed_methods,
     reason = "helpers of tests: a panic is the report, and callers write literals"
 )]
 

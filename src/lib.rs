@@ -18,7 +18,7 @@
 //!
 //! * `protocol` knows MCP and JSON-RPC as pure functions over bytes. Payloads are never
 //!   parsed into types; ids and progress tokens are rewritten by splicing.
-//! * `hub` is the core. One task owns a session: its child, its calls, its streams.
+//! * `hub` is the core. One task owns a session: its backend, its calls, its streams.
 //! * `backend` moves lines to and from a child through the guard, and translates.
 //! * `store` holds the seams behind which state is kept: event log and directory.
 //! * `auth` makes the proof (`Access`) that every hub method takes.
@@ -58,7 +58,14 @@
 //!
 //! # The loss of a child
 //!
-//! Every call in flight ends with −31001, and the session ends with it: 404 from then on.
+//! Every call in flight ends with −31001; the session goes on. `hub::link` is its side of the
+//! backend, `hub::start` gets one and `hub::restore` loses it: the next request gets another
+//! child, which is told what the first one was. `backend::pool` says when one may start.
+//!
+//! # A child that sessions share
+//!
+//! `backend::shared` owns it. Each session has a number with which the ids and progress tokens
+//! that it uses begin, so that `backend::audience` knows whose an answer is without a table.
 
 mod address;
 mod auth;

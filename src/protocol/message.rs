@@ -188,9 +188,9 @@ impl Message {
             return Err(Refusal::NotJson("not UTF-8"));
         }
         let mut scanner = Scanner::new(&bytes);
-        let envelope = Envelope::read(&mut scanner, 0, &bytes)?;
+        let envelope = Envelope::read(&mut scanner, &bytes)?;
         scanner.finish()?;
-        envelope.into_message(on_one_line(bytes))
+        envelope?.into_message(on_one_line(bytes))
     }
 }
 
@@ -240,22 +240,20 @@ struct Envelope {
 }
 
 impl Envelope {
-    fn read(scanner: &mut Scanner<'_>, depth: usize, text: &[u8]) -> Result<Self, Refusal> {
+    /// The whole text is read before a message is refused: broken JSON is reported as such
+    /// wherever it is broken. So a refusal stands inside, and what is no JSON outside.
+    fn read(scanner: &mut Scanner<'_>, text: &[u8]) -> Result<Result<Self, Refusal>, Refusal> {
         let mut envelope = Self::default();
         if scanner.peek() != Some(b'{') {
-            scanner.value(depth)?;
-            return Err(Refusal::Invalid("a message must be an object"));
+            scanner.value(0)?;
+            return Ok(Err(Refusal::Invalid("a message must be an object")));
         }
-        let mut refusal = None;
-        scanner.object::<Refusal>(depth, |scanner, key| {
-            // The whole text is read before a message is refused: broken JSON is reported
-            // as such wherever it is broken.
-            if let Err(Refusal::Invalid(why)) = envelope.member(scanner, depth + 1, key, text)? {
-                refusal.get_or_insert(Refusal::Invalid(why));
-            }
+        let mut refusal = Ok(());
+        scanner.object::<Refusal>(0, |scanner, key| {
+            refusal = refusal.and(envelope.member(scanner, 1, key, text)?);
             Ok(())
         })?;
-        refusal.map_or(Ok(envelope), Err)
+        Ok(refusal.map(|()| envelope))
     }
 
     fn member(
@@ -597,8 +595,22 @@ mod tests {
             assert!(is_not_json(text.as_bytes()), "{text}");
         }
         assert!(is_not_json(b"{\"jsonrpc\":\"2.0\",\"method\":\"\xff\"}"));
-        // Broken JSON is told as such, however invalid its beginning is.
-        assert!(is_not_json(br#"{"jsonrpc":"2.0","jsonrpc":"2.0","#));
+    }
+
+    /// Found by the fuzz target `envelope`: what trails a message that is refused anyway.
+    #[test]
+    fn broken_json_is_told_as_such_however_invalid_its_beginning_is() {
+        for text in [
+            r#"{"jsonrpc":"2.0","jsonrpc":"2.0","#,
+            r#"{"jsonrpc":"2.0","METHOD":"a"}x"#,
+            r#"{"jsonrpc":"2.0","jsonrpc":"2.0"}{}"#,
+            r#""text" x"#,
+            "1 2",
+            "[] {}",
+        ] {
+            assert!(is_not_json(text.as_bytes()), "{text}");
+        }
+        assert!(is_invalid(r#"{"jsonrpc":"2.0","METHOD":"a"} "#));
     }
 
     #[test]

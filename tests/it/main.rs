@@ -9,6 +9,8 @@
 )]
 
 mod children;
+mod clients;
+mod cutter;
 mod harness;
 mod layers;
 mod messages;

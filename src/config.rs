@@ -20,6 +20,7 @@ use crate::{
     address::{address, host, network, origin, public_url},
     document::Node,
     layers::Layers,
+    separation::{Separation, Uids},
     settings::{Wrong, choice, name},
 };
 
@@ -156,6 +157,10 @@ pub(crate) struct Drain {
 pub(crate) struct Sandbox {
     /// Whether several tenants may share one user id.
     pub(crate) shared_uid: bool,
+    /// User ids for children.
+    pub(crate) uids: Option<Uids>,
+    /// The one way to keep children apart; none is the first that works.
+    pub(crate) separation: Option<Separation>,
 }
 
 /// What is logged.
@@ -303,6 +308,8 @@ impl Layers {
             },
             sandbox: Sandbox {
                 shared_uid: self.leaf("sandbox.shared_uid", Node::flag),
+                uids: self.leaf("sandbox.uids", Uids::read),
+                separation: self.leaf("sandbox.separation", Separation::read),
             },
             telemetry: Telemetry {
                 log: self.leaf("telemetry.log", filter),
@@ -648,7 +655,7 @@ mod tests {
             ("LOCKGATE_HTTP__LISTNE", "x"),
             ("LOCKGATE_LOG__AGE", "soon"),
         ]);
-        all.set = ["sandbox.uids=1-2", "nonsense", "http=5", "server.args=1"]
+        all.set = ["sandbox.uid=1-2", "nonsense", "http=5", "server.args=1"]
             .map(String::from)
             .to_vec();
         let mut found = mistakes(&all);
@@ -656,7 +663,7 @@ mod tests {
         insta::assert_snapshot!(found.join("\n"), @r###"
         --set: http: a number where a table is expected; its keys are allowed_hosts, allowed_origins, listen, max_body, max_connections, tls.cert, tls.key, trusted_proxies
         --set: nonsense: is no KEY=VALUE; write --set http.listen=127.0.0.1:8080
-        --set: sandbox.uids: unknown key; see config.default.toml for all keys
+        --set: sandbox.uid: unknown key; did you mean sandbox.uids?
         --set: server.args: a server's key, which only run takes; write it into the manifest (--apply)
         F:1: public_url: a number where a text is expected; put it in quotes
         F:2: http.lisen: unknown key; did you mean http.listen?
@@ -672,7 +679,6 @@ mod tests {
     fn keys_of_later_issues_are_unknown() {
         for key in [
             "admin.listen",
-            "sandbox.uids",
             "outbound.allow",
             "master_key",
             "sql.url",

@@ -254,9 +254,10 @@ fn dotted(variable: &str) -> String {
 const DEFAULTS: &str = include_str!("config.default.toml");
 const DEFAULT_PLACE: &str = "(default)";
 /// What differs in `run`: it ends quickly, opens one port, and is read by people.
-const RUN_DEFAULTS: [(&str, &str); 3] = [
+const RUN_DEFAULTS: [(&str, &str); 4] = [
     ("drain.timeout", "2s"),
     ("ops.listen", ""),
+    ("sandbox.separation", "none"),
     ("telemetry.format", "text"),
 ];
 const SEE: &str = "see config.default.toml for all keys";
@@ -271,7 +272,7 @@ mod tests {
     #[test]
     fn every_default_is_explained() {
         let keys = Layers::new(false).defaults.len();
-        assert_eq!(keys, 30);
+        assert_eq!(keys, 32);
         let (_, errors) = Format::Toml.parse("F", DEFAULTS);
         assert!(errors.is_empty(), "{errors:?}");
     }

@@ -81,6 +81,7 @@ mod layers;
 mod logs;
 mod protocol;
 mod run;
+mod separation;
 mod settings;
 mod store;
 mod telemetry;

@@ -1,21 +1,25 @@
 //! Stories of real children behind the real guard.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 use super::{
     launcher::{Ambient, Launcher},
+    sandbox::Sandbox,
     stdio::{Child, Exit, Happened},
 };
-use crate::control::{Home, Launch, Limits};
+use crate::control::{Home, Launch, Limits, confinement::Confinement};
 
 const LIMITS: Limits = Limits {
     line: 16 << 20,
     stderr: 64 << 10,
     files: 256,
     file_size: 1 << 30,
+    memory: None,
+    pids: None,
+    cpu: None,
 };
 const CLOCKS: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(300)];
 
@@ -35,6 +39,7 @@ fn launch(command: &str) -> Launch {
         env,
         cwd: None,
         home: Home::Private,
+        confinement: Confinement::default(),
     }
 }
 
@@ -54,6 +59,7 @@ fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
         program,
         ambient,
         work: work.path().into(),
+        sandbox: Arc::new(Sandbox::none()),
     };
     (
         Child::spawn(&launcher, "acme-files", launch, &LIMITS).unwrap(),

@@ -1,34 +1,34 @@
-//! The two small processes between the gateway and a server: guard and confine.
+//! The small process between the gateway and a server: the guard, and how it starts the server.
 //!
-//! Both are this binary under `__launch`, before any runtime, allocation of note or thread. The
-//! guard outlives the server and ends all that it left behind, also when the gateway was killed.
-//! Not here: the gateway's side of the pipes (`stdio`).
+//! It is this binary under `__launch`, before any runtime, allocation of note or thread. It
+//! outlives the server and ends all that it left behind (`tree`), also when the gateway was
+//! killed. All unsafe code is here. Not here: what a process does to itself before it becomes the
+//! server (`confine`), and the gateway's side of the pipes (`stdio`).
 
 use std::{
-    collections::BTreeMap,
-    convert::Infallible,
     ffi::{CString, OsStr, OsString},
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Write},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-        unix::{ffi::OsStrExt, process::CommandExt},
+        unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fs::Mode,
     io::Errno,
-    process::{DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions},
+    process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions},
 };
 
-use super::orders::Orders;
+use super::{
+    confine,
+    namespace::{self, User},
+    orders::Orders,
+    tree::{Tree, is_readable, wait_for},
+};
 
-/// Becomes guard or confine if the command line says so, and then never returns.
+/// Becomes a guard if the command line says so, and then never returns.
 ///
 /// To be called first in `main`: nothing of the gateway may have started yet.
 pub fn guard() {
@@ -37,10 +37,7 @@ pub fn guard() {
         return;
     }
     let code = match args.next() {
-        Some(stage) if stage == CONFINE => {
-            let Err((command, error)) = confine(args);
-            refuse(&command, &error)
-        }
+        Some(stage) if stage == PROBE => probe(),
         Some(gateway) => {
             supervise(&gateway).unwrap_or_else(|error| refuse(OsStr::new("guard"), &error))
         }
@@ -65,103 +62,6 @@ impl Orders {
         read_exact(&mut body)?;
         Self::decode(&body).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
-
-    /// Starts stage confine with stdin, stdout and stderr of this process.
-    fn start(&self) -> io::Result<Pid> {
-        let child = Command::new("/proc/self/exe")
-            .arg0("lockgate")
-            .args([STAGE, CONFINE])
-            .arg(std::process::id().to_string())
-            .args([self.files.to_string(), self.file_size.to_string()])
-            .arg("--")
-            .arg(&self.command)
-            .args(&self.args)
-            .env_clear()
-            .envs(self.env.iter().map(|(name, value)| (name, value)))
-            .current_dir(&self.cwd)
-            .spawn()?;
-        pid_of(child.id()).ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-}
-
-/// All processes below the guard.
-struct Tree {
-    /// The server itself, whose process group and session have the same number.
-    server: Pid,
-    /// How the server ended, as a shell would say it; none while it runs.
-    code: Option<i32>,
-}
-
-impl Tree {
-    /// Buries the dead; false once no process at all is left below.
-    ///
-    /// Orphans come to the guard (subreaper), so having no child proves that there is nothing.
-    fn reap(&mut self) -> bool {
-        loop {
-            match rustix::process::wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) if pid == self.server => {
-                    let killed = status.terminating_signal().map(|signal| 128 + signal);
-                    self.code = status.exit_status().or(killed);
-                }
-                Ok(Some(_)) | Err(Errno::INTR) => {}
-                Ok(None) => return true,
-                Err(_) => return false,
-            }
-        }
-    }
-
-    /// Asks the server and its group to end.
-    fn ask(&self) {
-        // Until confine has made the group there is only the process. Once the server is
-        // reaped, its number may be somebody else's.
-        if self.code.is_none()
-            && rustix::process::kill_process_group(self.server, Signal::TERM).is_err()
-        {
-            _ = rustix::process::kill_process(self.server, Signal::TERM);
-        }
-    }
-
-    /// Kills all that is below, in rounds until nothing is left.
-    fn end(&mut self, signals: &OwnedFd) {
-        for _ in 0..ROUNDS {
-            if !self.reap() {
-                return;
-            }
-            if self.code.is_none() {
-                _ = rustix::process::kill_process_group(self.server, Signal::STOP);
-            }
-            for (pid, parent) in Self::freeze() {
-                strike(pid, parent, Signal::KILL);
-            }
-            for _ in 0..10 {
-                if !self.reap() {
-                    return;
-                }
-                wait_for(&[signals.as_fd()], Some(Duration::from_millis(20)));
-                while next_signal(signals).is_some() {}
-            }
-        }
-    }
-
-    /// Stops each process below, until a walk finds none that still ran.
-    ///
-    /// What is stopped cannot fork, so that the last walk has seen everything.
-    fn freeze() -> BTreeMap<i32, i32> {
-        let mut stopped = BTreeMap::new();
-        for _ in 0..ROUNDS {
-            let mut is_new = false;
-            for (pid, parent) in below() {
-                if stopped.insert(pid, parent).is_none() {
-                    strike(pid, parent, Signal::STOP);
-                    is_new = true;
-                }
-            }
-            if !is_new {
-                break;
-            }
-        }
-        stopped
-    }
 }
 
 /// Stage guard: starts the server and stays until nothing below it is left.
@@ -183,103 +83,160 @@ fn supervise(gateway: &OsStr) -> io::Result<i32> {
     }
     let watched = watched?;
     let orders = Orders::receive()?;
-    let server = match orders.start() {
+    let Orders { private, cage, .. } = &orders;
+    let (private, group) = (private.clone(), cage.group.clone());
+    let server = match start(&orders) {
         Ok(server) => server,
         Err(error) => {
-            remove(orders.private.as_deref());
+            remove(private.as_deref(), group.as_deref());
             return Ok(refuse(&orders.command, &error));
         }
     };
-    let private = orders.private.clone();
     drop(orders);
     // The guard must hold no end of the pipes, or an end of file would not get through.
     drop_streams()?;
     rustix::process::chdir("/")?;
-    let mut tree = Tree { server, code: None };
+    let mut tree = Tree {
+        server,
+        code: None,
+        group: group.as_deref(),
+    };
     while tree.code.is_none() {
         wait_for(&[watched.as_fd(), signals.as_fd()], None);
         if is_readable(&watched) {
             break;
         }
         match next_signal(&signals) {
-            Some(libc::SIGCHLD) => _ = tree.reap(),
+            Some(CHILD_ENDED) => _ = tree.reap(),
             Some(libc::SIGUSR1) => tree.ask(),
             Some(_) => break,
             None => {}
         }
     }
     tree.end(&signals);
-    remove(private.as_deref());
+    remove(private.as_deref(), group.as_deref());
     Ok(tree.code.unwrap_or(128 + libc::SIGKILL))
 }
 
-/// Stage confine: puts the bounds on itself, and becomes the server.
-fn confine(mut args: impl Iterator<Item = OsString>) -> Result<Infallible, (OsString, io::Error)> {
-    let mut number = || args.next()?.to_str()?.parse::<u64>().ok();
-    let (guard, files, file_size) = (number(), number(), number());
-    let command = args.nth(1).unwrap_or_default();
-    let args: Vec<OsString> = args.collect();
-    let bound = || -> io::Result<Infallible> {
-        let missing = || io::Error::from(io::ErrorKind::InvalidInput);
-        rustix::process::umask(Mode::RWXG | Mode::RWXO);
-        rustix::process::setsid()?;
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        let guard = guard.and_then(|pid| pid_of(u32::try_from(pid).ok()?));
-        // A guard that ended before the line above sends no signal any more.
-        if rustix::process::getppid() != Some(guard.ok_or_else(missing)?) {
-            return Err(io::ErrorKind::Interrupted.into());
+/// Starts the server with stdin, stdout and stderr of this process.
+///
+/// By a plain clone, without a second program start: this process has one thread, and the copy
+/// has the orders.
+fn start(orders: &Orders) -> io::Result<Pid> {
+    let cage = &orders.cage;
+    let (own, user) = (rustix::process::getpid(), User::own());
+    let guard = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
+    let flags = if cage.has_namespaces { NAMESPACES } else { 0 };
+    if cage.has_namespaces {
+        // Inside it can no more be done; only root can outside.
+        _ = rustix::thread::set_thread_groups(&[]);
+    }
+    let group = cage.group.as_ref().map(File::open).transpose()?;
+    match clone(flags, group.as_ref().map(AsFd::as_fd))? {
+        Clone::Parent(server) => Ok(server),
+        Clone::Child => {
+            let outcome = if cage.has_namespaces {
+                namespace::first(orders, user, &guard)
+            } else {
+                Err(confine::become_server(orders, Some(own)))
+            };
+            let code = outcome.unwrap_or_else(|error| refuse(&orders.command, &error));
+            std::process::exit(code)
         }
-        limit(Resource::Nofile, files.ok_or_else(missing)?)?;
-        limit(Resource::Fsize, file_size.ok_or_else(missing)?)?;
-        limit(Resource::Core, 0)?;
-        rustix::thread::set_no_new_privs(true)?;
-        // The gateway's allocator forbids huge pages, and execve keeps that.
-        _ = rustix::thread::disable_transparent_huge_pages(false);
-        default_signals();
-        close_all_but_streams()?;
-        Err(exec(&command, &args))
-    };
-    bound().map_err(|error| (command.clone(), error))
+    }
 }
 
-/// Sets a soft and hard limit, no higher than the hard limit that is there.
-fn limit(resource: Resource, value: u64) -> io::Result<()> {
-    let hard = rustix::process::getrlimit(resource)
-        .maximum
-        .unwrap_or(u64::MAX);
-    let value = Some(value.min(hard)).filter(|&value| value != u64::MAX);
-    Ok(rustix::process::setrlimit(
-        resource,
-        Rlimit {
-            current: value,
-            maximum: value,
-        },
-    )?)
+/// Whether a child could have namespaces of its own: tries it.
+fn probe() -> i32 {
+    let user = User::own();
+    let furnished = || user.map().and_then(|()| namespace::furnish(&[], None));
+    match clone(NAMESPACES, None) {
+        Ok(Clone::Child) => std::process::exit(i32::from(furnished().is_err())),
+        Ok(Clone::Parent(_)) => {
+            let ended = rustix::process::wait(WaitOptions::empty());
+            i32::from(!matches!(ended, Ok(Some((_, status))) if status.exit_status() == Some(0)))
+        }
+        Err(_) => 1,
+    }
+}
+
+/// In which of the two processes one is after [`clone`].
+pub(super) enum Clone {
+    /// In the one that called; the number is that of the other.
+    Parent(Pid),
+    /// In the new one.
+    Child,
+}
+
+/// `fork`, with namespaces and into a cgroup.
+pub(super) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clone> {
+    let all = libc::c_long::from(flags | libc::SIGCHLD);
+    #[expect(unsafe_code, reason = "std and rustix have no fork")]
+    // SAFETY: this process has one thread and shares no memory with the new one, so that the
+    // copy is as good as the original. `clone_args` holds only numbers.
+    let pid = unsafe {
+        match group {
+            // Into the cgroup at birth: to move a process later takes all cgroups' lock.
+            Some(group) => {
+                let mut args = std::mem::zeroed::<libc::clone_args>();
+                args.flags = u64::from(flags.cast_unsigned()) | CLONE_INTO_CGROUP;
+                args.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
+                args.cgroup = u64::from(group.as_raw_fd().cast_unsigned());
+                libc::syscall(libc::SYS_clone3, &raw mut args, size_of_val(&args))
+            }
+            None => libc::syscall(libc::SYS_clone, all, 0, 0, 0, 0),
+        }
+    };
+    match i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        Some(pid) if pid.as_raw_pid() > 0 => Ok(Clone::Parent(pid)),
+        _ if pid == 0 => Ok(Clone::Child),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The version of Landlock's interface; 0 where the kernel does not offer it.
+pub(super) fn landlock() -> u32 {
+    #[expect(unsafe_code, reason = "the crate does not tell it")]
+    // SAFETY: with this flag the kernel reads and writes no memory.
+    let version = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<u8>(),
+            0_usize,
+            LANDLOCK_CREATE_RULESET_VERSION,
+        )
+    };
+    u32::try_from(version).unwrap_or(0)
 }
 
 /// Becomes `command`; returns only why that failed.
 ///
 /// Not `execvp`, which hands what the kernel cannot start to a shell.
-fn exec(command: &OsStr, args: &[OsString]) -> io::Error {
+pub(super) fn exec(command: &OsStr, args: &[OsString], env: &[(OsString, OsString)]) -> io::Error {
     let c_string = |text: &OsStr| CString::new(text.as_bytes());
+    let pair = |(name, value): &(OsString, OsString)| {
+        CString::new([name.as_bytes(), b"=", value.as_bytes()].concat())
+    };
     let argv: Result<Vec<_>, _> = std::iter::once(command)
         .chain(args.iter().map(OsString::as_os_str))
         .map(c_string)
         .collect();
-    let Ok(argv) = argv else {
+    let envp: Result<Vec<_>, _> = env.iter().map(pair).collect();
+    let (Ok(argv), Ok(envp)) = (argv, envp) else {
         return io::ErrorKind::InvalidInput.into();
     };
-    let mut pointers: Vec<_> = argv.iter().map(|arg| arg.as_ptr()).collect();
-    pointers.push(std::ptr::null());
+    let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {
+        let texts = texts.iter().map(|text| text.as_ptr());
+        texts.chain([std::ptr::null()]).collect()
+    };
+    let (argv, envp) = (pointers(&argv), pointers(&envp));
     let candidates: Vec<PathBuf> = if command.as_bytes().contains(&b'/') {
         vec![command.into()]
     } else {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the child's own PATH, as execvp has it"
-        )]
-        let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
-        std::env::split_paths(&path)
+        // The child's own, as execvp has it.
+        let path = env.iter().rfind(|(name, _)| name == "PATH");
+        let path = path.map_or(OsStr::new("/usr/bin:/bin"), |(_, path)| path);
+        std::env::split_paths(path)
             .filter(|dir| dir != "")
             .map(|dir| dir.join(command))
             .collect()
@@ -289,14 +246,11 @@ fn exec(command: &OsStr, args: &[OsString]) -> io::Error {
         let Ok(path) = c_string(candidate.as_os_str()) else {
             continue;
         };
-        #[expect(
-            unsafe_code,
-            reason = "no safe wrapper that keeps the environment as it is"
-        )]
-        // SAFETY: `path` and every pointer but the last, which is null, point to strings that
-        // end with a null byte and outlive the call.
+        #[expect(unsafe_code, reason = "no safe wrapper without a shell behind it")]
+        // SAFETY: `path` and every pointer but the last ones, which are null, point to strings
+        // that end with a null byte and outlive the call.
         unsafe {
-            libc::execv(path.as_ptr(), pointers.as_ptr());
+            libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr());
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
@@ -309,91 +263,20 @@ fn exec(command: &OsStr, args: &[OsString]) -> io::Error {
 }
 
 /// Says on stderr, in one line, why a command did not start.
-fn refuse(command: &OsStr, error: &io::Error) -> i32 {
+pub(super) fn refuse(command: &OsStr, error: &io::Error) -> i32 {
     let line = format!("lockgate: cannot start {}: {error}\n", command.display());
     _ = io::stderr().write_all(line.as_bytes());
     NOT_STARTED
 }
 
-/// Removes the private directory of a tree that has ended.
-fn remove(private: Option<&Path>) {
+/// Removes the private directory of a tree that has ended, and its cgroup.
+fn remove(private: Option<&Path>, group: Option<&Path>) {
     if let Some(path) = private {
         _ = fs::remove_dir_all(path);
     }
-}
-
-/// Every process below this one, with its parent.
-fn below() -> BTreeMap<i32, i32> {
-    let own = rustix::process::getpid().as_raw_pid();
-    let names = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let mut others: BTreeMap<i32, i32> = pids
-        .filter_map(|pid| Some((pid, parent_of(pid)?)))
-        .collect();
-    let mut found = BTreeMap::new();
-    loop {
-        let before = found.len();
-        others.retain(|&pid, &mut parent| {
-            let is_below = parent == own || found.contains_key(&parent);
-            if is_below {
-                found.insert(pid, parent);
-            }
-            !is_below
-        });
-        if found.len() == before {
-            return found;
-        }
+    if let Some(group) = group {
+        _ = fs::remove_dir(group);
     }
-}
-
-/// The parent of a process; none if there is no such process.
-fn parent_of(pid: i32) -> Option<i32> {
-    let mut text = [0; 256];
-    let length = File::open(format!("/proc/{pid}/stat"))
-        .ok()?
-        .read(&mut text)
-        .ok()?;
-    // `pid (name) state parent …`, where the name may have any character.
-    let end = text[..length].iter().rposition(|&byte| byte == b')')?;
-    let rest = std::str::from_utf8(&text[end + 1..length]).ok()?;
-    rest.split_ascii_whitespace().nth(1)?.parse().ok()
-}
-
-/// Signals a process that was found below, if it is still that process.
-fn strike(pid: i32, parent: i32, signal: Signal) {
-    let Some(number) = Pid::from_raw(pid) else {
-        return;
-    };
-    let Ok(process) = rustix::process::pidfd_open(number, PidfdFlags::empty()) else {
-        return;
-    };
-    // The number may have been given anew since the walk: only a process that (still) has this
-    // parent, or has become an orphan of ours, is meant.
-    let now = parent_of(pid);
-    if now == Some(parent) || now == Some(rustix::process::getpid().as_raw_pid()) {
-        _ = rustix::process::pidfd_send_signal(&process, signal);
-    }
-}
-
-/// Waits until one of `fds` can be read, or for so long.
-fn wait_for(fds: &[BorrowedFd<'_>], longest: Option<Duration>) {
-    let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
-    let mut fds = [fds[0], *fds.last().unwrap_or(&fds[0])]
-        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    _ = poll(&mut fds, longest.as_ref());
-}
-
-/// Whether `fd` can be read now; for a pidfd: whether that process has ended.
-fn is_readable(fd: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(fd, PollFlags::IN)];
-    poll(
-        &mut fds,
-        Some(&Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        }),
-    )
-    .is_ok_and(|count| count > 0)
 }
 
 fn pid_of(number: u32) -> Option<Pid> {
@@ -417,7 +300,7 @@ fn read_exact(mut to: &mut [u8]) -> io::Result<()> {
 }
 
 /// Blocks the signals that a guard acts on; they are read from the descriptor.
-fn signals() -> io::Result<OwnedFd> {
+pub(super) fn signals() -> io::Result<OwnedFd> {
     default_signals();
     #[expect(unsafe_code, reason = "rustix has neither signal masks nor signalfd")]
     // SAFETY: the set is initialised by `sigemptyset` before it is used, and `signalfd` gives
@@ -443,7 +326,7 @@ fn signals() -> io::Result<OwnedFd> {
 }
 
 /// The next signal that came, if one did.
-fn next_signal(signals: &OwnedFd) -> Option<i32> {
+pub(super) fn next_signal(signals: &OwnedFd) -> Option<i32> {
     // `struct signalfd_siginfo` has 128 bytes and begins with the number.
     let mut record = [0; 128];
     rustix::io::read(signals, &mut record)
@@ -455,7 +338,7 @@ fn next_signal(signals: &OwnedFd) -> Option<i32> {
 /// Gives every signal its default action and blocks none.
 ///
 /// std ignores SIGPIPE, and whoever started the gateway may have ignored more.
-fn default_signals() {
+pub(super) fn default_signals() {
     #[expect(unsafe_code, reason = "rustix does not change signal actions")]
     // SAFETY: no handler is installed, and the set is initialised before it is used.
     unsafe {
@@ -469,7 +352,7 @@ fn default_signals() {
 }
 
 /// Closes everything that was inherited beside stdin, stdout and stderr.
-fn close_all_but_streams() -> io::Result<()> {
+pub(super) fn close_all_but_streams() -> io::Result<()> {
     #[expect(unsafe_code, reason = "rustix has no close_range")]
     // SAFETY: at both callers nothing of this process owns a descriptor above 2.
     let done = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
@@ -481,7 +364,7 @@ fn close_all_but_streams() -> io::Result<()> {
 }
 
 /// Puts `/dev/null` in the place of stdin, stdout and stderr.
-fn drop_streams() -> io::Result<()> {
+pub(super) fn drop_streams() -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for stream in 0..=2 {
         #[expect(
@@ -496,27 +379,23 @@ fn drop_streams() -> io::Result<()> {
     Ok(())
 }
 
-/// The argument of the second stage.
-const CONFINE: &str = "confine";
+/// The argument that makes this binary try namespaces.
+pub(super) const PROBE: &str = "probe";
+
+/// SIGCHLD: some process below has ended.
+pub(super) const CHILD_ENDED: i32 = libc::SIGCHLD;
+
+/// What a child has of its own in separation `namespace`.
+const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS;
+
+/// `clone(2)`, Linux 5.7; libc has it as a number that is too small for it.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// `landlock_create_ruleset(2)`; not in libc.
+const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
 
 /// As a shell says that a command could not be started.
 const NOT_STARTED: i32 = 127;
 
 /// More than an environment can have; the orders come from the gateway alone.
 const MAX_ORDERS: usize = 16 << 20;
-
-/// A tree that is not ended in so many rounds cannot be ended (uninterruptible sleep).
-const ROUNDS: usize = 100;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_parent_of_this_process_is_known() {
-        let own = rustix::process::getpid().as_raw_pid();
-        let parent = rustix::process::getppid().map(Pid::as_raw_pid);
-        assert_eq!(parent_of(own), parent);
-        assert_eq!(parent_of(i32::MAX), None);
-    }
-}

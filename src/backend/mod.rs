@@ -1,22 +1,31 @@
 //! What runs behind a session: today a child process that speaks MCP on its stdio.
 //!
-//! `stdio` moves bytes, `launch` is the guard between the gateway and the child, and
-//! `legacy` is the dialect: the translation between messages and lines, without IO. `pool` says
-//! who may start a child and when (`circuit`), `warm` keeps some started, `shares` and `shared`
-//! let sessions share one, whose lines `audience` tells apart; `roster` knows all that run.
+//! `stdio` moves bytes, `launch` is the guard between the gateway and the child, `sandbox` decides
+//! what walls a child gets and `confine` puts them up, and `legacy` is the dialect: the translation
+//! between messages and lines, without IO. `pool` says who may start a child and when (`circuit`),
+//! `warm` keeps some started, `shares` and `shared` let sessions share one, whose lines `audience`
+//! tells apart; `roster` knows all that run.
 
 pub(crate) mod audience;
+mod cgroup;
 pub(crate) mod circuit;
+mod confine;
 pub(crate) mod launch;
 pub(crate) mod launcher;
 pub(crate) mod legacy;
+mod namespace;
 mod orders;
 pub(crate) mod pool;
 pub(crate) mod roster;
+pub(crate) mod sandbox;
+mod seccomp;
 pub(crate) mod shared;
 pub(crate) mod shares;
 pub(crate) mod stderr;
 pub(crate) mod stdio;
+mod tree;
+mod uids;
+mod view;
 mod warm;
 
 #[cfg(test)]

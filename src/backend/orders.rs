@@ -26,18 +26,59 @@ pub(crate) struct Orders {
     pub(crate) files: u64,
     /// Bytes of one file that it writes (`RLIMIT_FSIZE`).
     pub(crate) file_size: u64,
+    /// Its walls.
+    pub(crate) cage: Cage,
+}
+
+/// The walls around a child, as they were decided for this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cage {
+    /// A uid, and a gid of the same number, of its own.
+    pub(crate) uid: Option<u32>,
+    /// Whether it lives in user, pid and mount namespaces of its own.
+    pub(crate) has_namespaces: bool,
+    /// Whether its Landlock domain also ends signals and abstract sockets.
+    pub(crate) is_scoped: bool,
+    /// Whether system calls are filtered and capabilities dropped.
+    pub(crate) is_hardened: bool,
+    /// The version of Landlock's interface.
+    pub(crate) landlock: u32,
+    /// What of the files it reaches; none is all but what is hidden.
+    pub(crate) files: Option<Files>,
+    /// Files and directories that it must not see.
+    pub(crate) hide: Vec<PathBuf>,
+    /// Which TCP it may speak.
+    pub(crate) tcp: Tcp,
+    /// Processes and threads of its uid (`RLIMIT_NPROC`).
+    pub(crate) processes: Option<u64>,
+    /// A cgroup of its own, which the guard ends and removes.
+    pub(crate) group: Option<PathBuf>,
+}
+
+/// The files that a child reaches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Files {
+    /// To read and to execute.
+    pub(crate) read: Vec<PathBuf>,
+    /// To do anything with, its private directory among them.
+    pub(crate) write: Vec<PathBuf>,
+}
+
+/// Which TCP a child may speak.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Tcp {
+    /// Any.
+    #[default]
+    Any,
+    /// None at all.
+    Off,
+    /// Only to and on these ports.
+    Ports(Vec<u16>),
 }
 
 impl Orders {
     /// The message that the guard reads from its stdin, with its length in front.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        fn text(to: &mut Vec<u8>, bytes: &[u8]) {
-            to.extend_from_slice(&u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());
-            to.extend_from_slice(bytes);
-        }
-        fn count(to: &mut Vec<u8>, n: usize) {
-            to.extend_from_slice(&u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes());
-        }
         let mut to = vec![0; 4];
         text(&mut to, self.command.as_bytes());
         text(&mut to, self.cwd.as_os_str().as_bytes());
@@ -59,6 +100,7 @@ impl Orders {
             text(&mut to, name.as_bytes());
             text(&mut to, value.as_bytes());
         }
+        self.cage.encode(&mut to);
         let length = u32::try_from(to.len() - 4)
             .unwrap_or(u32::MAX)
             .to_le_bytes();
@@ -68,32 +110,16 @@ impl Orders {
 
     /// Reads what follows the length of an encoded message; none if it is not exactly one.
     pub(super) fn decode(mut from: &[u8]) -> Option<Self> {
-        fn number(from: &mut &[u8]) -> Option<usize> {
-            let (head, rest) = from.split_first_chunk::<4>()?;
-            *from = rest;
-            usize::try_from(u32::from_le_bytes(*head)).ok()
-        }
-        fn long(from: &mut &[u8]) -> Option<u64> {
-            let (head, rest) = from.split_first_chunk::<8>()?;
-            *from = rest;
-            Some(u64::from_le_bytes(*head))
-        }
-        fn text(from: &mut &[u8]) -> Option<OsString> {
-            let length = number(from)?;
-            let (head, rest) = from.split_at_checked(length)?;
-            *from = rest;
-            Some(OsString::from_vec(head.to_vec()))
-        }
         let from = &mut from;
-        let command = text(from)?;
-        let cwd = PathBuf::from(text(from)?);
-        let private = Some(PathBuf::from(text(from)?)).filter(|path| path != Path::new(""));
+        let command = text_of(from)?;
+        let cwd = PathBuf::from(text_of(from)?);
+        let private = Some(PathBuf::from(text_of(from)?)).filter(|path| path != Path::new(""));
         let (files, file_size) = (long(from)?, long(from)?);
         let args = (0..number(from)?)
-            .map(|_| text(from))
+            .map(|_| text_of(from))
             .collect::<Option<_>>()?;
         let env = (0..number(from)?)
-            .map(|_| Some((text(from)?, text(from)?)))
+            .map(|_| Some((text_of(from)?, text_of(from)?)))
             .collect::<Option<_>>()?;
         let all = Self {
             command,
@@ -103,9 +129,114 @@ impl Orders {
             private,
             files,
             file_size,
+            cage: Cage::decode(from)?,
         };
         from.is_empty().then_some(all)
     }
+}
+
+impl Cage {
+    /// Whether anything keeps it from other processes.
+    pub(super) fn is_apart(&self) -> bool {
+        self.uid.is_some() || self.has_namespaces || self.is_scoped
+    }
+
+    fn encode(&self, to: &mut Vec<u8>) {
+        let flags = [
+            self.has_namespaces,
+            self.is_scoped,
+            self.is_hardened,
+            self.files.is_some(),
+        ];
+        to.extend(flags.map(u8::from));
+        // No child has uid 0 as its own, and none is to have no process.
+        to.extend_from_slice(&self.uid.unwrap_or(0).to_le_bytes());
+        to.extend_from_slice(&self.landlock.to_le_bytes());
+        to.extend_from_slice(&self.processes.unwrap_or(0).to_le_bytes());
+        let group = self.group.iter().cloned().collect();
+        let files = self.files.clone().unwrap_or_default();
+        for paths in [&group, &self.hide, &files.read, &files.write] {
+            count(to, paths.len());
+            for path in paths {
+                text(to, path.as_os_str().as_bytes());
+            }
+        }
+        let ports: &[u16] = match &self.tcp {
+            Tcp::Any => &[],
+            Tcp::Off => &[0],
+            Tcp::Ports(ports) => ports,
+        };
+        count(to, ports.len());
+        to.extend(ports.iter().flat_map(|port| port.to_le_bytes()));
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        let mut flag = || match bytes::<1>(from)? {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        };
+        let (has_namespaces, is_scoped, is_hardened) = (flag()?, flag()?, flag()?);
+        let has_files = flag()?;
+        let uid = u32::from_le_bytes(bytes(from)?);
+        let landlock = u32::from_le_bytes(bytes(from)?);
+        let processes = long(from)?;
+        let mut paths = || -> Option<Vec<PathBuf>> {
+            let count = number(from)?;
+            (0..count).map(|_| text_of(from).map(Into::into)).collect()
+        };
+        let (group, hide, read, write) = (paths()?, paths()?, paths()?, paths()?);
+        let ports: Vec<u16> = (0..number(from)?)
+            .map(|_| bytes(from).map(u16::from_le_bytes))
+            .collect::<Option<_>>()?;
+        let tcp = match ports.as_slice() {
+            [] => Tcp::Any,
+            [0] => Tcp::Off,
+            _ => Tcp::Ports(ports),
+        };
+        Some(Self {
+            uid: Some(uid).filter(|&uid| uid != 0),
+            has_namespaces,
+            is_scoped,
+            is_hardened,
+            landlock,
+            files: has_files.then_some(Files { read, write }),
+            hide,
+            tcp,
+            processes: Some(processes).filter(|&processes| processes != 0),
+            group: group.into_iter().next(),
+        })
+    }
+}
+
+fn text(to: &mut Vec<u8>, bytes: &[u8]) {
+    count(to, bytes.len());
+    to.extend_from_slice(bytes);
+}
+
+fn count(to: &mut Vec<u8>, n: usize) {
+    to.extend_from_slice(&u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes());
+}
+
+fn bytes<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, rest) = from.split_first_chunk::<N>()?;
+    *from = rest;
+    Some(*head)
+}
+
+fn number(from: &mut &[u8]) -> Option<usize> {
+    usize::try_from(u32::from_le_bytes(bytes(from)?)).ok()
+}
+
+fn long(from: &mut &[u8]) -> Option<u64> {
+    bytes(from).map(u64::from_le_bytes)
+}
+
+fn text_of(from: &mut &[u8]) -> Option<OsString> {
+    let length = number(from)?;
+    let (head, rest) = from.split_at_checked(length)?;
+    *from = rest;
+    Some(OsString::from_vec(head.to_vec()))
 }
 
 #[cfg(test)]
@@ -118,15 +249,39 @@ mod tests {
         prop::collection::vec(any::<u8>(), 0..20).prop_map(OsString::from_vec)
     }
 
+    fn paths() -> impl Strategy<Value = Vec<PathBuf>> {
+        prop::collection::vec("/[a-z/]{0,9}".prop_map(PathBuf::from), 0..3)
+    }
+
+    prop_compose! {
+        fn cage()(
+            uid in prop::option::of(1u32..), flags: [bool; 4], landlock: u32,
+            (read, write, hide) in (paths(), paths(), paths()),
+            processes in prop::option::of(1u64..), group in prop::option::of("/[a-z]{1,9}"),
+            tcp in prop_oneof![
+                Just(Tcp::Any), Just(Tcp::Off),
+                prop::collection::vec(1u16.., 1..4).prop_map(Tcp::Ports),
+            ],
+        ) -> Cage {
+            let [has_namespaces, is_scoped, is_hardened, has_files] = flags;
+            let files = has_files.then_some(Files { read, write });
+            let group = group.map(PathBuf::from);
+            Cage {
+                uid, has_namespaces, is_scoped, is_hardened, landlock, files, hide, tcp,
+                processes, group,
+            }
+        }
+    }
+
     prop_compose! {
         fn orders()(
             command in text(), cwd in text(), private in prop::option::of("/[a-z]{1,9}"),
             args in prop::collection::vec(text(), 0..5),
             env in prop::collection::vec((text(), text()), 0..5),
-            files: u64, file_size: u64,
+            files: u64, file_size: u64, cage in cage(),
         ) -> Orders {
             let private = private.map(PathBuf::from);
-            Orders { command, args, env, cwd: cwd.into(), private, files, file_size }
+            Orders { command, args, env, cwd: cwd.into(), private, files, file_size, cage }
         }
     }
 

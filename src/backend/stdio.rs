@@ -27,6 +27,7 @@ use super::{
     launch,
     launcher::Launcher,
     stderr::{Stderr, Tail},
+    uids::Lease,
 };
 use crate::control::{Launch, Limits};
 
@@ -85,6 +86,8 @@ pub(crate) struct Child {
     exit: Option<ExitStatus>,
     /// What the guard removes, and we if it could not.
     private: Option<PathBuf>,
+    /// The uid that all below the guard have.
+    lease: Option<Lease>,
 }
 
 /// Where in its life the stdout of a child is.
@@ -108,7 +111,7 @@ impl Child {
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<Self> {
-        let orders = launcher.orders(label, launch, limits)?;
+        let (orders, lease) = launcher.orders(label, launch, limits)?;
         let guard = Command::new(&launcher.program)
             .arg0("lockgate")
             .args([launch::STAGE, &std::process::id().to_string()])
@@ -126,6 +129,8 @@ impl Child {
             Ok(guard) => guard,
             Err(error) => {
                 _ = orders.private.map(std::fs::remove_dir);
+                _ = orders.cage.group.map(std::fs::remove_dir);
+                _ = lease.map(Lease::end);
                 return Err(error);
             }
         };
@@ -144,6 +149,7 @@ impl Child {
             output: Output::Lines,
             exit: None,
             private: orders.private,
+            lease,
         };
         child.try_flush();
         Ok(child)
@@ -288,6 +294,10 @@ impl Child {
                     turn.made_progress();
                     if self.exit.is_none() {
                         self.exit = Some(status);
+                        // A guard that was killed has left something behind.
+                        if status.code().is_some() {
+                            _ = self.lease.take().map(Lease::end);
+                        }
                         self.drain();
                     } else {
                         return Poll::Ready(Happened::Exited(self.exit(status)));

@@ -3,16 +3,17 @@
 //! Not here: what is a mistake (`config`, `control`).
 
 use std::{
-    fmt::Write as _,
-    fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
+use super::serve::{kernel, offer};
 use crate::{
+    backend::sandbox::Kernel,
     config::{Config, Mistake, Sources, environment},
     control::{
-        checks,
+        Separation, Server, checks,
+        confinement::{Offer, Profile, Tcp},
         manifest::{self, Manifest},
     },
 };
@@ -29,9 +30,9 @@ pub(crate) fn check(
         set,
         ..Sources::default()
     };
-    match report(&sources, apply_file) {
+    match report(&sources, apply_file, &kernel()) {
         Ok(summary) => {
-            print!("{summary}{}", Kernel::probe(Path::new("/")));
+            print!("{summary}");
             ExitCode::SUCCESS
         }
         Err(mistakes) => {
@@ -44,7 +45,11 @@ pub(crate) fn check(
 }
 
 /// What would be served, or every mistake in configuration and manifest.
-fn report(sources: &Sources, apply: Option<&Path>) -> Result<String, Vec<Mistake>> {
+fn report(
+    sources: &Sources,
+    apply: Option<&Path>,
+    kernel: &Kernel,
+) -> Result<String, Vec<Mistake>> {
     let named = sources
         .env
         .get("LOCKGATE_APPLY")
@@ -58,10 +63,12 @@ fn report(sources: &Sources, apply: Option<&Path>) -> Result<String, Vec<Mistake
     match (config, manifest) {
         (Ok(config), Ok(manifest)) => {
             let search = sources.env.get("PATH").map_or("", String::as_str);
-            let check = |manifest| checks::check(manifest, &config, search);
+            let offer = offer(kernel, &config)?;
+            let check = |manifest| checks::check(manifest, &config, search, &offer);
             let mistakes = manifest.as_ref().map(check).unwrap_or_default();
             if mistakes.is_empty() {
-                Ok(summary(&config, manifest.as_ref()))
+                let summary = summary(&config, manifest.as_ref(), &offer);
+                Ok(summary + &machine(kernel, &offer))
             } else {
                 Err(mistakes)
             }
@@ -74,7 +81,7 @@ fn report(sources: &Sources, apply: Option<&Path>) -> Result<String, Vec<Mistake
     }
 }
 
-fn summary(config: &Config, manifest: Option<&Manifest>) -> String {
+fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> String {
     let mut lines = vec![format!(
         "listens on {}, known as {}",
         config.http.listen, config.public_url
@@ -84,12 +91,13 @@ fn summary(config: &Config, manifest: Option<&Manifest>) -> String {
     }
     let tenants = manifest.map(Manifest::tenants).unwrap_or_default();
     let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
-    lines.extend(servers.map(|server| {
+    lines.extend(servers.flat_map(|server| {
         let (url, command) = (&config.public_url, &server.launch.command);
-        format!(
+        let served = format!(
             "serves {url}/t/{}/{}/mcp: {command}",
             server.tenant, server.name
-        )
+        );
+        std::iter::once(served).chain(walls(server, offer))
     }));
     if let Some((tenant, server)) = &config.default {
         lines.push(format!(
@@ -103,7 +111,7 @@ fn summary(config: &Config, manifest: Option<&Manifest>) -> String {
     if config.auth.insecure {
         lines.push("warning: auth.insecure allows everybody who reaches it".to_owned());
     }
-    if config.sandbox.shared_uid {
+    if config.sandbox.shared_uid && offer.separation == Separation::None {
         lines.push(
             "warning: sandbox.shared_uid lets tenants' processes reach each other".to_owned(),
         );
@@ -111,97 +119,90 @@ fn summary(config: &Config, manifest: Option<&Manifest>) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What this kernel offers to keep children in and apart.
-#[derive(Debug, PartialEq, Eq)]
-struct Kernel {
-    has_landlock: bool,
-    user_namespaces: u64,
-    /// Where cgroup v2 is mounted, and whether this process may make groups there.
-    cgroup: Option<(String, bool)>,
+/// What this machine offers, and what all children get of it.
+fn machine(kernel: &Kernel, offer: &Offer) -> String {
+    let offered = |is_offered| if is_offered { "yes" } else { "no" };
+    let landlock = match kernel.landlock {
+        0 => "no".to_owned(),
+        version => format!("interface {version}"),
+    };
+    let cgroup = match &kernel.cgroup {
+        None => "not mounted".to_owned(),
+        Some(group) => format!(
+            "{}, {}, controllers: {}",
+            group.path.display(),
+            if group.is_delegated {
+                "delegated"
+            } else {
+                "not delegated"
+            },
+            if group.controllers.is_empty() {
+                "none".to_owned()
+            } else {
+                group.controllers.join(" ")
+            }
+        ),
+    };
+    let separation = match offer.separation {
+        Separation::Uid => "uid: each child has its own",
+        Separation::Namespace => "namespace: each child has its own of users, pids and mounts",
+        Separation::Landlock => "landlock: each child has a domain of its own",
+        Separation::None => "none; a second tenant needs sandbox.shared_uid",
+    };
+    [
+        format!("separation of children: {separation}"),
+        format!("this machine: Landlock {landlock}"),
+        format!("this machine: seccomp {}", offered(kernel.has_seccomp)),
+        format!(
+            "this machine: namespaces of a child's own {}",
+            offered(kernel.has_namespaces)
+        ),
+        format!(
+            "this machine: right to change users {}",
+            offered(kernel.has_users)
+        ),
+        format!("this machine: cgroup v2 {cgroup}"),
+    ]
+    .join("\n")
+        + "\n"
 }
 
-impl Kernel {
-    /// Reads `/proc` and `/sys` below `root`.
-    fn probe(root: &Path) -> Self {
-        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
-        let mount = cgroup_mount(&read("proc/self/mountinfo"));
-        let own = read("proc/self/cgroup");
-        let own = own
-            .lines()
-            .find_map(|line| line.strip_prefix("0::"))
-            .unwrap_or("/")
-            .to_owned();
-        let cgroup = mount.map(|mount| {
-            let group = root
-                .join(mount.trim_start_matches('/'))
-                .join(own.trim_start_matches('/'));
-            let is_delegated = rustix::fs::access(&group, rustix::fs::Access::WRITE_OK).is_ok()
-                && rustix::fs::access(group.join("cgroup.procs"), rustix::fs::Access::WRITE_OK)
-                    .is_ok();
-            (mount, is_delegated)
-        });
-        Self {
-            has_landlock: read("sys/kernel/security/lsm")
-                .trim()
-                .split(',')
-                .any(|lsm| lsm == "landlock"),
-            user_namespaces: read("proc/sys/user/max_user_namespaces")
-                .trim()
-                .parse()
-                .unwrap_or(0),
-            cgroup,
-        }
-    }
-}
-
-impl std::fmt::Display for Kernel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let offered = |is_offered| if is_offered { "offered" } else { "not found" };
-        let cgroup = match &self.cgroup {
-            None => "not mounted".to_owned(),
-            Some((mount, true)) => format!("at {mount}, delegated"),
-            Some((mount, false)) => format!("at {mount}, not delegated"),
-        };
-        let mut text = String::new();
-        writeln!(
-            text,
-            "separation of children: (d) nothing; a second tenant needs sandbox.shared_uid"
-        )?;
-        writeln!(
-            text,
-            "confinement of children: rlimits yes, no_new_privs yes"
-        )?;
-        writeln!(text, "this kernel: Landlock {}", offered(self.has_landlock))?;
-        writeln!(
-            text,
-            "this kernel: user namespaces {}",
-            offered(self.user_namespaces > 0)
-        )?;
-        writeln!(text, "this kernel: cgroup v2 {cgroup}")?;
-        writeln!(
-            text,
-            "this build uses only rlimits and no_new_privs of these"
-        )?;
-        f.write_str(&text)
-    }
-}
-
-/// The mount point of cgroup v2 (`proc_pid_mountinfo(5)`: fields, " - ", type).
-fn cgroup_mount(mountinfo: &str) -> Option<String> {
-    mountinfo.lines().find_map(|line| {
-        let (fields, of_type) = line.split_once(" - ")?;
-        let is_cgroup = of_type.split(' ').next() == Some("cgroup2");
-        is_cgroup
-            .then(|| fields.split(' ').nth(4).map(str::to_owned))
-            .flatten()
-    })
+/// What one server's children get.
+fn walls(server: &Server, offer: &Offer) -> Vec<String> {
+    let name = format!("{}/{}", server.tenant, server.name);
+    let asked = &server.launch.confinement;
+    let profile = match asked.profile {
+        Profile::Standard => "standard",
+        Profile::Open => "open",
+    };
+    let tcp = match &asked.tcp {
+        Tcp::Any => "any TCP".to_owned(),
+        Tcp::Off => "no TCP".to_owned(),
+        Tcp::Ports(ports) => format!("TCP ports {ports:?}"),
+    };
+    let unenforced = offer.unenforced(server).into_iter();
+    std::iter::once(format!("{name}: profile {profile}, {tcp}"))
+        .chain(
+            unenforced.map(|missing| {
+                format!("{name}: {} is not enforced: {}", missing.key, missing.what)
+            }),
+        )
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, fs};
 
     use super::*;
+
+    const KERNEL: Kernel = Kernel {
+        landlock: 7,
+        has_seccomp: true,
+        has_namespaces: false,
+        has_users: false,
+        cgroup: None,
+    };
 
     fn sources(set: &[&str]) -> Sources {
         let env = BTreeMap::from([("HOME", "/home/ada"), ("PATH", "/bin:/usr/bin")]);
@@ -228,20 +229,27 @@ mod tests {
             "tenants:\n  a:\n    auth: {mode: none}\n    servers:\n      x: {command: sh}\n",
         );
         let set = ["default.tenant=a", "default.server=x"];
-        let summary = report(&sources(&set), Some(&file)).unwrap();
+        let summary = report(&sources(&set), Some(&file), &KERNEL).unwrap();
         insta::assert_snapshot!(summary, @r###"
         listens on 127.0.0.1:8080, known as http://127.0.0.1:8080
         operations on 127.0.0.1:9090
         serves http://127.0.0.1:8080/t/a/x/mcp: sh
+        a/x: profile standard, any TCP
         serves http://127.0.0.1:8080/mcp: the same as a/x
+        separation of children: landlock: each child has a domain of its own
+        this machine: Landlock interface 7
+        this machine: seccomp yes
+        this machine: namespaces of a child's own no
+        this machine: right to change users no
+        this machine: cgroup v2 not mounted
         "###);
         let mut by_variable = sources(&set);
         by_variable
             .env
             .insert("LOCKGATE_APPLY".to_owned(), file.display().to_string());
-        assert_eq!(report(&by_variable, None).unwrap(), summary);
+        assert_eq!(report(&by_variable, None, &KERNEL).unwrap(), summary);
         assert!(
-            report(&sources(&[]), None)
+            report(&sources(&[]), None, &KERNEL)
                 .unwrap()
                 .contains("serves nothing")
         );
@@ -251,7 +259,7 @@ mod tests {
     fn reports_mistakes_of_both_files() {
         let (_dir, file) = manifest("tenants: 5\n");
         assert_eq!(
-            report(&sources(&["log.events=0"]), Some(&file))
+            report(&sources(&["log.events=0"]), Some(&file), &KERNEL)
                 .unwrap_err()
                 .len(),
             2
@@ -259,39 +267,20 @@ mod tests {
         let (_dir, file) = manifest(
             "tenants:\n  a:\n    auth: {mode: none}\n    servers:\n      x: {command: nosuch}\n",
         );
-        let found = report(&sources(&[]), Some(&file)).unwrap_err();
+        let found = report(&sources(&[]), Some(&file), &KERNEL).unwrap_err();
         assert_eq!(found[0].what, "nosuch not found");
         assert!(found[0].place.ends_with(":5"), "{found:?}");
     }
 
     #[test]
-    fn probes_the_kernel() {
-        let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        let bare = Kernel::probe(root.path());
-        assert_eq!(
-            bare,
-            Kernel {
-                has_landlock: false,
-                user_namespaces: 0,
-                cgroup: None
-            }
+    fn says_what_cannot_be_enforced() {
+        let (_dir, file) = manifest(
+            "tenants:\n  a:\n    auth: {mode: none}\n    servers:\n      x: {command: sh, limits: {cpu: 1}, sandbox: {required: false}}\n",
         );
-        write("sys/kernel/security/lsm", "lockdown,landlock,yama\n");
-        write("proc/sys/user/max_user_namespaces", "15000\n");
-        write(
-            "proc/self/mountinfo",
-            "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n",
-        );
-        write("proc/self/cgroup", "0::/user.slice\n");
-        write("sys/fs/cgroup/user.slice/cgroup.procs", "");
-        let kernel = Kernel::probe(root.path());
-        assert!(kernel.has_landlock && kernel.user_namespaces == 15_000);
-        assert_eq!(kernel.cgroup, Some(("/sys/fs/cgroup".to_owned(), true)));
-        assert!(kernel.to_string().contains("delegated"));
+        let summary = report(&sources(&[]), Some(&file), &KERNEL).unwrap();
+        assert!(summary.contains("a/x: limits.cpu is not enforced: no cgroup"));
+        let uids = ["sandbox.uids=100000-165535"];
+        let found = report(&sources(&uids), Some(&file), &KERNEL).unwrap_err();
+        assert_eq!(found[0].key, "sandbox.uids");
     }
 }

@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeMap,
+    fs::Permissions,
     io::Write,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -11,17 +12,26 @@ use std::{
 };
 
 use anyhow::Context;
+use rustix::process::DumpableBehavior;
 use tokio::net::TcpListener;
 use url::Url;
 
 use super::{RunArgs, ServeArgs};
 use crate::{
-    backend::launcher::{Ambient, Launcher},
+    backend::{
+        launcher::{Ambient, Launcher},
+        sandbox::{Kernel, Sandbox},
+    },
     config::{Config, LogFormat, Mistake, Sources, environment},
-    control::{Catalog, Home, Launch, checks, manifest, single},
+    control::{
+        Catalog, Home, Launch, Separation, checks,
+        confinement::{Confinement, Offer},
+        manifest, single,
+    },
     http::page::snippets,
     logs::{self, Format, Logs},
     run::{self, Listeners, Shutdown},
+    settings::Wrong,
 };
 
 /// What is to be served, checked.
@@ -31,6 +41,10 @@ struct Plan {
     env: BTreeMap<String, String>,
     /// A directory for children that goes with the gateway; none means `data_dir/work`.
     work: Option<PathBuf>,
+    /// What there is to separate and confine children with.
+    kernel: Kernel,
+    /// What they get of it.
+    offer: Offer,
     /// Whether the URL and snippets are printed instead of a log line.
     is_run: bool,
 }
@@ -84,18 +98,22 @@ fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         env: named.collect(),
         cwd: None,
         home: Home::Caller,
+        confinement: Confinement::default(),
     };
     let manifest = single::single(launch, &config.server, &env)?;
-    let mistakes = checks::check(&manifest, &config, path_of(&env));
+    let (kernel, offer) = probe(&config)?;
+    let mistakes = checks::check(&manifest, &config, path_of(&env), &offer);
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
-    let work = std::env::temp_dir().join(format!("lockgate-{}", uuid::Uuid::new_v4().simple()));
+    let work = temporary();
     Ok(Plan {
         config,
         catalog: manifest.catalog,
         env,
         work: Some(work),
+        kernel,
+        offer,
         is_run: true,
     })
 }
@@ -136,9 +154,10 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
         }
         (Err(mistakes), Ok(_)) | (Ok(_), Err(mistakes)) => return Err(mistakes),
     };
+    let (kernel, offer) = probe(&config)?;
     let mistakes = manifest
         .as_ref()
-        .map(|manifest| checks::check(manifest, &config, path_of(&env)))
+        .map(|manifest| checks::check(manifest, &config, path_of(&env), &offer))
         .unwrap_or_default();
     if !mistakes.is_empty() {
         return Err(mistakes);
@@ -150,8 +169,36 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
         config,
         catalog,
         env,
-        work: None,
+        // A child with a uid of its own cannot pass through the data directory.
+        work: (offer.separation == Separation::Uid).then(temporary),
+        kernel,
+        offer,
         is_run: false,
+    })
+}
+
+/// A directory for children's own, outside the data directory.
+fn temporary() -> PathBuf {
+    std::env::temp_dir().join(format!("lockgate-{}", uuid::Uuid::new_v4().simple()))
+}
+
+/// What this machine has to separate and confine children with, and what they get of it.
+fn probe(config: &Config) -> Result<(Kernel, Offer), Vec<Mistake>> {
+    let kernel = kernel();
+    offer(&kernel, config).map(|offer| (kernel, offer))
+}
+
+/// What this machine has.
+pub(super) fn kernel() -> Kernel {
+    Kernel::probe(Path::new(OWN_BINARY))
+}
+
+/// What children get of what there is.
+pub(super) fn offer(kernel: &Kernel, config: &Config) -> Result<Offer, Vec<Mistake>> {
+    let offer = kernel.offer(config.sandbox.separation, config.sandbox.uids);
+    offer.map_err(|(key, what)| {
+        let remedy = "choose another, or see lockgate check for what is offered here";
+        vec![Wrong::new(what, remedy).at("configuration", key)]
     })
 }
 
@@ -180,6 +227,11 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    // Its memory, environment and descriptors are nobody's, not even a child's of the same uid.
+    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        eprintln!("lockgate: cannot protect its memory: {error}");
+        return ExitCode::FAILURE;
+    }
     let work = plan.work.clone();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -211,6 +263,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         catalog,
         env,
         work,
+        kernel,
+        offer,
         is_run,
     } = plan;
     let http = bind(config.http.listen).await?;
@@ -227,7 +281,14 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         private(&config.data_dir)?;
     }
     private(&work)?;
-    let launcher = Launcher::new(ambient(&env)?, work);
+    if offer.separation == Separation::Uid {
+        // To be passed through: what lies in it is everybody's own.
+        std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
+    }
+    let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, &hidden(&config, &work))
+        .context("cannot make cgroups for children")?;
+    warn(&config, &catalog, &offer);
+    let launcher = Launcher::new(ambient(&env)?, work, sandbox);
     let shutdown = Shutdown::default();
     let signals = signals(shutdown.clone())?;
     announce(&config, &http, ops.as_ref(), is_run)?;
@@ -247,20 +308,66 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// What of the gateway no child may see.
+fn hidden(config: &Config, work: &Path) -> Vec<PathBuf> {
+    let tls = config.http.tls.as_ref();
+    let paths = [config.data_dir.clone(), work.to_owned()];
+    paths
+        .into_iter()
+        .chain(tls.map(|tls| tls.key.clone()))
+        .filter(|path| !path.as_os_str().is_empty())
+        .collect()
+}
+
+/// Says what was asked for and will not hold, at every start.
+fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
+    if config.sandbox.shared_uid && offer.separation == Separation::None {
+        tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");
+    }
+    for server in catalog.servers() {
+        for missing in offer.unenforced(server) {
+            let (tenant, name, key) = (&server.tenant, &server.name, missing.key);
+            tracing::warn!(
+                tenant.id = tenant,
+                server.name = name,
+                key,
+                "not enforced: {}",
+                missing.what
+            );
+        }
+    }
+}
+
 async fn bind(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}"))
 }
 
-/// A directory that nobody else may enter.
+/// Sees to a directory that nobody else may enter.
 fn private(path: &Path) -> anyhow::Result<()> {
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(path)
-        .with_context(|| format!("cannot create the directory {}", path.display()))
+        .with_context(|| format!("cannot create the directory {}", path.display()))?;
+    let mode = std::fs::metadata(path)?.permissions().mode();
+    if mode & STICKY != 0 {
+        anyhow::bail!(
+            "the directory {} is everybody's; name one of its own",
+            path.display()
+        );
+    }
+    if mode & 0o077 != 0 {
+        // It was there before, and children with another uid must not see what is in it.
+        std::fs::set_permissions(path, Permissions::from_mode(0o700))
+            .with_context(|| format!("cannot close the directory {}", path.display()))?;
+    }
+    Ok(())
 }
+
+/// The mode of a directory like `/tmp`.
+const STICKY: u32 = 0o1000;
 
 fn ambient(env: &BTreeMap<String, String>) -> anyhow::Result<Ambient> {
     let of = |name: &str| env.get(name).map(Into::into);

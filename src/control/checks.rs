@@ -11,28 +11,59 @@ use std::{
 use crate::{
     config::{Config, Mistake, is_loopback},
     control::{
-        AuthMode, Server, Tenant,
-        manifest::{Manifest, command_key},
+        AuthMode, Separation, Server, Tenant,
+        confinement::Offer,
+        manifest::{Manifest, server_key},
     },
 };
 
 /// All that the functions below find.
-pub(crate) fn check(manifest: &Manifest, config: &Config, search: &str) -> Vec<Mistake> {
-    let mut mistakes = check_separation(manifest, config.sandbox.shared_uid);
+pub(crate) fn check(
+    manifest: &Manifest,
+    config: &Config,
+    search: &str,
+    offer: &Offer,
+) -> Vec<Mistake> {
+    let mut mistakes = check_separation(manifest, config.sandbox.shared_uid, offer.separation);
+    mistakes.extend(check_confinement(manifest, offer));
     mistakes.extend(check_auth(manifest, config));
     mistakes.extend(check_default(manifest, config));
     mistakes.extend(check_commands(manifest, search));
     mistakes
 }
 
-/// More than one tenant needs what keeps their processes apart, which this build has not.
-pub(crate) fn check_separation(manifest: &Manifest, is_shared_uid: bool) -> Vec<Mistake> {
-    if is_shared_uid || manifest.catalog.tenants.len() < 2 {
+/// More than one tenant needs what keeps their processes apart.
+pub(crate) fn check_separation(
+    manifest: &Manifest,
+    is_shared_uid: bool,
+    separation: Separation,
+) -> Vec<Mistake> {
+    let is_apart = separation != Separation::None;
+    if is_apart || is_shared_uid || manifest.catalog.tenants.len() < 2 {
         return Vec::new();
     }
     let what = "more than one tenant, and nothing here separates their processes";
-    let remedy = "serve one tenant, or set sandbox.shared_uid = true";
+    let remedy = "set sandbox.uids, serve one tenant, or set sandbox.shared_uid = true";
     vec![manifest.mistake("tenants", what, remedy)]
+}
+
+/// What a server asks for must be enforceable, unless it says that it need not be.
+pub(crate) fn check_confinement(manifest: &Manifest, offer: &Offer) -> Vec<Mistake> {
+    let tenants = manifest.tenants();
+    let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
+    let mistakes = |server: &Arc<Server>| -> Vec<Mistake> {
+        if !server.launch.confinement.required {
+            return Vec::new();
+        }
+        let missing = offer.unenforced(server).into_iter();
+        let mistake = missing.map(|missing| {
+            let key = server_key(&server.tenant, &server.name, missing.key);
+            let remedy = "leave it out, or go without by sandbox.required: false";
+            manifest.mistake(&key, missing.what, remedy)
+        });
+        mistake.collect()
+    };
+    servers.flat_map(mistakes).collect()
 }
 
 /// Tenants without authentication are for loopback.
@@ -81,7 +112,7 @@ pub(crate) fn check_commands(manifest: &Manifest, search: &str) -> Vec<Mistake> 
         } else {
             "install it, add its directory to PATH, or write its whole path"
         };
-        let key = command_key(&server.tenant, &server.name);
+        let key = server_key(&server.tenant, &server.name, "command");
         manifest.mistake(&key, format!("{command} not found"), remedy)
     };
     missing.map(mistake).collect()
@@ -138,9 +169,10 @@ mod tests {
         };
         let two = yaml("tenants:\n  a: {auth: {mode: none}}\n  b: {auth: {mode: none}}\n").unwrap();
         let one = yaml(FULL).unwrap();
-        assert_eq!(check_separation(&two, false).len(), 1);
-        assert!(check_separation(&two, true).is_empty());
-        assert!(check_separation(&one, false).is_empty());
+        assert_eq!(check_separation(&two, false, Separation::None).len(), 1);
+        assert!(check_separation(&two, true, Separation::None).is_empty());
+        assert!(check_separation(&two, false, Separation::Landlock).is_empty());
+        assert!(check_separation(&one, false, Separation::None).is_empty());
         let public = ["http.listen=0.0.0.0:80", "public_url=https://x"];
         let open = check_auth(&two, &config(&public));
         assert_eq!(open[1].place, "F:3");
@@ -152,6 +184,30 @@ mod tests {
         assert!(check_default(&one, &config(&named)).is_empty());
         assert_eq!(check_default(&two, &config(&named)).len(), 1);
         assert!(check_default(&two, &config(&[])).is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_enforced_is_refused() {
+        let bare = Offer {
+            separation: Separation::None,
+            landlock: 0,
+            has_seccomp: true,
+            bounds_memory: false,
+            bounds_pids: false,
+            bounds_cpu: false,
+        };
+        let text = |required: bool| {
+            format!(
+                "tenants:\n  a:\n    auth: {{mode: none}}\n    servers:\n      x:\n        command: cat\n        limits:\n          files: 9\n          memory: 1GiB\n        sandbox: {{required: {required}}}\n"
+            )
+        };
+        let found = check_confinement(&yaml(&text(true)).unwrap(), &bare);
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        insta::assert_snapshot!(found.join("\n"), @r###"
+        F:10: tenants.a.servers.x.sandbox.profile: standard confines files by Landlock, which this kernel does not offer; leave it out, or go without by sandbox.required: false
+        F:9: tenants.a.servers.x.limits.memory: no cgroup v2 with the memory controller is delegated to this gateway; leave it out, or go without by sandbox.required: false
+        "###);
+        assert!(check_confinement(&yaml(&text(false)).unwrap(), &bare).is_empty());
     }
 
     #[test]

@@ -219,7 +219,7 @@ impl Reader<'_> {
     /// One server of a tenant.
     pub(super) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
         let own = [
-            "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits",
+            "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits", "sandbox",
         ];
         let known = [&own[..], &supervision::KEYS].concat();
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
@@ -284,6 +284,7 @@ impl Reader<'_> {
             env: variables,
             cwd: fields.read("cwd", None, directory, &mut self.mistakes),
             home: Home::Private,
+            confinement: self.confinement(fields),
         }
     }
 
@@ -305,7 +306,12 @@ impl Reader<'_> {
         args
     }
 
-    fn inner<'n>(&mut self, fields: &Fields<'n>, key: &str, known: &[&str]) -> Option<Fields<'n>> {
+    pub(super) fn inner<'n>(
+        &mut self,
+        fields: &Fields<'n>,
+        key: &str,
+        known: &[&str],
+    ) -> Option<Fields<'n>> {
         let node = fields.member(key)?;
         Some(Fields::of(
             node,
@@ -348,10 +354,19 @@ impl Reader<'_> {
 
     fn limits(&mut self, server: &Fields<'_>) -> Limits {
         let default = DEFAULT_LIMITS;
-        let known = ["line", "stderr", "files", "file_size"];
+        let known = [
+            "line",
+            "stderr",
+            "files",
+            "file_size",
+            "memory",
+            "pids",
+            "cpu",
+        ];
         let Some(fields) = self.inner(server, "limits", &known) else {
             return default;
         };
+        let (memory, pids, cpu) = self.group_limits(&fields);
         let found = &mut self.mistakes;
         let line = |node: &Node| match node.size()? {
             0 => Err(Wrong::new(
@@ -375,13 +390,16 @@ impl Reader<'_> {
                 found,
             ),
             file_size: fields.read("file_size", default.file_size, unlimited, found),
+            memory,
+            pids,
+            cpu,
         }
     }
 }
 
-/// The key of a server's command.
-pub(crate) fn command_key(tenant: &str, server: &str) -> String {
-    format!("tenants.{tenant}.servers.{server}.command")
+/// The whole key of a server's `key`.
+pub(crate) fn server_key(tenant: &str, server: &str, key: &str) -> String {
+    format!("tenants.{tenant}.servers.{server}.{key}")
 }
 
 fn only_version(node: &Node) -> Result<(), Wrong> {
@@ -466,13 +484,16 @@ const DEFAULT_LIMITS: Limits = Limits {
     stderr: 64 << 10,
     files: 1024,
     file_size: 1 << 30,
+    memory: None,
+    pids: None,
+    cpu: None,
 };
 
 #[cfg(test)]
 mod tests {
     use crate::{
         config::{Config, Sources},
-        control::single::single,
+        control::{confinement::Confinement, single::single},
     };
 
     use super::*;
@@ -573,7 +594,7 @@ tenants:
         reply: {mode: jsno, sse_after: 5}
         clocks: {cal: 1s, stop: [1s]}
         tools: {t: {start: 1s}}
-        limits: {line: 0, files: 0, memory: 1GiB}
+        limits: {line: 0, files: 0, disk: 1GiB}
       files: {}
   b: 5
 "#;
@@ -583,7 +604,7 @@ tenants:
         F:8: tenants.Acme.users: unknown key; known here: auth, default_server, quotas, revisions, servers
         F:5: tenants.Acme.auth.mode: builtin is not available yet; write auth: {mode: none}
         F:20: tenants.Acme.servers.files: also at F:10; keep one of the two
-        F:15: tenants.Acme.servers.files.policy: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits, isolation, max_children, warm, idle, on_loss
+        F:15: tenants.Acme.servers.files.policy: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits, sandbox, isolation, max_children, warm, idle, on_loss
         F:11: tenants.Acme.servers.files.command: is empty; write the program to start
         F:12: tenants.Acme.servers.files.args[0]: a number where a text is expected; put it in quotes
         F:12: tenants.Acme.servers.files.args[1]: a $ alone; write $$ for a $
@@ -596,7 +617,7 @@ tenants:
         F:18: tenants.Acme.servers.files.tools.t.start: unknown key; known here: call, call_max, ask, ask_unclaimed
         F:16: tenants.Acme.servers.files.reply.mode: "jsno" is none of auto, sse, json; write one of them
         F:16: tenants.Acme.servers.files.reply.sse_after: a number where a text like "250ms", "30s" or "1m30s" is expected; put it in quotes
-        F:19: tenants.Acme.servers.files.limits.memory: unknown key; known here: line, stderr, files, file_size
+        F:19: tenants.Acme.servers.files.limits.disk: unknown key; known here: line, stderr, files, file_size, memory, pids, cpu
         F:19: tenants.Acme.servers.files.limits.line: must hold at least one byte; write a size like "16MiB"
         F:19: tenants.Acme.servers.files.limits.files: 0 is out of range; write a number from 1 to 4294967295
         F:6: tenants.Acme.default_server: "fils" is no server of this tenant; did you mean files?
@@ -636,6 +657,7 @@ tenants:
             env: BTreeMap::from([("A".to_owned(), "$".to_owned())]),
             cwd: Some(PathBuf::from("relative")),
             home: Home::Caller,
+            confinement: Confinement::default(),
         };
         let overrides = |set: &[&str]| {
             let set = set.iter().map(|set| format!("server.{set}")).collect();

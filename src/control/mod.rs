@@ -11,13 +11,17 @@ use std::{
 };
 
 use crate::protocol::revision::Revision;
-use supervision::Supervision;
+pub(crate) use crate::separation::{Separation, Uids};
 
 pub(crate) mod checks;
+pub(crate) mod confinement;
 pub(crate) mod interpolation;
 pub(crate) mod manifest;
 pub(crate) mod single;
 pub(crate) mod supervision;
+
+use confinement::Confinement;
+use supervision::Supervision;
 
 /// Every tenant that this gateway serves, by name.
 #[derive(Debug, Default)]
@@ -27,6 +31,12 @@ pub(crate) struct Catalog {
 }
 
 impl Catalog {
+    /// Every server of every tenant, in no order.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = &Arc<Server>> {
+        let tenants = self.tenants.values();
+        tenants.flat_map(|tenant| tenant.servers.values())
+    }
+
     /// The server at `/t/{tenant}/{server}`, with its tenant.
     pub(crate) fn find(&self, tenant: &str, server: &str) -> Option<(Arc<Tenant>, Arc<Server>)> {
         let tenant = self.tenants.get(tenant)?;
@@ -105,6 +115,8 @@ pub(crate) struct Launch {
     pub(crate) cwd: Option<PathBuf>,
     /// Where HOME and TMPDIR come from.
     pub(crate) home: Home,
+    /// What it may reach.
+    pub(crate) confinement: Confinement,
 }
 
 /// Tells launch specifications apart: the SHA-256 of all that decides what is started.
@@ -120,6 +132,7 @@ impl Launch {
         };
         add(self.command.as_bytes());
         add(&[u8::from(self.home == Home::Caller)]);
+        add(format!("{:?}", self.confinement).as_bytes());
         let cwd = self.cwd.as_ref().map(|path| path.as_os_str());
         add(cwd.map_or(&[], std::os::unix::ffi::OsStrExt::as_bytes));
         add(&(self.args.len() as u64).to_le_bytes());
@@ -152,6 +165,7 @@ impl std::fmt::Debug for Launch {
             .field("env", &self.env.keys())
             .field("cwd", &self.cwd)
             .field("home", &self.home)
+            .field("confinement", &self.confinement)
             .finish()
     }
 }
@@ -206,4 +220,10 @@ pub(crate) struct Limits {
     pub(crate) files: u64,
     /// Bytes of one file that it writes (`RLIMIT_FSIZE`).
     pub(crate) file_size: u64,
+    /// Bytes of memory of all its processes together.
+    pub(crate) memory: Option<u64>,
+    /// Processes and threads.
+    pub(crate) pids: Option<u32>,
+    /// Processor time of all its processes together, in percents of one processor.
+    pub(crate) cpu: Option<u32>,
 }

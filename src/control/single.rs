@@ -12,7 +12,7 @@ use crate::{
     control::{
         AuthMode, Catalog, Launch, Tenant,
         interpolation::escape,
-        manifest::{Manifest, Reader, command_key},
+        manifest::{Manifest, Reader, server_key},
     },
     document::{Node, Value},
     protocol::revision,
@@ -50,7 +50,7 @@ pub(crate) fn single(
         servers: BTreeMap::from([(RUN_SERVER.to_owned(), Arc::new(server))]),
     };
     let command = reader.places.remove("server.command");
-    let key = command_key(RUN_TENANT, RUN_SERVER);
+    let key = server_key(RUN_TENANT, RUN_SERVER, "command");
     reader
         .places
         .insert(key, command.unwrap_or_else(|| COMMAND_LINE.to_owned()));
@@ -75,6 +75,14 @@ fn launch_node(launch: &Launch) -> Node {
             )),
         ),
         ("env".to_owned(), node(Value::Map(variables.collect()))),
+        // One's own server on one's own machine: it may do what its caller may.
+        (
+            "sandbox".to_owned(),
+            node(Value::Map(vec![
+                ("profile".to_owned(), text("open")),
+                ("required".to_owned(), node(Value::Flag(false))),
+            ])),
+        ),
     ]))
 }
 

@@ -12,6 +12,7 @@ use crate::{
     backend::{
         launcher::{Ambient, Launcher},
         roster::Restart,
+        sandbox::Sandbox,
     },
     config::{Config, Sources},
     control::{Server, Tenant, manifest},
@@ -55,6 +56,7 @@ impl Bench {
                 ..Ambient::default()
             },
             work: work.path().into(),
+            sandbox: Arc::new(Sandbox::none()),
         };
         let (halt, tracker) = (CancellationToken::new(), TaskTracker::new());
         let sources = Sources {

@@ -1,0 +1,223 @@
+//! Control groups (v2) of children, where this gateway may make them: by plain file writes.
+//!
+//! Not here: ending what is in one (`tree`), and being born into one (`launch`).
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{Access, access};
+
+use crate::control::Limits;
+
+/// The group that this process is in, if cgroup v2 is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Delegation {
+    /// Its directory.
+    pub(crate) path: PathBuf,
+    /// Whether this process may make groups below it.
+    pub(crate) is_delegated: bool,
+    /// The controllers that groups below it can have.
+    pub(crate) controllers: Vec<String>,
+}
+
+impl Delegation {
+    /// Reads `/proc` and `/sys` below `root`.
+    pub(crate) fn probe(root: &Path) -> Option<Self> {
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+        let mount = mount_point(&read("proc/self/mountinfo"))?;
+        let own = read("proc/self/cgroup");
+        let own = own.lines().find_map(|line| line.strip_prefix("0::"));
+        let path = root
+            .join(mount.trim_start_matches('/'))
+            .join(own.unwrap_or("/").trim_start_matches('/'));
+        let is_writable = |path: &Path| access(path, Access::WRITE_OK).is_ok();
+        let controllers = fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
+        Some(Self {
+            is_delegated: is_writable(&path) && is_writable(&path.join("cgroup.procs")),
+            controllers: words(&controllers),
+            path,
+        })
+    }
+
+    /// Whether a limit of `controller` can be set.
+    pub(crate) fn bounds(&self, controller: &str) -> bool {
+        self.is_delegated && self.controllers.iter().any(|known| known == controller)
+    }
+}
+
+/// The group below which all children of this gateway have theirs.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    base: PathBuf,
+}
+
+impl Groups {
+    /// Makes it, with the controllers that limits need.
+    pub(crate) fn create(delegation: &Delegation) -> io::Result<Self> {
+        let (own, pid) = (&delegation.path, std::process::id());
+        sweep(own);
+        let wanted: Vec<&str> = CONTROLLERS
+            .into_iter()
+            .filter(|name| delegation.bounds(name))
+            .collect();
+        if enable(own, &wanted).is_err() {
+            // A group that shares out among groups below it must have no process of its own.
+            let gateway = own.join(format!("{PREFIX}gateway-{pid}"));
+            make(&gateway)?;
+            fs::write(gateway.join("cgroup.procs"), "0")?;
+            enable(own, &wanted)?;
+        }
+        let base = own.join(format!("{PREFIX}{pid}"));
+        make(&base)?;
+        enable(&base, &wanted)?;
+        Ok(Self { base })
+    }
+
+    /// The directory of a new group for one child, with its limits.
+    pub(crate) fn leaf(&self, name: &str, limits: &Limits) -> io::Result<PathBuf> {
+        let leaf = self.base.join(name);
+        fs::create_dir(&leaf)?;
+        let set = || -> io::Result<()> {
+            if let Some(memory) = limits.memory {
+                fs::write(leaf.join("memory.max"), memory.to_string())?;
+                // Without swap accounting there is no such file, and no swap that it could take.
+                _ = fs::write(leaf.join("memory.swap.max"), "0");
+            }
+            if let Some(pids) = limits.pids
+                && leaf.join("pids.max").exists()
+            {
+                fs::write(leaf.join("pids.max"), pids.to_string())?;
+            }
+            if let Some(percents) = limits.cpu {
+                let quota = u64::from(percents) * PERIOD / 100;
+                fs::write(leaf.join("cpu.max"), format!("{quota} {PERIOD}"))?;
+            }
+            Ok(())
+        };
+        set()
+            .inspect_err(|_| _ = fs::remove_dir(&leaf))
+            .map(|()| leaf.clone())
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        // What a guard has not removed yet goes with the next start.
+        _ = fs::remove_dir(&self.base);
+    }
+}
+
+fn make(group: &Path) -> io::Result<()> {
+    match fs::create_dir(group) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Gives the groups below `group` these controllers.
+fn enable(group: &Path, wanted: &[&str]) -> io::Result<()> {
+    let file = group.join("cgroup.subtree_control");
+    let known = words(&fs::read_to_string(&file).unwrap_or_default());
+    for name in wanted {
+        if !known.iter().any(|known| known == name) {
+            fs::write(&file, format!("+{name}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes what gateways that were killed left behind; no group that has a process can be.
+fn sweep(own: &Path) {
+    for entry in fs::read_dir(own).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let pid = name.map(|name| name.trim_start_matches("gateway-"));
+        // A group of a living gateway may be empty for a moment.
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            for leaf in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+                _ = fs::remove_dir(leaf.path());
+            }
+            _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// The mount point of cgroup v2 (`proc_pid_mountinfo(5)`: fields, " - ", type).
+fn mount_point(mountinfo: &str) -> Option<String> {
+    mountinfo.lines().find_map(|line| {
+        let (fields, of_type) = line.split_once(" - ")?;
+        let is_cgroup = of_type.split(' ').next() == Some("cgroup2");
+        is_cgroup
+            .then(|| fields.split(' ').nth(4).map(str::to_owned))
+            .flatten()
+    })
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_ascii_whitespace().map(str::to_owned).collect()
+}
+
+const PREFIX: &str = "lockgate-";
+
+/// What limits need.
+const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
+
+/// Microseconds in which a group gets its share of the processors.
+const PERIOD: u64 = 100_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        line: 1,
+        stderr: 1,
+        files: 1,
+        file_size: 1,
+        memory: Some(1 << 20),
+        pids: Some(7),
+        cpu: Some(50),
+    };
+
+    /// A root with a group that has `controllers`.
+    fn fake(controllers: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write(
+            "proc/self/mountinfo",
+            "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n",
+        );
+        write("proc/self/cgroup", "1:cpu:/x\n0::/user.slice\n");
+        write("sys/fs/cgroup/user.slice/cgroup.procs", "");
+        write("sys/fs/cgroup/user.slice/cgroup.controllers", controllers);
+        root
+    }
+
+    #[test]
+    fn finds_its_own_group() {
+        assert_eq!(Delegation::probe(Path::new("/nonexistent")), None);
+        let root = fake("cpu io memory pids\n");
+        let found = Delegation::probe(root.path()).unwrap();
+        assert!(found.path.ends_with("sys/fs/cgroup/user.slice"));
+        assert!(found.is_delegated && found.bounds("memory") && !found.bounds("hugetlb"));
+    }
+
+    #[test]
+    fn limits_are_written_before_anything_runs() {
+        let root = fake("cpu memory pids\n");
+        let delegation = Delegation::probe(root.path()).unwrap();
+        let groups = Groups::create(&delegation).unwrap();
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+        // In a plain directory the last write stays.
+        assert_eq!(read(delegation.path.join("cgroup.subtree_control")), "+cpu");
+        let leaf = groups.leaf("acme-files", &LIMITS).unwrap();
+        assert_eq!(read(leaf.join("memory.max")), "1048576");
+        assert_eq!(read(leaf.join("cpu.max")), "50000 100000");
+    }
+}

@@ -1,0 +1,334 @@
+//! What this machine can separate and confine, and what each child gets of it.
+//!
+//! Found out once at the start and held as a value. Not here: doing it (`confine`, `namespace`).
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use rustix::thread::CapabilitySet;
+
+use super::{
+    cgroup::{Delegation, Groups},
+    launch,
+    orders::{Cage, Files, Tcp},
+    uids::{Lease, Pool},
+    view,
+};
+use crate::control::{
+    Home, Launch, Limits, Separation, Uids,
+    confinement::{self, Offer, Profile},
+};
+
+/// What this kernel, and the rights of this process, make possible.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    /// The version of Landlock's interface; 0 is none.
+    pub(crate) landlock: u32,
+    /// Whether system calls can be filtered.
+    pub(crate) has_seccomp: bool,
+    /// Whether a child can have user, pid and mount namespaces.
+    pub(crate) has_namespaces: bool,
+    /// Whether this process may become, and end, other users.
+    pub(crate) has_users: bool,
+    /// This process's cgroup.
+    pub(crate) cgroup: Option<Delegation>,
+}
+
+impl Kernel {
+    /// Asks the kernel; `program` is this binary, which tries what cannot be asked for.
+    pub(crate) fn probe(program: &Path) -> Self {
+        let mut try_namespaces = Command::new(program);
+        let try_namespaces = try_namespaces
+            .args([launch::STAGE, launch::PROBE])
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let needed = CapabilitySet::SETUID
+            | CapabilitySet::SETGID
+            | CapabilitySet::CHOWN
+            | CapabilitySet::KILL
+            | CapabilitySet::DAC_OVERRIDE;
+        Self {
+            landlock: launch::landlock(),
+            has_seccomp: fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail")
+                .is_ok_and(|actions| actions.contains("errno")),
+            has_namespaces: try_namespaces.status().is_ok_and(|status| status.success()),
+            has_users: rustix::thread::capabilities(None)
+                .is_ok_and(|sets| sets.effective.contains(needed)),
+            cgroup: Delegation::probe(Path::new("/")),
+        }
+    }
+
+    /// What children get, if it is to be `wish`, or else the first that works.
+    ///
+    /// # Errors
+    ///
+    /// The key that asks for what is not there, and why it is not.
+    pub(crate) fn offer(
+        &self,
+        wish: Option<Separation>,
+        uids: Option<Uids>,
+    ) -> Result<Offer, (&'static str, &'static str)> {
+        let works = |separation: Separation| match separation {
+            Separation::Uid => uids.is_some() && self.has_users,
+            Separation::Namespace => self.has_namespaces,
+            Separation::Landlock => self.landlock >= SCOPES_SINCE,
+            Separation::None => true,
+        };
+        let why = |separation: Separation| match separation {
+            Separation::Uid if uids.is_none() => "needs sandbox.uids",
+            Separation::Uid => {
+                "needs a gateway with CAP_SETUID, CAP_SETGID, CAP_CHOWN, CAP_KILL and CAP_DAC_OVERRIDE"
+            }
+            Separation::Namespace => "user, pid and mount namespaces cannot be made here",
+            _ => "needs Landlock of Linux 6.12 or newer",
+        };
+        let all = [
+            Separation::Uid,
+            Separation::Namespace,
+            Separation::Landlock,
+            Separation::None,
+        ];
+        let separation = match wish {
+            Some(wish) if works(wish) => wish,
+            Some(wish) => return Err(("sandbox.separation", why(wish))),
+            // Whoever names uids wants them used.
+            None if uids.is_some() && !self.has_users => {
+                return Err(("sandbox.uids", why(Separation::Uid)));
+            }
+            None => all
+                .into_iter()
+                .find(|&one| works(one))
+                .unwrap_or(Separation::None),
+        };
+        let bounds = |controller: &str| {
+            let cgroup = self.cgroup.as_ref();
+            cgroup.is_some_and(|cgroup| cgroup.bounds(controller))
+        };
+        Ok(Offer {
+            separation,
+            landlock: self.landlock,
+            has_seccomp: self.has_seccomp,
+            bounds_memory: bounds("memory"),
+            bounds_pids: bounds("pids") || separation == Separation::Uid,
+            bounds_cpu: bounds("cpu"),
+        })
+    }
+}
+
+/// The walls that children of one gateway get.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    /// What can be enforced.
+    offer: Offer,
+    /// The uids of children.
+    uids: Option<Arc<Pool>>,
+    /// The cgroups of children.
+    groups: Option<Groups>,
+    /// What of the gateway no child may see.
+    hide: Vec<PathBuf>,
+    /// What of the system every child may read.
+    system: Vec<PathBuf>,
+}
+
+impl Sandbox {
+    /// Walls out of what `kernel` has; `hide` must exist.
+    pub(crate) fn new(
+        kernel: &Kernel,
+        offer: Offer,
+        uids: Option<Uids>,
+        hide: &[PathBuf],
+    ) -> io::Result<Self> {
+        let uids = uids.filter(|_| offer.separation == Separation::Uid);
+        let delegated = kernel.cgroup.as_ref().filter(|group| group.is_delegated);
+        let groups = delegated.map(Groups::create).transpose();
+        let needs_groups = offer.bounds_memory || offer.bounds_cpu;
+        Ok(Self {
+            offer,
+            uids: uids.map(|uids| Arc::new(Pool::new(uids))),
+            groups: match groups {
+                Err(error) if needs_groups => return Err(error),
+                groups => groups.unwrap_or_default(),
+            },
+            hide: hide
+                .iter()
+                .filter_map(|path| fs::canonicalize(path).ok())
+                .chain(SECRETS.iter().map(PathBuf::from))
+                .collect(),
+            system: view::system(),
+        })
+    }
+
+    /// None at all, for tests of other things.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self {
+            offer: Offer {
+                separation: Separation::None,
+                landlock: 0,
+                has_seccomp: false,
+                bounds_memory: false,
+                bounds_pids: false,
+                bounds_cpu: false,
+            },
+            uids: None,
+            groups: None,
+            hide: Vec::new(),
+            system: Vec::new(),
+        }
+    }
+
+    /// A uid for a child, where each has its own.
+    pub(super) fn lease(&self) -> io::Result<Option<Lease>> {
+        let Some(uids) = &self.uids else {
+            return Ok(None);
+        };
+        let none_left = || io::Error::other("no uid of sandbox.uids is free");
+        uids.take().ok_or_else(none_left).map(Some)
+    }
+
+    /// A cgroup for a child, where there are such.
+    pub(super) fn group(&self, name: &str, limits: &Limits) -> io::Result<Option<PathBuf>> {
+        let leaf = |groups: &Groups| groups.leaf(name, limits);
+        self.groups.as_ref().map(leaf).transpose()
+    }
+
+    /// The walls of a child with this environment's PATH, HOME and working directory.
+    pub(super) fn cage(
+        &self,
+        launch: &Launch,
+        limits: &Limits,
+        path: &OsStr,
+        home: Option<&Path>,
+        cwd: &Path,
+    ) -> Cage {
+        let (offer, asked) = (&self.offer, &launch.confinement);
+        let is_standard = asked.profile == Profile::Standard;
+        let by_group = self.groups.is_some() && offer.separation != Separation::Uid;
+        Cage {
+            uid: None,
+            has_namespaces: offer.separation == Separation::Namespace,
+            is_scoped: offer.landlock >= SCOPES_SINCE
+                && (is_standard || offer.separation == Separation::Landlock),
+            is_hardened: is_standard && offer.has_seccomp,
+            landlock: offer.landlock,
+            files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
+            hide: self.hide.clone(),
+            tcp: match &asked.tcp {
+                confinement::Tcp::Off if offer.has_seccomp => Tcp::Off,
+                confinement::Tcp::Ports(ports) if offer.has_seccomp => Tcp::Ports(ports.clone()),
+                _ => Tcp::Any,
+            },
+            processes: limits.pids.filter(|_| !by_group).map(u64::from),
+            group: None,
+        }
+    }
+
+    fn files(&self, launch: &Launch, path: &OsStr, home: Option<&Path>, cwd: &Path) -> Files {
+        let homes: Vec<PathBuf> = home.into_iter().map(Path::to_owned).collect();
+        let command = OsStr::new(&launch.command);
+        let mut read = self.system.clone();
+        read.extend(view::programs(command, path, &homes));
+        read.extend(launch.confinement.read.iter().cloned());
+        read.extend(launch.cwd.clone());
+        let mut write = launch.confinement.write.clone();
+        if launch.home == Home::Caller {
+            write.push(cwd.to_owned());
+        }
+        Files { read, write }
+    }
+}
+
+/// Landlock scopes signals and abstract sockets since its interface 6 (Linux 6.12).
+const SCOPES_SINCE: u32 = 6;
+
+/// What a gateway that is root must not show either, though it lies in the system's directories.
+const SECRETS: [&str; 6] = [
+    "/etc/shadow",
+    "/etc/shadow-",
+    "/etc/gshadow",
+    "/etc/gshadow-",
+    "/etc/sudoers",
+    "/etc/ssl/private",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BARE: Kernel = Kernel {
+        landlock: 0,
+        has_seccomp: false,
+        has_namespaces: false,
+        has_users: false,
+        cgroup: None,
+    };
+    const UIDS: Uids = Uids {
+        first: 100_000,
+        count: 9,
+    };
+
+    #[test]
+    fn the_first_that_works_separates() {
+        let all = Kernel {
+            landlock: 7,
+            has_namespaces: true,
+            has_users: true,
+            ..BARE
+        };
+        let separation =
+            |kernel: &Kernel, wish, uids| kernel.offer(wish, uids).map(|offer| offer.separation);
+        assert_eq!(separation(&all, None, Some(UIDS)), Ok(Separation::Uid));
+        assert_eq!(separation(&all, None, None), Ok(Separation::Namespace));
+        let landlock = Kernel {
+            has_namespaces: false,
+            ..all.clone()
+        };
+        assert_eq!(separation(&landlock, None, None), Ok(Separation::Landlock));
+        let old = Kernel {
+            landlock: 5,
+            ..BARE
+        };
+        assert_eq!(separation(&old, None, None), Ok(Separation::None));
+        for wish in [Separation::Uid, Separation::Namespace, Separation::Landlock] {
+            assert_eq!(separation(&all, Some(wish), Some(UIDS)), Ok(wish));
+            let refused = separation(&old, Some(wish), Some(UIDS));
+            assert_eq!(refused.unwrap_err().0, "sandbox.separation");
+        }
+        let refused = separation(&old, None, Some(UIDS));
+        assert_eq!(refused.unwrap_err().0, "sandbox.uids");
+        assert_eq!(
+            separation(&all, Some(Separation::None), Some(UIDS)),
+            Ok(Separation::None)
+        );
+    }
+
+    #[test]
+    fn pids_are_bounded_by_a_uid_or_a_group() {
+        let users = Kernel {
+            has_users: true,
+            ..BARE
+        };
+        assert!(users.offer(None, Some(UIDS)).unwrap().bounds_pids);
+        assert!(!users.offer(None, None).unwrap().bounds_pids);
+        let delegation = Delegation {
+            path: "/x".into(),
+            is_delegated: true,
+            controllers: vec!["pids".into(), "memory".into()],
+        };
+        let mut grouped = Kernel {
+            cgroup: Some(delegation),
+            ..BARE
+        };
+        let offer = grouped.offer(None, None).unwrap();
+        assert!(offer.bounds_pids && offer.bounds_memory && !offer.bounds_cpu);
+        grouped.cgroup.as_mut().unwrap().is_delegated = false;
+        assert!(!grouped.offer(None, None).unwrap().bounds_memory);
+    }
+}

@@ -1,0 +1,262 @@
+//! The system calls that no server needs and that lead out of a sandbox.
+//!
+//! A deny-list, since servers are arbitrary programs: what is denied fails with EPERM, as if the
+//! caller lacked a privilege. Not here: all other walls (`confine`).
+
+use std::io;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen::Dword, SeccompCmpOp as Is, SeccompCondition,
+    SeccompFilter, SeccompRule, sock_filter,
+};
+
+use super::orders::{Cage, Tcp};
+
+/// Puts the filters on this thread, which has to be the only one; needs `no_new_privs`.
+pub(super) fn apply(cage: &Cage) -> io::Result<()> {
+    for program in programs(cage).map_err(io::Error::other)? {
+        seccompiler::apply_filter(&program).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+/// The filters of `cage`; a call must pass all of them.
+fn programs(cage: &Cage) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
+    let mut denied: Vec<(i64, Vec<SeccompRule>)> = Vec::new();
+    if cage.is_hardened {
+        denied.extend(DENIED.iter().map(|&call| (call, Vec::new())));
+        denied.extend(conditional()?);
+        if cage.landlock < TRUNCATE_SINCE {
+            denied.push((libc::SYS_truncate, Vec::new()));
+        }
+    }
+    let sockets = sockets(cage)?;
+    if !sockets.is_empty() {
+        denied.push((libc::SYS_socket, sockets));
+    }
+    if cage.tcp != Tcp::Any {
+        denied.extend(fast_open()?);
+        // It would make sockets past this filter.
+        denied.push((libc::SYS_io_uring_setup, Vec::new()));
+    }
+    if denied.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut programs = vec![filter(denied, libc::EPERM)?];
+    if cfg!(target_arch = "x86_64") {
+        programs.push(without_x32());
+    }
+    if cage.is_hardened {
+        // What it is asked to do stands in memory, where a filter cannot see it. libc then takes
+        // `clone`, whose flags can be seen.
+        programs.push(filter(vec![(libc::SYS_clone3, Vec::new())], libc::ENOSYS)?);
+    }
+    Ok(programs)
+}
+
+/// Lets everything pass but `calls`, and ends a process that speaks for another architecture.
+fn filter(
+    calls: Vec<(i64, Vec<SeccompRule>)>,
+    errno: i32,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    let errno = SeccompAction::Errno(errno.unsigned_abs());
+    let arch = std::env::consts::ARCH.try_into()?;
+    SeccompFilter::new(
+        calls.into_iter().collect(),
+        SeccompAction::Allow,
+        errno,
+        arch,
+    )?
+    .try_into()
+}
+
+/// Ends a process that calls by x32 numbers, for which none of the rules hold.
+fn without_x32() -> BpfProgram {
+    let step = |code, jt, jf, k| sock_filter { code, jt, jf, k };
+    vec![
+        // The number; if it has the x32 bit, kill; allow.
+        step(0x20, 0, 0, 0),
+        step(0x35, 0, 1, 0x4000_0000),
+        step(0x06, 0, 0, 0x8000_0000),
+        step(0x06, 0, 0, 0x7fff_0000),
+    ]
+}
+
+/// One rule, all of whose conditions must hold: of which argument, how, and what.
+fn rule(
+    conditions: impl IntoIterator<Item = (u8, Is, u64)>,
+) -> Result<SeccompRule, seccompiler::BackendError> {
+    let conditions: Result<Vec<_>, _> = conditions
+        .into_iter()
+        .map(|(argument, is, value)| SeccompCondition::new(argument, Dword, is, value))
+        .collect();
+    SeccompRule::new(conditions?)
+}
+
+/// Calls that are denied for some of their arguments.
+fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError> {
+    let new_user = libc::CLONE_NEWUSER.unsigned_abs().into();
+    Ok(vec![
+        (
+            libc::SYS_clone,
+            vec![rule([(0, Is::MaskedEq(new_user), new_user)])?],
+        ),
+        // Asking is allowed, and so is the plain one.
+        (
+            libc::SYS_personality,
+            vec![rule([(0, Is::Ne, 0), (0, Is::Ne, 0xffff_ffff)])?],
+        ),
+        // The limits of another process, which may have the same uid.
+        (libc::SYS_prlimit64, vec![rule([(0, Is::Ne, 0)])?]),
+        // Putting words into a terminal's input.
+        (
+            libc::SYS_ioctl,
+            vec![
+                rule([(1, Is::Eq, libc::TIOCSTI)])?,
+                rule([(1, Is::Eq, TIOCLINUX)])?,
+            ],
+        ),
+    ])
+}
+
+/// Sockets that are denied.
+fn sockets(cage: &Cage) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let family = |family: i32| u64::from(family.unsigned_abs());
+    let (inet, inet6) = (family(libc::AF_INET), family(libc::AF_INET6));
+    let mut rules = Vec::new();
+    if cage.is_hardened {
+        let known = [family(libc::AF_UNIX), inet, inet6, family(libc::AF_NETLINK)];
+        rules.push(rule(known.map(|known| (0, Is::Ne, known)))?);
+        // Of netlink only what libc asks for its addresses (NETLINK_ROUTE).
+        rules.push(rule([
+            (0, Is::Eq, family(libc::AF_NETLINK)),
+            (2, Is::Ne, 0),
+        ])?);
+    }
+    for family in [inet, inet6] {
+        match cage.tcp {
+            Tcp::Off => rules.push(rule([
+                (0, Is::Eq, family),
+                (1, Is::MaskedEq(SOCKET_TYPE), 1),
+            ])?),
+            // Landlock's ports are those of plain TCP.
+            Tcp::Ports(_) => rules.push(rule([
+                (0, Is::Eq, family),
+                (1, Is::MaskedEq(SOCKET_TYPE), 1),
+                (2, Is::Ne, 0),
+                (2, Is::Ne, 6),
+            ])?),
+            Tcp::Any => {}
+        }
+    }
+    Ok(rules)
+}
+
+/// TCP fast open connects without `connect`, which Landlock watches.
+fn fast_open() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError> {
+    let flag = libc::MSG_FASTOPEN.unsigned_abs().into();
+    let with = |argument| Ok(vec![rule([(argument, Is::MaskedEq(flag), flag)])?]);
+    Ok(vec![
+        (libc::SYS_sendto, with(3)?),
+        (libc::SYS_sendmsg, with(2)?),
+        (libc::SYS_sendmmsg, with(3)?),
+    ])
+}
+
+/// Denied whatever their arguments.
+const DENIED: &[i64] = &[
+    // Other processes, and what they hold.
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_migrate_pages,
+    libc::SYS_move_pages,
+    // The kernel's large and young surfaces.
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_fanotify_init,
+    // Mounts and namespaces.
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    // Files past their paths.
+    libc::SYS_open_by_handle_at,
+    // Keyrings, which sandboxes share.
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    // The machine.
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_reboot,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_syslog,
+    libc::SYS_vhangup,
+    libc::SYS_nfsservctl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_iopl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_ioperm,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_uselib,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS__sysctl,
+];
+
+/// The part of a socket's type that is not a flag.
+const SOCKET_TYPE: u64 = 0xf;
+
+/// `ioctl_console(2)`; not in libc.
+const TIOCLINUX: u64 = 0x541c;
+
+/// Landlock watches `truncate` since its interface 3 (Linux 6.2).
+const TRUNCATE_SINCE: u32 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_compile_and_are_small() {
+        let mut cage = Cage::default();
+        assert!(programs(&cage).unwrap().is_empty());
+        cage.tcp = Tcp::Off;
+        assert_eq!(programs(&cage).unwrap().len(), 2);
+        cage.tcp = Tcp::Ports(vec![443]);
+        cage.is_hardened = true;
+        let programs = programs(&cage).unwrap();
+        assert_eq!(programs.len(), 3);
+        // The kernel takes 4096 instructions (BPF_MAXINSNS).
+        assert!(programs.iter().all(|program| program.len() < 500));
+    }
+}

@@ -1,0 +1,128 @@
+//! The uids of children: each living child has one that no other has.
+//!
+//! Not here: becoming that user (`confine`).
+
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use crate::control::Uids;
+
+/// A range of uids, of which some are taken.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    range: Uids,
+    /// A bit for each uid that a child has, or may still have.
+    taken: Box<[AtomicU64]>,
+    /// A bit for each uid that a child ever had.
+    used: Box<[AtomicU64]>,
+    /// Where the next search begins: a uid rests as long as possible.
+    next: AtomicU32,
+}
+
+/// A uid that one child has.
+///
+/// Given back only by [`Lease::end`], after the end of every process that had it. One that is
+/// dropped without stays taken, until nothing that has it is found to live.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pool: Arc<Pool>,
+    /// The uid; the gid has the same number.
+    pub(crate) uid: u32,
+}
+
+impl Pool {
+    /// All of `range`, of which nothing is taken.
+    pub(crate) fn new(range: Uids) -> Self {
+        let words = || (0..range.count.div_ceil(64)).map(|_| AtomicU64::new(0));
+        Self {
+            range,
+            taken: words().collect(),
+            used: words().collect(),
+            next: AtomicU32::new(0),
+        }
+    }
+
+    /// Takes a uid that nobody has; none if there is none.
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Lease> {
+        // Then once more: what was dropped may have ended.
+        self.search(false).or_else(|| self.search(true))
+    }
+
+    fn search(self: &Arc<Self>, is_last: bool) -> Option<Lease> {
+        for _ in 0..self.range.count {
+            let at = self.next.fetch_add(1, Ordering::Relaxed) % self.range.count;
+            let (word, bit) = ((at / 64) as usize, 1 << (at % 64));
+            let uid = self.range.first + at;
+            let was_taken = self.taken[word].fetch_or(bit, Ordering::AcqRel) & bit != 0;
+            if was_taken && !is_last {
+                continue;
+            }
+            let was_used = self.used[word].fetch_or(bit, Ordering::AcqRel) & bit != 0;
+            if was_used && is_alive(uid) {
+                continue;
+            }
+            let pool = Arc::clone(self);
+            return Some(Lease { pool, uid });
+        }
+        None
+    }
+}
+
+impl Lease {
+    /// Gives the uid back: nothing that has it lives.
+    pub(crate) fn end(self) {
+        let at = self.uid - self.pool.range.first;
+        self.pool.taken[(at / 64) as usize].fetch_and(!(1 << (at % 64)), Ordering::AcqRel);
+    }
+}
+
+/// Whether any process has this uid, real or effective.
+fn is_alive(uid: u32) -> bool {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let uid = uid.to_string();
+    let has = |status: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        line.is_some_and(|line| line.split_ascii_whitespace().any(|one| one == uid))
+    };
+    entries
+        .filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit())
+        .filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok())
+        .any(|status| has(&status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uid_has_one_owner_and_rests() {
+        let pool = Arc::new(Pool::new(Uids {
+            first: 4_000_000_000,
+            count: 3,
+        }));
+        let leases: Vec<Lease> = std::iter::from_fn(|| pool.take()).take(3).collect();
+        let uids: Vec<u32> = leases.iter().map(|lease| lease.uid).collect();
+        assert_eq!(uids, [4_000_000_000, 4_000_000_001, 4_000_000_002]);
+        let mut leases = leases.into_iter();
+        leases.next().unwrap().end();
+        assert_eq!(pool.take().unwrap().uid, 4_000_000_000);
+    }
+
+    #[test]
+    fn a_uid_that_lives_is_not_given_again() {
+        let own = rustix::process::getuid().as_raw();
+        assert!(is_alive(own));
+        assert!(!is_alive(4_000_000_009));
+        let pool = Arc::new(Pool::new(Uids {
+            first: own,
+            count: 1,
+        }));
+        pool.take().unwrap().end();
+        assert!(pool.take().is_none(), "this very process has it");
+    }
+}

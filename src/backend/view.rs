@@ -1,0 +1,249 @@
+//! What of the files a child in profile `standard` gets to see.
+//!
+//! An allow-list: the system, and the programs that PATH and the command name. Not here: holding
+//! a child to it (`confine`).
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::{Component, Path, PathBuf},
+};
+
+/// Where systems keep what programs need; what does not exist is left out.
+pub(super) fn system() -> Vec<PathBuf> {
+    let resolver = fs::canonicalize("/etc/resolv.conf").ok();
+    let resolver = resolver.as_deref().and_then(Path::parent);
+    let roots = SYSTEM.iter().map(PathBuf::from);
+    let roots = roots.chain(resolver.map(Path::to_owned));
+    outermost(roots.filter_map(|path| fs::canonicalize(path).ok()))
+}
+
+/// Devices that a child may use, by reading and writing.
+pub(super) fn devices() -> impl Iterator<Item = PathBuf> {
+    ["null", "zero", "full", "random", "urandom"]
+        .into_iter()
+        .map(|name| Path::new("/dev").join(name))
+}
+
+/// The trees of programs: those on PATH, and those that `command` leads to.
+///
+/// A directory of programs brings what is installed beside it: `~/.nvm/versions/node/v22/bin`
+/// needs the `lib` next to it. Never a whole home.
+pub(super) fn programs(command: &OsStr, path: &OsStr, homes: &[PathBuf]) -> Vec<PathBuf> {
+    let mut found = BTreeSet::new();
+    let directories: Vec<PathBuf> = std::env::split_paths(path)
+        .filter(|dir| dir.is_absolute())
+        .collect();
+    for dir in directories.iter().filter_map(|dir| real(dir)) {
+        add_tree(&dir, homes, &mut found);
+    }
+    let mut next = located(command, &directories);
+    // A script leads to its interpreter, and that may be a script again.
+    for _ in 0..INTERPRETERS {
+        let Some(program) = next else { break };
+        let Some(target) = real(&program) else { break };
+        for dir in [program.parent(), target.parent()].into_iter().flatten() {
+            add_tree(dir, homes, &mut found);
+        }
+        next = interpreter(&target, &directories);
+        found.insert(target);
+    }
+    outermost(found.into_iter())
+}
+
+/// `root`, or all that is below it but `hidden`.
+///
+/// What is created later beside a hidden path is not in it.
+pub(super) fn without(root: &Path, hidden: &[PathBuf]) -> Vec<PathBuf> {
+    if hidden.iter().any(|hidden| root.starts_with(hidden)) {
+        return Vec::new();
+    }
+    if !hidden.iter().any(|hidden| hidden.starts_with(root)) {
+        return vec![root.to_owned()];
+    }
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    entries
+        .flat_map(|entry| without(&entry.path(), hidden))
+        .collect()
+}
+
+/// Adds a directory of programs, and what belongs to them.
+fn add_tree(dir: &Path, homes: &[PathBuf], found: &mut BTreeSet<PathBuf>) {
+    let is_shared = |path: &Path| {
+        path.components().count() < 3 || homes.iter().any(|home| home.starts_with(path))
+    };
+    if is_shared(dir) {
+        return;
+    }
+    found.insert(dir.to_owned());
+    let is_bin = dir
+        .file_name()
+        .is_some_and(|name| ["bin", "sbin", "shims"].iter().any(|bin| name == *bin));
+    let Some(prefix) = dir.parent().filter(|_| is_bin) else {
+        return;
+    };
+    // Beside these programs a home keeps what is not theirs: keyrings, registries' tokens.
+    let is_mixed = homes
+        .iter()
+        .any(|home| MIXED.iter().any(|name| prefix == home.join(name)));
+    if is_mixed {
+        found.insert(prefix.join("lib"));
+    } else if !is_shared(prefix) {
+        found.insert(prefix.to_owned());
+    }
+}
+
+/// The file that `command` means; none if there is none.
+fn located(command: &OsStr, directories: &[PathBuf]) -> Option<PathBuf> {
+    let path = Path::new(command);
+    if path.components().count() > 1 || path.is_absolute() {
+        return Some(path.to_owned());
+    }
+    let mut candidates = directories.iter().map(|dir| dir.join(command));
+    candidates.find(|path| path.is_file())
+}
+
+/// What the first line of a script names.
+fn interpreter(script: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
+    let file = fs::File::open(script).ok()?;
+    let mut line = Vec::new();
+    // No more than the kernel reads (BINPRM_BUF_SIZE).
+    let mut head = BufReader::new(file.take(256));
+    head.read_until(b'\n', &mut line).ok()?;
+    let line = String::from_utf8(line.strip_prefix(b"#!")?.to_vec()).ok()?;
+    let mut words = line.split_ascii_whitespace();
+    let program = words.next()?;
+    if !program.ends_with("/env") {
+        return Some(program.into());
+    }
+    let name = words.find(|word| !word.starts_with('-') && !word.contains('='))?;
+    located(OsStr::new(name), directories)
+}
+
+fn real(path: &Path) -> Option<PathBuf> {
+    fs::canonicalize(path).ok()
+}
+
+/// `paths` without those that lie below others of them.
+fn outermost(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let sorted: BTreeSet<PathBuf> = paths
+        .filter(|path| !path.components().any(|part| part == Component::ParentDir))
+        .collect();
+    let mut kept: Vec<PathBuf> = Vec::new();
+    // By components, a directory comes right before all that is below it.
+    for path in sorted {
+        if !kept.last().is_some_and(|outer| path.starts_with(outer)) {
+            kept.push(path);
+        }
+    }
+    kept
+}
+
+const SYSTEM: [&str; 18] = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/opt",
+    "/nix/store",
+    "/gnu/store",
+    "/snap",
+    "/proc",
+    "/sys",
+    "/run/systemd/resolve",
+    "/var/lib/ca-certificates",
+    "/var/lib/snapd/snap",
+    "/home/linuxbrew/.linuxbrew",
+];
+
+/// Prefixes in a home that hold more than programs.
+const MIXED: [&str; 3] = [".local", ".cargo", ""];
+
+/// Scripts of scripts.
+const INTERPRETERS: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn write(path: &Path, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn a_program_brings_what_is_installed_beside_it_and_no_home() {
+        let root = tempfile::tempdir().unwrap();
+        let home = fs::canonicalize(root.path()).unwrap().join("home/ada");
+        let node = home.join(".nvm/versions/node/v22");
+        write(&node.join("bin/node"), "\u{7f}ELF");
+        write(&node.join("lib/npx.js"), "#!/usr/bin/env node\n");
+        symlink("../lib/npx.js", node.join("bin/npx")).unwrap();
+        write(&home.join(".local/share/uv/tools/x/bin/x"), "#!/bin/sh\n");
+        fs::create_dir_all(home.join(".local/bin")).unwrap();
+        symlink("../share/uv/tools/x/bin/x", home.join(".local/bin/x")).unwrap();
+        let path = [node.join("bin"), home.join(".local/bin"), home.join("bin")];
+        fs::create_dir_all(home.join("bin")).unwrap();
+        let path = std::env::join_paths(path).unwrap();
+        let homes = [home.clone()];
+        let below = |command: &str| {
+            let found = programs(OsStr::new(command), &path, &homes);
+            let inside = |path: &PathBuf| path.strip_prefix(&home).ok().map(Path::to_owned);
+            found.iter().filter_map(inside).collect::<Vec<_>>()
+        };
+        let always = [".local/bin", ".local/lib", ".nvm/versions/node/v22"];
+        let mut npx: Vec<PathBuf> = always.map(PathBuf::from).to_vec();
+        npx.extend(["bin".into(), "lib".into()]);
+        assert_eq!(below("npx"), npx);
+        let tool = PathBuf::from(".local/share/uv/tools/x");
+        let mut uvx = npx.clone();
+        uvx.insert(2, tool);
+        assert_eq!(below("x"), uvx);
+        assert_eq!(below("no-such-program"), npx);
+    }
+
+    #[test]
+    fn scripts_lead_to_their_interpreters() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let (script, python) = (root.join("a/serve"), root.join("py/v3/bin/python"));
+        write(&python, "\u{7f}ELF");
+        write(&script, &format!("#!{} -u\n", python.display()));
+        let found = programs(script.as_os_str(), OsStr::new(""), &[]);
+        assert_eq!(found, [root.join("a"), root.join("py/v3")]);
+    }
+
+    #[test]
+    fn what_is_hidden_is_left_out() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        for file in ["a/x", "b/data/key", "b/other/y"] {
+            write(&root.join(file), "");
+        }
+        let hidden = [root.join("b/data")];
+        let mut seen = without(root, &hidden);
+        seen.sort();
+        assert_eq!(seen, [root.join("a"), root.join("b/other")]);
+        assert_eq!(
+            without(&root.join("b/data/key"), &hidden),
+            [""; 0].map(PathBuf::from)
+        );
+        assert_eq!(without(&root.join("a"), &hidden), [root.join("a")]);
+    }
+
+    #[test]
+    fn the_system_is_there() {
+        let system = system();
+        assert!(system.contains(&"/usr".into()) && system.contains(&"/etc".into()));
+        assert!(!system.contains(&"/".into()));
+    }
+}

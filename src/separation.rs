@@ -1,0 +1,138 @@
+//! What keeps children apart from each other: the ways that there are, and their settings.
+//!
+//! Not here: which of them this machine offers (`backend/sandbox`).
+
+use std::fmt;
+
+use crate::{
+    document::Node,
+    settings::{Wrong, choice},
+};
+
+/// How the processes of one child are kept from those of another, the strongest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Separation {
+    /// A uid and gid of its own for each child, out of `sandbox.uids`.
+    Uid,
+    /// A user, pid and mount namespace of its own for each child.
+    Namespace,
+    /// A Landlock domain of its own for each child, which ends signals, ptrace and `/proc`.
+    Landlock,
+    /// Nothing.
+    None,
+}
+
+impl Separation {
+    /// The word for it in `sandbox.separation`.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Uid => "uid",
+            Self::Namespace => "namespace",
+            Self::Landlock => "landlock",
+            Self::None => "none",
+        }
+    }
+
+    /// `sandbox.separation`; none is `auto`.
+    pub(crate) fn read(node: &Node) -> Result<Option<Self>, Wrong> {
+        choice(&node.text()?, &WORDS)
+    }
+}
+
+impl fmt::Display for Separation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// User ids, and group ids of the same numbers, that belong to the children of this gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Uids {
+    /// The first of them; never 0.
+    pub(crate) first: u32,
+    /// How many there are; at least one.
+    pub(crate) count: u32,
+}
+
+impl Uids {
+    /// `sandbox.uids`: `"100000-165535"`; none where that is empty.
+    pub(crate) fn read(node: &Node) -> Result<Option<Self>, Wrong> {
+        let text = node.text()?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let wrong = |why: &str| Wrong::new(format!("{text:?} {why}"), UIDS_REMEDY);
+        let (first, last) = text
+            .split_once('-')
+            .ok_or_else(|| wrong("is not a range"))?;
+        let number = |text: &str| text.trim().parse::<u32>();
+        let (Ok(first), Ok(last)) = (number(first), number(last)) else {
+            return Err(wrong("is not a range"));
+        };
+        if first < LEAST_UID || last == u32::MAX {
+            return Err(wrong("has uids that may belong to somebody"));
+        }
+        match last.checked_sub(first) {
+            Some(more) if more < MOST_UIDS => Ok(Some(Self {
+                first,
+                count: more + 1,
+            })),
+            Some(_) => Err(wrong("has more than a million uids")),
+            None => Err(wrong("ends before it begins")),
+        }
+    }
+}
+
+const WORDS: [(&str, Option<Separation>); 5] = [
+    ("auto", None),
+    ("uid", Some(Separation::Uid)),
+    ("namespace", Some(Separation::Namespace)),
+    ("landlock", Some(Separation::Landlock)),
+    ("none", Some(Separation::None)),
+];
+
+const UIDS_REMEDY: &str = "write a range that nobody else uses, like \"100000-165535\"";
+
+/// Below stand the system and the people of a machine (`login.defs`, `UID_MIN`).
+const LEAST_UID: u32 = 1000;
+
+/// One bit each is kept of them.
+const MOST_UIDS: u32 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_uids() {
+        let read = |text: &str| Uids::read(&Node::from_word("F", text));
+        let uids = |first, count| Ok(Some(Uids { first, count }));
+        assert_eq!(read("100000-165535"), uids(100_000, 65_536));
+        assert_eq!(read("5000-5000"), uids(5000, 1));
+        assert_eq!(read("1000 - 1048575"), uids(1000, 1_047_576));
+        for wrong in [
+            "5000",
+            "0-5",
+            "999-2000",
+            "5-",
+            "-5",
+            "6000-5999",
+            "1000-9999999",
+            "x-y",
+            "4294960000-4294967295",
+        ] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn words_of_separation() {
+        for (word, separation) in WORDS {
+            let node = Node::from_word("F", word);
+            assert_eq!(Separation::read(&node), Ok(separation));
+            assert!(separation.is_none_or(|separation| separation.as_str() == word));
+        }
+        assert!(Separation::read(&Node::from_word("F", "userns")).is_err());
+        assert!(Separation::Uid < Separation::None);
+    }
+}

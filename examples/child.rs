@@ -148,7 +148,7 @@ fn tools(cursor: Option<&str>) -> Value {
     result
 }
 
-const TOOLS: [&str; 39] = [
+const TOOLS: [&str; 49] = [
     "echo",
     "slow",
     "counter",
@@ -188,6 +188,16 @@ const TOOLS: [&str; 39] = [
     "args",
     "write_file",
     "forks",
+    "read_path",
+    "list_dir",
+    "kill",
+    "attach",
+    "connect",
+    "bind",
+    "try_call",
+    "fork_bomb",
+    "hog",
+    "fill",
 ];
 
 /// A tool call; those that take time, or ask, run in a thread of their own.
@@ -319,6 +329,26 @@ fn plain(id: &Value, name: &str, args: &Value) {
         "cancelled" => json!(*lock(&CANCELLED)).to_string(),
         "subscribed" => json!(*lock(&SUBSCRIBED)).to_string(),
         "big" => "b".repeat(usize::try_from(number(args, "bytes")).unwrap_or(0)),
+        "read_path" => match std::fs::read(string(args, "path")) {
+            Ok(bytes) => format!("read {}", String::from_utf8_lossy(&bytes)),
+            Err(error) => format!("refused: {error}"),
+        },
+        "list_dir" => list(&string(args, "path")),
+        "kill" | "attach" | "try_call" => match syscall(name, args) {
+            Ok(()) => "done".into(),
+            Err(error) => format!("refused: {error}"),
+        },
+        "connect" => connect(&string(args, "address")),
+        "bind" => match std::net::TcpListener::bind(string(args, "address")) {
+            Ok(_) => "bound".into(),
+            Err(error) => format!("refused: {error}"),
+        },
+        "fork_bomb" => {
+            let started = (0..number(args, "n")).filter(|_| spawn("sleep 1000") != 0);
+            started.count().to_string()
+        }
+        "hog" => hog(number(args, "bytes"), number(args, "ms")),
+        "fill" => fill(&string(args, "path"), number(args, "bytes")),
         "write_file" => match std::fs::write(string(args, "path"), string(args, "text")) {
             Ok(()) => "written".into(),
             Err(error) => format!("refused: {error}"),
@@ -331,6 +361,112 @@ fn plain(id: &Value, name: &str, args: &Value) {
         _ => return fail(id, -32602, "no such tool"),
     };
     text(id, &result);
+}
+
+fn list(path: &str) -> String {
+    match std::fs::read_dir(path) {
+        Ok(entries) => {
+            let names = entries.flatten().map(|entry| entry.file_name());
+            let names: Vec<_> = names
+                .map(|name| name.to_string_lossy().into_owned())
+                .collect();
+            format!("listed {}", json!(names))
+        }
+        Err(error) => format!("refused: {error}"),
+    }
+}
+
+fn connect(address: &str) -> String {
+    let Ok(address) = address.parse() else {
+        return "no address".into();
+    };
+    match std::net::TcpStream::connect_timeout(&address, Duration::from_secs(2)) {
+        Ok(_) => "connected".into(),
+        Err(error) => format!("refused: {error}"),
+    }
+}
+
+/// System calls that a sandbox may deny.
+fn syscall(name: &str, args: &Value) -> std::io::Result<()> {
+    let pid = i32::try_from(number(args, "pid")).unwrap_or(-1);
+    let null = std::ptr::null_mut::<u8>();
+    // SAFETY: each of them gets numbers and null pointers only, and is meant to fail.
+    let outcome = unsafe {
+        match (name, string(args, "what").as_str()) {
+            ("kill", _) => libc::kill(pid, 0).into(),
+            ("attach", _) => libc::ptrace(libc::PTRACE_ATTACH, pid, null, null),
+            (_, "unshare") => libc::unshare(libc::CLONE_NEWUSER).into(),
+            (_, "clone") => libc::syscall(libc::SYS_clone, libc::CLONE_NEWUSER, 0, 0, 0, 0),
+            (_, "clone3") => libc::syscall(libc::SYS_clone3, null, 0),
+            (_, "mount") => {
+                libc::mount(null.cast(), c"/".as_ptr(), null.cast(), 0, null.cast()).into()
+            }
+            (_, "bpf") => libc::syscall(libc::SYS_bpf, 0, null, 0),
+            (_, "keyctl") => libc::syscall(libc::SYS_keyctl, 0, -3, 0),
+            (_, "io_uring") => libc::syscall(libc::SYS_io_uring_setup, 1, null),
+            (_, "perf") => libc::syscall(libc::SYS_perf_event_open, null, 0, -1, -1, 0),
+            (_, "process_vm_readv") => {
+                libc::process_vm_readv(pid, null.cast(), 0, null.cast(), 0, 0) as i64
+            }
+            (_, "personality") => libc::personality(0x0004_0000).into(),
+            (_, "prlimit") => {
+                libc::prlimit(pid, libc::RLIMIT_NOFILE, null.cast(), null.cast()).into()
+            }
+            (_, "packet") => libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM, 0).into(),
+            (_, "vsock") => libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0).into(),
+            (_, "netfilter") => libc::socket(libc::AF_NETLINK, libc::SOCK_RAW, 12).into(),
+            (_, "mptcp") => libc::socket(libc::AF_INET, libc::SOCK_STREAM, 262).into(),
+            (_, "udp") => libc::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).into(),
+            (_, "tcp") => libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0).into(),
+            (_, "route") => libc::socket(libc::AF_NETLINK, libc::SOCK_RAW, 0).into(),
+            (_, "x32") => libc::syscall(0x4000_0000 + 39),
+            _ => 0,
+        }
+    };
+    if outcome == -1 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Takes memory and all processors for a while.
+fn hog(bytes: u64, ms: u64) -> String {
+    let held = vec![1_u8; usize::try_from(bytes).unwrap_or(0)];
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            thread::spawn(move || {
+                let (ended, waits) = mpsc::channel::<()>();
+                thread::spawn(move || {
+                    sleep(ms);
+                    drop(ended);
+                });
+                let mut turns = 0_u64;
+                while waits.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                    turns = std::hint::black_box(turns + 1);
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        _ = thread.join();
+    }
+    format!("held {}", held.len())
+}
+
+/// Writes until it may no more.
+fn fill(path: &str, bytes: u64) -> String {
+    // SAFETY: no handler, only an ignored signal: the write fails instead.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let Ok(mut file) = std::fs::File::create(path) else {
+        return "refused".into();
+    };
+    let chunk = vec![b'f'; 64 << 10];
+    let mut left = usize::try_from(bytes).unwrap_or(0);
+    while left > 0 && file.write_all(&chunk[..left.min(chunk.len())]).is_ok() {
+        left -= left.min(chunk.len());
+    }
+    let length = file.metadata().map_or(0, |file| file.len());
+    format!("filled {length}")
 }
 
 fn slow(id: &Value, args: &Value, token: &Value) {

@@ -59,7 +59,8 @@ pub(crate) struct Gateway {
     /// Kept open: the gateway may write more.
     _stdout: Lines<BufReader<ChildStdout>>,
     stderr: tempfile::NamedTempFile,
-    marker: String,
+    /// What its children have in their environment.
+    pub(crate) marker: String,
 }
 
 impl Gateway {
@@ -80,16 +81,52 @@ impl Gateway {
         Self::with_args(&args, command).await
     }
 
+    /// `lockgate serve` of the tenants `a` and `b`, each with the hostile child as server `x`, all
+    /// with `keys`; `dir` becomes the data directory. Its URL is that of `a`.
+    ///
+    /// A child has the marker as `IT_MARKER`, and with its tenant behind it as `CHILD_USER`.
+    pub(crate) async fn serve(dir: &std::path::Path, sets: &[&str], keys: &str) -> Self {
+        let (marker, manifest) = (marker(), dir.join("it-manifest.yaml"));
+        let tenant = |name: &str| {
+            let env = format!("{{IT_MARKER: {0}, CHILD_USER: {0}-{name}}}", &marker[10..]);
+            let command = child();
+            format!(
+                "  {name}: {{auth: {{mode: none}}, servers: {{x: {{command: {command}, env: {env}, {keys}}}}}}}\n"
+            )
+        };
+        let text = format!("tenants:\n{}{}", tenant("a"), tenant("b"));
+        std::fs::write(&manifest, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockgate"));
+        command
+            .args(["serve", "--listen", "127.0.0.1:0", "--apply"])
+            .arg(manifest)
+            .args(["--set", &format!("data_dir={}", dir.display())])
+            .args(["--set", "ops.listen="])
+            .args(sets.iter().flat_map(|set| ["--set", set]));
+        Self::spawn(command, marker, |line| {
+            let line: Value = serde_json::from_str(line).ok()?;
+            let http = line["http"].as_str()?;
+            Some(format!("http://{http}/t/a/x/mcp"))
+        })
+        .await
+    }
+
     /// The binary with `args`, then `-- command`; its first line has to be the URL.
     pub(crate) async fn with_args(args: &[String], command: &[&str]) -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        let number = LAST.fetch_add(1, Ordering::Relaxed);
-        let marker = format!("IT_MARKER={}-{number}", std::process::id());
+        let marker = marker();
+        let mut own = Command::new(env!("CARGO_BIN_EXE_lockgate"));
+        own.args(args).args(["--env", &marker, "--"]).args(command);
+        Self::spawn(own, marker, |line| Some(line.to_owned())).await
+    }
+
+    /// Starts it; `url` finds the URL in the first line that has it.
+    async fn spawn(
+        mut command: Command,
+        marker: String,
+        url: impl Fn(&str) -> Option<String>,
+    ) -> Self {
         let stderr = tempfile::NamedTempFile::new().unwrap();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_lockgate"))
-            .args(args)
-            .args(["--env", &marker, "--"])
-            .args(command)
+        let mut process = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(stderr.reopen().unwrap())
@@ -97,15 +134,20 @@ impl Gateway {
             .spawn()
             .unwrap();
         let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
-        let url = within("the first line", stdout.next_line()).await.unwrap();
-        let url = url.unwrap_or_else(|| {
-            panic!(
-                "no URL: {}",
-                std::fs::read_to_string(stderr.path()).unwrap()
-            )
-        });
+        let found = loop {
+            let line = within("the first line", stdout.next_line()).await.unwrap();
+            let line = line.unwrap_or_else(|| {
+                panic!(
+                    "no URL: {}",
+                    std::fs::read_to_string(stderr.path()).unwrap()
+                )
+            });
+            if let Some(url) = url(&line) {
+                break url;
+            }
+        };
         Self {
-            url,
+            url: found,
             http: client(),
             process,
             _stdout: stdout,
@@ -182,6 +224,13 @@ impl Drop for Gateway {
             self.stderr()
         );
     }
+}
+
+/// What all children of one gateway have in their environment, and no other process.
+fn marker() -> String {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let number = LAST.fetch_add(1, Ordering::Relaxed);
+    format!("IT_MARKER={}-{number}", std::process::id())
 }
 
 /// Processes with `marker` in their environment.

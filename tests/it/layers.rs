@@ -14,10 +14,17 @@ const TABLE: &[(&str, &[&str])] = &[
     ("telemetry", &["logs"]),
     ("settings", &["document"]),
     ("address", &["settings", "document"]),
+    ("separation", &["settings", "document"]),
     ("layers", &["settings", "document"]),
-    ("config", &["address", "document", "layers", "settings"]),
+    (
+        "config",
+        &["address", "document", "layers", "separation", "settings"],
+    ),
     ("protocol", &[]),
-    ("control", &["protocol", "config", "document", "settings"]),
+    (
+        "control",
+        &["protocol", "config", "document", "separation", "settings"],
+    ),
     ("auth", &["control"]),
     // `auth` stands above `store` in DESIGN; a record names its principal.
     ("store", &["auth", "protocol"]),
@@ -90,7 +97,16 @@ const PLACES: &[(&str, &[&str])] = &[
     ("tokio::process", &["backend/stdio.rs"]),
     ("unsafe ", &["backend/launch.rs"]),
     ("unsafe_code", &["backend/launch.rs"]),
-    ("libc::", &["backend/launch.rs", "backend/stdio.rs"]),
+    (
+        "libc::",
+        &[
+            "backend/launch.rs",
+            "backend/seccomp.rs",
+            "backend/stdio.rs",
+        ],
+    ),
+    ("landlock::", &["backend/confine.rs"]),
+    ("seccompiler::", &["backend/seccomp.rs"]),
     ("clap::", &["cli/"]),
     ("mimalloc::", &["main.rs"]),
     ("opentelemetry", &["telemetry.rs"]),

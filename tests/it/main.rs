@@ -14,6 +14,7 @@ mod cutter;
 mod harness;
 mod layers;
 mod messages;
+mod sandbox;
 mod served;
 mod sharing;
 mod streams;

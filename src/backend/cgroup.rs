@@ -51,11 +51,16 @@ impl Delegation {
 #[derive(Debug)]
 pub(crate) struct Groups {
     base: PathBuf,
+    /// Whether there is one within it, in which addresses are refused.
+    is_filtered: bool,
 }
 
 impl Groups {
-    /// Makes it, with the controllers that limits need.
-    pub(crate) fn create(delegation: &Delegation) -> io::Result<Self> {
+    /// Makes it, with the controllers that limits need; `filter` is put on a part of it.
+    pub(crate) fn create(
+        delegation: &Delegation,
+        filter: Option<impl FnOnce(&Path) -> io::Result<()>>,
+    ) -> io::Result<Self> {
         let (own, pid) = (&delegation.path, std::process::id());
         sweep(own);
         let wanted: Vec<&str> = CONTROLLERS
@@ -72,12 +77,29 @@ impl Groups {
         let base = own.join(format!("{PREFIX}{pid}"));
         make(&base)?;
         enable(&base, &wanted)?;
-        Ok(Self { base })
+        let is_filtered = filter.is_some();
+        if let Some(filter) = filter {
+            let filtered = base.join(FILTERED);
+            make(&filtered)?;
+            enable(&filtered, &wanted)?;
+            filter(&filtered)?;
+        }
+        Ok(Self { base, is_filtered })
     }
 
     /// The directory of a new group for one child, with its limits.
-    pub(crate) fn leaf(&self, name: &str, limits: &Limits) -> io::Result<PathBuf> {
-        let leaf = self.base.join(name);
+    pub(crate) fn leaf(
+        &self,
+        name: &str,
+        limits: &Limits,
+        wants_filter: bool,
+    ) -> io::Result<PathBuf> {
+        let part = if wants_filter && self.is_filtered {
+            FILTERED
+        } else {
+            ""
+        };
+        let leaf = self.base.join(part).join(name);
         fs::create_dir(&leaf)?;
         let set = || -> io::Result<()> {
             if let Some(memory) = limits.memory {
@@ -105,6 +127,7 @@ impl Groups {
 impl Drop for Groups {
     fn drop(&mut self) {
         // What a guard has not removed yet goes with the next start.
+        _ = fs::remove_dir(self.base.join(FILTERED));
         _ = fs::remove_dir(&self.base);
     }
 }
@@ -136,10 +159,12 @@ fn sweep(own: &Path) {
         let pid = name.map(|name| name.trim_start_matches("gateway-"));
         // A group of a living gateway may be empty for a moment.
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            for leaf in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
-                _ = fs::remove_dir(leaf.path());
+            for part in [entry.path().join(FILTERED), entry.path()] {
+                for leaf in fs::read_dir(&part).into_iter().flatten().flatten() {
+                    _ = fs::remove_dir(leaf.path());
+                }
+                _ = fs::remove_dir(part);
             }
-            _ = fs::remove_dir(entry.path());
         }
     }
 }
@@ -160,6 +185,9 @@ fn words(text: &str) -> Vec<String> {
 }
 
 const PREFIX: &str = "lockgate-";
+
+/// The part of a gateway's group in which addresses are refused; no child is named so.
+const FILTERED: &str = "filtered";
 
 /// What limits need.
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
@@ -212,11 +240,15 @@ mod tests {
     fn limits_are_written_before_anything_runs() {
         let root = fake("cpu memory pids\n");
         let delegation = Delegation::probe(root.path()).unwrap();
-        let groups = Groups::create(&delegation).unwrap();
+        let filter = |group: &Path| fs::write(group.join("filter"), "");
+        let groups = Groups::create(&delegation, Some(filter)).unwrap();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap();
         // In a plain directory the last write stays.
         assert_eq!(read(delegation.path.join("cgroup.subtree_control")), "+cpu");
-        let leaf = groups.leaf("acme-files", &LIMITS).unwrap();
+        let leaf = groups.leaf("acme-files", &LIMITS, false).unwrap();
+        let filtered = groups.leaf("acme-files", &LIMITS, true).unwrap();
+        assert_ne!(leaf, filtered);
+        assert!(filtered.with_file_name("filter").exists());
         assert_eq!(read(leaf.join("memory.max")), "1048576");
         assert_eq!(read(leaf.join("cpu.max")), "50000 100000");
     }

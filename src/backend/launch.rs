@@ -209,6 +209,67 @@ pub(super) fn landlock() -> u32 {
     u32::try_from(version).unwrap_or(0)
 }
 
+/// Hands a program over connections to the kernel, which checks that it ends and reads nothing else.
+pub(super) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
+    /// `union bpf_attr`, as far as `BPF_PROG_LOAD` is concerned.
+    #[repr(C)]
+    struct Load {
+        program_type: u32,
+        count: u32,
+        program: u64,
+        license: u64,
+        unused: [u32; 11],
+        hook: u32,
+    }
+    let load = Load {
+        program_type: BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+        count: u32::try_from(program.len()).unwrap_or(u32::MAX),
+        program: program.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+        unused: [0; 11],
+        hook,
+    };
+    #[expect(unsafe_code, reason = "rustix has no bpf")]
+    // SAFETY: the pointers in `load` are good for the call, which only reads, and the descriptor
+    // that it gives is nobody else's.
+    unsafe {
+        match libc::syscall(
+            libc::SYS_bpf,
+            BPF_PROG_LOAD,
+            &raw const load,
+            size_of_val(&load),
+        ) {
+            -1 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(i32::try_from(fd).unwrap_or(-1))),
+        }
+    }
+}
+
+/// Puts a loaded program before the connections of all that is in a cgroup.
+pub(super) fn attach_filter(
+    group: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+    hook: u32,
+) -> io::Result<()> {
+    let descriptors = [group, program].map(|fd| fd.as_raw_fd().cast_unsigned());
+    let attach = [descriptors[0], descriptors[1], hook, BPF_F_ALLOW_MULTI];
+    #[expect(unsafe_code, reason = "rustix has no bpf")]
+    // SAFETY: it reads the four numbers of `attach`.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_PROG_ATTACH,
+            attach.as_ptr(),
+            size_of_val(&attach),
+        )
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Becomes `command`; returns only why that failed.
 ///
 /// Not `execvp`, which hands what the kernel cannot start to a shell.
@@ -393,6 +454,12 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// `landlock_create_ruleset(2)`; not in libc.
 const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
+
+/// `bpf(2)`; not in libc.
+const BPF_PROG_LOAD: i32 = 5;
+const BPF_PROG_ATTACH: i32 = 8;
+const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
+const BPF_F_ALLOW_MULTI: u32 = 2;
 
 /// As a shell says that a command could not be started.
 const NOT_STARTED: i32 = 127;

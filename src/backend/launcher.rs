@@ -132,7 +132,7 @@ impl Launcher {
         if let (Some(uid), Some(private)) = (cage.uid, &orders.private) {
             chown(private, Some(uid), Some(uid))?;
         }
-        cage.group = self.sandbox.group(name, limits)?;
+        cage.group = self.sandbox.group(name, launch, limits)?;
         orders.cage = cage;
         Ok(lease)
     }

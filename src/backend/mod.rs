@@ -14,6 +14,7 @@ pub(crate) mod launch;
 pub(crate) mod launcher;
 pub(crate) mod legacy;
 mod namespace;
+mod network;
 mod orders;
 pub(crate) mod pool;
 pub(crate) mod roster;

@@ -15,6 +15,7 @@ use rustix::thread::CapabilitySet;
 use super::{
     cgroup::{Delegation, Groups},
     launch,
+    network::{self, Refused},
     orders::{Cage, Files, Tcp},
     uids::{Lease, Pool},
     view,
@@ -26,6 +27,10 @@ use crate::control::{
 
 /// What this kernel, and the rights of this process, make possible.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of the machine, independent of the others"
+)]
 pub(crate) struct Kernel {
     /// The version of Landlock's interface; 0 is none.
     pub(crate) landlock: u32,
@@ -35,6 +40,8 @@ pub(crate) struct Kernel {
     pub(crate) has_namespaces: bool,
     /// Whether this process may become, and end, other users.
     pub(crate) has_users: bool,
+    /// Whether the kernel takes this process's programs over connections.
+    pub(crate) has_filters: bool,
     /// This process's cgroup.
     pub(crate) cgroup: Option<Delegation>,
 }
@@ -61,6 +68,7 @@ impl Kernel {
             has_namespaces: try_namespaces.status().is_ok_and(|status| status.success()),
             has_users: rustix::thread::capabilities(None)
                 .is_ok_and(|sets| sets.effective.contains(needed)),
+            has_filters: network::is_offered(),
             cgroup: Delegation::probe(Path::new("/")),
         }
     }
@@ -118,6 +126,8 @@ impl Kernel {
             bounds_memory: bounds("memory"),
             bounds_pids: bounds("pids") || separation == Separation::Uid,
             bounds_cpu: bounds("cpu"),
+            refuses_addresses: self.has_filters
+                && self.cgroup.as_ref().is_some_and(|group| group.is_delegated),
         })
     }
 }
@@ -138,17 +148,22 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// Walls out of what `kernel` has; `hide` must exist.
+    /// Walls out of what `kernel` has; `hide` must exist, `ports` are the gateway's own.
     pub(crate) fn new(
         kernel: &Kernel,
         offer: Offer,
         uids: Option<Uids>,
         hide: &[PathBuf],
+        ports: &[u16],
     ) -> io::Result<Self> {
         let uids = uids.filter(|_| offer.separation == Separation::Uid);
         let delegated = kernel.cgroup.as_ref().filter(|group| group.is_delegated);
-        let groups = delegated.map(Groups::create).transpose();
-        let needs_groups = offer.bounds_memory || offer.bounds_cpu;
+        let filter = offer
+            .refuses_addresses
+            .then_some(|group: &Path| Refused::on_this_machine(ports).apply(group));
+        let groups = delegated.map(|delegation| Groups::create(delegation, filter));
+        let groups = groups.transpose();
+        let needs_groups = offer.bounds_memory || offer.bounds_cpu || offer.refuses_addresses;
         Ok(Self {
             offer,
             uids: uids.map(|uids| Arc::new(Pool::new(uids))),
@@ -176,6 +191,7 @@ impl Sandbox {
                 bounds_memory: false,
                 bounds_pids: false,
                 bounds_cpu: false,
+                refuses_addresses: false,
             },
             uids: None,
             groups: None,
@@ -194,8 +210,14 @@ impl Sandbox {
     }
 
     /// A cgroup for a child, where there are such.
-    pub(super) fn group(&self, name: &str, limits: &Limits) -> io::Result<Option<PathBuf>> {
-        let leaf = |groups: &Groups| groups.leaf(name, limits);
+    pub(super) fn group(
+        &self,
+        name: &str,
+        launch: &Launch,
+        limits: &Limits,
+    ) -> io::Result<Option<PathBuf>> {
+        let is_standard = launch.confinement.profile == Profile::Standard;
+        let leaf = |groups: &Groups| groups.leaf(name, limits, is_standard);
         self.groups.as_ref().map(leaf).transpose()
     }
 
@@ -267,6 +289,7 @@ mod tests {
         has_seccomp: false,
         has_namespaces: false,
         has_users: false,
+        has_filters: false,
         cgroup: None,
     };
     const UIDS: Uids = Uids {

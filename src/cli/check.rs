@@ -162,6 +162,10 @@ fn machine(kernel: &Kernel, offer: &Offer) -> String {
             offered(kernel.has_users)
         ),
         format!("this machine: cgroup v2 {cgroup}"),
+        format!(
+            "this machine: refuses connections by address {}",
+            offered(offer.refuses_addresses)
+        ),
     ]
     .join("\n")
         + "\n"
@@ -181,7 +185,11 @@ fn walls(server: &Server, offer: &Offer) -> Vec<String> {
         Tcp::Ports(ports) => format!("TCP ports {ports:?}"),
     };
     let unenforced = offer.unenforced(server).into_iter();
+    let reachable = offer
+        .leaves_addresses(server)
+        .then(|| format!("{name}: not refused: TCP to this gateway and to link-local addresses"));
     std::iter::once(format!("{name}: profile {profile}, {tcp}"))
+        .chain(reachable)
         .chain(
             unenforced.map(|missing| {
                 format!("{name}: {} is not enforced: {}", missing.key, missing.what)
@@ -201,6 +209,7 @@ mod tests {
         has_seccomp: true,
         has_namespaces: false,
         has_users: false,
+        has_filters: false,
         cgroup: None,
     };
 
@@ -235,6 +244,7 @@ mod tests {
         operations on 127.0.0.1:9090
         serves http://127.0.0.1:8080/t/a/x/mcp: sh
         a/x: profile standard, any TCP
+        a/x: not refused: TCP to this gateway and to link-local addresses
         serves http://127.0.0.1:8080/mcp: the same as a/x
         separation of children: landlock: each child has a domain of its own
         this machine: Landlock interface 7
@@ -242,6 +252,7 @@ mod tests {
         this machine: namespaces of a child's own no
         this machine: right to change users no
         this machine: cgroup v2 not mounted
+        this machine: refuses connections by address no
         "###);
         let mut by_variable = sources(&set);
         by_variable

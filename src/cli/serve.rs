@@ -285,7 +285,12 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         // To be passed through: what lies in it is everybody's own.
         std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
     }
-    let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, &hidden(&config, &work))
+    let mut ports = vec![http.local_addr()?.port()];
+    if let Some(ops) = &ops {
+        ports.push(ops.local_addr()?.port());
+    }
+    let hidden = hidden(&config, &work);
+    let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, &hidden, &ports)
         .context("cannot make cgroups for children")?;
     warn(&config, &catalog, &offer);
     let launcher = Launcher::new(ambient(&env)?, work, sandbox);
@@ -325,6 +330,14 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
         tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");
     }
     for server in catalog.servers() {
+        if offer.leaves_addresses(server) {
+            let (tenant, name) = (&server.tenant, &server.name);
+            tracing::warn!(
+                tenant.id = tenant,
+                server.name = name,
+                "not refused: TCP to this gateway and to link-local addresses"
+            );
+        }
         for missing in offer.unenforced(server) {
             let (tenant, name, key) = (&server.tenant, &server.name, missing.key);
             tracing::warn!(

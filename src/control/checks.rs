@@ -195,6 +195,7 @@ mod tests {
             bounds_memory: false,
             bounds_pids: false,
             bounds_cpu: false,
+            refuses_addresses: false,
         };
         let text = |required: bool| {
             format!(

@@ -77,6 +77,8 @@ pub(crate) struct Offer {
     pub(crate) bounds_pids: bool,
     /// Whether a cgroup bounds processor time.
     pub(crate) bounds_cpu: bool,
+    /// Whether connections to the gateway and to link-local addresses are refused.
+    pub(crate) refuses_addresses: bool,
 }
 
 /// Something that was asked for and that cannot be enforced here.
@@ -89,6 +91,15 @@ pub(crate) struct Unenforced {
 }
 
 impl Offer {
+    /// Whether `server` could connect to the gateway itself, and to where a cloud keeps its
+    /// credentials, though its profile says otherwise.
+    pub(crate) fn leaves_addresses(&self, server: &Server) -> bool {
+        let confinement = &server.launch.confinement;
+        confinement.profile == Profile::Standard
+            && confinement.tcp == Tcp::Any
+            && !self.refuses_addresses
+    }
+
     /// What `server` asks for in vain.
     pub(crate) fn unenforced(&self, server: &Server) -> Vec<Unenforced> {
         let (confinement, limits) = (&server.launch.confinement, &server.limits);
@@ -279,6 +290,7 @@ mod tests {
         bounds_memory: true,
         bounds_pids: true,
         bounds_cpu: true,
+        refuses_addresses: true,
     };
 
     fn server(keys: &str) -> Result<Manifest, Vec<Mistake>> {
@@ -347,6 +359,7 @@ mod tests {
             bounds_memory: false,
             bounds_pids: false,
             bounds_cpu: false,
+            refuses_addresses: false,
         };
         assert_eq!(missing(bare, "args: []"), ["sandbox.profile"; 2]);
         assert_eq!(

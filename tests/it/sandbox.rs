@@ -264,6 +264,37 @@ async fn tcp_may_be_off_or_go_to_some_ports() {
 }
 
 #[tokio::test]
+async fn p130_no_way_to_the_gateway_or_to_a_clouds_credentials() {
+    let beside = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let beside = beside.local_addr().unwrap().to_string();
+    for separation in SEPARATIONS {
+        let two = Two::start(separation, &[], "args: []").await;
+        let own = two.gateway.base().strip_prefix("http://").unwrap();
+        let own = own.split('/').next().unwrap();
+        let port = own.rsplit_once(':').unwrap().1;
+        for address in [
+            own.to_owned(),
+            format!("127.1.2.3:{port}"),
+            format!("0.0.0.0:{port}"),
+            format!("[::ffff:127.0.0.1]:{port}"),
+            format!("[::1]:{port}"),
+            "169.254.169.254:80".to_owned(),
+            "[::ffff:169.254.169.254]:80".to_owned(),
+            "[fd00:ec2::254]:80".to_owned(),
+        ] {
+            let text = two.a.text("connect", json!({"address": address})).await;
+            assert!(text.contains("os error 1)"), "{address} {text}");
+        }
+        let text = two.a.text("connect", json!({"address": beside})).await;
+        assert_eq!(text, "connected");
+    }
+    let two = Two::start("landlock", &[], "sandbox: {profile: open}").await;
+    let own = two.gateway.base().strip_prefix("http://").unwrap();
+    let args = json!({"address": own.split('/').next()});
+    assert_eq!(two.a.text("connect", args).await, "connected");
+}
+
+#[tokio::test]
 async fn a_fork_bomb_stops_at_its_limit() {
     let two = Two::start("uid", &[], "limits: {pids: 24}").await;
     let started = two.a.text("fork_bomb", json!({"n": 200})).await;

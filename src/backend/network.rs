@@ -1,0 +1,261 @@
+//! Addresses that no child in profile `standard` may connect to, refused by the kernel.
+//!
+//! A small BPF program on the cgroup of the children looks at each TCP connection before it
+//! begins. Landlock cannot do this: it knows ports without addresses, and only as an allow-list.
+//! Not here: loading it (`launch`), and Landlock's ports (`confine`).
+
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::AsFd,
+    path::Path,
+};
+
+use super::launch;
+
+/// What is refused.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    /// Ports of the gateway.
+    pub(super) ports: Vec<u16>,
+    /// Addresses of this machine beside loopback, on which these ports are.
+    pub(super) local: Vec<IpAddr>,
+}
+
+impl Refused {
+    /// These ports on every address that this machine has now.
+    pub(super) fn on_this_machine(ports: &[u16]) -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let v4 = local_v4(&read("/proc/net/fib_trie"));
+        let v6 = local_v6(&read("/proc/net/if_inet6"));
+        Self {
+            ports: ports.to_vec(),
+            local: v4.into_iter().chain(v6).collect(),
+        }
+    }
+
+    /// Refuses them to all that is, and will be, in `group` and below it.
+    pub(super) fn apply(&self, group: &Path) -> io::Result<()> {
+        let group = fs::File::open(group)?;
+        for (program, hook) in [
+            (self.program_v4(), CONNECT_V4),
+            (self.program_v6(), CONNECT_V6),
+        ] {
+            let program = launch::load_filter(&program, hook)?;
+            launch::attach_filter(group.as_fd(), program.as_fd(), hook)?;
+        }
+        Ok(())
+    }
+
+    fn program_v4(&self) -> Vec<u64> {
+        let mut program = begin();
+        program.push(load(IP, ADDRESS_V4));
+        program.extend(self.check_v4());
+        program.extend(allow());
+        program
+    }
+
+    fn program_v6(&self) -> Vec<u64> {
+        let mut program = begin();
+        program.extend((0..4).map(|word| load(WORDS + word, ADDRESS_V6 + 4 * i16::from(word))));
+        // ::ffff:a.b.c.d goes out as IPv4, past the hook for that.
+        let mut mapped = vec![copy(IP, WORDS + 3)];
+        mapped.extend(self.check_v4());
+        mapped.extend(allow());
+        let prefix = [0, 0, u32::from_be(0xffff)];
+        program.extend(if_words(&prefix, mapped));
+        let mut link_local = vec![copy(SCRATCH, WORDS), mask(SCRATCH, 0xffc0_0000_u32)];
+        link_local.extend(unless_dns(SCRATCH, 0xfe80_0000));
+        program.extend(link_local);
+        program.extend(if_words(&words(METADATA_V6), deny()));
+        let local = self.local.iter().filter_map(|address| match address {
+            IpAddr::V6(address) => Some(*address),
+            IpAddr::V4(_) => None,
+        });
+        let own = [Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED];
+        let check: Vec<u64> = own
+            .into_iter()
+            .chain(local)
+            .flat_map(|address| if_words(&words(address), deny()))
+            .collect();
+        program.extend(self.on_ports(&check));
+        program.extend(allow());
+        program
+    }
+
+    /// Denies the IPv4 address in `IP`, if it is to be; else goes on behind.
+    fn check_v4(&self) -> Vec<u64> {
+        let mut check = vec![copy(SCRATCH, IP), mask(SCRATCH, 0xffff_0000)];
+        check.extend(unless_dns(SCRATCH, 0xa9fe_0000));
+        let mut local = vec![copy(SCRATCH, IP), mask(SCRATCH, 0xff00_0000)];
+        local.extend(if_equal(SCRATCH, u32::from_be(0x7f00_0000), deny()));
+        local.extend(if_equal(IP, 0, deny()));
+        for address in &self.local {
+            if let IpAddr::V4(address) = address {
+                let address = u32::from_ne_bytes(address.octets());
+                local.extend(if_equal(IP, address, deny()));
+            }
+        }
+        check.extend(self.on_ports(&local));
+        check
+    }
+
+    /// Does `check` for each of the ports.
+    fn on_ports(&self, check: &[u64]) -> Vec<u64> {
+        let on_port = |port: &u16| if_equal(PORT, u32::from(port.to_be()), check.to_vec());
+        self.ports.iter().flat_map(on_port).collect()
+    }
+}
+
+/// Whether this process may load and attach such a program at all.
+pub(super) fn is_offered() -> bool {
+    launch::load_filter(&allow(), CONNECT_V4).is_ok()
+}
+
+/// Allows what is not TCP, and loads the port.
+fn begin() -> Vec<u64> {
+    let mut program = vec![load(SCRATCH, PROTOCOL), step(0x16, SCRATCH, 0, 2, TCP)];
+    program.extend(allow());
+    program.push(load(PORT, PORT_AT));
+    program
+}
+
+/// Denies, if `register` has this value in network order, all ports but that of DNS, whose
+/// resolver is at such an address on many machines of clouds.
+fn unless_dns(register: u8, value: u32) -> Vec<u64> {
+    let mut inner = vec![step(0x16, PORT, 0, 2, u32::from(53_u16.to_be()))];
+    inner.extend(deny());
+    if_equal(register, u32::from_be(value), inner)
+}
+
+/// `then`, if the first words of the IPv6 address are these.
+fn if_words(words: &[u32], then: Vec<u64>) -> Vec<u64> {
+    let mut inner = then;
+    for (at, word) in [0, 1, 2, 3].into_iter().zip(words).rev() {
+        inner = if_equal(WORDS + at, *word, inner);
+    }
+    inner
+}
+
+/// `then`, if a register has this value.
+fn if_equal(register: u8, value: u32, then: Vec<u64>) -> Vec<u64> {
+    let length = i16::try_from(then.len()).unwrap_or(i16::MAX);
+    let mut program = vec![step(0x56, register, 0, length, value)];
+    program.extend(then);
+    program
+}
+
+fn words(address: Ipv6Addr) -> [u32; 4] {
+    let octets = address.octets();
+    std::array::from_fn(|at| u32::from_ne_bytes(std::array::from_fn(|byte| octets[4 * at + byte])))
+}
+
+fn deny() -> Vec<u64> {
+    vec![step(0xb7, 0, 0, 0, 0), step(0x95, 0, 0, 0, 0)]
+}
+
+fn allow() -> Vec<u64> {
+    vec![step(0xb7, 0, 0, 0, 1), step(0x95, 0, 0, 0, 0)]
+}
+
+/// A word of what is asked for (`struct bpf_sock_addr`), which register 1 points to.
+fn load(register: u8, offset: i16) -> u64 {
+    step(0x61, register, 1, offset, 0)
+}
+
+fn copy(to: u8, from: u8) -> u64 {
+    step(0xbf, to, from, 0, 0)
+}
+
+/// Keeps these bits, given in network order.
+fn mask(register: u8, bits: u32) -> u64 {
+    // The 32-bit `and`: an immediate would be extended by its sign.
+    step(0x54, register, 0, 0, u32::from_be(bits))
+}
+
+/// One instruction (`struct bpf_insn`): `0x16` and `0x56` jump if 32 bits are equal or not.
+fn step(code: u8, to: u8, from: u8, offset: i16, value: u32) -> u64 {
+    let [low, high] = offset.to_ne_bytes();
+    let [a, b, c, d] = value.to_ne_bytes();
+    let registers = if cfg!(target_endian = "little") {
+        to | from << 4
+    } else {
+        to << 4 | from
+    };
+    u64::from_ne_bytes([code, registers, low, high, a, b, c, d])
+}
+
+/// Addresses of this machine in `/proc/net/fib_trie`: a line with one, then `/32 host LOCAL`.
+fn local_v4(trie: &str) -> Vec<IpAddr> {
+    let lines: Vec<&str> = trie.lines().map(str::trim).collect();
+    let mut found: Vec<IpAddr> = lines
+        .windows(2)
+        .filter(|pair| pair[1].ends_with("host LOCAL"))
+        .filter_map(|pair| pair[0].strip_prefix("|-- ")?.parse::<Ipv4Addr>().ok())
+        .filter(|address| !address.is_loopback())
+        .map(IpAddr::V4)
+        .collect();
+    found.sort();
+    found.dedup();
+    found.truncate(MOST_LOCAL);
+    found
+}
+
+/// Addresses of this machine in `/proc/net/if_inet6`: 32 hexadecimal digits, then more.
+fn local_v6(table: &str) -> Vec<IpAddr> {
+    table
+        .lines()
+        .filter_map(|line| u128::from_str_radix(line.get(..32)?, 16).ok())
+        .map(|bits| IpAddr::V6(Ipv6Addr::from(bits)))
+        .filter(|address| !address.is_loopback())
+        .take(MOST_LOCAL)
+        .collect()
+}
+
+/// `BPF_CGROUP_INET4_CONNECT`, `BPF_CGROUP_INET6_CONNECT`.
+const CONNECT_V4: u32 = 10;
+const CONNECT_V6: u32 = 11;
+
+/// Offsets in `struct bpf_sock_addr`; addresses and port are in network order.
+const ADDRESS_V4: i16 = 4;
+const ADDRESS_V6: i16 = 8;
+const PORT_AT: i16 = 24;
+const PROTOCOL: i16 = 36;
+
+/// Registers: the IPv4 address, the port, four words of an IPv6 address, and one for between.
+const IP: u8 = 3;
+const PORT: u8 = 4;
+const SCRATCH: u8 = 5;
+const WORDS: u8 = 6;
+
+/// `IPPROTO_TCP`.
+const TCP: u32 = 6;
+
+/// Where one cloud serves credentials over IPv6; the others use link-local addresses.
+const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+
+/// Keeps the program below the kernel's bound of 4096 instructions without privileges.
+const MOST_LOCAL: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_addresses_are_found() {
+        let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     +-- 10.0.0.0/24 2 0 2\n        |-- 10.0.0.0\n           /24 link UNICAST\n        |-- 10.0.0.7\n           /32 host LOCAL\n     |-- 127.0.0.1\n           /32 host LOCAL\n        |-- 10.0.0.7\n           /32 host LOCAL\n";
+        assert_eq!(local_v4(trie), [IpAddr::from([10, 0, 0, 7])]);
+        let table = "00000000000000000000000000000001 01 80 10 80       lo\nfd00000000000000000000000000000a 02 40 00 80     eth0\n";
+        assert_eq!(local_v6(table), ["fd00::a".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn programs_stay_below_the_kernels_bound() {
+        let most = Refused {
+            ports: vec![1, 2, 3],
+            local: vec![IpAddr::from([10, 0, 0, 1]); MOST_LOCAL],
+        };
+        assert!(most.program_v4().len() < 4096);
+        assert!(most.program_v6().len() < 4096);
+    }
+}

@@ -66,6 +66,11 @@ pub(crate) async fn run(
     let config = Arc::new(config);
     let tracker = TaskTracker::new();
     let metrics = Arc::new(Metrics::new(Some(logs)).map_err(anyhow::Error::msg)?);
+    for server in catalog.servers() {
+        for missing in launcher.sandbox.offer().shortcomings(server) {
+            metrics.unenforced(&server.tenant, &server.name, missing.key);
+        }
+    }
     let health = Health::default();
     let (release, halt) = (CancellationToken::new(), CancellationToken::new());
     let stop_accepting = CancellationToken::new();

@@ -198,6 +198,7 @@ pub(crate) struct Metrics {
     call_labels: [[[KeyValue; 2]; Outcome::LABELS.len()]; Method::LABELS.len()],
     messages_dropped: Family<{ Dropped::LABELS.len() }>,
     noise_lines: Counter<u64>,
+    unenforced: UpDownCounter<i64>,
 }
 
 /// A counter with one label of `N` values.
@@ -260,6 +261,7 @@ impl Metrics {
             call_labels: pairs("method", Method::LABELS, "outcome", Outcome::LABELS),
             messages_dropped: Family::new(&meter, MESSAGES_DROPPED, "reason", Dropped::LABELS),
             noise_lines: meter.u64_counter(NOISE_LINES).build(),
+            unenforced: meter.i64_up_down_counter(UNENFORCED).build(),
             _provider: provider,
         })
     }
@@ -344,6 +346,17 @@ impl Metrics {
         self.noise_lines.add(1, &[]);
     }
 
+    /// A server's children are to be held to something that cannot be enforced here.
+    pub(crate) fn unenforced(&self, tenant: &str, server: &str, key: &'static str) {
+        let label = |name, value: &str| KeyValue::new(name, value.to_owned());
+        let labels = [
+            label("tenant", tenant),
+            label("server", server),
+            label("key", key),
+        ];
+        self.unenforced.add(1, &labels);
+    }
+
     /// All metrics as Prometheus text.
     pub(crate) fn render(&self) -> String {
         // Names and labels are constants of this file: encoding them cannot fail.
@@ -389,6 +402,8 @@ pub(crate) const CALLS: &str = "lockgate_calls";
 pub(crate) const MESSAGES_DROPPED: &str = "lockgate_messages_dropped";
 /// Lines of children that are no messages.
 pub(crate) const NOISE_LINES: &str = "lockgate_noise_lines";
+/// What servers ask for and cannot get here, by key.
+pub(crate) const UNENFORCED: &str = "lockgate_sandbox_unenforced";
 /// Log lines that were lost.
 pub(crate) const LOG_LINES_DROPPED: &str = "lockgate_log_lines_dropped";
 const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];

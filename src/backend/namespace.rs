@@ -90,6 +90,7 @@ pub(super) fn first(orders: &Orders, user: User, guard: &OwnedFd) -> io::Result<
     if is_readable(guard) {
         return Ok(0);
     }
+    _ = rustix::thread::set_name(c"lockgate-init");
     user.map()?;
     furnish(&orders.cage.hide, orders.private.as_deref())?;
     let signals = launch::signals()?;

@@ -180,6 +180,11 @@ impl Sandbox {
         })
     }
 
+    /// What can be enforced here.
+    pub(crate) fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
     /// None at all, for tests of other things.
     #[cfg(test)]
     pub(crate) fn none() -> Self {

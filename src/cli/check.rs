@@ -184,12 +184,8 @@ fn walls(server: &Server, offer: &Offer) -> Vec<String> {
         Tcp::Off => "no TCP".to_owned(),
         Tcp::Ports(ports) => format!("TCP ports {ports:?}"),
     };
-    let unenforced = offer.unenforced(server).into_iter();
-    let reachable = offer
-        .leaves_addresses(server)
-        .then(|| format!("{name}: not refused: TCP to this gateway and to link-local addresses"));
+    let unenforced = offer.shortcomings(server).into_iter();
     std::iter::once(format!("{name}: profile {profile}, {tcp}"))
-        .chain(reachable)
         .chain(
             unenforced.map(|missing| {
                 format!("{name}: {} is not enforced: {}", missing.key, missing.what)
@@ -244,7 +240,7 @@ mod tests {
         operations on 127.0.0.1:9090
         serves http://127.0.0.1:8080/t/a/x/mcp: sh
         a/x: profile standard, any TCP
-        a/x: not refused: TCP to this gateway and to link-local addresses
+        a/x: sandbox.tcp is not enforced: its TCP reaches this gateway and link-local addresses: no cgroup v2 with BPF is delegated
         serves http://127.0.0.1:8080/mcp: the same as a/x
         separation of children: landlock: each child has a domain of its own
         this machine: Landlock interface 7

@@ -330,15 +330,7 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
         tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");
     }
     for server in catalog.servers() {
-        if offer.leaves_addresses(server) {
-            let (tenant, name) = (&server.tenant, &server.name);
-            tracing::warn!(
-                tenant.id = tenant,
-                server.name = name,
-                "not refused: TCP to this gateway and to link-local addresses"
-            );
-        }
-        for missing in offer.unenforced(server) {
+        for missing in offer.shortcomings(server) {
             let (tenant, name, key) = (&server.tenant, &server.name, missing.key);
             tracing::warn!(
                 tenant.id = tenant,

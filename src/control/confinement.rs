@@ -91,13 +91,18 @@ pub(crate) struct Unenforced {
 }
 
 impl Offer {
-    /// Whether `server` could connect to the gateway itself, and to where a cloud keeps its
-    /// credentials, though its profile says otherwise.
-    pub(crate) fn leaves_addresses(&self, server: &Server) -> bool {
+    /// What does not hold for `server`, though it may start: for the log, and for metrics.
+    pub(crate) fn shortcomings(&self, server: &Server) -> Vec<Unenforced> {
         let confinement = &server.launch.confinement;
-        confinement.profile == Profile::Standard
+        let is_reachable = confinement.profile == Profile::Standard
             && confinement.tcp == Tcp::Any
-            && !self.refuses_addresses
+            && !self.refuses_addresses;
+        let mut found = self.unenforced(server);
+        found.extend(is_reachable.then_some(Unenforced {
+            key: "sandbox.tcp",
+            what: NO_ADDRESSES,
+        }));
+        found
     }
 
     /// What `server` asks for in vain.
@@ -266,6 +271,8 @@ const NO_LANDLOCK: &str = "standard confines files by Landlock, which this kerne
 const NO_SECCOMP: &str = "seccomp filters, which it needs, are not available here";
 const NO_HIDING: &str = "nothing here hides the data directory from its children";
 const NO_PORTS: &str = "single TCP ports need Landlock of Linux 6.7 or newer, and seccomp";
+const NO_ADDRESSES: &str =
+    "its TCP reaches this gateway and link-local addresses: no cgroup v2 with BPF is delegated";
 const NO_MEMORY: &str = "no cgroup v2 with the memory controller is delegated to this gateway";
 const NO_PIDS: &str =
     "neither a cgroup v2 with the pids controller is delegated, nor has each child its own uid";

@@ -1,6 +1,10 @@
 //! What a child cannot reach, under each way to separate and each profile: CONTRACT 4.6.
 
-use std::{path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -363,6 +367,47 @@ async fn a_server_is_asked_to_end_before_it_is_made_to() {
     }
 }
 
+/// This machine's cgroup v2, if it is mounted.
+fn cgroups() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(Path::new(mount.split(' ').nth(4)?).join(own))
+}
+
+#[tokio::test]
+async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
+    // Without one the guard's walk does it: `trees_end_with_their_session_under_each_separation`.
+    let Some(base) = cgroups().filter(|base| base.join("cgroup.procs").exists()) else {
+        return;
+    };
+    let two = Two::start("landlock", &[], "args: []").await;
+    two.b.call("spawn_tree", json!({})).await;
+    let group = format!("lockgate-{}", two.gateway.process.id().unwrap());
+    let group = base.join(group).join("filtered");
+    let leaf = |tenant: &str| {
+        let entries = std::fs::read_dir(&group).unwrap().flatten();
+        let mut names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        let name = names.find(|name| name.starts_with(&format!("{tenant}-x-")));
+        name.map(|name| group.join(name))
+    };
+    let processes = |leaf: &Path| -> BTreeSet<u32> {
+        let text = std::fs::read_to_string(leaf.join("cgroup.procs")).unwrap();
+        text.lines().map(|line| line.parse().unwrap()).collect()
+    };
+    let inside = processes(&leaf("b").unwrap());
+    assert_eq!(inside, two.processes("b").into_iter().collect());
+    assert!(!inside.contains(&parent(two.processes("a")[0])), "a guard");
+    // What it kills is the whole tree; the session's child is lost, the neighbour is not.
+    std::fs::write(leaf("b").unwrap().join("cgroup.kill"), "1").unwrap();
+    until("the end of a group", || async { leaf("b").is_none() }).await;
+    assert!(two.processes("b").is_empty());
+    assert_eq!(two.a.text("echo", json!({"text": "x"})).await, "x");
+    two.a.delete().await;
+    until("the end of all groups", || async { leaf("a").is_none() }).await;
+}
+
 #[tokio::test]
 async fn what_cannot_be_enforced_keeps_it_from_starting() {
     let dir = tempfile::tempdir().unwrap();
@@ -396,6 +441,22 @@ async fn what_cannot_be_enforced_keeps_it_from_starting() {
     assert_eq!(code, Some(2));
     assert!(
         text.contains("sandbox.separation: needs sandbox.uids"),
+        "{text}"
+    );
+    let bounds_memory = cgroups().is_some_and(|base| {
+        let controllers = std::fs::read_to_string(base.join("cgroup.controllers"));
+        controllers.is_ok_and(|names| names.contains("memory"))
+    });
+    let (code, text) = run("limits: {memory: 1GiB}", &[]);
+    assert_eq!(code, Some(if bounds_memory { 0 } else { 2 }), "{text}");
+    assert!(
+        bounds_memory || text.contains("a.servers.x.limits.memory: no cgroup"),
+        "{text}"
+    );
+    let (code, text) = run("limits: {memory: 1GiB}, sandbox: {required: false}", &[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        bounds_memory || text.contains("a/x: limits.memory is not enforced"),
         "{text}"
     );
     let (code, text) = run("args: []", &[]);

@@ -34,6 +34,9 @@
 //! | server | a named MCP server of a tenant: a launch specification |
 //! | backend | one running thing that speaks MCP behind us: a child process |
 //! | guard | the small process between the gateway and a child, which ends everything below it |
+//! | separation | what keeps the processes of one child from those of another |
+//! | profile | what a child may reach, beside single knobs: `standard` or `open` |
+//! | cage | the walls around one child, as decided for this machine |
 //! | session | a client's protocol session, visible as `Mcp-Session-Id` |
 //! | stream | the ordered events of one HTTP response, kept in the event log |
 //! | listener | the session's stream for what belongs to no request |

@@ -272,7 +272,7 @@ async fn p106_p108_codings_and_methods() {
         ),
         ("TRACE /livez", "", "405"),
         ("CONNECT evil.test:443", "", "405"),
-        ("BREW /livez", "", "501"),
+        ("BREW /livez", "", "405"),
         ("DELETE /livez", "", "405"),
         (
             "POST /livez",

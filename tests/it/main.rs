@@ -14,6 +14,8 @@ mod cutter;
 mod harness;
 mod layers;
 mod messages;
+mod mutations;
+mod mutator;
 mod sandbox;
 mod served;
 mod sharing;

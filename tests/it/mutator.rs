@@ -1,0 +1,495 @@
+//! Valid requests, and what may become of them: the generator behind `mutations`.
+
+use serde_json::{Value, json};
+
+/// Numbers that look random and are the same for the same seed (`SplitMix64`).
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % bound.max(1) as u64).unwrap()
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.next().to_le_bytes()[0]
+    }
+
+    fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.below(all.len())]
+    }
+
+    /// One of the alternatives between bars.
+    fn word<'a>(&mut self, all: &'a str) -> &'a str {
+        all.split('|')
+            .nth(self.below(all.split('|').count()))
+            .unwrap()
+    }
+}
+
+/// What a request may name.
+pub(crate) struct Place {
+    /// The authority of the gateway.
+    pub(crate) host: String,
+    /// A session of the newest revision.
+    pub(crate) session: String,
+    /// A session of the revision that has batches.
+    pub(crate) batches: String,
+    /// A session that has ended.
+    pub(crate) gone: String,
+    /// Where a client of HTTP+SSE posts.
+    pub(crate) endpoint: String,
+    /// An event id of `session`.
+    pub(crate) event: String,
+}
+
+/// How the end of a body is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Framing {
+    /// By its length, or there is none.
+    Length,
+    /// In chunks of so many bytes.
+    Chunks(usize),
+    /// By these headers, true or not.
+    Told(String),
+}
+
+/// A request on its way to the wire.
+pub(crate) struct Request {
+    /// Its method.
+    pub(crate) method: String,
+    /// Whether its bytes are sure to be one request, so that the connection stays in step.
+    pub(crate) is_sound: bool,
+    target: String,
+    version: &'static str,
+    headers: Vec<(String, Vec<u8>)>,
+    body: Vec<u8>,
+    framing: Framing,
+}
+
+impl Request {
+    /// A valid request, or one to which up to three things were done.
+    pub(crate) fn random(dice: &mut Dice, place: &Place) -> Self {
+        let mut request = Self::valid(dice, place);
+        for _ in 0..dice.below(4) {
+            match dice.below(10) {
+                0..=3 => request.mutate_json(dice),
+                4 => mutate_bytes(&mut request.body, dice),
+                5..=7 => request.mutate_header(dice, place),
+                8 => request.mutate_line(dice, place),
+                _ => request.mutate_framing(dice),
+            }
+        }
+        request
+    }
+
+    fn valid(dice: &mut Dice, place: &Place) -> Self {
+        let mut request = match dice.below(40) {
+            // These start a child, or open a session without one: rarely.
+            0 if dice.below(8) == 0 => Self::post("/mcp", &initialize(dice)),
+            1 if dice.below(40) == 0 => Self::get("/sse", "text/event-stream"),
+            0..=3 => Self::get("/mcp", "text/event-stream").with("Mcp-Session-Id", &place.session),
+            4..=5 => Self::get("/mcp", "text/event-stream")
+                .with("Mcp-Session-Id", &place.session)
+                .with("Last-Event-ID", &place.event),
+            6 => Self::bare("DELETE", "/mcp").with("Mcp-Session-Id", &place.gone),
+            7 => Self::bare("OPTIONS", "/mcp")
+                .with("Origin", &format!("http://{}", place.host))
+                .with("Access-Control-Request-Method", "POST"),
+            8 => Self::get(dice.word("/mcp|/livez|/readyz|/"), "text/html"),
+            9..=12 => Self::post(&place.endpoint, &message(dice)),
+            13..=17 => {
+                let items: Vec<_> = (0..=dice.below(4)).map(|_| message(dice)).collect();
+                Self::post("/mcp", &Value::from(items)).with("Mcp-Session-Id", &place.batches)
+            }
+            _ => Self::post("/t/local/main/mcp", &message(dice))
+                .with("Mcp-Session-Id", &place.session)
+                .with("MCP-Protocol-Version", "2025-11-25"),
+        };
+        request
+            .headers
+            .insert(0, ("Host".into(), place.host.clone().into()));
+        request
+    }
+
+    fn bare(method: &str, target: &str) -> Self {
+        Self {
+            method: method.to_owned(),
+            is_sound: true,
+            target: target.to_owned(),
+            version: "HTTP/1.1",
+            headers: Vec::new(),
+            body: Vec::new(),
+            framing: Framing::Length,
+        }
+    }
+
+    fn get(target: &str, accept: &str) -> Self {
+        Self::bare("GET", target).with("Accept", accept)
+    }
+
+    fn post(target: &str, body: &Value) -> Self {
+        let mut request = Self::bare("POST", target)
+            .with("Content-Type", "application/json")
+            .with("Accept", "application/json, text/event-stream");
+        request.body = body.to_string().into_bytes();
+        request
+    }
+
+    fn with(mut self, name: &str, value: &str) -> Self {
+        self.headers
+            .push((name.to_owned(), value.as_bytes().to_owned()));
+        self
+    }
+
+    /// Whether it names this session.
+    pub(crate) fn names(&self, session: &str) -> bool {
+        self.headers
+            .iter()
+            .any(|(_, value)| value == session.as_bytes())
+    }
+
+    /// As it goes over the wire.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut out = format!("{} {} {}\r\n", self.method, self.target, self.version).into_bytes();
+        for (name, value) in &self.headers {
+            out.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
+        }
+        let length = format!("Content-Length: {}\r\n", self.body.len());
+        let (told, body) = match &self.framing {
+            Framing::Length if self.body.is_empty() && self.method != "POST" => {
+                ("", self.body.clone())
+            }
+            Framing::Length => (&*length, self.body.clone()),
+            Framing::Chunks(size) => ("Transfer-Encoding: chunked\r\n", chunked(&self.body, *size)),
+            Framing::Told(headers) => (&**headers, self.body.clone()),
+        };
+        [&out, told.as_bytes(), b"\r\n", &body].concat()
+    }
+
+    fn mutate_json(&mut self, dice: &mut Dice) {
+        match serde_json::from_slice::<Value>(&self.body) {
+            Ok(value) => self.body = mutated(value, dice).into_bytes(),
+            Err(_) => mutate_bytes(&mut self.body, dice),
+        }
+    }
+
+    fn mutate_header(&mut self, dice: &mut Dice, place: &Place) {
+        let (name, values) = dice.pick(&HEADERS);
+        let at = self.headers.iter().position(|(other, _)| other == name);
+        let value = dice.word(values).replace("{session}", &place.session);
+        let value = value
+            .replace("{gone}", &place.gone)
+            .replace("{host}", &place.host);
+        let mut value = value.replace("{event}", &place.event).into_bytes();
+        match (dice.below(8), at) {
+            (0, Some(at)) => drop(self.headers.remove(at)),
+            (1, Some(at)) => self.headers.push(self.headers[at].clone()),
+            (2, Some(at)) => mutate_bytes(&mut self.headers[at].1, dice),
+            (3, _) => {
+                mutate_bytes(&mut value, dice);
+                self.headers.push(((*name).to_owned(), value));
+            }
+            (4, _) => self.headers.push(((*name).to_owned(), value)),
+            (5, _) if dice.below(8) == 0 => {
+                let count = *dice.pick(&[90, 101, 120]);
+                let pad = |n| (format!("X-{n}"), vec![b'a'; 8]);
+                self.headers.extend((0..count).map(pad));
+            }
+            (6, _) if dice.below(8) == 0 => {
+                let size = *dice.pick(&[8 << 10, 20 << 10, 70 << 10]);
+                self.headers.push(((*name).to_owned(), vec![b'a'; size]));
+            }
+            (7, _) if dice.below(4) == 0 => {
+                // A blank before the colon, a fold, a name of no token.
+                let odd = dice.word("Accept |A\r\n b|\u{e9}||a b|\t|@:");
+                self.headers.push((odd.to_owned(), value));
+                self.is_sound = false;
+            }
+            (_, Some(at)) => self.headers[at].1 = value,
+            (_, None) => self.headers.push(((*name).to_owned(), value)),
+        }
+        // Control characters end a field, or a head.
+        let is_plain = |value: &Vec<u8>| value.iter().all(|byte| *byte >= 0x20 && *byte != 0x7f);
+        self.is_sound &= self.headers.iter().all(|(_, value)| is_plain(value));
+        let frames = ["Transfer-Encoding", "Content-Length", "Connection"];
+        self.is_sound &= !frames.contains(name);
+    }
+
+    fn mutate_line(&mut self, dice: &mut Dice, place: &Place) {
+        match dice.below(3) {
+            0 => {
+                dice.word(METHODS).clone_into(&mut self.method);
+                // No body follows, whatever is told.
+                self.is_sound &= !["HEAD", "CONNECT", "PRI", "", "G ET"].contains(&&*self.method);
+            }
+            1 => {
+                let target = dice.word(TARGETS).replace("{host}", &place.host);
+                self.target = target.replace("{session}", &place.session);
+                if dice.below(40) == 0 {
+                    self.target += &"a".repeat(*dice.pick(&[8000, 9000, 70_000]));
+                }
+                self.is_sound &= !self.target.contains(' ') && !self.target.is_empty();
+            }
+            _ => {
+                self.version = dice.word("HTTP/1.0|HTTP/1.2|HTTP/2.0|http/1.1|");
+                self.is_sound = false;
+            }
+        }
+    }
+
+    fn mutate_framing(&mut self, dice: &mut Dice) {
+        let length = self.body.len();
+        if dice.below(3) == 0 {
+            self.framing = Framing::Chunks(1 + dice.below(64));
+            return;
+        }
+        let told = [
+            format!("Content-Length: {}\r\n", length + 1),
+            format!("Content-Length: {}\r\n", length.saturating_sub(1)),
+            format!("Content-Length: {length}\r\nContent-Length: {length}\r\n"),
+            format!("Content-Length: {length}\r\nContent-Length: 0\r\n"),
+            format!("Content-Length: +{length}\r\n"),
+            "Content-Length: -1\r\n".to_owned(),
+            "Content-Length: 4194305\r\n".to_owned(),
+            "Content-Length: 99999999999999999999999\r\n".to_owned(),
+            format!("Content-Length: {length}\r\nTransfer-Encoding: chunked\r\n"),
+            "Transfer-Encoding: chunked\r\n".to_owned(),
+            "Transfer-Encoding: gzip, chunked\r\n".to_owned(),
+            "Transfer-Encoding: chunked, identity\r\n".to_owned(),
+            String::new(),
+        ];
+        self.framing = Framing::Told(dice.pick(&told).clone());
+        self.is_sound = false;
+        if dice.below(2) == 0 {
+            self.body = chunked(&self.body, 1 + dice.below(64));
+            mutate_bytes(&mut self.body, dice);
+        }
+    }
+}
+
+fn chunked(body: &[u8], size: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    for chunk in body.chunks(size) {
+        out.extend(format!("{:x}\r\n", chunk.len()).into_bytes());
+        out.extend([chunk, b"\r\n"].concat());
+    }
+    out.extend(b"0\r\n\r\n");
+    out
+}
+
+fn initialize(dice: &mut Dice) -> Value {
+    let revision = dice.word("2025-11-25|2025-06-18|2025-03-26|2024-11-05");
+    json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+        "protocolVersion": revision, "clientInfo": {"name": "it", "version": "1"},
+        "capabilities": {"elicitation": {}, "sampling": {}, "roots": {"listChanged": true}}}})
+}
+
+/// A message of a session.
+fn message(dice: &mut Dice) -> Value {
+    let id = [json!(dice.below(100)), json!("a"), json!(-1)];
+    let id = dice.pick(&id).clone();
+    let call = |tool: &str, args: Value| {
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {
+            "name": tool, "arguments": args, "_meta": {"progressToken": "t"}}})
+    };
+    let ask = |method: &str, params: Value| json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+    let tell =
+        |method: &str, params: Value| json!({"jsonrpc": "2.0", "method": method, "params": params});
+    match dice.below(16) {
+        0..=3 => call("echo", json!({"text": "hello"})),
+        4 => call("slow", json!({"n": dice.below(3), "ms": 1})),
+        5 => call("burst", json!({"n": dice.below(3), "text": "x"})),
+        6 => call("error", json!({})),
+        7 => ask("tools/list", json!({"cursor": "10"})),
+        8 => ask("ping", json!({})),
+        9 => ask("resources/read", json!({"uri": "test://one"})),
+        10 => tell(
+            "notifications/cancelled",
+            json!({"requestId": 7, "reason": "no"}),
+        ),
+        11 => tell(
+            "notifications/progress",
+            json!({"progressToken": 1, "progress": 1}),
+        ),
+        12 => tell("notifications/roots/list_changed", json!({})),
+        13 => json!({"jsonrpc": "2.0", "id": id, "result": {"roots": []}}),
+        14 => json!({"jsonrpc": "2.0", "id": id, "error": {"code": -1, "message": "no"}}),
+        _ => ask("tasks/result", json!({"taskId": "t", "task": {"ttl": 1}})),
+    }
+}
+
+/// Where every value of a document stands, as JSON pointers.
+fn pointers(value: &Value, here: &str, out: &mut Vec<String>) {
+    out.push(here.to_owned());
+    match value {
+        Value::Object(members) => {
+            for (key, value) in members {
+                pointers(
+                    value,
+                    &format!("{here}/{}", key.replace('~', "~0").replace('/', "~1")),
+                    out,
+                );
+            }
+        }
+        Value::Array(items) => {
+            for (at, value) in items.iter().enumerate() {
+                pointers(value, &format!("{here}/{at}"), out);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A text in the place of a value.
+fn raw(dice: &mut Dice) -> String {
+    match dice.below(30) {
+        0 => format!("\"{}\"", "x".repeat(*dice.pick(&[1100, 5000, 60_000]))),
+        1 => format!("{}{}", "[".repeat(140), "]".repeat(140)),
+        2 => "9".repeat(400),
+        // JSON, but most parsers refuse it: such a call is answered when its time is over.
+        3 => dice.word(r#""\ud800"|1e999"#).to_owned(),
+        _ => dice.word(RAW).to_owned(),
+    }
+}
+
+/// The text of a document in which one thing is different.
+fn mutated(mut value: Value, dice: &mut Dice) -> String {
+    let mut all = Vec::new();
+    pointers(&value, "", &mut all);
+    let at = dice.pick(&all).clone();
+    let raw = raw(dice);
+    let key = at.rsplit('/').next().unwrap_or_default().replace("~1", "/");
+    let member = format!("\"{key}\":");
+    match dice.below(8) {
+        0 | 1 => {
+            *value.pointer_mut(&at).unwrap() = MARK.into();
+            value.to_string().replace(&format!("\"{MARK}\""), &raw)
+        }
+        2 => {
+            let above = at.rsplit_once('/').map_or("", |(above, _)| above);
+            if let Some(Value::Object(members)) = value.pointer_mut(above) {
+                members.remove(&key);
+            }
+            value.to_string()
+        }
+        3 => value
+            .to_string()
+            .replacen(&member, &format!("{member}{raw},{member}"), 1),
+        4 => {
+            let first = key.chars().next().map_or(0, u32::from);
+            let names = [
+                key.to_uppercase(),
+                format!("\\u{first:04x}{}", key.get(1..).unwrap_or_default()),
+                key.replace('s', "\u{17f}"),
+                format!("{key}\\u0000"),
+                String::new(),
+            ];
+            value
+                .to_string()
+                .replacen(&member, &format!("\"{}\":", dice.pick(&names)), 1)
+        }
+        5 => value.to_string().replacen(
+            '{',
+            &format!("{{\"{}\":{raw},", dice.word(KEYS)),
+            1 + dice.below(3),
+        ),
+        6 => {
+            let other = value.pointer(dice.pick::<String>(&all)).unwrap().clone();
+            *value.pointer_mut(&at).unwrap() = other;
+            value.to_string()
+        }
+        _ => {
+            let text = value
+                .to_string()
+                .replace(',', dice.word(",\r\n\t | , |,|,,"));
+            let (before, behind) = *dice.pick(&[
+                ("[", "]"),
+                (" \n", "\n"),
+                ("\u{feff}", ""),
+                ("", "{}"),
+                ("{\"a\":", "}"),
+            ]);
+            format!("{before}{text}{behind}")
+        }
+    }
+}
+
+fn mutate_bytes(bytes: &mut Vec<u8>, dice: &mut Dice) {
+    let (from, count) = (dice.below(bytes.len() + 1), 1 + dice.below(8));
+    let to = (from + count).min(bytes.len());
+    match dice.below(6) {
+        0 if !bytes.is_empty() => {
+            let at = dice.below(bytes.len());
+            bytes[at] ^= 1 << dice.below(8);
+        }
+        1 => drop(bytes.drain(from..to)),
+        2 => bytes.truncate(from),
+        3 => {
+            let copy = bytes[from..to].repeat(1 + dice.below(4));
+            bytes.splice(from..from, copy);
+        }
+        _ => {
+            let any: Vec<u8> = (0..count).map(|_| dice.byte()).collect();
+            bytes.splice(from..to, any);
+        }
+    }
+}
+
+const MARK: &str = "@mark@";
+
+/// Alternatives stand between bars; one that is empty is one too.
+const RAW: &str = r#"null|true|0|-0|-1|1.5|1e308|18446744073709551616|""|"\u0000"|"\u2028\r\n"|[]|{}|[{}]|"2.0"|"2025-03-26"|"2026-07-28"|"initialize"|"ping"|"notifications/initialized"|nul|"	""#;
+
+const KEYS: &str = "id|method|params|result|error|jsonrpc|_meta|name|uri|progressToken|task|\
+    io.modelcontextprotocol/protocolVersion";
+
+const METHODS: &str = "GET|POST|DELETE|HEAD|OPTIONS|PUT|PATCH|TRACE|CONNECT|BREW|get|PRI||G ET";
+
+const TARGETS: &str = "/mcp|/t/local/main/mcp|/sse|/messages|/messages?session_id={session}|/livez|\
+    /readyz|/metrics|/|*||/t/x/main/mcp|/t/local/x/mcp|/t/local/main/mcp%00|//mcp|/x/../mcp|\
+    /mcp?a=b#c|http://{host}/mcp|http://evil.test/mcp|{host}|/m cp|/\u{e9}";
+
+const HEADERS: [(&str, &str); 14] = [
+    (
+        "Mcp-Session-Id",
+        "{session}|{gone}||nobody|{session}, {session}|\u{e9}",
+    ),
+    (
+        "MCP-Protocol-Version",
+        "2025-11-25|2025-06-18|2025-03-26|2024-11-05|2026-07-28|2099-01-01|1|",
+    ),
+    (
+        "Last-Event-ID",
+        "{event}|{session}||0|AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+    ),
+    (
+        "Accept",
+        "*/*|application/json|text/event-stream|text/html|*/*;q=0|application/*;q=nan|,;,|",
+    ),
+    (
+        "Content-Type",
+        "text/plain|application/json; charset=utf-16|APPLICATION/JSON||application/jsonp",
+    ),
+    (
+        "Origin",
+        "http://{host}|null|http://evil.test|https://{host}||http://{host}.evil.test",
+    ),
+    (
+        "Host",
+        "{host}|evil.test||{host}:80|user@{host}|[::1|{host}/x|127.0.0.1:99999",
+    ),
+    ("Content-Encoding", "gzip|identity|identity, br|"),
+    ("Expect", "100-continue|200-ok|"),
+    ("Connection", "close|keep-alive|upgrade|Mcp-Session-Id|"),
+    ("Upgrade", "websocket|h2c"),
+    ("Transfer-Encoding", "chunked|identity|"),
+    ("X-Forwarded-For", "6.6.6.6||a, b, c|::1"),
+    ("Access-Control-Request-Method", "POST|BREW|"),
+];

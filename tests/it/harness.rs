@@ -590,13 +590,17 @@ impl Events {
 
     /// The next message with its id; none at the end.
     pub(crate) async fn message(&mut self) -> Option<(String, Value)> {
-        loop {
-            let event = self.next().await?;
-            if event.is_message() {
-                let data = serde_json::from_str(event.data.as_ref()?).unwrap();
-                return Some((event.id.unwrap_or_default(), data));
+        // One deadline for all: comments that keep the connection alive are no progress.
+        within("a message", async {
+            loop {
+                let event = self.take().await?;
+                if event.is_message() {
+                    let data = serde_json::from_str(event.data.as_ref()?).unwrap();
+                    return Some((event.id.unwrap_or_default(), data));
+                }
             }
-        }
+        })
+        .await
     }
 
     /// All messages up to the end.

@@ -23,12 +23,8 @@ use tokio::{
     time::{Duration, Instant, timeout, timeout_at},
 };
 
-use super::{
-    launch,
-    launcher::Launcher,
-    stderr::{Stderr, Tail},
-    uids::Lease,
-};
+use super::stderr::{Stderr, Tail};
+use super::{launch, launcher::Launcher, uids::Lease};
 use crate::control::{Launch, Limits};
 
 /// What a child did.
@@ -125,14 +121,11 @@ impl Child {
             // The Ctrl-C of a terminal is the gateway's, which stops its children in order.
             .process_group(0)
             .spawn();
-        let mut guard = match guard {
-            Ok(guard) => guard,
-            Err(error) => {
-                _ = orders.private.map(std::fs::remove_dir);
-                _ = orders.cage.group.map(std::fs::remove_dir);
-                _ = lease.map(Lease::end);
-                return Err(error);
-            }
+        let Ok(mut guard) = guard else {
+            _ = orders.private.map(std::fs::remove_dir);
+            _ = orders.cage.group.map(std::fs::remove_dir);
+            _ = lease.map(Lease::end);
+            return Err(guard.expect_err("it is none"));
         };
         let mut child = Self {
             stdin: guard.stdin.take(),
@@ -180,7 +173,7 @@ impl Child {
         while let Some(stdin) = &self.stdin
             && !self.queue.is_empty()
         {
-            // Past tokio, which would note a waker here that is nobody's.
+            // Past tokio, which would note a waker here.
             match rustix::io::write(stdin.as_fd(), &self.queue) {
                 Ok(count) => self.queue.advance(count),
                 Err(rustix::io::Errno::INTR) => {}
@@ -202,13 +195,17 @@ impl Child {
     pub(super) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Exit> {
         self.poll_stdin(cx);
         self.poll_stderr(cx);
-        let status = match self.exit {
-            Some(status) => status,
-            None => ready!(pin!(self.guard.wait()).poll(cx))
-                .unwrap_or(ExitStatus::from_raw(libc::SIGKILL)),
-        };
+        let status = ready!(self.poll_guard(cx));
         self.exit = Some(status);
         Poll::Ready(self.exit(status))
+    }
+
+    fn poll_guard(&mut self, cx: &mut Context<'_>) -> Poll<ExitStatus> {
+        if let Some(status) = self.exit {
+            return Poll::Ready(status);
+        }
+        let status = ready!(pin!(self.guard.wait()).poll(cx));
+        Poll::Ready(status.unwrap_or(ExitStatus::from_raw(libc::SIGKILL)))
     }
 
     /// Ends the child politely: end of stdin, SIGTERM, and at last SIGKILL of all below.
@@ -286,11 +283,7 @@ impl Child {
                     return Poll::Ready(Happened::Closed);
                 }
                 Poll::Pending => {
-                    let status = match self.exit {
-                        Some(status) => status,
-                        None => ready!(pin!(self.guard.wait()).poll(cx))
-                            .unwrap_or(ExitStatus::from_raw(libc::SIGKILL)),
-                    };
+                    let status = ready!(self.poll_guard(cx));
                     turn.made_progress();
                     if self.exit.is_none() {
                         self.exit = Some(status);
@@ -487,7 +480,6 @@ impl Drop for Child {
     }
 }
 
-/// A limit as a size in memory.
 fn size(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
@@ -504,5 +496,5 @@ const READS: usize = 16;
 /// Reads of [`CHUNK`] bytes at a child's end: the most that a pipe can hold (1 MiB).
 const DRAINED: usize = 256;
 
-/// A guard needs milliseconds; one that takes this long is stopped or starved.
+/// One that takes longer is stopped or starved.
 const GUARD_ANSWERS: Duration = Duration::from_secs(5);

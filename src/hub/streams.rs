@@ -198,7 +198,6 @@ impl Streams {
         is_batch: bool,
         reply: oneshot::Sender<Answer>,
     ) -> Result<StreamId, (Error, oneshot::Sender<Answer>)> {
-        // The listener is none of them.
         if self.open.len() > self.bounds.streams {
             let retry = Duration::from_secs(1);
             return Err((
@@ -414,7 +413,6 @@ impl Streams {
         if seq < last {
             match self.log.read(&self.session, id, seq).await {
                 Ok(_) => {}
-                // Without a cursor the client asks for what there is.
                 Err(LogError::Trimmed { oldest }) if cursor.is_none() => seq = oldest,
                 Err(LogError::Trimmed { .. } | LogError::Fenced) => return Err(Error::Gone),
             }

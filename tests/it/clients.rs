@@ -247,7 +247,7 @@ fn steps(count: u32) -> Vec<Value> {
 async fn tell(client: &Client) {
     let tools = within("tools", client.service.list_all_tools()).await;
     let names: Vec<_> = tools.unwrap().into_iter().map(|tool| tool.name).collect();
-    assert_eq!((&*names[0], names.len()), ("echo", 39));
+    assert_eq!((&*names[0], names.len()), ("echo", 49));
     assert_eq!(client.text("slow", json!({"n": 3, "ms": 5})).await, "done");
 
     let ask = |kind: &str| json!({"kind": kind, "message": "who?"});
@@ -313,20 +313,21 @@ async fn the_whole_story() {
         [&["updated \"test://one\""], &lists[..], &["end"]].concat()
     );
     let answers = |from: u32, to: u32| (from..=to).map(|id| format!("answer {id}"));
-    let mut expected: Vec<String> = answers(0, 4).collect();
+    // The start, then the pages of tools.
+    let mut expected: Vec<String> = answers(0, 5).collect();
     expected.extend((1..=3).map(|n| format!("progress {n}.0 of 3.0")));
-    expected.extend(answers(5, 5));
+    expected.extend(answers(6, 6));
     let asked = ["sampling/createMessage", "elicitation/create", "roots/list"];
-    for (id, method) in (6..).zip(asked) {
+    for (id, method) in (7..).zip(asked) {
         expected.push(format!("ask {method}"));
         expected.extend(answers(id, id));
     }
     // Read, subscribe, touch, unsubscribe, touch, level.
-    expected.extend(answers(9, 14));
+    expected.extend(answers(10, 15));
     expected.push("log \"error\" \"hot\"".to_owned());
-    expected.extend(answers(15, 17));
-    expected.push("error 18 -32000".to_owned());
-    expected.extend(answers(19, 22));
+    expected.extend(answers(16, 18));
+    expected.push("error 19 -32000".to_owned());
+    expected.extend(answers(20, 23));
     assert_eq!(calls, expected);
     until("the session's end", || async {
         gateway.descendants().is_empty()
@@ -442,7 +443,7 @@ async fn a_cancelled_call_is_never_answered() {
 /// The call in flight ends with an error; the next one meets a 404, and `rmcp` begins anew.
 #[tokio::test]
 async fn a_lost_session_is_followed_by_a_new_one() {
-    let gateway = Gateway::start(&[]).await;
+    let gateway = Gateway::start(&["server.on_loss=end"]).await;
     let client = Client::connect(&gateway.url).await;
     assert_eq!(client.text("counter", json!({})).await, "1");
     let error = client.call("exit", json!({"code": 3})).await.unwrap_err();

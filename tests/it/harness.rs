@@ -48,8 +48,26 @@ pub(crate) fn child() -> String {
     debug.join("examples/child").to_str().unwrap().to_owned()
 }
 
+/// A directory with `child`, a copy of a program where every user can start it: where programs are
+/// built only their owner may look.
+pub(crate) fn for_everybody(program: &str) -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::Permissions::from_mode(0o755);
+    let dir = tempfile::Builder::new()
+        .permissions(mode)
+        .tempdir()
+        .unwrap();
+    let copy = dir.path().join("child");
+    std::fs::hard_link(program, &copy)
+        .or_else(|_| std::fs::copy(program, &copy).map(drop))
+        .unwrap();
+    dir
+}
+
 /// A gateway that runs.
 pub(crate) struct Gateway {
+    /// The child's program, if it is a copy.
+    program: Option<tempfile::TempDir>,
     /// The URL of the MCP endpoint.
     pub(crate) url: String,
     /// A client without retries, redirects or proxies.
@@ -87,9 +105,11 @@ impl Gateway {
     /// A child has the marker as `IT_MARKER`, and with its tenant behind it as `CHILD_USER`.
     pub(crate) async fn serve(dir: &std::path::Path, sets: &[&str], keys: &str) -> Self {
         let (marker, manifest) = (marker(), dir.join("it-manifest.yaml"));
+        let program = for_everybody(&child());
         let tenant = |name: &str| {
             let env = format!("{{IT_MARKER: {0}, CHILD_USER: {0}-{name}}}", &marker[10..]);
-            let command = child();
+            let command = program.path().join("child");
+            let command = command.display();
             format!(
                 "  {name}: {{auth: {{mode: none}}, servers: {{x: {{command: {command}, env: {env}, {keys}}}}}}}\n"
             )
@@ -103,12 +123,14 @@ impl Gateway {
             .args(["--set", &format!("data_dir={}", dir.display())])
             .args(["--set", "ops.listen="])
             .args(sets.iter().flat_map(|set| ["--set", set]));
-        Self::spawn(command, marker, |line| {
+        let mut gateway = Self::spawn(command, marker, |line| {
             let line: Value = serde_json::from_str(line).ok()?;
             let http = line["http"].as_str()?;
             Some(format!("http://{http}/t/a/x/mcp"))
         })
-        .await
+        .await;
+        gateway.program = Some(program);
+        gateway
     }
 
     /// The binary with `args`, then `-- command`; its first line has to be the URL.
@@ -149,6 +171,7 @@ impl Gateway {
         Self {
             url: found,
             http: client(),
+            program: None,
             process,
             _stdout: stdout,
             stderr,

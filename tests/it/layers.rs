@@ -124,7 +124,7 @@ const PLACES: &[(&str, &[&str])] = &[
 const LINES: usize = 500;
 
 /// Files that are longer, until they are split: what they had when this was written.
-const LONG: &[(&str, usize)] = &[("backend/launch.rs", 509)];
+const LONG: &[(&str, usize)] = &[];
 
 /// A source file: its path below `src`, its lines without tests, and its code without comments.
 struct Source {

@@ -18,7 +18,7 @@ use tokio::{
 use super::{
     circuit::{Circuit, Verdict},
     launcher::Launcher,
-    roster::{Entry, Roster},
+    roster::{Entry, Roster, Seat},
     stdio::Child,
     warm::Keepers,
 };
@@ -41,7 +41,7 @@ pub(crate) struct Pool {
     random: Arc<dyn SecureRandom + Send + Sync>,
     pub(super) keepers: Keepers,
     /// What runs.
-    pub(crate) roster: Roster,
+    pub(crate) roster: Arc<Roster>,
     /// Where it is counted.
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -62,6 +62,7 @@ pub(crate) struct Place {
     pool: Arc<Pool>,
     entry: Arc<Entry>,
     spec: Spec,
+    _seat: Seat,
     _room: OwnedSemaphorePermit,
     /// Held until the child answered its first request, or never will.
     turn: Option<OwnedSemaphorePermit>,
@@ -100,7 +101,7 @@ impl Pool {
             circuits: RwLock::default(),
             random,
             keepers: Keepers::default(),
-            roster: Roster::new(Arc::clone(&metrics)),
+            roster: Arc::new(Roster::new(Arc::clone(&metrics))),
             metrics,
         }
     }
@@ -121,7 +122,6 @@ impl Pool {
         let deadline = Instant::now() + self.wait;
         if let Some(until) = not_before {
             if until > deadline {
-                sleep_until(deadline).await;
                 return self.refuse(Refused::Busy);
             }
             sleep_until(until).await;
@@ -140,19 +140,15 @@ impl Pool {
         deadline: Instant,
     ) -> Result<Started, Refused> {
         let spec = spec(server);
-        if server
-            .quota
-            .is_some_and(|most| self.roster.count(&server.tenant) >= most)
-        {
+        let Some(seat) = self.roster.seat(&server.tenant, server.quota) else {
             return self.refuse(Refused::Limit);
-        }
+        };
         let (room, turn) = loop {
             // A backoff is waited for without a turn: a server that fails holds up no other.
             match self.circuit(&spec, |circuit, now| circuit.peek(now)) {
                 Verdict::Now => {}
                 Verdict::Open(left) => return self.refuse(Refused::Circuit(left)),
                 Verdict::After(wait) if Instant::now() + wait > deadline => {
-                    sleep_until(deadline).await;
                     return self.refuse(Refused::Busy);
                 }
                 Verdict::After(wait) => tokio::time::sleep(wait).await,
@@ -174,6 +170,7 @@ impl Pool {
             pool: Arc::clone(self),
             entry,
             spec,
+            _seat: seat,
             _room: room,
             turn: Some(turn),
             is_starting: true,
@@ -250,6 +247,11 @@ impl Place {
     /// The child did not answer its first request; counted once.
     pub(crate) fn failed(mut self) {
         self.fail();
+    }
+
+    /// Whether the child has neither answered its first request nor failed to.
+    pub(crate) fn is_starting(&self) -> bool {
+        self.is_starting
     }
 
     /// The same, where the place is still needed.

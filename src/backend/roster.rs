@@ -4,7 +4,7 @@
 //! or stopping anything (`pool`, `hub`).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fs,
     sync::{
         Arc, OnceLock, PoisonError, RwLock,
@@ -20,8 +20,32 @@ use tokio::time::Instant;
 /// All children of the gateway.
 pub(crate) struct Roster {
     entries: RwLock<BTreeMap<u64, Arc<Entry>>>,
+    /// Places that each tenant has taken.
+    seats: RwLock<HashMap<String, usize>>,
     last: AtomicU64,
     metrics: Arc<Metrics>,
+}
+
+/// A place among the children of a tenant; dropping it gives it back.
+pub(super) struct Seat {
+    roster: Arc<Roster>,
+    tenant: String,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut seats = self
+            .roster
+            .seats
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(taken) = seats.get_mut(&self.tenant) {
+            *taken -= 1;
+            if *taken == 0 {
+                seats.remove(&self.tenant);
+            }
+        }
+    }
 }
 
 /// One child.
@@ -85,6 +109,7 @@ impl Roster {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
         Self {
             entries: RwLock::default(),
+            seats: RwLock::default(),
             last: AtomicU64::new(0),
             metrics,
         }
@@ -126,9 +151,18 @@ impl Roster {
         meant.cloned().collect()
     }
 
-    /// How many children a tenant has.
-    pub(crate) fn count(&self, tenant: &str) -> usize {
-        self.all(|entry| entry.tenant == tenant).len()
+    /// A place among the children of a tenant, from before its start on; none above `most`.
+    pub(super) fn seat(self: &Arc<Self>, tenant: &str, most: Option<usize>) -> Option<Seat> {
+        let mut seats = self.seats.write().unwrap_or_else(PoisonError::into_inner);
+        let taken = seats.entry(tenant.to_owned()).or_default();
+        if most.is_some_and(|most| *taken >= most) {
+            return None;
+        }
+        *taken += 1;
+        Some(Seat {
+            roster: Arc::clone(self),
+            tenant: tenant.to_owned(),
+        })
     }
 
     /// All children, oldest first; reads `/proc`, so not for a call's path.

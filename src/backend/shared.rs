@@ -317,8 +317,10 @@ impl Running {
                 () = sleep_until(paced.unwrap_or(tick)) => {
                     paced = None;
                     tick = Instant::now() + TICK;
-                    if let Some(loss) = self.tick(tick - TICK) {
-                        return loss;
+                    match self.tick(tick - TICK) {
+                        Some(Loss::Idle) if !self.shared.wanted.is_empty() => {}
+                        Some(loss) => return loss,
+                        None => {}
                     }
                 }
             }

@@ -161,10 +161,12 @@ impl Shares {
         {
             return Ok(handle.clone());
         }
-        let not_before = match shelf.crashes.ask(now) {
-            Verdict::Now => None,
-            Verdict::After(wait) => Some(now + wait),
-            Verdict::Open(left) => return Err(Refused::Circuit(left)),
+        let not_before = match (shelf.crashes.ask(now), idlest) {
+            (Verdict::Now, _) => None,
+            // Those that live have more to do meanwhile.
+            (Verdict::After(_) | Verdict::Open(_), Some(handle)) => return Ok(handle.clone()),
+            (Verdict::After(wait), None) => Some(now + wait),
+            (Verdict::Open(left), None) => return Err(Refused::Circuit(left)),
         };
         let handle = self.begin(key, server, shelf.restarts, not_before);
         shelf.handles.push(handle.clone());
@@ -228,7 +230,8 @@ impl Shares {
                     );
                 }
             }
-            Some(Loss::Idle | Loss::Restart) | None => {}
+            Some(Loss::Idle | Loss::Restart) => shelf.crashes.succeeded(),
+            None => {}
         }
     }
 }

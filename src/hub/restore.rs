@@ -161,11 +161,20 @@ impl Session {
         }
     }
 
+    /// Ends the link, and with it all that waits for its backend. Returns the session's own child.
+    fn unlink(&mut self) -> Option<Box<Own>> {
+        (self.probe, self.paced) = (None, None);
+        self.unchoke();
+        self.kept.waiting.clear();
+        self.kept.is_leaving = false;
+        self.link.down()
+    }
+
     /// The backend is lost with what it was doing.
     pub(super) async fn lose(&mut self, fault: Fault) {
         let is_crash = self.link.is_up();
-        if let Some(mut own) = self.link.down() {
-            if is_crash {
+        if let Some(mut own) = self.unlink() {
+            if is_crash || !own.place.is_starting() {
                 self.count_crash(&own);
             } else {
                 own.place.fail();
@@ -207,8 +216,6 @@ impl Session {
     /// What a lost backend had of the session ends; the session goes on, if it may.
     async fn lost(&mut self, fault: Fault) {
         self.kept.is_stale = true;
-        (self.probe, self.paced) = (None, None);
-        self.unchoke();
         self.end_asks().await;
         self.fail_calls(fault).await;
         self.dialect.forget();
@@ -238,8 +245,7 @@ impl Session {
 
     /// A shared child ended.
     pub(super) async fn shared_ended(&mut self, loss: Loss) {
-        self.link.down();
-        self.kept.is_leaving = false;
+        self.unlink();
         match loss {
             Loss::Idle if self.calls.is_empty() => {}
             Loss::Idle | Loss::Crash => {
@@ -286,7 +292,8 @@ impl Session {
         }
         let due = self.used + idle;
         if due <= now {
-            if let Some(own) = self.link.down() {
+            if let Some(own) = self.unlink() {
+                self.kept.crashes.succeeded();
                 self.end_child(own, Exit::Idle);
             }
             self.dialect.forget();
@@ -301,8 +308,8 @@ impl Session {
         if !self.calls.is_empty() {
             return;
         }
-        if std::mem::take(&mut self.kept.is_leaving) {
-            self.link.down();
+        if self.kept.is_leaving {
+            self.unlink();
             self.kept.is_stale = true;
             self.dialect.forget();
             if self.is_awaited() {
@@ -315,8 +322,9 @@ impl Session {
 
     async fn replace(&mut self) {
         if matches!(self.phase, Phase::Ready(_))
-            && let Some(own) = self.link.down()
+            && let Some(own) = self.unlink()
         {
+            self.kept.crashes.succeeded();
             self.end_child(own, Exit::Stopped);
             self.lost_by_order().await;
         }

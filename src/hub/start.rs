@@ -258,6 +258,7 @@ impl Session {
             "no backend for the session"
         );
         self.link.down();
+        self.kept.waiting.clear();
         let fault = Fault::of(refused);
         if let Phase::Starting { id, reply } = &self.phase {
             let line = fault.line(id);

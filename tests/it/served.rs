@@ -41,6 +41,8 @@ impl Served {
             "ops.listen=127.0.0.1:0".to_owned(),
             format!("data_dir={}", dir.path().join("data").display()),
             "telemetry.log=warn,lockgate::cli=info".to_owned(),
+            // The numbers that children know themselves by are those that tests see.
+            "sandbox.separation=none".to_owned(),
             "sandbox.shared_uid=true".to_owned(),
             // A client that does not read may hold its connection for so long.
             "drain.timeout=2s".to_owned(),

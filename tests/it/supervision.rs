@@ -198,7 +198,9 @@ async fn a_child_that_offers_less_than_before_ends_the_session() {
         child(),
         flag = flag.display()
     );
-    let gateway = served(json!({"command": "/bin/sh", "args": ["-c", script]})).await;
+    let gateway = served(json!({"command": "/bin/sh", "args": ["-c", script],
+        "sandbox": {"profile": "open"}}))
+    .await;
     let session = gateway.session("a", "main").await;
     kill(pid(&session).await);
     let echo = tool_call(json!(5), "echo", json!({"text": "x"}));
@@ -397,4 +399,27 @@ async fn what_runs_can_be_seen() {
             .await
             .contains("lockgate_children_state{state=\"idle\"} 1")
     );
+}
+
+/// 2025-03-26 basic, "Batching": a server may batch as well.
+#[tokio::test]
+async fn an_array_of_the_child_is_taken_apart() {
+    let gateway = served(json!({"command": child()})).await;
+    let mut session = gateway.stranger("a", "main");
+    session.initialize("2025-03-26").await;
+    let mut listener = session.listen().await;
+    let line = json!([
+        {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"},
+        {"jsonrpc": "2.0", "method": "notifications/prompts/list_changed"},
+    ]);
+    session
+        .begin("raw", json!({"line": line.to_string()}))
+        .await;
+    for kind in ["tools", "prompts"] {
+        let (_, message) = listener.message().await.unwrap();
+        assert_eq!(
+            message["method"],
+            format!("notifications/{kind}/list_changed")
+        );
+    }
 }

@@ -258,18 +258,46 @@ impl Sandbox {
     }
 
     fn files(&self, launch: &Launch, path: &OsStr, home: Option<&Path>, cwd: &Path) -> Files {
-        let homes: Vec<PathBuf> = home.into_iter().map(Path::to_owned).collect();
-        let command = OsStr::new(&launch.command);
-        let mut read = self.system.clone();
-        read.extend(view::programs(command, path, &homes));
-        read.extend(launch.confinement.read.iter().cloned());
-        read.extend(launch.cwd.clone());
+        let read = readable(&self.system, launch, path, home);
         let mut write = launch.confinement.write.clone();
         if launch.home == Home::Caller {
             write.push(cwd.to_owned());
         }
         Files { read, write }
     }
+}
+
+/// Arguments of a server in profile `standard` that name what its child will not find.
+pub(crate) fn out_of_reach<'l>(
+    launch: &'l Launch,
+    path: &OsStr,
+    home: Option<&Path>,
+) -> Vec<&'l str> {
+    let roots = readable(&view::system(), launch, path, home);
+    let is_in_reach = |file: &Path| {
+        let mut roots = roots.iter().chain(&launch.confinement.write);
+        roots.any(|root| file.starts_with(root))
+    };
+    let args = launch.args.iter().map(String::as_str);
+    args.filter(|_| launch.confinement.profile == Profile::Standard)
+        .filter(|arg| Path::new(arg).is_absolute())
+        .filter(|arg| fs::canonicalize(arg).is_ok_and(|file| !is_in_reach(&file)))
+        .collect()
+}
+
+/// What a child in profile `standard` may read, beside what it may write.
+fn readable(
+    system: &[PathBuf],
+    launch: &Launch,
+    path: &OsStr,
+    home: Option<&Path>,
+) -> Vec<PathBuf> {
+    let homes: Vec<PathBuf> = home.into_iter().map(Path::to_owned).collect();
+    let mut read = system.to_vec();
+    read.extend(view::programs(OsStr::new(&launch.command), path, &homes));
+    read.extend(launch.confinement.read.iter().cloned());
+    read.extend(launch.cwd.clone());
+    read
 }
 
 /// Landlock scopes signals and abstract sockets since its interface 6 (Linux 6.12).

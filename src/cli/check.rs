@@ -9,7 +9,7 @@ use std::{
 
 use super::serve::{kernel, offer};
 use crate::{
-    backend::sandbox::Kernel,
+    backend::sandbox::{Kernel, out_of_reach},
     config::{Config, Mistake, Sources, environment},
     control::{
         Separation, Server, checks,
@@ -67,7 +67,17 @@ fn report(
             let check = |manifest| checks::check(manifest, &config, search, &offer);
             let mistakes = manifest.as_ref().map(check).unwrap_or_default();
             if mistakes.is_empty() {
-                let summary = summary(&config, manifest.as_ref(), &offer);
+                let mut summary = summary(&config, manifest.as_ref(), &offer);
+                let home = sources.env.get("HOME").map(Path::new);
+                let servers = manifest.iter().flat_map(|one| one.catalog.servers());
+                for server in servers.filter(|_| offer.landlock > 0) {
+                    for arg in out_of_reach(&server.launch, search.as_ref(), home) {
+                        summary += &format!(
+                            "{}/{}: may not read its argument {arg}; add its directory to sandbox.read\n",
+                            server.tenant, server.name
+                        );
+                    }
+                }
                 Ok(summary + &machine(kernel, &offer))
             } else {
                 Err(mistakes)
@@ -286,6 +296,24 @@ mod tests {
         );
         let summary = report(&sources(&[]), Some(&file), &KERNEL).unwrap();
         assert!(summary.contains("a/x: limits.cpu is not enforced: no cgroup"));
+        let script = file.with_file_name("server.js");
+        fs::write(&script, "").unwrap();
+        for (read, is_told) in [
+            ("/nonexistent", true),
+            (file.parent().unwrap().to_str().unwrap(), false),
+        ] {
+            let text = format!(
+                "tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{command: sh, args: [{}, /etc/passwd], sandbox: {{read: [{read}]}}}}}}}}}}",
+                script.display()
+            );
+            let (_dir, file) = manifest(&text);
+            let summary = report(&sources(&[]), Some(&file), &KERNEL).unwrap();
+            assert_eq!(
+                summary.contains("a/x: may not read its argument /"),
+                is_told
+            );
+            assert!(!summary.contains("passwd"));
+        }
         let uids = ["sandbox.uids=100000-165535"];
         let found = report(&sources(&uids), Some(&file), &KERNEL).unwrap_err();
         assert_eq!(found[0].key, "sandbox.uids");

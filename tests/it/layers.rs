@@ -123,9 +123,6 @@ const PLACES: &[(&str, &[&str])] = &[
 /// Lines of a file without its tests.
 const LINES: usize = 500;
 
-/// Files that are longer, until they are split: what they had when this was written.
-const LONG: &[(&str, usize)] = &[];
-
 /// A source file: its path below `src`, its lines without tests, and its code without comments.
 struct Source {
     path: String,
@@ -286,8 +283,7 @@ fn outside_crates_stay_in_their_places() {
 fn files_are_short() {
     let mut wrong = String::new();
     for source in sources() {
-        let known = LONG.iter().find(|(path, _)| *path == source.path);
-        if source.lines > known.map_or(LINES, |(_, lines)| *lines) {
+        if source.lines > LINES {
             writeln!(wrong, "{} has {} lines", source.path, source.lines).unwrap();
         }
     }

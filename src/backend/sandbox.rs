@@ -53,6 +53,8 @@ impl Kernel {
         let try_namespaces = try_namespaces
             .args([launch::STAGE, launch::PROBE])
             .env_clear()
+            // As for a guard: what it copies is to be small.
+            .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
@@ -174,7 +176,7 @@ impl Sandbox {
             hide: hide
                 .iter()
                 .filter_map(|path| fs::canonicalize(path).ok())
-                .chain(SECRETS.iter().map(PathBuf::from))
+                .chain(secrets(offer.separation))
                 .collect(),
             system: view::system(),
         })
@@ -267,6 +269,13 @@ impl Sandbox {
     }
 }
 
+/// What children that are root may not read, though it lies in the system's directories.
+fn secrets(separation: Separation) -> impl Iterator<Item = PathBuf> {
+    let are_root = rustix::process::geteuid().is_root() && separation != Separation::Uid;
+    let files = SECRETS.iter().filter(move |_| are_root);
+    files.map(PathBuf::from)
+}
+
 /// Arguments of a server in profile `standard` that name what its child will not find.
 pub(crate) fn out_of_reach<'l>(
     launch: &'l Launch,
@@ -303,7 +312,7 @@ fn readable(
 /// Landlock scopes signals and abstract sockets since its interface 6 (Linux 6.12).
 const SCOPES_SINCE: u32 = 6;
 
-/// What a gateway that is root must not show either, though it lies in the system's directories.
+/// Readable for root alone, and for whoever still has its uid.
 const SECRETS: [&str; 6] = [
     "/etc/shadow",
     "/etc/shadow-",

@@ -138,8 +138,10 @@ fn initialize(params: &Value) -> Value {
 fn tools(cursor: Option<&str>) -> Value {
     let from: usize = cursor.and_then(|cursor| cursor.parse().ok()).unwrap_or(0);
     let names = TOOLS.iter().skip(from).take(10);
+    let schema = env("CHILD_SCHEMA").unwrap_or_else(|| r#"{"type":"object"}"#.into());
+    let schema: Value = serde_json::from_str(&schema).unwrap_or_default();
     let page: Vec<_> = names
-        .map(|name| json!({"name": name, "description": name, "inputSchema": {"type": "object"}}))
+        .map(|name| json!({"name": name, "description": name, "inputSchema": schema}))
         .collect();
     let mut result = json!({"tools": page});
     if from + 10 < TOOLS.len() {
@@ -257,14 +259,11 @@ fn broken(id: &Value, name: &str, args: &Value) {
             write(&line);
         }
         "stderr" => {
-            let chunk = [[b'e'; 99].as_slice(), b"\n"].concat().repeat(640);
-            let mut left = usize::try_from(number(args, "bytes")).unwrap_or(0);
-            while left > 0 {
-                let size = left.min(chunk.len());
-                _ = std::io::stderr().write_all(&chunk[..size]);
-                left -= size;
-            }
-            text(id, "written");
+            let (id, bytes) = (id.clone(), number(args, "bytes"));
+            thread::spawn(move || {
+                complain(bytes);
+                text(&id, "written");
+            });
         }
         "ignore_term" => {
             // SAFETY: no handler, only an ignored signal.
@@ -503,6 +502,17 @@ fn ask(id: &Value, args: &Value) {
     send(&json!({"jsonrpc": "2.0", "id": own, "method": method, "params": params}));
     if let Ok(reply) = receiver.recv() {
         text(id, &reply.to_string());
+    }
+}
+
+/// Writes to stderr.
+fn complain(bytes: u64) {
+    let chunk = [[b'e'; 99].as_slice(), b"\n"].concat().repeat(640);
+    let mut left = usize::try_from(bytes).unwrap_or(0);
+    while left > 0 {
+        let size = left.min(chunk.len());
+        _ = std::io::stderr().write_all(&chunk[..size]);
+        left -= size;
     }
 }
 

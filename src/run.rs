@@ -43,8 +43,11 @@ pub(crate) struct Shutdown {
     pub(crate) halt: CancellationToken,
 }
 
-/// How long children may take beyond their own stop clocks, and connections to close.
+/// How long children may take beyond their own stop clocks.
 const LAST: Duration = Duration::from_secs(10);
+
+/// How long a connection may take for what it is told when the time to drain is over.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Serves until `shutdown`, then drains: readiness, delay, listener, sessions, children.
 ///
@@ -117,6 +120,7 @@ pub(crate) async fn run(
     let app = counted(app, Arc::clone(&metrics));
     let bounds = Bounds {
         max_connections: config.http.max_connections,
+        finish: config.drain.timeout + LAST_WORDS,
     };
     let serving = accept::serve(
         listeners.http,
@@ -133,6 +137,7 @@ pub(crate) async fn run(
         let app = ops::operations(health.clone(), metrics, operated);
         let bounds = Bounds {
             max_connections: OPERATIONS,
+            finish: LAST_WORDS,
         };
         let serving = accept::serve(
             listener,

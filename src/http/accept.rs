@@ -9,6 +9,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -39,6 +40,8 @@ pub(crate) struct Peer(pub(crate) SocketAddr);
 pub(crate) struct Bounds {
     /// Connections at once; one more is told 503 and closed.
     pub(crate) max_connections: usize,
+    /// How long a connection may take to finish once it has to.
+    pub(crate) finish: Duration,
 }
 
 /// Serves `app` on `listener` until `stop`, then lets open connections finish their requests.
@@ -91,6 +94,7 @@ pub(crate) async fn serve(
             app: app.clone(),
             protocols: Arc::clone(&protocols),
             stop: stop.clone(),
+            finish: bounds.finish,
             _place: place,
         };
         match &tls {
@@ -111,6 +115,8 @@ struct Connection {
     protocols: Arc<Protocols>,
     /// Tells it to finish.
     stop: CancellationToken,
+    /// How long it may take for that.
+    finish: Duration,
     /// Its place among `max_connections`.
     _place: OwnedSemaphorePermit,
 }
@@ -118,27 +124,35 @@ struct Connection {
 impl Connection {
     async fn plain(self, stream: TcpStream) {
         let began = Instant::now();
-        match timeout(HANDSHAKE, speaks_http2(&stream)).await {
-            Ok(Ok(true)) => Box::pin(self.http2(stream)).await,
-            Ok(Ok(false)) => Box::pin(self.http1(stream, began.elapsed())).await,
-            Ok(Err(_)) | Err(_) => {}
+        match self.begin(speaks_http2(&stream)).await {
+            Some(Ok(true)) => Box::pin(self.http2(stream)).await,
+            Some(Ok(false)) => Box::pin(self.http1(stream, began.elapsed())).await,
+            Some(Err(_)) | None => {}
         }
     }
 
     async fn secure(self, stream: TcpStream, config: Arc<rustls::ServerConfig>) {
         let handshake = tokio_rustls::TlsAcceptor::from(config).accept(stream);
-        let stream = match timeout(HANDSHAKE, handshake).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => {
+        let stream = match self.begin(handshake).await {
+            Some(Ok(stream)) => stream,
+            Some(Err(error)) => {
                 tracing::debug!(%error, "TLS handshake failed");
                 return;
             }
-            Err(_) => return,
+            None => return,
         };
         if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
             Box::pin(self.http2(stream)).await;
         } else {
             Box::pin(self.http1(stream, Duration::ZERO)).await;
+        }
+    }
+
+    /// Waits for what comes before any request; a gateway that stops does not.
+    async fn begin<T>(&self, first: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            () = self.stop.cancelled() => None,
+            first = timeout(HANDSHAKE, first) => first.ok(),
         }
     }
 
@@ -152,6 +166,7 @@ impl Connection {
             app,
             protocols,
             stop,
+            finish,
             _place,
         } = self;
         let service = service_fn(move |request| call(app.clone(), peer, request));
@@ -162,7 +177,7 @@ impl Connection {
             http1.header_read_timeout(HANDSHAKE.saturating_sub(waited).max(NOTICED));
             http1.serve_connection(Wire::new(stream), service)
         };
-        drive(connection, stop).await;
+        drive(connection, stop, finish).await;
     }
 
     async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S) {
@@ -171,11 +186,21 @@ impl Connection {
             app,
             protocols,
             stop,
+            finish,
             _place,
         } = self;
-        let service = service_fn(move |request| call(app.clone(), peer, request));
+        let is_asked = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&is_asked);
+        let service = service_fn(move |request| {
+            asked.store(true, Ordering::Relaxed);
+            call(app.clone(), peer, request)
+        });
         let connection = protocols.http2.serve_connection(Wire::new(stream), service);
-        drive(connection, stop).await;
+        let mut driven = std::pin::pin!(drive(connection, stop, finish));
+        // hyper waits without any deadline for the preface and for the first header block.
+        if timeout(HANDSHAKE, &mut driven).await.is_err() && is_asked.load(Ordering::Relaxed) {
+            driven.await;
+        }
     }
 }
 
@@ -190,8 +215,9 @@ fn call(
     app.call(request)
 }
 
-/// Runs a connection to its end; from `stop` on it takes no further request.
-async fn drive<C>(connection: C, stop: CancellationToken)
+/// Runs a connection to its end; from `stop` on it takes no further request, and has until
+/// `finish` for those that it took: a peer that reads nothing keeps no gateway from its end.
+async fn drive<C>(connection: C, stop: CancellationToken, finish: Duration)
 where
     C: GracefulConnection,
     C::Error: std::fmt::Display,
@@ -201,7 +227,8 @@ where
         ended = connection.as_mut() => ended,
         () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            let Ok(ended) = timeout(finish, connection).await else { return };
+            ended
         }
     };
     if let Err(error) = ended {
@@ -212,6 +239,7 @@ where
 /// Whether the first bytes are the preface of HTTP/2; leaves them in the socket.
 async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
     let mut first = [0; PREFACE.len()];
+    let mut pause = PEEK_AGAIN;
     loop {
         let seen = stream.peek(&mut first).await?;
         if seen == 0 {
@@ -224,7 +252,8 @@ async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
             return Ok(true);
         }
         // What was peeked at stays readable, so readiness cannot be awaited a second time.
-        sleep(PEEK_AGAIN).await;
+        sleep(pause).await;
+        pause *= 2;
     }
 }
 
@@ -300,7 +329,8 @@ const HEADER_BLOCK: usize = 64 << 10;
 const HEADER_BLOCK_H2: u32 = 64 << 10;
 /// No method but HTTP/2's `PRI` begins like this.
 const PREFACE: &[u8; 4] = b"PRI ";
-/// Only for a client that sends its preface byte by byte.
+/// Only for a client that sends its first bytes one by one; doubled each time, because a crowd
+/// of clients that stop after a `P` (of `POST` as well) must not keep a processor busy.
 const PEEK_AGAIN: Duration = Duration::from_millis(10);
 /// A peer that acknowledges nothing for so long is gone.
 const PEER_GONE_MS: u32 = 30_000;

@@ -14,7 +14,8 @@ use axum::extract::{RawPathParams, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use http::header::{
-    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, ORIGIN, X_CONTENT_TYPE_OPTIONS,
+    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, ORIGIN, TRANSFER_ENCODING,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
@@ -90,6 +91,7 @@ impl Gate {
             return Err(refusal(StatusCode::URI_TOO_LONG, "request target too long"));
         }
         check_size(&head.headers)?;
+        check_framing(&head.headers)?;
         check_method(&head.method)?;
         match self.allowed.host(head.version, &head.uri, &head.headers) {
             HostCheck::Ours => {}
@@ -203,6 +205,18 @@ fn check_size(headers: &HeaderMap) -> Result<(), Response> {
         return Err(refused);
     }
     Ok(())
+}
+
+/// hyper looks at the last transfer coding only; whoever stands before us may look at the first,
+/// and see another end of the body (RFC 9112, section 6.1: chunked is applied once).
+fn check_framing(headers: &HeaderMap) -> Result<(), Response> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_chunked = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"chunked");
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(()),
+        (Some(coding), None) if is_chunked(coding) => Ok(()),
+        _ => Err(refusal(StatusCode::BAD_REQUEST, "bad transfer coding")),
+    }
 }
 
 /// Methods that no route has: those that tunnel or echo, and those that we do not know. RFC 9110

@@ -55,7 +55,11 @@ async fn surface(max_connections: usize) -> Surface {
         .merge(public(Health::default()));
     let app = Gate::new(allowed, Vec::new(), MAX_BODY).guard(routes);
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
-    let bounds = Bounds { max_connections };
+    let finish = Duration::from_secs(10);
+    let bounds = Bounds {
+        max_connections,
+        finish,
+    };
     tracker.spawn(serve(
         listener,
         None,

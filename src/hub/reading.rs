@@ -47,6 +47,8 @@ pub(crate) enum StreamEnd {
 pub(crate) struct Attachment {
     /// Its number within the stream.
     pub(crate) number: u32,
+    /// Whether its client named the event behind which it reads.
+    pub(crate) is_named: bool,
     /// The last event handed to the connection.
     pub(crate) written: AtomicU64,
     /// Bytes of events handed to the connection.
@@ -161,8 +163,13 @@ impl Reading {
             }
             let tail = *self.tail.borrow_and_update();
             let is_attached = tail.attached == self.attachment.number;
-            if is_attached && self.is_displaced {
-                self.cursor = self.cursor.max(tail.resume);
+            if is_attached && self.is_displaced && tail.resume > self.cursor {
+                // Connections of one client can arrive in another order than it made them:
+                // what the other took may never have arrived. It knows what it has.
+                if self.attachment.is_named {
+                    return Next::Released;
+                }
+                self.cursor = tail.resume;
             }
             self.is_displaced = !is_attached;
             if is_attached && tail.last > self.cursor {

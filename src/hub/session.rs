@@ -235,6 +235,7 @@ impl Session {
                 self.over.get_or_insert(Over::Drained);
             }
         }
+        // Held on to, it would look like a reader that has not gone.
         drop(pulse);
         // From here on nobody finds it; what is still in the queue is refused by its end.
         self.handle = None;
@@ -309,12 +310,13 @@ impl Session {
         let config = &self.core.config.session;
         let by_age = (self.born + or_never(config.max), Over::Expired);
         let is_heard = self.streams.is_listened_to(now);
+        let is_busy = !self.calls.is_empty() || matches!(self.phase, Phase::Starting { .. });
         let by_idleness = match self.transport {
             Transport::Sse2024 => {
                 let since = self.streams.unheard_since().unwrap_or(now);
                 (since + DISCONNECTED, Over::Disconnected)
             }
-            Transport::Streamable if is_heard || !self.calls.is_empty() => {
+            Transport::Streamable if is_heard || is_busy => {
                 (now + or_never(config.idle), Over::Idle)
             }
             Transport::Streamable => (self.touched + or_never(config.idle), Over::Idle),

@@ -106,11 +106,12 @@ impl Stream {
         of_all.max().unwrap_or(0).max(self.written)
     }
 
-    fn attach(&mut self, cursor: u64, pulse: &Arc<Pulse>) -> Arc<Attachment> {
+    fn attach(&mut self, cursor: u64, is_named: bool, pulse: &Arc<Pulse>) -> Arc<Attachment> {
         self.written = self.written();
         self.last_attachment += 1;
         let attachment = Arc::new(Attachment {
             number: self.last_attachment,
+            is_named,
             written: AtomicU64::new(cursor),
             bytes: AtomicU64::new(self.bytes),
             taken: AtomicU64::new(0),
@@ -229,7 +230,7 @@ impl Streams {
         let Some(held) = stream.held.take() else {
             return Ok(());
         };
-        let attachment = stream.attach(0, &self.pulse);
+        let attachment = stream.attach(0, false, &self.pulse);
         let tail = stream.tail.subscribe();
         let reading = self.reading(id, 0, tail, attachment);
         // A client that went away while the response was held: its stream goes on.
@@ -252,16 +253,12 @@ impl Streams {
             epoch: self.epoch,
             seq,
         };
-        let (log, key) = (Arc::clone(&self.log), self.key.clone());
-        Reading::new(
-            log,
-            key,
+        let (log, key, session) = (
+            Arc::clone(&self.log),
+            self.key.clone(),
             self.session.clone(),
-            at,
-            tail,
-            attachment,
-            self.revision,
-        )
+        );
+        Reading::new(log, key, session, at, tail, attachment, self.revision)
     }
 
     /// Puts a message on a stream, which becomes SSE by it. Returns its number.
@@ -312,7 +309,7 @@ impl Streams {
         }
     }
 
-    /// Ends one call of a stream that no backend has seen: by a status where nothing was sent.
+    /// Ends a call that no backend has seen: by a status where nothing was sent.
     pub(super) async fn refuse_call(
         &mut self,
         id: StreamId,
@@ -347,7 +344,7 @@ impl Streams {
                 Answer::Json([b"[", &*done.join(&b","[..]), b"]"].concat().into())
             }
         };
-        // A client that went away while the response was held has lost it (DESIGN section 2).
+        // A client that went away has lost it (DESIGN section 2).
         let _ = reply.send(answer);
     }
 
@@ -420,7 +417,7 @@ impl Streams {
         let Some(stream) = self.open.get_mut(&id) else {
             return Err(Error::Bug("a stream vanished"));
         };
-        let attachment = stream.attach(seq, &self.pulse);
+        let attachment = stream.attach(seq, cursor.is_some(), &self.pulse);
         let tail = stream.tail.subscribe();
         Ok(Some(self.reading(id, seq, tail, attachment)))
     }
@@ -431,9 +428,9 @@ impl Streams {
             Ok(_) => {}
             Err(LogError::Trimmed { .. } | LogError::Fenced) => return Err(Error::Gone),
         }
-        // Nobody writes to it any more, so it needs no owner: only what the log still has.
+        // Nobody writes to it any more.
         let mut stream = Stream::new(0, None, false, Instant::now());
-        let attachment = stream.attach(seq, &self.pulse);
+        let attachment = stream.attach(seq, true, &self.pulse);
         stream.tail.send_modify(|tail| {
             (tail.last, tail.end) = (u64::MAX, Some(StreamEnd::Finished));
         });
@@ -493,7 +490,7 @@ impl Streams {
         self.open.get(&LISTENER)?.detached
     }
 
-    /// Whether any connection is left, of streams that ended too.
+    /// Held by every reader.
     pub(crate) fn pulse(&self) -> &Arc<Pulse> {
         &self.pulse
     }

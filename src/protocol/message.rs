@@ -274,10 +274,7 @@ impl Envelope {
                 return Ok(set(&mut self.params, span).and(refusal));
             }
             other => {
-                let refusal = imitates(
-                    other,
-                    &["jsonrpc", "id", "method", "params", "result", "error"],
-                );
+                let refusal = imitates(other, "jsonrpc id method params result error");
                 scanner.value(depth)?;
                 return Ok(refusal);
             }
@@ -393,7 +390,7 @@ impl Acted {
             }
             "_meta" => &mut self.meta,
             other => {
-                let refusal = imitates(other, &["name", "uri", "_meta"]);
+                let refusal = imitates(other, "name uri _meta requestid progresstoken taskid");
                 scanner.value(depth)?;
                 return Ok(refusal);
             }
@@ -416,7 +413,7 @@ impl Acted {
             meta::RELATED_TASK => set(&mut self.meta_related_task, span),
             other => {
                 self.meta_modern |= meta::MODERN_KEYS.contains(&other);
-                Ok(())
+                imitates(other, "progresstoken")
             }
         })
     }
@@ -433,23 +430,24 @@ fn set(slot: &mut Option<Span>, span: Span) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Refuses keys that a lenient parser takes for one of `known`: case variants and Unicode
-/// folds (`Name`, `paramſ`). The gateway and the server must see the same message.
-fn imitates(key: &str, known: &[&str]) -> Result<(), Refusal> {
-    let longest = known
-        .iter()
-        .map(|name| name.len())
-        .max()
-        .unwrap_or_default();
-    if key.chars().count() > longest {
+/// Refuses keys that a lenient parser takes for one of `known`, which are in lower case: case
+/// variants and Unicode folds (`Name`, `paramſ`). The gateway and the server must see the same
+/// message, and a server only ids and tokens that are the gateway's.
+fn imitates(key: &str, known: &str) -> Result<(), Refusal> {
+    // The longest has 13 letters, and no letter that folds to ASCII takes more than 3 bytes.
+    if key.len() > 3 * 13 {
         return Ok(());
     }
-    let folded: String = key
-        .chars()
-        .flat_map(char::to_uppercase)
-        .flat_map(char::to_lowercase)
-        .collect();
-    if known.contains(&folded.as_str()) {
+    // Most keys are ASCII, and a flood of them must not look up each letter in a table.
+    let folded: String = if key.is_ascii() {
+        key.to_ascii_lowercase()
+    } else {
+        key.chars()
+            .flat_map(char::to_uppercase)
+            .flat_map(char::to_lowercase)
+            .collect()
+    };
+    if known.split(' ').any(|name| name == folded) {
         return Err(Refusal::Invalid("a key imitates another one"));
     }
     Ok(())

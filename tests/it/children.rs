@@ -73,16 +73,6 @@ async fn p122_a_line_that_is_too_long() {
 }
 
 #[tokio::test]
-async fn p123_a_flood_of_stderr() {
-    let gateway = Gateway::start(&[]).await;
-    let session = gateway.session().await;
-    let text = session.text("stderr", json!({"bytes": 20_000_000})).await;
-    assert_eq!(text, "written");
-    echoes(&session).await;
-    assert!(gateway.stderr().len() < 1 << 20, "the log is a flood too");
-}
-
-#[tokio::test]
 async fn p124_an_exit_during_a_call() {
     let gateway = Gateway::start(&[]).await;
     for (tool, args) in [
@@ -130,37 +120,6 @@ async fn p125_a_child_that_will_not_stop() {
     session.delete().await;
     no_children(&gateway).await;
     assert!(began.elapsed() >= Duration::from_millis(150), "not polite");
-}
-
-#[tokio::test]
-async fn p126_a_hundred_sessions_leave_nothing() {
-    let gateway = Gateway::start(&[]).await;
-    let pid = gateway.process.id().unwrap();
-    let descriptors = || {
-        std::fs::read_dir(format!("/proc/{pid}/fd"))
-            .unwrap()
-            .count()
-    };
-    gateway.session().await.delete().await;
-    no_children(&gateway).await;
-    let before = descriptors();
-    for round in 0..20 {
-        let five = [(); 5].map(|()| gateway.session());
-        for session in futures_util::future::join_all(five).await {
-            if round % 2 == 0 {
-                session.delete().await;
-            } else {
-                session.call("exit", json!({"code": 1})).await;
-            }
-        }
-    }
-    no_children(&gateway).await;
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    assert_eq!(children.unwrap_or_default(), "", "a zombie");
-    until("as many descriptors as before", || async {
-        descriptors() <= before + 5
-    })
-    .await;
 }
 
 #[tokio::test]
@@ -218,17 +177,6 @@ async fn p131_a_child_that_never_starts() {
     let gateway = Gateway::of(&[], &[], &["sh", "-c", "exit 3"]).await;
     let answer = refused(gateway.stranger().post(&opening("2025-11-25")).await).await;
     assert_eq!(code(&answer), -31001, "{answer}");
-}
-
-#[tokio::test]
-async fn p132_a_flood_of_notifications() {
-    let gateway = Gateway::start(&[]).await;
-    let (loud, quiet) = (gateway.session().await, gateway.session().await);
-    assert_eq!(loud.text("flood", json!({"n": 50_000})).await, "started");
-    for _ in 0..20 {
-        echoes(&quiet).await;
-    }
-    echoes(&loud).await;
 }
 
 #[tokio::test]

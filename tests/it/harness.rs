@@ -89,14 +89,7 @@ impl Gateway {
 
     /// `lockgate run` of `command`, with `--set` and `--env` for the child.
     pub(crate) async fn of(sets: &[&str], envs: &[&str], command: &[&str]) -> Self {
-        let mut args = vec!["run".to_owned(), "--listen".into(), "127.0.0.1:0".into()];
-        let pairs = |flag: &str, values: &[&str]| {
-            let pair = |value: &&str| [flag.to_owned(), (*value).to_owned()];
-            values.iter().flat_map(pair).collect::<Vec<_>>()
-        };
-        args.extend(pairs("--set", sets));
-        args.extend(pairs("--env", envs));
-        Self::with_args(&args, command).await
+        Self::through(&[], &run_args(sets, envs), command).await
     }
 
     /// `lockgate serve` of the tenants `a` and `b`, each with the hostile child as server `x`, all
@@ -134,10 +127,15 @@ impl Gateway {
     }
 
     /// The binary with `args`, then `-- command`; its first line has to be the URL.
-    pub(crate) async fn with_args(args: &[String], command: &[&str]) -> Self {
+    /// A `wrapper` starts it by executing the words behind its own.
+    pub(crate) async fn through(wrapper: &[&str], args: &[String], command: &[&str]) -> Self {
         let marker = marker();
-        let mut own = Command::new(env!("CARGO_BIN_EXE_lockgate"));
-        own.args(args).args(["--env", &marker, "--"]).args(command);
+        let words = [wrapper, &[env!("CARGO_BIN_EXE_lockgate")]].concat();
+        let mut own = Command::new(words[0]);
+        own.args(&words[1..])
+            .args(args)
+            .args(["--env", &marker, "--"])
+            .args(command);
         Self::spawn(own, marker, |line| Some(line.to_owned())).await
     }
 
@@ -254,6 +252,18 @@ fn marker() -> String {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let number = LAST.fetch_add(1, Ordering::Relaxed);
     format!("IT_MARKER={}-{number}", std::process::id())
+}
+
+/// The arguments of `lockgate run` before its command.
+pub(crate) fn run_args(sets: &[&str], envs: &[&str]) -> Vec<String> {
+    let mut args = vec!["run".to_owned(), "--listen".into(), "127.0.0.1:0".into()];
+    let pairs = |flag: &str, values: &[&str]| {
+        let pair = |value: &&str| [flag.to_owned(), (*value).to_owned()];
+        values.iter().flat_map(pair).collect::<Vec<_>>()
+    };
+    args.extend(pairs("--set", sets));
+    args.extend(pairs("--env", envs));
+    args
 }
 
 /// Processes with `marker` in their environment.
@@ -541,7 +551,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    fn parse(block: &str) -> Self {
+    pub(crate) fn parse(block: &str) -> Self {
         let mut event = Self::default();
         for line in block.split('\n') {
             let (name, value) = line.split_once(':').unwrap_or((line, ""));

@@ -10,15 +10,25 @@
 
 mod children;
 mod clients;
+mod crowds;
+mod cuts;
 mod cutter;
+mod drains;
+mod gauges;
 mod harness;
+mod http2;
 mod layers;
 mod messages;
 mod mutations;
 mod mutator;
+mod payloads;
 mod sandbox;
+mod secure;
 mod served;
 mod sharing;
+mod smuggling;
 mod streams;
 mod supervision;
 mod surface;
+mod torrents;
+mod wire;

@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 
 use reqwest::{Method, StatusCode};
 use serde_json::json;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
 
-use super::harness::{BOTH, Gateway, opening, until, within};
+use super::{
+    harness::{BOTH, Gateway, within},
+    wire::{ask, host, raw, status, statuses},
+};
 
 const ROUTES: [&str; 6] = [
     "/mcp",
@@ -19,54 +18,6 @@ const ROUTES: [&str; 6] = [
     "/livez",
     "/nowhere",
 ];
-
-/// Everything that comes back for `bytes` until the gateway closes.
-async fn raw(gateway: &Gateway, bytes: impl AsRef<[u8]>) -> String {
-    within("a raw answer", async {
-        let mut socket = connect(gateway).await;
-        // A refusal may come, and the connection go, before all is written.
-        let _ = socket.write_all(bytes.as_ref()).await;
-        rest(&mut socket).await
-    })
-    .await
-}
-
-async fn connect(gateway: &Gateway) -> TcpStream {
-    TcpStream::connect(host(gateway)).await.unwrap()
-}
-
-async fn rest(socket: &mut TcpStream) -> String {
-    let (mut all, mut chunk) = (Vec::new(), vec![0; 4096]);
-    while let Ok(count @ 1..) = socket.read(&mut chunk).await {
-        all.extend_from_slice(&chunk[..count]);
-    }
-    String::from_utf8_lossy(&all).into_owned()
-}
-
-fn host(gateway: &Gateway) -> &str {
-    gateway.base().strip_prefix("http://").unwrap()
-}
-
-/// One request that asks for the connection's end.
-async fn ask(gateway: &Gateway, line: &str, headers: &str) -> String {
-    let host = host(gateway);
-    let request = format!("{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n");
-    raw(gateway, request).await
-}
-
-/// The status of every response in `answer`.
-fn statuses(answer: &str) -> Vec<u16> {
-    let parts = answer.split("HTTP/1.").skip(1);
-    parts
-        .filter_map(|part| part.get(2..5)?.parse().ok())
-        .collect()
-}
-
-fn status(answer: &str) -> u16 {
-    let all = statuses(answer);
-    assert_eq!(all.len(), 1, "one response: {answer:?}");
-    all[0]
-}
 
 /// What no answer of ours may lack, or contain.
 fn is_plain(answer: &str) {
@@ -466,22 +417,4 @@ async fn p116_nothing_splits_a_response() {
     let session = gateway.session().await;
     let text = "x\r\n\r\ndata: evil\r\nid: 9\n\nevent: y\u{2028}";
     assert_eq!(session.text("echo", json!({"text": text})).await, text);
-}
-
-#[tokio::test]
-async fn more_connections_than_allowed() {
-    let gateway = Gateway::start(&["http.max_connections=20"]).await;
-    let mut held = Vec::new();
-    for _ in 0..60 {
-        held.push(connect(&gateway).await);
-    }
-    drop(held);
-    // Served again as soon as they are gone.
-    until("service again", || {
-        Box::pin(async { statuses(&ask(&gateway, "GET /livez", "").await) == [200] })
-    })
-    .await;
-    let stranger = gateway.stranger();
-    let first = Box::pin(stranger.post(&opening("2025-11-25"))).await;
-    assert_eq!(first.status(), StatusCode::OK);
 }

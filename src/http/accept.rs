@@ -169,15 +169,11 @@ impl Connection {
             finish,
             _place,
         } = self;
-        let service = service_fn(move |request| call(app.clone(), peer, request));
-        let connection = if waited < NOTICED {
-            protocols.http1.serve_connection(Wire::new(stream), service)
-        } else {
-            let mut http1 = protocols.http1.clone();
-            http1.header_read_timeout(HANDSHAKE.saturating_sub(waited).max(NOTICED));
-            http1.serve_connection(Wire::new(stream), service)
-        };
-        drive(connection, stop, finish).await;
+        let asked = Arc::new(AtomicBool::new(false));
+        let service = watched(app, peer, Arc::clone(&asked));
+        let connection = protocols.http1.serve_connection(Wire::new(stream), service);
+        let limit = HANDSHAKE.saturating_sub(waited).max(NOTICED);
+        if_asked(drive(connection, stop, finish), &asked, limit).await;
     }
 
     async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S) {
@@ -189,18 +185,32 @@ impl Connection {
             finish,
             _place,
         } = self;
-        let is_asked = Arc::new(AtomicBool::new(false));
-        let asked = Arc::clone(&is_asked);
-        let service = service_fn(move |request| {
-            asked.store(true, Ordering::Relaxed);
-            call(app.clone(), peer, request)
-        });
+        let asked = Arc::new(AtomicBool::new(false));
+        let service = watched(app, peer, Arc::clone(&asked));
         let connection = protocols.http2.serve_connection(Wire::new(stream), service);
-        let mut driven = std::pin::pin!(drive(connection, stop, finish));
-        // hyper waits without any deadline for the preface and for the first header block.
-        if timeout(HANDSHAKE, &mut driven).await.is_err() && is_asked.load(Ordering::Relaxed) {
-            driven.await;
-        }
+        if_asked(drive(connection, stop, finish), &asked, HANDSHAKE).await;
+    }
+}
+
+/// Requests of one connection, the first of which is noted.
+fn watched(
+    app: Router,
+    peer: SocketAddr,
+    asked: Arc<AtomicBool>,
+) -> impl hyper::service::Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
+{
+    service_fn(move |request| {
+        asked.store(true, Ordering::Relaxed);
+        call(app.clone(), peer, request)
+    })
+}
+
+/// Runs a connection, but without a first request only for so long: for the preface and the first
+/// header block hyper has either no deadline or that of an idle connection.
+async fn if_asked(driven: impl Future<Output = ()>, asked: &AtomicBool, limit: Duration) {
+    let mut driven = std::pin::pin!(driven);
+    if timeout(limit, &mut driven).await.is_err() && asked.load(Ordering::Relaxed) {
+        driven.await;
     }
 }
 
@@ -298,7 +308,7 @@ impl Protocols {
         // allocation per request.
         http1
             .timer(TokioTimer::new())
-            .header_read_timeout(HANDSHAKE)
+            .header_read_timeout(KEEP_ALIVE)
             .max_header_size(HEADER_BLOCK)
             .max_buf_size(HEADER_BLOCK)
             .keep_alive(true)
@@ -322,6 +332,9 @@ impl Protocols {
 
 /// For the TLS handshake, for the first byte, and for a header block (P103).
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a connection may be idle between requests, the next header block included. Longer than
+/// the minute for which load balancers keep theirs: who closes first must be the one who sends.
+const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// A shorter wait for the first byte is not worth settings of its own.
 const NOTICED: Duration = Duration::from_millis(500);
 /// C11.

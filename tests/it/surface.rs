@@ -1,13 +1,14 @@
 //! The public listener over raw sockets: CONTRACT 4.5, and nothing that a client library hides.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use reqwest::{Method, StatusCode};
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{
     harness::{BOTH, Gateway, within},
-    wire::{ask, host, raw, status, statuses},
+    wire::{ask, connect, host, raw, status, statuses},
 };
 
 const ROUTES: [&str; 6] = [
@@ -417,4 +418,20 @@ async fn p116_nothing_splits_a_response() {
     let session = gateway.session().await;
     let text = "x\r\n\r\ndata: evil\r\nid: 9\n\nevent: y\u{2028}";
     assert_eq!(session.text("echo", json!({"text": text})).await, text);
+}
+
+/// A load balancer keeps connections for a minute: to close one under its hands is a 502.
+#[tokio::test]
+async fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
+    let gateway = Gateway::start(&[]).await;
+    let mut socket = connect(&gateway).await;
+    let request = format!("GET /livez HTTP/1.1\r\nHost: {}\r\n\r\n", host(&gateway));
+    for pause in [Duration::from_secs(11), Duration::ZERO] {
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = vec![0; 4096];
+        let count = within("an answer", socket.read(&mut answer)).await.unwrap();
+        assert_eq!(statuses(&String::from_utf8_lossy(&answer[..count])), [200]);
+        // What is tested is that nothing happens meanwhile.
+        tokio::time::sleep(pause).await;
+    }
 }

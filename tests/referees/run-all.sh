@@ -111,6 +111,16 @@ clients everything
 start python -- "$python_real" "$(realpath "$here/../fixtures/python/server.py")"
 clients python
 
+# One session at a time: what is killed is the only child with the marker.
+export MARKER="$$-$RANDOM"
+start restore --env "RESTORE=$MARKER" -- "$node_real" "$(realpath "$fixture")"
+if [ -n "$url" ]; then
+  check restore/ts-restore "$node" ts-restore.mjs "$url" --backend fixture
+  drain
+  check restore/py_restore "$python" py_restore.py "$url" --backend fixture
+  drain
+fi
+
 start polling --set server.reply.close_after=300ms -- "$node_real" "$(realpath "$fixture")"
 if [ -n "$url" ] && [ -n "$fixture_url" ]; then
   limit=400

@@ -308,3 +308,42 @@ async fn a_drained_gateway_ends_with_zero() {
     assert_eq!(status.unwrap().code(), Some(0));
     no_children(&gateway).await;
 }
+
+/// P139: only the operator's configuration says what is started.
+#[tokio::test]
+async fn p139_no_caller_says_what_is_started() {
+    let gateway = Gateway::start(&[]).await;
+    let evil =
+        json!({"command": "/bin/evil", "args": ["--evil"], "env": {"EVIL": "1"}, "cwd": "/evil"});
+    let mut message = opening("2025-11-25");
+    for (key, value) in evil.as_object().unwrap() {
+        message[key] = value.clone();
+        message["params"][key] = value.clone();
+        message["params"]["clientInfo"][key] = value.clone();
+        message["params"]["_meta"][key] = value.clone();
+    }
+    let mut session = gateway.stranger();
+    let request = session
+        .http
+        .post(format!("{}?command=/bin/evil&EVIL=1", session.url));
+    let request = request
+        .header("Accept", session.accept)
+        .header("Content-Type", "application/json")
+        .header("X-Command", "/bin/evil")
+        .header("EVIL", "1")
+        .body(message.to_string());
+    let opened = within("initialize", request.send()).await.unwrap();
+    let id = opened.headers()["mcp-session-id"]
+        .to_str()
+        .unwrap()
+        .to_owned();
+    session.id = Some(id);
+    session.notify("notifications/initialized", json!({})).await;
+    let args: Vec<String> =
+        serde_json::from_str(&session.text("args", evil.clone()).await).unwrap();
+    assert_eq!(args, [child()]);
+    let env = session.text("env", json!({})).await;
+    assert!(!env.contains("EVIL"), "{env}");
+    let cwd = session.text("cwd", json!({})).await;
+    assert!(!cwd.contains("evil"), "{cwd}");
+}

@@ -85,6 +85,7 @@ pub(crate) async fn run(
         (release.clone(), halt.clone()),
         tracker.clone(),
     )?;
+    hub.prepare(&catalog);
     hub.keep_warm(&catalog);
     let operated = hub.clone();
     let tls = match &config.http.tls {

@@ -40,6 +40,8 @@ fn launch(command: &str) -> Launch {
         cwd: None,
         home: Home::Private,
         confinement: Confinement::default(),
+        prepared: None,
+        is_preparing: false,
     }
 }
 
@@ -60,6 +62,7 @@ fn start_as(launch: &Launch) -> (Child, tempfile::TempDir) {
         ambient,
         work: work.path().into(),
         sandbox: Arc::new(Sandbox::none()),
+        prepared: work.path().join("prepared"),
     };
     (
         Child::spawn(&launcher, "acme-files", launch, &LIMITS).unwrap(),

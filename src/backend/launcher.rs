@@ -44,16 +44,24 @@ pub(crate) struct Launcher {
     pub(crate) work: PathBuf,
     /// The walls that children get.
     pub(crate) sandbox: Arc<Sandbox>,
+    /// Where stores are (`prepare`).
+    pub(crate) prepared: PathBuf,
 }
 
 impl Launcher {
     /// One that starts this very binary.
-    pub(crate) fn new(ambient: Ambient, work: PathBuf, sandbox: Sandbox) -> Self {
+    pub(crate) fn new(
+        ambient: Ambient,
+        work: PathBuf,
+        prepared: PathBuf,
+        sandbox: Sandbox,
+    ) -> Self {
         Self {
             program: PathBuf::from("/proc/self/exe"),
             ambient,
             work,
             sandbox: Arc::new(sandbox),
+            prepared,
         }
     }
 

@@ -5,6 +5,7 @@
 //! between messages and lines, without IO. `pool` says who may start a child and when (`circuit`),
 //! `warm` keeps some started, `shares` and `shared` let sessions share one, whose lines `audience`
 //! tells apart; `roster` knows all that run.
+//! `prepare` fills the `stores` that children start from, where `programs` finds what to start.
 
 pub(crate) mod audience;
 mod cgroup;
@@ -17,6 +18,8 @@ mod namespace;
 mod network;
 mod orders;
 pub(crate) mod pool;
+pub(crate) mod prepare;
+mod programs;
 pub(crate) mod roster;
 pub(crate) mod sandbox;
 mod seccomp;
@@ -24,6 +27,7 @@ pub(crate) mod shared;
 pub(crate) mod shares;
 pub(crate) mod stderr;
 pub(crate) mod stdio;
+pub(crate) mod stores;
 mod tree;
 mod uids;
 mod view;

@@ -4,6 +4,7 @@
 //! Not here: what a child is for (`hub`), and sharing one (`shared`).
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
@@ -18,6 +19,7 @@ use tokio::{
 use super::{
     circuit::{Circuit, Verdict},
     launcher::Launcher,
+    prepare::{Preparations, Ready},
     roster::{Entry, Roster, Seat},
     stdio::Child,
     warm::Keepers,
@@ -30,8 +32,8 @@ use crate::{
 
 /// Starts children within the bounds of the gateway; one for all.
 pub(crate) struct Pool {
-    launcher: Launcher,
-    wait: Duration,
+    pub(super) launcher: Launcher,
+    pub(super) wait: Duration,
     /// Children that may be starting.
     turns: Arc<Semaphore>,
     /// Children that there may be.
@@ -40,6 +42,8 @@ pub(crate) struct Pool {
     circuits: RwLock<HashMap<Spec, Circuit>>,
     random: Arc<dyn SecureRandom + Send + Sync>,
     pub(super) keepers: Keepers,
+    /// What is installed ahead of children.
+    pub(crate) preparations: Preparations,
     /// What runs.
     pub(crate) roster: Arc<Roster>,
     /// Where it is counted.
@@ -81,6 +85,8 @@ pub(crate) enum Refused {
     Circuit(Duration),
     /// The operating system refused.
     Spawn,
+    /// What it starts from could not be prepared.
+    Prepare,
     /// What was started ended before it answered, or its answer was not usable.
     Failed(&'static str),
 }
@@ -89,6 +95,7 @@ impl Pool {
     /// Nothing runs yet.
     pub(crate) fn new(
         launcher: Launcher,
+        preparations: Preparations,
         bounds: config::Spawn,
         random: Arc<dyn SecureRandom + Send + Sync>,
         metrics: Arc<Metrics>,
@@ -101,6 +108,7 @@ impl Pool {
             circuits: RwLock::default(),
             random,
             keepers: Keepers::default(),
+            preparations,
             roster: Arc::new(Roster::new(Arc::clone(&metrics))),
             metrics,
         }
@@ -112,13 +120,15 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// `Limit` and `Circuit` at once; `Busy` after `spawn.wait`.
+    /// `Limit` and `Circuit` at once; `Busy` after `spawn.wait`, which begins when everything is
+    /// prepared; `Prepare`.
     pub(crate) async fn get(
         self: Arc<Self>,
         server: Arc<Server>,
         restarts: u32,
         not_before: Option<Instant>,
     ) -> Result<Started, Refused> {
+        let ready = self.prepared(&server).await?;
         let deadline = Instant::now() + self.wait;
         if let Some(until) = not_before {
             if until > deadline {
@@ -129,13 +139,15 @@ impl Pool {
         if let Some(warm) = self.keepers.take(&server).await {
             return Ok(warm);
         }
-        self.start(&server, restarts, deadline).await
+        self.start(&server, ready.as_deref(), restarts, deadline)
+            .await
     }
 
-    /// A new child, as soon as there is room.
+    /// A new child, as soon as there is room, from what is `ready` for it.
     pub(super) async fn start(
         self: &Arc<Self>,
         server: &Server,
+        ready: Option<&Ready>,
         restarts: u32,
         deadline: Instant,
     ) -> Result<Started, Refused> {
@@ -175,8 +187,21 @@ impl Pool {
             turn: Some(turn),
             is_starting: true,
         };
+        self.spawn(server, ready, place)
+    }
+
+    fn spawn(
+        &self,
+        server: &Server,
+        ready: Option<&Ready>,
+        place: Place,
+    ) -> Result<Started, Refused> {
+        let launch = match (ready, &server.recipe) {
+            (Some(ready), Some(recipe)) => Cow::Owned(ready.launch(server, recipe)),
+            _ => Cow::Borrowed(&server.launch),
+        };
         let label = format!("{}-{}", server.tenant, server.name);
-        match Child::spawn(&self.launcher, &label, &server.launch, &server.limits) {
+        match Child::spawn(&self.launcher, &label, &launch, &server.limits) {
             Ok(child) => {
                 place.entry.started(child.pid(), child.stderr().clone());
                 self.metrics.child_started();
@@ -193,12 +218,31 @@ impl Pool {
         }
     }
 
-    fn refuse<T>(&self, why: Refused) -> Result<T, Refused> {
+    pub(super) fn refuse<T>(&self, why: Refused) -> Result<T, Refused> {
         self.metrics.start_refused();
         Err(why)
     }
 
-    fn circuit<T>(&self, spec: &Spec, act: impl FnOnce(&mut Circuit, Instant) -> T) -> T {
+    /// Counts a failed start.
+    pub(super) fn count_failure(&self, spec: &Spec) {
+        let jitter = self.jitter();
+        let has_opened = self.circuit(spec, |circuit, now| circuit.failed(now, jitter));
+        if has_opened {
+            self.metrics.circuit_opened();
+            let (tenant, server, _) = spec;
+            tracing::warn!(
+                tenant.id = tenant,
+                server.name = server,
+                "starts keep failing: the circuit opens"
+            );
+        }
+    }
+
+    pub(super) fn circuit<T>(
+        &self,
+        spec: &Spec,
+        act: impl FnOnce(&mut Circuit, Instant) -> T,
+    ) -> T {
         let mut circuits = self
             .circuits
             .write()
@@ -257,21 +301,8 @@ impl Place {
     /// The same, where the place is still needed.
     pub(crate) fn fail(&mut self) {
         self.turn = None;
-        if !std::mem::take(&mut self.is_starting) {
-            return;
-        }
-        let jitter = self.pool.jitter();
-        let has_opened = self
-            .pool
-            .circuit(&self.spec, |circuit, now| circuit.failed(now, jitter));
-        if has_opened {
-            self.pool.metrics.circuit_opened();
-            let (tenant, server, _) = &self.spec;
-            tracing::warn!(
-                tenant.id = tenant,
-                server.name = server,
-                "starts keep failing: the circuit opens"
-            );
+        if std::mem::take(&mut self.is_starting) {
+            self.pool.count_failure(&self.spec);
         }
     }
 

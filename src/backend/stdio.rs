@@ -57,7 +57,7 @@ pub(crate) struct Exit {
 pub(crate) struct Child {
     guard: tokio::process::Child,
     /// None once closed, by us or by the child.
-    stdin: Option<ChildStdin>,
+    pub(super) stdin: Option<ChildStdin>,
     /// What was for the child cannot reach it any more, and nobody has been told yet.
     is_deaf: bool,
     /// None once it ended.

@@ -127,8 +127,13 @@ impl Keeper {
     fn refill(&self) -> Refill {
         let (pool, server) = (Arc::clone(&self.pool), Arc::clone(&self.server));
         Box::pin(async move {
-            let deadline = Instant::now() + server.clocks.start.max(PAUSE);
-            let started = pool.start(&server, 0, deadline).await;
+            let started = match pool.prepared(&server).await {
+                Ok(ready) => {
+                    let deadline = Instant::now() + server.clocks.start.max(PAUSE);
+                    pool.start(&server, ready.as_deref(), 0, deadline).await
+                }
+                Err(refused) => Err(refused),
+            };
             match &started {
                 Err(Refused::Circuit(left)) => sleep((*left).max(PAUSE)).await,
                 Err(_) => sleep(PAUSE).await,

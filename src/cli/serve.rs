@@ -21,6 +21,7 @@ use crate::{
     backend::{
         launcher::{Ambient, Launcher},
         sandbox::{Kernel, Sandbox},
+        stores,
     },
     config::{Config, LogFormat, Mistake, Sources, environment},
     control::{
@@ -99,6 +100,8 @@ fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         cwd: None,
         home: Home::Caller,
         confinement: Confinement::default(),
+        prepared: None,
+        is_preparing: false,
     };
     let manifest = single::single(launch, &config.server, &env)?;
     let (kernel, offer) = probe(&config)?;
@@ -245,7 +248,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
         });
     if let Some(work) = work {
         // Nothing may be left; a child's own files were removed with it.
-        let _ = std::fs::remove_dir_all(work);
+        let _ = stores::remove(&work);
     }
     logs.flush(Duration::from_millis(500));
     match outcome {
@@ -293,7 +296,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, &hidden, &ports)
         .context("cannot make cgroups for children")?;
     warn(&config, &catalog, &offer);
-    let launcher = Launcher::new(ambient(&env)?, work, sandbox);
+    let prepared = if is_run { &work } else { &config.data_dir }.join("prepared");
+    let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
     let shutdown = Shutdown::default();
     let signals = signals(shutdown.clone())?;
     announce(&config, &http, ops.as_ref(), is_run)?;

@@ -14,6 +14,7 @@ use crate::{
         AuthMode, Separation, Server, Tenant,
         confinement::Offer,
         manifest::{Manifest, server_key},
+        recipe::STORE,
     },
 };
 
@@ -104,15 +105,28 @@ pub(crate) fn check_default(manifest: &Manifest, config: &Config) -> Vec<Mistake
 pub(crate) fn check_commands(manifest: &Manifest, search: &str) -> Vec<Mistake> {
     let tenants = manifest.tenants();
     let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
-    let missing = servers.filter(|server| find_command(&server.launch.command, search).is_none());
-    let mistake = |server: &Arc<Server>| {
-        let command = &server.launch.command;
+    let programs = servers.flat_map(|server| {
+        let place = (&server.tenant, &server.name);
+        let words = server
+            .recipe
+            .as_ref()
+            .and_then(|recipe| recipe.words.first());
+        let first = ("command", &server.launch.command);
+        let second = words.map(|program| ("prepare", program));
+        let all = std::iter::once(first).chain(second);
+        all.map(move |(key, program)| (place, key, program))
+    });
+    // What is prepared is there only later.
+    let missing = programs.filter(|(_, _, program)| {
+        !program.contains(STORE) && find_command(program, search).is_none()
+    });
+    let mistake = |((tenant, server), key, command): ((&String, &String), &str, &String)| {
         let remedy = if command.contains('/') {
             "name an executable file"
         } else {
             "install it, add its directory to PATH, or write its whole path"
         };
-        let key = server_key(&server.tenant, &server.name, "command");
+        let key = server_key(tenant, server, key);
         manifest.mistake(&key, format!("{command} not found"), remedy)
     };
     missing.map(mistake).collect()

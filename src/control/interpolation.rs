@@ -1,15 +1,16 @@
-//! `${env:NAME}` and `${file:PATH}` in the values of a manifest.
+//! `${env:NAME}`, `${file:PATH}` and `${prepared}` in the values of a manifest.
 //!
 //! Not here: which values take them (`manifest`). What is put in is never part of a message.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use super::recipe::STORE;
 use crate::settings::Wrong;
 
-/// `text` with variables and files put in; `$$` is `$`.
+/// `text` with variables and files put in, and [`STORE`] for `${prepared}`; `$$` is `$`.
 pub(crate) fn interpolate(text: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {
     let mut out = String::with_capacity(text.len());
-    let mut rest = text;
+    let mut rest = without_nul(text)?;
     while let Some(at) = rest.find('$') {
         out.push_str(&rest[..at]);
         let behind = &rest[at + 1..];
@@ -20,17 +21,26 @@ pub(crate) fn interpolate(text: &str, env: &BTreeMap<String, String>) -> Result<
             .strip_prefix('{')
             .and_then(|inner| inner.split_once('}'))
         {
-            out.push_str(&resolve(inner, env)?);
+            if inner == "prepared" {
+                out.push(STORE);
+            } else {
+                out.push_str(without_nul(&resolve(inner, env)?)?);
+            }
             rest = behind;
         } else {
             return Err(Wrong::new("a $ alone", "write $$ for a $"));
         }
     }
     out.push_str(rest);
-    if out.contains('\0') {
+    Ok(out)
+}
+
+/// No program can be given a NUL, which stands for something else here.
+fn without_nul(text: &str) -> Result<&str, Wrong> {
+    if text.contains(STORE) {
         return Err(Wrong::new("holds a NUL byte", "leave it out"));
     }
-    Ok(out)
+    Ok(text)
 }
 
 /// `text` so that [`interpolate`] gives it back.
@@ -50,7 +60,7 @@ fn resolve(inner: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong>
         // Without the text: it may be a part of a password.
         return Err(Wrong::new(
             "an unknown ${…}",
-            "write ${env:NAME} or ${file:PATH}, or $$ for a $",
+            "write ${env:NAME}, ${file:PATH} or ${prepared}, or $$ for a $",
         ));
     };
     if !Path::new(path).is_absolute() {
@@ -101,6 +111,8 @@ mod tests {
             ("$$", "$"),
             ("$${env:A}", "${env:A}"),
             ("$$$$x", "$$x"),
+            ("${prepared}/x", "\0/x"),
+            ("$${prepared}", "${prepared}"),
             (by_file.as_str(), "<s3cret>"),
         ];
         for (text, value) in cases {

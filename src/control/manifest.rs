@@ -16,6 +16,7 @@ use crate::{
     control::{
         AuthMode, Catalog, Clocks, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant,
         interpolation::interpolate,
+        recipe::{Recipe, STORE},
         supervision::{self, Supervision},
     },
     document::{Format, Node, Value},
@@ -220,10 +221,17 @@ impl Reader<'_> {
     pub(super) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
         let own = [
             "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits", "sandbox",
+            "prepare",
         ];
         let known = [&own[..], &supervision::KEYS].concat();
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
         let launch = self.launch(&fields);
+        if let Some(node) = fields.member("prepare") {
+            self.places
+                .insert(fields.key("prepare"), node.place.clone());
+        }
+        let resolved = |node: &Node| interpolate(&node.text()?, self.env);
+        let recipe = Recipe::read(&fields, &launch, resolved, &mut self.mistakes);
         let clocks = self.clocks(&fields, "clocks", &CLOCKS, DEFAULT_CLOCKS);
         let mut tools = HashMap::new();
         if let Some(node) = fields.member("tools") {
@@ -239,6 +247,7 @@ impl Reader<'_> {
             tenant: tenant.to_owned(),
             name: server.to_owned(),
             launch,
+            recipe,
             reply: self.reply(&fields),
             clocks,
             tools,
@@ -285,6 +294,8 @@ impl Reader<'_> {
             cwd: fields.read("cwd", None, directory, &mut self.mistakes),
             home: Home::Private,
             confinement: self.confinement(fields),
+            prepared: None,
+            is_preparing: false,
         }
     }
 
@@ -450,7 +461,7 @@ fn absolute(text: &str) -> Result<Option<PathBuf>, Wrong> {
     let path = PathBuf::from(text);
     if text.is_empty() {
         Ok(None)
-    } else if path.is_absolute() {
+    } else if path.is_absolute() || text.starts_with(STORE) {
         Ok(Some(path))
     } else {
         // Without the value: a secret may have been put in.
@@ -604,7 +615,7 @@ tenants:
         F:8: tenants.Acme.users: unknown key; known here: auth, default_server, quotas, revisions, servers
         F:5: tenants.Acme.auth.mode: builtin is not available yet; write auth: {mode: none}
         F:20: tenants.Acme.servers.files: also at F:10; keep one of the two
-        F:15: tenants.Acme.servers.files.policy: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits, sandbox, isolation, max_children, warm, idle, on_loss
+        F:15: tenants.Acme.servers.files.policy: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits, sandbox, prepare, isolation, max_children, warm, idle, on_loss
         F:11: tenants.Acme.servers.files.command: is empty; write the program to start
         F:12: tenants.Acme.servers.files.args[0]: a number where a text is expected; put it in quotes
         F:12: tenants.Acme.servers.files.args[1]: a $ alone; write $$ for a $
@@ -658,6 +669,8 @@ tenants:
             cwd: Some(PathBuf::from("relative")),
             home: Home::Caller,
             confinement: Confinement::default(),
+            prepared: None,
+            is_preparing: false,
         };
         let overrides = |set: &[&str]| {
             let set = set.iter().map(|set| format!("server.{set}")).collect();

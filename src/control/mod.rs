@@ -12,15 +12,19 @@ use std::{
 
 use crate::protocol::revision::Revision;
 pub(crate) use crate::separation::{Separation, Uids};
+use recipe::Recipe;
 
 pub(crate) mod checks;
 pub(crate) mod confinement;
 pub(crate) mod interpolation;
 pub(crate) mod manifest;
+mod packages;
+pub(crate) mod recipe;
 pub(crate) mod single;
 pub(crate) mod supervision;
 
 use confinement::Confinement;
+use recipe::Recipe;
 use supervision::Supervision;
 
 /// Every tenant that this gateway serves, by name.
@@ -80,6 +84,8 @@ pub(crate) struct Server {
     pub(crate) name: String,
     /// What to start.
     pub(crate) launch: Launch,
+    /// What is done once before the first start; none for most servers.
+    pub(crate) recipe: Option<Recipe>,
     /// How responses are chosen.
     pub(crate) reply: Reply,
     /// How long things may take.
@@ -117,6 +123,10 @@ pub(crate) struct Launch {
     pub(crate) home: Home,
     /// What it may reach.
     pub(crate) confinement: Confinement,
+    /// The store that it may read: what was prepared for it, once that is known.
+    pub(crate) prepared: Option<PathBuf>,
+    /// Whether this is the preparation itself, which may also write to the store.
+    pub(crate) is_preparing: bool,
 }
 
 /// Tells launch specifications apart: the SHA-256 of all that decides what is started.
@@ -166,6 +176,7 @@ impl std::fmt::Debug for Launch {
             .field("cwd", &self.cwd)
             .field("home", &self.home)
             .field("confinement", &self.confinement)
+            .field("prepared", &self.prepared)
             .finish()
     }
 }

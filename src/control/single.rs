@@ -49,11 +49,12 @@ pub(crate) fn single(
         revisions: revision::ALL.to_vec(),
         servers: BTreeMap::from([(RUN_SERVER.to_owned(), Arc::new(server))]),
     };
-    let command = reader.places.remove("server.command");
-    let key = server_key(RUN_TENANT, RUN_SERVER, "command");
-    reader
-        .places
-        .insert(key, command.unwrap_or_else(|| COMMAND_LINE.to_owned()));
+    for key in ["command", "prepare"] {
+        let place = reader.places.remove(&format!("server.{key}"));
+        let place = place.unwrap_or_else(|| COMMAND_LINE.to_owned());
+        let key = server_key(RUN_TENANT, RUN_SERVER, key);
+        reader.places.insert(key, place);
+    }
     let tenants = HashMap::from([(RUN_TENANT.to_owned(), Arc::new(tenant))]);
     reader.finish(Catalog { tenants })
 }
@@ -83,6 +84,8 @@ fn launch_node(launch: &Launch) -> Node {
                 ("required".to_owned(), node(Value::Flag(false))),
             ])),
         ),
+        // One's own server has one's own caches, unless the flags say otherwise.
+        ("prepare".to_owned(), text("off")),
     ]))
 }
 

@@ -118,7 +118,8 @@ pub(crate) fn public(health: Health) -> Router {
 
 /// Everything of the operations listener.
 ///
-/// `/children` lists every child with its state: for whoever runs the gateway, of all tenants.
+/// `/children` lists every child with its state, `/prepared` what was installed for them: for
+/// whoever runs the gateway, of all tenants.
 pub(crate) fn operations(health: Health, metrics: Arc<Metrics>, hub: Hub) -> Router {
     let scrape = get(async |State(metrics): State<Arc<Metrics>>| {
         let mut response = Response::new(Body::from(metrics.render()));
@@ -135,8 +136,30 @@ pub(crate) fn operations(health: Health, metrics: Arc<Metrics>, hub: Hub) -> Rou
         response.headers_mut().insert(CONTENT_TYPE, kind);
         response
     });
-    let children = Router::new().route("/children", children).with_state(hub);
+    let prepared = get(async |State(hub): State<Hub>| {
+        let mut response = Response::new(Body::from(prepared(&hub)));
+        let kind = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        response
+    });
+    let children = Router::new()
+        .route("/children", children)
+        .route("/prepared", prepared)
+        .with_state(hub);
     probes(health, Detail::Shown).merge(metrics).merge(children)
+}
+
+/// Each preparation as one object, with the last lines of one that failed.
+fn prepared(hub: &Hub) -> String {
+    let seen = hub.prepared().into_iter().map(|one| {
+        let servers = one.servers.into_iter();
+        let names = servers.map(|(tenant, server)| format!("{tenant}/{server}"));
+        serde_json::json!({
+            "digest": one.digest, "subject": one.subject, "state": one.state,
+            "servers": names.collect::<Vec<_>>(), "version": one.version, "output": one.output,
+        })
+    });
+    serde_json::Value::from(seen.collect::<Vec<_>>()).to_string()
 }
 
 /// Each child as one object; ages and processor times in seconds, memory in bytes.

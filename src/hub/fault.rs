@@ -102,6 +102,11 @@ impl Fault {
                 "the backend keeps failing and is not started for a while",
                 "circuit_open",
             ),
+            Refused::Prepare => Self::new(
+                -31001,
+                "what the backend needs could not be prepared",
+                "prepare_failed",
+            ),
             Refused::Failed("timeout") => Self::TIMEOUT,
             Refused::Failed("oversized_line") => Self::TOO_LONG,
             Refused::Failed("unsupported_revision") => Self::REVISION,

@@ -21,6 +21,7 @@ use crate::{
     backend::{
         launcher::Launcher,
         pool::Pool,
+        prepare::{Preparations, Prepared},
         roster::{Restart, Seen},
         shares::Shares,
     },
@@ -171,8 +172,10 @@ impl Hub {
         random
             .fill(&mut secret)
             .map_err(|_| Error::Bug("no randomness"))?;
+        let stores = launcher.prepared.clone();
         let pool = Arc::new(Pool::new(
             launcher,
+            Preparations::new(stores, tracker.clone(), drain.clone()),
             config.spawn,
             Arc::clone(&random),
             Arc::clone(&metrics),
@@ -199,6 +202,18 @@ impl Hub {
             drain,
             halt,
         })))
+    }
+
+    /// Begins to prepare what the servers need.
+    pub(crate) fn prepare(&self, catalog: &Catalog) {
+        let tenants = catalog.tenants.values();
+        let servers = tenants.flat_map(|tenant| tenant.servers.values());
+        self.0.pool.prepare_all(servers.cloned().collect());
+    }
+
+    /// Every preparation that was asked for.
+    pub(crate) fn prepared(&self) -> Vec<Prepared> {
+        self.0.pool.preparations.list()
     }
 
     /// Starts the children that servers want to be kept warm.

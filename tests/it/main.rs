@@ -22,6 +22,7 @@ mod messages;
 mod mutations;
 mod mutator;
 mod payloads;
+mod prepare;
 mod sandbox;
 mod secure;
 mod served;

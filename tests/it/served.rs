@@ -120,15 +120,13 @@ impl Served {
         marked(&format!("{}={}", self.marker.0, self.marker.1))
     }
 
-    /// Its data directory.
-    #[expect(dead_code, reason = "for tests of what children must not see")]
-    pub(crate) fn data(&self) -> std::path::PathBuf {
-        self.dir.path().join("data")
+    /// Ends it, and waits for that.
+    pub(crate) async fn stop(&mut self) {
+        self.signal();
+        within("its end", self.process.wait()).await.unwrap();
     }
-}
 
-impl Drop for Served {
-    fn drop(&mut self) {
+    fn signal(&self) {
         let pid = self
             .process
             .id()
@@ -136,6 +134,17 @@ impl Drop for Served {
         if let Some(pid) = pid {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
+    }
+
+    /// Its data directory.
+    pub(crate) fn data(&self) -> std::path::PathBuf {
+        self.dir.path().join("data")
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.signal();
         let began = Instant::now();
         let mut is_gone = false;
         while !is_gone && began.elapsed() < DEADLINE {

@@ -1,0 +1,484 @@
+//! Preparations: what a server's children need is installed once, into a store that they read.
+//!
+//! However many sessions and servers want a store, one run fills it; a run that failed counts as
+//! a failed start of the server that began it. Not here: what is run (`control/recipe`), and the
+//! store itself (`stores`).
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    future::poll_fn,
+    path::{Path, PathBuf},
+    pin::pin,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{
+    select,
+    sync::{Semaphore, watch},
+    task::spawn_blocking,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    circuit::{Circuit, Verdict},
+    launcher::Launcher,
+    pool::{Pool, Refused, Spec, spec},
+    programs::{self, Found},
+    stderr::printable,
+    stdio::{Child, Exit, Happened},
+    stores::{KEPT, Store, Stores},
+};
+use crate::control::{Launch, Limits, Server, recipe::Recipe};
+
+/// All preparations of a gateway.
+pub(crate) struct Preparations {
+    stores: Stores,
+    /// By the name of the store; never held across an await.
+    flights: RwLock<HashMap<String, Flight>>,
+    turns: Semaphore,
+    tracker: TaskTracker,
+    /// Nothing is prepared from then on.
+    stop: CancellationToken,
+}
+
+/// The preparation of one store, under way or over.
+struct Flight {
+    outcome: watch::Receiver<Outcome>,
+    subject: String,
+    servers: BTreeSet<(String, String)>,
+}
+
+/// How far a preparation is.
+#[derive(Clone)]
+enum Outcome {
+    Running,
+    Ready(Arc<Ready>),
+    /// With the last lines of its output.
+    Failed(Arc<[String]>),
+}
+
+/// What children start from.
+pub(super) struct Ready {
+    store: Store,
+    found: Found,
+}
+
+/// A preparation as an operator sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Prepared {
+    /// The name of the store.
+    pub(crate) digest: String,
+    /// What is installed, or the command that does it.
+    pub(crate) subject: String,
+    /// The tenants and servers that asked for it.
+    pub(crate) servers: Vec<(String, String)>,
+    /// `preparing`, `ready` or `failed`.
+    pub(crate) state: &'static str,
+    /// The version that was installed, where one is known.
+    pub(crate) version: Option<String>,
+    /// The last lines of what a failed one said.
+    pub(crate) output: Vec<String>,
+}
+
+/// A preparation that can be waited for, or why none begins.
+enum Joined {
+    Flight(watch::Receiver<Outcome>),
+    Not(Verdict),
+}
+
+/// Why there is no store.
+enum Failure {
+    /// The gateway stops.
+    Stopped,
+    /// For this reason, with the last lines of its output.
+    Failed(String, Vec<String>),
+}
+
+/// How long a preparation may take, and how long one is waited for. A download that takes longer
+/// is stuck; there is no key for it, since nobody waits better for another time.
+const LONGEST: Duration = Duration::from_mins(10);
+
+/// Preparations at a time: they share one network and one disk.
+const PARALLEL: usize = 2;
+
+/// Lines of output that are kept of a failed one.
+const LINES: usize = 20;
+
+/// Bytes of one such line.
+const LINE: usize = 1024;
+
+impl Preparations {
+    /// Those with stores below `dir`.
+    pub(crate) fn new(dir: PathBuf, tracker: TaskTracker, stop: CancellationToken) -> Self {
+        Self {
+            stores: Stores::new(dir),
+            flights: RwLock::default(),
+            turns: Semaphore::new(PARALLEL),
+            tracker,
+            stop,
+        }
+    }
+
+    /// All that were asked for, by the names of their stores.
+    pub(crate) fn list(&self) -> Vec<Prepared> {
+        let flights = self.flights.read().unwrap_or_else(PoisonError::into_inner);
+        let seen = flights.iter().map(|(name, flight)| {
+            let (state, version, output) = match &*flight.outcome.borrow() {
+                Outcome::Running => ("preparing", None, Vec::new()),
+                Outcome::Ready(ready) => ("ready", ready.found.version.clone(), Vec::new()),
+                Outcome::Failed(output) => ("failed", None, output.to_vec()),
+            };
+            Prepared {
+                digest: name.clone(),
+                subject: flight.subject.clone(),
+                servers: flight.servers.iter().cloned().collect(),
+                state,
+                version,
+                output,
+            }
+        });
+        let mut seen: Vec<_> = seen.collect();
+        seen.sort_by(|one, other| one.digest.cmp(&other.digest));
+        seen
+    }
+
+    /// The store of this name, if it is complete and has what is needed.
+    async fn find(&self, name: &str, recipe: &Recipe) -> Option<Ready> {
+        let (stores, name, start) = (self.stores.clone(), name.to_owned(), recipe.start.clone());
+        let found = spawn_blocking(move || {
+            let store = stores.find(&name).ok()??;
+            match programs::find(&start, &store.path) {
+                Ok(found) => Some(Ready { store, found }),
+                Err(why) => {
+                    tracing::warn!(why, "a store is of no use: it is made anew");
+                    stores.forget(&name);
+                    None
+                }
+            }
+        });
+        found.await.ok().flatten()
+    }
+
+    /// Fills a store, unless there is one. The second value says whether there was.
+    async fn make(
+        &self,
+        launcher: &Launcher,
+        server: &Server,
+        recipe: &Recipe,
+        name: &str,
+    ) -> Result<(Ready, bool), Failure> {
+        if let Some(ready) = self.find(name, recipe).await {
+            return Ok((ready, true));
+        }
+        let turn = self.stop.run_until_cancelled(self.turns.acquire()).await;
+        let _turn = turn.ok_or(Failure::Stopped)?;
+        // Another gateway may have been at it.
+        if let Some(ready) = self.find(name, recipe).await {
+            return Ok((ready, true));
+        }
+        let stores = self.stores.clone();
+        let begun = blocking({
+            let (stores, name) = (stores.clone(), name.to_owned());
+            move || stores.begin(&name).map_err(|error| error.to_string())
+        });
+        let store = begun.await?;
+        if let Err(failure) = self.fill(launcher, server, recipe, &store.path).await {
+            _ = blocking(move || {
+                store.discard();
+                Ok(())
+            })
+            .await;
+            return Err(failure);
+        }
+        let (name, start) = (name.to_owned(), recipe.start.clone());
+        let completed = blocking(move || {
+            let found = match programs::find(&start, &store.path) {
+                Ok(found) => found,
+                Err(why) => {
+                    store.discard();
+                    return Err(why);
+                }
+            };
+            let made = store.path.clone();
+            let store = stores.complete(&name, store).map_err(|e| e.to_string())?;
+            // That of another gateway has what this one has, in another place.
+            let found = if store.path == made {
+                found
+            } else {
+                programs::find(&start, &store.path)?
+            };
+            Ok(Ready { store, found })
+        });
+        Ok((completed.await?, false))
+    }
+
+    /// Runs the recipe in an empty store, behind a guard like every child.
+    async fn fill(
+        &self,
+        launcher: &Launcher,
+        server: &Server,
+        recipe: &Recipe,
+        store: &Path,
+    ) -> Result<(), Failure> {
+        let failed = |why: String, output| Err(Failure::Failed(why, output));
+        if store.to_str().is_none() {
+            return failed("its path is not UTF-8".to_owned(), Vec::new());
+        }
+        let launch = recipe.launch(&server.launch, store);
+        let label = format!("{}-{}-prepare", server.tenant, server.name);
+        let limits = Limits {
+            stderr: ERRORS,
+            ..server.limits
+        };
+        let mut child = match Child::spawn(launcher, &label, &launch, &limits) {
+            Ok(child) => child,
+            Err(error) => return failed(error.to_string(), Vec::new()),
+        };
+        let mut said = VecDeque::new();
+        let ended = select! {
+            () = self.stop.cancelled() => None,
+            ended = timeout(LONGEST, ended(&mut child, &mut said)) => Some(ended),
+        };
+        match ended {
+            Some(Ok(exit)) if exit.code == Some(0) => Ok(()),
+            Some(Ok(exit)) => {
+                let why = match (exit.code, exit.signal) {
+                    (Some(code), _) => format!("it ended with {code}"),
+                    (None, signal) => format!("it ended by signal {}", signal.unwrap_or(0)),
+                };
+                failed(why, output(&said, &exit.stderr_tail))
+            }
+            Some(Err(_)) => {
+                let exit = child.kill().await;
+                let why = format!("it did not end within {} s", LONGEST.as_secs());
+                failed(why, output(&said, &exit.stderr_tail))
+            }
+            None => {
+                child.kill().await;
+                Err(Failure::Stopped)
+            }
+        }
+    }
+}
+
+impl Ready {
+    /// What starts a child of `server`.
+    pub(super) fn launch(&self, server: &Server, recipe: &Recipe) -> Launch {
+        let program = self.found.program.as_deref();
+        server.launch.prepared(recipe, program, &self.store.path)
+    }
+}
+
+impl Pool {
+    /// Prepares what all `servers` need, in the background, and removes old stores that none of
+    /// them names.
+    pub(crate) fn prepare_all(self: &Arc<Self>, servers: Vec<Arc<Server>>) {
+        let preparations = &self.preparations;
+        let named: HashSet<String> = servers
+            .iter()
+            .filter_map(|server| Some(hex(&server.recipe.as_ref()?.digest())))
+            .collect();
+        let stores = preparations.stores.clone();
+        preparations.tracker.spawn_blocking(move || {
+            let removed = stores.tidy(&named, KEPT);
+            if removed > 0 {
+                tracing::info!(removed, "removed old stores");
+            }
+        });
+        for server in servers {
+            if server.recipe.is_none() {
+                continue;
+            }
+            let (pool, stop) = (Arc::clone(self), preparations.stop.clone());
+            preparations.tracker.spawn(async move {
+                // Whoever needs it next tries again, and hears why not.
+                _ = stop.run_until_cancelled(pool.prepared(&server)).await;
+            });
+        }
+    }
+
+    /// What `server`'s children start from, once it is prepared; none if nothing is to be.
+    ///
+    /// # Errors
+    ///
+    /// `Prepare` if it failed; `Circuit` at once and `Busy` after `spawn.wait` where it may not
+    /// be tried again yet.
+    pub(super) async fn prepared(
+        self: &Arc<Self>,
+        server: &Arc<Server>,
+    ) -> Result<Option<Arc<Ready>>, Refused> {
+        let Some(recipe) = &server.recipe else {
+            return Ok(None);
+        };
+        let name = hex(&recipe.digest());
+        let deadline = Instant::now() + self.wait;
+        let mut outcome = loop {
+            match self.join(server, recipe, &name) {
+                Joined::Flight(outcome) => break outcome,
+                Joined::Not(Verdict::Open(left)) => return self.refuse(Refused::Circuit(left)),
+                Joined::Not(Verdict::After(wait)) if Instant::now() + wait > deadline => {
+                    sleep_until(deadline).await;
+                    return self.refuse(Refused::Busy);
+                }
+                Joined::Not(Verdict::After(wait)) => sleep(wait).await,
+                Joined::Not(Verdict::Now) => {}
+            }
+        };
+        let settled = outcome.wait_for(|outcome| !matches!(outcome, Outcome::Running));
+        let settled = timeout(LONGEST, settled).await;
+        if let Ok(Ok(settled)) = &settled
+            && let Outcome::Ready(ready) = &**settled
+        {
+            return Ok(Some(Arc::clone(ready)));
+        }
+        self.refuse(Refused::Prepare)
+    }
+
+    /// The preparation that is under way or has succeeded; else a new one, if it may be tried.
+    fn join(self: &Arc<Self>, server: &Arc<Server>, recipe: &Recipe, name: &str) -> Joined {
+        let preparations = &self.preparations;
+        let mut flights = preparations
+            .flights
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let asker = (server.tenant.clone(), server.name.clone());
+        let mut servers = BTreeSet::new();
+        if let Some(flight) = flights.get_mut(name) {
+            flight.servers.insert(asker.clone());
+            let is_over = match &*flight.outcome.borrow() {
+                Outcome::Ready(_) => false,
+                Outcome::Failed(_) => true,
+                // A run that ended without a word.
+                Outcome::Running => flight.outcome.has_changed().is_err(),
+            };
+            if !is_over {
+                return Joined::Flight(flight.outcome.clone());
+            }
+            servers.clone_from(&flight.servers);
+        }
+        let spec = spec(server);
+        match self.circuit(&spec, Circuit::ask) {
+            Verdict::Now => {}
+            not => return Joined::Not(not),
+        }
+        servers.insert(asker);
+        let (settle, outcome) = watch::channel(Outcome::Running);
+        let flight = Flight {
+            outcome: outcome.clone(),
+            subject: recipe.subject().to_owned(),
+            servers,
+        };
+        flights.insert(name.to_owned(), flight);
+        let (pool, server, name) = (Arc::clone(self), Arc::clone(server), name.to_owned());
+        preparations.tracker.spawn(async move {
+            let outcome = pool.run(&server, &spec, &name).await;
+            settle.send_replace(outcome);
+        });
+        Joined::Flight(outcome)
+    }
+
+    /// One run, of which nothing but its outcome is shared.
+    async fn run(&self, server: &Server, spec: &Spec, name: &str) -> Outcome {
+        let Some(recipe) = &server.recipe else {
+            return Outcome::Failed(Arc::default());
+        };
+        let (began, subject) = (Instant::now(), recipe.subject());
+        let made = self
+            .preparations
+            .make(&self.launcher, server, recipe, name)
+            .await;
+        let seconds = began.elapsed().as_secs_f64();
+        match made {
+            Ok((ready, was_there)) => {
+                self.circuit(spec, |circuit, _| circuit.succeeded());
+                let version = ready.found.version.as_deref();
+                tracing::info!(
+                    tenant.id = server.tenant,
+                    server.name = server.name,
+                    subject,
+                    version,
+                    was_there,
+                    seconds,
+                    "prepared"
+                );
+                Outcome::Ready(Arc::new(ready))
+            }
+            // Neither its fault nor anybody's who would try again.
+            Err(Failure::Stopped) => Outcome::Failed(Arc::default()),
+            Err(Failure::Failed(why, output)) => {
+                tracing::warn!(
+                    tenant.id = server.tenant,
+                    server.name = server.name,
+                    subject,
+                    why,
+                    output = output.join("\n"),
+                    seconds,
+                    "cannot prepare"
+                );
+                self.count_failure(spec);
+                Outcome::Failed(output.into_iter().chain([why]).collect())
+            }
+        }
+    }
+}
+
+/// Runs a child to its end with nothing on its stdin, and keeps the last lines of its stdout.
+async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
+    loop {
+        let happened = poll_fn(|cx| {
+            let polled = pin!(child.next()).poll(cx);
+            // Not before the guard has its orders, which come the same way.
+            if child.queued() == 0 {
+                child.stdin = None;
+            }
+            polled
+        });
+        match happened.await {
+            Happened::Line(mut line) => {
+                if said.len() == LINES {
+                    said.pop_front();
+                }
+                line.truncate(LINE);
+                said.push_back(line);
+            }
+            Happened::TooLong | Happened::Closed => {}
+            Happened::Exited(exit) => return exit,
+        }
+    }
+}
+
+/// The last lines of stderr, and before them those of stdout that still have room.
+fn output(said: &VecDeque<Bytes>, errors: &[u8]) -> Vec<String> {
+    let errors: Vec<&[u8]> = errors
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .collect();
+    let errors = &errors[errors.len().saturating_sub(LINES)..];
+    let room = LINES - errors.len();
+    let said = said.iter().skip(said.len().saturating_sub(room));
+    let lines = said.map(|line| &**line).chain(errors.iter().copied());
+    lines
+        .map(|line| printable(&line[..line.len().min(LINE)]))
+        .collect()
+}
+
+/// Work on files; what goes wrong is a failure of the preparation.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, Failure> {
+    let failed = |why| Failure::Failed(why, Vec::new());
+    match spawn_blocking(work).await {
+        Ok(done) => done.map_err(failed),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Bytes of stderr that are looked at.
+const ERRORS: u64 = 64 << 10;

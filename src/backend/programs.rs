@@ -1,0 +1,239 @@
+//! What npm and uv left in a store: the program that is to be started, and its version.
+//!
+//! Reads files, runs nothing. Not here: how they are asked to install (`control/packages`).
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::control::recipe::Start;
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    /// The program that children start; none where the specification says it.
+    pub(super) program: Option<String>,
+    /// The version that was installed, where there is one.
+    pub(super) version: Option<String>,
+}
+
+/// What is needed of a `package.json`.
+#[derive(Deserialize)]
+struct Package {
+    version: Option<String>,
+    #[serde(default)]
+    bin: Value,
+}
+
+/// A `package.json` is smaller.
+const LARGEST: u64 = 1 << 20;
+
+/// Looks for what `start` needs.
+///
+/// # Errors
+///
+/// What is missing, for the operator.
+pub(super) fn find(start: &Start, store: &Path) -> Result<Found, String> {
+    match start {
+        Start::AsWritten => Ok(Found::default()),
+        Start::Npm { package, bin, .. } => npm(store, package, bin.as_deref()),
+        Start::Uv { bin, .. } => uv(store, bin),
+    }
+}
+
+fn npm(store: &Path, package: &str, bin: Option<&str>) -> Result<Found, String> {
+    let modules = store.join("node_modules");
+    let path = modules.join(package).join("package.json");
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut text));
+    read.map_err(|error| format!("{package} was not installed: {error}"))?;
+    let found: Package = serde_json::from_slice(&text)
+        .map_err(|error| format!("the package.json of {package} cannot be read: {error}"))?;
+    let bin = match bin {
+        Some(bin) => bin.to_owned(),
+        None => npm_bin(package, &found.bin)
+            .ok_or_else(|| format!("{package} does not say which of its programs to start"))?,
+    };
+    let program = executable(modules.join(".bin").join(&bin))
+        .ok_or_else(|| format!("{package} has no program {bin}"))?;
+    Ok(Found {
+        program: Some(program),
+        version: found.version,
+    })
+}
+
+/// The program of a package as npx chooses it: the only one, or the one with its name.
+fn npm_bin(package: &str, bin: &Value) -> Option<String> {
+    let name = package.rsplit('/').next().unwrap_or(package);
+    match bin {
+        Value::String(_) => Some(name.to_owned()),
+        Value::Object(all) => {
+            // Several names of one file are one program.
+            let mut names: Vec<&String> = all.keys().collect();
+            let is_one = Map::values(all).all(|file| Some(file) == all.values().next());
+            match names.pop() {
+                Some(last) if is_one && !all.contains_key(name) => Some(last.clone()),
+                Some(_) if all.contains_key(name) => Some(name.to_owned()),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+fn uv(store: &Path, bin: &str) -> Result<Found, String> {
+    let names = [bin.to_owned(), normal(bin)];
+    let program = names
+        .iter()
+        .find_map(|name| executable(store.join("bin").join(name)));
+    let program = program.ok_or_else(|| format!("what was installed has no program {bin}"))?;
+    Ok(Found {
+        program: Some(program),
+        version: uv_version(store),
+    })
+}
+
+/// The version of the one tool in a store, which the name of its metadata has.
+fn uv_version(store: &Path) -> Option<String> {
+    let tool = only_directory(&store.join("tools"))?;
+    let name = normal(tool.file_name()?.to_str()?);
+    let python = only_directory(&tool.join("lib"))?;
+    let entries = fs::read_dir(python.join("site-packages")).ok()?;
+    entries.flatten().find_map(|entry| {
+        let entry = entry.file_name();
+        let (package, version) = entry
+            .to_str()?
+            .strip_suffix(".dist-info")?
+            .rsplit_once('-')?;
+        (normal(package) == name).then(|| version.to_owned())
+    })
+}
+
+fn only_directory(path: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(path).ok()?.flatten();
+    let mut directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let only = directories.next()?.path();
+    directories.next().is_none().then_some(only)
+}
+
+/// A Python package's name as it is compared.
+fn normal(name: &str) -> String {
+    let words = name.split(['-', '_', '.']).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join("-").to_ascii_lowercase()
+}
+
+/// The path as text, if a program is there.
+fn executable(path: PathBuf) -> Option<String> {
+    let found = fs::metadata(&path).ok()?;
+    let is_program = found.is_file() && found.permissions().mode() & 0o111 != 0;
+    path.into_os_string()
+        .into_string()
+        .ok()
+        .filter(|_| is_program)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_package_has_one_program_or_one_of_its_name() {
+        for (package, bin, program) in [
+            ("x", json!("a.js"), Some("x")),
+            ("@s/x", json!("a.js"), Some("x")),
+            ("@s/x", json!({"y": "a.js"}), Some("y")),
+            ("@s/x", json!({"y": "a.js", "x": "b.js"}), Some("x")),
+            ("x", json!({"y": "a.js", "z": "a.js"}), Some("z")),
+            ("x", json!({"y": "a.js", "x": "a.js"}), Some("x")),
+            ("x", json!({"y": "a.js", "z": "b.js"}), None),
+            ("x", json!({}), None),
+            ("x", json!(null), None),
+            ("x", json!(["a.js"]), None),
+        ] {
+            assert_eq!(
+                npm_bin(package, &bin).as_deref(),
+                program,
+                "{package} {bin}"
+            );
+        }
+    }
+
+    fn write(store: &Path, path: &str, text: &str) {
+        let path = store.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+    }
+
+    #[test]
+    fn npm_says_what_it_installed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, args) = (dir.path(), Vec::new());
+        let start = |bin: Option<&str>| Start::Npm {
+            package: "@s/x".to_owned(),
+            bin: bin.map(str::to_owned),
+            args: args.clone(),
+        };
+        assert!(find(&start(None), store).unwrap_err().contains("@s/x"));
+        let package = "node_modules/@s/x/package.json";
+        write(store, package, "{");
+        assert!(find(&start(None), store).is_err());
+        write(
+            store,
+            package,
+            r#"{"version": "1.2.3-a", "bin": {"x": "t", "y": "t2"}}"#,
+        );
+        assert_eq!(
+            find(&start(None), store).unwrap_err(),
+            "@s/x has no program x"
+        );
+        for bin in ["x", "y"] {
+            write(store, &format!("node_modules/.bin/{bin}"), "");
+        }
+        for (bin, name) in [(None, "x"), (Some("y"), "y")] {
+            let found = find(&start(bin), store).unwrap();
+            let program = store.join("node_modules/.bin").join(name);
+            assert_eq!(found.program.as_deref(), program.to_str());
+            assert_eq!(found.version.as_deref(), Some("1.2.3-a"));
+        }
+        assert!(find(&start(Some("z")), store).is_err());
+    }
+
+    #[test]
+    fn uv_says_what_it_installed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path();
+        let start = |bin: &str| Start::Uv {
+            bin: bin.to_owned(),
+            args: Vec::new(),
+        };
+        assert!(find(&start("some.tool"), store).is_err());
+        write(store, "bin/some-tool", "");
+        assert_eq!(find(&start("some-tool"), store).unwrap().version, None);
+        let packages = "tools/some-tool/lib/python3.12/site-packages";
+        write(
+            store,
+            &format!("{packages}/other-1.0.dist-info/METADATA"),
+            "",
+        );
+        write(
+            store,
+            &format!("{packages}/Some_Tool-2.0.dist-info/METADATA"),
+            "",
+        );
+        let found = find(&start("Some_Tool"), store).unwrap();
+        assert_eq!(found.version.as_deref(), Some("2.0"));
+        assert_eq!(
+            found.program.as_deref(),
+            store.join("bin/some-tool").to_str()
+        );
+    }
+}

@@ -1,0 +1,377 @@
+//! Stores on disk: what preparations leave behind, which children only read.
+//!
+//! A store is a directory `DIGEST.RANDOM` that keeps its name, since what is installed may have
+//! written down where it is; a link `DIGEST` to it says that it is complete. Who fills or uses
+//! one holds a lock on it, which ends with the process. Not here: filling one (`prepare`).
+
+use std::{
+    collections::HashSet,
+    fs::{self, DirBuilder, Permissions},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, PermissionsExt, symlink},
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
+
+/// The directory of all stores.
+#[derive(Clone, Debug)]
+pub(super) struct Stores {
+    dir: PathBuf,
+}
+
+/// A complete store, or one that is being filled; not removed by others while this lives.
+#[derive(Debug)]
+pub(super) struct Store {
+    /// Its directory.
+    pub(super) path: PathBuf,
+    hold: OwnedFd,
+}
+
+/// A complete store that no server names is kept for so long after its last use.
+pub(super) const KEPT: Duration = Duration::from_hours(24 * 7);
+
+/// No preparation takes so long: what is not complete then never will be.
+const ABANDONED: Duration = Duration::from_hours(1);
+
+/// What is in the store only while it is filled.
+const SCRATCH: &str = ".tmp";
+
+/// How often a store that goes away meanwhile is looked for again.
+const TRIES: usize = 3;
+
+impl Stores {
+    /// Those below `dir`, which need not exist.
+    pub(super) fn new(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
+    /// The complete store of this name, which counts as used by that.
+    pub(super) fn find(&self, name: &str) -> io::Result<Option<Store>> {
+        let link = self.dir.join(name);
+        for _ in 0..TRIES {
+            let target = match fs::read_link(&link) {
+                Ok(target) => target,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            let is_own = target
+                .to_str()
+                .and_then(parts)
+                .is_some_and(|(of, _)| of == name);
+            let held = is_own
+                .then(|| Store::hold(self.dir.join(&target)))
+                .transpose();
+            match held {
+                Ok(Some(store)) if fs::read_link(&link).is_ok_and(|now| now == target) => {
+                    let now = Timespec {
+                        tv_sec: 0,
+                        tv_nsec: UTIME_NOW,
+                    };
+                    let times = Timestamps {
+                        last_access: now,
+                        last_modification: now,
+                    };
+                    // Without it the store is only removed earlier.
+                    _ = rustix::fs::futimens(&store.hold, &times);
+                    return Ok(Some(store));
+                }
+                // Somebody removed it meanwhile.
+                Ok(Some(_)) => {}
+                // It leads nowhere.
+                Ok(None) => fs::remove_file(&link)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => fs::remove_file(&link)?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// A directory to be filled.
+    pub(super) fn begin(&self, name: &str) -> io::Result<Store> {
+        let path = self
+            .dir
+            .join(format!("{name}.{}", uuid::Uuid::new_v4().simple()));
+        let mut private = DirBuilder::new();
+        private.mode(0o700).recursive(true).create(&self.dir)?;
+        private.recursive(false).create(&path)?;
+        let store = Store::hold(path)?;
+        private.create(store.path.join(SCRATCH))?;
+        Ok(store)
+    }
+
+    /// Makes a filled store complete; where another one was faster, that is it.
+    pub(super) fn complete(&self, name: &str, store: Store) -> io::Result<Store> {
+        remove(&store.path.join(SCRATCH))?;
+        change(&store.path, &|mode| mode & !0o222)?;
+        let target = store.path.file_name().unwrap_or_default();
+        for _ in 0..TRIES {
+            match symlink(target, self.dir.join(name)) {
+                Ok(()) => return Ok(store),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    if let Some(other) = self.find(name)? {
+                        store.discard();
+                        return Ok(other);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Takes away what says that a store is complete: it turned out to be of no use.
+    pub(super) fn forget(&self, name: &str) {
+        _ = fs::remove_file(self.dir.join(name));
+    }
+
+    /// Removes complete stores that are not `named` and were not used for `kept`, and what was
+    /// begun and never completed. Touches nothing else that may lie there.
+    pub(super) fn tidy(&self, named: &HashSet<String>, kept: Duration) -> usize {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let mut removed = 0;
+        for entry in entries {
+            let target = entry.file_name();
+            let Some((name, _)) = target.to_str().and_then(parts) else {
+                continue;
+            };
+            let link = self.dir.join(name);
+            let is_complete = fs::read_link(&link).is_ok_and(|of| of == *target);
+            let longest = if is_complete { kept } else { ABANDONED };
+            let age = entry.metadata().and_then(|found| found.modified());
+            let is_old = age.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= longest));
+            if !is_old || (is_complete && named.contains(name)) {
+                continue;
+            }
+            let Ok(store) = Store::open(entry.path()) else {
+                continue;
+            };
+            let alone = FlockOperation::NonBlockingLockExclusive;
+            if rustix::fs::flock(&store.hold, alone).is_ok() {
+                if is_complete {
+                    self.forget(name);
+                }
+                store.discard();
+                removed += 1;
+            }
+        }
+        removed
+    }
+}
+
+impl Store {
+    fn open(path: PathBuf) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let hold = rustix::fs::open(&path, flags, Mode::empty())?;
+        Ok(Self { path, hold })
+    }
+
+    /// Opens it, against its removal by others.
+    fn hold(path: PathBuf) -> io::Result<Self> {
+        let store = Self::open(path)?;
+        match rustix::fs::flock(&store.hold, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(store),
+            // It is being removed.
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::NotFound.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes it.
+    pub(super) fn discard(self) {
+        if let Err(error) = remove(&self.path) {
+            tracing::warn!(%error, "cannot remove a store");
+        }
+    }
+}
+
+/// Removes a directory, whatever may not be written to in it, or another file.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    let kind = match fs::symlink_metadata(path) {
+        Ok(found) => found.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if !kind.is_dir() {
+        return fs::remove_file(path);
+    }
+    // Only a directory that may be written to can be emptied.
+    change_dirs(path)?;
+    fs::remove_dir_all(path)
+}
+
+fn change_dirs(path: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(path)?;
+    fs::set_permissions(
+        path,
+        Permissions::from_mode(found.permissions().mode() | 0o700),
+    )?;
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            change_dirs(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Changes the permissions of all below and of itself last; follows no link.
+fn change(path: &Path, how: &dyn Fn(u32) -> u32) -> io::Result<()> {
+    let found = fs::symlink_metadata(path)?;
+    if found.is_symlink() {
+        return Ok(());
+    }
+    if found.is_dir() {
+        for entry in fs::read_dir(path)? {
+            change(&entry?.path(), how)?;
+        }
+    }
+    let mode = found.permissions().mode();
+    fs::set_permissions(path, Permissions::from_mode(how(mode)))
+}
+
+/// The digest and the random part of a directory's name; none if it is not one of ours.
+fn parts(name: &str) -> Option<(&str, &str)> {
+    let (digest, random) = name.split_once('.')?;
+    let is_hex = |text: &str, length| {
+        text.len() == length
+            && text
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    (is_hex(digest, 64) && is_hex(random, 32)).then_some((digest, random))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stores() -> (tempfile::TempDir, Stores, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let stores = Stores::new(dir.path().join("prepared"));
+        (dir, stores, "ab".repeat(32))
+    }
+
+    fn made(stores: &Stores, name: &str) -> Store {
+        let store = stores.begin(name).unwrap();
+        fs::create_dir(store.path.join("d")).unwrap();
+        fs::write(store.path.join("d/f"), "x").unwrap();
+        stores.complete(name, store).unwrap()
+    }
+
+    fn age(path: &Path, age: Duration) {
+        let file = fs::File::open(path).unwrap();
+        let fresh = tempfile::NamedTempFile::new().unwrap();
+        let now = fresh.as_file().metadata().unwrap().modified().unwrap();
+        file.set_modified(now - age).unwrap();
+    }
+
+    fn left(stores: &Stores) -> usize {
+        fs::read_dir(&stores.dir).unwrap().count()
+    }
+
+    #[test]
+    fn what_is_not_complete_is_not_found() {
+        let (_dir, stores, name) = stores();
+        assert!(stores.find(&name).unwrap().is_none());
+        let store = stores.begin(&name).unwrap();
+        assert!(stores.find(&name).unwrap().is_none());
+        let path = store.path.clone();
+        let store = stores.complete(&name, store).unwrap();
+        assert_eq!(store.path, path, "it keeps its place");
+        assert_eq!(stores.find(&name).unwrap().unwrap().path, path);
+        assert!(!path.join(SCRATCH).exists());
+        stores.forget(&name);
+        assert!(stores.find(&name).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_first_of_two_gateways_wins() {
+        let (_dir, stores, name) = stores();
+        let (one, other) = (stores.begin(&name).unwrap(), stores.begin(&name).unwrap());
+        let lost = one.path.clone();
+        let won = stores.complete(&name, other).unwrap().path;
+        assert_eq!(stores.complete(&name, one).unwrap().path, won);
+        assert!(!lost.exists());
+    }
+
+    #[test]
+    fn nothing_in_it_can_be_written_to_and_yet_it_can_be_removed() {
+        let (dir, stores, name) = stores();
+        let outside = dir.path().join("outside");
+        fs::write(&outside, "").unwrap();
+        let store = stores.begin(&name).unwrap();
+        fs::create_dir(store.path.join("d")).unwrap();
+        fs::write(store.path.join("d/f"), "x").unwrap();
+        symlink(&outside, store.path.join("d/l")).unwrap();
+        let store = stores.complete(&name, store).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        for path in ["", "d", "d/f"] {
+            assert_eq!(mode(&store.path.join(path)) & 0o222, 0, "{path}");
+        }
+        assert_ne!(mode(&outside) & 0o200, 0);
+        let path = store.path.clone();
+        store.discard();
+        assert!(!path.exists() && outside.exists());
+    }
+
+    #[test]
+    fn links_that_lead_elsewhere_are_no_stores() {
+        let (dir, stores, name) = stores();
+        drop(made(&stores, &name));
+        let other = "cd".repeat(32);
+        for target in [
+            dir.path().to_str().unwrap(),
+            "..",
+            "nothing",
+            &format!("{name}.{}", "0".repeat(32)),
+        ] {
+            symlink(target, stores.dir.join(&other)).unwrap();
+            assert!(stores.find(&other).unwrap().is_none(), "{target}");
+            assert!(fs::symlink_metadata(stores.dir.join(&other)).is_err());
+        }
+        assert!(stores.find(&name).unwrap().is_some());
+    }
+
+    #[test]
+    fn only_what_is_old_and_not_named_and_not_used_is_removed() {
+        let (_dir, stores, name) = stores();
+        let named = HashSet::from([name.clone()]);
+        let day = Duration::from_hours(24);
+        let path = made(&stores, &name).path.clone();
+        age(&path, day * 8);
+        assert_eq!(stores.tidy(&named, KEPT), 0, "it is named");
+        let used = stores.find(&name).unwrap();
+        assert_eq!(stores.tidy(&HashSet::new(), KEPT), 0, "it was used today");
+        age(&path, day * 8);
+        assert_eq!(stores.tidy(&HashSet::new(), KEPT), 0, "it is being used");
+        drop(used);
+        age(&path, day * 6);
+        assert_eq!(stores.tidy(&HashSet::new(), KEPT), 0, "it is not that old");
+        age(&path, day * 8);
+        assert_eq!(stores.tidy(&HashSet::new(), KEPT), 1);
+        assert_eq!(left(&stores), 0);
+    }
+
+    #[test]
+    fn what_was_never_completed_goes_and_what_is_not_ours_stays() {
+        let (_dir, stores, name) = stores();
+        let named = HashSet::from([name.clone()]);
+        let half = stores.begin(&name).unwrap();
+        let path = half.path.clone();
+        age(&path, ABANDONED * 2);
+        assert_eq!(stores.tidy(&named, KEPT), 0, "somebody is at it");
+        drop(half);
+        for foreign in ["x", "ab.cd", &name[1..], &format!("{name}.x")] {
+            fs::create_dir(stores.dir.join(foreign)).unwrap();
+            age(&stores.dir.join(foreign), ABANDONED * 1000);
+        }
+        assert_eq!(stores.tidy(&named, KEPT), 1);
+        assert!(!path.exists());
+        assert_eq!(left(&stores), 4);
+    }
+}

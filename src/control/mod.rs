@@ -177,6 +177,7 @@ impl std::fmt::Debug for Launch {
             .field("home", &self.home)
             .field("confinement", &self.confinement)
             .field("prepared", &self.prepared)
+            .field("is_preparing", &self.is_preparing)
             .finish()
     }
 }

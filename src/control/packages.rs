@@ -200,11 +200,10 @@ fn uv_package(text: &str) -> Option<(String, &str)> {
         Some(version) if !version.is_empty() && version.chars().all(is_version) => {
             format!("{name}{extras}=={version}")
         }
-        Some(_) => return None,
         None if version.is_empty() || version.starts_with(['=', '<', '>', '~', '!']) => {
             text.to_owned()
         }
-        None => return None,
+        _ => return None,
     };
     Some((requirement, name))
 }

@@ -14,7 +14,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    harness::{Gateway, Session, body, child, opening, until, within},
+    harness::{BOTH, Gateway, Session, body, child, opening, until, within},
     served::Served,
 };
 
@@ -234,17 +234,14 @@ async fn the_end_of_the_gateway_ends_what_is_under_way() {
     let mut gateway = served(json!({"main": server})).await;
     until("it runs", || async { site.runs() == 1 }).await;
     let stranger = gateway.stranger("a", "main");
-    let asked = tokio::spawn(async move {
-        let request = stranger.request(reqwest::Method::POST);
-        let request = request
-            .header("Content-Type", "application/json")
-            .header("Accept", super::harness::BOTH)
-            .body(opening("2025-11-25").to_string());
-        request.send().await
-    });
-    gateway.stop().await;
+    let request = stranger.request(reqwest::Method::POST);
+    let request = request
+        .header("Content-Type", "application/json")
+        .header("Accept", BOTH)
+        .body(opening("2025-11-25").to_string());
     // However that ends: it ends.
-    _ = within("the end of a request", asked).await.unwrap();
+    let asked = within("the end of a request", request.send());
+    let (_, ()) = tokio::join!(asked, gateway.stop());
     assert_eq!(names(&gateway.data().join("prepared")), BTreeSet::new());
     let script = site.path("gate");
     let runs = |pid: &u32| {

@@ -20,7 +20,7 @@ use rustix::{
 
 use super::{
     launch,
-    orders::{Cage, Files, Orders, Tcp},
+    orders::{Cage, Files, Orders, Store, Tcp},
     seccomp, view,
 };
 
@@ -131,6 +131,13 @@ fn restrict(cage: &Cage, private: Option<&Path>) -> io::Result<()> {
         Tcp::Ports(ports) => ports.as_slice(),
         Tcp::Any | Tcp::Off => &[],
     };
+    // Past what is hidden: these lie in the gateway's own directories.
+    let (mut reads, mut writes) = (None, [private.map(Path::to_owned), None]);
+    match &cage.store {
+        Some(Store::Read(path)) => reads = Some(path.clone()),
+        Some(Store::Fill(path)) => writes[1] = Some(path.clone()),
+        None => {}
+    }
     let is_wanted = files.is_some() || !ports.is_empty() || cage.is_scoped;
     if cage.landlock == 0 || !is_wanted {
         return Ok(());
@@ -152,12 +159,12 @@ fn restrict(cage: &Cage, private: Option<&Path>) -> io::Result<()> {
         if let Some(files) = &files {
             rules = rules
                 .add_rules(path_beneath_rules(
-                    visible(&files.read, cage),
+                    visible(&files.read, cage).chain(reads),
                     AccessFs::from_read(abi),
                 ))?
                 .add_rules(path_beneath_rules(view::devices(), DEVICE))?
                 .add_rules(path_beneath_rules(
-                    visible(&files.write, cage).chain(private.map(Path::to_owned)),
+                    visible(&files.write, cage).chain(writes.into_iter().flatten()),
                     AccessFs::from_all(abi),
                 ))?;
         }

@@ -149,7 +149,10 @@ fn start(orders: &Orders) -> io::Result<Pid> {
 /// Whether a child could have namespaces of its own: tries it.
 fn probe() -> i32 {
     let user = User::own();
-    let furnished = || user.map().and_then(|()| namespace::furnish(&[], None));
+    let furnished = || {
+        user.map()
+            .and_then(|()| namespace::furnish(&[], None, None))
+    };
     match clone(NAMESPACES, None) {
         Ok(Clone::Child) => std::process::exit(i32::from(furnished().is_err())),
         Ok(Clone::Parent(_)) => {

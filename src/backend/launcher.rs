@@ -12,8 +12,9 @@ use std::{
 };
 
 use super::{
-    orders::{Cage, Orders},
+    orders::{Cage, Orders, Store},
     sandbox::Sandbox,
+    stores::SCRATCH,
     uids::Lease,
 };
 use crate::control::{Home, Launch, Limits};
@@ -139,6 +140,10 @@ impl Launcher {
         cage.uid = lease.as_ref().map(|lease| lease.uid);
         if let (Some(uid), Some(private)) = (cage.uid, &orders.private) {
             chown(private, Some(uid), Some(uid))?;
+        }
+        if let (Some(uid), Some(Store::Fill(store))) = (cage.uid, &cage.store) {
+            chown(store, Some(uid), Some(uid))?;
+            chown(store.join(SCRATCH), Some(uid), Some(uid))?;
         }
         cage.group = self.sandbox.group(name, launch, limits)?;
         orders.cage = cage;

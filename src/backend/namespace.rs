@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::{
-    fs::OFlags,
+    fs::{Mode, OFlags, StatVfsMountFlags},
     io::Errno,
     mount::{MountFlags, MountPropagationFlags},
     process::{DumpableBehavior, Pid, Signal, WaitOptions},
@@ -18,7 +18,7 @@ use rustix::{
 use super::{
     confine,
     launch::{self, Clone},
-    orders::Orders,
+    orders::{Orders, Store},
     tree::{is_readable, wait_for},
 };
 
@@ -52,14 +52,20 @@ impl User {
     }
 }
 
-/// Furnishes the mount namespace: nothing of `hide` but `private`, and a `/proc` of its own.
-pub(super) fn furnish(hide: &[PathBuf], private: Option<&Path>) -> io::Result<()> {
+/// Furnishes the mount namespace: nothing of `hide` but `private` and the store, and a `/proc` of
+/// its own.
+pub(super) fn furnish(
+    hide: &[PathBuf],
+    private: Option<&Path>,
+    store: Option<&Store>,
+) -> io::Result<()> {
     let all = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", all)?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let kept = private
-        .map(|path| rustix::fs::open(path, flags, rustix::fs::Mode::empty()))
-        .transpose()?;
+    let held = private.into_iter().chain(store.map(Store::path));
+    let kept: Vec<(&Path, OwnedFd)> = held
+        .map(|path| Ok((path, rustix::fs::open(path, flags, Mode::empty())?)))
+        .collect::<io::Result<_>>()?;
     for path in hide {
         let Ok(kind) = fs::metadata(path) else {
             continue;
@@ -71,13 +77,33 @@ pub(super) fn furnish(hide: &[PathBuf], private: Option<&Path>) -> io::Result<()
             rustix::mount::mount_bind("/dev/null", path)?;
         }
     }
-    if let (Some(path), Some(kept)) = (private, kept) {
+    for (path, kept) in kept {
         // Where nothing hid it, it is still there.
         fs::create_dir_all(path)?;
         rustix::mount::mount_bind(format!("/proc/self/fd/{}", kept.as_raw_fd()), path)?;
     }
+    if let Some(Store::Read(path)) = store {
+        only_read(path)?;
+    }
     let proc = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     Ok(rustix::mount::mount("proc", "/proc", "proc", proc, None)?)
+}
+
+/// Makes a mount such that nothing can be written to it.
+fn only_read(path: &Path) -> io::Result<()> {
+    let mut flags = MountFlags::BIND | MountFlags::RDONLY;
+    // What the mount below forbids cannot be allowed here.
+    let below = rustix::fs::statvfs(path)?.f_flag;
+    for (set, flag) in [
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+    ] {
+        if below.contains(set) {
+            flags |= flag;
+        }
+    }
+    Ok(rustix::mount::mount_remount(path, flags, "")?)
 }
 
 /// Process 1: starts the server, buries what dies, and ends as the server did.
@@ -92,7 +118,8 @@ pub(super) fn first(orders: &Orders, user: User, guard: &OwnedFd) -> io::Result<
     }
     _ = rustix::thread::set_name(c"lockgate-init");
     user.map()?;
-    furnish(&orders.cage.hide, orders.private.as_deref())?;
+    let cage = &orders.cage;
+    furnish(&cage.hide, orders.private.as_deref(), cage.store.as_ref())?;
     let signals = launch::signals()?;
     let Clone::Parent(server) = launch::clone(0, None)? else {
         let error = confine::become_server(orders, Pid::from_raw(1));

@@ -53,6 +53,26 @@ pub(crate) struct Cage {
     pub(crate) processes: Option<u64>,
     /// A cgroup of its own, which the guard ends and removes.
     pub(crate) group: Option<PathBuf>,
+    /// The store that it reaches although it may lie in what is hidden.
+    pub(crate) store: Option<Store>,
+}
+
+/// A store that a child reaches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// To read and to execute.
+    Read(PathBuf),
+    /// To fill it.
+    Fill(PathBuf),
+}
+
+impl Store {
+    /// Its directory.
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Self::Read(path) | Self::Fill(path) => path,
+        }
+    }
 }
 
 /// The files that a child reaches.
@@ -155,7 +175,20 @@ impl Cage {
         to.extend_from_slice(&self.processes.unwrap_or(0).to_le_bytes());
         let group = self.group.iter().cloned().collect();
         let files = self.files.clone().unwrap_or_default();
-        for paths in [&group, &self.hide, &files.read, &files.write] {
+        let (mut reads, mut fills) = (Vec::new(), Vec::new());
+        match &self.store {
+            Some(Store::Read(path)) => reads.push(path.clone()),
+            Some(Store::Fill(path)) => fills.push(path.clone()),
+            None => {}
+        }
+        for paths in [
+            &group,
+            &self.hide,
+            &files.read,
+            &files.write,
+            &reads,
+            &fills,
+        ] {
             count(to, paths.len());
             for path in paths {
                 text(to, path.as_os_str().as_bytes());
@@ -186,6 +219,9 @@ impl Cage {
             (0..count).map(|_| text_of(from).map(Into::into)).collect()
         };
         let (group, hide, read, write) = (paths()?, paths()?, paths()?, paths()?);
+        let (reads, fills) = (paths()?, paths()?);
+        let fills = fills.into_iter().next().map(Store::Fill);
+        let store = reads.into_iter().next().map(Store::Read).or(fills);
         let ports: Vec<u16> = (0..number(from)?)
             .map(|_| bytes(from).map(u16::from_le_bytes))
             .collect::<Option<_>>()?;
@@ -205,6 +241,7 @@ impl Cage {
             tcp,
             processes: Some(processes).filter(|&processes| processes != 0),
             group: group.into_iter().next(),
+            store,
         })
     }
 }
@@ -262,13 +299,18 @@ mod tests {
                 Just(Tcp::Any), Just(Tcp::Off),
                 prop::collection::vec(1u16.., 1..4).prop_map(Tcp::Ports),
             ],
+            store in prop_oneof![
+                Just(None),
+                "/[a-z]{1,9}".prop_map(|path| Some(Store::Read(path.into()))),
+                "/[a-z]{1,9}".prop_map(|path| Some(Store::Fill(path.into()))),
+            ],
         ) -> Cage {
             let [has_namespaces, is_scoped, is_hardened, has_files] = flags;
             let files = has_files.then_some(Files { read, write });
             let group = group.map(PathBuf::from);
             Cage {
                 uid, has_namespaces, is_scoped, is_hardened, landlock, files, hide, tcp,
-                processes, group,
+                processes, group, store,
             }
         }
     }

@@ -16,7 +16,7 @@ use super::{
     cgroup::{Delegation, Groups},
     launch,
     network::{self, Refused},
-    orders::{Cage, Files, Tcp},
+    orders::{Cage, Files, Store, Tcp},
     uids::{Lease, Pool},
     view,
 };
@@ -256,6 +256,11 @@ impl Sandbox {
             },
             processes: limits.pids.filter(|_| !by_group).map(u64::from),
             group: None,
+            store: launch.prepared.clone().map(if launch.is_preparing {
+                Store::Fill
+            } else {
+                Store::Read
+            }),
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
     io,
     os::{
         fd::OwnedFd,
-        unix::fs::{DirBuilderExt, PermissionsExt, symlink},
+        unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, lchown, symlink},
     },
     path::{Path, PathBuf},
     time::Duration,
@@ -39,7 +39,7 @@ pub(super) const KEPT: Duration = Duration::from_hours(24 * 7);
 const ABANDONED: Duration = Duration::from_hours(1);
 
 /// What is in the store only while it is filled.
-const SCRATCH: &str = ".tmp";
+pub(super) const SCRATCH: &str = ".tmp";
 
 /// How often a store that goes away meanwhile is looked for again.
 const TRIES: usize = 3;
@@ -96,9 +96,11 @@ impl Stores {
         let path = self
             .dir
             .join(format!("{name}.{}", uuid::Uuid::new_v4().simple()));
+        let mut made = DirBuilder::new();
+        // Children with a uid of their own pass through it to what they know the name of.
+        made.mode(0o711).recursive(true).create(&self.dir)?;
         let mut private = DirBuilder::new();
-        private.mode(0o700).recursive(true).create(&self.dir)?;
-        private.recursive(false).create(&path)?;
+        private.mode(0o700).create(&path)?;
         let store = Store::hold(path)?;
         private.create(store.path.join(SCRATCH))?;
         Ok(store)
@@ -107,7 +109,7 @@ impl Stores {
     /// Makes a filled store complete; where another one was faster, that is it.
     pub(super) fn complete(&self, name: &str, store: Store) -> io::Result<Store> {
         remove(&store.path.join(SCRATCH))?;
-        change(&store.path, &|mode| mode & !0o222)?;
+        seal(&store.path)?;
         let target = store.path.file_name().unwrap_or_default();
         for _ in 0..TRIES {
             match symlink(target, self.dir.join(name)) {
@@ -206,6 +208,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 
 fn change_dirs(path: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
+    own(path, &found)?;
     fs::set_permissions(
         path,
         Permissions::from_mode(found.permissions().mode() | 0o700),
@@ -219,19 +222,33 @@ fn change_dirs(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Changes the permissions of all below and of itself last; follows no link.
-fn change(path: &Path, how: &dyn Fn(u32) -> u32) -> io::Result<()> {
+/// Makes all below, and itself last, the gateway's own, for everybody to read and nobody to write;
+/// follows no link.
+fn seal(path: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
+    if found.is_dir() {
+        for entry in fs::read_dir(path)? {
+            seal(&entry?.path())?;
+        }
+    }
+    own(path, &found)?;
     if found.is_symlink() {
         return Ok(());
     }
-    if found.is_dir() {
-        for entry in fs::read_dir(path)? {
-            change(&entry?.path(), how)?;
-        }
+    let allowed = found.permissions().mode() & 0o500;
+    fs::set_permissions(path, Permissions::from_mode(allowed | allowed >> 6))
+}
+
+/// Takes over what a preparation with a uid of its own has made: another child may get that uid.
+fn own(path: &Path, found: &fs::Metadata) -> io::Result<()> {
+    let (uid, gid) = (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    if found.uid() == uid {
+        return Ok(());
     }
-    let mode = found.permissions().mode();
-    fs::set_permissions(path, Permissions::from_mode(how(mode)))
+    lchown(path, Some(uid), Some(gid))
 }
 
 /// The digest and the random part of a directory's name; none if it is not one of ours.

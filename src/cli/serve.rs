@@ -296,7 +296,11 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, &hidden, &ports)
         .context("cannot make cgroups for children")?;
     warn(&config, &catalog, &offer);
-    let prepared = if is_run { &work } else { &config.data_dir }.join("prepared");
+    let prepared = stores_of(
+        &config,
+        &work,
+        is_run || offer.separation == Separation::Uid,
+    );
     let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
     let shutdown = Shutdown::default();
     let signals = signals(shutdown.clone())?;
@@ -315,6 +319,13 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         outcome = running => outcome.map(|()| ExitCode::SUCCESS),
         () = &mut signals => Ok(ExitCode::FAILURE),
     }
+}
+
+/// Where stores are: children with a uid of their own cannot pass through the data directory, and
+/// `run` has none.
+fn stores_of(config: &Config, work: &Path, is_temporary: bool) -> PathBuf {
+    let base = if is_temporary { work } else { &config.data_dir };
+    base.join("prepared")
 }
 
 /// What of the gateway no child may see.

@@ -226,10 +226,9 @@ impl Reader<'_> {
         let known = [&own[..], &supervision::KEYS].concat();
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
         let launch = self.launch(&fields);
-        if let Some(node) = fields.member("prepare") {
-            self.places
-                .insert(fields.key("prepare"), node.place.clone());
-        }
+        let place = fields.member("prepare").map(|node| node.place.clone());
+        let key = fields.key("prepare");
+        self.places.extend(place.map(|place| (key, place)));
         let resolved = |node: &Node| interpolate(&node.text()?, self.env);
         let recipe = Recipe::read(&fields, &launch, resolved, &mut self.mistakes);
         let clocks = self.clocks(&fields, "clocks", &CLOCKS, DEFAULT_CLOCKS);

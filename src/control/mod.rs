@@ -12,7 +12,6 @@ use std::{
 
 use crate::protocol::revision::Revision;
 pub(crate) use crate::separation::{Separation, Uids};
-use recipe::Recipe;
 
 pub(crate) mod checks;
 pub(crate) mod confinement;

@@ -229,7 +229,7 @@ fn option(arg: &str) -> (&str, Option<String>) {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::control::Home;
+    use crate::control::{Home, confinement::Confinement};
 
     use super::*;
 
@@ -241,6 +241,7 @@ mod tests {
             env: BTreeMap::new(),
             cwd: None,
             home: Home::Private,
+            confinement: Confinement::default(),
             prepared: None,
             is_preparing: false,
         }

@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Digest, Home, Launch, packages};
+use super::{Digest, Home, Launch, confinement::Tcp, packages};
 use crate::{
     config::Mistake,
     document::{Node, Value},
@@ -154,6 +154,8 @@ impl Recipe {
         made.home = Home::Private;
         made.prepared = Some(store.to_owned());
         made.is_preparing = true;
+        // Whatever the server may reach: this is what fetches it.
+        made.confinement.tcp = Tcp::Any;
         made
     }
 

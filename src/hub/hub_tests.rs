@@ -56,6 +56,7 @@ impl Bench {
                 ..Ambient::default()
             },
             work: work.path().into(),
+            prepared: work.path().join("prepared"),
             sandbox: Arc::new(Sandbox::none()),
         };
         let (halt, tracker) = (CancellationToken::new(), TaskTracker::new());

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeSet,
     fs,
     io::Write,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -14,7 +14,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    harness::{BOTH, Gateway, Session, body, child, opening, until, within},
+    harness::{BOTH, Gateway, NEWEST, Session, body, child, opening, until, within},
     served::Served,
 };
 
@@ -45,6 +45,13 @@ impl Site {
             child(),
         );
         json!(["sh", "-c", text.replace('$', "$$")])
+    }
+
+    /// What the sandbox has to let through for it.
+    fn walls(&self) -> Value {
+        let child = child();
+        let programs = Path::new(&child).parent().unwrap();
+        json!({"read": [programs], "write": [self.dir.path()]})
     }
 
     /// What waits for [`Site::open`].
@@ -121,7 +128,8 @@ fn names(dir: &Path) -> BTreeSet<String> {
 #[tokio::test]
 async fn ten_sessions_wait_for_one_run_and_read_what_it_made() {
     let site = Site::new();
-    let server = json!({"command": "${prepared}/bin/server", "prepare": site.words(&site.wait())});
+    let server = json!({"command": "${prepared}/bin/server", "sandbox": site.walls(),
+        "prepare": site.words(&site.wait())});
     let gateway = served(json!({"main": server, "same": server})).await;
     is_in_state(&gateway, "preparing").await;
     let names_of = ["main", "same"].into_iter().cycle();
@@ -168,7 +176,8 @@ async fn a_failed_one_is_told_to_the_operator_and_not_to_the_client() {
     let site = Site::new();
     let work = "seq 30; echo out; echo \"s3cret $HOME\" >&2; exit 3";
     let gateway = served(json!({
-        "bad": {"command": "${prepared}/bin/server", "prepare": site.words(work)},
+        "bad": {"command": "${prepared}/bin/server", "prepare": site.words(work),
+            "sandbox": site.walls()},
         "main": {"command": child()},
     }))
     .await;
@@ -215,7 +224,7 @@ async fn what_failed_once_is_tried_again() {
     let work = format!("test -e {}", site.path("there"));
     let work = format!("{work} || exit 1");
     let server = json!({"command": "${prepared}/bin/server", "cwd": "${prepared}/bin",
-        "prepare": site.words(&work), "warm": 1});
+        "prepare": site.words(&work), "sandbox": site.walls(), "warm": 1});
     let gateway = served(json!({"main": server})).await;
     is_in_state(&gateway, "failed").await;
     fs::write(site.path("there"), "").unwrap();
@@ -230,7 +239,8 @@ async fn what_failed_once_is_tried_again() {
 #[tokio::test]
 async fn the_end_of_the_gateway_ends_what_is_under_way() {
     let site = Site::new();
-    let server = json!({"command": child(), "prepare": site.words(&site.wait())});
+    let server = json!({"command": child(), "sandbox": site.walls(),
+        "prepare": site.words(&site.wait())});
     let mut gateway = served(json!({"main": server})).await;
     until("it runs", || async { site.runs() == 1 }).await;
     let stranger = gateway.stranger("a", "main");
@@ -271,7 +281,7 @@ async fn npx_is_resolved_once_and_started_without_npx() {
     let npx = site.program("npx", &["exit 1"]);
     let gateway = served(json!({"main": {
         "command": npx, "args": ["-y", "@x/tool@latest", "--flag", "${prepared}"],
-        "env": {"TOKEN": "t", "npm_config_registry": "r"},
+        "env": {"TOKEN": "t", "npm_config_registry": "r"}, "sandbox": site.walls(),
     }}))
     .await;
     let session = gateway.session("a", "main").await;
@@ -311,6 +321,7 @@ async fn uvx_is_installed_once_and_started_without_uvx() {
     let uvx = site.program("uvx", &["exit 1"]);
     let gateway = served(json!({"main": {
         "command": uvx, "args": ["--python", "3.12", "--from", "some-tool@2.0", "tool", "-v"],
+        "sandbox": site.walls(),
     }}))
     .await;
     let session = gateway.session("a", "main").await;
@@ -338,4 +349,47 @@ async fn run_prepares_only_when_told_to_and_leaves_nothing() {
     assert_eq!(site.runs(), 1);
     let work = store.parent().unwrap().parent().unwrap();
     until("nothing is left", || async { !work.exists() }).await;
+}
+
+#[tokio::test]
+async fn no_child_can_write_to_a_store() {
+    for separation in ["uid", "namespace", "landlock"] {
+        for profile in ["standard", "open"] {
+            let data = tempfile::tempdir().unwrap();
+            let keys = format!(
+                "prepare: [sh, -c, 'mkdir d; echo made > d/file; echo $$(id -u) > d/uid'], \
+                 sandbox: {{profile: {profile}}}"
+            );
+            let separation_is = format!("sandbox.separation={separation}");
+            let sets = [separation_is.as_str(), "sandbox.uids=700000-765535"];
+            let sets = if separation == "uid" {
+                &sets[..]
+            } else {
+                &sets[..1]
+            };
+            let gateway = Gateway::serve(data.path(), sets, &keys).await;
+            let mut other = gateway.stranger();
+            other.url = gateway.url.replace("/t/a/", "/t/b/");
+            other.initialize(NEWEST).await;
+            let session = gateway.session().await;
+            let store = store_of(&session).await;
+            assert_eq!(store_of(&other).await, store, "{separation} {profile}");
+            for one in [&session, &other] {
+                let file = json!({"path": store.join("d/file")});
+                assert_eq!(one.text("read_path", file).await, "read made\n");
+                for path in ["d/file", "d/new", "new"] {
+                    let write = json!({"path": store.join(path), "text": "x"});
+                    let text = one.text("write_file", write).await;
+                    assert!(
+                        text.starts_with("refused"),
+                        "{separation} {profile} {path} {text}"
+                    );
+                }
+            }
+            let uid = fs::read_to_string(store.join("d/uid")).unwrap();
+            assert_eq!(uid.starts_with("7"), separation == "uid", "{uid}");
+            let owner = fs::metadata(store.join("d/uid")).unwrap().uid();
+            assert_eq!(owner, rustix::process::geteuid().as_raw());
+        }
+    }
 }

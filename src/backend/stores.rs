@@ -359,7 +359,7 @@ mod tests {
         let (_dir, stores, name) = stores();
         let named = HashSet::from([name.clone()]);
         let day = Duration::from_hours(24);
-        let path = made(&stores, &name).path.clone();
+        let path = made(&stores, &name).path;
         age(&path, day * 8);
         assert_eq!(stores.tidy(&named, KEPT), 0, "it is named");
         let used = stores.find(&name).unwrap();

@@ -387,7 +387,7 @@ async fn no_child_can_write_to_a_store() {
                 }
             }
             let uid = fs::read_to_string(store.join("d/uid")).unwrap();
-            assert_eq!(uid.starts_with("7"), separation == "uid", "{uid}");
+            assert_eq!(uid.starts_with('7'), separation == "uid", "{uid}");
             let owner = fs::metadata(store.join("d/uid")).unwrap().uid();
             assert_eq!(owner, rustix::process::geteuid().as_raw());
         }

@@ -150,7 +150,7 @@ fn tools(cursor: Option<&str>) -> Value {
     result
 }
 
-const TOOLS: [&str; 49] = [
+const TOOLS: [&str; 50] = [
     "echo",
     "slow",
     "counter",
@@ -200,6 +200,7 @@ const TOOLS: [&str; 49] = [
     "fork_bomb",
     "hog",
     "fill",
+    "chmod",
 ];
 
 /// A tool call; those that take time, or ask, run in a thread of their own.
@@ -348,6 +349,10 @@ fn plain(id: &Value, name: &str, args: &Value) {
         }
         "hog" => hog(number(args, "bytes"), number(args, "ms")),
         "fill" => fill(&string(args, "path"), number(args, "bytes")),
+        "chmod" => match chmod(&string(args, "path")) {
+            Ok(()) => "done".into(),
+            Err(error) => format!("refused: {error}"),
+        },
         "write_file" => match std::fs::write(string(args, "path"), string(args, "text")) {
             Ok(()) => "written".into(),
             Err(error) => format!("refused: {error}"),
@@ -570,6 +575,12 @@ fn fds() -> Value {
         .filter_map(target)
         .filter(|(_, target)| !target.starts_with("/proc/"));
     json!(all.collect::<BTreeMap<_, _>>())
+}
+
+/// Lets its owner write to a file.
+fn chmod(path: &str) -> std::io::Result<()> {
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(path, all)
 }
 
 fn whereabouts() -> Value {

@@ -37,6 +37,8 @@
 //! | separation | what keeps the processes of one child from those of another |
 //! | profile | what a child may reach, beside single knobs: `standard` or `open` |
 //! | cage | the walls around one child, as decided for this machine |
+//! | recipe | what is done once before the children of a server can start (`prepare`) |
+//! | prepared store | the directory that a recipe filled, which children read |
 //! | session | a client's protocol session, visible as `Mcp-Session-Id` |
 //! | stream | the ordered events of one HTTP response, kept in the event log |
 //! | listener | the session's stream for what belongs to no request |

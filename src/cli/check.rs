@@ -15,6 +15,7 @@ use crate::{
         Separation, Server, checks,
         confinement::{Offer, Profile, Tcp},
         manifest::{self, Manifest},
+        recipe::STORE,
     },
 };
 
@@ -102,12 +103,18 @@ fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> Strin
     let tenants = manifest.map(Manifest::tenants).unwrap_or_default();
     let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
     lines.extend(servers.flat_map(|server| {
-        let (url, command) = (&config.public_url, &server.launch.command);
+        let url = &config.public_url;
+        let command = server.launch.command.replace(STORE, "${prepared}");
         let served = format!(
             "serves {url}/t/{}/{}/mcp: {command}",
             server.tenant, server.name
         );
-        std::iter::once(served).chain(walls(server, offer))
+        let prepared = server.recipe.as_ref().map(|recipe| {
+            let (tenant, name) = (&server.tenant, &server.name);
+            format!("{tenant}/{name}: prepared once: {}", recipe.subject())
+        });
+        let lines = std::iter::once(served).chain(prepared);
+        lines.chain(walls(server, offer))
     }));
     if let Some((tenant, server)) = &config.default {
         lines.push(format!(

@@ -226,9 +226,11 @@ impl Reader<'_> {
         let known = [&own[..], &supervision::KEYS].concat();
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
         let launch = self.launch(&fields);
-        let place = fields.member("prepare").map(|node| node.place.clone());
-        let key = fields.key("prepare");
-        self.places.extend(place.map(|place| (key, place)));
+        for name in ["command", "prepare"] {
+            let place = fields.member(name).map(|node| node.place.clone());
+            self.places
+                .extend(place.map(|place| (fields.key(name), place)));
+        }
         let resolved = |node: &Node| interpolate(&node.text()?, self.env);
         let recipe = Recipe::read(&fields, &launch, resolved, &mut self.mistakes);
         let clocks = self.clocks(&fields, "clocks", &CLOCKS, DEFAULT_CLOCKS);
@@ -265,9 +267,7 @@ impl Reader<'_> {
                 self.wrong(wrong, &fields.place, &fields.key("command"));
                 String::new()
             }
-            Some(node) => {
-                self.places
-                    .insert(fields.key("command"), node.place.clone());
+            Some(_) => {
                 let program = |node: &Node| resolved(node).and_then(not_empty);
                 fields.read("command", String::new(), program, &mut self.mistakes)
             }

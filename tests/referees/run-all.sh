@@ -128,5 +128,10 @@ if [ -n "$url" ] && [ -n "$fixture_url" ]; then
   drain
 fi
 
+# Real packages from the registries that npm and uv are set to.
+limit=600
+check packages "$python" "$here/packages.py" "$binary"
+drain
+
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,242 @@
+"""Real packages behind `prepare`: packages.py LOCKGATE [--sessions N]
+
+One npx and one uvx server, installed once. Each session's child is without any TCP, so that whatever
+works downloads nothing. Prints how long an `initialize` takes on the bare program and through the
+gateway, in turns, and compares the medians.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+NPX = "@modelcontextprotocol/server-everything@2026.8.31"
+UVX = "mcp-server-time"
+MINUTES = 5
+# What a session may cost beside the server's own start.
+OWN = 0.006
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "packages", "version": "1"},
+    },
+}
+# What installers need on this machine, if anything.
+SETTINGS = ("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "HTTPS_PROXY", "NO_PROXY")
+
+
+def uvx():
+    beside = Path(sys.executable).with_name("uvx")
+    return str(beside) if beside.exists() else shutil.which("uvx")
+
+
+def manifest():
+    env = {name: os.environ[name] for name in SETTINGS if name in os.environ}
+    families = ("NPM_CONFIG_", "UV_")
+    env |= {name: text for name, text in os.environ.items() if name.upper().startswith(families)}
+    env = {name: text.replace("$", "$$") for name, text in env.items()}
+    walls = {"tcp": False, "required": False}
+    servers = {
+        "npx": {"command": "npx", "args": ["-y", NPX, "stdio"], "env": env, "sandbox": walls},
+        "uvx": {"command": uvx(), "args": [UVX], "env": env, "sandbox": walls},
+    }
+    return {"version": 1, "tenants": {"a": {"auth": {"mode": "none"}, "servers": servers}}}
+
+
+class Gateway:
+    def __init__(self, binary, folder):
+        self.folder = folder
+        self.log = open(folder / "log", "w")
+        (folder / "manifest.json").write_text(json.dumps(manifest()))
+        sets = [f"data_dir={folder}/data", "http.listen=127.0.0.1:0", "ops.listen=127.0.0.1:0"]
+        words = [binary, "serve", "--apply", str(folder / "manifest.json")]
+        words += [word for one in sets for word in ("--set", one)]
+        self.process = subprocess.Popen(words, stdout=self.log, stderr=self.log)
+        line = until("it listens", lambda: self.lines("listening"))[0]
+        self.http, self.ops = line["http"], line["ops"]
+
+    def lines(self, event):
+        texts = (self.folder / "log").read_text().splitlines()
+        lines = [json.loads(text) for text in texts if text.startswith("{")]
+        return [line for line in lines if line.get("event") == event]
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+        self.log.close()
+
+    def seen(self, path):
+        with urllib.request.urlopen(f"http://{self.ops}{path}", timeout=30) as answer:
+            return json.load(answer)
+
+    def post(self, server, message, session=None):
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+        }
+        if session:
+            headers |= {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
+        url = f"http://{self.http}/t/a/{server}/mcp"
+        body = json.dumps(message).encode()
+        request = urllib.request.Request(url, body, headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.headers.get("Mcp-Session-Id"), answer.read().decode()
+
+    def open(self, server):
+        began = time.perf_counter()
+        session, text = self.post(server, INITIALIZE)
+        took = time.perf_counter() - began
+        assert session and "serverInfo" in text, text
+        return session, took
+
+    def close(self, server, session):
+        url = f"http://{self.http}/t/a/{server}/mcp"
+        headers = {"Mcp-Session-Id": session}
+        request = urllib.request.Request(url, headers=headers, method="DELETE")
+        urllib.request.urlopen(request, timeout=60).close()
+
+
+def until(what, check, seconds=60 * MINUTES):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := check():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"deadline: {what}")
+
+
+def bare(words, folder):
+    """How long the program itself takes to its answer."""
+    home = tempfile.mkdtemp(dir=folder)
+    env = {"PATH": os.environ["PATH"], "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"}
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    began = time.perf_counter()
+    with subprocess.Popen(words, env=env, cwd=home, **pipes) as child:
+        child.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
+        child.stdin.flush()
+        line = child.stdout.readline()
+        took = time.perf_counter() - began
+        child.kill()
+    assert b"serverInfo" in line, line
+    return took
+
+
+def content(store):
+    """Every file of a store with its time and its mode."""
+    found = {}
+    for folder, _, files in os.walk(store):
+        for name in [".", *files]:
+            status = os.lstat(Path(folder) / name)
+            found[f"{folder}/{name}"] = (status.st_mtime_ns, status.st_mode, status.st_size)
+    return found
+
+
+def children(gateway, server):
+    return [one for one in gateway.seen("/children") if one["server"] == server]
+
+
+def told(pid):
+    """The environment and the working directory of a process."""
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return env, os.readlink(f"/proc/{pid}/cwd")
+
+
+def ten_sessions(gateway, server, store):
+    before = content(store)
+    with ThreadPoolExecutor(10) as pool:
+        sessions = list(pool.map(lambda _: gateway.open(server)[0], range(10)))
+    alive = children(gateway, server)
+    assert len(alive) == 10, alive
+    try:
+        known = [told(one["pid"]) for one in alive]
+    except PermissionError:
+        print(f"{server}: the environment of children cannot be read here")
+        known = []
+    for env, _ in known:
+        assert env["LOCKGATE_PREPARED"] == str(store), env
+    for own in ([env["HOME"] for env, _ in known], [env["TMPDIR"] for env, _ in known]):
+        assert len(set(own)) == len(known), own
+    assert len({cwd for _, cwd in known}) == len(known)
+    for session in sessions:
+        gateway.close(server, session)
+    assert content(store) == before, "something was written to the store"
+    until("the end of its children", lambda: not children(gateway, server))
+
+
+def measured(gateway, server, words, count):
+    own, through = [], []
+    for _ in range(count):
+        own.append(bare(words, gateway.folder))
+        session, took = gateway.open(server)
+        through.append(took)
+        gateway.close(server, session)
+        until("the end of its child", lambda: not children(gateway, server))
+    noise = statistics.quantiles(own, n=4)
+    spread = noise[2] - noise[0]
+    middle, other = statistics.median(own), statistics.median(through)
+    print(
+        f"{server}: bare p50 {middle * 1e3:.1f} ms (quartiles {spread * 1e3:.1f} ms apart), "
+        f"through the gateway p50 {other * 1e3:.1f} ms, difference {(other - middle) * 1e3:+.1f} ms"
+    )
+    # A busy machine differs from itself by more than what is measured.
+    assert other - middle <= max(OWN, spread), "the gateway costs too much"
+
+
+def story(gateway, sessions):
+    def over():
+        found = gateway.seen("/prepared")
+        states = [one["state"] for one in found]
+        return found if len(found) == 2 and "preparing" not in states else None
+
+    found = {one["servers"][0].split("/")[1]: one for one in until("both are prepared", over)}
+    for server, one in found.items():
+        assert one["state"] == "ready", one
+        print(f"{server}: {one['subject']} is {one['version']}")
+        assert one["version"], one
+    assert found["npx"]["version"] == NPX.rsplit("@", 1)[1]
+    stores = gateway.folder / "data" / "prepared"
+    programs = {
+        "npx": ["node_modules/.bin/mcp-server-everything", "stdio"],
+        "uvx": [f"bin/{UVX}"],
+    }
+    for server, (program, *args) in programs.items():
+        store = (stores / found[server]["digest"]).resolve()
+        ten_sessions(gateway, server, store)
+        measured(gateway, server, [str(store / program), *args], sessions)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("binary")
+    parser.add_argument("--sessions", type=int, default=15)
+    given = parser.parse_args()
+    assert uvx(), "no uvx beside this Python or on PATH"
+    with tempfile.TemporaryDirectory(prefix="lockgate-packages-") as folder:
+        gateway = Gateway(given.binary, Path(folder))
+        # A time limit from outside ends the gateway too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        try:
+            story(gateway, given.sessions)
+        except BaseException:
+            print((Path(folder) / "log").read_text()[-4000:])
+            raise
+        finally:
+            gateway.end()
+
+
+main()

@@ -261,16 +261,13 @@ impl Reader<'_> {
     fn launch(&mut self, fields: &Fields<'_>) -> Launch {
         let env = self.env;
         let resolved = |node: &Node| interpolate(&node.text()?, env);
-        let command = match fields.member("command") {
-            None => {
-                let wrong = Wrong::new("is missing", "write the program to start");
-                self.wrong(wrong, &fields.place, &fields.key("command"));
-                String::new()
-            }
-            Some(_) => {
-                let program = |node: &Node| resolved(node).and_then(not_empty);
-                fields.read("command", String::new(), program, &mut self.mistakes)
-            }
+        let command = if fields.member("command").is_none() {
+            let wrong = Wrong::new("is missing", "write the program to start");
+            self.wrong(wrong, &fields.place, &fields.key("command"));
+            String::new()
+        } else {
+            let program = |node: &Node| resolved(node).and_then(not_empty);
+            fields.read("command", String::new(), program, &mut self.mistakes)
         };
         let args = self.args(fields, &resolved);
         let mut variables = BTreeMap::new();

@@ -58,6 +58,13 @@ impl Gauge {
         self.processor().saturating_sub(before).as_secs_f64() / began.elapsed().as_secs_f64()
     }
 
+    /// Bytes read so far, from whatever.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        let io = self.read("io");
+        let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+        line.unwrap().parse().unwrap()
+    }
+
     /// Open descriptors.
     pub(crate) fn descriptors(&self) -> usize {
         let folder = std::fs::read_dir(format!("/proc/{}/fd", self.0));
@@ -116,14 +123,14 @@ pub(crate) const OPS: &str = "ops.listen=127.0.0.1:0";
 
 /// How long slow calls of `session` take: the third slowest of twenty, one after the other.
 pub(crate) async fn slow_call(session: &Session) -> Duration {
-    slow_of_twenty(|| async {
+    slow_of_twenty(async || {
         assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
     })
     .await
 }
 
 /// The third slowest of twenty: of the slowest, one or two met another test on this machine.
-pub(crate) async fn slow_of_twenty<F: Future<Output = ()>>(act: impl Fn() -> F) -> Duration {
+pub(crate) async fn slow_of_twenty(act: impl AsyncFn()) -> Duration {
     let mut all = Vec::new();
     for _ in 0..20 {
         let began = Instant::now();

@@ -214,7 +214,7 @@ async fn p107_rapid_resets_end_the_connection() {
 /// P107
 #[tokio::test]
 async fn p107_a_header_block_without_end_ends_the_connection() {
-    let count = scaled("continuations", 100_000, 2000);
+    let count = scaled("continuations", 100_000, 2000).min(20_000);
     let gateway = Gateway::start(&[]).await;
     let begin = frame(HEADERS, END_STREAM, 1, &request(&gateway, "GET", "/livez"));
     let one = field("x-filler", &"a".repeat(100)).repeat(100);
@@ -233,7 +233,7 @@ async fn p107_a_header_block_without_end_ends_the_connection() {
 /// P107: each is answered once, or the connection ends; unread answers are no reason to queue.
 #[tokio::test]
 async fn p107_settings_and_pings_without_end_take_no_memory() {
-    let count = scaled("settings and pings", 2_000_000, 20_000);
+    let count = scaled("settings and pings", 2_000_000, 20_000).min(200_000);
     let gateway = Gateway::start(&[]).await;
     let settings = frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]);
     for (kind, one) in [(SETTINGS, settings), (PING, frame(PING, 0, 0, b"12345678"))] {

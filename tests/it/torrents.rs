@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::{
-    gauges::{Gauge, OPS, median, metric, scaled, slow_call, stays_quick},
+    gauges::{Gauge, OPS, median, metric, scaled, slow_call, slow_of_twenty, stays_quick},
     harness::{Gateway, Session, tool_call, until},
 };
 
@@ -71,22 +72,41 @@ async fn come_and_go(gateway: &Gateway, cycle: usize) {
     }
 }
 
+/// A server that floods as fast as a pipe takes it when a tool is called, and answers
+/// everything else with an `initialize` result.
+const FLOOD: &str = r#"while read -r line; do case $line in
+    *tools/call*) yes '{"jsonrpc":"2.0","method":"n"}' | head -n "$1";;
+    *'"id":'*) id=${line#*'"id":'}; id=${id%%[,\}]*}
+    printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25",' "$id"
+    printf '"capabilities":{},"serverInfo":{"name":"flood","version":"1"}}}\n';; esac; done"#;
+
 /// P132
 #[tokio::test]
 async fn p132_a_flood_of_notifications_waits_and_others_do_not() {
-    let count = scaled("notifications", 10_000_000, 100_000);
-    let gateway = Gateway::start(&[]).await;
+    let count = scaled("notifications", 20_000_000, 200_000).to_string();
+    let gateway = Gateway::of(&[], &[], &["sh", "-c", FLOOD, "sh", &count]).await;
     let gauge = Gauge::of(&gateway);
     let (loud, quiet) = (gateway.session().await, gateway.session().await);
-    let before = median(|| slow_call(&quiet)).await;
+    let list = || {
+        slow_of_twenty(async || {
+            let list = quiet.ask("tools/list", json!({})).await;
+            assert!(list["result"].is_object(), "{list}");
+        })
+    };
+    let before = median(list).await;
     let memory = gauge.memory();
-    assert_eq!(loud.text("flood", json!({"n": count})).await, "started");
-    stays_quick("another session", before, || slow_call(&quiet)).await;
+    drop(loud.begin("flood", json!({})).await);
+    let (began, read) = (Instant::now(), gauge.bytes_read());
+    stays_quick("another session", before, list).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let messages = (gauge.bytes_read() - read) / 31;
+    let rate = Duration::from_secs(messages).div_duration_f64(began.elapsed());
+    println!("{rate:.0} messages a second");
+    assert!((1000.0..25_000.0).contains(&rate), "{rate}: it has to wait");
     let grown = gauge.memory() - memory;
     println!("{grown} KiB more");
     assert!(grown <= 32 << 10, "{grown} KiB");
-    // The same session waits its turn behind what its own child says.
-    assert_eq!(loud.text("echo", json!({"text": "x"})).await, "x");
+    assert_eq!(loud.delete().await.status(), 204);
 }
 
 /// How many messages were dropped because nobody had asked for them.

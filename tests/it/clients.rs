@@ -247,7 +247,7 @@ fn steps(count: u32) -> Vec<Value> {
 async fn tell(client: &Client) {
     let tools = within("tools", client.service.list_all_tools()).await;
     let names: Vec<_> = tools.unwrap().into_iter().map(|tool| tool.name).collect();
-    assert_eq!((&*names[0], names.len()), ("echo", 49));
+    assert_eq!((&*names[0], names.len()), ("echo", 50));
     assert_eq!(client.text("slow", json!({"n": 3, "ms": 5})).await, "done");
 
     let ask = |kind: &str| json!({"kind": kind, "message": "who?"});

@@ -1,6 +1,7 @@
 //! A running gateway and a client of it; every wait has a deadline.
 
 use std::{
+    path::PathBuf,
     process::Stdio,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
@@ -39,6 +40,14 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut check: impl 
         }
     })
     .await;
+}
+
+/// The folder of this package, as it is called now: the tests may have been built where it was
+/// called otherwise.
+pub(crate) fn package() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR")
+        .expect("cargo says it")
+        .into()
 }
 
 /// The path of the hostile child.

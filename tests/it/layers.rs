@@ -6,6 +6,8 @@ use std::{
     path::Path,
 };
 
+use super::harness::package;
+
 /// What each part may import; leaves import only leaves.
 const TABLE: &[(&str, &[&str])] = &[
     ("error", &[]),
@@ -205,7 +207,7 @@ impl Source {
 }
 
 fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = package().join("src");
     let mut sources = Vec::new();
     for entry in std::fs::read_dir(&root).unwrap().flatten() {
         if entry.path().is_dir() {

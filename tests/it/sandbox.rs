@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::harness::{Gateway, NEWEST, Session, child, marked, until};
+use super::harness::{Gateway, NEWEST, Session, child, marked, package, until};
 
 /// Ways to keep children apart that work on this machine.
 const SEPARATIONS: [&str; 3] = ["uid", "namespace", "landlock"];
@@ -195,8 +195,8 @@ async fn p129_what_a_child_is_and_where_it_may_write() {
             let args = json!({"path": path, "text": "mine"});
             assert_eq!(two.a.text("write_file", args).await, "written", "{path:?}");
         }
-        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-        assert!(reads(&two.a, manifest).await.starts_with("refused"));
+        let manifest = package().join("Cargo.toml").display().to_string();
+        assert!(reads(&two.a, &manifest).await.starts_with("refused"));
         assert!(reads(&two.a, "/etc/passwd").await.starts_with("read root"));
     }
 }

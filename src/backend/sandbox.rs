@@ -150,14 +150,21 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// Walls out of what `kernel` has; `hide` must exist, `ports` are the gateway's own.
+    /// Walls out of what `kernel` has; `ports` are the gateway's own.
+    ///
+    /// `hide` is what exists of the gateway's own, which no child may see; none of it means one's
+    /// own server, which may use all that one owns.
     pub(crate) fn new(
         kernel: &Kernel,
         offer: Offer,
         uids: Option<Uids>,
-        hide: &[PathBuf],
+        hide: Option<&[PathBuf]>,
         ports: &[u16],
     ) -> io::Result<Self> {
+        let hide = hide.map(|hide| {
+            let real = hide.iter().filter_map(|path| fs::canonicalize(path).ok());
+            real.chain(secrets(offer.separation)).collect()
+        });
         let uids = uids.filter(|_| offer.separation == Separation::Uid);
         let delegated = kernel.cgroup.as_ref().filter(|group| group.is_delegated);
         let filter = offer
@@ -173,11 +180,7 @@ impl Sandbox {
                 Err(error) if needs_groups => return Err(error),
                 groups => groups.unwrap_or_default(),
             },
-            hide: hide
-                .iter()
-                .filter_map(|path| fs::canonicalize(path).ok())
-                .chain(secrets(offer.separation))
-                .collect(),
+            hide: hide.unwrap_or_default(),
             system: view::system(),
         })
     }

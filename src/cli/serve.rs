@@ -292,9 +292,17 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     if let Some(ops) = &ops {
         ports.push(ops.local_addr()?.port());
     }
-    let hidden = hidden(&config, &work);
-    let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, &hidden, &ports)
-        .context("cannot make cgroups for children")?;
+    // `run` keeps nothing that would have to be hidden. To hide means to list all that lies
+    // beside: it costs every start, and what is created there later would not be seen.
+    let hidden = (!is_run).then(|| hidden(&config, &work));
+    let sandbox = Sandbox::new(
+        &kernel,
+        offer,
+        config.sandbox.uids,
+        hidden.as_deref(),
+        &ports,
+    )
+    .context("cannot make cgroups for children")?;
     warn(&config, &catalog, &offer);
     let prepared = stores_of(
         &config,

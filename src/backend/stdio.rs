@@ -321,7 +321,7 @@ impl Child {
 
     /// Drops what nobody will read, and keeps no big buffer for an idle child.
     fn release_queue(&mut self) {
-        if self.stdin.is_none() || (self.queue.is_empty() && self.queue.capacity() > CHUNK) {
+        if self.stdin.is_none() || (self.queue.is_empty() && self.queue.capacity() > KEPT) {
             self.queue = BytesMut::new();
         }
     }
@@ -483,6 +483,9 @@ impl Drop for Child {
 fn size(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
+
+/// What an empty queue may keep: most messages are smaller, and a guard's orders are not.
+const KEPT: usize = 512;
 
 /// What is read at first: most messages are smaller.
 const CHUNK: usize = 4 << 10;

@@ -8,6 +8,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -172,8 +173,10 @@ impl Connection {
         let asked = Arc::new(AtomicBool::new(false));
         let service = watched(app, peer, Arc::clone(&asked));
         let connection = protocols.http1.serve_connection(Wire::new(stream), service);
+        let connection = pin!(connection);
+        let driven = pin!(drive(connection, stop, finish));
         let limit = HANDSHAKE.saturating_sub(waited).max(NOTICED);
-        if_asked(drive(connection, stop, finish), &asked, limit).await;
+        if_asked(driven, &asked, limit).await;
     }
 
     async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S) {
@@ -188,7 +191,9 @@ impl Connection {
         let asked = Arc::new(AtomicBool::new(false));
         let service = watched(app, peer, Arc::clone(&asked));
         let connection = protocols.http2.serve_connection(Wire::new(stream), service);
-        if_asked(drive(connection, stop, finish), &asked, HANDSHAKE).await;
+        let connection = pin!(connection);
+        let driven = pin!(drive(connection, stop, finish));
+        if_asked(driven, &asked, HANDSHAKE).await;
     }
 }
 
@@ -207,8 +212,13 @@ fn watched(
 
 /// Runs a connection, but without a first request only for so long: for the preface and the first
 /// header block hyper has either no deadline or that of an idle connection.
-async fn if_asked(driven: impl Future<Output = ()>, asked: &AtomicBool, limit: Duration) {
-    let mut driven = std::pin::pin!(driven);
+///
+/// Pinned by the caller: a future that is moved into another one stands in it twice.
+async fn if_asked(
+    mut driven: Pin<&mut impl Future<Output = ()>>,
+    asked: &AtomicBool,
+    limit: Duration,
+) {
     if timeout(limit, &mut driven).await.is_err() && asked.load(Ordering::Relaxed) {
         driven.await;
     }
@@ -227,12 +237,11 @@ fn call(
 
 /// Runs a connection to its end; from `stop` on it takes no further request, and has until
 /// `finish` for those that it took: a peer that reads nothing keeps no gateway from its end.
-async fn drive<C>(connection: C, stop: CancellationToken, finish: Duration)
+async fn drive<C>(mut connection: Pin<&mut C>, stop: CancellationToken, finish: Duration)
 where
     C: GracefulConnection,
     C::Error: std::fmt::Display,
 {
-    let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = stop.cancelled() => {

@@ -24,6 +24,8 @@ UVX = "mcp-server-time"
 MINUTES = 5
 # What a session may cost beside the server's own start.
 OWN = 0.006
+# An absolute figure is held to five times itself on a machine that does other things (CONTRACT).
+GATE = 5
 INITIALIZE = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -199,12 +201,13 @@ def measured(gateway, server, words, count):
     noise = statistics.quantiles(own, n=4)
     spread = noise[2] - noise[0]
     middle, other = statistics.median(own), statistics.median(through)
+    added = statistics.median(one - two for one, two in zip(through, own))
     print(
         f"{server}: bare p50 {middle * 1e3:.1f} ms (quartiles {spread * 1e3:.1f} ms apart), "
-        f"through the gateway p50 {other * 1e3:.1f} ms, difference {(other - middle) * 1e3:+.1f} ms"
+        f"through the gateway p50 {other * 1e3:.1f} ms, median difference {added * 1e3:+.1f} ms"
     )
     # A busy machine differs from itself by more than what is measured.
-    assert other - middle <= max(OWN, spread), "the gateway costs too much"
+    assert added <= max(GATE * OWN, 2 * spread), "the gateway costs too much"
 
 
 def story(gateway, sessions):

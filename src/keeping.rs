@@ -75,7 +75,9 @@ mod tests {
     use super::*;
 
     fn read(env: &[(&str, &str)], set: &[&str]) -> (Keeping, Vec<String>) {
-        let pairs = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let pairs = env
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let env: BTreeMap<String, String> = pairs.collect();
         let mut layers = Layers::new(false);
         layers.add_env(&env);
@@ -97,14 +99,20 @@ mod tests {
         assert_eq!(url(&[], &[]), None);
         assert_eq!(url(&[usual], &[]).as_deref(), Some("postgres://usual/x"));
         let own = ("LOCKGATE_SQL__URL", "postgresql://own/x");
-        assert_eq!(url(&[usual, own], &[]).as_deref(), Some("postgresql://own/x"));
+        assert_eq!(
+            url(&[usual, own], &[]).as_deref(),
+            Some("postgresql://own/x")
+        );
         assert_eq!(url(&[usual], &["sql.url="]), None);
     }
 
     #[test]
     fn secrets_are_read_and_not_shown() {
         let (keeping, mistakes) = read(
-            &[("LOCKGATE_MASTER_KEY", "s3cret"), ("DATABASE_URL", "mysql://u:s3cret@h")],
+            &[
+                ("LOCKGATE_MASTER_KEY", "s3cret"),
+                ("DATABASE_URL", "mysql://u:s3cret@h"),
+            ],
             &["audit.keep=1d"],
         );
         assert_eq!(mistakes.len(), 1);

@@ -44,7 +44,8 @@ impl Core {
             Err(RowError::UnknownKey) => {
                 // `lockgate key rotate` was here: its key stands in the file by now.
                 let keys = self.opening.keys.keyring(&self.random, Make::Never);
-                self.keys.store(Arc::new(keys.map_err(Failure::from_mistake)?));
+                self.keys
+                    .store(Arc::new(keys.map_err(Failure::from_mistake)?));
                 rows::all(transaction, &self.keys.load_full()).await
             }
             other => other,
@@ -85,7 +86,9 @@ impl Core {
                 None => after.0.remove(&change.name),
             };
             let owner = change.name.owner().map(ObjectName::tenant);
-            if change.what != What::Removed && owner.is_some_and(|owner| !after.0.contains_key(&owner)) {
+            if change.what != What::Removed
+                && owner.is_some_and(|owner| !after.0.contains_key(&owner))
+            {
                 return Err(Failure::NotFound);
             }
         }
@@ -99,9 +102,20 @@ impl Core {
         state.version = version_in(&next)?;
         let now_ms = self.opening.clock.now_ms();
         for change in &changes {
-            write(&mut transaction, &sealer, &mut state, change, &wanted, now_ms).await?;
+            write(
+                &mut transaction,
+                &sealer,
+                &mut state,
+                change,
+                &wanted,
+                now_ms,
+            )
+            .await?;
         }
-        let records: Vec<Record> = changes.iter().map(|change| record(change, author)).collect();
+        let records: Vec<Record> = changes
+            .iter()
+            .map(|change| record(change, author))
+            .collect();
         audit::append(&mut transaction, now_ms, &records).await?;
         transaction.commit().await?;
         Ok((state, changes))
@@ -115,7 +129,9 @@ impl Core {
             if !keys::is_known(transaction, &keys).await? {
                 let what = "was replaced by another one";
                 let wrong = Wrong::new(what, "start again with the key that is in use");
-                return Err(Failure::from_mistake(wrong.at("configuration", "master_key")));
+                return Err(Failure::from_mistake(
+                    wrong.at("configuration", "master_key"),
+                ));
             }
             self.keys.store(Arc::new(keys));
         }
@@ -132,7 +148,10 @@ async fn write(
     wanted: &Declared,
     now_ms: i64,
 ) -> Result<(), Failure> {
-    let at = state.objects.iter().position(|stored| stored.name == change.name);
+    let at = state
+        .objects
+        .iter()
+        .position(|stored| stored.name == change.name);
     let written = match (wanted.0.get(&change.name), at) {
         (None, None) => Ok(()),
         (None, Some(at)) => {
@@ -198,4 +217,3 @@ const NEXT_VERSION: &str = "
     UPDATE changes
        SET version = version + 1
     RETURNING version";
-

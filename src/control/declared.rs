@@ -177,10 +177,7 @@ impl Object {
 
     /// Its members, secrets included, which differ from those of `other`.
     pub(crate) fn differing(&self, other: &Self) -> Vec<String> {
-        let pairs = [
-            (&self.spec, &other.spec),
-            (&self.secret.0, &other.secret.0),
-        ];
+        let pairs = [(&self.spec, &other.spec), (&self.secret.0, &other.secret.0)];
         let differing = pairs.iter().flat_map(|(one, other)| {
             let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
             keys.into_iter()
@@ -269,7 +266,13 @@ impl Declared {
             };
             let member = (name.name.clone(), node(Value::Map(object.node())));
             match members.last_mut() {
-                Some((list, Node { value: Value::Map(inner), .. })) if list == name.kind.plural() => {
+                Some((
+                    list,
+                    Node {
+                        value: Value::Map(inner),
+                        ..
+                    },
+                )) if list == name.kind.plural() => {
                     inner.push(member);
                 }
                 _ => {
@@ -476,7 +479,9 @@ tenants:
     fn what_others_wrote_does_not_read_our_environment_or_files() {
         let document = |arg: &str| {
             let json = serde_json::json!({"command": "cat", "args": [arg]});
-            let Json::Object(document) = json else { panic!() };
+            let Json::Object(document) = json else {
+                panic!()
+            };
             Object::new(Kind::Server, document)
         };
         let with = |arg: &str| {

@@ -110,16 +110,28 @@ mod tests {
     #[test]
     fn says_what_comes_changes_and_goes() {
         let old = state(&[
-            ("acme", "files", json!({"command": "a", "args": ["1"], "env": {"T": "1"}})),
+            (
+                "acme",
+                "files",
+                json!({"command": "a", "args": ["1"], "env": {"T": "1"}}),
+            ),
             ("acme", "same", json!({"command": "b"})),
             ("gone", "x", json!({"command": "c"})),
         ]);
         let new = state(&[
-            ("acme", "files", json!({"command": "a", "args": ["2"], "env": {"T": "2"}})),
+            (
+                "acme",
+                "files",
+                json!({"command": "a", "args": ["2"], "env": {"T": "2"}}),
+            ),
             ("acme", "same", json!({"command": "b"})),
             ("new", "y", json!({"command": "d"})),
         ]);
-        let kept = ["~ server acme/files: args, env", "+ tenant new", "+ server new/y"];
+        let kept = [
+            "~ server acme/files: args, env",
+            "+ tenant new",
+            "+ server new/y",
+        ];
         assert_eq!(shown(&old, &new, Prune::Keep), kept);
         let pruned = ["- server gone/x", "- tenant gone"];
         assert_eq!(shown(&old, &new, Prune::Remove)[..2], pruned);

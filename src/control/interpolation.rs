@@ -87,7 +87,11 @@ fn pieces(text: &str) -> impl Iterator<Item = Piece<'_>> {
         let next = rest.get(first..).and_then(|behind| behind.find('$'));
         let end = next.map_or(rest.len(), |next| first + next);
         // Not at a letter of several bytes: all that is looked for is ASCII.
-        let end = if rest.starts_with('$') { end } else { rest.find('$').unwrap_or(rest.len()) };
+        let end = if rest.starts_with('$') {
+            end
+        } else {
+            rest.find('$').unwrap_or(rest.len())
+        };
         let (plain, behind) = rest.split_at(end);
         rest = behind;
         (!plain.is_empty()).then_some(Piece::Plain(plain))

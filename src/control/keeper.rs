@@ -47,6 +47,14 @@ pub(crate) enum Reach {
     Never,
 }
 
+/// How far a round came.
+enum Standing {
+    /// What the store holds is served.
+    Fresh,
+    /// What it holds cannot be served here, as was said once.
+    Behind,
+}
+
 /// What is told whenever [`Reach`] changes.
 pub(crate) type Report = Box<dyn Fn(Reach) + Send + Sync>;
 
@@ -62,8 +70,8 @@ pub(crate) struct Keeper {
     prune_at: Instant,
     /// The last failure in the log, so that each stands there once.
     said: String,
-    /// The last state that was tried, so that one that cannot be served is read once.
-    tried: Option<i64>,
+    /// The last change that cannot be served here, so that it is read once.
+    refused: Option<i64>,
 }
 
 impl Keeper {
@@ -83,7 +91,7 @@ impl Keeper {
             audit,
             prune_at: Instant::now(),
             said: String::new(),
-            tried: None,
+            refused: None,
         }
     }
 
@@ -95,11 +103,13 @@ impl Keeper {
     /// unless it is a file.
     pub(crate) async fn start(&mut self) -> Result<(), Failure> {
         match self.round().await {
-            Err(Failure::Unavailable(what)) if matches!(self.opening.location, Location::Url(_)) => {
+            Err(Failure::Unavailable(what))
+                if matches!(self.opening.location, Location::Url(_)) =>
+            {
                 self.say("store.away", &Failure::Unavailable(what));
                 Ok(())
             }
-            other => other,
+            other => other.map(drop),
         }
     }
 
@@ -113,16 +123,16 @@ impl Keeper {
         loop {
             let outcome = self.round().await;
             let now = match &outcome {
-                Ok(()) => Reach::Well,
-                Err(_) if self.live.is_loaded() => Reach::Stale,
-                Err(_) => Reach::Never,
+                Ok(Standing::Fresh) => Reach::Well,
+                _ if self.live.is_loaded() => Reach::Stale,
+                _ => Reach::Never,
             };
             match &outcome {
-                Ok(()) if !self.said.is_empty() => {
+                Ok(Standing::Fresh) if !self.said.is_empty() => {
                     self.said.clear();
                     tracing::info!(event = "store.back", "the store is up to date again");
                 }
-                Ok(()) => {}
+                Ok(_) => {}
                 Err(failure) => self.say("store.away", failure),
             }
             if reach != Some(now) {
@@ -149,7 +159,7 @@ impl Keeper {
     }
 
     /// One round: open, apply, look for changes, forget what is old.
-    async fn round(&mut self) -> Result<(), Failure> {
+    async fn round(&mut self) -> Result<Standing, Failure> {
         if self.live.store().is_err() {
             let store = Store::open(self.opening.clone()).await?;
             self.live.opened(store);
@@ -158,22 +168,21 @@ impl Keeper {
         let store = live.store()?;
         self.apply(store).await?;
         let version = store.version().await?;
-        let is_new = self.tried != Some(version);
-        if self.live.snapshot().version != Some(version) && is_new {
+        if self.live.snapshot().version < Some(version) {
+            if self.refused == Some(version) {
+                return Ok(Standing::Behind);
+            }
             let refreshed = self.live.refresh().await;
-            // One that cannot be served here is not tried until it changes again.
             if matches!(refreshed, Err(Failure::Invalid(_) | Failure::Bug(_))) {
-                self.tried = Some(version);
+                self.refused = Some(version);
             }
             refreshed?;
-        } else if self.live.snapshot().version < Some(version) {
-            return Err(Failure::Conflict);
         }
         if !self.audit.is_zero() && Instant::now() >= self.prune_at {
             self.prune_at = Instant::now() + PRUNE;
             store.prune_audit(self.audit).await?;
         }
-        Ok(())
+        Ok(Standing::Fresh)
     }
 
     /// Applies what is pending. What is wrong with it is an error only before anything is served.
@@ -261,7 +270,9 @@ fn watch(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
             let _ = news.try_send(());
         }
     };
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     let watching = notify::recommended_watcher(told).and_then(|mut watcher| {
         watcher.watch(folder, RecursiveMode::NonRecursive)?;

@@ -2,12 +2,10 @@
 //!
 //! Not here: sealing (`seal`), and where keys come from (`master`).
 
-use aws_lc_rs::rand::SecureRandom;
-
 use super::{
     master::{KeySource, Make},
     rows::Sealer,
-    seal::{Keyring, MasterKey, Place},
+    seal::{Keyring, MasterKey, Place, Random},
     sql::Transaction,
     store::Failure,
 };
@@ -19,12 +17,18 @@ use crate::settings::Wrong;
 pub(super) async fn admit(
     transaction: &mut Transaction,
     source: &KeySource,
-    random: &dyn SecureRandom,
+    random: &Random,
     now_ms: i64,
 ) -> Result<Keyring, Failure> {
     let rows = transaction.run(ALL, Vec::new()).await?;
-    let make = if rows.is_empty() { Make::IfMissing } else { Make::Never };
-    let keys = source.keyring(random, make).map_err(Failure::from_mistake)?;
+    let make = if rows.is_empty() {
+        Make::IfMissing
+    } else {
+        Make::Never
+    };
+    let keys = source
+        .keyring(random, make)
+        .map_err(Failure::from_mistake)?;
     let mut is_proven = rows.is_empty();
     for row in &rows {
         let id: String = row.get("id")?;
@@ -38,11 +42,17 @@ pub(super) async fn admit(
         }
     }
     if !is_proven {
-        let what = format!("is not the one that sealed this store ({})", keys.first().id());
+        let what = format!(
+            "is not the one that sealed this store ({})",
+            keys.first().id()
+        );
         let remedy = "give the right one; what is lost without it is in docs/store.md";
         return Err(Failure::from_key(Wrong::new(what, remedy)));
     }
-    let sealer = Sealer { keys: &keys, random };
+    let sealer = Sealer {
+        keys: &keys,
+        random,
+    };
     add_first(transaction, &sealer, now_ms).await?;
     Ok(keys)
 }
@@ -57,11 +67,10 @@ pub(super) async fn is_known(
 }
 
 /// Puts a new key in front of those in the file; of those that were given the first is the new one.
-pub(super) fn begin_rotation(
-    source: &KeySource,
-    random: &dyn SecureRandom,
-) -> Result<Keyring, Failure> {
-    let keys = source.keyring(random, Make::Never).map_err(Failure::from_mistake)?;
+pub(super) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyring, Failure> {
+    let keys = source
+        .keyring(random, Make::Never)
+        .map_err(Failure::from_mistake)?;
     if matches!(source, KeySource::Given(_)) {
         return Ok(keys);
     }

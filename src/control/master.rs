@@ -9,10 +9,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aws_lc_rs::rand::SecureRandom;
 use zeroize::Zeroizing;
 
-use super::seal::{Keyring, MasterKey};
+use super::seal::{Keyring, MasterKey, Random};
 use crate::{
     config::{Mistake, Secret},
     settings::Wrong,
@@ -33,7 +32,7 @@ impl KeySource {
     /// # Errors
     ///
     /// What is wrong with the value or the file.
-    pub(crate) fn keyring(&self, random: &dyn SecureRandom, make: Make) -> Result<Keyring, Mistake> {
+    pub(crate) fn keyring(&self, random: &Random, make: Make) -> Result<Keyring, Mistake> {
         match self {
             Self::Given(text) => {
                 let at = |wrong: Wrong| wrong.at("configuration", "master_key");
@@ -61,9 +60,10 @@ impl KeySource {
         let file = file.map_err(|error| cannot("locked", &error))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
-            Err(fs::TryLockError::WouldBlock) => {
-                Err(Wrong::new("is being rotated by another process", "wait for it"))
-            }
+            Err(fs::TryLockError::WouldBlock) => Err(Wrong::new(
+                "is being rotated by another process",
+                "wait for it",
+            )),
             Err(fs::TryLockError::Error(error)) => Err(cannot("locked", &error)),
         }
     }
@@ -100,7 +100,7 @@ pub(crate) enum Make {
     Never,
 }
 
-fn read(path: &Path, random: &dyn SecureRandom, make: Make) -> Result<Keyring, Wrong> {
+fn read(path: &Path, random: &Random, make: Make) -> Result<Keyring, Wrong> {
     match fs::read_to_string(path).map(Zeroizing::new) {
         Ok(text) => Keyring::parse(&text),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && make == Make::IfMissing => {
@@ -122,7 +122,11 @@ fn read(path: &Path, random: &dyn SecureRandom, make: Make) -> Result<Keyring, W
 /// A new file that only its owner may read, on the disk when this returns.
 fn create(path: &Path, text: &str) -> std::io::Result<()> {
     let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(0o600).open(path)?;
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
 }
@@ -180,6 +184,9 @@ mod tests {
         source.write(&keys[..1]).unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(source.keyring(&random, Make::Never).unwrap().keys().len(), 1);
+        assert_eq!(
+            source.keyring(&random, Make::Never).unwrap().keys().len(),
+            1
+        );
     }
 }

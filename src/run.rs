@@ -96,6 +96,9 @@ pub(crate) async fn run(
     )?;
     // The store outlives what may still write to it.
     let (keeping, stop_keeping) = (TaskTracker::new(), CancellationToken::new());
+    if !live.is_loaded() {
+        health.lost("sql", Loss::All);
+    }
     if let Some(keeper) = keeper {
         let report = reports(health.clone());
         keeping.spawn(keeper.run(report, stop_keeping.clone()));

@@ -118,7 +118,9 @@ impl Keeper {
         let (news, mut changed) = mpsc::channel(1);
         let file = self.applied.as_ref().map(|applied| applied.file.clone());
         let _watcher = file.as_deref().and_then(|file| watch(file, news));
+        // What was written between the first round and the watch is news too.
         let mut text = file.as_deref().and_then(read);
+        self.read_manifest();
         let mut reach = None;
         loop {
             let outcome = self.round().await;

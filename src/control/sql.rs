@@ -402,7 +402,7 @@ async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), SqlError> {
 async fn migrate_postgres(options: PgConnectOptions) -> Result<(), SqlError> {
     let connected = PoolOptions::new()
         .max_connections(1)
-        .acquire_timeout(STATEMENT)
+        .acquire_timeout(CONNECT)
         .connect_with(options);
     let pool: PgPool = timed(STATEMENT, connected).await?;
     // sqlx takes an advisory lock for it, so that replicas that start together take turns.
@@ -472,6 +472,8 @@ const SQLITE_AWAY: [&str; 6] = ["5", "6", "8", "10", "13", "14"];
 const STATEMENT: Duration = Duration::from_secs(5);
 /// How long a request waits for a connection: its client is told 503 within a second.
 const ACQUIRE: Duration = Duration::from_millis(800);
+/// How long a database that may be away is waited for at the start.
+const CONNECT: Duration = Duration::from_secs(2);
 /// How long the schema may take to change, other replicas' turns included.
 const MIGRATION: Duration = Duration::from_mins(1);
 /// How long a writer of another process is waited for.

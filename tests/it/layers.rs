@@ -127,7 +127,12 @@ const PLACES: &[(&str, &[&str])] = &[
     ("anyhow::", &["cli/", "run.rs"]),
     (
         "arc_swap::",
-        &["control/change.rs", "control/live.rs", "control/store.rs", "http/tls.rs"],
+        &[
+            "control/change.rs",
+            "control/live.rs",
+            "control/store.rs",
+            "http/tls.rs",
+        ],
     ),
     ("base64::", &["control/seal.rs", "protocol/event.rs"]),
     ("sqlx", &["control/sql.rs"]),

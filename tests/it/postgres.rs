@@ -92,12 +92,16 @@ impl Postgres {
 
     /// Ends it, as an administrator would at once; its data stays.
     pub(crate) fn pause(&mut self) {
+        // Fast shutdown: what is under way is cut off.
+        self.end(rustix::process::Signal::INT);
+    }
+
+    fn end(&mut self, signal: rustix::process::Signal) {
         let Some(mut process) = self.process.take() else {
             return;
         };
         let pid = rustix::process::Pid::from_child(&process);
-        // Fast shutdown: what is under way is cut off.
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+        let _ = rustix::process::kill_process(pid, signal);
         let until = Instant::now() + DEADLINE;
         while process.try_wait().unwrap().is_none() {
             if Instant::now() > until {
@@ -150,7 +154,8 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        self.pause();
+        // Immediate shutdown: nobody reads its data any more.
+        self.end(rustix::process::Signal::QUIT);
     }
 }
 

@@ -81,7 +81,9 @@ mod tests {
         let env: BTreeMap<String, String> = pairs.collect();
         let mut layers = Layers::new(false);
         layers.add_env(&env);
-        set.iter().for_each(|set| layers.add_set(set));
+        for set in set {
+            layers.add_set(set);
+        }
         let keeping = Keeping::read(&mut layers, &env);
         let mistakes = layers.mistakes.iter().map(ToString::to_string);
         (keeping, mistakes.collect())

@@ -232,12 +232,7 @@ pub(super) fn path_of(env: &BTreeMap<String, String>) -> &str {
 fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     let plan = match plan {
         Ok(plan) => plan,
-        Err(mistakes) => {
-            for mistake in mistakes {
-                eprintln!("{mistake}");
-            }
-            return ExitCode::from(2);
-        }
+        Err(mistakes) => return refuse(&mistakes),
     };
     let format = match plan.config.telemetry.format {
         LogFormat::Json => Format::Json,
@@ -280,6 +275,14 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     }
 }
 
+/// Says what has to be changed before the gateway can start.
+fn refuse(mistakes: &[Mistake]) -> ExitCode {
+    for mistake in mistakes {
+        eprintln!("{mistake}");
+    }
+    ExitCode::from(2)
+}
+
 async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let Plan {
         mut config,
@@ -319,12 +322,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         .context("cannot make cgroups for children")?;
     let served = match stored::open(source, &config, &env, offer).await? {
         Ok(served) => served,
-        Err(mistakes) => {
-            for mistake in mistakes {
-                eprintln!("{mistake}");
-            }
-            return Ok(ExitCode::from(2));
-        }
+        Err(mistakes) => return Ok(refuse(&mistakes)),
     };
     warn(&config, &served.live.current(), &offer);
     let prepared = stores_of(

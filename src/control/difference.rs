@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::control::declared::Object;
 
-    fn object(kind: Kind, json: serde_json::Value) -> Object {
+    fn object(kind: Kind, json: &serde_json::Value) -> Object {
         Object::new(kind, json.as_object().unwrap().clone())
     }
 
@@ -97,7 +97,7 @@ mod tests {
         for (tenant, server, json) in of {
             objects.insert(ObjectName::tenant(tenant), Object::default());
             let name = ObjectName::of(tenant, Kind::Server, server);
-            objects.insert(name, object(Kind::Server, json.clone()));
+            objects.insert(name, object(Kind::Server, json));
         }
         Declared(objects)
     }
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_key_of_an_operator_is_not_pruned() {
-        let key = object(Kind::ApiKey, json!({"hash": "sha256:0"}));
+        let key = object(Kind::ApiKey, &json!({"hash": "sha256:0"}));
         let stored = Declared(BTreeMap::from([(ObjectName::operator_key("root"), key)]));
         assert!(shown(&stored, &Declared::default(), Prune::Remove).is_empty());
     }

@@ -93,7 +93,7 @@ pub(super) async fn keep_first(
 }
 
 /// Drops the old keys from the file; the id of the one that is left.
-pub(super) fn end_rotation(source: &KeySource, keys: Keyring) -> Result<String, Failure> {
+pub(super) fn end_rotation(source: &KeySource, keys: &Keyring) -> Result<String, Failure> {
     let id = keys.first().id();
     if matches!(source, KeySource::File(_)) {
         source.write(&keys.keys()[..1]).map_err(Failure::from_key)?;

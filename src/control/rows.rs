@@ -18,7 +18,7 @@ pub(crate) struct Stored {
     pub(crate) id: Uuid,
     /// Which object.
     pub(crate) name: ObjectName,
-    /// The number of the change that wrote it: an ETag.
+    /// The number of the change that wrote it: an `ETag`.
     pub(crate) version: i64,
     /// What it declares.
     pub(crate) object: Object,

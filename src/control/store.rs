@@ -137,6 +137,7 @@ impl Opening {
 
 /// Which version of an object a change is meant for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "for the administration API"))]
 pub(crate) enum Expected {
     /// Whatever is there, or nothing (no condition).
     Any,
@@ -144,7 +145,7 @@ pub(crate) enum Expected {
     Absent,
     /// Whatever is there, but something (`If-Match: *`).
     Present,
-    /// This one (`If-Match` with an ETag).
+    /// This one (`If-Match` with an `ETag`).
     Version(i64),
 }
 
@@ -245,6 +246,79 @@ impl Store {
         self.0.judged(&loaded.declared(), when)
     }
 
+    /// Makes what is stored into what a manifest declares, in one step. Returns what that changed;
+    /// nothing is written if it is nothing.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` with every mistake in what the whole would become; `Conflict` if an API key's hash
+    /// is taken; `Unavailable`.
+    pub(crate) async fn apply(
+        &self,
+        wanted: &Declared,
+        prune: Prune,
+        author: &Author,
+    ) -> Result<Vec<Change>, Failure> {
+        let edit = |before: &Loaded| {
+            let changes = difference(&before.declared(), wanted, prune);
+            Ok((wanted.clone(), changes))
+        };
+        let (_, changes) = self.0.change(When::Applying, author, edit).await?;
+        Ok(changes)
+    }
+
+    /// Removes records of the audit trail that are older than `keep`.
+    pub(crate) async fn prune_audit(&self, keep: std::time::Duration) -> Result<(), Failure> {
+        let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
+        let before_ms = self.0.opening.clock.now_ms().saturating_sub(keep_ms);
+        while audit::prune(&self.0.pool, before_ms).await? > 0 {}
+        Ok(())
+    }
+
+    /// Seals everything anew: under a new key if the key file is ours, else under the first of
+    /// those that were given. The old keys are worth nothing afterwards. Returns the new key's id.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable`, or `Invalid` if the key file cannot be written.
+    pub(crate) async fn rotate(&self) -> Result<String, Failure> {
+        let source = &self.0.opening.keys;
+        let _lock = source.lock().map_err(Failure::from_key)?;
+        let keys = keys::begin_rotation(source, &self.0.random)?;
+        let mut transaction = self.0.pool.begin().await?;
+        let objects = rows::all(&mut transaction, &keys).await;
+        let sealer = Sealer {
+            keys: &keys,
+            random: &self.0.random,
+        };
+        for stored in &objects.map_err(Failure::from_row)? {
+            let resealed = rows::reseal(&mut transaction, &sealer, stored).await;
+            resealed.map_err(Failure::from_row)?;
+        }
+        let now_ms = self.0.opening.clock.now_ms();
+        keys::keep_first(&mut transaction, &sealer, now_ms).await?;
+        transaction.commit().await?;
+        keys::end_rotation(source, &keys)
+    }
+
+    /// Copies a store that is a file, as of one moment, to `target`, an empty file.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for PostgreSQL, `Unavailable`.
+    pub(crate) async fn copy_to(&self, target: &Path) -> Result<(), Failure> {
+        Ok(self.0.pool.copy_to(&target.to_string_lossy()).await?)
+    }
+
+    /// Closes every connection.
+    pub(crate) async fn close(&self) {
+        self.0.pool.close().await;
+    }
+}
+
+/// What single objects and records are read and written by.
+#[cfg_attr(not(test), expect(dead_code, reason = "for the administration API"))]
+impl Store {
     /// The objects of a kind, in the order of their names, behind `after`; `tenant` is that which
     /// they belong to, and for API keys none means operators'.
     pub(crate) async fn list(
@@ -329,27 +403,6 @@ impl Store {
         self.0.change(When::Changing, author, edit).await.map(drop)
     }
 
-    /// Makes what is stored into what a manifest declares, in one step. Returns what that changed;
-    /// nothing is written if it is nothing.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` with every mistake in what the whole would become; `Conflict` if an API key's hash
-    /// is taken; `Unavailable`.
-    pub(crate) async fn apply(
-        &self,
-        wanted: &Declared,
-        prune: Prune,
-        author: &Author,
-    ) -> Result<Vec<Change>, Failure> {
-        let edit = |before: &Loaded| {
-            let changes = difference(&before.declared(), wanted, prune);
-            Ok((wanted.clone(), changes))
-        };
-        let (_, changes) = self.0.change(When::Applying, author, edit).await?;
-        Ok(changes)
-    }
-
     /// Appends records to the audit trail, all or none.
     pub(crate) async fn append(&self, records: &[Record]) -> Result<(), Failure> {
         let mut transaction = self.0.pool.begin_beside().await?;
@@ -366,54 +419,6 @@ impl Store {
         limit: u32,
     ) -> Result<Page, Failure> {
         audit::query(&self.0.pool, filter, after, limit).await
-    }
-
-    /// Removes records of the audit trail that are older than `keep`.
-    pub(crate) async fn prune_audit(&self, keep: std::time::Duration) -> Result<(), Failure> {
-        let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
-        let before_ms = self.0.opening.clock.now_ms().saturating_sub(keep_ms);
-        while audit::prune(&self.0.pool, before_ms).await? > 0 {}
-        Ok(())
-    }
-
-    /// Seals everything anew: under a new key if the key file is ours, else under the first of
-    /// those that were given. The old keys are worth nothing afterwards. Returns the new key's id.
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable`, or `Invalid` if the key file cannot be written.
-    pub(crate) async fn rotate(&self) -> Result<String, Failure> {
-        let source = &self.0.opening.keys;
-        let _lock = source.lock().map_err(Failure::from_key)?;
-        let keys = keys::begin_rotation(source, &self.0.random)?;
-        let mut transaction = self.0.pool.begin().await?;
-        let objects = rows::all(&mut transaction, &keys).await;
-        let sealer = Sealer {
-            keys: &keys,
-            random: &self.0.random,
-        };
-        for stored in &objects.map_err(Failure::from_row)? {
-            let resealed = rows::reseal(&mut transaction, &sealer, stored).await;
-            resealed.map_err(Failure::from_row)?;
-        }
-        let now_ms = self.0.opening.clock.now_ms();
-        keys::keep_first(&mut transaction, &sealer, now_ms).await?;
-        transaction.commit().await?;
-        keys::end_rotation(source, keys)
-    }
-
-    /// Copies a store that is a file, as of one moment, to `target`, an empty file.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` for PostgreSQL, `Unavailable`.
-    pub(crate) async fn copy_to(&self, target: &Path) -> Result<(), Failure> {
-        Ok(self.0.pool.copy_to(&target.to_string_lossy()).await?)
-    }
-
-    /// Closes every connection.
-    pub(crate) async fn close(&self) {
-        self.0.pool.close().await;
     }
 }
 

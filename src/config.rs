@@ -14,6 +14,7 @@ use std::{
 use ipnet::IpNet;
 use tracing_subscriber::EnvFilter;
 
+pub(crate) use crate::keeping::{Keeping, Secret};
 pub(crate) use crate::layers::Override;
 pub(crate) use crate::settings::Mistake;
 use crate::{
@@ -51,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) spawn: Spawn,
     /// What separates children.
     pub(crate) sandbox: Sandbox,
+    /// What is kept.
+    pub(crate) keeping: Keeping,
     /// What is logged.
     pub(crate) telemetry: Telemetry,
     /// Keys of the one server of `run`, in the order of the flags; empty in `serve`.
@@ -311,6 +314,7 @@ impl Layers {
                 uids: self.leaf("sandbox.uids", Uids::read),
                 separation: self.leaf("sandbox.separation", Separation::read),
             },
+            keeping: Keeping::read(self, env),
             telemetry: Telemetry {
                 log: self.leaf("telemetry.log", filter),
                 format: self.leaf("telemetry.format", |node| {
@@ -680,8 +684,6 @@ mod tests {
         for key in [
             "admin.listen",
             "outbound.allow",
-            "master_key",
-            "sql.url",
             "redis.url",
             "cluster.listen",
             "log.max_event",

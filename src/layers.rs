@@ -263,7 +263,7 @@ const RUN_DEFAULTS: [(&str, &str); 4] = [
 const SEE: &str = "see config.default.toml for all keys";
 const PREFIX: &str = "LOCKGATE_";
 /// Variables that are flags or secrets of other parts, not keys of the configuration.
-const ELSEWHERE: [&str; 6] = ["CONFIG", "APPLY", "URL", "KEY", "MASTER_KEY", "ADMIN_KEY"];
+const ELSEWHERE: [&str; 5] = ["CONFIG", "APPLY", "URL", "KEY", "ADMIN_KEY"];
 
 #[cfg(test)]
 mod tests {
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn every_default_is_explained() {
         let keys = Layers::new(false).defaults.len();
-        assert_eq!(keys, 32);
+        assert_eq!(keys, 35);
         let (_, errors) = Format::Toml.parse("F", DEFAULTS);
         assert!(errors.is_empty(), "{errors:?}");
     }

@@ -82,6 +82,7 @@ mod document;
 mod error;
 mod http;
 mod hub;
+mod keeping;
 mod layers;
 mod logs;
 mod protocol;

@@ -1,6 +1,6 @@
 //! Runs a gateway from its settings to its last child.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SystemRandom;
 use tokio::net::TcpListener;
@@ -10,14 +10,19 @@ use url::Url;
 use crate::{
     backend::launcher::Launcher,
     config::Config,
-    control::Catalog,
+    control::{
+        Catalog, Server,
+        confinement::Offer,
+        keeper::{Keeper, Reach},
+        live::Live,
+    },
     http::{
         Front,
         accept::{self, Bounds},
         address::Allowed,
         counted,
         gate::Gate,
-        ops::{self, Health},
+        ops::{self, Health, Loss},
         routes,
         tls::Files,
     },
@@ -32,6 +37,14 @@ pub(crate) struct Listeners {
     pub(crate) http: TcpListener,
     /// For health and metrics.
     pub(crate) ops: Option<TcpListener>,
+}
+
+/// What is served.
+pub(crate) struct Served {
+    /// What requests read.
+    pub(crate) live: Arc<Live>,
+    /// What keeps it up to date; none where it never changes.
+    pub(crate) keeper: Option<Keeper>,
 }
 
 /// When to stop.
@@ -60,7 +73,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 )]
 pub(crate) async fn run(
     config: Config,
-    catalog: Arc<Catalog>,
+    Served { live, keeper }: Served,
     launcher: Launcher,
     listeners: Listeners,
     shutdown: Shutdown,
@@ -69,11 +82,7 @@ pub(crate) async fn run(
     let config = Arc::new(config);
     let tracker = TaskTracker::new();
     let metrics = Arc::new(Metrics::new(Some(logs)).map_err(anyhow::Error::msg)?);
-    for server in catalog.servers() {
-        for missing in launcher.sandbox.offer().shortcomings(server) {
-            metrics.unenforced(&server.tenant, &server.name, missing.key);
-        }
-    }
+    let offer = *launcher.sandbox.offer();
     let health = Health::default();
     let (release, halt) = (CancellationToken::new(), CancellationToken::new());
     let stop_accepting = CancellationToken::new();
@@ -85,8 +94,23 @@ pub(crate) async fn run(
         (release.clone(), halt.clone()),
         tracker.clone(),
     )?;
-    hub.prepare(&catalog);
-    hub.keep_warm(&catalog);
+    // The store outlives what may still write to it.
+    let (keeping, stop_keeping) = (TaskTracker::new(), CancellationToken::new());
+    if !live.is_loaded() {
+        health.lost("sql", Loss::All);
+    }
+    if let Some(keeper) = keeper {
+        let report = reports(health.clone());
+        keeping.spawn(keeper.run(report, stop_keeping.clone()));
+    }
+    let following = follow(
+        Arc::clone(&live),
+        hub.clone(),
+        Arc::clone(&metrics),
+        offer,
+        release.clone(),
+    );
+    tracker.spawn(following);
     let operated = hub.clone();
     let tls = match &config.http.tls {
         Some(files) => {
@@ -113,7 +137,7 @@ pub(crate) async fn run(
     let gate = Gate::new(allowed, proxies, config.http.max_body as u64);
     let front = Front {
         hub,
-        catalog,
+        live,
         config: Arc::clone(&config),
         metrics: Arc::clone(&metrics),
     };
@@ -164,10 +188,65 @@ pub(crate) async fn run(
     }
     halt.cancel();
     let _ = tokio::time::timeout(LAST, tracker.wait()).await;
+    stop_keeping.cancel();
+    keeping.close();
+    let _ = tokio::time::timeout(LAST_WORDS, keeping.wait()).await;
     stop_operations.cancel();
     operations.close();
     let _ = tokio::time::timeout(Duration::from_secs(1), operations.wait()).await;
     Ok(())
+}
+
+/// Does what a new snapshot asks for, until `stop`.
+async fn follow(
+    live: Arc<Live>,
+    hub: Hub,
+    metrics: Arc<Metrics>,
+    offer: Offer,
+    stop: CancellationToken,
+) {
+    let mut changes = live.changes();
+    changes.mark_changed();
+    let mut is_first = true;
+    let mut unenforced = BTreeSet::new();
+    while let Some(Ok(())) = stop.run_until_cancelled(changes.changed()).await {
+        let snapshot = Arc::clone(&changes.borrow_and_update());
+        if snapshot.version.is_none() {
+            continue;
+        }
+        let known = std::mem::replace(&mut unenforced, shortcomings(&snapshot.catalog, &offer));
+        for (sign, (tenant, server, key)) in unenforced
+            .difference(&known)
+            .map(|new| (1, new))
+            .chain(known.difference(&unenforced).map(|gone| (-1, gone)))
+        {
+            metrics.unenforced(tenant, server, key, sign);
+        }
+        hub.prepare(&snapshot.catalog);
+        if std::mem::take(&mut is_first) {
+            hub.keep_warm(&snapshot.catalog);
+        }
+        // Here sessions and children learn what changed between the last snapshot and this one.
+    }
+}
+
+/// What servers ask for and do not get on this machine.
+fn shortcomings(catalog: &Catalog, offer: &Offer) -> BTreeSet<(String, String, &'static str)> {
+    let of = |server: &Arc<Server>| {
+        let (tenant, name) = (server.tenant.clone(), server.name.clone());
+        let missing = offer.shortcomings(server).into_iter();
+        missing.map(move |missing| (tenant.clone(), name.clone(), missing.key))
+    };
+    catalog.servers().flat_map(of).collect()
+}
+
+/// What the store's absence costs: without a snapshot everything, else what has to ask it.
+fn reports(health: Health) -> Box<dyn Fn(Reach) + Send + Sync> {
+    Box::new(move |reach| match reach {
+        Reach::Well => health.back("sql"),
+        Reach::Stale => health.lost("sql", Loss::Some),
+        Reach::Never => health.lost("sql", Loss::All),
+    })
 }
 
 /// Connections of the operations listener: probes and scrapers.

@@ -347,14 +347,14 @@ impl Metrics {
     }
 
     /// A server's children are to be held to something that cannot be enforced here.
-    pub(crate) fn unenforced(&self, tenant: &str, server: &str, key: &'static str) {
+    pub(crate) fn unenforced(&self, tenant: &str, server: &str, key: &'static str, by: i64) {
         let label = |name, value: &str| KeyValue::new(name, value.to_owned());
         let labels = [
             label("tenant", tenant),
             label("server", server),
             label("key", key),
         ];
-        self.unenforced.add(1, &labels);
+        self.unenforced.add(by, &labels);
     }
 
     /// All metrics as Prometheus text.

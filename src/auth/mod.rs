@@ -41,6 +41,12 @@ impl Access {
         &self.tenant
     }
 
+    /// What the credentials allow beside the server itself: OAuth scopes.
+    #[expect(dead_code, reason = "policy will read it")]
+    pub(crate) fn scopes(&self) -> &[String] {
+        &[]
+    }
+
     /// What may be used.
     pub(crate) fn server(&self) -> &Arc<Server> {
         &self.server

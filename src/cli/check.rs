@@ -14,7 +14,8 @@ use crate::{
     control::{
         Separation, Server, checks,
         confinement::{Offer, Profile, Tcp},
-        manifest::{self, Manifest},
+        declared,
+        manifest::Manifest,
         recipe::STORE,
     },
 };
@@ -59,7 +60,7 @@ fn report(
     let config = Config::load(sources).map_err(|error| error.mistakes);
     let manifest = apply
         .or(named)
-        .map(|file| manifest::load(file, &sources.env))
+        .map(|file| declared::load(file, &sources.env).map(|read| read.manifest))
         .transpose();
     match (config, manifest) {
         (Ok(config), Ok(manifest)) => {

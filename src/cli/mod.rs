@@ -8,6 +8,7 @@ mod check;
 mod demo;
 mod import;
 mod serve;
+mod stored;
 
 /// Puts stdio MCP servers on the network.
 #[derive(Parser)]
@@ -25,6 +26,15 @@ enum Command {
     Serve(ServeArgs),
     /// Report every mistake in configuration and manifest, and what this kernel offers
     Check(CheckArgs),
+    /// Bring the schema of the store up to date
+    Migrate(StoreArgs),
+    /// Copy the SQLite store into a new file
+    Backup(CopyArgs),
+    /// Put a copy of the SQLite store in its place
+    Restore(CopyArgs),
+    /// The master key
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Turn an mcp.json into a manifest on stdout
     Import(ImportArgs),
     /// The demo server on stdio (internal)
@@ -61,6 +71,9 @@ pub(crate) struct ServeArgs {
     /// Manifest of tenants and servers
     #[arg(long, value_name = "F")]
     pub(crate) apply: Option<PathBuf>,
+    /// Remove what is stored and not in the manifest
+    #[arg(long, requires = "apply")]
+    pub(crate) prune: bool,
     /// Address to listen on
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Option<String>,
@@ -80,6 +93,33 @@ struct CheckArgs {
     /// Any key of the configuration
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+}
+
+/// Where the store is.
+#[derive(Args)]
+pub(crate) struct StoreArgs {
+    /// Configuration file
+    #[arg(long, value_name = "F")]
+    pub(crate) config: Option<PathBuf>,
+    /// Any key of the configuration
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+/// `lockgate backup` and `restore`
+#[derive(Args)]
+pub(crate) struct CopyArgs {
+    /// The copy
+    #[arg(value_name = "F")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+}
+
+#[derive(Subcommand)]
+enum KeyCommand {
+    /// Replace it, and seal every secret anew
+    Rotate(StoreArgs),
 }
 
 #[derive(Args)]
@@ -102,6 +142,10 @@ pub fn main() -> ExitCode {
         Command::Run(args) => serve::run(args),
         Command::Serve(args) => serve::serve(args),
         Command::Check(args) => check::check(args.config, args.apply.as_deref(), args.set),
+        Command::Migrate(args) => stored::migrate(args),
+        Command::Backup(args) => stored::backup(args),
+        Command::Restore(args) => stored::restore(args),
+        Command::Key(KeyCommand::Rotate(args)) => stored::rotate(args),
         Command::Import(ImportArgs { file, tenant }) => import::import(
             &file,
             &tenant,

@@ -7,7 +7,6 @@ use std::{
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::Arc,
     time::Duration,
 };
 
@@ -16,7 +15,7 @@ use rustix::process::DumpableBehavior;
 use tokio::net::TcpListener;
 use url::Url;
 
-use super::{RunArgs, ServeArgs};
+use super::{RunArgs, ServeArgs, stored};
 use crate::{
     backend::{
         launcher::{Ambient, Launcher},
@@ -27,7 +26,11 @@ use crate::{
     control::{
         Catalog, Home, Launch, Separation, checks,
         confinement::{Confinement, Offer},
-        manifest, single,
+        declared,
+        difference::Prune,
+        keeper::Applied,
+        single,
+        store::When,
     },
     http::page::snippets,
     logs::{self, Format, Logs},
@@ -38,7 +41,7 @@ use crate::{
 /// What is to be served, checked.
 struct Plan {
     config: Config,
-    catalog: Catalog,
+    source: Source,
     env: BTreeMap<String, String>,
     /// A directory for children that goes with the gateway; none means `data_dir/work`.
     work: Option<PathBuf>,
@@ -48,6 +51,14 @@ struct Plan {
     offer: Offer,
     /// Whether the URL and snippets are printed instead of a log line.
     is_run: bool,
+}
+
+/// Where what is served comes from.
+pub(super) enum Source {
+    /// It is known, and never changes.
+    Fixed(Catalog),
+    /// It is what the store holds, after this was applied to it.
+    Stored(Option<Applied>),
 }
 
 /// `lockgate run [-- COMMAND…]`
@@ -112,7 +123,7 @@ fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
     let work = temporary();
     Ok(Plan {
         config,
-        catalog: manifest.catalog,
+        source: Source::Fixed(manifest.catalog),
         env,
         work: Some(work),
         kernel,
@@ -129,6 +140,7 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     let ServeArgs {
         config: file,
         apply,
+        prune,
         listen,
         set,
     } = args;
@@ -144,13 +156,11 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
             .filter(|path| !path.is_empty())
             .map(PathBuf::from)
     };
-    let loaded = apply
-        .or_else(named)
-        .map(|file| manifest::load(&file, &env))
-        .transpose();
+    let file = apply.or_else(named);
+    let loaded = file.as_deref().map(|file| declared::load(file, &env));
     let config = Config::load(&sources).map_err(|error| error.mistakes);
-    let (config, manifest) = match (config, loaded) {
-        (Ok(config), Ok(manifest)) => (config, manifest),
+    let (config, declaration) = match (config, loaded.transpose()) {
+        (Ok(config), Ok(declaration)) => (config, declaration),
         (Err(mut mistakes), Err(more)) => {
             mistakes.extend(more);
             return Err(mistakes);
@@ -158,19 +168,29 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
         (Err(mistakes), Ok(_)) | (Ok(_), Err(mistakes)) => return Err(mistakes),
     };
     let (kernel, offer) = probe(&config)?;
-    let mistakes = manifest
-        .as_ref()
-        .map(|manifest| checks::check(manifest, &config, path_of(&env), &offer))
-        .unwrap_or_default();
+    // The server of `[default]` may be in the store already.
+    let judged = declaration.as_ref().map(|read| {
+        checks::judge(
+            &read.manifest,
+            When::Changing,
+            &config,
+            path_of(&env),
+            &offer,
+        )
+    });
+    let mistakes = judged.unwrap_or_default();
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
-    let catalog = manifest
-        .map(|manifest| manifest.catalog)
-        .unwrap_or_default();
+    let prune = if prune { Prune::Remove } else { Prune::Keep };
+    let applied = file.map(|file| Applied {
+        file,
+        pending: declaration,
+        prune,
+    });
     Ok(Plan {
         config,
-        catalog,
+        source: Source::Stored(applied),
         env,
         // A child with a uid of its own cannot pass through the data directory.
         work: (offer.separation == Separation::Uid).then(temporary),
@@ -205,19 +225,14 @@ pub(super) fn offer(kernel: &Kernel, config: &Config) -> Result<Offer, Vec<Mista
     })
 }
 
-fn path_of(env: &BTreeMap<String, String>) -> &str {
+pub(super) fn path_of(env: &BTreeMap<String, String>) -> &str {
     env.get("PATH").map_or("", String::as_str)
 }
 
 fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     let plan = match plan {
         Ok(plan) => plan,
-        Err(mistakes) => {
-            for mistake in mistakes {
-                eprintln!("{mistake}");
-            }
-            return ExitCode::from(2);
-        }
+        Err(mistakes) => return refuse(&mistakes),
     };
     let format = match plan.config.telemetry.format {
         LogFormat::Json => Format::Json,
@@ -260,10 +275,18 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     }
 }
 
+/// Says what has to be changed before the gateway can start.
+fn refuse(mistakes: &[Mistake]) -> ExitCode {
+    for mistake in mistakes {
+        eprintln!("{mistake}");
+    }
+    ExitCode::from(2)
+}
+
 async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let Plan {
         mut config,
-        catalog,
+        source,
         env,
         work,
         kernel,
@@ -283,6 +306,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     if !is_run {
         private(&config.data_dir)?;
     }
+    let _held = (!is_run).then(|| stored::hold(&config)).transpose()?;
     private(&work)?;
     if offer.separation == Separation::Uid {
         // To be passed through: what lies in it is everybody's own.
@@ -292,9 +316,10 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     if let Some(ops) = &ops {
         ports.push(ops.local_addr()?.port());
     }
+    ports.extend(stored::port(&config));
     // `run` keeps nothing that would have to be hidden. To hide means to list all that lies
     // beside: it costs every start, and what is created there later would not be seen.
-    let hidden = (!is_run).then(|| hidden(&config, &work));
+    let hidden = (!is_run).then(|| hidden(&config, &work, &env));
     let sandbox = Sandbox::new(
         &kernel,
         offer,
@@ -303,7 +328,11 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         &ports,
     )
     .context("cannot make cgroups for children")?;
-    warn(&config, &catalog, &offer);
+    let served = match stored::open(source, &config, &env, offer).await? {
+        Ok(served) => served,
+        Err(mistakes) => return Ok(refuse(&mistakes)),
+    };
+    warn(&config, &served.live.current(), &offer);
     let prepared = stores_of(
         &config,
         &work,
@@ -314,14 +343,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let signals = signals(shutdown.clone())?;
     announce(&config, &http, ops.as_ref(), is_run)?;
     let listeners = Listeners { http, ops };
-    let running = run::run(
-        config,
-        Arc::new(catalog),
-        launcher,
-        listeners,
-        shutdown,
-        logs,
-    );
+    let running = run::run(config, served, launcher, listeners, shutdown, logs);
     tokio::pin!(signals);
     tokio::select! {
         outcome = running => outcome.map(|()| ExitCode::SUCCESS),
@@ -337,12 +359,15 @@ fn stores_of(config: &Config, work: &Path, is_temporary: bool) -> PathBuf {
 }
 
 /// What of the gateway no child may see.
-fn hidden(config: &Config, work: &Path) -> Vec<PathBuf> {
+fn hidden(config: &Config, work: &Path, env: &BTreeMap<String, String>) -> Vec<PathBuf> {
     let tls = config.http.tls.as_ref();
     let paths = [config.data_dir.clone(), work.to_owned()];
+    let secrets = ["LOCKGATE_MASTER_KEY_FILE", "LOCKGATE_SQL__URL_FILE"];
+    let secrets = secrets.iter().filter_map(|name| env.get(*name));
     paths
         .into_iter()
         .chain(tls.map(|tls| tls.key.clone()))
+        .chain(secrets.map(PathBuf::from))
         .filter(|path| !path.as_os_str().is_empty())
         .collect()
 }

@@ -15,6 +15,7 @@ use crate::{
         confinement::Offer,
         manifest::{Manifest, server_key},
         recipe::STORE,
+        store::When,
     },
 };
 
@@ -25,11 +26,29 @@ pub(crate) fn check(
     search: &str,
     offer: &Offer,
 ) -> Vec<Mistake> {
+    judge(manifest, When::Applying, config, search, offer)
+}
+
+/// All that is a mistake at this time.
+///
+/// While single objects change, the server of `[default]` may still be to come, or gone. What is
+/// stored was checked by whoever stored it: a program that is missing here only fails to start.
+pub(crate) fn judge(
+    manifest: &Manifest,
+    when: When,
+    config: &Config,
+    search: &str,
+    offer: &Offer,
+) -> Vec<Mistake> {
     let mut mistakes = check_separation(manifest, config.sandbox.shared_uid, offer.separation);
     mistakes.extend(check_confinement(manifest, offer));
     mistakes.extend(check_auth(manifest, config));
-    mistakes.extend(check_default(manifest, config));
-    mistakes.extend(check_commands(manifest, search));
+    if when == When::Applying {
+        mistakes.extend(check_default(manifest, config));
+    }
+    if when != When::Serving {
+        mistakes.extend(check_commands(manifest, search));
+    }
     mistakes
 }
 

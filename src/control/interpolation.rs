@@ -24,7 +24,7 @@ pub(crate) fn interpolate(text: &str, env: &BTreeMap<String, String>) -> Result<
             if inner == "prepared" {
                 out.push(STORE);
             } else {
-                out.push_str(without_nul(&resolve(inner, env)?)?);
+                out.push_str(without_nul(&value_of(inner, env)?)?);
             }
             rest = behind;
         } else {
@@ -43,12 +43,67 @@ fn without_nul(text: &str) -> Result<&str, Wrong> {
     Ok(text)
 }
 
+/// `text` with variables and files put in, still in the manifest's syntax: what [`interpolate`]
+/// makes of it without an environment is what it makes of `text` with this one.
+///
+/// What else is wrong with `text` stays, to be found by [`interpolate`].
+pub(crate) fn resolve(text: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {
+    let mut out = String::with_capacity(text.len());
+    for piece in pieces(text) {
+        match piece {
+            Piece::Plain(plain) => out.push_str(plain),
+            Piece::Open(inner) => out.push_str(&escape(without_nul(&value_of(inner, env)?)?)),
+        }
+    }
+    Ok(out)
+}
+
+/// Whether `text` names no variable and no file.
+pub(crate) fn is_closed(text: &str) -> bool {
+    pieces(text).all(|piece| matches!(piece, Piece::Plain(_)))
+}
+
+/// A part of a text.
+enum Piece<'a> {
+    /// What stays as it is, `$$` and `${prepared}` included.
+    Plain(&'a str),
+    /// The inside of a `${env:…}` or `${file:…}`.
+    Open(&'a str),
+}
+
+/// The parts of a text, taken apart from left to right as [`interpolate`] does it.
+fn pieces(text: &str) -> impl Iterator<Item = Piece<'_>> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let open = rest
+            .strip_prefix("${")
+            .and_then(|inner| inner.split_once('}'))
+            .filter(|(inner, _)| inner.starts_with("env:") || inner.starts_with("file:"));
+        if let Some((inner, behind)) = open {
+            rest = behind;
+            return Some(Piece::Open(inner));
+        }
+        let first = if rest.starts_with("$$") { 2 } else { 1 };
+        let next = rest.get(first..).and_then(|behind| behind.find('$'));
+        let end = next.map_or(rest.len(), |next| first + next);
+        // Not at a letter of several bytes: all that is looked for is ASCII.
+        let end = if rest.starts_with('$') {
+            end
+        } else {
+            rest.find('$').unwrap_or(rest.len())
+        };
+        let (plain, behind) = rest.split_at(end);
+        rest = behind;
+        (!plain.is_empty()).then_some(Piece::Plain(plain))
+    })
+}
+
 /// `text` so that [`interpolate`] gives it back.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('$', "$$")
 }
 
-fn resolve(inner: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {
+fn value_of(inner: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {
     if let Some(name) = inner.strip_prefix("env:") {
         let value = env.get(name).cloned();
         return value.ok_or_else(|| {
@@ -148,6 +203,17 @@ mod tests {
         #[test]
         fn never_panics(text in "[$a-z{}:ä]*") {
             drop(interpolate(&text, &env()));
+            drop(resolve(&text, &env()));
+        }
+
+        /// Reading what was put in gives what reading it at once gives, and needs nothing more.
+        #[test]
+        fn putting_in_changes_no_meaning(parts in "(ä|x|[$]{1,3}|[$][{]env:A[}]|[$][{]env:E[}]|[$][{]prepared[}]|[{]|[}])*") {
+            if let Ok(whole) = interpolate(&parts, &env()) {
+                let closed = resolve(&parts, &env()).unwrap();
+                prop_assert!(is_closed(&closed), "{}", closed);
+                prop_assert_eq!(interpolate(&closed, &BTreeMap::new()), Ok(whole));
+            }
         }
     }
 }

@@ -5,8 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -19,9 +18,9 @@ use crate::{
         recipe::{Recipe, STORE},
         supervision::{self, Supervision},
     },
-    document::{Format, Node, Value},
+    document::{Node, Value},
     protocol::revision::{self, Revision},
-    settings::{Fields, Wrong, choice, name, nearest, syntax_mistakes},
+    settings::{Fields, Wrong, choice, name, nearest},
 };
 
 /// A manifest that was read without a mistake.
@@ -48,39 +47,30 @@ impl Manifest {
     }
 }
 
-/// The manifest in a file, whose ending says how it is written.
-pub(crate) fn load(path: &Path, env: &BTreeMap<String, String>) -> Result<Manifest, Vec<Mistake>> {
-    let file = path.display().to_string();
-    let refuse = |what: String, remedy: &str| {
-        Err(vec![
-            Wrong::new(what, remedy).at(&format!("{file}:1"), "--apply"),
-        ])
+/// The manifest that `tree` is; `mistakes` were found before, and without a tree there are some.
+pub(super) fn read(
+    tree: Option<&Node>,
+    mistakes: Vec<Mistake>,
+    env: &BTreeMap<String, String>,
+) -> Result<Manifest, Vec<Mistake>> {
+    let mut reader = Reader {
+        env,
+        mistakes,
+        places: BTreeMap::new(),
     };
-    let Some(format) = Format::of(path) else {
-        let remedy = "name it .yaml, .yml, .toml or .json";
-        return refuse("its ending names no format".to_owned(), remedy);
-    };
-    match fs::read_to_string(path) {
-        Ok(text) => parse(&file, &text, format, env),
-        Err(error) => refuse(format!("cannot be read: {error}"), "name a readable file"),
-    }
+    let catalog = tree.map(|tree| reader.root(tree)).unwrap_or_default();
+    reader.finish(catalog)
 }
 
 /// The manifest `text`, which stands in `file`.
+#[cfg(test)]
 pub(crate) fn parse(
     file: &str,
     text: &str,
-    format: Format,
+    format: crate::document::Format,
     env: &BTreeMap<String, String>,
 ) -> Result<Manifest, Vec<Mistake>> {
-    let (tree, errors) = format.parse(file, text);
-    let mut reader = Reader {
-        env,
-        mistakes: syntax_mistakes(file, errors),
-        places: BTreeMap::new(),
-    };
-    let catalog = tree.map(|tree| reader.root(&tree)).unwrap_or_default();
-    reader.finish(catalog)
+    super::declared::parse(file, text, format, env).map(|read| read.manifest)
 }
 
 /// Reads a tree and gathers what is wrong with it.
@@ -498,9 +488,12 @@ const DEFAULT_LIMITS: Limits = Limits {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use crate::{
         config::{Config, Sources},
         control::{confinement::Confinement, single::single},
+        document::Format,
     };
 
     use super::*;
@@ -707,16 +700,5 @@ tenants:
         assert_eq!(server.limits.files, 9);
         let wrong = overrides(&["reply.mod=json", "command.x=1", "policy=1", "clocks.call=x"]);
         assert_eq!(found(single(launch, &wrong, &env())).len(), 4);
-    }
-
-    #[test]
-    fn files_are_read_by_their_ending() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.yml");
-        fs::write(&path, FULL).unwrap();
-        assert!(load(&path, &env()).is_ok());
-        assert!(load(&dir.path().join("m.txt"), &env()).is_err());
-        assert!(load(&dir.path().join("missing.yaml"), &env()).is_err());
-        assert!(yaml("").is_err());
     }
 }

@@ -13,13 +13,29 @@ use std::{
 use crate::protocol::revision::Revision;
 pub(crate) use crate::separation::{Separation, Uids};
 
+#[cfg_attr(not(test), expect(dead_code, reason = "for the administration API"))]
+pub(crate) mod audit;
+mod change;
 pub(crate) mod checks;
+pub(crate) mod clock;
 pub(crate) mod confinement;
+pub(crate) mod declared;
+pub(crate) mod difference;
 pub(crate) mod interpolation;
+pub(crate) mod keeper;
+mod keys;
+pub(crate) mod live;
 pub(crate) mod manifest;
+pub(crate) mod master;
 mod packages;
 pub(crate) mod recipe;
+pub(crate) mod rows;
+pub(crate) mod seal;
 pub(crate) mod single;
+pub(crate) mod sql;
+pub(crate) mod store;
+#[cfg(test)]
+mod store_tests;
 pub(crate) mod supervision;
 
 use confinement::Confinement;

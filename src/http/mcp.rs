@@ -20,6 +20,8 @@ use crate::{
 
 /// How long a client may take for a body (CONTRACT P103).
 const BODY: Duration = Duration::from_secs(30);
+/// When to come back while the store was never read.
+const STORE: Duration = Duration::from_secs(1);
 
 /// A request for a server that its caller may use.
 pub(crate) struct Admitted {
@@ -49,9 +51,19 @@ impl FromRequestParts<Arc<Front>> for Admitted {
         } else {
             named
         };
-        let found = named.and_then(|(tenant, server)| front.catalog.find(&tenant, &server));
-        let (tenant, server) =
-            found.ok_or_else(|| Failure::from(Error::NoServer).into_response())?;
+        let catalog = front.live.current();
+        let found = named.and_then(|(tenant, server)| catalog.find(&tenant, &server));
+        let unknown = || {
+            if front.live.is_loaded() {
+                return Error::NoServer;
+            }
+            // Nobody can say yet that there is no such server: 404 would end clients' sessions.
+            Error::Busy {
+                what: "nothing was read from the store yet",
+                retry: STORE,
+            }
+        };
+        let (tenant, server) = found.ok_or_else(|| Failure::from(unknown()).into_response())?;
         Ok(Self {
             access: auth::admit(tenant, server),
             base,

@@ -16,7 +16,7 @@ use axum::{
 
 use crate::{
     config::Config,
-    control::Catalog,
+    control::live::Live,
     hub::Hub,
     telemetry::{Metrics, Route},
 };
@@ -43,8 +43,8 @@ pub(crate) mod wire;
 pub(crate) struct Front {
     /// The core.
     pub(crate) hub: Hub,
-    /// Tenants and servers.
-    pub(crate) catalog: Arc<Catalog>,
+    /// Tenants and servers, as they are right now.
+    pub(crate) live: Arc<Live>,
     /// Settings.
     pub(crate) config: Arc<Config>,
     /// Counters.

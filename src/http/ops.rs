@@ -29,7 +29,6 @@ type Lock = std::sync::Mutex<Standing>;
 
 /// How much is lost when something that we depend on is away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "stores will report their loss"))]
 pub(crate) enum Loss {
     /// Some requests fail; the rest is served: 200 `degraded`.
     Some,
@@ -61,7 +60,6 @@ impl Health {
     }
 
     /// Something is away: a store, or a part that has not started yet.
-    #[cfg_attr(not(test), expect(dead_code, reason = "stores will report their loss"))]
     pub(crate) fn lost(&self, what: &'static str, loss: Loss) {
         self.with(|state| {
             state.away.insert(what, loss);
@@ -69,10 +67,6 @@ impl Health {
     }
 
     /// It is back.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "stores will report their return")
-    )]
     pub(crate) fn back(&self, what: &'static str) {
         self.with(|state| {
             state.away.remove(what);

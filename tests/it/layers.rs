@@ -18,9 +18,17 @@ const TABLE: &[(&str, &[&str])] = &[
     ("address", &["settings", "document"]),
     ("separation", &["settings", "document"]),
     ("layers", &["settings", "document"]),
+    ("keeping", &["document", "layers", "settings"]),
     (
         "config",
-        &["address", "document", "layers", "separation", "settings"],
+        &[
+            "address",
+            "document",
+            "keeping",
+            "layers",
+            "separation",
+            "settings",
+        ],
     ),
     ("protocol", &[]),
     (
@@ -117,8 +125,18 @@ const PLACES: &[(&str, &[&str])] = &[
     ("serde_saphyr::", &["document.rs"]),
     ("toml::", &["document.rs"]),
     ("anyhow::", &["cli/", "run.rs"]),
-    ("arc_swap::", &["http/tls.rs"]),
-    ("base64::", &["protocol/event.rs"]),
+    (
+        "arc_swap::",
+        &[
+            "control/change.rs",
+            "control/live.rs",
+            "control/store.rs",
+            "http/tls.rs",
+        ],
+    ),
+    ("base64::", &["control/seal.rs", "protocol/event.rs"]),
+    ("sqlx", &["control/sql.rs"]),
+    ("notify::", &["control/keeper.rs"]),
     ("ipnet::", &["address.rs", "config.rs", "http/"]),
 ];
 

@@ -1,0 +1,219 @@
+//! How what is declared changes: read as a whole, edited, judged, written with its records.
+//!
+//! One path for every change. Not here: what may be asked for (`store`), the statements (`rows`).
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use aws_lc_rs::rand::SystemRandom;
+use serde_json::{Value as Json, json};
+use uuid::Uuid;
+
+use super::{
+    audit::{self, Record},
+    declared::{Declared, ObjectName},
+    difference::{Change, What},
+    keys,
+    manifest::Manifest,
+    master::Make,
+    rows::{self, RowError, Sealer, Stored},
+    seal::Keyring,
+    sql::{Pool, Row, Transaction},
+    store::{Author, Failure, Loaded, Opening, When},
+};
+use crate::settings::Wrong;
+
+/// An open store.
+pub(super) struct Core {
+    /// The database.
+    pub(super) pool: Pool,
+    /// How it was opened.
+    pub(super) opening: Opening,
+    /// The master keys; replaced when the key file was changed meanwhile.
+    pub(super) keys: ArcSwap<Keyring>,
+    /// Keys and nonces.
+    pub(super) random: SystemRandom,
+}
+
+impl Core {
+    /// Everything that is declared, as the transaction sees it.
+    pub(super) async fn loaded(&self, transaction: &mut Transaction) -> Result<Loaded, Failure> {
+        let version = version_in(&transaction.run(VERSION, Vec::new()).await?)?;
+        let keys = self.keys.load_full();
+        let objects = match rows::all(transaction, &keys).await {
+            Err(RowError::UnknownKey) => {
+                // `lockgate key rotate` was here: its key stands in the file by now.
+                let keys = self.opening.keys.keyring(&self.random, Make::Never);
+                self.keys
+                    .store(Arc::new(keys.map_err(Failure::from_mistake)?));
+                rows::all(transaction, &self.keys.load_full()).await
+            }
+            other => other,
+        };
+        let objects = objects.map_err(Failure::from_row)?;
+        Ok(Loaded { version, objects })
+    }
+
+    /// It as a manifest, if nothing is wrong with it.
+    pub(super) fn judged(&self, declared: &Declared, when: When) -> Result<Manifest, Failure> {
+        let manifest = declared.manifest().map_err(Failure::Invalid)?;
+        let mistakes = (self.opening.judge)(&manifest, when);
+        if mistakes.is_empty() {
+            Ok(manifest)
+        } else {
+            Err(Failure::Invalid(mistakes))
+        }
+    }
+
+    /// The one way in which what is declared changes: `edit` says what is wanted and what that
+    /// changes; the result is judged as a whole and written with its records, or not at all.
+    pub(super) async fn change(
+        &self,
+        when: When,
+        author: &Author,
+        edit: impl FnOnce(&Loaded) -> Result<(Declared, Vec<Change>), Failure>,
+    ) -> Result<(Loaded, Vec<Change>), Failure> {
+        let mut transaction = self.pool.begin().await?;
+        let mut state = self.loaded(&mut transaction).await?;
+        let (wanted, changes) = edit(&state)?;
+        if changes.is_empty() {
+            return Ok((state, changes));
+        }
+        let mut after = state.declared();
+        for change in &changes {
+            match wanted.0.get(&change.name) {
+                Some(object) => after.0.insert(change.name.clone(), object.clone()),
+                None => after.0.remove(&change.name),
+            };
+            let owner = change.name.owner().map(ObjectName::tenant);
+            if change.what != What::Removed
+                && owner.is_some_and(|owner| !after.0.contains_key(&owner))
+            {
+                return Err(Failure::NotFound);
+            }
+        }
+        self.judged(&after, when)?;
+        let keys = self.current_keys(&mut transaction).await?;
+        let sealer = Sealer {
+            keys: &keys,
+            random: &self.random,
+        };
+        let next = transaction.run(NEXT_VERSION, Vec::new()).await?;
+        state.version = version_in(&next)?;
+        let now_ms = self.opening.clock.now_ms();
+        for change in &changes {
+            write(
+                &mut transaction,
+                &sealer,
+                &mut state,
+                change,
+                &wanted,
+                now_ms,
+            )
+            .await?;
+        }
+        let records: Vec<Record> = changes
+            .iter()
+            .map(|change| record(change, author))
+            .collect();
+        audit::append(&mut transaction, now_ms, &records).await?;
+        transaction.commit().await?;
+        Ok((state, changes))
+    }
+
+    /// The keys to seal with: a key that was rotated away would seal what nobody can open.
+    async fn current_keys(&self, transaction: &mut Transaction) -> Result<Arc<Keyring>, Failure> {
+        if !keys::is_known(transaction, &self.keys.load()).await? {
+            let keys = self.opening.keys.keyring(&self.random, Make::Never);
+            let keys = keys.map_err(Failure::from_mistake)?;
+            if !keys::is_known(transaction, &keys).await? {
+                let what = "was replaced by another one";
+                let wrong = Wrong::new(what, "start again with the key that is in use");
+                return Err(Failure::from_mistake(
+                    wrong.at("configuration", "master_key"),
+                ));
+            }
+            self.keys.store(Arc::new(keys));
+        }
+        Ok(self.keys.load_full())
+    }
+}
+
+/// Writes one change and brings `state` up to date with it.
+async fn write(
+    transaction: &mut Transaction,
+    sealer: &Sealer<'_>,
+    state: &mut Loaded,
+    change: &Change,
+    wanted: &Declared,
+    now_ms: i64,
+) -> Result<(), Failure> {
+    let at = state
+        .objects
+        .iter()
+        .position(|stored| stored.name == change.name);
+    let written = match (wanted.0.get(&change.name), at) {
+        (None, None) => Ok(()),
+        (None, Some(at)) => {
+            let old = state.objects.remove(at);
+            rows::delete(transaction, &old).await
+        }
+        (Some(object), Some(at)) => {
+            let stored = &mut state.objects[at];
+            stored.object = object.clone();
+            stored.version = state.version;
+            stored.updated_ms = now_ms;
+            rows::update(transaction, sealer, stored).await
+        }
+        (Some(object), None) => {
+            let stored = Stored {
+                id: Uuid::now_v7(),
+                name: change.name.clone(),
+                version: state.version,
+                object: object.clone(),
+                created_ms: now_ms,
+                updated_ms: now_ms,
+            };
+            let written = rows::insert(transaction, sealer, &stored).await;
+            state.objects.push(stored);
+            written
+        }
+    };
+    written.map_err(Failure::from_row)
+}
+
+fn record(change: &Change, author: &Author) -> Record {
+    let mut detail = author.detail.clone();
+    let what = match &change.what {
+        What::Added => "added",
+        What::Removed => "removed",
+        What::Changed(members) => {
+            detail.insert("members".to_owned(), json!(members));
+            "changed"
+        }
+    };
+    Record {
+        tenant: change.name.owner().map(str::to_owned),
+        kind: format!("{}.{what}", change.name.kind().as_str()),
+        actor: author.actor.clone(),
+        target: change.name.to_string(),
+        detail: Json::Object(detail),
+    }
+}
+
+/// The number of changes in the answer to [`VERSION`].
+pub(super) fn version_in(rows: &[Row]) -> Result<i64, Failure> {
+    let row = rows.first();
+    let row = row.ok_or_else(|| Failure::Bug("no number of changes".to_owned()))?;
+    Ok(row.get("version")?)
+}
+
+/// The number of the last change.
+pub(super) const VERSION: &str = "
+    SELECT version
+      FROM changes";
+
+const NEXT_VERSION: &str = "
+    UPDATE changes
+       SET version = version + 1
+    RETURNING version";

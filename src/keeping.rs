@@ -1,0 +1,125 @@
+//! Settings of what is kept: where, under which key, and for how long.
+//!
+//! Not here: the store itself (`control/store`).
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use zeroize::Zeroizing;
+
+use crate::{document::Node, layers::Layers, settings::Wrong};
+
+/// What is kept.
+#[derive(Clone, Debug)]
+pub(crate) struct Keeping {
+    /// The URL of PostgreSQL; none is a file in the data directory.
+    pub(crate) sql_url: Option<Secret>,
+    /// The master keys, the first in use; none is a file in the data directory.
+    pub(crate) master_key: Option<Secret>,
+    /// How long records of the audit trail stay; zero is for ever.
+    pub(crate) audit: Duration,
+}
+
+impl Keeping {
+    /// The keys `sql.url` (else `DATABASE_URL`), `master_key` and `audit.keep`.
+    pub(crate) fn read(layers: &mut Layers, env: &BTreeMap<String, String>) -> Self {
+        if let Some(url) = env.get("DATABASE_URL").filter(|url| !url.is_empty())
+            && layers.is_default("sql.url")
+            && !layers.run
+        {
+            layers.add("sql.url", Node::from_word("DATABASE_URL", url));
+        }
+        Self {
+            sql_url: layers.leaf("sql.url", |node| {
+                let text = node.text()?;
+                let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme));
+                if !text.is_empty() && !is_known {
+                    // Without the text: it may hold a password.
+                    let what = "is no URL of PostgreSQL";
+                    let remedy = "write postgres://USER:PASSWORD@HOST/DATABASE, or \"\" for a file";
+                    return Err(Wrong::new(what, remedy));
+                }
+                Ok(Secret::of(text))
+            }),
+            master_key: layers.leaf("master_key", |node| Ok(Secret::of(node.text()?))),
+            audit: layers.leaf("audit.keep", Node::duration),
+        }
+    }
+}
+
+/// A text that is never shown.
+#[derive(Clone)]
+pub(crate) struct Secret(Zeroizing<String>);
+
+impl Secret {
+    /// None for an empty text.
+    pub(crate) fn of(text: String) -> Option<Self> {
+        (!text.is_empty()).then(|| Self(Zeroizing::new(text)))
+    }
+
+    /// The text itself; not for logs and messages.
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(env: &[(&str, &str)], set: &[&str]) -> (Keeping, Vec<String>) {
+        let pairs = env
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let env: BTreeMap<String, String> = pairs.collect();
+        let mut layers = Layers::new(false);
+        layers.add_env(&env);
+        for set in set {
+            layers.add_set(set);
+        }
+        let keeping = Keeping::read(&mut layers, &env);
+        let mistakes = layers.mistakes.iter().map(ToString::to_string);
+        (keeping, mistakes.collect())
+    }
+
+    fn url(env: &[(&str, &str)], set: &[&str]) -> Option<String> {
+        let (keeping, mistakes) = read(env, set);
+        assert!(mistakes.is_empty(), "{mistakes:?}");
+        keeping.sql_url.map(|url| url.expose().to_owned())
+    }
+
+    #[test]
+    fn the_usual_variable_names_the_database_where_nothing_else_does() {
+        let usual = ("DATABASE_URL", "postgres://usual/x");
+        assert_eq!(url(&[], &[]), None);
+        assert_eq!(url(&[usual], &[]).as_deref(), Some("postgres://usual/x"));
+        let own = ("LOCKGATE_SQL__URL", "postgresql://own/x");
+        assert_eq!(
+            url(&[usual, own], &[]).as_deref(),
+            Some("postgresql://own/x")
+        );
+        assert_eq!(url(&[usual], &["sql.url="]), None);
+    }
+
+    #[test]
+    fn secrets_are_read_and_not_shown() {
+        let (keeping, mistakes) = read(
+            &[
+                ("LOCKGATE_MASTER_KEY", "s3cret"),
+                ("DATABASE_URL", "mysql://u:s3cret@h"),
+            ],
+            &["audit.keep=1d"],
+        );
+        assert_eq!(mistakes.len(), 1);
+        assert!(!format!("{keeping:?}{mistakes:?}").contains("s3cret"));
+        assert_eq!(keeping.master_key.unwrap().expose(), "s3cret");
+        assert_eq!(keeping.audit, Duration::from_hours(24));
+    }
+}

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 mod check;
 mod demo;
 mod import;
+mod key;
 mod serve;
 
 /// Puts stdio MCP servers on the network.
@@ -27,9 +28,18 @@ enum Command {
     Check(CheckArgs),
     /// Turn an mcp.json into a manifest on stdout
     Import(ImportArgs),
+    /// Make API keys
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// The demo server on stdio (internal)
     #[command(name = "__demo", hide = true)]
     Demo,
+}
+
+#[derive(Subcommand)]
+enum KeyCommand {
+    /// Print a new API key, and its hash for a manifest; asks nobody
+    New,
 }
 
 /// `lockgate run`
@@ -108,6 +118,7 @@ pub fn main() -> ExitCode {
             &mut std::io::stdout(),
             &mut std::io::stderr(),
         ),
+        Command::Key(KeyCommand::New) => key::new(&mut std::io::stdout()),
         Command::Demo => demo::run(),
     }
 }

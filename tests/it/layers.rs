@@ -13,6 +13,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("document", &[]),
     ("logs", &[]),
+    ("outbound", &[]),
     ("telemetry", &["logs"]),
     ("settings", &["document"]),
     ("address", &["settings", "document"]),
@@ -27,7 +28,10 @@ const TABLE: &[(&str, &[&str])] = &[
         "control",
         &["protocol", "config", "document", "separation", "settings"],
     ),
-    ("auth", &["control"]),
+    (
+        "auth",
+        &["config", "control", "error", "outbound", "telemetry"],
+    ),
     // `auth` stands above `store` in DESIGN; a record names its principal.
     ("store", &["auth", "protocol"]),
     ("backend", &["config", "control", "protocol", "telemetry"]),
@@ -61,18 +65,21 @@ const TABLE: &[(&str, &[&str])] = &[
     (
         "run",
         &[
+            "auth",
             "backend",
             "config",
             "control",
             "http",
             "hub",
             "logs",
+            "outbound",
             "telemetry",
         ],
     ),
     (
         "cli",
         &[
+            "auth",
             "backend",
             "config",
             "control",
@@ -118,8 +125,14 @@ const PLACES: &[(&str, &[&str])] = &[
     ("toml::", &["document.rs"]),
     ("anyhow::", &["cli/", "run.rs"]),
     ("arc_swap::", &["http/tls.rs"]),
-    ("base64::", &["protocol/event.rs"]),
-    ("ipnet::", &["address.rs", "config.rs", "http/"]),
+    ("base64::", &["auth/jwt.rs", "protocol/event.rs"]),
+    (
+        "ipnet::",
+        &["address.rs", "config.rs", "http/", "outbound.rs"],
+    ),
+    ("jsonwebtoken::", &["auth/jwt.rs"]),
+    ("moka::", &["auth/external.rs"]),
+    ("reqwest::", &["outbound.rs"]),
 ];
 
 /// Lines of a file without its tests.

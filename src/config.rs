@@ -40,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) default: Option<(String, String)>,
     /// Who may call.
     pub(crate) auth: Auth,
+    /// Special-purpose networks that may be asked for documents all the same.
+    pub(crate) outbound_allow: Vec<IpNet>,
     /// How long sessions live.
     pub(crate) session: Session,
     /// How streams are written.
@@ -286,6 +288,7 @@ impl Layers {
             auth: Auth {
                 insecure: self.leaf("auth.insecure", Node::flag),
             },
+            outbound_allow: self.leaf("outbound.allow", |node| each(node, network)),
             session: Session {
                 idle: self.leaf("session.idle", Node::duration),
                 max: self.leaf("session.max", Node::duration),
@@ -683,7 +686,9 @@ mod tests {
     fn keys_of_later_issues_are_unknown() {
         for key in [
             "admin.listen",
+            "master_key",
             "outbound.allow",
+            "sql.url",
             "redis.url",
             "cluster.listen",
             "log.max_event",

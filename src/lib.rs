@@ -21,7 +21,9 @@
 //! * `hub` is the core. One task owns a session: its backend, its calls, its streams.
 //! * `backend` moves lines to and from a child through the guard, and translates.
 //! * `store` holds the seams behind which state is kept: event log and directory.
-//! * `auth` makes the proof (`Access`) that every hub method takes.
+//! * `auth` makes the proof (`Access`) that every hub method takes, from a bearer token or an API
+//!   key and from nothing else.
+//! * `outbound` fetches what others name, from public addresses only.
 //! * `control` is what an operator declares; `config` is how the gateway itself is set.
 //! * `http` is the skin: fronts that turn HTTP into messages and events into HTTP.
 //! * `cli` is `lockgate run`, `serve`, `check` and `import`.
@@ -46,6 +48,9 @@
 //! | call | a request of the client that the child has |
 //! | ask | a request of the child that the client has to answer |
 //! | cursor | the place behind an event of a stream; as text, the event id |
+//! | principal | who calls: tenant, issuer, subject and client id |
+//! | grant | who of a tenant may use a server |
+//! | API key | a secret for machines, which stands for a subject |
 //! | access | proof that a principal may use a server |
 //!
 //! # A call
@@ -85,6 +90,7 @@ mod hub;
 mod keeping;
 mod layers;
 mod logs;
+mod outbound;
 mod protocol;
 mod run;
 mod separation;

@@ -1,6 +1,10 @@
 //! Runs a gateway from its settings to its last child.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use aws_lc_rs::rand::SystemRandom;
 use tokio::net::TcpListener;
@@ -8,6 +12,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use url::Url;
 
 use crate::{
+    auth::{Clock, Verifier},
     backend::launcher::Launcher,
     config::Config,
     control::{
@@ -28,6 +33,7 @@ use crate::{
     },
     hub::Hub,
     logs::Logs,
+    outbound::Outbound,
     telemetry::Metrics,
 };
 
@@ -135,8 +141,17 @@ pub(crate) async fn run(
     .map_err(anyhow::Error::msg)?;
     let proxies = config.http.trusted_proxies.clone();
     let gate = Gate::new(allowed, proxies, config.http.max_body as u64);
+    let auth = Verifier::new(
+        &config,
+        Outbound::new(config.outbound_allow.clone()),
+        wall_clock(),
+        &metrics,
+        &tracker,
+        &release,
+    );
     let front = Front {
         hub,
+        auth,
         live,
         config: Arc::clone(&config),
         metrics: Arc::clone(&metrics),
@@ -251,6 +266,19 @@ fn reports(health: Health) -> Box<dyn Fn(Reach) + Send + Sync> {
 
 /// Connections of the operations listener: probes and scrapers.
 const OPERATIONS: usize = 64;
+
+/// The one place where wall time is read.
+fn wall_clock() -> Clock {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is the clock that is passed in"
+    )]
+    let now = || {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        since.map_or(0, |since| since.as_secs())
+    };
+    Arc::new(now)
+}
 
 async fn within(delay: Duration, halt: &CancellationToken) {
     if !delay.is_zero() {

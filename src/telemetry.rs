@@ -170,6 +170,27 @@ impl Dropped {
     const LABELS: [&str; 3] = ["no_stream", "unknown", "too_large"];
 }
 
+/// Why a caller was turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// Without credentials: how most clients begin.
+    NoToken,
+    /// With credentials that are worth nothing here.
+    BadToken,
+    /// Somebody we know, but not for this server.
+    NoGrant,
+}
+
+impl Denied {
+    /// The values of the label, in the order of the variants: change both together.
+    const LABELS: [&str; 3] = ["no_token", "bad_token", "no_grant"];
+
+    /// As an operator reads it.
+    pub(crate) fn as_str(self) -> &'static str {
+        Self::LABELS[self as usize]
+    }
+}
+
 /// The instruments of one gateway; share it by `Arc`.
 ///
 /// Each has its own provider and registry, so that tests can run several gateways in a process.
@@ -199,6 +220,7 @@ pub(crate) struct Metrics {
     messages_dropped: Family<{ Dropped::LABELS.len() }>,
     noise_lines: Counter<u64>,
     unenforced: UpDownCounter<i64>,
+    denied: Family<{ Denied::LABELS.len() }>,
 }
 
 /// A counter with one label of `N` values.
@@ -262,6 +284,7 @@ impl Metrics {
             messages_dropped: Family::new(&meter, MESSAGES_DROPPED, "reason", Dropped::LABELS),
             noise_lines: meter.u64_counter(NOISE_LINES).build(),
             unenforced: meter.i64_up_down_counter(UNENFORCED).build(),
+            denied: Family::new(&meter, DENIED, "reason", Denied::LABELS),
             _provider: provider,
         })
     }
@@ -357,6 +380,11 @@ impl Metrics {
         self.unenforced.add(by, &labels);
     }
 
+    /// A caller was turned away.
+    pub(crate) fn denied(&self, why: Denied) {
+        self.denied.add(why as usize);
+    }
+
     /// All metrics as Prometheus text.
     pub(crate) fn render(&self) -> String {
         // Names and labels are constants of this file: encoding them cannot fail.
@@ -404,6 +432,8 @@ pub(crate) const MESSAGES_DROPPED: &str = "lockgate_messages_dropped";
 pub(crate) const NOISE_LINES: &str = "lockgate_noise_lines";
 /// What servers ask for and cannot get here, by key.
 pub(crate) const UNENFORCED: &str = "lockgate_sandbox_unenforced";
+/// Callers that were turned away, by reason.
+pub(crate) const DENIED: &str = "lockgate_denied";
 /// Log lines that were lost.
 pub(crate) const LOG_LINES_DROPPED: &str = "lockgate_log_lines_dropped";
 const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];

@@ -1,24 +1,72 @@
 //! Who calls, and the proof that they may.
 //!
-//! Hub methods take an [`Access`], and this module alone can make one: a call that nobody
-//! checked does not compile.
+//! Hub methods take an [`Access`], and this module alone can make one: a call that nobody checked
+//! does not compile. Bearer credentials only: `api_key` and `external` say who a credential stands
+//! for, what is here decides what that somebody may use.
 
 use std::sync::Arc;
 
-use crate::control::{AuthMode, Server, Tenant};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Who calls. Sessions belong to one of these.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Principal {
+use crate::{
+    config::Config,
+    control::{
+        AuthMode, Catalog, Server, Tenant,
+        identity::{ApiKey, External},
+    },
+    error::Error,
+    outbound::Outbound,
+    telemetry::{Denied, Metrics},
+};
+
+pub(crate) mod api_key;
+pub(crate) mod denials;
+mod external;
+mod jwt;
+
+use denials::Denials;
+use external::{Issuers, Means, Refusal};
+
+/// The issuer of everybody who calls with an API key: no URL, so that no other can have it.
+pub(crate) const API_KEY_ISSUER: &str = "lockgate:api-key";
+
+/// Who calls. Sessions belong to one of these. Clones are the same.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Principal(Arc<Identity>);
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Identity {
     tenant: String,
     /// None is the anonymous principal of a tenant without authentication.
+    issuer: Option<String>,
     subject: Option<String>,
+    client: Option<String>,
+    /// All of it as one text.
+    key: String,
 }
 
 impl Principal {
-    /// What tells it from every other principal of its tenant.
+    fn new(
+        tenant: &str,
+        issuer: Option<&str>,
+        subject: Option<&str>,
+        client: Option<&str>,
+    ) -> Self {
+        // As JSON: no part can end early and lend its end to the next.
+        let key = serde_json::json!([tenant, issuer, subject, client]).to_string();
+        let own = |text: Option<&str>| text.map(str::to_owned);
+        Self(Arc::new(Identity {
+            tenant: tenant.to_owned(),
+            issuer: own(issuer),
+            subject: own(subject),
+            client: own(client),
+            key,
+        }))
+    }
+
+    /// What tells it from every other principal.
     pub(crate) fn key(&self) -> &str {
-        self.subject.as_deref().unwrap_or_default()
+        &self.0.key
     }
 }
 
@@ -28,6 +76,20 @@ pub(crate) struct Access {
     principal: Principal,
     tenant: Arc<Tenant>,
     server: Arc<Server>,
+    scopes: Arc<[String]>,
+    groups: Arc<[String]>,
+    basis: Basis,
+}
+
+/// What an access rests on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Basis {
+    /// Nobody has to prove anything.
+    Open,
+    /// The API key with this hash.
+    ApiKey([u8; 32]),
+    /// A token of the principal's issuer.
+    Token,
 }
 
 impl Access {
@@ -42,9 +104,9 @@ impl Access {
     }
 
     /// What the credentials allow beside the server itself: OAuth scopes.
-    #[expect(dead_code, reason = "policy will read it")]
+    #[cfg_attr(not(test), expect(dead_code, reason = "policy will read it"))]
     pub(crate) fn scopes(&self) -> &[String] {
-        &[]
+        &self.scopes
     }
 
     /// What may be used.
@@ -53,21 +115,289 @@ impl Access {
     }
 }
 
-/// Decides whether a request may use `server` of `tenant`.
-pub(crate) fn admit(tenant: Arc<Tenant>, server: Arc<Server>) -> Access {
-    match tenant.auth {
-        AuthMode::None => {
-            let principal = Principal {
-                tenant: tenant.name.clone(),
-                subject: None,
-            };
-            Access {
-                principal,
-                tenant,
-                server,
+/// What a request carries to show who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Credential<'r> {
+    /// Nothing.
+    None,
+    /// A bearer token: an API key, or an access token.
+    Bearer(&'r str),
+    /// A bearer token that cannot be one.
+    Malformed,
+}
+
+/// Why there is no access.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// There is no such server for this caller, if there is one at all.
+    NoServer,
+    /// Who calls is not known: to be told how to prove it.
+    Unknown {
+        /// Whose issuer is to be asked.
+        tenant: Arc<Tenant>,
+        /// Whether there were credentials.
+        had_token: bool,
+    },
+    /// It cannot be decided now.
+    Later(Error),
+}
+
+/// Decides who calls; clones share one state.
+#[derive(Clone)]
+pub(crate) struct Verifier(Arc<State>);
+
+struct State {
+    public_url: String,
+    default: Option<(String, String)>,
+    issuers: Issuers,
+    denials: Denials,
+    clock: Clock,
+}
+
+/// Wall time, in seconds since the epoch.
+pub(crate) type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// A request for a server, before anything of it is believed.
+pub(crate) struct Request<'r> {
+    /// The name in the path.
+    pub(crate) tenant: &'r str,
+    /// The name in the path.
+    pub(crate) server: &'r str,
+    /// What it carries.
+    pub(crate) credential: Credential<'r>,
+    /// Where it comes from, for the audit.
+    pub(crate) from: Option<std::net::IpAddr>,
+    /// The kind of endpoint, for the audit.
+    pub(crate) route: &'static str,
+}
+
+impl Verifier {
+    /// One that fetches keys by `outbound`; its tasks belong to `tracker` and end with `stop`.
+    pub(crate) fn new(
+        config: &Config,
+        outbound: Outbound,
+        clock: Clock,
+        metrics: &Arc<Metrics>,
+        tracker: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Self {
+        let denials = Denials::new(Arc::clone(metrics));
+        tracker.spawn(denials.clone().watch(stop.clone()));
+        let means = Means {
+            outbound,
+            tracker: tracker.clone(),
+            stop: stop.clone(),
+        };
+        Self(Arc::new(State {
+            public_url: config.public_url.clone(),
+            default: config.default.clone(),
+            issuers: Issuers::new(means),
+            denials,
+            clock,
+        }))
+    }
+
+    /// Decides whether a request may use the server that it names.
+    ///
+    /// # Errors
+    ///
+    /// What the caller is to be told instead; it has been reported.
+    pub(crate) async fn admit(
+        &self,
+        catalog: &Catalog,
+        request: &Request<'_>,
+    ) -> Result<Access, Refused> {
+        let tenant = catalog
+            .tenants
+            .get(request.tenant)
+            .ok_or(Refused::NoServer)?;
+        let named = tenant.servers.get(request.server);
+        let known = self.identify(tenant, request).await?;
+        let access = named.and_then(|server| known.access(tenant, server));
+        access.ok_or_else(|| {
+            // Where everybody may call, nobody is denied anything.
+            if known.basis != Basis::Open {
+                let who = denials::Caller::Known(known.principal);
+                self.deny(request, who, Denied::NoGrant, "no grant for this server");
             }
+            Refused::NoServer
+        })
+    }
+
+    /// Who calls.
+    async fn identify(
+        &self,
+        tenant: &Arc<Tenant>,
+        request: &Request<'_>,
+    ) -> Result<Known, Refused> {
+        if tenant.auth == AuthMode::None {
+            return Ok(Known::anonymous(tenant));
+        }
+        let unknown = |had_token, reason, detail| {
+            self.deny(request, denials::Caller::At(request.from), reason, detail);
+            Refused::Unknown {
+                tenant: Arc::clone(tenant),
+                had_token,
+            }
+        };
+        let bad = |detail| unknown(true, Denied::BadToken, detail);
+        let text = match request.credential {
+            Credential::None => return Err(unknown(false, Denied::NoToken, "no token")),
+            Credential::Malformed => return Err(bad("malformed")),
+            Credential::Bearer(text) => text,
+        };
+        let now = (self.0.clock)();
+        if api_key::is_meant(text) {
+            let found = api_key::find(tenant, text, now);
+            let (hash, key) = found.ok_or_else(|| bad("an API key that is not known here"))?;
+            return Ok(Known::by_key(tenant, hash, &key));
+        }
+        let AuthMode::External(issuer) = &tenant.auth else {
+            return Err(bad("no API key"));
+        };
+        let is_audience = |text: &str| self.is_resource(request, text);
+        match self.0.issuers.verify(issuer, text, now, is_audience).await {
+            Ok(verified) => Ok(Known::by_token(tenant, issuer, &verified.claims)),
+            Err(Refusal::Invalid(why)) => Err(bad(why)),
+            Err(Refusal::Unavailable(retry)) => Err(Refused::Later(Error::Busy {
+                what: "the keys of the authorization server cannot be fetched",
+                retry,
+            })),
         }
     }
+
+    fn deny(
+        &self,
+        request: &Request<'_>,
+        who: denials::Caller,
+        reason: Denied,
+        detail: &'static str,
+    ) {
+        self.0.denials.report(denials::Denial {
+            who,
+            tenant: request.tenant.into(),
+            server: request.server.into(),
+            route: request.route,
+            reason,
+            detail,
+        });
+    }
+
+    /// Whether a text is the URL of a resource of the server that was called, byte for byte (RFC
+    /// 8707, section 2): each of the URLs by which it is reached. `/messages` is part of `/sse`.
+    fn is_resource(&self, request: &Request<'_>, text: &str) -> bool {
+        let Some(path) = text.strip_prefix(&self.0.public_url) else {
+            return false;
+        };
+        let is_end = |end: &str| matches!(end, "/mcp" | "/sse");
+        let own = || {
+            let rest = path.strip_prefix("/t/")?.strip_prefix(request.tenant)?;
+            rest.strip_prefix('/')?.strip_prefix(request.server)
+        };
+        let is_default =
+            self.0.default.as_ref().is_some_and(|(tenant, server)| {
+                tenant == request.tenant && server == request.server
+            });
+        own().is_some_and(is_end) || (is_default && is_end(path))
+    }
+}
+
+/// Somebody whose credentials are good.
+struct Known {
+    principal: Principal,
+    scopes: Arc<[String]>,
+    groups: Arc<[String]>,
+    basis: Basis,
+    /// The API key, which has servers of its own.
+    key: Option<Arc<ApiKey>>,
+}
+
+impl Known {
+    fn anonymous(tenant: &Tenant) -> Self {
+        Self {
+            principal: Principal::new(&tenant.name, None, None, None),
+            scopes: Arc::default(),
+            groups: Arc::default(),
+            basis: Basis::Open,
+            key: None,
+        }
+    }
+
+    fn by_key(tenant: &Tenant, hash: [u8; 32], key: &Arc<ApiKey>) -> Self {
+        let (issuer, subject, client) = (API_KEY_ISSUER, key.subject.as_str(), key.name.as_str());
+        Self {
+            principal: Principal::new(&tenant.name, Some(issuer), Some(subject), Some(client)),
+            scopes: Arc::clone(&key.scopes),
+            groups: Arc::default(),
+            basis: Basis::ApiKey(hash),
+            key: Some(Arc::clone(key)),
+        }
+    }
+
+    fn by_token(tenant: &Tenant, issuer: &External, claims: &jwt::Claims) -> Self {
+        let (subject, client) = (claims.subject.as_str(), claims.client.as_deref());
+        Self {
+            principal: Principal::new(&tenant.name, Some(&issuer.issuer), Some(subject), client),
+            scopes: claims.scopes.as_slice().into(),
+            groups: claims.groups.as_slice().into(),
+            basis: Basis::Token,
+            key: None,
+        }
+    }
+
+    /// The proof, if this somebody may use `server`.
+    fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
+        let reaches = |key: &Arc<ApiKey>| key.servers.contains(&server.name);
+        let Identity {
+            subject, client, ..
+        } = &*self.principal.0;
+        let fits = match (&server.grants, subject) {
+            // Without authentication there is nobody to tell from others.
+            (None, _) | (_, None) => true,
+            (Some(grants), Some(subject)) => grants.fit(subject, &self.groups, client.as_deref()),
+        };
+        let may = fits && self.key.as_ref().is_none_or(reaches);
+        may.then(|| Access {
+            principal: self.principal.clone(),
+            tenant: Arc::clone(tenant),
+            server: Arc::clone(server),
+            scopes: Arc::clone(&self.scopes),
+            groups: Arc::clone(&self.groups),
+            basis: self.basis.clone(),
+        })
+    }
+}
+
+/// Whether an access still holds after a change of the catalog, and what has become of it: none if
+/// its tenant or server is gone, its API key was removed or means somebody else, its issuer is no
+/// longer trusted, or its server is no longer granted. Times are not looked at.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "streams will ask after a change")
+)]
+pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
+    let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
+    let known = match (&access.basis, &tenant.auth) {
+        (Basis::Open, AuthMode::None) => Known::anonymous(&tenant),
+        (Basis::ApiKey(hash), AuthMode::Keys | AuthMode::External(_)) => {
+            let key = tenant.api_keys.get(hash)?;
+            Known::by_key(&tenant, *hash, key)
+        }
+        (Basis::Token, AuthMode::External(issuer))
+            if Some(&issuer.issuer) == access.principal.0.issuer.as_ref() =>
+        {
+            Known {
+                principal: access.principal.clone(),
+                scopes: Arc::clone(&access.scopes),
+                groups: Arc::clone(&access.groups),
+                basis: Basis::Token,
+                key: None,
+            }
+        }
+        _ => return None,
+    };
+    let renewed = known.access(&tenant, &server)?;
+    (renewed.principal == access.principal).then_some(renewed)
 }
 
 #[cfg(test)]
@@ -75,12 +405,154 @@ impl Access {
     /// The access of a person of the tenant, whoever checked it.
     pub(crate) fn of(tenant: &Arc<Tenant>, server: &Arc<Server>, subject: &str) -> Self {
         Self {
-            principal: Principal {
-                tenant: tenant.name.clone(),
-                subject: Some(subject.to_owned()),
-            },
+            principal: Principal::new(&tenant.name, Some("test"), Some(subject), None),
             tenant: Arc::clone(tenant),
             server: Arc::clone(server),
+            scopes: Arc::default(),
+            groups: Arc::default(),
+            basis: Basis::Token,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use crate::{control::manifest::parse, document::Format};
+
+    use super::*;
+
+    const HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+    fn catalog(auth: &str, rest: &str, grants: &str) -> Catalog {
+        let text = format!(
+            "tenants:\n  a:\n    auth: {{{auth}}}\n    {rest}\n    servers:\n      x: {{command: cat{grants}}}\n      y: {{command: cat}}\n"
+        );
+        parse("F", &text, Format::Yaml, &BTreeMap::new())
+            .unwrap()
+            .catalog
+    }
+
+    fn keyed(key: &str, grants: &str) -> Catalog {
+        let hash = format!("hash: \"sha256:{HASH}\"");
+        catalog(
+            "mode: keys",
+            &format!("api_keys: {{ci: {{{hash}, {key}}}}}"),
+            grants,
+        )
+    }
+
+    fn by_key(catalog: &Catalog, server: &str) -> Option<Access> {
+        let (tenant, server) = catalog.find("a", server).unwrap();
+        let key = tenant.api_keys.get(&[0; 32])?;
+        Known::by_key(&tenant, [0; 32], key).access(&tenant, &server)
+    }
+
+    fn by_token(catalog: &Catalog, groups: &[&str]) -> Option<Access> {
+        let (tenant, server) = catalog.find("a", "x").unwrap();
+        let principal = Principal::new("a", Some("https://i.test"), Some("ada"), Some("app"));
+        let known = Known {
+            principal,
+            scopes: Arc::default(),
+            groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+            basis: Basis::Token,
+            key: None,
+        };
+        known.access(&tenant, &server)
+    }
+
+    #[test]
+    fn principals_are_told_apart_by_all_four() {
+        let all = [
+            Principal::new("a", None, None, None),
+            Principal::new("b", None, None, None),
+            Principal::new("a", Some("i"), Some("s"), Some("c")),
+            Principal::new("b", Some("i"), Some("s"), Some("c")),
+            Principal::new("a", Some("j"), Some("s"), Some("c")),
+            Principal::new("a", Some("i"), Some("t"), Some("c")),
+            Principal::new("a", Some("i"), Some("s"), Some("d")),
+            Principal::new("a", Some("i"), Some("s"), None),
+            Principal::new("a", Some("i"), Some("s"), Some("")),
+            Principal::new("a", Some("i\",\"s"), Some("c"), None),
+            Principal::new("a", Some("i"), Some("s\",\"c"), None),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            for (other_at, other) in all.iter().enumerate() {
+                assert_eq!(one == other, at == other_at);
+                assert_eq!(one.key() == other.key(), at == other_at);
+            }
+        }
+    }
+
+    #[test]
+    fn grants_name_users_groups_or_clients() {
+        let external =
+            |grants: &str| catalog("mode: external, issuer: \"https://i.test\"", "", grants);
+        for (grants, groups, may) in [
+            ("", &[][..], true),
+            (", grants: {}", &["g"], false),
+            (", grants: {users: [eve]}", &["g"], false),
+            (", grants: {users: [eve, ada]}", &[], true),
+            (", grants: {groups: [g]}", &["g"], true),
+            (", grants: {groups: [g]}", &["G", "gg"], false),
+            (", grants: {clients: [app]}", &[], true),
+            (", grants: {clients: [ada], groups: [ada]}", &[], false),
+        ] {
+            assert_eq!(
+                by_token(&external(grants), groups).is_some(),
+                may,
+                "{grants}"
+            );
+        }
+        for (key, server, grants, may) in [
+            ("servers: [x]", "x", "", true),
+            ("servers: [x]", "y", "", false),
+            ("servers: [\"*\"]", "y", "", true),
+            ("servers: [x]", "x", ", grants: {users: [ada]}", true),
+            ("servers: [x]", "x", ", grants: {clients: [ci]}", true),
+            ("servers: [x]", "x", ", grants: {users: [eve]}", false),
+            ("servers: [y]", "x", ", grants: {users: [ada]}", false),
+        ] {
+            let catalog = keyed(&format!("subject: ada, {key}"), grants);
+            assert_eq!(
+                by_key(&catalog, server).is_some(),
+                may,
+                "{key} {server} {grants}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_access_is_renewed_while_it_rests_on_something() {
+        let key = "subject: ada, servers: [x], scopes: [s]";
+        let access = by_key(&keyed(key, ""), "x").unwrap();
+        assert_eq!(access.scopes(), ["s"]);
+        let wider = keyed("subject: ada, servers: [\"*\"], scopes: [s, t]", "");
+        assert_eq!(renew(&wider, &access).unwrap().scopes(), ["s", "t"]);
+        for gone in [
+            keyed("subject: eve, servers: [x]", ""),
+            keyed("subject: ada, servers: [y]", ""),
+            keyed(key, ", grants: {users: [eve]}"),
+            catalog("mode: keys", "", ""),
+            catalog("mode: none", "", ""),
+            Catalog::default(),
+        ] {
+            assert!(renew(&gone, &access).is_none());
+        }
+        let external = |issuer: &str, grants: &str| {
+            catalog(&format!("mode: external, issuer: \"{issuer}\""), "", grants)
+        };
+        let own = external("https://i.test", ", grants: {groups: [g]}");
+        let access = by_token(&own, &["g"]).unwrap();
+        assert!(renew(&own, &access).is_some());
+        for gone in [
+            external("https://j.test", ""),
+            external("https://i.test", ", grants: {groups: [h]}"),
+            catalog("mode: keys", "", ""),
+            catalog("mode: none", "", ""),
+        ] {
+            assert!(renew(&gone, &access).is_none());
         }
     }
 }

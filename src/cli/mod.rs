@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 mod check;
 mod demo;
 mod import;
+mod key;
 mod serve;
 mod stored;
 
@@ -32,14 +33,22 @@ enum Command {
     Backup(CopyArgs),
     /// Put a copy of the SQLite store in its place
     Restore(CopyArgs),
-    /// The master key
-    #[command(subcommand)]
-    Key(KeyCommand),
     /// Turn an mcp.json into a manifest on stdout
     Import(ImportArgs),
+    /// API keys, and the master key
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// The demo server on stdio (internal)
     #[command(name = "__demo", hide = true)]
     Demo,
+}
+
+#[derive(Subcommand)]
+enum KeyCommand {
+    /// Print a new API key, and its hash for a manifest; asks nobody
+    New,
+    /// Replace the master key, and seal every secret of the store anew
+    Rotate(StoreArgs),
 }
 
 /// `lockgate run`
@@ -116,12 +125,6 @@ pub(crate) struct CopyArgs {
     pub(crate) store: StoreArgs,
 }
 
-#[derive(Subcommand)]
-enum KeyCommand {
-    /// Replace it, and seal every secret anew
-    Rotate(StoreArgs),
-}
-
 #[derive(Args)]
 #[expect(clippy::doc_markdown, reason = "shown to people as it stands")]
 struct ImportArgs {
@@ -152,6 +155,7 @@ pub fn main() -> ExitCode {
             &mut std::io::stdout(),
             &mut std::io::stderr(),
         ),
+        Command::Key(KeyCommand::New) => key::new(&mut std::io::stdout()),
         Command::Demo => demo::run(),
     }
 }

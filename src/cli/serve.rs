@@ -377,6 +377,18 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
     if config.sandbox.shared_uid && offer.separation == Separation::None {
         tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");
     }
+    if !config.outbound_allow.is_empty() {
+        let allow: Vec<String> = config
+            .outbound_allow
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let allow = allow.join(", ");
+        tracing::warn!(
+            allow,
+            "outbound.allow: special-purpose networks may be asked"
+        );
+    }
     for server in catalog.servers() {
         for missing in offer.shortcomings(server) {
             let (tenant, name, key) = (&server.tenant, &server.name, missing.key);

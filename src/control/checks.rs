@@ -43,6 +43,7 @@ pub(crate) fn judge(
     let mut mistakes = check_separation(manifest, config.sandbox.shared_uid, offer.separation);
     mistakes.extend(check_confinement(manifest, offer));
     mistakes.extend(check_auth(manifest, config));
+    mistakes.extend(check_issuers(manifest, config));
     if when == When::Applying {
         mistakes.extend(check_default(manifest, config));
     }
@@ -101,6 +102,22 @@ pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
         manifest.mistake(&format!("tenants.{}.auth", tenant.name), what, remedy)
     };
     open.map(mistake).collect()
+}
+
+/// An issuer that is asked by http needs `outbound.allow`.
+pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
+    let is_plain = |tenant: &&Arc<Tenant>| match &tenant.auth {
+        AuthMode::External(external) => external.issuer.starts_with("http:"),
+        AuthMode::None | AuthMode::Keys => false,
+    };
+    let tenants = manifest.tenants().into_iter().filter(is_plain);
+    let mistake = |tenant: &Arc<Tenant>| {
+        let key = format!("tenants.{}.auth.issuer", tenant.name);
+        let remedy = "write https://…, or list its network in outbound.allow";
+        manifest.mistake(&key, "is asked by http, which anybody can answer", remedy)
+    };
+    let is_refused = config.outbound_allow.is_empty();
+    tenants.filter(|_| is_refused).map(mistake).collect()
 }
 
 /// `[default]` must name a server that there is.

@@ -14,6 +14,7 @@ use crate::{
     config::Mistake,
     control::{
         AuthMode, Catalog, Clocks, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant,
+        identity::useless_grants,
         interpolation::interpolate,
         recipe::{Recipe, STORE},
         supervision::{self, Supervision},
@@ -96,7 +97,7 @@ impl Reader<'_> {
         }
     }
 
-    fn wrong(&mut self, wrong: Wrong, place: &str, key: &str) {
+    pub(super) fn wrong(&mut self, wrong: Wrong, place: &str, key: &str) {
         self.mistakes.push(wrong.at(place, key));
     }
 
@@ -118,19 +119,27 @@ impl Reader<'_> {
         Catalog { tenants }
     }
 
-    fn name(&mut self, text: &str, node: &Node, key: &str) {
+    pub(super) fn name(&mut self, text: &str, node: &Node, key: &str) {
         if let Err(wrong) = name(text) {
             self.wrong(wrong, &node.place, key);
         }
     }
 
     fn tenant(&mut self, node: &Node, key: &str, tenant: &str) -> Tenant {
-        let known = ["auth", "default_server", "quotas", "revisions", "servers"];
+        let known = [
+            "api_keys",
+            "auth",
+            "default_server",
+            "quotas",
+            "revisions",
+            "servers",
+        ];
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
-        if matches!(node.value, Value::Map(_)) {
-            self.auth(&fields);
-        }
-
+        let auth = if matches!(node.value, Value::Map(_)) {
+            self.auth(&fields)
+        } else {
+            AuthMode::None
+        };
         let quota = self.quota(&fields);
         let mut servers = BTreeMap::new();
         if let Some(node) = fields.member("servers") {
@@ -140,6 +149,9 @@ impl Reader<'_> {
                 self.name(server, node, &key);
                 let mut read = self.server(node, &key, tenant, server);
                 read.quota = quota;
+                if read.grants.is_some() && auth == AuthMode::None {
+                    self.wrong(useless_grants(), &node.place, &format!("{key}.grants"));
+                }
                 servers.insert(server.to_owned(), Arc::new(read));
             }
         }
@@ -163,9 +175,12 @@ impl Reader<'_> {
         };
         let default_server = fields.read("default_server", None, existing, &mut self.mistakes);
         let all = revision::ALL.to_vec();
+        let names: Vec<&str> = servers.keys().map(String::as_str).collect();
+        let api_keys = self.api_keys(&fields, &auth, &names);
         Tenant {
             name: tenant.to_owned(),
-            auth: AuthMode::None,
+            auth,
+            api_keys,
             default_server,
             revisions: fields.read("revisions", all, revisions, &mut self.mistakes),
             servers,
@@ -179,39 +194,11 @@ impl Reader<'_> {
         fields.read("children", None, children, &mut self.mistakes)
     }
 
-    /// Only mode `none` so far; saying nothing means `builtin`, which must not turn into it.
-    fn auth(&mut self, tenant: &Fields<'_>) {
-        let key = tenant.key("auth");
-        let remedy = "write auth: {mode: none}";
-        let Some(node) = tenant.member("auth") else {
-            let wrong = Wrong::new("its default, builtin, is not available yet", remedy);
-            return self.wrong(wrong, &tenant.place, &key);
-        };
-        self.places.insert(key.clone(), node.place.clone());
-        if !matches!(node.value, Value::Map(_)) {
-            Fields::any(node, &key, &mut self.mistakes);
-            return;
-        }
-        let fields = Fields::of(node, &key, &["mode"], &mut self.mistakes);
-        let mode = |node: &Node| match node.text()?.as_str() {
-            "none" => Ok(()),
-            known @ ("builtin" | "external") => {
-                Err(Wrong::new(format!("{known} is not available yet"), remedy))
-            }
-            other => Err(Wrong::new(format!("{other:?} is no mode"), remedy)),
-        };
-        if fields.member("mode").is_none() {
-            let wrong = Wrong::new("its default, builtin, is not available yet", remedy);
-            return self.wrong(wrong, &node.place, &fields.key("mode"));
-        }
-        fields.read("mode", (), mode, &mut self.mistakes);
-    }
-
     /// One server of a tenant.
     pub(super) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
         let own = [
             "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits", "sandbox",
-            "prepare",
+            "prepare", "grants",
         ];
         let known = [&own[..], &supervision::KEYS].concat();
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
@@ -245,6 +232,7 @@ impl Reader<'_> {
             limits: self.limits(&fields),
             supervision: Supervision::read(&fields, &mut self.mistakes),
             quota: None,
+            grants: self.grants(&fields),
         }
     }
 
@@ -601,10 +589,10 @@ tenants:
         insta::assert_snapshot!(found(yaml(text)).join("\n"), @r###"
         F:2: version: is a version that this build does not know; write version: 1
         F:4: tenants.Acme: "Acme" is not a name; use a-z, 0-9 and -, at most 63, the first not -
-        F:8: tenants.Acme.users: unknown key; known here: auth, default_server, quotas, revisions, servers
-        F:5: tenants.Acme.auth.mode: builtin is not available yet; write auth: {mode: none}
+        F:8: tenants.Acme.users: unknown key; known here: api_keys, auth, default_server, quotas, revisions, servers
+        F:5: tenants.Acme.auth.mode: builtin is not available yet; write auth: {mode: external, issuer: URL}, {mode: keys} or {mode: none}
         F:20: tenants.Acme.servers.files: also at F:10; keep one of the two
-        F:15: tenants.Acme.servers.files.policy: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits, sandbox, prepare, isolation, max_children, warm, idle, on_loss
+        F:15: tenants.Acme.servers.files.policy: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits, sandbox, prepare, grants, isolation, max_children, warm, idle, on_loss
         F:11: tenants.Acme.servers.files.command: is empty; write the program to start
         F:12: tenants.Acme.servers.files.args[0]: a number where a text is expected; put it in quotes
         F:12: tenants.Acme.servers.files.args[1]: a $ alone; write $$ for a $

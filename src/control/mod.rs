@@ -21,6 +21,7 @@ pub(crate) mod clock;
 pub(crate) mod confinement;
 pub(crate) mod declared;
 pub(crate) mod difference;
+pub(crate) mod identity;
 pub(crate) mod interpolation;
 pub(crate) mod keeper;
 mod keys;
@@ -39,6 +40,8 @@ mod store_tests;
 pub(crate) mod supervision;
 
 use confinement::Confinement;
+pub(crate) use identity::AuthMode;
+use identity::{ApiKeys, Grants};
 use recipe::Recipe;
 use supervision::Supervision;
 
@@ -71,6 +74,8 @@ pub(crate) struct Tenant {
     pub(crate) name: String,
     /// How callers prove who they are.
     pub(crate) auth: AuthMode,
+    /// Its API keys.
+    pub(crate) api_keys: ApiKeys,
     /// The server meant where a request names none.
     #[cfg_attr(
         not(test),
@@ -81,13 +86,6 @@ pub(crate) struct Tenant {
     pub(crate) revisions: Vec<Revision>,
     /// Its servers by name.
     pub(crate) servers: BTreeMap<String, Arc<Server>>,
-}
-
-/// How callers of a tenant prove who they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AuthMode {
-    /// Nobody has to: only on loopback, or with `auth.insecure`.
-    None,
 }
 
 /// A named MCP server of a tenant.
@@ -113,6 +111,8 @@ pub(crate) struct Server {
     pub(crate) supervision: Supervision,
     /// Children that its tenant may have; none is no bound.
     pub(crate) quota: Option<usize>,
+    /// Who of its tenant may use it; none is everybody.
+    pub(crate) grants: Option<Grants>,
 }
 
 impl Server {

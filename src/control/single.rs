@@ -45,6 +45,7 @@ pub(crate) fn single(
     let tenant = Tenant {
         name: RUN_TENANT.to_owned(),
         auth: AuthMode::None,
+        api_keys: HashMap::new(),
         default_server: Some(RUN_SERVER.to_owned()),
         revisions: revision::ALL.to_vec(),
         servers: BTreeMap::from([(RUN_SERVER.to_owned(), Arc::new(server))]),

@@ -62,6 +62,16 @@ pub(crate) fn mark(headers: &mut HeaderMap, origin: Option<HeaderValue>) {
     }
 }
 
+/// Whether pages of every origin may read what is at a path (CONTRACT P89).
+pub(crate) fn is_public(path: &str) -> bool {
+    path.starts_with("/.well-known/")
+}
+
+/// Lets every page read the response, without credentials.
+pub(crate) fn mark_public(headers: &mut HeaderMap) {
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+}
+
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

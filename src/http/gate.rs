@@ -101,6 +101,8 @@ impl Gate {
         let origin = match self.allowed.origin(&head.headers) {
             OriginCheck::Absent => None,
             OriginCheck::Ours => head.headers.get(ORIGIN).cloned(),
+            // Documents for everybody, which tell no page more than anybody may know.
+            OriginCheck::Foreign if cors::is_public(head.uri.path()) => None,
             OriginCheck::Foreign => {
                 return Err(refusal(StatusCode::FORBIDDEN, "origin not allowed"));
             }
@@ -158,6 +160,7 @@ async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -
     let response = match gate.check(&head) {
         Err(refused) => refused,
         Ok(origin) => {
+            let path = head.uri.path().to_owned();
             let mut response = if cors::is_preflight(&head.method, &head.headers) {
                 cors::preflight(&head.headers)
             } else {
@@ -173,7 +176,11 @@ async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -
                     Read::Partly | Read::Whole => response,
                 }
             };
-            cors::mark(response.headers_mut(), origin);
+            if cors::is_public(&path) {
+                cors::mark_public(response.headers_mut());
+            } else {
+                cors::mark(response.headers_mut(), origin);
+            }
             response
         }
     };

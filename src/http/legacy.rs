@@ -147,7 +147,7 @@ pub(crate) async fn get(
     method: HttpMethod,
     headers: HeaderMap,
 ) -> Response {
-    let Admitted { access, base } = admitted;
+    let Admitted { access, base, .. } = admitted;
     if page::is_browser(&method, &headers) {
         let url = format!("{}{base}/mcp", front.config.public_url);
         return page::page(&access.tenant().name, &access.server().name, &url);

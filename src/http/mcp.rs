@@ -4,16 +4,23 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
-    extract::{FromRequestParts, RawPathParams},
+    extract::FromRequestParts,
     response::{IntoResponse, Response},
 };
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 
-use super::{Front, reply::Failure};
+use super::{
+    Front, bearer,
+    gate::ClientAddress,
+    page,
+    reply::Failure,
+    wellknown::{self, Endpoint},
+};
 use crate::{
-    auth::{self, Access},
+    auth::{self, Access, Refused},
+    control::AuthMode,
     error::Error,
     protocol::headers::{self, Accepts, Version},
 };
@@ -29,45 +36,70 @@ pub(crate) struct Admitted {
     pub(crate) access: Access,
     /// The path before `/mcp`, `/sse` or `/messages`, as the client called it.
     pub(crate) base: String,
+    /// `mcp`, `sse` or `messages`.
+    kind: &'static str,
+}
+
+impl Admitted {
+    /// Where the metadata of what was called is, for challenges; none where no authorization
+    /// server could give out more.
+    #[expect(dead_code, reason = "challenges for scopes will name it")]
+    pub(crate) fn resource_metadata(&self, front: &Front) -> Option<String> {
+        let endpoint = Endpoint {
+            base: &self.base,
+            tenant: &self.access.tenant().name,
+            server: &self.access.server().name,
+            kind: self.kind,
+        };
+        let has_issuer = matches!(self.access.tenant().auth, AuthMode::External(_));
+        has_issuer.then(|| wellknown::metadata_url(&front.config.public_url, &endpoint))
+    }
 }
 
 impl FromRequestParts<Arc<Front>> for Admitted {
     type Rejection = Response;
 
+    /// Who calls is decided by the head of a request alone: nothing of the body is read before.
     async fn from_request_parts(parts: &mut Parts, front: &Arc<Front>) -> Result<Self, Response> {
-        let path = parts.uri.path();
-        let base = path
-            .rsplit_once('/')
-            .map_or("", |(base, _)| base)
-            .to_owned();
-        let params = RawPathParams::from_request_parts(parts, front).await;
-        let named = params.ok().and_then(|params| {
-            let find = |wanted| params.iter().find(|(name, _)| *name == wanted);
-            Some((find("tenant")?.1.to_owned(), find("server")?.1.to_owned()))
-        });
-        let is_alias = base.is_empty();
-        let named = if is_alias {
-            front.config.default.clone()
-        } else {
-            named
-        };
-        let catalog = front.live.current();
-        let found = named.and_then(|(tenant, server)| catalog.find(&tenant, &server));
-        let unknown = || {
+        let (path, config) = (parts.uri.path(), &front.config);
+        let no_server = || {
             if front.live.is_loaded() {
-                return Error::NoServer;
+                return Failure::from(Error::NoServer).into_response();
             }
             // Nobody can say yet that there is no such server: 404 would end clients' sessions.
-            Error::Busy {
+            let busy = Error::Busy {
                 what: "nothing was read from the store yet",
                 retry: STORE,
-            }
+            };
+            Failure::from(busy).into_response()
         };
-        let (tenant, server) = found.ok_or_else(|| Failure::from(unknown()).into_response())?;
-        Ok(Self {
-            access: auth::admit(tenant, server),
-            base,
-        })
+        let endpoint = Endpoint::at(path, config.default.as_ref()).ok_or_else(no_server)?;
+        let catalog = &front.live.current();
+        let tenant = catalog.tenants.get(endpoint.tenant).ok_or_else(no_server)?;
+        let credential = bearer::credential(&parts.headers).map_err(Failure::into_response)?;
+        let is_open = tenant.auth == AuthMode::None;
+        if !is_open && page::is_browser(&parts.method, &parts.headers) {
+            // It says nothing but what the URL says, whether there is such a server or not.
+            let url = format!("{}{}/mcp", config.public_url, endpoint.base);
+            return Err(page::page(endpoint.tenant, endpoint.server, &url));
+        }
+        let request = auth::Request {
+            tenant: endpoint.tenant,
+            server: endpoint.server,
+            credential,
+            from: parts.extensions.get::<ClientAddress>().map(|from| from.0),
+            route: endpoint.kind,
+        };
+        let access = front.auth.admit(catalog, &request).await;
+        let access = access.map_err(|refused| match refused {
+            Refused::NoServer => no_server(),
+            Refused::Unknown { tenant, had_token } => {
+                bearer::unauthorized(&config.public_url, &endpoint, &tenant, had_token)
+            }
+            Refused::Later(error) => Failure::from(error).into_response(),
+        })?;
+        let (base, kind) = (endpoint.base.to_owned(), endpoint.kind);
+        Ok(Self { access, base, kind })
     }
 }
 

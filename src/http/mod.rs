@@ -1,7 +1,7 @@
 //! The HTTP skin: all routes, and what stands before them.
 //!
 //! `accept` owns connections, `gate` what every request passes, `mcp` the part that all MCP
-//! endpoints share; `legacy` and `sse_2024` are the fronts; `stream` and `reply` write.
+//! endpoints share, with `bearer` for credentials; `legacy` and `sse_2024` are the fronts; `stream` and `reply` write.
 
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use axum::{
 };
 
 use crate::{
+    auth::Verifier,
     config::Config,
     control::live::Live,
     hub::Hub,
@@ -23,6 +24,7 @@ use crate::{
 
 pub(crate) mod accept;
 pub(crate) mod address;
+mod bearer;
 pub(crate) mod body;
 pub(crate) mod cors;
 pub(crate) mod gate;
@@ -37,12 +39,15 @@ mod stream;
 #[cfg(test)]
 mod surface_tests;
 pub(crate) mod tls;
+pub(crate) mod wellknown;
 pub(crate) mod wire;
 
 /// What the routes share.
 pub(crate) struct Front {
     /// The core.
     pub(crate) hub: Hub,
+    /// Who decides who calls.
+    pub(crate) auth: Verifier,
     /// Tenants and servers, as they are right now.
     pub(crate) live: Arc<Live>,
     /// Settings.
@@ -63,6 +68,10 @@ pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
         .route("/mcp", mcp())
         .route("/sse", sse())
         .route("/messages", messages())
+        .route(
+            &format!("{}/{{*path}}", wellknown::PROTECTED_RESOURCE),
+            get(wellknown::protected_resource),
+        )
         .fallback(async || refusal::refusal(StatusCode::NOT_FOUND, "not found"))
         .with_state(front)
         .merge(ops::public(health))

@@ -13,6 +13,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("document", &[]),
     ("logs", &[]),
+    ("outbound", &[]),
     ("telemetry", &["logs"]),
     ("settings", &["document"]),
     ("address", &["settings", "document"]),
@@ -35,7 +36,10 @@ const TABLE: &[(&str, &[&str])] = &[
         "control",
         &["protocol", "config", "document", "separation", "settings"],
     ),
-    ("auth", &["control"]),
+    (
+        "auth",
+        &["config", "control", "error", "outbound", "telemetry"],
+    ),
     // `auth` stands above `store` in DESIGN; a record names its principal.
     ("store", &["auth", "protocol"]),
     ("backend", &["config", "control", "protocol", "telemetry"]),
@@ -69,18 +73,21 @@ const TABLE: &[(&str, &[&str])] = &[
     (
         "run",
         &[
+            "auth",
             "backend",
             "config",
             "control",
             "http",
             "hub",
             "logs",
+            "outbound",
             "telemetry",
         ],
     ),
     (
         "cli",
         &[
+            "auth",
             "backend",
             "config",
             "control",
@@ -134,10 +141,19 @@ const PLACES: &[(&str, &[&str])] = &[
             "http/tls.rs",
         ],
     ),
-    ("base64::", &["control/seal.rs", "protocol/event.rs"]),
+    (
+        "base64::",
+        &["auth/jwt.rs", "control/seal.rs", "protocol/event.rs"],
+    ),
     ("sqlx", &["control/sql.rs"]),
     ("notify::", &["control/keeper.rs"]),
-    ("ipnet::", &["address.rs", "config.rs", "http/"]),
+    (
+        "ipnet::",
+        &["address.rs", "config.rs", "http/", "outbound.rs"],
+    ),
+    ("jsonwebtoken::", &["auth/jwt.rs"]),
+    ("moka::", &["auth/external.rs"]),
+    ("reqwest::", &["outbound.rs"]),
 ];
 
 /// Lines of a file without its tests.

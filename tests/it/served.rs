@@ -17,7 +17,7 @@ pub(crate) struct Served {
     ops: String,
     process: Child,
     /// Kept open and read on: these are its logs.
-    _stdout: Lines<BufReader<ChildStdout>>,
+    stdout: Lines<BufReader<ChildStdout>>,
     dir: tempfile::TempDir,
     marker: (String, String),
 }
@@ -81,7 +81,7 @@ impl Served {
             http: url("http"),
             ops: url("ops"),
             process,
-            _stdout: stdout,
+            stdout,
             dir,
             marker,
         }
@@ -124,6 +124,17 @@ impl Served {
     pub(crate) async fn stop(&mut self) {
         self.signal();
         within("its end", self.process.wait()).await.unwrap();
+    }
+
+    /// Ends it; what it logged since it listens.
+    pub(crate) async fn end(&mut self) -> Vec<Value> {
+        self.signal();
+        let mut logs = Vec::new();
+        while let Some(line) = within("a line", self.stdout.next_line()).await.unwrap() {
+            logs.push(serde_json::from_str(&line).unwrap());
+        }
+        within("its end", self.process.wait()).await.unwrap();
+        logs
     }
 
     fn signal(&self) {

@@ -1,0 +1,129 @@
+//! API keys: how they are made, told from other texts, and found.
+//!
+//! `lgk_`, 43 random letters and digits (256 bits), and a checksum of 6, so that scanners find a
+//! leaked key and a mistyped one is recognised without a look-up. Only the SHA-256 of the whole text
+//! is kept: that is enough for a secret which nobody can guess, and looking up by it tells nothing
+//! by its time.
+
+use std::sync::Arc;
+
+use aws_lc_rs::{
+    digest::{SHA256, digest},
+    error::Unspecified,
+    rand::SecureRandom,
+};
+
+use crate::control::{Tenant, identity::ApiKey};
+
+/// A new key; its text is shown once and kept by nobody.
+pub(crate) fn generate(random: &dyn SecureRandom) -> Result<String, Unspecified> {
+    let mut text = PREFIX.to_owned();
+    let mut bytes = [0; 64];
+    while text.len() < PREFIX.len() + RANDOM {
+        random.fill(&mut bytes)?;
+        // Bytes above the last whole multiple would make the first letters likelier.
+        let fair = bytes.iter().filter(|byte| usize::from(**byte) < 62 * 4);
+        let letters = fair.map(|byte| char::from(LETTERS[usize::from(*byte) % 62]));
+        text.extend(letters.take(PREFIX.len() + RANDOM - text.len()));
+    }
+    let sum = checksum(&text);
+    Ok(text + &sum)
+}
+
+/// What a manifest has of a key.
+pub(crate) fn fingerprint(key: &str) -> String {
+    let hex: String = hash(key).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
+
+/// Whether a credential is meant to be one of ours, whatever it is worth.
+pub(super) fn is_meant(text: &str) -> bool {
+    text.starts_with(PREFIX)
+}
+
+/// The key `text` of this tenant, if it is one and holds at `now`.
+pub(super) fn find(tenant: &Tenant, text: &str, now: u64) -> Option<([u8; 32], Arc<ApiKey>)> {
+    if !is_well_formed(text) {
+        return None;
+    }
+    let hash = hash(text);
+    let key = tenant.api_keys.get(&hash)?;
+    // No leeway: operator and gateway mean the same clock.
+    let holds = key.expires.is_none_or(|expires| now < expires);
+    holds.then(|| (hash, Arc::clone(key)))
+}
+
+fn is_well_formed(text: &str) -> bool {
+    let is_whole = text.len() == PREFIX.len() + RANDOM + SUM && text.is_ascii();
+    let Some((body, sum)) = is_whole.then(|| text.split_at(PREFIX.len() + RANDOM)) else {
+        return false;
+    };
+    let random = body.strip_prefix(PREFIX);
+    let is_letters = |random: &str| random.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    random.is_some_and(is_letters) && checksum(body) == sum
+}
+
+fn checksum(body: &str) -> String {
+    let digest = digest(&SHA256, body.as_bytes());
+    let mut number = digest.as_ref()[..4]
+        .iter()
+        .fold(0_usize, |number, byte| number << 8 | usize::from(*byte));
+    let mut sum = [b'0'; SUM];
+    for letter in sum.iter_mut().rev() {
+        *letter = LETTERS[number % 62];
+        number /= 62;
+    }
+    sum.map(char::from).iter().collect()
+}
+
+fn hash(text: &str) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
+    hash
+}
+
+/// What every key begins with.
+const PREFIX: &str = "lgk_";
+/// 62^43 is more than 2^256.
+const RANDOM: usize = 43;
+/// 62^6 is more than 2^32.
+const SUM: usize = 6;
+const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+#[cfg(test)]
+mod tests {
+    use aws_lc_rs::rand::SystemRandom;
+
+    use super::*;
+
+    #[test]
+    fn keys_are_recognised_and_mistyped_ones_are_not() {
+        let key = generate(&SystemRandom::new()).unwrap();
+        assert_ne!(key, generate(&SystemRandom::new()).unwrap());
+        assert_eq!(key.len(), 53);
+        assert!(is_meant(&key) && is_well_formed(&key));
+        for at in 0..key.len() {
+            let mut typed = key.clone().into_bytes();
+            typed[at] = if typed[at] == b'x' { b'y' } else { b'x' };
+            assert!(
+                !is_well_formed(std::str::from_utf8(&typed).unwrap()),
+                "{at}"
+            );
+            let mut short = key.clone();
+            short.remove(at);
+            assert!(!is_well_formed(&short));
+        }
+        for odd in ["", "lgk_", "lgk_é", &"é".repeat(53), &format!("{key}0")] {
+            assert!(!is_well_formed(odd), "{odd}");
+        }
+    }
+
+    #[test]
+    fn the_form_is_for_ever() {
+        let body = format!("lgk_{}", "0".repeat(43));
+        let key = format!("{body}{}", checksum(&body));
+        assert_eq!(key, "lgk_00000000000000000000000000000000000000000003RK6Ff");
+        let hash = "6f3a9bf15e0ac46ecf437da43d790abade71140e4a45a4d891c3f61a2b27c709";
+        assert_eq!(fingerprint(&key), format!("sha256:{hash}"));
+    }
+}

@@ -1,0 +1,204 @@
+//! Callers that were turned away, for the audit: the first time at once, the rest folded.
+//!
+//! A client in a loop, or somebody who guesses, must not fill the log (CONTRACT P152). Not here: who
+//! is turned away, and why.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Principal;
+use crate::telemetry::{Denied, Metrics};
+
+/// One denied access.
+#[derive(Clone, Debug)]
+pub(crate) struct Denial {
+    /// Who called.
+    pub(crate) who: Caller,
+    /// The tenant in the path.
+    pub(crate) tenant: Arc<str>,
+    /// The server in the path, whether there is one or not.
+    pub(crate) server: Arc<str>,
+    /// The kind of endpoint: `mcp`, `sse` or `messages`.
+    pub(crate) route: &'static str,
+    /// Why.
+    pub(crate) reason: Denied,
+    /// In a few words; never anything of the credentials.
+    pub(crate) detail: &'static str,
+}
+
+/// Who called, as well as that is known.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Caller {
+    /// Somebody whose credentials are good.
+    Known(Principal),
+    /// Somebody at an address.
+    At(Option<IpAddr>),
+}
+
+/// What was denied in the last minute; a handle over one shared table.
+#[derive(Clone)]
+pub(crate) struct Denials {
+    table: Arc<Table>,
+    metrics: Arc<Metrics>,
+}
+
+#[expect(
+    clippy::disallowed_types,
+    reason = "held for a few instructions, never across an await"
+)]
+type Table = std::sync::Mutex<HashMap<(Caller, Arc<str>), Folded>>;
+
+/// What came after the first one.
+struct Folded {
+    began: Instant,
+    count: u64,
+    last: Denial,
+}
+
+impl Denials {
+    /// An empty table.
+    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+        let table = Arc::default();
+        Self { table, metrics }
+    }
+
+    /// Takes note of a denied access, and writes it down if it is the first of its caller at this
+    /// tenant within a minute.
+    pub(crate) fn report(&self, denial: Denial) {
+        self.metrics.denied(denial.reason);
+        let now = Instant::now();
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut key = (denial.who.clone(), Arc::clone(&denial.tenant));
+        if table.len() >= CALLERS && !table.contains_key(&key) {
+            // So many callers at once are one attack.
+            key.0 = Caller::At(None);
+        }
+        if let Some(folded) = table.get_mut(&key) {
+            folded.count += 1;
+            folded.last = denial;
+            return;
+        }
+        let folded = Folded {
+            began: now,
+            count: 0,
+            last: denial.clone(),
+        };
+        table.insert(key, folded);
+        drop(table);
+        write(&denial, 1);
+    }
+
+    /// Writes what was folded, once a minute for each caller, and the rest when `stop` comes.
+    pub(super) async fn watch(self, stop: CancellationToken) {
+        loop {
+            let ended = tokio::time::timeout(SWEEP, stop.cancelled()).await.is_ok();
+            self.sweep(if ended { Duration::ZERO } else { MINUTE });
+            if ended {
+                return;
+            }
+        }
+    }
+
+    /// Forgets what is at least so old, and writes what was folded of it.
+    fn sweep(&self, age: Duration) -> usize {
+        let now = Instant::now();
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = table.extract_if(|_, folded| now - folded.began >= age);
+        let old: Vec<Folded> = old.map(|(_, folded)| folded).collect();
+        if table.capacity() > 64 && table.len() < table.capacity() / 4 {
+            table.shrink_to_fit();
+        }
+        drop(table);
+        let folded = old.iter().filter(|folded| folded.count > 0);
+        folded
+            .map(|folded| write(&folded.last, folded.count))
+            .count()
+    }
+}
+
+/// The line of the audit; `count` accesses, of which this is the last.
+fn write(denial: &Denial, count: u64) {
+    let (principal, address) = match &denial.who {
+        Caller::Known(principal) => (Some(principal.key()), None),
+        Caller::At(address) => (None, address.map(tracing::field::display)),
+    };
+    tracing::info!(
+        target: "lockgate::audit",
+        {
+            event = "denied",
+            principal,
+            client.address = address,
+            tenant.id = &*denial.tenant,
+            server.name = &*denial.server,
+            route = denial.route,
+            reason = denial.reason.as_str(),
+            detail = denial.detail,
+            count
+        },
+        "access denied"
+    );
+}
+
+/// How long the accesses of one caller are folded.
+const MINUTE: Duration = Duration::from_mins(1);
+/// How often the table is looked through.
+const SWEEP: Duration = Duration::from_secs(5);
+/// Callers that are told apart.
+const CALLERS: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn denial(last: u8) -> Denial {
+        Denial {
+            who: Caller::At(Some(IpAddr::from([10, 0, last / 200, last]))),
+            tenant: "a".into(),
+            server: "x".into(),
+            route: "mcp",
+            reason: Denied::NoToken,
+            detail: "no token",
+        }
+    }
+
+    #[test]
+    fn the_first_is_written_and_the_rest_is_counted() {
+        let denials = Denials::new(Arc::new(Metrics::new(None).unwrap()));
+        let waiting = || {
+            let table = denials.table.lock().unwrap();
+            let mut counts: Vec<u64> = table.values().map(|folded| folded.count).collect();
+            counts.sort_unstable();
+            counts
+        };
+        for _ in 0..1000 {
+            denials.report(denial(1));
+        }
+        denials.report(denial(2));
+        assert_eq!(waiting(), [0, 999]);
+        assert_eq!(denials.sweep(MINUTE), 0, "the minute is not over");
+        assert_eq!(waiting(), [0, 999]);
+        assert_eq!(denials.sweep(Duration::ZERO), 1, "one line for 999");
+        assert!(waiting().is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_table_is_bounded_and_the_last_minute_is_not_lost() {
+        let denials = Denials::new(Arc::new(Metrics::new(None).unwrap()));
+        for number in 0..10_000_u32 {
+            let who = Caller::At(Some(IpAddr::from(number.to_be_bytes())));
+            denials.report(Denial { who, ..denial(1) });
+        }
+        assert_eq!(denials.table.lock().unwrap().len(), CALLERS + 1);
+        let stop = CancellationToken::new();
+        stop.cancel();
+        denials.clone().watch(stop).await;
+        assert!(denials.table.lock().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,488 @@
+//! The one HTTP client for what others name: documents of issuers, and their keys.
+//!
+//! Proof against request forgery: it connects to public addresses only, and follows nobody. Not
+//! here: what a document means.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use ipnet::IpNet;
+use reqwest::{
+    Client, StatusCode,
+    dns::{Addrs, Name, Resolve, Resolving},
+    header::{ACCEPT, CONTENT_TYPE, HeaderMap},
+    redirect,
+};
+use url::{Host, Url};
+
+/// The client; clones share one state.
+#[derive(Clone, Debug)]
+pub(crate) struct Outbound(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    /// The only special-purpose networks that may be asked, by http too.
+    allow: Arc<[IpNet]>,
+    /// For https, and for http: made at the first use, since that reads the system's certificates.
+    clients: [OnceLock<Option<Client>>; 2],
+}
+
+/// Why a document was not got; the text is for the log.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The URL must not be asked: its scheme, its address, or a user name in it.
+    Url(&'static str),
+    /// No connection, or no answer in time.
+    Unreachable(String),
+    /// An answer other than a document.
+    Answer(String),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Url(what) => f.write_str(what),
+            Self::Unreachable(what) | Self::Answer(what) => f.write_str(what),
+        }
+    }
+}
+
+impl Outbound {
+    /// A client that also asks the networks `allow`.
+    pub(crate) fn new(allow: Vec<IpNet>) -> Self {
+        Self(Arc::new(State {
+            allow: allow.into(),
+            clients: Default::default(),
+        }))
+    }
+
+    /// The JSON document at `url`, of at most `max` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Whatever is not a 200 with JSON in time: redirects are not followed.
+    pub(crate) async fn json(&self, url: &str, max: usize) -> Result<Bytes, Refused> {
+        let url = Url::parse(url).map_err(|_| Refused::Url("no URL"))?;
+        let client = self.client(&url)?;
+        let asked = client.get(url).header(ACCEPT, "application/json").send();
+        let answer = asked.await.map_err(unreachable)?;
+        if answer.status() != StatusCode::OK {
+            let what = format!("answered {}", answer.status().as_u16());
+            return Err(Refused::Answer(what));
+        }
+        if !is_json(answer.headers()) {
+            return Err(Refused::Answer("answered no JSON".to_owned()));
+        }
+        body(answer, max).await
+    }
+
+    /// The client for a URL that may be asked at all.
+    fn client(&self, url: &Url) -> Result<&Client, Refused> {
+        let reach = match url.scheme() {
+            "https" => Reach::Public,
+            "http" if !self.0.allow.is_empty() => Reach::Allowed,
+            _ => return Err(Refused::Url("not https")),
+        };
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(Refused::Url("a user name in a URL"));
+        }
+        // Literals never pass the resolver. All spellings of an IPv4 address are one here.
+        let literal = match url.host() {
+            Some(Host::Ipv4(v4)) => Some(IpAddr::V4(v4)),
+            Some(Host::Ipv6(v6)) => Some(IpAddr::V6(v6)),
+            Some(Host::Domain(_)) => None,
+            None => return Err(Refused::Url("no host")),
+        };
+        if literal.is_some_and(|ip| !reach.contains(ip, &self.0.allow)) {
+            return Err(Refused::Url("an address that is not public"));
+        }
+        let made = self.0.clients[reach as usize].get_or_init(|| {
+            let resolver = Resolver {
+                reach,
+                allow: Arc::clone(&self.0.allow),
+            };
+            build(resolver)
+                .inspect_err(|error| tracing::error!(%error, "no client for outbound requests"))
+                .ok()
+        });
+        let none = || Refused::Unreachable("no client: certificates cannot be read".to_owned());
+        made.as_ref().ok_or_else(none)
+    }
+}
+
+/// What one of the two clients may connect to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// Public addresses, and networks that were allowed.
+    Public,
+    /// Networks that were allowed, and nothing else: for http.
+    Allowed,
+}
+
+impl Reach {
+    fn contains(self, ip: IpAddr, allow: &[IpNet]) -> bool {
+        let ip = ip.to_canonical();
+        allow.iter().any(|net| net.contains(&ip)) || (self == Self::Public && is_public(ip))
+    }
+}
+
+fn build(resolver: Resolver) -> Result<Client, reqwest::Error> {
+    Client::builder()
+        .https_only(resolver.reach == Reach::Public)
+        .dns_resolver(Arc::new(resolver))
+        .redirect(redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .no_proxy()
+        .referer(false)
+        .user_agent(concat!("lockgate/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(CONNECT)
+        .timeout(TOTAL)
+        // Documents are asked for every few minutes at most.
+        .pool_max_idle_per_host(0)
+        .build()
+}
+
+/// Resolves once and gives only what may be connected to: there is no second look-up that could
+/// answer otherwise (rebinding).
+#[derive(Debug)]
+struct Resolver {
+    reach: Reach,
+    allow: Arc<[IpNet]>,
+}
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let (reach, allow) = (self.reach, Arc::clone(&self.allow));
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let fits = |address: &SocketAddr| reach.contains(address.ip(), &allow);
+            let fitting: Vec<SocketAddr> = found.filter(fits).take(ADDRESSES).collect();
+            if fitting.is_empty() {
+                return Err("the name has no public address".into());
+            }
+            Ok(Box::new(fitting.into_iter()) as Addrs)
+        })
+    }
+}
+
+/// The body, which is cut off where it grows too large.
+async fn body(mut answer: reqwest::Response, max: usize) -> Result<Bytes, Refused> {
+    let mut all = BytesMut::new();
+    while let Some(chunk) = answer.chunk().await.map_err(unreachable)? {
+        if all.len() + chunk.len() > max {
+            return Err(Refused::Answer(format!("answered more than {max} bytes")));
+        }
+        all.extend_from_slice(&chunk);
+    }
+    Ok(all.freeze())
+}
+
+/// `application/json`, or a type that is JSON by its suffix (RFC 6839, section 3.1).
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or("");
+    let kind = kind.trim().to_ascii_lowercase();
+    kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
+}
+
+/// The innermost reason: the outer ones repeat the URL.
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn unreachable(error: reqwest::Error) -> Refused {
+    let mut reason: &dyn std::error::Error = &error;
+    while let Some(inner) = reason.source() {
+        reason = inner;
+    }
+    Refused::Unreachable(reason.to_string())
+}
+
+/// Whether an address is one of the Internet's, by the registries of special-purpose addresses
+/// (RFC 6890) as they stand; an address that carries another is what it carries.
+fn is_public(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(v4) => is_public_v4(v4),
+        IpAddr::V6(v6) => is_public_v6(v6),
+    }
+}
+
+fn is_public_v4(ip: Ipv4Addr) -> bool {
+    let bits = ip.to_bits();
+    let is_within = |(base, length): &(Ipv4Addr, u32)| {
+        let mask = u32::MAX << (32 - length);
+        bits & mask == base.to_bits()
+    };
+    !SPECIAL_V4.iter().any(is_within)
+}
+
+fn is_public_v6(ip: Ipv6Addr) -> bool {
+    let [first, second, ..] = ip.segments();
+    // NAT64 (RFC 6052): how a network without IPv4 reaches IPv4.
+    if ip.to_bits() >> 32 == NAT64 >> 32 {
+        let [.., a, b, c, d] = ip.octets();
+        return is_public_v4(Ipv4Addr::new(a, b, c, d));
+    }
+    // What is allotted so far is 2000::/3; outside of it are loopback, mapped, translated, local,
+    // link-local and multicast addresses.
+    let is_allotted = first & 0xe000 == 0x2000;
+    let is_special = match first {
+        // Protocol assignments, Teredo and benchmarking among them, and documentation.
+        0x2001 => second < 0x0200 || second == 0x0db8,
+        // 6to4 carries any IPv4 address and is no longer in use (RFC 7526).
+        0x2002 => true,
+        // Documentation (RFC 9637).
+        0x3fff => second < 0x1000,
+        _ => false,
+    };
+    is_allotted && !is_special
+}
+
+/// `64:ff9b::/96`
+const NAT64: u128 = 0x0064_ff9b << 96;
+
+/// IPv4 networks that are not the Internet's.
+const SPECIAL_V4: [(Ipv4Addr, u32); 18] = [
+    // This network (RFC 791).
+    (Ipv4Addr::UNSPECIFIED, 8),
+    // Private use (RFC 1918).
+    (Ipv4Addr::new(10, 0, 0, 0), 8),
+    // Shared by carriers (RFC 6598).
+    (Ipv4Addr::new(100, 64, 0, 0), 10),
+    // Loopback.
+    (Ipv4Addr::new(127, 0, 0, 0), 8),
+    // Link-local, metadata services of clouds among them (RFC 3927).
+    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    // Private use.
+    (Ipv4Addr::new(172, 16, 0, 0), 12),
+    // Protocol assignments (RFC 6890).
+    (Ipv4Addr::new(192, 0, 0, 0), 24),
+    // Documentation (RFC 5737).
+    (Ipv4Addr::new(192, 0, 2, 0), 24),
+    // AS112, twice (RFC 7534, RFC 7535), and AMT (RFC 7450): anycast, to whatever is near.
+    (Ipv4Addr::new(192, 31, 196, 0), 24),
+    (Ipv4Addr::new(192, 175, 48, 0), 24),
+    (Ipv4Addr::new(192, 52, 193, 0), 24),
+    // Relays of 6to4, no longer in use (RFC 7526).
+    (Ipv4Addr::new(192, 88, 99, 0), 24),
+    // Private use.
+    (Ipv4Addr::new(192, 168, 0, 0), 16),
+    // Benchmarking (RFC 2544).
+    (Ipv4Addr::new(198, 18, 0, 0), 15),
+    // Documentation.
+    (Ipv4Addr::new(198, 51, 100, 0), 24),
+    (Ipv4Addr::new(203, 0, 113, 0), 24),
+    // Multicast.
+    (Ipv4Addr::new(224, 0, 0, 0), 4),
+    // Reserved, and the limited broadcast.
+    (Ipv4Addr::new(240, 0, 0, 0), 4),
+];
+
+/// A server that does not even accept is not worth the rest.
+const CONNECT: Duration = Duration::from_secs(2);
+/// From the look-up to the last byte: a caller waits for it.
+const TOTAL: Duration = Duration::from_secs(3);
+/// Addresses of one name that are tried.
+const ADDRESSES: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        task::JoinSet,
+    };
+
+    use super::*;
+
+    const PUBLIC: [&str; 12] = [
+        "8.8.8.8",
+        "1.1.1.1",
+        "100.63.255.255",
+        "100.128.0.0",
+        "172.15.255.255",
+        "172.32.0.0",
+        "198.20.0.0",
+        "223.255.255.255",
+        "2606:4700:4700::1111",
+        "2001:4860:4860::8888",
+        "::ffff:8.8.8.8",
+        "64:ff9b::8.8.8.8",
+    ];
+
+    const SPECIAL: [&str; 46] = [
+        "0.0.0.0",
+        "0.1.2.3",
+        "10.0.0.1",
+        "10.255.255.255",
+        "100.64.0.1",
+        "100.127.255.255",
+        "127.0.0.1",
+        "127.255.255.254",
+        "169.254.169.254",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.0.0.8",
+        "192.0.2.1",
+        "192.88.99.1",
+        "192.168.1.1",
+        "198.18.0.1",
+        "198.19.255.255",
+        "198.51.100.7",
+        "203.0.113.7",
+        "224.0.0.1",
+        "239.255.255.255",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "::127.0.0.1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "::ffff:0:127.0.0.1",
+        "64:ff9b::127.0.0.1",
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b::10.1.2.3",
+        "64:ff9b:1::8.8.8.8",
+        "100::1",
+        "2001::1",
+        "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+        "2001:2::1",
+        "2001:db8::1",
+        "2002:7f00:1::",
+        "2002:808:808::1",
+        "3fff::1",
+        "5f00::1",
+        "fc00::1",
+        "fe80::1",
+        "ff02::1",
+    ];
+
+    #[test]
+    fn addresses_that_are_not_of_the_internet() {
+        for text in PUBLIC {
+            assert!(is_public(text.parse().unwrap()), "{text}");
+        }
+        for text in SPECIAL {
+            assert!(!is_public(text.parse().unwrap()), "{text}");
+        }
+    }
+
+    #[test]
+    fn urls_that_must_not_be_asked() {
+        let strict = Outbound::new(Vec::new());
+        let mut bad: Vec<String> = [
+            "http://8.8.8.8/",
+            "https://127.1/",
+            "https://2130706433/",
+            "https://0x7f000001/",
+            "https://0177.0.0.1/",
+            "https://127.0.0.1./",
+            "https://①②⑦.0.0.1/",
+            "https://0/",
+            "https://user@8.8.8.8/",
+            "https://:pw@8.8.8.8/",
+            "ftp://8.8.8.8/",
+            "file:///etc/passwd",
+            "data:application/json,{}",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        for text in SPECIAL {
+            let is_v6 = text.contains(':');
+            bad.push(if is_v6 {
+                format!("https://[{text}]/")
+            } else {
+                format!("https://{text}/")
+            });
+        }
+        for text in bad {
+            let url = Url::parse(&text).unwrap();
+            let refused = strict.client(&url).err();
+            assert!(matches!(refused, Some(Refused::Url(_))), "{text}");
+        }
+        let opened = Outbound::new(vec!["10.0.0.0/8".parse().unwrap()]);
+        let asks = |text: &str| opened.client(&Url::parse(text).unwrap()).is_ok();
+        assert!(asks("http://10.1.2.3/") && asks("https://[::ffff:10.1.2.3]/"));
+        assert!(!asks("http://8.8.8.8/") && !asks("http://127.0.0.1/"));
+        assert!(!asks("https://192.168.0.1/"));
+    }
+
+    /// A server that answers every connection with `answer` and then keeps it open.
+    async fn server(answer: &'static [u8]) -> (String, JoinSet<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let mut request = [0; 4096];
+                let _ = socket.read(&mut request).await;
+                let _ = socket.write_all(answer).await;
+                open.push(socket);
+            }
+        });
+        (url, tasks)
+    }
+
+    fn local() -> Outbound {
+        Outbound::new(vec!["127.0.0.0/8".parse().unwrap()])
+    }
+
+    #[tokio::test]
+    async fn documents_and_nothing_else() {
+        let good = b"HTTP/1.1 200 OK\r\nContent-Type: application/jwk-set+json; a=b\r\nContent-Length: 2\r\n\r\n{}";
+        let (url, _server) = server(good).await;
+        assert_eq!(local().json(&url, 2).await.unwrap(), "{}");
+        assert!(matches!(
+            local().json(&url, 1).await,
+            Err(Refused::Answer(_))
+        ));
+        let bad: [&[u8]; 5] = [
+            b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+            b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\n{}",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\naaaaa\r\n",
+        ];
+        for answer in bad {
+            let (url, _server) = server(answer).await;
+            let got = local().json(&url, 4).await;
+            assert!(matches!(got, Err(Refused::Answer(_))), "{got:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn slow_servers_do_not_keep_anybody() {
+        let began = tokio::time::Instant::now();
+        for answer in [
+            &b""[..],
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+        ] {
+            let (url, _server) = server(answer).await;
+            let got = local().json(&url, 99).await;
+            assert!(matches!(got, Err(Refused::Unreachable(_))), "{got:?}");
+        }
+        assert!(began.elapsed() < TOTAL * 2 + Duration::from_secs(2));
+    }
+
+    #[tokio::test]
+    async fn names_of_private_addresses_are_not_connected_to() {
+        let good =
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+        let (url, _server) = server(good).await;
+        let named = url.replace("127.0.0.1", "localhost");
+        assert_eq!(local().json(&named, 9).await.unwrap(), "{}");
+        let elsewhere = Outbound::new(vec!["10.0.0.0/8".parse().unwrap()]);
+        for url in [named.clone(), named.replace("http:", "https:")] {
+            let got = elsewhere.json(&url, 9).await;
+            let why = "the name has no public address".to_owned();
+            assert_eq!(got, Err(Refused::Unreachable(why)), "{url}");
+        }
+    }
+}

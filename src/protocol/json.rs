@@ -26,6 +26,16 @@ impl Span {
         }
     }
 
+    /// All of `text`.
+    pub(crate) fn whole(text: &[u8]) -> Self {
+        Self::new(0, text.len())
+    }
+
+    /// The same stretch where it was counted from the beginning of `outer`.
+    pub(crate) fn behind(self, outer: Self) -> Self {
+        Self::new(outer.start() + self.start(), outer.start() + self.end())
+    }
+
     /// Where it begins.
     pub(crate) const fn start(self) -> usize {
         self.start as usize

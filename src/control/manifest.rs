@@ -16,6 +16,8 @@ use crate::{
     control::{
         AuthMode, Catalog, Clocks, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant,
         interpolation::interpolate,
+        policy::Policy,
+        quotas::Quotas,
         recipe::{Recipe, STORE},
         supervision::{self, Supervision},
     },
@@ -141,7 +143,8 @@ impl Reader<'_> {
             self.auth(&fields);
         }
 
-        let quota = self.quota(&fields);
+        let quotas = Quotas::read(&fields, &mut self.mistakes);
+        let children = quotas.tenant.children;
         let mut servers = BTreeMap::new();
         if let Some(node) = fields.member("servers") {
             let members = Fields::any(node, &fields.key("servers"), &mut self.mistakes);
@@ -149,7 +152,7 @@ impl Reader<'_> {
                 let key = members.key(server);
                 self.name(server, node, &key);
                 let mut read = self.server(node, &key, tenant, server);
-                read.quota = quota;
+                read.quota = children.and_then(|most| usize::try_from(most.get()).ok());
                 servers.insert(server.to_owned(), Arc::new(read));
             }
         }
@@ -178,15 +181,9 @@ impl Reader<'_> {
             auth: AuthMode::None,
             default_server,
             revisions: fields.read("revisions", all, revisions, &mut self.mistakes),
+            quotas,
             servers,
         }
-    }
-
-    /// Children of a tenant; the other quotas do not exist yet.
-    fn quota(&mut self, tenant: &Fields<'_>) -> Option<usize> {
-        let fields = self.inner(tenant, "quotas", &["children"])?;
-        let children = |node: &Node| Ok(usize::try_from(node.count(1)?).ok());
-        fields.read("children", None, children, &mut self.mistakes)
     }
 
     /// Only mode `none` so far; saying nothing means `builtin`, which must not turn into it.
@@ -221,7 +218,7 @@ impl Reader<'_> {
     pub(super) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
         let own = [
             "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits", "sandbox",
-            "prepare",
+            "prepare", "policy",
         ];
         let known = [&own[..], &supervision::KEYS].concat();
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
@@ -254,6 +251,7 @@ impl Reader<'_> {
             tools,
             limits: self.limits(&fields),
             supervision: Supervision::read(&fields, &mut self.mistakes),
+            policy: Arc::new(Policy::read(&fields, &mut self.mistakes)),
             quota: None,
         }
     }
@@ -611,7 +609,6 @@ tenants:
         F:8: tenants.Acme.users: unknown key; known here: auth, default_server, quotas, revisions, servers
         F:5: tenants.Acme.auth.mode: builtin is not available yet; write auth: {mode: none}
         F:20: tenants.Acme.servers.files: also at F:10; keep one of the two
-        F:15: tenants.Acme.servers.files.policy: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits, sandbox, prepare, isolation, max_children, warm, idle, on_loss
         F:11: tenants.Acme.servers.files.command: is empty; write the program to start
         F:12: tenants.Acme.servers.files.args[0]: a number where a text is expected; put it in quotes
         F:12: tenants.Acme.servers.files.args[1]: a $ alone; write $$ for a $
@@ -627,6 +624,7 @@ tenants:
         F:19: tenants.Acme.servers.files.limits.disk: unknown key; known here: line, stderr, files, file_size, memory, pids, cpu
         F:19: tenants.Acme.servers.files.limits.line: must hold at least one byte; write a size like "16MiB"
         F:19: tenants.Acme.servers.files.limits.files: 0 is out of range; write a number from 1 to 4294967295
+        F:15: tenants.Acme.servers.files.policy: a number where a table is expected; write a table
         F:6: tenants.Acme.default_server: "fils" is no server of this tenant; did you mean files?
         F:7: tenants.Acme.revisions: "2026-07-28" is no revision that this build serves; choose among 2025-11-25, 2025-06-18, 2025-03-26, 2024-11-05
         F:21: tenants.b: a number where a table is expected; write a table

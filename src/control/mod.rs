@@ -18,11 +18,16 @@ pub(crate) mod confinement;
 pub(crate) mod interpolation;
 pub(crate) mod manifest;
 mod packages;
+mod pattern;
+pub(crate) mod policy;
+pub(crate) mod quotas;
 pub(crate) mod recipe;
 pub(crate) mod single;
 pub(crate) mod supervision;
 
 use confinement::Confinement;
+use policy::Policy;
+use quotas::Quotas;
 use recipe::Recipe;
 use supervision::Supervision;
 
@@ -63,6 +68,8 @@ pub(crate) struct Tenant {
     pub(crate) default_server: Option<String>,
     /// Revisions that its clients may negotiate, newest first; never empty.
     pub(crate) revisions: Vec<Revision>,
+    /// How much of the gateway it may use.
+    pub(crate) quotas: Quotas,
     /// Its servers by name.
     pub(crate) servers: BTreeMap<String, Arc<Server>>,
 }
@@ -95,6 +102,8 @@ pub(crate) struct Server {
     pub(crate) limits: Limits,
     /// How its children are shared, kept and replaced.
     pub(crate) supervision: Supervision,
+    /// What of it may be used.
+    pub(crate) policy: Arc<Policy>,
     /// Children that its tenant may have; none is no bound.
     pub(crate) quota: Option<usize>,
 }

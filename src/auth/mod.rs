@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use crate::control::{AuthMode, Server, Tenant};
 
+pub(crate) mod policy;
+
 /// Who calls. Sessions belong to one of these.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Principal {
@@ -28,6 +30,7 @@ pub(crate) struct Access {
     principal: Principal,
     tenant: Arc<Tenant>,
     server: Arc<Server>,
+    scopes: Arc<[String]>,
 }
 
 impl Access {
@@ -42,9 +45,8 @@ impl Access {
     }
 
     /// What the credentials allow beside the server itself: OAuth scopes.
-    #[expect(dead_code, reason = "policy will read it")]
     pub(crate) fn scopes(&self) -> &[String] {
-        &[]
+        &self.scopes
     }
 
     /// What may be used.
@@ -65,6 +67,7 @@ pub(crate) fn admit(tenant: Arc<Tenant>, server: Arc<Server>) -> Access {
                 principal,
                 tenant,
                 server,
+                scopes: Arc::default(),
             }
         }
     }
@@ -81,6 +84,13 @@ impl Access {
             },
             tenant: Arc::clone(tenant),
             server: Arc::clone(server),
+            scopes: Arc::default(),
         }
+    }
+
+    /// The same with these scopes.
+    pub(crate) fn with_scopes(mut self, scopes: &[&str]) -> Self {
+        self.scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+        self
     }
 }

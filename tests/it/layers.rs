@@ -27,7 +27,7 @@ const TABLE: &[(&str, &[&str])] = &[
         "control",
         &["protocol", "config", "document", "separation", "settings"],
     ),
-    ("auth", &["control"]),
+    ("auth", &["control", "protocol"]),
     // `auth` stands above `store` in DESIGN; a record names its principal.
     ("store", &["auth", "protocol"]),
     ("backend", &["config", "control", "protocol", "telemetry"]),

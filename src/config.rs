@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     net::SocketAddr,
+    num::NonZeroU64,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -74,6 +75,8 @@ pub(crate) struct Http {
     pub(crate) max_body: usize,
     /// Connections at once.
     pub(crate) max_connections: usize,
+    /// Requests a second of one address; none is without bound.
+    pub(crate) per_address: Option<NonZeroU64>,
     /// Certificate and key; none is plain HTTP.
     pub(crate) tls: Option<Tls>,
 }
@@ -347,6 +350,9 @@ impl Layers {
             trusted_proxies: self.leaf("http.trusted_proxies", |node| each(node, network)),
             max_body: self.leaf("http.max_body", some_bytes),
             max_connections: self.leaf("http.max_connections", at_least_one),
+            per_address: self.leaf("http.per_address.requests_per_second", |node| {
+                Ok(NonZeroU64::new(node.count(0)?.into()))
+            }),
             tls,
         }
     }

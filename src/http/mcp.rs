@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 
-use super::{Front, reply::Failure};
+use super::{Front, challenge, limits, reply::Failure};
 use crate::{
     auth::{self, Access},
     error::Error,
@@ -52,11 +52,42 @@ impl FromRequestParts<Arc<Front>> for Admitted {
         let found = named.and_then(|(tenant, server)| front.catalog.find(&tenant, &server));
         let (tenant, server) =
             found.ok_or_else(|| Failure::from(Error::NoServer).into_response())?;
-        Ok(Self {
-            access: auth::admit(tenant, server),
-            base,
-        })
+        let access = auth::admit(tenant, server);
+        let left = front.hub.limits().request(&access);
+        let left = left.map_err(|error| Failure::from(error).into_response())?;
+        if let Some((left, notice)) = left.zip(parts.extensions.get::<limits::Notice>()) {
+            notice.set(left);
+        }
+        Ok(Self { access, base })
     }
+}
+
+/// A refusal by the hub; one for lack of scopes says how to get them, for the resource whose
+/// `path` the client called (CONTRACT C2).
+pub(crate) fn refused(front: &Front, path: &str, error: Error) -> Failure {
+    let challenge = match &error {
+        Error::Scopes(scopes) => {
+            let metadata = resource_metadata(&front.config.public_url, path);
+            Some(challenge::insufficient_scope(&metadata, scopes))
+        }
+        _ => None,
+    };
+    let failure = Failure::from(error);
+    match challenge {
+        Some(challenge) => failure.with(header::WWW_AUTHENTICATE, challenge),
+        None => failure,
+    }
+}
+
+/// Where the metadata of a resource stands (RFC 9728, section 3.1): the well-known part goes
+/// between the host and the path.
+fn resource_metadata(public_url: &str, path: &str) -> String {
+    let from = public_url.find("://").map_or(0, |at| at + 3);
+    let host = public_url[from..]
+        .find('/')
+        .map_or(public_url.len(), |at| from + at);
+    let (host, base) = public_url.split_at(host);
+    format!("{host}/.well-known/oauth-protected-resource{base}{path}")
 }
 
 /// The one value of a header; two different ones are a mistake.
@@ -154,4 +185,23 @@ async fn collect(mut body: Body, max: usize) -> Result<Bytes, Failure> {
         joined.extend_from_slice(&piece);
     }
     Ok(joined.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_well_known_part_goes_before_the_path() {
+        let of = |url: &str| resource_metadata(url, "/t/a/x/mcp");
+        let well_known = "/.well-known/oauth-protected-resource";
+        assert_eq!(
+            of("https://g:1"),
+            format!("https://g:1{well_known}/t/a/x/mcp")
+        );
+        assert_eq!(
+            of("https://g/b"),
+            format!("https://g{well_known}/b/t/a/x/mcp")
+        );
+    }
 }

@@ -236,3 +236,53 @@ async fn other_than(client: &Client<'_>, pid: u64) -> u64 {
     }
     panic!("the child is the same");
 }
+
+/// CONTRACT P67: the access of each request decides, not that of whoever began the session.
+#[tokio::test]
+async fn scopes_are_those_of_the_request_and_what_lacks_them_reaches_no_child() {
+    let policy = json!({
+        "tools": {"deny": ["whoami"]},
+        "scopes": {"counter": ["count:write"], "echo": ["read"]},
+        "implies": {"count:write": ["read"]},
+    });
+    for isolation in ["session", "tenant"] {
+        let bench = Bench::new(&json!({"isolation": isolation, "policy": policy}));
+        let ada = bench.open("ada").await;
+        let with = |scopes: &[&str]| bench.access("ada").with_scopes(scopes);
+        let none = json!({});
+        for (has, needed) in [
+            (&[][..], &["count:write"][..]),
+            (&["read", "x"], &["read", "x", "count:write"]),
+        ] {
+            match ada.call_as(&with(has), "counter", &none).await {
+                Err(Error::Scopes(scopes)) => assert_eq!(scopes, needed, "{isolation}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        let counted = ada
+            .call_as(&with(&["count:write"]), "counter", &none)
+            .await
+            .unwrap();
+        assert_eq!(
+            counted["result"]["content"][0]["text"], "1",
+            "the first that ran"
+        );
+        assert!(
+            ada.call_as(&with(&["count:write"]), "echo", &none)
+                .await
+                .is_ok(),
+            "implied"
+        );
+        let again = ada.call_as(&with(&[]), "counter", &none).await;
+        assert!(matches!(again, Err(Error::Scopes(_))), "{again:?}");
+        let denied = ada
+            .call_as(&with(&["count:write"]), "whoami", &none)
+            .await
+            .unwrap();
+        assert_eq!(
+            denied["error"]["message"], "Unknown tool: whoami",
+            "{isolation}"
+        );
+        bench.end().await;
+    }
+}

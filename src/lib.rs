@@ -20,8 +20,8 @@
 //!   parsed into types; ids and progress tokens are rewritten by splicing.
 //! * `hub` is the core. One task owns a session: its backend, its calls, its streams.
 //! * `backend` moves lines to and from a child through the guard, and translates.
-//! * `store` holds the seams behind which state is kept: event log and directory.
-//! * `auth` makes the proof (`Access`) that every hub method takes.
+//! * `store` holds the seams behind which state is kept: event log, directory, limits.
+//! * `auth` makes the proof (`Access`) that every hub method takes, and judges messages by policy.
 //! * `control` is what an operator declares; `config` is how the gateway itself is set.
 //! * `http` is the skin: fronts that turn HTTP into messages and events into HTTP.
 //! * `cli` is `lockgate run`, `serve`, `check` and `import`.
@@ -47,12 +47,18 @@
 //! | ask | a request of the child that the client has to answer |
 //! | cursor | the place behind an event of a stream; as text, the event id |
 //! | access | proof that a principal may use a server |
+//! | policy | what of a server its clients may use, by name, and the scopes that takes |
+//! | quota | how much of the gateway a tenant, or a principal, may use |
+//! | account | what is counted together: one limit of one tenant, principal or address |
+//! | allotment | a part of a rate, drawn from the limiter ahead of its use |
+//! | seat | a place among what an account counts, given back by being dropped |
 //!
 //! # A call
 //!
 //! `http::legacy` reads the body, `protocol::message` finds the envelope, `hub` finds the
 //! session by its id and its principal, and the session's task writes the message to the
-//! child under an id of its own. If the response is the first thing that the child says
+//! child under an id of its own. On the way `hub::limits` counts the message and `auth::policy`
+//! judges it: what is refused reaches no child. If the response is the first thing that the child says
 //! within `reply.sse_after`, it goes out as JSON. Otherwise the stream opens as SSE: the
 //! child's messages are appended to the event log, and the connection reads the log.
 //!

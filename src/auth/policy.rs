@@ -57,6 +57,11 @@ impl Listed {
         }
     }
 
+    /// The member of the result that is the list.
+    pub(crate) const fn list(self) -> &'static str {
+        self.members().0
+    }
+
     /// The member of the result that is the list, and the one of an entry that names it.
     const fn members(self) -> (&'static str, &'static str) {
         match self {
@@ -234,13 +239,13 @@ pub(crate) fn filtered(policy: &Policy, listed: Listed, answer: Bytes) -> Bytes 
     if listed.is_open(policy) {
         return answer;
     }
-    let (list, _) = listed.members();
+    let list = listed.list();
     let mut cuts: Vec<(Span, BytesMut)> = Vec::new();
-    for (key, result) in members(&answer, Span::whole(&answer)) {
+    for (key, result) in json::members(&answer, Span::whole(&answer)) {
         if !is(&answer, key, "result") {
             continue;
         }
-        for (key, value) in members(&answer, result) {
+        for (key, value) in json::members(&answer, result) {
             if is(&answer, key, list) {
                 cuts.extend(kept(policy, listed, &answer, value).map(|kept| (value, kept)));
             }
@@ -280,18 +285,6 @@ fn kept(policy: &Policy, listed: Listed, answer: &[u8], list: Span) -> Option<By
     }
     kept.extend_from_slice(b"]");
     (!is_whole).then_some(kept)
-}
-
-/// The members of an object in a text that was scanned before; of anything else none.
-fn members(text: &[u8], object: Span) -> Vec<(Span, Span)> {
-    let inside = object.of(text);
-    let mut found = Vec::new();
-    let read = Scanner::new(inside).object::<Fault>(0, |scanner, key| {
-        let value = scanner.value(1)?;
-        found.push((key.behind(object), value.behind(object)));
-        Ok(())
-    });
-    read.map_or_else(|_| Vec::new(), |_| found)
 }
 
 fn is(text: &[u8], key: Span, name: &str) -> bool {

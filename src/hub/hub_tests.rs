@@ -122,8 +122,16 @@ impl Client<'_> {
     }
 
     async fn call_as(&self, access: &Access, tool: &str, args: &Value) -> Result<Value, Error> {
-        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
-            "params": {"name": tool, "arguments": args, "_meta": {"progressToken": 1}}});
+        let params = json!({"name": tool, "arguments": args, "_meta": {"progressToken": 1}});
+        self.ask_as(access, "tools/call", &params).await
+    }
+
+    async fn ask(&self, method: &str, params: &Value) -> Value {
+        self.ask_as(&self.access, method, params).await.unwrap()
+    }
+
+    async fn ask_as(&self, access: &Access, method: &str, params: &Value) -> Result<Value, Error> {
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
         let body = Body::parse(message.to_string().into()).unwrap();
         let hub = &self.bench.hub;
         let pending = hub
@@ -212,6 +220,19 @@ async fn a_restart_waits_for_calls_or_ends_them() {
         assert_eq!(bench.hub.restart("a", "none", Restart::Now), 0);
         bench.end().await;
     }
+}
+
+/// CONTRACT P09 within a tenant: its principals share a child, and no cursor of it.
+#[tokio::test]
+async fn p09_a_page_cursor_belongs_to_its_principal() {
+    let bench = Bench::new(&json!({"isolation": "tenant"}));
+    let (ada, bob) = (bench.open("ada").await, bench.open("bob").await);
+    let list = ada.ask("tools/list", &json!({})).await;
+    let cursor = json!({"cursor": list["result"]["nextCursor"]});
+    assert!(ada.ask("tools/list", &cursor).await["result"].is_object());
+    let stolen = bob.ask("tools/list", &cursor).await;
+    assert_eq!(stolen["error"]["code"], -32602, "{stolen}");
+    bench.end().await;
 }
 
 /// Waits until a child has a call.

@@ -171,6 +171,11 @@ impl Session {
             }
             return;
         }
+        let Ok(unsealed) = self.unsealed(message) else {
+            let id = message.id().unwrap_or_default();
+            return self.refuse(id, stream, "Invalid cursor").await;
+        };
+        let message = unsealed.as_ref().unwrap_or(message);
         self.get_backend();
         let (id, subscription) = self.pass(message);
         let now = Instant::now();
@@ -208,6 +213,16 @@ impl Session {
         self.wake_by(clock.deadline());
         if let Some(subscription) = subscription {
             Box::pin(self.subscribe(subscription)).await;
+        }
+    }
+
+    /// Answers a request with −32602.
+    async fn refuse(&mut self, id: &[u8], stream: StreamId, why: &str) {
+        let mut line = BytesMut::new();
+        push_error(id, -32602, why, None, &mut line);
+        let finished = self.streams.finish_call(stream, Some(line.freeze())).await;
+        if finished.is_err() {
+            self.over = Some(Over::Lost);
         }
     }
 

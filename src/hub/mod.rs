@@ -47,6 +47,7 @@ mod inbound;
 pub(crate) mod limits;
 mod link;
 mod outbound;
+mod pages;
 pub(crate) mod reading;
 mod restore;
 mod routes;

@@ -211,7 +211,9 @@ impl Session {
             self.take_effect(call.effect, message);
         }
         let line = match &call.list {
-            Some((listed, policy)) if is_result => policy::filtered(policy, *listed, line),
+            Some((listed, policy)) if is_result => {
+                self.sealed(*listed, policy::filtered(policy, *listed, line))
+            }
             _ => line,
         };
         self.streams.finish_call(call.stream, Some(line)).await

@@ -27,7 +27,9 @@ pub(super) struct Acted {
     pub(super) reference: Option<Span>,
     /// Which members of `ref` were there, by bits: messages are many, and small.
     of_ref: u8,
-    meta: Option<Span>,
+    pub(super) cursor: Option<Span>,
+    /// Whether `_meta` was there.
+    has_meta: bool,
     pub(super) meta_progress_token: Option<Span>,
     pub(super) meta_related_task: Option<Span>,
     pub(super) meta_modern: bool,
@@ -85,16 +87,20 @@ impl Acted {
             "requestId" => &mut self.request_id,
             "progressToken" => &mut self.progress_token,
             "protocolVersion" => &mut self.protocol_version,
+            "cursor" => &mut self.cursor,
             "_meta" => {
-                let (span, refusal) = self.read(scanner, depth, text, Self::meta_member)?;
-                return Ok(set(&mut self.meta, span).and(refusal));
+                let (_, refusal) = self.read(scanner, depth, text, Self::meta_member)?;
+                if std::mem::replace(&mut self.has_meta, true) {
+                    return Ok(Err(TWICE));
+                }
+                return Ok(refusal);
             }
             "ref" => {
                 let (span, refusal) = self.read(scanner, depth, text, Self::ref_member)?;
                 return Ok(set(&mut self.reference, span).and(refusal));
             }
             other => {
-                let known = "name uri ref _meta requestid progresstoken taskid";
+                let known = "name uri ref cursor _meta requestid progresstoken taskid";
                 let refusal = imitates(other, known);
                 scanner.value(depth)?;
                 return Ok(refusal);

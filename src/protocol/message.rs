@@ -132,6 +132,11 @@ impl Message {
         Some(self.acted.name?.of(&self.bytes))
     }
 
+    /// Where `params.cursor` stands (lists).
+    pub(crate) fn cursor(&self) -> Option<Span> {
+        self.acted.cursor
+    }
+
     /// `params.level`, decoded (log messages and their level).
     pub(crate) fn level(&self) -> Option<std::borrow::Cow<'_, str>> {
         json::decoded(self.acted.level?.of(&self.bytes))
@@ -529,6 +534,7 @@ mod tests {
             r#"{"jsonrpc":"2.0","method":"a","params":{},"p\u0061rams":{}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"name":"a","n\u0061me":"b"}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"uri":"a","uri":"b"}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"cursor":"a","curso\u0072":"b"}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{},"\u005fmeta":{}}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":1,"_meta":{}}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{},"r\u0065f":{}}}"#,

@@ -168,10 +168,8 @@ async fn lists_are_cut_by_the_guard_of_calls_and_keep_their_cursors() {
         for (cut, whole) in cut.iter().zip(&whole) {
             let [cut_read, whole_read]: [Value; 2] =
                 [cut, whole].map(|page| serde_json::from_str(page).unwrap());
-            assert_eq!(
-                cut_read["result"]["nextCursor"],
-                whole_read["result"]["nextCursor"]
-            );
+            let has_next = |page: &Value| page["result"]["nextCursor"].is_string();
+            assert_eq!(has_next(&cut_read), has_next(&whole_read));
             for entry in cut_read["result"]["tools"].as_array().unwrap() {
                 let raw = format!(r#""name":{}"#, entry["name"]);
                 let at = |page: &str| {
@@ -427,5 +425,58 @@ async fn what_policy_saw_is_what_the_child_gets() {
     let lines = received(&session).await.join("\n");
     for sign in ["counter", "ount", "two", "Tools", "\u{17f}"] {
         assert!(!lines.contains(sign), "{sign} {lines}");
+    }
+}
+
+/// CONTRACT P09: also within one tenant a cursor belongs to whom it was given.
+#[tokio::test]
+async fn p09_a_cursor_in_other_hands_is_no_cursor() {
+    for isolation in ["session", "tenant"] {
+        let server = json!({"command": child(), "isolation": isolation});
+        let servers = json!({"main": server, "other": server});
+        let tenant = json!({"auth": {"mode": "none"}, "servers": servers});
+        let gateway = Served::start(json!({}), json!({"a": tenant, "b": tenant})).await;
+        let own = gateway.session("a", "main").await;
+        let list = own.ask("tools/list", json!({})).await;
+        let cursor = &list["result"]["nextCursor"];
+        assert!(cursor.is_string(), "{list}");
+        let with = json!({"cursor": cursor});
+        let second = own.ask("tools/list", with.clone()).await;
+        assert_eq!(
+            second["result"]["tools"][0]["name"], "abort",
+            "the second page"
+        );
+        let again = gateway
+            .session("a", "main")
+            .await
+            .ask("tools/list", with.clone())
+            .await;
+        assert_eq!(
+            again["result"]["tools"], second["result"]["tools"],
+            "the same principal"
+        );
+        let invalid = json!({"code": -32602, "message": "Invalid cursor"});
+        for (tenant, server) in [("b", "main"), ("a", "other")] {
+            let session = gateway.session(tenant, server).await;
+            let answer = session.ask("tools/list", with.clone()).await;
+            assert_eq!(answer["error"], invalid, "{tenant} {server}");
+            assert!(
+                !received(&session).await.join("").contains("cursor"),
+                "{tenant} {server}"
+            );
+        }
+        let answer = own.ask("prompts/list", with).await;
+        assert_eq!(answer["error"], invalid, "of another list");
+        for forged in [json!("10"), json!(""), json!(10), json!("AAAAAAAAAAA10")] {
+            let answer = own.ask("tools/list", json!({"cursor": forged})).await;
+            assert_eq!(answer["error"], invalid, "{forged}");
+        }
+        let none = own.ask("tools/list", json!({"cursor": null})).await;
+        assert_eq!(none["result"]["tools"][0]["name"], "echo");
+        let lines = received(&own).await.join("\n");
+        assert!(
+            lines.contains(r#"{"cursor":"10"}"#),
+            "as the server gave it out: {lines}"
+        );
     }
 }

@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     net::SocketAddr,
+    num::NonZeroU64,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -79,6 +80,8 @@ pub(crate) struct Http {
     pub(crate) max_body: usize,
     /// Connections at once.
     pub(crate) max_connections: usize,
+    /// Requests a second of one address; none is without bound.
+    pub(crate) per_address: Option<NonZeroU64>,
     /// Certificate and key; none is plain HTTP.
     pub(crate) tls: Option<Tls>,
 }
@@ -354,6 +357,9 @@ impl Layers {
             trusted_proxies: self.leaf("http.trusted_proxies", |node| each(node, network)),
             max_body: self.leaf("http.max_body", some_bytes),
             max_connections: self.leaf("http.max_connections", at_least_one),
+            per_address: self.leaf("http.per_address.requests_per_second", |node| {
+                Ok(NonZeroU64::new(node.count(0)?.into()))
+            }),
             tls,
         }
     }
@@ -668,7 +674,7 @@ mod tests {
         let mut found = mistakes(&all);
         found.sort();
         insta::assert_snapshot!(found.join("\n"), @r###"
-        --set: http: a number where a table is expected; its keys are allowed_hosts, allowed_origins, listen, max_body, max_connections, tls.cert, tls.key, trusted_proxies
+        --set: http: a number where a table is expected; its keys are allowed_hosts, allowed_origins, listen, max_body, max_connections, per_address.requests_per_second, tls.cert, tls.key, trusted_proxies
         --set: nonsense: is no KEY=VALUE; write --set http.listen=127.0.0.1:8080
         --set: sandbox.uid: unknown key; did you mean sandbox.uids?
         --set: server.args: a server's key, which only run takes; write it into the manifest (--apply)

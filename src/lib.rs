@@ -20,9 +20,9 @@
 //!   parsed into types; ids and progress tokens are rewritten by splicing.
 //! * `hub` is the core. One task owns a session: its backend, its calls, its streams.
 //! * `backend` moves lines to and from a child through the guard, and translates.
-//! * `store` holds the seams behind which state is kept: event log and directory.
+//! * `store` holds the seams behind which state is kept: event log, directory, limits.
 //! * `auth` makes the proof (`Access`) that every hub method takes, from a bearer token or an API
-//!   key and from nothing else.
+//!   key and from nothing else, and judges messages by policy.
 //! * `outbound` fetches what others name, from public addresses only.
 //! * `control` is what an operator declares; `config` is how the gateway itself is set.
 //! * `http` is the skin: fronts that turn HTTP into messages and events into HTTP.
@@ -52,12 +52,18 @@
 //! | grant | who of a tenant may use a server |
 //! | API key | a secret for machines, which stands for a subject |
 //! | access | proof that a principal may use a server |
+//! | policy | what of a server its clients may use, by name, and the scopes that takes |
+//! | quota | how much of the gateway a tenant, or a principal, may use |
+//! | account | what is counted together: one limit of one tenant, principal or address |
+//! | allotment | a part of a rate, drawn from the limiter ahead of its use |
+//! | seat | a place among what an account counts, given back by being dropped |
 //!
 //! # A call
 //!
 //! `http::legacy` reads the body, `protocol::message` finds the envelope, `hub` finds the
 //! session by its id and its principal, and the session's task writes the message to the
-//! child under an id of its own. If the response is the first thing that the child says
+//! child under an id of its own. On the way `hub::limits` counts the message and `auth::policy`
+//! judges it: what is refused reaches no child. If the response is the first thing that the child says
 //! within `reply.sse_after`, it goes out as JSON. Otherwise the stream opens as SSE: the
 //! child's messages are appended to the event log, and the connection reads the log.
 //!

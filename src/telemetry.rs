@@ -219,6 +219,7 @@ pub(crate) struct Metrics {
     call_labels: [[[KeyValue; 2]; Outcome::LABELS.len()]; Method::LABELS.len()],
     messages_dropped: Family<{ Dropped::LABELS.len() }>,
     noise_lines: Counter<u64>,
+    limited: Counter<u64>,
     unenforced: UpDownCounter<i64>,
     denied: Family<{ Denied::LABELS.len() }>,
 }
@@ -283,6 +284,7 @@ impl Metrics {
             call_labels: pairs("method", Method::LABELS, "outcome", Outcome::LABELS),
             messages_dropped: Family::new(&meter, MESSAGES_DROPPED, "reason", Dropped::LABELS),
             noise_lines: meter.u64_counter(NOISE_LINES).build(),
+            limited: meter.u64_counter(LIMITED).build(),
             unenforced: meter.i64_up_down_counter(UNENFORCED).build(),
             denied: Family::new(&meter, DENIED, "reason", Denied::LABELS),
             _provider: provider,
@@ -369,6 +371,11 @@ impl Metrics {
         self.noise_lines.add(1, &[]);
     }
 
+    /// Something was refused because `limit`, a name of ours, was reached.
+    pub(crate) fn limited(&self, limit: &'static str) {
+        self.limited.add(1, &[KeyValue::new("limit", limit)]);
+    }
+
     /// A server's children are to be held to something that cannot be enforced here.
     pub(crate) fn unenforced(&self, tenant: &str, server: &str, key: &'static str, by: i64) {
         let label = |name, value: &str| KeyValue::new(name, value.to_owned());
@@ -430,6 +437,12 @@ pub(crate) const CALLS: &str = "lockgate_calls";
 pub(crate) const MESSAGES_DROPPED: &str = "lockgate_messages_dropped";
 /// Lines of children that are no messages.
 pub(crate) const NOISE_LINES: &str = "lockgate_noise_lines";
+/// What was refused because a limit was reached, by limit.
+pub(crate) const LIMITED: &str = "lockgate_limited";
+/// The limit `stream.per_session`.
+pub(crate) const SESSION_STREAMS: &str = "session_streams";
+/// The limit `quotas.children`.
+pub(crate) const TENANT_CHILDREN: &str = "children";
 /// What servers ask for and cannot get here, by key.
 pub(crate) const UNENFORCED: &str = "lockgate_sandbox_unenforced";
 /// Callers that were turned away, by reason.

@@ -23,6 +23,7 @@ pub(crate) mod api_key;
 pub(crate) mod denials;
 mod external;
 mod jwt;
+pub(crate) mod policy;
 
 use denials::Denials;
 use external::{Issuers, Means, Refusal};
@@ -104,7 +105,6 @@ impl Access {
     }
 
     /// What the credentials allow beside the server itself: OAuth scopes.
-    #[cfg_attr(not(test), expect(dead_code, reason = "policy will read it"))]
     pub(crate) fn scopes(&self) -> &[String] {
         &self.scopes
     }
@@ -412,6 +412,12 @@ impl Access {
             groups: Arc::default(),
             basis: Basis::Token,
         }
+    }
+
+    /// The same with these scopes.
+    pub(crate) fn with_scopes(mut self, scopes: &[&str]) -> Self {
+        self.scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+        self
     }
 }
 

@@ -320,24 +320,16 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     // `run` keeps nothing that would have to be hidden. To hide means to list all that lies
     // beside: it costs every start, and what is created there later would not be seen.
     let hidden = (!is_run).then(|| hidden(&config, &work, &env));
-    let sandbox = Sandbox::new(
-        &kernel,
-        offer,
-        config.sandbox.uids,
-        hidden.as_deref(),
-        &ports,
-    )
-    .context("cannot make cgroups for children")?;
+    let (uids, hidden) = (config.sandbox.uids, hidden.as_deref());
+    let sandbox = Sandbox::new(&kernel, offer, uids, hidden, &ports)
+        .context("cannot make cgroups for children")?;
     let served = match stored::open(source, &config, &env, offer).await? {
         Ok(served) => served,
         Err(mistakes) => return Ok(refuse(&mistakes)),
     };
     warn(&config, &served.live.current(), &offer);
-    let prepared = stores_of(
-        &config,
-        &work,
-        is_run || offer.separation == Separation::Uid,
-    );
+    let is_temporary = is_run || offer.separation == Separation::Uid;
+    let prepared = stores_of(&config, &work, is_temporary);
     let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
     let shutdown = Shutdown::default();
     let signals = signals(shutdown.clone())?;

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    num::NonZeroU64,
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -16,6 +17,8 @@ use crate::{
         AuthMode, Catalog, Clocks, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant,
         identity::useless_grants,
         interpolation::interpolate,
+        policy::Policy,
+        quotas::Quotas,
         recipe::{Recipe, STORE},
         supervision::{self, Supervision},
     },
@@ -140,21 +143,9 @@ impl Reader<'_> {
         } else {
             AuthMode::None
         };
-        let quota = self.quota(&fields);
-        let mut servers = BTreeMap::new();
-        if let Some(node) = fields.member("servers") {
-            let members = Fields::any(node, &fields.key("servers"), &mut self.mistakes);
-            for (server, node) in members.members() {
-                let key = members.key(server);
-                self.name(server, node, &key);
-                let mut read = self.server(node, &key, tenant, server);
-                read.quota = quota;
-                if read.grants.is_some() && auth == AuthMode::None {
-                    self.wrong(useless_grants(), &node.place, &format!("{key}.grants"));
-                }
-                servers.insert(server.to_owned(), Arc::new(read));
-            }
-        }
+        let quotas = Quotas::read(&fields, &mut self.mistakes);
+        let children = quotas.tenant.children;
+        let servers = self.servers(&fields, tenant, children, &auth);
         let existing = |node: &Node| {
             let text = node.text()?;
             if text.is_empty() {
@@ -183,22 +174,41 @@ impl Reader<'_> {
             api_keys,
             default_server,
             revisions: fields.read("revisions", all, revisions, &mut self.mistakes),
+            quotas,
             servers,
         }
     }
 
-    /// Children of a tenant; the other quotas do not exist yet.
-    fn quota(&mut self, tenant: &Fields<'_>) -> Option<usize> {
-        let fields = self.inner(tenant, "quotas", &["children"])?;
-        let children = |node: &Node| Ok(usize::try_from(node.count(1)?).ok());
-        fields.read("children", None, children, &mut self.mistakes)
+    /// The servers of a tenant that may have `children`.
+    fn servers(
+        &mut self,
+        of: &Fields<'_>,
+        tenant: &str,
+        children: Option<NonZeroU64>,
+        auth: &AuthMode,
+    ) -> BTreeMap<String, Arc<Server>> {
+        let mut servers = BTreeMap::new();
+        if let Some(node) = of.member("servers") {
+            let members = Fields::any(node, &of.key("servers"), &mut self.mistakes);
+            for (server, node) in members.members() {
+                let key = members.key(server);
+                self.name(server, node, &key);
+                let mut read = self.server(node, &key, tenant, server);
+                read.quota = children.and_then(|most| usize::try_from(most.get()).ok());
+                if read.grants.is_some() && *auth == AuthMode::None {
+                    self.wrong(useless_grants(), &node.place, &format!("{key}.grants"));
+                }
+                servers.insert(server.to_owned(), Arc::new(read));
+            }
+        }
+        servers
     }
 
     /// One server of a tenant.
     pub(super) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
         let own = [
             "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits", "sandbox",
-            "prepare", "grants",
+            "prepare", "grants", "policy",
         ];
         let known = [&own[..], &supervision::KEYS].concat();
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
@@ -231,6 +241,7 @@ impl Reader<'_> {
             tools,
             limits: self.limits(&fields),
             supervision: Supervision::read(&fields, &mut self.mistakes),
+            policy: Arc::new(Policy::read(&fields, &mut self.mistakes)),
             quota: None,
             grants: self.grants(&fields),
         }
@@ -592,7 +603,6 @@ tenants:
         F:8: tenants.Acme.users: unknown key; known here: api_keys, auth, default_server, quotas, revisions, servers
         F:5: tenants.Acme.auth.mode: builtin is not available yet; write auth: {mode: external, issuer: URL}, {mode: keys} or {mode: none}
         F:20: tenants.Acme.servers.files: also at F:10; keep one of the two
-        F:15: tenants.Acme.servers.files.policy: unknown key; known here: command, args, env, cwd, reply, clocks, tools, limits, sandbox, prepare, grants, isolation, max_children, warm, idle, on_loss
         F:11: tenants.Acme.servers.files.command: is empty; write the program to start
         F:12: tenants.Acme.servers.files.args[0]: a number where a text is expected; put it in quotes
         F:12: tenants.Acme.servers.files.args[1]: a $ alone; write $$ for a $
@@ -608,6 +618,7 @@ tenants:
         F:19: tenants.Acme.servers.files.limits.disk: unknown key; known here: line, stderr, files, file_size, memory, pids, cpu
         F:19: tenants.Acme.servers.files.limits.line: must hold at least one byte; write a size like "16MiB"
         F:19: tenants.Acme.servers.files.limits.files: 0 is out of range; write a number from 1 to 4294967295
+        F:15: tenants.Acme.servers.files.policy: a number where a table is expected; write a table
         F:6: tenants.Acme.default_server: "fils" is no server of this tenant; did you mean files?
         F:7: tenants.Acme.revisions: "2026-07-28" is no revision that this build serves; choose among 2025-11-25, 2025-06-18, 2025-03-26, 2024-11-05
         F:21: tenants.b: a number where a table is expected; write a table

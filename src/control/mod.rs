@@ -29,6 +29,9 @@ pub(crate) mod live;
 pub(crate) mod manifest;
 pub(crate) mod master;
 mod packages;
+mod pattern;
+pub(crate) mod policy;
+pub(crate) mod quotas;
 pub(crate) mod recipe;
 pub(crate) mod rows;
 pub(crate) mod seal;
@@ -42,6 +45,8 @@ pub(crate) mod supervision;
 use confinement::Confinement;
 pub(crate) use identity::AuthMode;
 use identity::{ApiKeys, Grants};
+use policy::Policy;
+use quotas::Quotas;
 use recipe::Recipe;
 use supervision::Supervision;
 
@@ -84,6 +89,8 @@ pub(crate) struct Tenant {
     pub(crate) default_server: Option<String>,
     /// Revisions that its clients may negotiate, newest first; never empty.
     pub(crate) revisions: Vec<Revision>,
+    /// How much of the gateway it may use.
+    pub(crate) quotas: Quotas,
     /// Its servers by name.
     pub(crate) servers: BTreeMap<String, Arc<Server>>,
 }
@@ -109,6 +116,8 @@ pub(crate) struct Server {
     pub(crate) limits: Limits,
     /// How its children are shared, kept and replaced.
     pub(crate) supervision: Supervision,
+    /// What of it may be used.
+    pub(crate) policy: Arc<Policy>,
     /// Children that its tenant may have; none is no bound.
     pub(crate) quota: Option<usize>,
     /// Who of its tenant may use it; none is everybody.

@@ -13,6 +13,7 @@ use crate::{
         AuthMode, Catalog, Launch, Tenant,
         interpolation::escape,
         manifest::{Manifest, Reader, server_key},
+        quotas::Quotas,
     },
     document::{Node, Value},
     protocol::revision,
@@ -48,6 +49,7 @@ pub(crate) fn single(
         api_keys: HashMap::new(),
         default_server: Some(RUN_SERVER.to_owned()),
         revisions: revision::ALL.to_vec(),
+        quotas: Quotas::NONE,
         servers: BTreeMap::from([(RUN_SERVER.to_owned(), Arc::new(server))]),
     };
     for key in ["command", "prepare"] {

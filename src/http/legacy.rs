@@ -43,17 +43,18 @@ pub(crate) async fn post(
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    take(&front, &admitted.access, &parts.headers, body)
+    take(&front, &admitted, &parts.headers, body)
         .await
         .unwrap_or_else(IntoResponse::into_response)
 }
 
 async fn take(
     front: &Front,
-    access: &Access,
+    admitted: &Admitted,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Response, Failure> {
+    let access = &admitted.access;
     let accepts = mcp::accepts(headers);
     let body = mcp::read(headers, body, front.config.http.max_body).await?;
     if !accepts.json && !accepts.sse {
@@ -72,7 +73,8 @@ async fn take(
         }
         said => {
             let id = mcp::session_id(headers)?;
-            let pending = front.hub.deliver(access, id, said, form).await?;
+            let pending = front.hub.deliver(access, id, said, form).await;
+            let pending = pending.map_err(|error| admitted.refused(front, error))?;
             let hold = (form == Form::Auto).then_some(access.server().reply.sse_after);
             let answer = pending.answer(hold).await;
             answered(front, access, accepts, answer)
@@ -128,10 +130,13 @@ fn answered(
     answer: Answer,
 ) -> Result<Response, Failure> {
     match answer {
-        Answer::Json(line) | Answer::Failed(line) => Ok(json(line)),
+        Answer::Json(line) | Answer::Failed(line) => {
+            front.hub.limits().flow(access).wrote(line.len());
+            Ok(json(line))
+        }
         Answer::Stream(reading) => {
             let close_after = access.server().reply.close_after;
-            Ok(open(front, *reading, close_after))
+            Ok(open(front, access, *reading, close_after))
         }
         // Cancelled before anything was sent: a stream that ends, without a message.
         Answer::Silent if accepts.sse => Ok(stream::event_stream(Body::empty())),
@@ -178,7 +183,7 @@ async fn listen(
     let id = mcp::session_id(headers)?;
     let cursor = mcp::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
     match front.hub.attach(access, id, cursor).await? {
-        Some(reading) => Ok(open(front, reading, Duration::ZERO)),
+        Some(reading) => Ok(open(front, access, reading, Duration::ZERO)),
         None => Ok(StatusCode::NO_CONTENT.into_response()),
     }
 }
@@ -198,7 +203,7 @@ pub(crate) async fn delete(
     ended.await.into_response()
 }
 
-fn open(front: &Front, reading: Reading, close_after: Duration) -> Response {
+fn open(front: &Front, access: &Access, reading: Reading, close_after: Duration) -> Response {
     let stream = &front.config.stream;
     let has_priming = reading.revision().is_some_and(Revision::has_priming);
     let mut first = BytesMut::new();
@@ -212,6 +217,7 @@ fn open(front: &Front, reading: Reading, close_after: Duration) -> Response {
         close_at: is_polled.then(|| Instant::now() + close_after),
         first,
         prefix: String::new(),
+        flow: front.hub.limits().flow(access),
     };
     stream::respond(&front.metrics, reading, writing)
 }

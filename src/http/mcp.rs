@@ -12,9 +12,9 @@ use http::{HeaderMap, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 
 use super::{
-    Front, bearer,
+    Front, bearer, challenge,
     gate::ClientAddress,
-    page,
+    limits, page,
     reply::Failure,
     wellknown::{self, Endpoint},
 };
@@ -41,10 +41,25 @@ pub(crate) struct Admitted {
 }
 
 impl Admitted {
-    /// Where the metadata of what was called is, for challenges; none where no authorization
-    /// server could give out more.
-    #[expect(dead_code, reason = "challenges for scopes will name it")]
-    pub(crate) fn resource_metadata(&self, front: &Front) -> Option<String> {
+    /// A refusal by the hub; one for lack of scopes says how to get them (CONTRACT C2).
+    pub(crate) fn refused(&self, front: &Front, error: Error) -> Failure {
+        let challenge = match &error {
+            Error::Scopes(scopes) => {
+                let metadata = self.resource_metadata(front);
+                Some(challenge::insufficient_scope(metadata.as_deref(), scopes))
+            }
+            _ => None,
+        };
+        let failure = Failure::from(error);
+        match challenge {
+            Some(challenge) => failure.with(header::WWW_AUTHENTICATE, challenge),
+            None => failure,
+        }
+    }
+
+    /// Where the metadata of what was called is; none where no authorization server could give
+    /// out more.
+    fn resource_metadata(&self, front: &Front) -> Option<String> {
         let endpoint = Endpoint {
             base: &self.base,
             tenant: &self.access.tenant().name,
@@ -98,6 +113,11 @@ impl FromRequestParts<Arc<Front>> for Admitted {
             }
             Refused::Later(error) => Failure::from(error).into_response(),
         })?;
+        let left = front.hub.limits().request(&access);
+        let left = left.map_err(|error| Failure::from(error).into_response())?;
+        if let Some((left, notice)) = left.zip(parts.extensions.get::<limits::Notice>()) {
+            notice.set(left);
+        }
         let (base, kind) = (endpoint.base.to_owned(), endpoint.kind);
         Ok(Self { access, base, kind })
     }

@@ -26,9 +26,11 @@ pub(crate) mod accept;
 pub(crate) mod address;
 mod bearer;
 pub(crate) mod body;
+mod challenge;
 pub(crate) mod cors;
 pub(crate) mod gate;
 mod legacy;
+pub(crate) mod limits;
 mod mcp;
 pub(crate) mod ops;
 pub(crate) mod page;
@@ -73,6 +75,7 @@ pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
             get(wellknown::protected_resource),
         )
         .fallback(async || refusal::refusal(StatusCode::NOT_FOUND, "not found"))
+        .layer(from_fn_with_state(Arc::clone(&front), limits::pass))
         .with_state(front)
         .merge(ops::public(health))
 }

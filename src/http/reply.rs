@@ -8,19 +8,24 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{
-    HeaderValue, StatusCode,
+    HeaderName, HeaderValue, StatusCode,
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 
-use crate::{error::Error, protocol::message::Refusal};
+use super::limits;
+use crate::{
+    error::{Error, Quota},
+    protocol::message::Refusal,
+};
 
 /// An answer that is not a success; the texts are fixed, so that nothing leaks into them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     status: StatusCode,
     code: i32,
     message: &'static str,
     retry: Option<Duration>,
+    fields: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Failure {
@@ -31,7 +36,14 @@ impl Failure {
             code: -32600,
             message,
             retry: None,
+            fields: Vec::new(),
         }
+    }
+
+    /// The same with a further header field.
+    pub(crate) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.fields.push((name, value));
+        self
     }
 }
 
@@ -50,6 +62,14 @@ impl From<Error> for Failure {
                 "the events behind that id are gone",
                 None,
             ),
+            // Its front adds the challenge, which names the resource.
+            Error::Scopes(_) => (
+                StatusCode::FORBIDDEN,
+                -32600,
+                "the credentials lack a scope",
+                None,
+            ),
+            Error::Quota(quota) => return quota.into(),
             Error::Limit { what, retry } => {
                 (StatusCode::TOO_MANY_REQUESTS, -31004, what, Some(retry))
             }
@@ -78,6 +98,20 @@ impl From<Error> for Failure {
             code,
             message,
             retry,
+            fields: Vec::new(),
+        }
+    }
+}
+
+impl From<Quota> for Failure {
+    /// CONTRACT C13, with the fields of draft-ietf-httpapi-ratelimit-headers-10.
+    fn from(quota: Quota) -> Self {
+        Self {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            code: -31004,
+            message: quota.limit.as_str(),
+            retry: Some(quota.retry),
+            fields: limits::used_up(&quota).to_vec(),
         }
     }
 }
@@ -98,6 +132,7 @@ impl IntoResponse for Failure {
             code,
             message,
             retry,
+            fields,
         } = self;
         let error = serde_json::json!({
             "jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message},
@@ -108,15 +143,22 @@ impl IntoResponse for Failure {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(retry) = retry {
-            headers.insert(RETRY_AFTER, HeaderValue::from(retry.as_secs().max(1)));
+            // Rounded up: whoever comes back at that time must not be early.
+            let seconds = retry.as_millis().div_ceil(1000).max(1);
+            let seconds = u64::try_from(seconds).unwrap_or(u64::MAX);
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
+        headers.extend(fields);
         response
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use super::*;
+    use crate::error::Limit;
 
     #[test]
     fn the_status_table() {
@@ -128,6 +170,12 @@ mod tests {
             Error::NotJson("why"),
             Error::NoCursor,
             Error::Gone,
+            Error::Scopes(vec!["secret".to_owned()]),
+            Error::Quota(Quota {
+                limit: Limit::Requests,
+                bound: NonZeroU64::MIN,
+                retry: second,
+            }),
             Error::Limit {
                 what: "limit",
                 retry: second,
@@ -148,6 +196,7 @@ mod tests {
                 code,
                 message,
                 retry,
+                ..
             } = error.into();
             let retry = retry.map_or(String::new(), |retry| format!(" retry {}", retry.as_secs()));
             format!("{name}: {} {code} {message}{retry}", status.as_u16())
@@ -160,6 +209,8 @@ mod tests {
         NotJson: 400 -32700 why
         NoCursor: 400 -32602 no such event id
         Gone: 410 -32602 the events behind that id are gone
+        Scopes: 403 -32600 the credentials lack a scope
+        Quota: 429 -31004 requests of the tenant retry 1
         Limit: 429 -31004 limit retry 1
         Busy: 503 -31004 busy retry 1
         Draining: 503 -31004 the gateway is about to end retry 1

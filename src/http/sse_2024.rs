@@ -89,6 +89,7 @@ async fn listen(
             close_at: None,
             first,
             prefix,
+            flow: front.hub.limits().flow(access),
         },
     ))
 }
@@ -108,7 +109,8 @@ pub(crate) async fn post(
         let pending = front
             .hub
             .deliver(&admitted.access, id, said, Form::Sse)
-            .await?;
+            .await
+            .map_err(|error| admitted.refused(&front, error))?;
         match pending.answer(None).await {
             Answer::Refused(error) => Err(Failure::from(error)),
             _ => Ok(StatusCode::ACCEPTED),

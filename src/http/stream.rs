@@ -16,7 +16,10 @@ use tokio::{
 };
 
 use crate::{
-    hub::reading::{Next, Reading},
+    hub::{
+        limits::Flow,
+        reading::{Next, Reading},
+    },
     protocol::event::{KEEP_ALIVE, push_message, push_retry},
     telemetry::Metrics,
 };
@@ -33,6 +36,8 @@ pub(crate) struct Writing {
     pub(crate) first: BytesMut,
     /// What stands before each event id.
     pub(crate) prefix: String,
+    /// The bytes that may be written.
+    pub(crate) flow: Flow,
 }
 
 /// One connection while it is being written.
@@ -97,13 +102,25 @@ impl Connection {
         }
         let silence = Instant::now() + self.writing.keep_alive;
         let close = self.writing.close_at;
-        select! {
-            biased;
-            next = self.reading.next() => self.write(next),
-            () = sleep_until(close.unwrap_or(silence)), if close.is_some() => Some(self.release()),
-            () = sleep_until(silence), if !self.writing.keep_alive.is_zero() => {
-                self.reading.took();
-                Some(Bytes::from_static(KEEP_ALIVE))
+        loop {
+            // The log keeps what waits for its turn, within its bounds; a connection that falls
+            // behind them ends like that of any other slow reader, and its resume is told.
+            let pause = self
+                .writing
+                .flow
+                .pause()
+                .map(|pause| Instant::now() + pause);
+            select! {
+                biased;
+                next = self.reading.next(), if pause.is_none() => return self.write(next),
+                () = sleep_until(close.unwrap_or(silence)), if close.is_some() => {
+                    return Some(self.release());
+                }
+                () = sleep_until(silence), if !self.writing.keep_alive.is_zero() => {
+                    self.reading.took();
+                    return Some(Bytes::from_static(KEEP_ALIVE));
+                }
+                () = sleep_until(pause.unwrap_or(silence)), if pause.is_some() => {}
             }
         }
     }
@@ -115,6 +132,7 @@ impl Connection {
                 for (id, data) in events {
                     push_message(&mut chunk, &format!("{}{id}", self.writing.prefix), &data);
                 }
+                self.writing.flow.wrote(chunk.len());
                 Some(chunk.freeze())
             }
             Next::Finished => None,

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -9,10 +10,13 @@ use tokio::time::Instant;
 
 use super::{
     clock::CallClock,
+    limits::Seats,
     routes::{About, InFlight, route},
 };
 use crate::{
+    auth::policy::Listed,
     backend::legacy::{AskId, CallId},
+    control::policy::Policy,
     protocol::event::StreamId,
     telemetry,
 };
@@ -42,6 +46,10 @@ pub(crate) struct Call {
     pub(crate) class: telemetry::Method,
     /// What its result changes in the session.
     pub(crate) effect: Effect,
+    /// The list that its result is, and the policy of whoever asked for it.
+    pub(crate) list: Option<(Listed, Arc<Policy>)>,
+    /// Its place among the calls in flight.
+    pub(crate) _seats: Seats,
 }
 
 /// What the result of a call changes in the session.

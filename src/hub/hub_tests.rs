@@ -122,8 +122,16 @@ impl Client<'_> {
     }
 
     async fn call_as(&self, access: &Access, tool: &str, args: &Value) -> Result<Value, Error> {
-        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
-            "params": {"name": tool, "arguments": args, "_meta": {"progressToken": 1}}});
+        let params = json!({"name": tool, "arguments": args, "_meta": {"progressToken": 1}});
+        self.ask_as(access, "tools/call", &params).await
+    }
+
+    async fn ask(&self, method: &str, params: &Value) -> Value {
+        self.ask_as(&self.access, method, params).await.unwrap()
+    }
+
+    async fn ask_as(&self, access: &Access, method: &str, params: &Value) -> Result<Value, Error> {
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
         let body = Body::parse(message.to_string().into()).unwrap();
         let hub = &self.bench.hub;
         let pending = hub
@@ -214,6 +222,19 @@ async fn a_restart_waits_for_calls_or_ends_them() {
     }
 }
 
+/// CONTRACT P09 within a tenant: its principals share a child, and no cursor of it.
+#[tokio::test]
+async fn p09_a_page_cursor_belongs_to_its_principal() {
+    let bench = Bench::new(&json!({"isolation": "tenant"}));
+    let (ada, bob) = (bench.open("ada").await, bench.open("bob").await);
+    let list = ada.ask("tools/list", &json!({})).await;
+    let cursor = json!({"cursor": list["result"]["nextCursor"]});
+    assert!(ada.ask("tools/list", &cursor).await["result"].is_object());
+    let stolen = bob.ask("tools/list", &cursor).await;
+    assert_eq!(stolen["error"]["code"], -32602, "{stolen}");
+    bench.end().await;
+}
+
 /// Waits until a child has a call.
 async fn busy(bench: &Bench) {
     for _ in 0..2000 {
@@ -235,4 +256,54 @@ async fn other_than(client: &Client<'_>, pid: u64) -> u64 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     panic!("the child is the same");
+}
+
+/// CONTRACT P67: the access of each request decides, not that of whoever began the session.
+#[tokio::test]
+async fn scopes_are_those_of_the_request_and_what_lacks_them_reaches_no_child() {
+    let policy = json!({
+        "tools": {"deny": ["whoami"]},
+        "scopes": {"counter": ["count:write"], "echo": ["read"]},
+        "implies": {"count:write": ["read"]},
+    });
+    for isolation in ["session", "tenant"] {
+        let bench = Bench::new(&json!({"isolation": isolation, "policy": policy}));
+        let ada = bench.open("ada").await;
+        let with = |scopes: &[&str]| bench.access("ada").with_scopes(scopes);
+        let none = json!({});
+        for (has, needed) in [
+            (&[][..], &["count:write"][..]),
+            (&["read", "x"], &["read", "x", "count:write"]),
+        ] {
+            match ada.call_as(&with(has), "counter", &none).await {
+                Err(Error::Scopes(scopes)) => assert_eq!(scopes, needed, "{isolation}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        let counted = ada
+            .call_as(&with(&["count:write"]), "counter", &none)
+            .await
+            .unwrap();
+        assert_eq!(
+            counted["result"]["content"][0]["text"], "1",
+            "the first that ran"
+        );
+        assert!(
+            ada.call_as(&with(&["count:write"]), "echo", &none)
+                .await
+                .is_ok(),
+            "implied"
+        );
+        let again = ada.call_as(&with(&[]), "counter", &none).await;
+        assert!(matches!(again, Err(Error::Scopes(_))), "{again:?}");
+        let denied = ada
+            .call_as(&with(&["count:write"]), "whoami", &none)
+            .await
+            .unwrap();
+        assert_eq!(
+            denied["error"]["message"], "Unknown tool: whoami",
+            "{isolation}"
+        );
+        bench.end().await;
+    }
 }

@@ -1,6 +1,6 @@
 //! From the client to the child: what a session does with a body that was delivered.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use tokio::{sync::oneshot, time::Instant};
@@ -9,11 +9,13 @@ use super::{
     Answer, Form,
     calls::{Call, Effect},
     clock::CallClock,
+    limits::Seats,
     link::State,
     restore::Subscription,
     session::{Delivery, Over, Phase, Session, Transport, or_never},
 };
 use crate::{
+    auth::policy::{self, Denied, Listed},
     backend::{
         audience,
         legacy::{CallId, Noted, push_error, push_result},
@@ -36,18 +38,27 @@ impl Session {
         let Delivery {
             body,
             form,
+            policy,
+            calls,
             reply,
             begun,
         } = delivery;
+        let mut calls = calls.into_iter();
+        self.policy = policy;
         let message = match body {
             Body::One(message) => message,
-            Body::Batch(items) => return Box::pin(self.batch(items, form, reply, begun)).await,
+            Body::Batch(items) => {
+                return Box::pin(self.batch(items, (form, calls), reply, begun)).await;
+            }
         };
         match (message.kind(), message.method()) {
             (Kind::Request, Method::Initialize) => {
                 self.initialize(message, form, reply);
             }
-            (Kind::Request, _) => self.request(message, form, reply, begun).await,
+            (Kind::Request, _) => {
+                let seats = calls.next().unwrap_or_default();
+                self.request(message, (form, seats), reply, begun).await;
+            }
             _ => {
                 let taken = self.one_way(&message).await;
                 let _ = reply.send(taken.map_or_else(Answer::Refused, |()| Answer::Accepted));
@@ -84,7 +95,7 @@ impl Session {
     async fn request(
         &mut self,
         message: Message,
-        form: Form,
+        (form, seats): (Form, Seats),
         reply: oneshot::Sender<Answer>,
         begun: oneshot::Sender<StreamId>,
     ) {
@@ -95,7 +106,7 @@ impl Session {
         let Some(stream) = self.begin(1, form, false, reply, begun).await else {
             return;
         };
-        self.send(&message, stream, form).await;
+        self.send(&message, stream, (form, seats)).await;
     }
 
     fn check_room(&self, method: Method) -> Result<(), Error> {
@@ -145,35 +156,26 @@ impl Session {
                 Some(stream)
             }
             Err((error, reply)) => {
+                self.core.metrics.limited(telemetry::SESSION_STREAMS);
                 let _ = reply.send(Answer::Refused(error));
                 None
             }
         }
     }
 
-    /// Passes a request on to the child; pings are answered here.
-    async fn send(&mut self, message: &Message, stream: StreamId, form: Form) {
-        if message.method() == Method::Ping {
-            let mut line = BytesMut::new();
-            push_result(message.id().unwrap_or_default(), b"{}", &mut line);
-            if self
-                .streams
-                .finish_call(stream, Some(line.freeze()))
-                .await
-                .is_err()
-            {
-                self.over = Some(Over::Lost);
-            }
-            return;
-        }
-        if self.server.supervision.isolation != Isolation::Session
-            && let Some(line) = self.answered_here(message)
-        {
+    /// Passes a request on to the child, unless it is answered here.
+    async fn send(&mut self, message: &Message, stream: StreamId, (form, seats): (Form, Seats)) {
+        if let Some(line) = self.answered_here(message) {
             if self.streams.finish_call(stream, Some(line)).await.is_err() {
                 self.over = Some(Over::Lost);
             }
             return;
         }
+        let Ok(unsealed) = self.unsealed(message) else {
+            let id = message.id().unwrap_or_default();
+            return self.refuse(id, stream, "Invalid cursor").await;
+        };
+        let message = unsealed.as_ref().unwrap_or(message);
         self.get_backend();
         let (id, subscription) = self.pass(message);
         let now = Instant::now();
@@ -203,12 +205,24 @@ impl Session {
                 clock,
                 class,
                 effect: effect(message),
+                _seats: seats,
+                list: Listed::of(method).map(|listed| (listed, Arc::clone(&self.policy))),
             },
         );
         self.link.set_calls(self.calls.count());
         self.wake_by(clock.deadline());
         if let Some(subscription) = subscription {
             Box::pin(self.subscribe(subscription)).await;
+        }
+    }
+
+    /// Answers a request with −32602.
+    async fn refuse(&mut self, id: &[u8], stream: StreamId, why: &str) {
+        let mut line = BytesMut::new();
+        push_error(id, -32602, why, None, &mut line);
+        let finished = self.streams.finish_call(stream, Some(line.freeze())).await;
+        if finished.is_err() {
+            self.over = Some(Over::Lost);
         }
     }
 
@@ -233,9 +247,32 @@ impl Session {
         (call, Some(subscription))
     }
 
+    /// What the gateway answers itself: pings, and requests for what policy denies.
+    fn answered_here(&mut self, message: &Message) -> Option<Bytes> {
+        let id = message.id().unwrap_or_default();
+        let mut line = BytesMut::new();
+        if message.method() == Method::Ping {
+            push_result(id, b"{}", &mut line);
+            return Some(line.freeze());
+        }
+        if let Some(denied) = policy::denied(&self.policy, message) {
+            let Denied {
+                code,
+                message,
+                data,
+            } = denied;
+            push_error(id, code, &message, data.as_deref(), &mut line);
+            return Some(line.freeze());
+        }
+        if self.server.supervision.isolation == Isolation::Session {
+            return None;
+        }
+        self.answered_for_all(message)
+    }
+
     /// What of a session with a shared child the gateway answers itself: log levels, which each
     /// session has for itself, and tasks, which would be everybody's.
-    fn answered_here(&mut self, message: &Message) -> Option<Bytes> {
+    fn answered_for_all(&mut self, message: &Message) -> Option<Bytes> {
         let id = message.id().unwrap_or_default();
         let mut line = BytesMut::new();
         match message.method() {
@@ -269,6 +306,13 @@ impl Session {
             return Err(Error::Invalid("initialize comes first"));
         }
         self.check_queue()?;
+        // A server may take a notification by the name of a request for that request.
+        if policy::denied(&self.policy, message).is_some() {
+            self.core
+                .metrics
+                .message_dropped(telemetry::Dropped::Unknown);
+            return Ok(());
+        }
         if matches!(self.link.state, State::Absent) {
             // It has asked nothing and knows nothing: what it must know it is told at its start.
             self.kept.is_initialized |= message.method() == Method::Initialized;
@@ -325,7 +369,7 @@ impl Session {
     async fn batch(
         &mut self,
         items: Vec<Result<Message, Refusal>>,
-        form: Form,
+        (form, mut calls): (Form, std::vec::IntoIter<Seats>),
         reply: oneshot::Sender<Answer>,
         begun: oneshot::Sender<StreamId>,
     ) {
@@ -351,7 +395,13 @@ impl Session {
         };
         for message in &messages {
             match message.kind() {
-                Kind::Request => self.send(message, stream, form).await,
+                Kind::Request if message.method() == Method::Ping => {
+                    self.send(message, stream, (form, Seats::new())).await;
+                }
+                Kind::Request => {
+                    let seats = calls.next().unwrap_or_default();
+                    self.send(message, stream, (form, seats)).await;
+                }
                 // Checked before: what can fail here is only a child that does not read.
                 _ => _ = self.one_way(message).await,
             }

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    auth::{Access, Principal},
+    auth::{Access, Principal, policy},
     backend::{
         launcher::Launcher,
         pool::Pool,
@@ -35,6 +35,7 @@ use crate::{
     store::{
         Directory, EventLog, Fence, Record, SessionId,
         memory::{MemoryDirectory, MemoryLog, Retention},
+        memory_limiter::MemoryLimiter,
     },
     telemetry::Metrics,
 };
@@ -43,8 +44,10 @@ mod calls;
 mod clock;
 mod fault;
 mod inbound;
+pub(crate) mod limits;
 mod link;
 mod outbound;
+mod pages;
 pub(crate) mod reading;
 mod restore;
 mod routes;
@@ -56,6 +59,7 @@ mod tools;
 #[cfg(test)]
 mod hub_tests;
 
+use limits::{Limits, Seats};
 use reading::Reading;
 use session::{Command, Delivery, Session, Transport};
 
@@ -75,6 +79,7 @@ pub(crate) struct Core {
     pool: Arc<Pool>,
     shares: Arc<Shares>,
     tools: tools::Tools,
+    limits: Arc<Limits>,
     metrics: Arc<Metrics>,
     tracker: TaskTracker,
     /// No new sessions; those without a call end.
@@ -94,6 +99,7 @@ struct Handle {
     commands: mpsc::Sender<Command>,
     principal: Principal,
     server: String,
+    transport: Transport,
 }
 
 /// How the response to a POST may look.
@@ -128,11 +134,21 @@ pub(crate) struct Pending {
     reply: oneshot::Receiver<Answer>,
     commands: mpsc::Sender<Command>,
     stream: oneshot::Receiver<u32>,
+    /// For the stream that the response may become.
+    seats: Seats,
 }
 
 impl Pending {
     /// The answer; held as JSON for at most `hold` where the form is `Auto`.
     pub(crate) async fn answer(mut self, hold: Option<Duration>) -> Answer {
+        let mut answer = self.wait(hold).await;
+        if let Answer::Stream(reading) = &mut answer {
+            reading.hold(self.seats);
+        }
+        answer
+    }
+
+    async fn wait(&mut self, hold: Option<Duration>) -> Answer {
         if let Some(hold) = hold {
             match tokio::time::timeout(hold, &mut self.reply).await {
                 Ok(answer) => return answer.unwrap_or(Answer::Refused(Error::NoSession)),
@@ -144,7 +160,7 @@ impl Pending {
                 }
             }
         }
-        self.reply
+        (&mut self.reply)
             .await
             .unwrap_or(Answer::Refused(Error::NoSession))
     }
@@ -172,6 +188,12 @@ impl Hub {
         random
             .fill(&mut secret)
             .map_err(|_| Error::Bug("no randomness"))?;
+        let limits = Limits::new(
+            Arc::new(MemoryLimiter::default()),
+            Arc::clone(&metrics),
+            tracker.clone(),
+            halt.clone(),
+        );
         let stores = launcher.prepared.clone();
         let pool = Arc::new(Pool::new(
             launcher,
@@ -197,11 +219,17 @@ impl Hub {
             pool,
             shares,
             tools: tools::Tools::default(),
+            limits,
             metrics,
             tracker,
             drain,
             halt,
         })))
+    }
+
+    /// What tenants, principals and addresses may use.
+    pub(crate) fn limits(&self) -> &Arc<Limits> {
+        &self.0.limits
     }
 
     /// Begins to prepare what the servers need.
@@ -242,7 +270,7 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// `Draining`; whatever goes wrong with the child is an [`Answer::Failed`].
+    /// `Draining`, `Quota`; whatever goes wrong with the child is an [`Answer::Failed`].
     pub(crate) async fn initialize(
         &self,
         access: &Access,
@@ -250,7 +278,8 @@ impl Hub {
         form: Form,
     ) -> Result<(SessionId, Answer), Error> {
         let (id, handle) = self.begin(access, Transport::Streamable).await?;
-        let pending = deliver(&handle, Body::One(message), form).await?;
+        let body = Body::One(message);
+        let pending = deliver(&handle, access, body, form, Vec::new()).await?;
         Ok((id, pending.answer(None).await))
     }
 
@@ -258,12 +287,15 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// `Draining`.
+    /// `Draining`, `Quota`.
     pub(crate) async fn connect(&self, access: &Access) -> Result<(SessionId, Reading), Error> {
+        let seats = self.0.limits.stream(access).await?;
         let (id, handle) = self.begin(access, Transport::Sse2024).await?;
-        self.0.keep(&id, handle);
-        let reading = self.attach(access, id.as_str(), None).await?;
-        Ok((id, reading.ok_or(Error::NoSession)?))
+        self.0.keep(&id, handle.clone());
+        let reading = attach(&handle, None).await?;
+        let mut reading = reading.ok_or(Error::NoSession)?;
+        reading.hold(seats);
+        Ok((id, reading))
     }
 
     async fn begin(
@@ -275,6 +307,7 @@ impl Hub {
         if core.drain.is_cancelled() {
             return Err(Error::Draining);
         }
+        let seats = core.limits.session(access).await?;
         let id = core.new_id()?;
         let principal = access.principal().clone();
         let server = access.server().name.clone();
@@ -291,14 +324,9 @@ impl Hub {
             commands,
             principal,
             server,
-        };
-        let session = Session::new(
-            Arc::clone(core),
-            id.clone(),
-            access,
             transport,
-            handle.clone(),
-        );
+        };
+        let session = Session::new(Arc::clone(core), id.clone(), access, handle.clone(), seats);
         core.tracker.spawn(session.run(received));
         Ok((id, handle))
     }
@@ -307,7 +335,8 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// `NoSession` for an unknown, ended or foreign id.
+    /// `NoSession` for an unknown, ended or foreign id; `Scopes` where those of the access do
+    /// not suffice; `Quota`.
     pub(crate) async fn deliver(
         &self,
         access: &Access,
@@ -315,15 +344,29 @@ impl Hub {
         body: Body,
         form: Form,
     ) -> Result<Pending, Error> {
-        deliver(&self.0.find(access, id)?, body, form).await
+        let core = &self.0;
+        let handle = core.find(access, id)?;
+        if let Some(needed) = policy::missing_scopes(access, &body) {
+            return Err(Error::Scopes(needed));
+        }
+        let calls = core.limits.calls(access, &body)?;
+        let may_stream = form != Form::Json && handle.transport == Transport::Streamable;
+        let seats = if may_stream && !calls.is_empty() {
+            core.limits.stream(access).await?
+        } else {
+            Seats::new()
+        };
+        let mut pending = deliver(&handle, access, body, form, calls).await?;
+        pending.seats = seats;
+        Ok(pending)
     }
 
     /// Attaches a connection to a session's listener, or to the stream of `last_event_id`.
     ///
     /// # Errors
     ///
-    /// `NoSession`; `NoCursor` or `Gone` for a bad or trimmed cursor; `Ok(None)` at the end
-    /// of a stream that has ended.
+    /// `NoSession`; `Quota`; `NoCursor` or `Gone` for a bad or trimmed cursor; `Ok(None)` at the
+    /// end of a stream that has ended.
     pub(crate) async fn attach(
         &self,
         access: &Access,
@@ -333,13 +376,12 @@ impl Hub {
         let handle = self.0.find(access, id)?;
         let decode = |text| self.0.key.decode(id, text).ok_or(Error::NoCursor);
         let cursor: Option<Cursor> = last_event_id.map(decode).transpose()?;
-        let (reply, answer) = oneshot::channel();
-        let sent = handle
-            .commands
-            .send(Command::Attach { cursor, reply })
-            .await;
-        sent.map_err(|_| Error::NoSession)?;
-        answer.await.unwrap_or(Err(Error::NoSession))
+        let seats = self.0.limits.stream(access).await?;
+        let mut reading = attach(&handle, cursor).await?;
+        if let Some(reading) = &mut reading {
+            reading.hold(seats);
+        }
+        Ok(reading)
     }
 
     /// Whether a session of this principal lives.
@@ -364,12 +406,20 @@ impl Hub {
     }
 }
 
-async fn deliver(handle: &Handle, body: Body, form: Form) -> Result<Pending, Error> {
+async fn deliver(
+    handle: &Handle,
+    access: &Access,
+    body: Body,
+    form: Form,
+    calls: Vec<Seats>,
+) -> Result<Pending, Error> {
     let (reply, answer) = oneshot::channel();
     let (begun, stream) = oneshot::channel();
     let delivery = Box::new(Delivery {
         body,
         form,
+        policy: Arc::clone(&access.server().policy),
+        calls,
         reply,
         begun,
     });
@@ -379,7 +429,16 @@ async fn deliver(handle: &Handle, body: Body, form: Form) -> Result<Pending, Err
         reply: answer,
         commands: handle.commands.clone(),
         stream,
+        seats: Seats::new(),
     })
+}
+
+async fn attach(handle: &Handle, cursor: Option<Cursor>) -> Result<Option<Reading>, Error> {
+    let (reply, answer) = oneshot::channel();
+    let attach = Command::Attach { cursor, reply };
+    let sent = handle.commands.send(attach).await;
+    sent.map_err(|_| Error::NoSession)?;
+    answer.await.unwrap_or(Err(Error::NoSession))
 }
 
 impl Core {

@@ -14,6 +14,7 @@ use super::{
     session::{Over, Phase, Session, or_never},
 };
 use crate::{
+    auth::policy,
     backend::{
         audience,
         legacy::{CallId, Dialect, Said},
@@ -133,6 +134,7 @@ impl Session {
             // What a shared child logs belongs to none of its calls.
             Said::Log { line, .. } if self.link.is_shared() => (Some(LISTENER), line),
             Said::Log { task, line } => (self.calls.route(About::Log(task.as_deref())), line),
+            Said::Note(_) if policy::is_muted(&self.policy, message) => (None, Bytes::new()),
             Said::Note(line) => (self.calls.route(About::Other), line),
             Said::Pinged => {
                 self.link.try_flush();
@@ -208,6 +210,12 @@ impl Session {
         if is_result {
             self.take_effect(call.effect, message);
         }
+        let line = match &call.list {
+            Some((listed, policy)) if is_result => {
+                self.sealed(*listed, policy::filtered(policy, *listed, line))
+            }
+            _ => line,
+        };
         self.streams.finish_call(call.stream, Some(line)).await
     }
 

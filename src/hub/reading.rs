@@ -12,6 +12,7 @@ use tokio::{
     time::Instant,
 };
 
+use super::limits::Seats;
 use crate::{
     protocol::{
         event::{Cursor, EventKey, StreamId},
@@ -86,6 +87,7 @@ pub(crate) struct Reading {
     tail: watch::Receiver<Tail>,
     attachment: Arc<Attachment>,
     revision: Option<Revision>,
+    seats: Seats,
 }
 
 /// What comes next on a connection.
@@ -127,7 +129,13 @@ impl Reading {
             tail,
             attachment,
             revision,
+            seats: Seats::new(),
         }
+    }
+
+    /// Keeps the places of this connection among the streams for as long as it lives.
+    pub(crate) fn hold(&mut self, seats: Seats) {
+        self.seats = seats;
     }
 
     /// The revision that the session negotiated, if it has.

@@ -18,6 +18,7 @@ use super::{
     Answer, Core, Form, Handle,
     calls::Calls,
     fault::Fault,
+    limits::Seats,
     link::Link,
     reading::{Pulse, Reading, StreamEnd},
     restore::Kept,
@@ -26,7 +27,7 @@ use super::{
 use crate::{
     auth::{Access, Principal},
     backend::legacy::{CallId, Dialect},
-    control::{Server, Tenant},
+    control::{Server, Tenant, policy::Policy},
     error::Error,
     protocol::{event::Cursor, message::Body, revision::Revision},
     store::{Fence, SessionId},
@@ -56,6 +57,10 @@ pub(crate) struct Delivery {
     pub(crate) body: Body,
     /// How the answer may look.
     pub(crate) form: Form,
+    /// What its sender may use of the server.
+    pub(crate) policy: Arc<Policy>,
+    /// What its calls hold for as long as they are in flight.
+    pub(crate) calls: Vec<Seats>,
     /// The answer.
     pub(crate) reply: oneshot::Sender<Answer>,
     /// The stream of the answer, once there is one.
@@ -112,6 +117,8 @@ pub(super) struct Session {
     pub(super) tenant: Arc<Tenant>,
     pub(super) server: Arc<Server>,
     pub(super) principal: Principal,
+    /// What the sender of the latest body may use.
+    pub(super) policy: Arc<Policy>,
     pub(super) transport: Transport,
     pub(super) handle: Option<Handle>,
     pub(super) phase: Phase,
@@ -136,6 +143,8 @@ pub(super) struct Session {
     pub(super) paced: Option<Instant>,
     pub(super) over: Option<Over>,
     pub(super) is_draining: bool,
+    /// For as long as anybody can find it.
+    seats: Seats,
 }
 
 /// How long an HTTP+SSE session outlives its connection (DESIGN section 2).
@@ -152,8 +161,8 @@ impl Session {
         core: Arc<Core>,
         id: SessionId,
         access: &Access,
-        transport: Transport,
         handle: Handle,
+        seats: Seats,
     ) -> Box<Self> {
         let now = Instant::now();
         let config = Arc::clone(&core.config);
@@ -170,9 +179,10 @@ impl Session {
         Box::new(Self {
             tenant: Arc::clone(access.tenant()),
             server: Arc::clone(access.server()),
+            policy: Arc::clone(&access.server().policy),
             core,
             id,
-            transport,
+            transport: handle.transport,
             principal: access.principal().clone(),
             handle: Some(handle),
             phase: Phase::New,
@@ -194,6 +204,7 @@ impl Session {
             paced: None,
             over: None,
             is_draining: false,
+            seats,
         })
     }
 
@@ -240,6 +251,7 @@ impl Session {
         // From here on nobody finds it; what is still in the queue is refused by its end.
         self.handle = None;
         let was_kept = self.core.drop_session(&self.id);
+        self.seats.clear();
         self.core.directory.remove(&self.id).await;
         Box::pin(self.finish(&mut commands, was_kept)).await;
     }
@@ -254,8 +266,12 @@ impl Session {
                 }
             }
             Command::Attach { cursor, reply } => {
+                let attached = self.streams.attach(cursor).await;
+                if matches!(attached, Err(Error::Limit { .. })) {
+                    self.core.metrics.limited(telemetry::SESSION_STREAMS);
+                }
                 // A reader whose client went meanwhile detaches by its drop.
-                let _ = reply.send(self.streams.attach(cursor).await);
+                let _ = reply.send(attached);
                 self.wake_by(self.touched + or_never(self.core.config.stream.keep_alive) * 4);
             }
             Command::End(done) => {

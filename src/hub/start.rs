@@ -26,7 +26,7 @@ use crate::{
         message::{Kind, Message},
         revision::Revision,
     },
-    telemetry::{Method, Outcome},
+    telemetry::{Method, Outcome, TENANT_CHILDREN},
 };
 
 impl Session {
@@ -257,6 +257,9 @@ impl Session {
             session.id = self.id.short(), why = ?refused,
             "no backend for the session"
         );
+        if matches!(refused, Refused::Limit) {
+            self.core.metrics.limited(TENANT_CHILDREN);
+        }
         self.link.down();
         self.kept.waiting.clear();
         let fault = Fault::of(refused);

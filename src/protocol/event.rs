@@ -32,6 +32,8 @@ pub(crate) struct EventKey(hmac::Key);
 /// Bytes of a cursor and of its MAC.
 const CURSOR: usize = 16;
 const MAC: usize = 8;
+/// Characters of a MAC in Base64.
+const MAC_TEXT: usize = 11;
 
 impl EventKey {
     /// From 32 random bytes, the same for all replicas.
@@ -65,6 +67,36 @@ impl EventKey {
             epoch: u32::try_from(number(4..8)).ok()?,
             seq: number(8..16),
         })
+    }
+
+    /// A page cursor of a server, bound to whoever was given it.
+    pub(crate) fn seal(&self, whose: [&str; 4], cursor: &str) -> String {
+        let mac = URL_SAFE_NO_PAD.encode(self.page_mac(whose, cursor));
+        mac + cursor
+    }
+
+    /// The server's own page cursor, if it was sealed for them; nothing for any other text.
+    pub(crate) fn unseal<'c>(&self, whose: [&str; 4], sealed: &'c str) -> Option<&'c str> {
+        let (mac, cursor) = sealed.split_at_checked(MAC_TEXT)?;
+        let mac = URL_SAFE_NO_PAD.decode(mac).ok()?;
+        let own = self.page_mac(whose, cursor);
+        constant_time::verify_slices_are_equal(&own, &mac).ok()?;
+        Some(cursor)
+    }
+
+    fn page_mac(&self, whose: [&str; 4], cursor: &str) -> [u8; MAC] {
+        let mut context = hmac::Context::with_key(&self.0);
+        // Longer than any event id's cursor, so never the MAC of one.
+        context.update(b"the cursor of a page of a list");
+        for part in whose {
+            context.update(&(part.len() as u64).to_be_bytes());
+            context.update(part.as_bytes());
+        }
+        context.update(cursor.as_bytes());
+        let tag = context.sign();
+        let mut mac = [0; MAC];
+        mac.copy_from_slice(&tag.as_ref()[..MAC]);
+        mac
     }
 
     fn mac(&self, session: &str, cursor: &[u8]) -> [u8; MAC] {
@@ -120,6 +152,27 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn a_page_cursor_is_of_use_only_to_whom_it_was_given(
+            cursor in "\\PC{0,20}", parts in prop::array::uniform4("[ab]{0,2}"),
+            others in prop::array::uniform4("[ab]{0,2}"), damage in any::<prop::sample::Index>(),
+        ) {
+            let key = EventKey::new(&[7; 32]);
+            let (whose, other) = (parts.each_ref().map(|p| &**p), others.each_ref().map(|p| &**p));
+            let sealed = key.seal(whose, &cursor);
+            prop_assert_eq!(key.unseal(whose, &sealed), Some(&*cursor));
+            prop_assert_eq!(key.unseal(other, &sealed).is_some(), whose == other);
+            prop_assert_eq!(EventKey::new(&[8; 32]).unseal(whose, &sealed), None);
+            prop_assert_eq!(key.unseal(whose, &cursor), None);
+            let at = damage.index(sealed.chars().count());
+            let damaged: String = sealed.chars().enumerate()
+                .map(|(n, letter)| if n != at { letter } else if letter == 'x' { 'y' } else { 'x' })
+                .collect();
+            // The last character of the MAC has bits that do not count, and then none differs.
+            let is_same = key.unseal(whose, &damaged).is_some();
+            prop_assert!(!is_same || damaged[MAC_TEXT..] == sealed[MAC_TEXT..]);
+        }
+
         #[test]
         fn a_cursor_comes_back_from_its_id(stream: u32, epoch: u32, seq: u64) {
             let key = EventKey::new(&[7; 32]);

@@ -26,6 +26,16 @@ impl Span {
         }
     }
 
+    /// All of `text`.
+    pub(crate) fn whole(text: &[u8]) -> Self {
+        Self::new(0, text.len())
+    }
+
+    /// The same stretch where it was counted from the beginning of `outer`.
+    pub(crate) fn behind(self, outer: Self) -> Self {
+        Self::new(outer.start() + self.start(), outer.start() + self.end())
+    }
+
     /// Where it begins.
     pub(crate) const fn start(self) -> usize {
         self.start as usize
@@ -369,6 +379,19 @@ pub(crate) fn get<'a>(text: &'a [u8], key: &str) -> Option<&'a [u8]> {
         })
         .ok()?;
     found.map(|span| span.of(text))
+}
+
+/// The members of the object that stands at `object` in a text that was scanned before: keys and
+/// values, in their order. Of anything else none.
+pub(crate) fn members(text: &[u8], object: Span) -> Vec<(Span, Span)> {
+    let inside = object.of(text);
+    let mut found = Vec::new();
+    let read = Scanner::new(inside).object::<Fault>(0, |scanner, key| {
+        let value = scanner.value(1)?;
+        found.push((key.behind(object), value.behind(object)));
+        Ok(())
+    });
+    read.map_or_else(|_| Vec::new(), |_| found)
 }
 
 /// The characters of a string token (with its quotes) that was scanned before; nothing for

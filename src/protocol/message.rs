@@ -5,8 +5,8 @@
 
 use bytes::{Bytes, BytesMut};
 
+use super::acted::{Acted, imitates, name, set};
 use super::json::{self, Fault, Scanner, Span};
-use super::meta;
 use super::method::Method;
 
 /// One checked JSON-RPC message on one line.
@@ -31,23 +31,6 @@ pub(crate) enum Kind {
     Result,
     /// Has an id and an error.
     Error,
-}
-
-/// Members of `params` (and of its `_meta`) that the gateway acts on.
-#[derive(Clone, Copy, Debug, Default)]
-struct Acted {
-    name: Option<Span>,
-    uri: Option<Span>,
-    level: Option<Span>,
-    task: Option<Span>,
-    task_id: Option<Span>,
-    request_id: Option<Span>,
-    progress_token: Option<Span>,
-    protocol_version: Option<Span>,
-    meta: Option<Span>,
-    meta_progress_token: Option<Span>,
-    meta_related_task: Option<Span>,
-    meta_modern: bool,
 }
 
 /// Why bytes are not a message.
@@ -130,6 +113,28 @@ impl Message {
     /// The raw `params.uri` (subscriptions).
     pub(crate) fn uri(&self) -> Option<&[u8]> {
         Some(self.acted.uri?.of(&self.bytes))
+    }
+
+    /// Whether `params.ref` stands there (completions).
+    pub(crate) fn has_reference(&self) -> bool {
+        self.acted.reference.is_some()
+    }
+
+    /// The raw `name` and `uri` of `params.ref`, which names a prompt or a resource.
+    pub(crate) fn reference(&self) -> (Option<&[u8]>, Option<&[u8]>) {
+        let reference = self.acted.reference.map(|span| span.of(&self.bytes));
+        let get = |key| json::get(reference?, key);
+        (get("name"), get("uri"))
+    }
+
+    /// The raw `params.name`.
+    pub(crate) fn raw_name(&self) -> Option<&[u8]> {
+        Some(self.acted.name?.of(&self.bytes))
+    }
+
+    /// Where `params.cursor` stands (lists).
+    pub(crate) fn cursor(&self) -> Option<Span> {
+        self.acted.cursor
     }
 
     /// `params.level`, decoded (log messages and their level).
@@ -345,114 +350,6 @@ impl Envelope {
     }
 }
 
-impl Acted {
-    /// Reads `params` of whatever kind; the members are looked at only in an object.
-    fn read_params(
-        &mut self,
-        scanner: &mut Scanner<'_>,
-        depth: usize,
-        text: &[u8],
-    ) -> Result<(Span, Result<(), Refusal>), Refusal> {
-        if scanner.peek() != Some(b'{') {
-            return Ok((scanner.value(depth)?, Ok(())));
-        }
-        let mut refusal = Ok(());
-        let span = scanner.object::<Refusal>(depth, |scanner, key| {
-            refusal = refusal.and(self.member(scanner, depth + 1, key, text)?);
-            Ok(())
-        })?;
-        Ok((span, refusal))
-    }
-
-    fn member(
-        &mut self,
-        scanner: &mut Scanner<'_>,
-        depth: usize,
-        key: Span,
-        text: &[u8],
-    ) -> Result<Result<(), Refusal>, Refusal> {
-        let slot = match &*name(key, text) {
-            "name" => &mut self.name,
-            "uri" => &mut self.uri,
-            "level" => &mut self.level,
-            "task" => &mut self.task,
-            "taskId" => &mut self.task_id,
-            "requestId" => &mut self.request_id,
-            "progressToken" => &mut self.progress_token,
-            "protocolVersion" => &mut self.protocol_version,
-            "_meta" if scanner.peek() == Some(b'{') => {
-                let mut refusal = Ok(());
-                let span = scanner.object::<Refusal>(depth, |scanner, key| {
-                    refusal = refusal.and(self.meta_member(scanner, depth + 1, key, text)?);
-                    Ok(())
-                })?;
-                return Ok(set(&mut self.meta, span).and(refusal));
-            }
-            "_meta" => &mut self.meta,
-            other => {
-                let refusal = imitates(other, "name uri _meta requestid progresstoken taskid");
-                scanner.value(depth)?;
-                return Ok(refusal);
-            }
-        };
-        let span = scanner.value(depth)?;
-        Ok(set(slot, span))
-    }
-
-    fn meta_member(
-        &mut self,
-        scanner: &mut Scanner<'_>,
-        depth: usize,
-        key: Span,
-        text: &[u8],
-    ) -> Result<Result<(), Refusal>, Refusal> {
-        let name = name(key, text);
-        let span = scanner.value(depth)?;
-        Ok(match &*name {
-            "progressToken" => set(&mut self.meta_progress_token, span),
-            meta::RELATED_TASK => set(&mut self.meta_related_task, span),
-            other => {
-                self.meta_modern |= meta::MODERN_KEYS.contains(&other);
-                imitates(other, "progresstoken")
-            }
-        })
-    }
-}
-
-fn name(key: Span, text: &[u8]) -> std::borrow::Cow<'_, str> {
-    json::decoded(key.of(text)).unwrap_or_default()
-}
-
-fn set(slot: &mut Option<Span>, span: Span) -> Result<(), Refusal> {
-    if slot.replace(span).is_some() {
-        return Err(Refusal::Invalid("a key stands twice"));
-    }
-    Ok(())
-}
-
-/// Refuses keys that a lenient parser takes for one of `known`, which are in lower case: case
-/// variants and Unicode folds (`Name`, `paramſ`). The gateway and the server must see the same
-/// message, and a server only ids and tokens that are the gateway's.
-fn imitates(key: &str, known: &str) -> Result<(), Refusal> {
-    // The longest has 13 letters, and no letter that folds to ASCII takes more than 3 bytes.
-    if key.len() > 3 * 13 {
-        return Ok(());
-    }
-    // Most keys are ASCII, and a flood of them must not look up each letter in a table.
-    let folded: String = if key.is_ascii() {
-        key.to_ascii_lowercase()
-    } else {
-        key.chars()
-            .flat_map(char::to_uppercase)
-            .flat_map(char::to_lowercase)
-            .collect()
-    };
-    if known.split(' ').any(|name| name == folded) {
-        return Err(Refusal::Invalid("a key imitates another one"));
-    }
-    Ok(())
-}
-
 /// 2025-11-25 basic, "Requests": an id is a string or an integer, and never null.
 fn check_token(token: &[u8], why: &'static str) -> Result<(), Refusal> {
     if token.len() > MAX_TOKEN {
@@ -497,6 +394,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::protocol::meta;
 
     fn parse(text: impl Into<Vec<u8>>) -> Result<Message, Refusal> {
         Message::parse(Bytes::from(text.into()))
@@ -636,8 +534,13 @@ mod tests {
             r#"{"jsonrpc":"2.0","method":"a","params":{},"p\u0061rams":{}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"name":"a","n\u0061me":"b"}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"uri":"a","uri":"b"}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"cursor":"a","curso\u0072":"b"}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{},"\u005fmeta":{}}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":1,"_meta":{}}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{},"r\u0065f":{}}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{"name":"a","n\u0061me":"b"}}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{"uri":"a","uri":"b"}}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{"type":"a","type":"b"}}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{"progressToken":1,"progress\u0054oken":2}}}"#,
         ];
         for text in bad {
@@ -655,6 +558,15 @@ mod tests {
             let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{{"{key}":1}}}}"#);
             assert!(is_invalid(&text), "{text}");
         }
+        for key in ["Name", "URI", "TYPE", r"tY\u0070e"] {
+            let text = format!(
+                r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{{"ref":{{"{key}":1}}}}}}"#
+            );
+            assert!(is_invalid(&text), "{text}");
+        }
+        assert!(is_invalid(
+            r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"Ref":{}}}"#
+        ));
         let harmless = r#"{"jsonrpc":"2.0","id":1,"method":"a","x":1,"params":{"arguments":{"Name":1,"name":2,"name":3}}}"#;
         assert!(parse(harmless).is_ok());
     }

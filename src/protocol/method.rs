@@ -11,6 +11,18 @@ pub(crate) enum Method {
     ToolsCall,
     /// `tools/list`
     ToolsList,
+    /// `prompts/get`
+    PromptsGet,
+    /// `prompts/list`
+    PromptsList,
+    /// `resources/read`
+    ResourcesRead,
+    /// `resources/list`
+    ResourcesList,
+    /// `resources/templates/list`
+    TemplatesList,
+    /// `completion/complete`
+    Complete,
     /// `tasks/result`
     TasksResult,
     /// Any other of `tasks/…`
@@ -45,6 +57,12 @@ impl Method {
             "ping" => Self::Ping,
             "tools/call" => Self::ToolsCall,
             "tools/list" => Self::ToolsList,
+            "prompts/get" => Self::PromptsGet,
+            "prompts/list" => Self::PromptsList,
+            "resources/read" => Self::ResourcesRead,
+            "resources/list" => Self::ResourcesList,
+            "resources/templates/list" => Self::TemplatesList,
+            "completion/complete" => Self::Complete,
             "tasks/result" => Self::TasksResult,
             "logging/setLevel" => Self::SetLevel,
             "resources/subscribe" => Self::Subscribe,

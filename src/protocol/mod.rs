@@ -4,6 +4,7 @@
 //! gateway acts on. There is deliberately no typed model of MCP: a new kind of content
 //! passes without a release.
 
+mod acted;
 pub(crate) mod event;
 pub(crate) mod headers;
 pub(crate) mod hello;

@@ -1,22 +1,23 @@
-//! The seams behind which state is kept: the event log and the directory of sessions.
+//! The seams behind which state is kept: the event log, the directory of sessions, and limits.
 //!
 //! Each contract is the prose on its trait. The memory implementation is a product
 //! feature: it is all that a gateway on one machine needs.
 
-use std::{future::Future, pin::Pin};
+use std::{future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 
 use crate::{auth::Principal, protocol::event::StreamId};
 
 pub(crate) mod memory;
+pub(crate) mod memory_limiter;
 
 /// A future that a seam returns.
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The id of a session: 128 random bits, as text that is safe in a header and a URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct SessionId(pub(crate) std::sync::Arc<str>);
+pub(crate) struct SessionId(pub(crate) Arc<str>);
 
 impl SessionId {
     /// The whole id: a secret in the legacy era, so never for a log.
@@ -127,4 +128,46 @@ pub(crate) trait Directory: Send + Sync {
     fn find<'a>(&'a self, session: &'a SessionId) -> Later<'a, Option<Record>>;
     /// Drops a session.
     fn remove<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()>;
+}
+
+/// What is counted together: one limit of one tenant, principal or address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Account(pub(crate) Arc<str>);
+
+/// A place among those that an account has; dropping it gives it back.
+pub(crate) struct Seat(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+impl Seat {
+    /// A seat that is given back by `release`, which must not wait.
+    pub(crate) fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self(Some(Box::new(release)))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some(release) = self.0.take() {
+            release();
+        }
+    }
+}
+
+/// How much of its limits each account uses.
+///
+/// 1. `draw` gives at most `wanted`, and to one account over any `t` seconds at most
+///    `rate * (1 + t)`: what is not drawn is kept for one second and no longer.
+/// 2. What one account draws is never taken from another one.
+/// 3. `enter` gives a seat while fewer than `most` seats of the account are out, and none
+///    otherwise, however many ask at once.
+/// 4. A seat counts from before it is returned until it is dropped. A future of `enter` that is
+///    dropped before it is done leaves nothing that counts.
+/// 5. Accounts that nobody uses are forgotten.
+/// 6. The caller spends what it drew without asking, and does not wait for a draw: one that takes
+///    long is late, and costs no call anything.
+pub(crate) trait Limiter: Send + Sync {
+    /// Draws an allotment from an account that is filled with `rate` a second.
+    fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> Later<'static, u64>;
+
+    /// Takes a seat.
+    fn enter(self: Arc<Self>, account: Account, most: u64) -> Later<'static, Option<Seat>>;
 }

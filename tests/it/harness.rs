@@ -465,8 +465,17 @@ pub(crate) struct Legacy {
 impl Legacy {
     /// Connects, or comes again.
     pub(crate) async fn connect(gateway: &Gateway, last_event_id: Option<&str>) -> Self {
-        let url = format!("{}/sse", gateway.base());
-        let mut request = gateway.http.get(url).header("Accept", "text/event-stream");
+        Self::open(&gateway.http, gateway.base(), "", last_event_id).await
+    }
+
+    /// Connects to the server whose paths begin with `path`.
+    pub(crate) async fn at(base: &str, path: &str) -> Self {
+        Self::open(&client(), base, path, None).await
+    }
+
+    async fn open(http: &Client, base: &str, path: &str, last_event_id: Option<&str>) -> Self {
+        let url = format!("{base}{path}/sse");
+        let mut request = http.get(url).header("Accept", "text/event-stream");
         if let Some(id) = last_event_id {
             request = request.header("Last-Event-ID", id);
         }
@@ -477,8 +486,8 @@ impl Legacy {
             events,
             first: first.id.unwrap_or_default(),
             endpoint: first.data.unwrap(),
-            base: gateway.base().to_owned(),
-            http: gateway.http.clone(),
+            base: base.to_owned(),
+            http: http.clone(),
         }
     }
 

@@ -38,7 +38,14 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     (
         "auth",
-        &["config", "control", "error", "outbound", "telemetry"],
+        &[
+            "config",
+            "control",
+            "error",
+            "outbound",
+            "protocol",
+            "telemetry",
+        ],
     ),
     // `auth` stands above `store` in DESIGN; a record names its principal.
     ("store", &["auth", "protocol"]),

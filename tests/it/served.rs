@@ -87,6 +87,11 @@ impl Served {
         }
     }
 
+    /// The beginning of its URLs.
+    pub(crate) fn origin(&self) -> &str {
+        &self.http
+    }
+
     /// A client of a server that has no session yet.
     pub(crate) fn stranger(&self, tenant: &str, server: &str) -> Session {
         Session::at(client(), format!("{}/t/{tenant}/{server}/mcp", self.http))

@@ -1,0 +1,585 @@
+//! What of a message a server's policy permits: pure functions over messages, one place for
+//! requests, for lists and for notifications.
+//!
+//! Names and URIs are compared as they stand in the message once JSON's own escapes are undone,
+//! and nothing else is: no case, no dot segments, no percent encoding, no Unicode form. The server
+//! gets the same bytes, so what was judged is what it acts on. Which text two names have in
+//! common only the server knows; that is why `allow` is safer than `deny`.
+//!
+//! Whatever is refused is answered by its name alone and never by what the server has: a name
+//! that is denied and one that does not exist cannot be told apart by asking.
+
+use bytes::{Bytes, BytesMut};
+
+use super::Access;
+use crate::{
+    control::policy::{Names, Policy},
+    protocol::{
+        json::{self, Fault, Scanner, Span},
+        message::{Body, Message},
+        method::Method,
+    },
+};
+
+/// Why a request is answered in the server's place, as it would answer for what it does not have.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Denied {
+    /// The JSON-RPC code.
+    pub(crate) code: i32,
+    /// The text.
+    pub(crate) message: String,
+    /// Raw JSON.
+    pub(crate) data: Option<String>,
+}
+
+/// A list whose entries policy picks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listed {
+    /// `tools/list`
+    Tools,
+    /// `prompts/list`
+    Prompts,
+    /// `resources/list`
+    Resources,
+    /// `resources/templates/list`
+    Templates,
+}
+
+impl Listed {
+    /// What a request lists, if it does.
+    pub(crate) fn of(method: Method) -> Option<Self> {
+        match method {
+            Method::ToolsList => Some(Self::Tools),
+            Method::PromptsList => Some(Self::Prompts),
+            Method::ResourcesList => Some(Self::Resources),
+            Method::TemplatesList => Some(Self::Templates),
+            _ => None,
+        }
+    }
+
+    /// The member of the result that is the list.
+    pub(crate) const fn list(self) -> &'static str {
+        self.members().0
+    }
+
+    /// The member of the result that is the list, and the one of an entry that names it.
+    const fn members(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Tools => ("tools", "name"),
+            Self::Prompts => ("prompts", "name"),
+            Self::Resources => ("resources", "uri"),
+            Self::Templates => ("resourceTemplates", "uriTemplate"),
+        }
+    }
+
+    fn is_open(self, policy: &Policy) -> bool {
+        match self {
+            Self::Tools => policy.tools.is_open(),
+            Self::Prompts => policy.prompts.is_open(),
+            Self::Resources | Self::Templates => policy.resources.is_open(),
+        }
+    }
+
+    fn allows(self, policy: &Policy, name: &str) -> bool {
+        match self {
+            Self::Tools => policy.tools.allows(name),
+            Self::Prompts => policy.prompts.allows(name),
+            Self::Resources => policy.resources.allows(name),
+            Self::Templates => policy.resources.allows_template(name),
+        }
+    }
+}
+
+/// What a request of the client, or a notification by the same name, is refused with.
+pub(crate) fn denied(policy: &Policy, message: &Message) -> Option<Denied> {
+    match message.method() {
+        Method::ToolsCall => {
+            let name = unless_allowed(&policy.tools, message.raw_name())?;
+            Some(unknown(format!("Unknown tool: {name}")))
+        }
+        Method::PromptsGet => {
+            let name = unless_allowed(&policy.prompts, message.raw_name())?;
+            Some(unknown(format!("Unknown prompt: {name}")))
+        }
+        Method::ResourcesRead | Method::Subscribe | Method::Unsubscribe => {
+            unless_allowed(&policy.resources, message.uri())?;
+            Some(no_resource(message.uri()))
+        }
+        Method::Complete => completion(policy, message),
+        Method::Other => stranger(policy, &message.method_name()),
+        _ => None,
+    }
+}
+
+/// The name, as far as an answer repeats it, unless it is allowed.
+fn unless_allowed(names: &Names, raw: Option<&[u8]>) -> Option<String> {
+    if names.is_open() {
+        return None;
+    }
+    // What is no text, or has no UTF-8 form (lone surrogates), has no name to compare.
+    let name = raw.and_then(json::decoded).unwrap_or_default();
+    let is_allowed = raw.and_then(json::decoded).is_some() && names.allows(&name);
+    (!is_allowed).then(|| name.chars().take(REPEATED).collect())
+}
+
+/// 2025-11-25 tools, "Error Handling"; prompts, "Error Handling".
+fn unknown(message: String) -> Denied {
+    let (code, data) = (-32602, None);
+    Denied {
+        code,
+        message,
+        data,
+    }
+}
+
+/// 2025-11-25 resources, "Error Handling".
+fn no_resource(uri: Option<&[u8]>) -> Denied {
+    let uri = uri.filter(|uri| uri.len() <= REPEATED);
+    let uri = uri.and_then(|uri| std::str::from_utf8(uri).ok());
+    Denied {
+        code: -32002,
+        message: "Resource not found".to_owned(),
+        data: uri.map(|uri| format!(r#"{{"uri":{uri}}}"#)),
+    }
+}
+
+/// Both members of the reference are looked at, whatever its type: a server that goes by what is
+/// there, and not by the type, gets nothing more.
+fn completion(policy: &Policy, message: &Message) -> Option<Denied> {
+    if policy.prompts.is_open() && policy.resources.is_open() {
+        return None;
+    }
+    let (name, uri) = message.reference();
+    if let Some(name) = name.and_then(|name| unless_allowed(&policy.prompts, Some(name))) {
+        return Some(unknown(format!("Unknown prompt: {name}")));
+    }
+    let Some(raw) = uri else {
+        let is_known = name.is_some() && message.has_reference();
+        return (!is_known).then(|| unknown("Unknown reference".to_owned()));
+    };
+    // 2025-11-25 schema, `ResourceTemplateReference`: a URI or a URI template.
+    let text = json::decoded(raw).unwrap_or_default();
+    let is_allowed = policy.resources.is_open()
+        || policy.resources.allows(&text) && !text.contains('{')
+        || text.contains('{') && policy.resources.allows_template(&text);
+    (!is_allowed || text.is_empty()).then(|| {
+        let text: String = text.chars().take(REPEATED).collect();
+        unknown(format!("Unknown resource template: {text}"))
+    })
+}
+
+/// Methods that this build does not know may reach what policy guards; where it guards anything
+/// of their kind they do not exist.
+fn stranger(policy: &Policy, method: &str) -> Option<Denied> {
+    let is_open = |kind: &str| match kind {
+        "tools" => policy.tools.is_open() && !policy.has_scopes(),
+        "prompts" => policy.prompts.is_open(),
+        "resources" => policy.resources.is_open(),
+        "completion" => policy.prompts.is_open() && policy.resources.is_open(),
+        _ => true,
+    };
+    let all = ["tools", "prompts", "resources", "completion"];
+    if all.into_iter().all(is_open) {
+        return None;
+    }
+    // A server that does not care for case must not find another way in.
+    let folded: String = method
+        .chars()
+        .flat_map(char::to_uppercase)
+        .flat_map(char::to_lowercase)
+        .collect();
+    let kind = folded.split('/').next().unwrap_or_default().trim();
+    (!is_open(kind)).then(|| Denied {
+        code: -32601,
+        message: "Method not found".to_owned(),
+        data: None,
+    })
+}
+
+/// A notification of the server that is about a resource which may not be used.
+pub(crate) fn is_muted(policy: &Policy, message: &Message) -> bool {
+    message.method() == Method::Updated
+        && unless_allowed(&policy.resources, message.uri()).is_some()
+}
+
+/// The scopes that a body needs beyond those of the access: nothing, or all that its caller should
+/// have, those it has included (2025-11-25 authorization, "Runtime Insufficient Scope Errors", the
+/// recommended approach).
+pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>> {
+    let policy = &access.server().policy;
+    if !policy.has_scopes() {
+        return None;
+    }
+    let mut wanted = access.scopes().to_vec();
+    let mut add = |message: &Message| {
+        if message.method() != Method::ToolsCall || denied(policy, message).is_some() {
+            return;
+        }
+        let name = message.name();
+        let needed: Vec<&String> = match &name {
+            Some(name) => policy.scopes_of(name).collect(),
+            // It cannot be compared, so it may be any.
+            None => policy.all_scopes().into_iter().collect(),
+        };
+        for scope in needed {
+            if !policy.covers(access.scopes(), scope) && !wanted.contains(scope) {
+                wanted.push(scope.clone());
+            }
+        }
+    };
+    match body {
+        Body::One(message) => add(message),
+        Body::Batch(items) => items.iter().flatten().for_each(add),
+    }
+    (wanted.len() > access.scopes().len()).then_some(wanted)
+}
+
+/// The answer to a list, with the entries that are allowed; what is kept stays as it was.
+pub(crate) fn filtered(policy: &Policy, listed: Listed, answer: Bytes) -> Bytes {
+    if listed.is_open(policy) {
+        return answer;
+    }
+    let list = listed.list();
+    let mut cuts: Vec<(Span, BytesMut)> = Vec::new();
+    for (key, result) in json::members(&answer, Span::whole(&answer)) {
+        if !is(&answer, key, "result") {
+            continue;
+        }
+        for (key, value) in json::members(&answer, result) {
+            if is(&answer, key, list) {
+                cuts.extend(kept(policy, listed, &answer, value).map(|kept| (value, kept)));
+            }
+        }
+    }
+    if cuts.is_empty() {
+        return answer;
+    }
+    let cuts: Vec<(Span, &[u8])> = cuts.iter().map(|(span, kept)| (*span, &**kept)).collect();
+    let mut out = BytesMut::with_capacity(answer.len());
+    json::splice(&mut out, &answer, &cuts);
+    out.freeze()
+}
+
+/// A list without what is not allowed; nothing where all of it is.
+fn kept(policy: &Policy, listed: Listed, answer: &[u8], list: Span) -> Option<BytesMut> {
+    let (_, name) = listed.members();
+    let text = list.of(answer);
+    let (mut kept, mut is_whole) = (BytesMut::from(&b"["[..]), true);
+    let read = Scanner::new(text).array::<Fault>(0, |scanner| {
+        let entry = scanner.value(1)?.of(text);
+        let name = json::get(entry, name).and_then(json::decoded);
+        if name.is_some_and(|name| listed.allows(policy, &name)) {
+            if kept.len() > 1 {
+                kept.extend_from_slice(b",");
+            }
+            kept.extend_from_slice(entry);
+        } else {
+            is_whole = false;
+        }
+        Ok(())
+    });
+    if read.is_err() {
+        // What is no list can hold nothing that was looked at.
+        kept.truncate(1);
+        is_whole = false;
+    }
+    kept.extend_from_slice(b"]");
+    (!is_whole).then_some(kept)
+}
+
+fn is(text: &[u8], key: Span, name: &str) -> bool {
+    json::decoded(key.of(text)).is_some_and(|key| key == name)
+}
+
+/// Characters (bytes of a URI) of a name that an answer repeats.
+const REPEATED: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        control::{Server, Tenant, manifest},
+        document::Format,
+    };
+
+    fn message(text: &str) -> Message {
+        Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+    }
+
+    fn request(method: &str, params: &str) -> Message {
+        message(&format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#
+        ))
+    }
+
+    fn code(policy: &Policy, method: &str, params: &str) -> Option<i32> {
+        denied(policy, &request(method, params)).map(|denied| denied.code)
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_denied() {
+        let policy = Policy::of(&json!({"tools": {"deny": ["x"]}, "resources": {"deny": ["x"]}}));
+        for params in [
+            "{}",
+            r#"{"name":1}"#,
+            r#"{"name":"\ud800"}"#,
+            r#"{"name":["a"]}"#,
+        ] {
+            assert_eq!(
+                code(&policy, "tools/call", params),
+                Some(-32602),
+                "{params}"
+            );
+        }
+        for params in ["{}", r#"{"uri":null}"#] {
+            assert_eq!(
+                code(&policy, "resources/read", params),
+                Some(-32002),
+                "{params}"
+            );
+        }
+        assert_eq!(code(&policy, "tools/call", r#"{"name":"y"}"#), None);
+        let open = Policy::default();
+        for method in [
+            "tools/call",
+            "resources/read",
+            "completion/complete",
+            "tools/new",
+        ] {
+            assert_eq!(
+                code(&open, method, r#"{"x":1}"#),
+                None,
+                "the server's own affair"
+            );
+        }
+    }
+
+    #[test]
+    fn completions_are_judged_by_all_that_they_name() {
+        let policy = Policy::of(&json!({
+            "prompts": {"deny": ["p"]}, "resources": {"allow": ["a:*"]}}));
+        let table = [
+            (r#"{"type":"ref/prompt","name":"q"}"#, true),
+            (r#"{"type":"ref/prompt","name":"p"}"#, false),
+            (r#"{"type":"ref/prompt","name":"q","uri":"b:c"}"#, false),
+            (r#"{"type":"ref/resource","uri":"a:c"}"#, true),
+            (r#"{"type":"ref/resource","uri":"{x}:c"}"#, true),
+            (r#"{"type":"ref/resource","uri":"b:{x}"}"#, false),
+            (r#"{"type":"ref/resource","uri":"b:c"}"#, false),
+            (r#"{"type":"ref/resource","uri":"a:c","name":"p"}"#, false),
+            (r#"{"type":"ref/new","id":"p"}"#, false),
+            (r#"{"type":"ref/resource","uri":5}"#, false),
+            (r#""p""#, false),
+        ];
+        for (reference, is_allowed) in table {
+            let params = format!(r#"{{"ref":{reference}}}"#);
+            let found = code(&policy, "completion/complete", &params);
+            assert_eq!(found.is_none(), is_allowed, "{reference}");
+        }
+        assert!(code(&policy, "completion/complete", "{}").is_some());
+    }
+
+    #[test]
+    fn unknown_methods_are_no_way_around() {
+        let policy = Policy::of(&json!({"resources": {"deny": ["x"]}}));
+        for method in [
+            "resources/copy",
+            "Resources/Read",
+            "resources",
+            " resources/read",
+            "RE\u{17f}ources/x",
+        ] {
+            assert_eq!(code(&policy, method, "{}"), Some(-32601), "{method}");
+        }
+        for method in [
+            "tools/new",
+            "prompts/new",
+            "x/resources/read",
+            "notifications/x",
+        ] {
+            assert_eq!(code(&policy, method, "{}"), None, "{method}");
+        }
+        let scopes = Policy::of(&json!({"scopes": {"x": ["y"]}}));
+        assert_eq!(code(&scopes, "tools/new", "{}"), Some(-32601));
+    }
+
+    #[test]
+    fn lists_keep_what_is_allowed_as_it_was() {
+        let policy = Policy::of(&json!({"tools": {"allow": ["a*", "ü"]}}));
+        let cut = |text: &str| {
+            let answer = filtered(
+                &policy,
+                Listed::Tools,
+                Bytes::copy_from_slice(text.as_bytes()),
+            );
+            String::from_utf8(answer.to_vec()).unwrap()
+        };
+        let line = |tools: &str| {
+            format!(
+                r#"{{"id": 1,"result":{{"x" : [1] ,"tools": {tools} ,"nextCursor":"\u0063"}},"jsonrpc":"2.0"}}"#
+            )
+        };
+        let table = [
+            (
+                r#"[ {"name":"a"} , {"name":"a\u0062", "x":{"name":"b"}} ]"#,
+                None,
+            ),
+            (
+                r#"[ {"name":"b"} , {"n\u0061me" : "\u0061b", "x":1.0} , {"name":"ü"}]"#,
+                Some(r#"[{"n\u0061me" : "\u0061b", "x":1.0},{"name":"ü"}]"#),
+            ),
+            (r#"[{"name":"b"}]"#, Some("[]")),
+            (
+                r#"[{"title":"a"},{"name":5},"a",{"name":"a","name":"b"}]"#,
+                Some("[]"),
+            ),
+            (r#"{"name":"b"}"#, Some("[]")),
+        ];
+        for (tools, expected) in table {
+            assert_eq!(
+                cut(&line(tools)),
+                line(expected.unwrap_or(tools)),
+                "{tools}"
+            );
+        }
+        // A list that stands twice is cut twice: which of them counts is the client's affair.
+        let twice = r#"{"result":{"tools":[{"name":"b"}],"t\u006fols":[{"name":"b"}]}}"#;
+        assert_eq!(cut(twice), r#"{"result":{"tools":[],"t\u006fols":[]}}"#);
+        let error = r#"{"id":1,"error":{"code":1,"message":"b"}}"#;
+        assert_eq!(cut(error), error);
+    }
+
+    fn access(policy: &Value, scopes: &[&str]) -> Access {
+        let server = json!({"command": "x", "policy": policy});
+        let text = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+            "servers": {"s": server}}}});
+        let manifest =
+            manifest::parse("F", &text.to_string(), Format::Json, &BTreeMap::new()).unwrap();
+        let (tenant, server): (Arc<Tenant>, Arc<Server>) = manifest.catalog.find("a", "s").unwrap();
+        Access::of(&tenant, &server, "ada").with_scopes(scopes)
+    }
+
+    #[test]
+    fn p67_all_missing_scopes_are_named_at_once() {
+        let policy = json!({
+            "tools": {"deny": ["delete_secret"]},
+            "scopes": {"delete_*": ["files:write", "files:delete"], "*": ["files:read"]},
+            "implies": {"files:write": ["files:read"]},
+        });
+        let missing = |scopes: &[&str], body: &str| {
+            let body = Body::parse(Bytes::copy_from_slice(body.as_bytes())).unwrap();
+            missing_scopes(&access(&policy, scopes), &body)
+        };
+        let call = |name: &str| {
+            format!(
+                r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"{name}"}}}}"#
+            )
+        };
+        let all = |scopes: &[&str]| Some(scopes.iter().map(|scope| (*scope).to_owned()).collect());
+        let delete = call("delete_x");
+        assert_eq!(
+            missing(&[], &delete),
+            all(&["files:read", "files:write", "files:delete"])
+        );
+        assert_eq!(
+            missing(&["other", "files:write"], &delete),
+            all(&["other", "files:write", "files:delete"])
+        );
+        assert_eq!(missing(&["files:write", "files:delete"], &delete), None);
+        assert_eq!(missing(&["files:read"], &call("read")), None);
+        assert_eq!(
+            missing(&[], &call("delete_secret")),
+            None,
+            "unknown, not forbidden"
+        );
+        let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
+        assert_eq!(missing(&[], list), None);
+        let batch = format!("[{list},{},{delete},5]", call("read"));
+        assert_eq!(
+            missing(&["files:read"], &batch),
+            all(&["files:read", "files:write", "files:delete"])
+        );
+        // As a notification, too: a server may take it for a call.
+        assert!(missing(&[], &delete.replace(r#""id":1,"#, "")).is_some());
+    }
+
+    #[test]
+    fn a_call_whose_name_cannot_be_read_needs_every_scope() {
+        let policy = json!({"scopes": {"a": ["x"], "b": ["y"]}});
+        let body = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"\ud800"}}"#;
+        let body = Body::parse(Bytes::copy_from_slice(body.as_bytes())).unwrap();
+        let missing = missing_scopes(&access(&policy, &["x"]), &body).unwrap();
+        assert_eq!(missing, ["x", "y"]);
+    }
+
+    /// A text as JSON with any of its characters escaped.
+    fn escaped(text: &str, mask: u64) -> String {
+        let escape = |(at, letter): (usize, char)| {
+            if mask >> (at % 64) & 1 == 0 && letter >= ' ' && letter != '"' && letter != '\\' {
+                return letter.to_string();
+            }
+            let mut units = [0; 2];
+            let units = letter.encode_utf16(&mut units).iter();
+            units.map(|unit| format!("\\u{unit:04x}")).collect()
+        };
+        format!(
+            "\"{}\"",
+            text.chars().enumerate().map(escape).collect::<String>()
+        )
+    }
+
+    proptest! {
+        /// Key smuggling: of whatever the gateway lets pass, the name that policy judged is the
+        /// one that another parser finds in the same bytes.
+        #[test]
+        fn what_policy_judged_is_what_another_parser_reads(
+            name in "[ad]{0,3}|\\PC{0,6}", other in "[ad]{0,3}",
+            first in "name|Name|nam\u{17f}|uri|x", second in "name|NAME|uri|ref|arguments",
+            mask in any::<u64>(), place in 0..3_usize,
+        ) {
+            let policy = Policy::of(&json!({"tools": {"deny": ["d*", "*\u{17f}*"]}}));
+            let mut members = vec![
+                format!("{}:{}", escaped(&first, mask), escaped(&name, mask >> 7)),
+                format!("{}:{}", escaped(&second, mask >> 13), escaped(&other, mask >> 3)),
+            ];
+            members.insert(place, r#""_meta":{"name":"d"}"#.to_owned());
+            let params = format!("{{{}}}", members.join(","));
+            let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}"#);
+            let Ok(message) = Message::parse(text.into()) else { return Ok(()) };
+            let seen: Value = serde_json::from_slice(message.bytes()).unwrap();
+            let lenient = seen["params"].as_object().unwrap().iter()
+                .filter(|(key, _)| key.to_lowercase() == "name" || key.to_uppercase() == "NAME");
+            let names: Vec<&str> = lenient.filter_map(|(_, name)| name.as_str()).collect();
+            let is_denied = denied(&policy, &message).is_some();
+            prop_assert!(names.len() <= 1, "{:?}", names);
+            let expected = names.first().is_none_or(|name| !policy.tools.allows(name));
+            prop_assert_eq!(is_denied, expected, "{:?}", names);
+        }
+
+        #[test]
+        fn filtering_keeps_the_allowed_and_nothing_else(
+            names in prop::collection::vec("[abd]{0,3}", 0..8), mask in any::<u64>(),
+        ) {
+            let policy = Policy::of(&json!({"prompts": {"deny": ["*d*"]}}));
+            let entry = |name: &String| format!(r#"{{"x": 1.50,"name":{} }}"#, escaped(name, mask));
+            let all: Vec<String> = names.iter().map(entry).collect();
+            let allowed = names.iter().zip(&all).filter(|(name, _)| policy.prompts.allows(name));
+            let kept: Vec<&str> = allowed.map(|(_, entry)| entry.as_str()).collect();
+            let line = |entries: &str| format!(r#"{{"result":{{"prompts":[{entries}]}},"id":1}}"#);
+            let cut = filtered(&policy, Listed::Prompts, line(&all.join(",")).into());
+            prop_assert_eq!(cut, line(&kept.join(",")));
+        }
+
+        #[test]
+        fn never_panics(text in prop::collection::vec(any::<u8>(), 0..100)) {
+            let policy = Policy::of(&json!({"tools": {"deny": ["x"]}}));
+            let text = [br#"{"result":{"tools":"#, &*text, b"}}"].concat();
+            let _ = filtered(&policy, Listed::Tools, text.into());
+        }
+    }
+}

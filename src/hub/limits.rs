@@ -1,0 +1,715 @@
+//! Quotas: what a tenant, a principal or an address may use, refused where it is used up.
+//!
+//! Rates are drawn ahead from the [`Limiter`] in allotments and spent here: no request waits for
+//! a store. Sessions and streams ask it when they begin. Calls in flight are counted here alone.
+//! Not here: what the quotas are (`control/quotas`).
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    num::NonZeroU64,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::time::{Instant, timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    auth::Access,
+    control::quotas::Bounds,
+    error::{Error, Limit, Quota},
+    protocol::{
+        message::{Body, Kind, Message},
+        method::Method,
+    },
+    store::{Account, Limiter, Seat, memory_limiter::MemoryLimiter},
+    telemetry::Metrics,
+};
+
+/// All that is limited; one for all.
+pub(crate) struct Limits {
+    limiter: Arc<dyn Limiter>,
+    /// Calls in flight, of this replica.
+    calls: MemoryLimiter,
+    /// Of tenants and principals.
+    meters: Meters,
+    /// Of addresses, which anybody has many of: a flood of them must push nobody out.
+    addresses: Meters,
+    born: Instant,
+    metrics: Arc<Metrics>,
+    tracker: TaskTracker,
+    halt: CancellationToken,
+}
+
+/// What was drawn and not spent, by account.
+struct Meters {
+    /// Never held across an await.
+    meters: RwLock<HashMap<Account, Arc<Meter>>>,
+    /// When those that nobody uses were last looked for, in milliseconds.
+    swept: AtomicU64,
+    /// For accounts beyond those that are kept apart.
+    others: Arc<Meter>,
+}
+
+/// An account as this replica sees it.
+struct Meter {
+    /// What is left of its allotments; below zero it owes.
+    balance: AtomicI64,
+    /// When the last one was drawn, in milliseconds; 0 is never.
+    drawn: AtomicU64,
+}
+
+/// Seats of one call, session or stream: of its tenant and of its principal.
+pub(crate) type Seats = Vec<Seat>;
+
+/// What is left of a limit that is nearly used up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left {
+    /// Of which.
+    pub(crate) limit: Limit,
+    /// A second.
+    pub(crate) bound: NonZeroU64,
+    /// How much.
+    pub(crate) left: u64,
+}
+
+/// A rate of somebody.
+struct Rate {
+    account: Account,
+    limit: Limit,
+    bound: NonZeroU64,
+}
+
+/// The bytes of one connection, which count for its tenant and its principal.
+pub(crate) struct Flow {
+    limits: Arc<Limits>,
+    rates: Vec<Rate>,
+}
+
+/// How a draw went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Drawn {
+    /// It was not time, or it is in the balance.
+    Done,
+    /// Another thread is at it, or the limiter takes its time.
+    Underway,
+}
+
+impl Limits {
+    /// Nothing is used yet.
+    pub(crate) fn new(
+        limiter: Arc<dyn Limiter>,
+        metrics: Arc<Metrics>,
+        tracker: TaskTracker,
+        halt: CancellationToken,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            limiter,
+            calls: MemoryLimiter::default(),
+            meters: Meters::new(),
+            addresses: Meters::new(),
+            born: Instant::now(),
+            metrics,
+            tracker,
+            halt,
+        })
+    }
+
+    /// One request from an address, before anybody is known.
+    ///
+    /// # Errors
+    ///
+    /// `Quota`.
+    pub(crate) fn address(&self, address: IpAddr, bound: NonZeroU64) -> Result<(), Error> {
+        // A host has a whole /64 to choose from (RFC 4291, section 2.5.1).
+        let account = match address.to_canonical() {
+            IpAddr::V4(address) => format!("address:{address}"),
+            IpAddr::V6(address) => format!("address:{:x}", address.to_bits() >> 64),
+        };
+        let limit = Limit::AddressRequests;
+        let account = Account(account.into());
+        let rate = Rate {
+            account,
+            limit,
+            bound,
+        };
+        self.spend(&rate).map(drop)
+    }
+
+    /// One request; tells if little is left for further ones.
+    ///
+    /// # Errors
+    ///
+    /// `Quota`.
+    pub(crate) fn request(&self, access: &Access) -> Result<Option<Left>, Error> {
+        let limits = (Limit::Requests, Limit::PrincipalRequests);
+        let rates = rates(access, limits, |bounds| bounds.requests_per_second);
+        let mut least: Option<Left> = None;
+        for (at, rate) in rates.iter().enumerate() {
+            match self.spend(rate) {
+                Ok(left) => {
+                    let is_least = least.is_none_or(|least| left.left < least.left);
+                    least = if is_least { Some(left) } else { least };
+                }
+                Err(error) => {
+                    // What one of them refuses must not cost the other.
+                    for rate in &rates[..at] {
+                        let meter = self.meters.of(&rate.account, rate.bound.get(), self.now());
+                        meter.balance.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        // Streams wait at zero; a second beyond it, answers have used up what will come.
+        for rate in bytes_out(access) {
+            let owed = self.look(&rate).0.saturating_neg();
+            if owed > signed(rate.bound.get()) {
+                return Err(self.refuse(rate.limit, rate.bound, wait(owed, rate.bound)));
+            }
+        }
+        Ok(least.filter(|least| least.left < least.bound.get() / 10))
+    }
+
+    /// Seats for the calls of a body, in their order: all or none.
+    ///
+    /// # Errors
+    ///
+    /// `Quota`.
+    pub(crate) fn calls(&self, access: &Access, body: &Body) -> Result<Vec<Seats>, Error> {
+        let is_call = |message: &&Message| {
+            let is_counted = !matches!(message.method(), Method::Ping | Method::Initialize);
+            message.kind() == Kind::Request && is_counted
+        };
+        let calls = match body {
+            Body::One(message) => usize::from(is_call(&message)),
+            Body::Batch(items) => items.iter().flatten().filter(is_call).count(),
+        };
+        let limits = (Limit::Calls, Limit::PrincipalCalls);
+        let rates = rates(access, limits, |bounds| bounds.calls);
+        let seat = |rate: &Rate| {
+            let seat = self.calls.seat(&rate.account, rate.bound.get());
+            seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, SOON))
+        };
+        let seats = (0..calls).map(|_| rates.iter().map(seat).collect());
+        seats.collect()
+    }
+
+    /// Seats for a session.
+    ///
+    /// # Errors
+    ///
+    /// `Quota`.
+    pub(crate) async fn session(&self, access: &Access) -> Result<Seats, Error> {
+        let limits = (Limit::Sessions, Limit::PrincipalSessions);
+        let rates = rates(access, limits, |bounds| bounds.sessions);
+        self.enter(rates, LATER).await
+    }
+
+    /// Seats for a stream.
+    ///
+    /// # Errors
+    ///
+    /// `Quota`.
+    pub(crate) async fn stream(&self, access: &Access) -> Result<Seats, Error> {
+        let limits = (Limit::Streams, Limit::PrincipalStreams);
+        let rates = rates(access, limits, |bounds| bounds.streams);
+        self.enter(rates, SOON).await
+    }
+
+    async fn enter(&self, rates: Vec<Rate>, retry: Duration) -> Result<Seats, Error> {
+        let mut seats = Seats::new();
+        for rate in rates {
+            let entering = Arc::clone(&self.limiter).enter(rate.account, rate.bound.get());
+            let entered = timeout(PATIENCE, entering).await;
+            let seat = entered.map_err(|_| Error::Busy {
+                what: "the limits cannot be read",
+                retry,
+            })?;
+            seats.push(seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, retry))?);
+        }
+        Ok(seats)
+    }
+
+    /// The bytes of a connection.
+    pub(crate) fn flow(self: &Arc<Self>, access: &Access) -> Flow {
+        Flow {
+            limits: Arc::clone(self),
+            rates: bytes_out(access),
+        }
+    }
+
+    fn refuse(&self, limit: Limit, bound: NonZeroU64, retry: Duration) -> Error {
+        self.metrics.limited(limit.name());
+        Error::Quota(Quota {
+            limit,
+            bound,
+            retry,
+        })
+    }
+
+    fn spend(&self, rate: &Rate) -> Result<Left, Error> {
+        let (meter, drawn) = self.fill(rate);
+        let taken = meter
+            .balance
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |balance| {
+                // Where a draw is under way it is not known whether there is something.
+                (balance > 0 || drawn == Drawn::Underway).then_some(balance - 1)
+            });
+        let Rate { limit, bound, .. } = *rate;
+        match taken {
+            Ok(before) => Ok(Left {
+                limit,
+                bound,
+                left: u64::try_from(before - 1).unwrap_or(0),
+            }),
+            Err(balance) => Err(self.refuse(limit, bound, wait(1 - balance, bound))),
+        }
+    }
+
+    /// What is left of a rate.
+    fn look(&self, rate: &Rate) -> (i64, Arc<Meter>) {
+        let (meter, _) = self.fill(rate);
+        (meter.balance.load(Ordering::Relaxed), meter)
+    }
+
+    /// Draws an allotment if it is time for one.
+    fn fill(&self, rate: &Rate) -> (Arc<Meter>, Drawn) {
+        let (bound, now) = (rate.bound.get(), self.now());
+        let meters = match rate.limit {
+            Limit::AddressRequests => &self.addresses,
+            _ => &self.meters,
+        };
+        let meter = meters.of(&rate.account, bound, now);
+        let last = meter.drawn.load(Ordering::Relaxed);
+        let balance = meter.balance.load(Ordering::Relaxed);
+        let wanted = wanted(bound, balance, (last > 0).then(|| now.saturating_sub(last)));
+        if wanted == 0 {
+            return (meter, Drawn::Done);
+        }
+        let swapped = meter
+            .drawn
+            .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed);
+        if swapped.is_err() {
+            return (meter, Drawn::Underway);
+        }
+        // A new meter has begun with an allotment that nobody drew.
+        let credit = if last == 0 { allotment(bound) } else { 0 };
+        let mut draw = Arc::clone(&self.limiter).draw(rate.account.clone(), bound, wanted);
+        // A limiter that knows answers at once; for one that has to ask, nobody waits.
+        let mut context = Context::from_waker(Waker::noop());
+        let drawn = match draw.as_mut().poll(&mut context) {
+            Poll::Ready(given) => {
+                meter.add(given, credit);
+                Drawn::Done
+            }
+            Poll::Pending => {
+                let (meter, halt) = (Arc::clone(&meter), self.halt.clone());
+                self.tracker.spawn(async move {
+                    let given = halt.run_until_cancelled(timeout(PATIENCE, draw)).await;
+                    if let Some(Ok(given)) = given {
+                        meter.add(given, credit);
+                    }
+                });
+                Drawn::Underway
+            }
+        };
+        (meter, drawn)
+    }
+
+    /// Milliseconds; never 0.
+    fn now(&self) -> u64 {
+        let ms = u64::try_from(self.born.elapsed().as_millis());
+        ms.unwrap_or(u64::MAX).saturating_add(1)
+    }
+}
+
+impl Meters {
+    fn new() -> Self {
+        Self {
+            meters: RwLock::default(),
+            swept: AtomicU64::new(0),
+            others: Arc::new(Meter::new(0)),
+        }
+    }
+
+    fn of(&self, account: &Account, bound: u64, now: u64) -> Arc<Meter> {
+        let known = {
+            let meters = self.meters.read().unwrap_or_else(PoisonError::into_inner);
+            meters.get(account).cloned()
+        };
+        known.unwrap_or_else(|| self.add(account, bound, now))
+    }
+
+    fn add(&self, account: &Account, bound: u64, now: u64) -> Arc<Meter> {
+        let mut meters = self.meters.write().unwrap_or_else(PoisonError::into_inner);
+        // Once a second: in a flood every request would look through the table.
+        let is_time = now.saturating_sub(self.swept.load(Ordering::Relaxed)) >= 1000;
+        if meters.len() >= METERS && is_time {
+            self.swept.store(now, Ordering::Relaxed);
+            meters.retain(|_, meter| meter.is_used(now));
+        }
+        // A flood of addresses is limited as one rather than not at all.
+        if meters.len() >= METERS && !meters.contains_key(account) {
+            return Arc::clone(&self.others);
+        }
+        let new = || Arc::new(Meter::new(signed(allotment(bound))));
+        Arc::clone(meters.entry(account.clone()).or_insert_with(new))
+    }
+}
+
+impl Flow {
+    /// Counts bytes that were written, or are about to be.
+    pub(crate) fn wrote(&self, bytes: usize) {
+        for rate in &self.rates {
+            let (_, meter) = self.limits.look(rate);
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            // What is owed has a bound, so that nothing that is counted can overflow.
+            let most = signed(rate.bound.get()).saturating_mul(-60);
+            let owe = |balance: i64| Some(balance.saturating_sub(bytes).max(most));
+            // It never refuses.
+            let _ = meter
+                .balance
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, owe);
+        }
+    }
+
+    /// How long nothing more may be written.
+    pub(crate) fn pause(&self) -> Option<Duration> {
+        let waits = self.rates.iter().filter_map(|rate| {
+            let (balance, _) = self.limits.look(rate);
+            (balance <= 0).then(|| wait(1 - balance, rate.bound))
+        });
+        waits.max()
+    }
+}
+
+impl Meter {
+    const fn new(balance: i64) -> Self {
+        Self {
+            balance: AtomicI64::new(balance),
+            drawn: AtomicU64::new(0),
+        }
+    }
+
+    fn add(&self, given: u64, credit: u64) {
+        let change = signed(given) - signed(credit);
+        self.balance.fetch_add(change, Ordering::Relaxed);
+    }
+
+    /// Whether forgetting it would give away what it owes, or what was just drawn for it.
+    fn is_used(&self, now: u64) -> bool {
+        let age = now.saturating_sub(self.drawn.load(Ordering::Relaxed));
+        age < 2_000 || self.balance.load(Ordering::Relaxed) < 0 && age < 60_000
+    }
+}
+
+/// A tenth of the rate, at least 10 (DESIGN section 5); never more than a second's.
+fn allotment(bound: u64) -> u64 {
+    (bound / 10).max(10).min(bound)
+}
+
+/// How much to draw, `since` milliseconds after the last time: an allotment when less than one is
+/// left; after a second of silence what a second gives, so that a burst within the rate passes.
+fn wanted(bound: u64, balance: i64, since: Option<u64>) -> u64 {
+    let missing = u64::try_from(signed(bound).saturating_sub(balance)).unwrap_or(0);
+    match since {
+        None => bound,
+        Some(since) if since >= 1000 => missing.min(bound),
+        Some(since) if since >= EVERY && balance < signed(allotment(bound)) => {
+            let passed = bound.saturating_mul(since) / 1000;
+            passed.max(allotment(bound))
+        }
+        Some(_) => 0,
+    }
+}
+
+/// What a tenant and a principal are bound in; the principal first, so that one that is at its
+/// own limit takes nothing from its tenant's.
+fn rates(
+    access: &Access,
+    (of_tenant, of_principal): (Limit, Limit),
+    bound: impl Fn(&Bounds) -> Option<NonZeroU64>,
+) -> Vec<Rate> {
+    let tenant = access.tenant();
+    let mut rates = Vec::with_capacity(2);
+    // Names of tenants have no slash.
+    let name = &tenant.name;
+    if let Some(bound) = bound(&tenant.quotas.principal) {
+        let (limit, key) = (of_principal, access.principal().key());
+        let account = Account(format!("{}:{name}/{key}", limit.name()).into());
+        rates.push(Rate {
+            account,
+            limit,
+            bound,
+        });
+    }
+    if let Some(bound) = bound(&tenant.quotas.tenant) {
+        let limit = of_tenant;
+        let account = Account(format!("{}:{name}", limit.name()).into());
+        rates.push(Rate {
+            account,
+            limit,
+            bound,
+        });
+    }
+    rates
+}
+
+fn bytes_out(access: &Access) -> Vec<Rate> {
+    let limits = (Limit::BytesOut, Limit::PrincipalBytesOut);
+    rates(access, limits, |bounds| bounds.bytes_out)
+}
+
+/// How long it takes until so much has come.
+fn wait(missing: i64, bound: NonZeroU64) -> Duration {
+    let missing = u64::try_from(missing).unwrap_or(0);
+    let ms = missing.saturating_mul(1000) / bound;
+    Duration::from_millis(ms.max(EVERY))
+}
+
+fn signed(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}
+
+/// Milliseconds between two draws of an account (DESIGN section 5).
+const EVERY: u64 = 100;
+/// Accounts that are kept apart; each is about 100 bytes.
+const METERS: usize = 65_536;
+/// How long a limiter may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// When a call or a stream may have ended.
+const SOON: Duration = Duration::from_secs(1);
+/// When a session may have.
+const LATER: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::{Value, json};
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::{control::manifest, document::Format, store::Later};
+
+    /// A limiter that has to ask somebody, who takes as long as the test wants.
+    struct Slow {
+        limiter: Arc<MemoryLimiter>,
+        answers: Arc<Semaphore>,
+    }
+
+    impl Limiter for Slow {
+        fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> Later<'static, u64> {
+            Box::pin(async move {
+                self.answers.acquire().await.unwrap().forget();
+                Arc::clone(&self.limiter).draw(account, rate, wanted).await
+            })
+        }
+
+        fn enter(self: Arc<Self>, account: Account, most: u64) -> Later<'static, Option<Seat>> {
+            Box::pin(async move {
+                self.answers.acquire().await.unwrap().forget();
+                Arc::clone(&self.limiter).enter(account, most).await
+            })
+        }
+    }
+
+    fn of(limiter: Arc<dyn Limiter>) -> Arc<Limits> {
+        let metrics = Arc::new(Metrics::new(None).unwrap());
+        Limits::new(
+            limiter,
+            metrics,
+            TaskTracker::new(),
+            CancellationToken::new(),
+        )
+    }
+
+    fn in_memory() -> Arc<Limits> {
+        of(Arc::new(MemoryLimiter::default()))
+    }
+
+    fn access(tenant: &str, subject: &str, quotas: &Value) -> Access {
+        let text = json!({"version": 1, "tenants": {tenant: {"auth": {"mode": "none"},
+            "quotas": quotas, "servers": {"s": {"command": "x"}}}}});
+        let read = manifest::parse("F", &text.to_string(), Format::Json, &BTreeMap::new());
+        let (tenant, server) = read.unwrap().catalog.find(tenant, "s").unwrap();
+        Access::of(&tenant, &server, subject)
+    }
+
+    fn limit_of(error: &Error) -> Limit {
+        match error {
+            Error::Quota(quota) => quota.limit,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn no_request_waits_for_a_limiter_that_takes_its_time() {
+        let answers = Arc::new(Semaphore::new(0));
+        let limiter = Arc::new(MemoryLimiter::default());
+        let slow = Slow {
+            limiter,
+            answers: Arc::clone(&answers),
+        };
+        let limits = of(Arc::new(slow));
+        let ada = access("a", "ada", &json!({"requests_per_second": 100}));
+        // `request` is no future: there is nothing that could wait.
+        let taken = (0..50).filter(|_| limits.request(&ada).is_ok()).count();
+        assert!((10..=12).contains(&taken), "an allotment on trust: {taken}");
+        answers.add_permits(100);
+        let mut more = 0;
+        while more < 60 {
+            tokio::task::yield_now().await;
+            more += usize::from(limits.request(&ada).is_ok());
+        }
+        // A session asks, and waits for no longer than it must.
+        let silent = Arc::new(Semaphore::new(0));
+        let slow = Slow {
+            limiter: Arc::new(MemoryLimiter::default()),
+            answers: silent,
+        };
+        let refused = of(Arc::new(slow)).session(&ada).await;
+        assert!(matches!(refused, Err(Error::Busy { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_principal_at_its_limit_leaves_its_tenant_the_rest() {
+        let limits = in_memory();
+        let quotas = json!({"requests_per_second": 30, "principal": {"requests_per_second": 5}});
+        let (ada, bob) = (access("a", "ada", &quotas), access("a", "bob", &quotas));
+        let mut of_ada = 0;
+        for _ in 0..500 {
+            match limits.request(&ada) {
+                Ok(_) => of_ada += 1,
+                Err(error) => assert_eq!(limit_of(&error), Limit::PrincipalRequests),
+            }
+        }
+        assert!((5..=7).contains(&of_ada), "{of_ada}");
+        assert!(
+            (0..5).all(|_| limits.request(&bob).is_ok()),
+            "bob has his own"
+        );
+        // And the other way round: what the tenant refuses costs no principal anything.
+        let quotas = json!({"requests_per_second": 3, "principal": {"requests_per_second": 50}});
+        let cyd = access("c", "cyd", &quotas);
+        for _ in 0..500 {
+            if let Err(error) = limits.request(&cyd) {
+                assert_eq!(limit_of(&error), Limit::Requests);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn accounts_of_two_tenants_are_two_whatever_their_names() {
+        let limits = in_memory();
+        let quotas = json!({"sessions": 1, "principal": {"sessions": 1}});
+        let mut seats = Vec::new();
+        for (tenant, subject) in [("a", "b/c"), ("a-b", "c"), ("b", "a"), ("c", "a/b/c")] {
+            seats.push(
+                limits
+                    .session(&access(tenant, subject, &quotas))
+                    .await
+                    .unwrap(),
+            );
+        }
+        let again = limits.session(&access("a", "other", &quotas)).await;
+        assert_eq!(limit_of(&again.err().unwrap()), Limit::Sessions);
+        seats.clear();
+        assert!(limits.session(&access("a", "other", &quotas)).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_batch_gets_all_of_its_places_or_none() {
+        let limits = in_memory();
+        let ada = access("a", "ada", &json!({"calls": 3, "principal": {"calls": 2}}));
+        let call = r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#;
+        let ping = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
+        let note = r#"{"jsonrpc":"2.0","method":"x"}"#;
+        let body = |items: &[&str]| Body::parse(format!("[{}]", items.join(",")).into()).unwrap();
+        let calls = |items: &[&str]| limits.calls(&ada, &body(items));
+        let error = calls(&[call, call, call]).err().unwrap();
+        assert_eq!(limit_of(&error), Limit::PrincipalCalls);
+        let two = calls(&[call, ping, note, "5", call]).unwrap();
+        assert_eq!(two.len(), 2);
+        assert!(calls(&[call]).is_err() && calls(&[ping, note]).unwrap().is_empty());
+        drop(two);
+        assert!(calls(&[call, call]).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_addresses_costs_bounded_memory_and_is_limited_as_one() {
+        let limits = in_memory();
+        let bound = NonZeroU64::new(2).unwrap();
+        let address = |number: u32| IpAddr::from(number.to_be_bytes());
+        let all = u32::try_from(METERS).unwrap() * 2;
+        let passed = (0..all).filter(|number| limits.address(address(*number), bound).is_ok());
+        let passed = passed.count();
+        assert!(limits.addresses.meters.read().unwrap().len() <= METERS);
+        assert!(passed < METERS + 1000, "{passed}");
+        // Who is known is not touched by it, nor is who was there before.
+        let ada = access("a", "ada", &json!({"requests_per_second": 1}));
+        assert!(limits.request(&ada).is_ok());
+        assert!(limits.address(address(0), bound).is_ok());
+        assert!((0..10).any(|_| limits.address(address(0), bound).is_err()));
+        let v6 = |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 1, last, 2, 3, last]);
+        let six = in_memory();
+        assert!(six.address(v6(1), bound).is_ok() && six.address(v6(2), bound).is_ok());
+        assert!(six.address(v6(3), bound).is_err(), "one /64");
+    }
+
+    #[tokio::test]
+    async fn bytes_that_are_owed_pause_streams_and_then_refuse_requests() {
+        let limits = in_memory();
+        let ada = access("a", "ada", &json!({"bytes_out": 1000}));
+        let flow = limits.flow(&ada);
+        assert_eq!(flow.pause(), None);
+        flow.wrote(1500);
+        let pause = flow.pause().unwrap();
+        assert!(
+            pause >= Duration::from_millis(100) && pause <= Duration::from_secs(1),
+            "{pause:?}"
+        );
+        assert!(
+            limits.request(&ada).is_ok(),
+            "less than a second's worth is owed"
+        );
+        flow.wrote(1000);
+        assert_eq!(
+            limit_of(&limits.request(&ada).unwrap_err()),
+            Limit::BytesOut
+        );
+        flow.wrote(usize::MAX);
+        assert!(
+            flow.pause().unwrap() <= Duration::from_secs(61),
+            "a bound to what is owed"
+        );
+        assert_eq!(limits.flow(&access("b", "x", &json!({}))).pause(), None);
+    }
+
+    #[test]
+    fn allotments_are_a_tenth_and_at_most_every_100_ms() {
+        assert_eq!([1, 9, 50, 100, 5000].map(allotment), [1, 9, 10, 10, 500]);
+        let table = [
+            (1000, 0, None, 1000),
+            (1000, 0, Some(99), 0),
+            (1000, 99, Some(100), 100),
+            (1000, 100, Some(100), 0),
+            (1000, 0, Some(500), 500),
+            (1000, -700, Some(300), 300),
+            (1000, 400, Some(1000), 600),
+            (1000, -400, Some(1000), 1000),
+            (1000, 1000, Some(60_000), 0),
+            (5, 0, Some(100), 5),
+        ];
+        for (bound, balance, since, expected) in table {
+            let found = wanted(bound, balance, since);
+            assert_eq!(found, expected, "{bound} {balance} {since:?}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Limits counted in memory: all that a gateway of one replica needs.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio::time::Instant;
+
+use super::{Account, Later, Limiter, Seat};
+
+/// Counts in memory; never locked across an await.
+pub(crate) struct MemoryLimiter {
+    clock: Box<Clock>,
+    buckets: RwLock<Table<Bucket>>,
+    counts: RwLock<Table<Arc<AtomicU64>>>,
+}
+
+/// What time it is.
+type Clock = dyn Fn() -> Instant + Send + Sync;
+
+/// What is kept of each account that is in use.
+struct Table<T> {
+    accounts: HashMap<Account, T>,
+    /// With so many accounts, those that nobody uses are looked for.
+    full: usize,
+}
+
+/// What an account may draw.
+struct Bucket {
+    /// In thousandths.
+    level: u64,
+    /// When it was last filled.
+    at: Instant,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self {
+            accounts: HashMap::new(),
+            full: LEAST,
+        }
+    }
+}
+
+impl<T> Table<T> {
+    /// Forgets what is not in use, once the table has doubled since it last did: so each account
+    /// pays for its own end.
+    fn sweep(&mut self, is_used: impl Fn(&T) -> bool) {
+        if self.accounts.len() < self.full {
+            return;
+        }
+        self.accounts.retain(|_, kept| is_used(kept));
+        self.full = (self.accounts.len() * 2).max(LEAST);
+        self.accounts.shrink_to(self.full);
+    }
+}
+
+impl Default for MemoryLimiter {
+    fn default() -> Self {
+        Self::new(Instant::now)
+    }
+}
+
+impl MemoryLimiter {
+    /// Nothing is used yet.
+    pub(crate) fn new(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
+        Self {
+            clock: Box::new(clock),
+            buckets: RwLock::default(),
+            counts: RwLock::default(),
+        }
+    }
+
+    /// A seat at once, or none.
+    pub(crate) fn seat(&self, account: &Account, most: u64) -> Option<Seat> {
+        let known = {
+            let counts = self.counts.read().unwrap_or_else(PoisonError::into_inner);
+            counts.accounts.get(account).cloned()
+        };
+        let count = known.unwrap_or_else(|| {
+            let mut counts = self.counts.write().unwrap_or_else(PoisonError::into_inner);
+            // Each seat, and whoever is about to take one, holds its count.
+            counts.sweep(|count| Arc::strong_count(count) > 1);
+            Arc::clone(counts.accounts.entry(account.clone()).or_default())
+        });
+        let taken = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+            (taken < most).then_some(taken + 1)
+        });
+        taken.ok()?;
+        Some(Seat::new(move || {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }))
+    }
+
+    fn take(&self, account: Account, rate: u64, wanted: u64) -> u64 {
+        let now = (self.clock)();
+        let full = rate.saturating_mul(1000);
+        let mut buckets = self.buckets.write().unwrap_or_else(PoisonError::into_inner);
+        // One that was left alone for a second is full, and so is one that does not exist.
+        buckets.sweep(|bucket| now.saturating_duration_since(bucket.at).as_millis() < 1000);
+        let bucket = buckets.accounts.entry(account).or_insert(Bucket {
+            level: full,
+            at: now,
+        });
+        let passed = now.saturating_duration_since(bucket.at).as_millis();
+        let passed = u64::try_from(passed).unwrap_or(u64::MAX);
+        if passed > 0 {
+            bucket.at = now;
+        }
+        // A thousandth for each millisecond and unit of the rate.
+        bucket.level = bucket
+            .level
+            .saturating_add(passed.saturating_mul(rate))
+            .min(full);
+        let given = wanted.min(bucket.level / 1000);
+        bucket.level -= given * 1000;
+        given
+    }
+}
+
+impl Limiter for MemoryLimiter {
+    fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> Later<'static, u64> {
+        let given = self.take(account, rate, wanted);
+        Box::pin(std::future::ready(given))
+    }
+
+    fn enter(self: Arc<Self>, account: Account, most: u64) -> Later<'static, Option<Seat>> {
+        let seat = self.seat(&account, most);
+        Box::pin(std::future::ready(seat))
+    }
+}
+
+/// Tables below this are not worth looking through.
+const LEAST: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn account(name: &str) -> Account {
+        Account(name.into())
+    }
+
+    /// A limiter, and how its time passes.
+    struct Bench {
+        limiter: Arc<MemoryLimiter>,
+        ms: Arc<AtomicU64>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let (ms, born) = (Arc::new(AtomicU64::new(0)), Instant::now());
+            let passed = Arc::clone(&ms);
+            let clock = move || born + Duration::from_millis(passed.load(Ordering::Relaxed));
+            let limiter = Arc::new(MemoryLimiter::new(clock));
+            Self { limiter, ms }
+        }
+
+        fn advance(&self, ms: u64) {
+            self.ms.fetch_add(ms, Ordering::Relaxed);
+        }
+    }
+
+    // Promises of the trait, for whatever implements it.
+
+    async fn gives_a_second_at_once_and_the_rate_after_it(
+        limiter: Arc<dyn Limiter>,
+        advance: impl Fn(u64),
+    ) {
+        let draw = |name: &str, wanted| Arc::clone(&limiter).draw(account(name), 100, wanted);
+        assert_eq!(draw("a", 30).await, 30);
+        assert_eq!(draw("a", 200).await, 70);
+        assert_eq!(draw("a", 1).await, 0);
+        assert_eq!(draw("b", 100).await, 100, "another account");
+        advance(250);
+        assert_eq!(draw("a", 100).await, 25);
+        let mut given = 0;
+        for _ in 0..1000 {
+            advance(3);
+            given += draw("a", 1).await;
+        }
+        assert_eq!(given, 300, "three seconds");
+        advance(60_000);
+        assert_eq!(
+            draw("a", 1000).await,
+            100,
+            "nothing is kept for longer than a second"
+        );
+    }
+
+    async fn seats_are_as_many_as_allowed_and_come_back(limiter: Arc<dyn Limiter>) {
+        let enter = |name: &str| Arc::clone(&limiter).enter(account(name), 2);
+        let (one, two) = (enter("a").await, enter("a").await);
+        assert!(one.is_some() && two.is_some());
+        assert!(enter("a").await.is_none());
+        assert!(enter("b").await.is_some(), "another account");
+        drop(one);
+        // A future that is dropped before it is done leaves nothing.
+        drop(enter("a"));
+        let again = enter("a").await;
+        assert!(again.is_some() && enter("a").await.is_none());
+    }
+
+    async fn many_tasks_take_no_more_than_there_is(limiter: Arc<dyn Limiter>) {
+        let tasks = (0..200).map(|_| Arc::clone(&limiter).enter(account("many"), 50));
+        let seats = futures_util::future::join_all(tasks).await;
+        assert_eq!(seats.iter().flatten().count(), 50);
+    }
+
+    #[tokio::test]
+    async fn keeps_the_contract() {
+        let bench = Bench::new();
+        let limiter = || Arc::clone(&bench.limiter) as Arc<dyn Limiter>;
+        gives_a_second_at_once_and_the_rate_after_it(limiter(), |ms| bench.advance(ms)).await;
+        seats_are_as_many_as_allowed_and_come_back(limiter()).await;
+        many_tasks_take_no_more_than_there_is(limiter()).await;
+    }
+
+    #[test]
+    fn threads_take_no_more_than_there_is() {
+        let limiter = MemoryLimiter::default();
+        let seats: Vec<Seat> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let seats = (0..1000).filter_map(|_| limiter.seat(&account("a"), 999));
+                        seats.collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            let all = threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap());
+            all.collect()
+        });
+        assert_eq!(seats.len(), 999);
+    }
+
+    #[test]
+    fn accounts_that_nobody_uses_are_forgotten() {
+        let bench = Bench::new();
+        let limiter = &bench.limiter;
+        let kept = limiter.seat(&account("kept"), 1).unwrap();
+        for number in 0..100_000 {
+            let account = account(&format!("account {number}"));
+            drop(limiter.seat(&account, 1));
+            bench.advance(2);
+            limiter.take(account, 1, 1);
+        }
+        let counts = limiter.counts.read().unwrap().accounts.len();
+        let buckets = limiter.buckets.read().unwrap().accounts.len();
+        assert!(
+            counts <= 2 * LEAST && buckets <= 2 * LEAST,
+            "{counts} {buckets}"
+        );
+        assert!(
+            limiter.seat(&account("kept"), 1).is_none(),
+            "the used one is not"
+        );
+        drop(kept);
+        assert!(limiter.seat(&account("kept"), 1).is_some());
+    }
+}

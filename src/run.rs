@@ -222,7 +222,6 @@ async fn follow(
 ) {
     let mut changes = live.changes();
     changes.mark_changed();
-    let mut is_first = true;
     let mut unenforced = BTreeSet::new();
     while let Some(Ok(())) = stop.run_until_cancelled(changes.changed()).await {
         let snapshot = Arc::clone(&changes.borrow_and_update());
@@ -238,10 +237,7 @@ async fn follow(
             metrics.unenforced(tenant, server, key, sign);
         }
         hub.prepare(&snapshot.catalog);
-        if std::mem::take(&mut is_first) {
-            hub.keep_warm(&snapshot.catalog);
-        }
-        // Here sessions and children learn what changed between the last snapshot and this one.
+        hub.follow(&snapshot.catalog).await;
     }
 }
 

@@ -32,6 +32,8 @@ impl Route {
 pub(crate) enum Ended {
     /// Its client said so.
     Deleted,
+    /// Its principal may not use its server any more.
+    Revoked,
     /// Nobody used it.
     Idle,
     /// It reached its absolute age.
@@ -46,8 +48,9 @@ pub(crate) enum Ended {
 
 impl Ended {
     /// The values of the label, in the order of the variants: change both together.
-    const LABELS: [&str; 6] = [
+    const LABELS: [&str; 7] = [
         "deleted",
+        "revoked",
         "idle",
         "expired",
         "disconnected",

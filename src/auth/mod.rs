@@ -371,10 +371,6 @@ impl Known {
 /// Whether an access still holds after a change of the catalog, and what has become of it: none if
 /// its tenant or server is gone, its API key was removed or means somebody else, its issuer is no
 /// longer trusted, or its server is no longer granted. Times are not looked at.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "streams will ask after a change")
-)]
 pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
     let known = match (&access.basis, &tenant.auth) {

@@ -31,7 +31,11 @@ pub(crate) struct Keepers {
 }
 
 /// How to take from a shelf.
-type Shelf = mpsc::Sender<oneshot::Sender<Started>>;
+struct Shelf {
+    /// What it is for.
+    server: Arc<Server>,
+    takers: mpsc::Sender<oneshot::Sender<Started>>,
+}
 
 /// Takers that wait for an answer; it comes without waiting for anything.
 const TAKERS: usize = 64;
@@ -47,7 +51,7 @@ impl Keepers {
         }
         let shelf = {
             let shelves = self.shelves.read().unwrap_or_else(PoisonError::into_inner);
-            shelves.get(&spec(server)).cloned()?
+            shelves.get(&spec(server))?.takers.clone()
         };
         let (reply, started) = oneshot::channel();
         shelf.send(reply).await.ok()?;
@@ -56,23 +60,39 @@ impl Keepers {
 }
 
 impl Pool {
-    /// Keeps `server.supervision.warm` children started until `halt`.
-    pub(crate) fn keep_warm(
+    /// Keeps children of `wanted`, as many as each says, started until `halt`, and no others.
+    ///
+    /// Servers that were not changed are known by their addresses.
+    pub(crate) fn keep_only(
         self: &Arc<Self>,
-        server: &Arc<Server>,
-        halt: CancellationToken,
+        wanted: &[Arc<Server>],
+        halt: &CancellationToken,
         tracker: &TaskTracker,
     ) {
-        if server.supervision.warm == 0 {
-            return;
-        }
-        let (shelf, takers) = mpsc::channel(TAKERS);
         let mut shelves = self
             .keepers
             .shelves
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        shelves.insert(spec(server), shelf);
+        let is_wanted =
+            |server: &Arc<Server>| wanted.iter().any(|wanted| Arc::ptr_eq(wanted, server));
+        // Without its sender a shelf is cleared.
+        shelves.retain(|_, shelf| is_wanted(&shelf.server));
+        for server in wanted {
+            if server.supervision.warm > 0 {
+                let open = || self.open_shelf(server, halt.clone(), tracker);
+                shelves.entry(spec(server)).or_insert_with(open);
+            }
+        }
+    }
+
+    fn open_shelf(
+        self: &Arc<Self>,
+        server: &Arc<Server>,
+        halt: CancellationToken,
+        tracker: &TaskTracker,
+    ) -> Shelf {
+        let (takers, asked) = mpsc::channel(TAKERS);
         let keeper = Keeper {
             pool: Arc::clone(self),
             server: Arc::clone(server),
@@ -81,9 +101,13 @@ impl Pool {
         };
         tracker.spawn(async move {
             let mut keeper = keeper;
-            halt.run_until_cancelled(keeper.run(takers)).await;
+            halt.run_until_cancelled(keeper.run(asked)).await;
             keeper.clear();
         });
+        Shelf {
+            server: Arc::clone(server),
+            takers,
+        }
     }
 }
 

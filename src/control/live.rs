@@ -104,6 +104,7 @@ impl Live {
         let store = self.store()?;
         let loaded = store.load().await?;
         let catalog = store.judged(&loaded, When::Serving)?.catalog;
+        let catalog = catalog.keeping(&self.current());
         let is_operators = |stored: &Stored| stored.name.owner().is_none();
         let operator_keys = loaded.objects.into_iter().filter(is_operators).collect();
         self.publish(Snapshot {

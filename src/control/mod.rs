@@ -64,6 +64,29 @@ impl Catalog {
         tenants.flat_map(|tenant| tenant.servers.values())
     }
 
+    /// Takes over from `before` what is the same, so that what did not change can be told by its
+    /// address.
+    pub(crate) fn keeping(mut self, before: &Self) -> Self {
+        for (name, tenant) in &mut self.tenants {
+            let Some(old) = before.tenants.get(name) else {
+                continue;
+            };
+            if tenant == old {
+                *tenant = Arc::clone(old);
+                continue;
+            }
+            // Nobody else has it yet.
+            if let Some(tenant) = Arc::get_mut(tenant) {
+                for (name, server) in &mut tenant.servers {
+                    if let Some(old) = old.servers.get(name).filter(|old| *old == server) {
+                        *server = Arc::clone(old);
+                    }
+                }
+            }
+        }
+        self
+    }
+
     /// The server at `/t/{tenant}/{server}`, with its tenant.
     pub(crate) fn find(&self, tenant: &str, server: &str) -> Option<(Arc<Tenant>, Arc<Server>)> {
         let tenant = self.tenants.get(tenant)?;
@@ -73,7 +96,7 @@ impl Catalog {
 }
 
 /// The isolation boundary: nothing below it is ever shared with another tenant.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Tenant {
     /// Its name, as in the URL.
     pub(crate) name: String,
@@ -82,10 +105,6 @@ pub(crate) struct Tenant {
     /// Its API keys.
     pub(crate) api_keys: ApiKeys,
     /// The server meant where a request names none.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "routes by host name and tickets will read it")
-    )]
     pub(crate) default_server: Option<String>,
     /// Revisions that its clients may negotiate, newest first; never empty.
     pub(crate) revisions: Vec<Revision>,
@@ -96,7 +115,7 @@ pub(crate) struct Tenant {
 }
 
 /// A named MCP server of a tenant.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Server {
     /// The tenant that it belongs to.
     pub(crate) tenant: String,
@@ -133,7 +152,7 @@ impl Server {
 }
 
 /// A launch specification: the only source of what is ever started.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Launch {
     /// The program: a path, or a name that is looked up in PATH; never a shell.
     pub(crate) command: String,

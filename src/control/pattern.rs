@@ -8,7 +8,7 @@ use memchr::memmem::Finder;
 
 use crate::settings::Wrong;
 
-/// A compiled pattern.
+/// A compiled pattern; equal if it was the same text.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
     tokens: Vec<Token>,
@@ -37,6 +37,14 @@ enum Stretch {
     /// Characters, none for `?`.
     Wild(Vec<Option<char>>),
 }
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.tokens == other.tokens
+    }
+}
+
+impl Eq for Pattern {}
 
 impl Pattern {
     /// Compiles a pattern.

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// What of a server may be used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Policy {
     /// Tools, by name.
     pub(crate) tools: Names,
@@ -27,7 +27,7 @@ pub(crate) struct Policy {
 }
 
 /// Names that are allowed: those of `allow` that are not of `deny`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     /// None is `["*"]`.
     allow: Option<Vec<Pattern>>,

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    auth::{Access, Principal, policy},
+    auth::{Access, policy},
     backend::{
         launcher::Launcher,
         pool::Pool,
@@ -41,6 +41,7 @@ use crate::{
 };
 
 mod calls;
+mod changes;
 mod clock;
 mod fault;
 mod inbound;
@@ -72,6 +73,8 @@ pub(crate) struct Core {
     log: Arc<dyn EventLog>,
     directory: Arc<dyn Directory>,
     sessions: Sessions,
+    /// What is declared, as sessions were last told.
+    declared: std::sync::RwLock<Arc<Catalog>>,
     key: EventKey,
     epoch: u32,
     random: Arc<dyn SecureRandom + Send + Sync>,
@@ -97,8 +100,7 @@ type Sessions = std::sync::RwLock<HashMap<SessionId, Handle>>;
 #[derive(Clone)]
 struct Handle {
     commands: mpsc::Sender<Command>,
-    principal: Principal,
-    server: String,
+    access: Arc<Access>,
     transport: Transport,
 }
 
@@ -212,6 +214,7 @@ impl Hub {
             log: Arc::new(MemoryLog::new(retention)),
             directory: Arc::new(MemoryDirectory::default()),
             sessions: Sessions::default(),
+            declared: std::sync::RwLock::default(),
             key: EventKey::new(&secret),
             epoch: 1,
             random,
@@ -242,16 +245,6 @@ impl Hub {
     /// Every preparation that was asked for.
     pub(crate) fn prepared(&self) -> Vec<Prepared> {
         self.0.pool.preparations.list()
-    }
-
-    /// Starts the children that servers want to be kept warm.
-    pub(crate) fn keep_warm(&self, catalog: &Catalog) {
-        let core = &self.0;
-        let tenants = catalog.tenants.values();
-        for server in tenants.flat_map(|tenant| tenant.servers.values()) {
-            core.pool
-                .keep_warm(server, core.drain.clone(), &core.tracker);
-        }
     }
 
     /// Every child that runs, oldest first; reads `/proc`.
@@ -292,6 +285,7 @@ impl Hub {
         let seats = self.0.limits.stream(access).await?;
         let (id, handle) = self.begin(access, Transport::Sse2024).await?;
         self.0.keep(&id, handle.clone());
+        self.0.tell(&handle).await;
         let reading = attach(&handle, None).await?;
         let mut reading = reading.ok_or(Error::NoSession)?;
         reading.hold(seats);
@@ -309,11 +303,9 @@ impl Hub {
         }
         let seats = core.limits.session(access).await?;
         let id = core.new_id()?;
-        let principal = access.principal().clone();
-        let server = access.server().name.clone();
         let record = Record {
-            principal: principal.clone(),
-            server: server.clone(),
+            principal: access.principal().clone(),
+            server: access.server().name.clone(),
             fence: Fence(1),
         };
         if !core.directory.insert(&id, record).await {
@@ -322,8 +314,7 @@ impl Hub {
         let (commands, received) = mpsc::channel(COMMANDS);
         let handle = Handle {
             commands,
-            principal,
-            server,
+            access: Arc::new(access.clone()),
             transport,
         };
         let session = Session::new(Arc::clone(core), id.clone(), access, handle.clone(), seats);
@@ -445,8 +436,8 @@ impl Core {
     fn find(&self, access: &Access, id: &str) -> Result<Handle, Error> {
         let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
         let handle = sessions.get(id).ok_or(Error::NoSession)?;
-        let is_own =
-            handle.principal == *access.principal() && handle.server == access.server().name;
+        let is_own = handle.access.principal() == access.principal()
+            && handle.access.server().name == access.server().name;
         if is_own {
             Ok(handle.clone())
         } else {

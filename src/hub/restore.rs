@@ -1,7 +1,7 @@
 //! The backend of a session: got at its `initialize`, lost, and got again, so that the client
 //! notices no more than it must (DESIGN section 4, "Ends of a child" and "Restore").
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
@@ -332,7 +332,11 @@ impl Session {
 
     /// Stops a child, which keeps its place until nothing of it is left.
     pub(super) fn end_child(&self, own: Box<Own>, why: Exit) {
-        let (stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.core.metrics));
+        let (mut stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.core.metrics));
+        if self.over == Some(Over::Revoked) {
+            // Nothing of it may be left after 5 s (CONTRACT P16).
+            stop = stop.map(|clock| clock.min(REVOKED));
+        }
         self.core.tracker.spawn(async move {
             let Own { child, place } = *own;
             place.entry().set(ChildState::Stopping);
@@ -348,6 +352,9 @@ impl Session {
         });
     }
 }
+
+/// How long a child may take for each step of its end when its session was revoked.
+const REVOKED: Duration = Duration::from_millis(1500);
 
 /// The state that a session's own child needs: `initialized`, the level, the subscriptions.
 pub(super) fn push_state(kept: &Kept, out: &mut BytesMut) {

@@ -49,6 +49,8 @@ pub(crate) enum Command {
     },
     /// End.
     End(oneshot::Sender<()>),
+    /// Go on with this access, or with none.
+    Change(Option<Box<Access>>),
 }
 
 /// A body of the client, and where its answer goes.
@@ -96,6 +98,8 @@ pub(super) enum Phase {
 pub(super) enum Over {
     /// The client said so.
     Deleted,
+    /// Its principal may not use its server any more, or one of them is gone.
+    Revoked,
     /// Nobody used it.
     Idle,
     /// It reached its absolute age.
@@ -257,6 +261,10 @@ impl Session {
     }
 
     async fn command(&mut self, command: Command) {
+        if let Command::Change(access) = command {
+            // No sign of life of its client.
+            return self.change(access.as_deref());
+        }
         self.touched = Instant::now();
         match command {
             Command::Deliver(delivery) => self.deliver(*delivery).await,
@@ -279,6 +287,7 @@ impl Session {
                 self.core.drop_session(&self.id);
                 let _ = done.send(());
             }
+            Command::Change(_) => {}
         }
     }
 
@@ -365,7 +374,7 @@ impl Session {
                 Over::Lost => telemetry::Exit::Crashed,
                 Over::Failed => telemetry::Exit::FailedStart,
                 Over::Idle | Over::Expired | Over::Disconnected => telemetry::Exit::Idle,
-                Over::Deleted | Over::Drained => telemetry::Exit::Stopped,
+                Over::Deleted | Over::Revoked | Over::Drained => telemetry::Exit::Stopped,
             };
             self.end_child(own, why);
         }
@@ -375,13 +384,14 @@ impl Session {
         );
         self.core.metrics.session_ended(match over {
             Over::Deleted => Ended::Deleted,
+            Over::Revoked => Ended::Revoked,
             Over::Idle => Ended::Idle,
             Over::Expired => Ended::Expired,
             Over::Disconnected => Ended::Disconnected,
             Over::Lost | Over::Failed => Ended::Lost,
             Over::Drained => Ended::Drained,
         });
-        if was_kept || over == Over::Deleted {
+        if was_kept || matches!(over, Over::Deleted | Over::Revoked) {
             Self::last_words(Arc::clone(self.streams.pulse())).await;
         }
         self.core.log.forget(&self.id).await;

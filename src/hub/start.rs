@@ -227,7 +227,9 @@ impl Session {
             return self.message(line).await;
         };
         if let Some(handle) = self.handle.take() {
+            let access = Arc::clone(&handle.access);
             self.core.keep(&self.id, handle);
+            self.catch_up(&access);
         }
         // A client that is gone never learned the id.
         if reply.send(Answer::Json(line)).is_err() {

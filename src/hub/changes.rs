@@ -1,0 +1,115 @@
+//! What sessions and children do about a change of what is declared.
+//!
+//! Who lost a server loses its sessions there; whose server is another now goes on with it, and
+//! its child is replaced like one that was idle. Not here: what was changed (`control/live`).
+
+use std::sync::{Arc, PoisonError};
+
+use super::{
+    Core, Handle, Hub,
+    session::{Command, Over, Session},
+};
+use crate::{
+    auth::{self, Access},
+    backend::roster::Restart,
+    control::{Catalog, Server},
+};
+
+impl Hub {
+    /// Makes sessions and children follow `catalog`; returns when every session was told.
+    ///
+    /// A session whose principal may not use its server any more ends at once, with what is open
+    /// on it. Children of a server that is gone end at once; those of one that starts something
+    /// else now end when their calls have ended, and are replaced at the next request.
+    pub(crate) async fn follow(&self, catalog: &Arc<Catalog>) {
+        let core = &self.0;
+        let before = {
+            let mut declared = core.declared();
+            std::mem::replace(&mut *declared, Arc::clone(catalog))
+        };
+        let handles: Vec<Handle> = {
+            let sessions = core.sessions.read().unwrap_or_else(PoisonError::into_inner);
+            sessions.values().cloned().collect()
+        };
+        for handle in handles {
+            core.tell(&handle).await;
+        }
+        for old in before.servers() {
+            match catalog.find(&old.tenant, &old.name) {
+                None => {
+                    _ = core
+                        .pool
+                        .roster
+                        .restart(&old.tenant, &old.name, Restart::Now)
+                }
+                Some((_, new)) if is_replaced(old, &new) => {
+                    core.pool
+                        .roster
+                        .restart(&new.tenant, &new.name, Restart::Drain);
+                }
+                Some(_) => {}
+            }
+        }
+        let wanted: Vec<Arc<Server>> = catalog.servers().cloned().collect();
+        core.pool.keep_only(&wanted, &core.drain, &core.tracker);
+    }
+}
+
+/// Whether what a child was started by is another now.
+fn is_replaced(old: &Arc<Server>, new: &Arc<Server>) -> bool {
+    !Arc::ptr_eq(old, new)
+        && (old.launch != new.launch
+            || old.recipe != new.recipe
+            || old.limits != new.limits
+            || old.supervision.isolation != new.supervision.isolation)
+}
+
+impl Core {
+    /// What is declared; held for a few instructions.
+    fn declared(&self) -> std::sync::RwLockWriteGuard<'_, Arc<Catalog>> {
+        self.declared
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has become of an access meanwhile; none if nothing has.
+    fn changed(&self, access: &Access) -> Option<Option<Access>> {
+        let declared = self.declared.read().unwrap_or_else(PoisonError::into_inner);
+        let renewed = auth::renew(&declared, access);
+        let is_same = renewed.as_ref().is_some_and(|renewed| {
+            Arc::ptr_eq(renewed.server(), access.server())
+                && Arc::ptr_eq(renewed.tenant(), access.tenant())
+        });
+        (!is_same).then_some(renewed)
+    }
+
+    /// Tells a session what has become of its access.
+    pub(super) async fn tell(&self, handle: &Handle) {
+        if let Some(changed) = self.changed(&handle.access) {
+            let change = Command::Change(changed.map(Box::new));
+            // One that has ended needs to know nothing.
+            let _ = handle.commands.send(change).await;
+        }
+    }
+}
+
+impl Session {
+    /// A session that has just come to be: what was declared may have changed since it began.
+    pub(super) fn catch_up(&mut self, access: &Access) {
+        if let Some(changed) = self.core.changed(access) {
+            self.change(changed.as_ref());
+        }
+    }
+
+    /// Goes on with another access, or not at all.
+    pub(super) fn change(&mut self, access: Option<&Access>) {
+        let Some(access) = access else {
+            self.over.get_or_insert(Over::Revoked);
+            self.core.drop_session(&self.id);
+            return;
+        };
+        self.tenant = Arc::clone(access.tenant());
+        self.server = Arc::clone(access.server());
+        self.policy = Arc::clone(&access.server().policy);
+    }
+}

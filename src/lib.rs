@@ -24,7 +24,7 @@
 //! * `auth` makes the proof (`Access`) that every hub method takes.
 //! * `control` is what an operator declares; `config` is how the gateway itself is set.
 //! * `http` is the skin: fronts that turn HTTP into messages and events into HTTP.
-//! * `cli` is `lockgate run`, `serve`, `check` and `import`.
+//! * `cli` is `lockgate run`, `serve`, `check`, `import`, and the commands on the store.
 //!
 //! # Words
 //!
@@ -46,7 +46,19 @@
 //! | call | a request of the client that the child has |
 //! | ask | a request of the child that the client has to answer |
 //! | cursor | the place behind an event of a stream; as text, the event id |
+//! | object | one thing that an operator declares: a tenant, a server, a user or an API key |
+//! | store | what is declared and who changed it, in SQLite or PostgreSQL |
+//! | snapshot | what the store held when it was read last: what requests read |
+//! | master key | what secrets are sealed with before they are stored |
 //! | access | proof that a principal may use a server |
+//!
+//! # What is declared
+//!
+//! `control::declared` takes a manifest apart into objects, each a document in the manifest's own
+//! syntax. `control::store` keeps them in SQLite or PostgreSQL: every change is judged as the whole
+//! state that it leads to and written with its audit record. `control::keeper` applies the manifest's
+//! file and reads the store anew when something changed, here or at another replica; requests read
+//! the snapshot in `control::live` and never wait for a database.
 //!
 //! # A call
 //!

@@ -26,7 +26,7 @@
 //! * `outbound` fetches what others name, from public addresses only.
 //! * `control` is what an operator declares; `config` is how the gateway itself is set.
 //! * `http` is the skin: fronts that turn HTTP into messages and events into HTTP.
-//! * `cli` is `lockgate run`, `serve`, `check` and `import`.
+//! * `cli` is `lockgate run`, `serve`, `check`, `import`, and the commands on the store.
 //!
 //! # Words
 //!
@@ -51,12 +51,23 @@
 //! | principal | who calls: tenant, issuer, subject and client id |
 //! | grant | who of a tenant may use a server |
 //! | API key | a secret for machines, which stands for a subject |
-//! | access | proof that a principal may use a server |
+//! | object | one thing that an operator declares: a tenant, a server, a user or an API key |
+//! | store | what is declared and who changed it, in SQLite or PostgreSQL |
+//! | snapshot | what the store held when it was read last: what requests read |
+//! | master key | what secrets are sealed with before they are stored |//! | access | proof that a principal may use a server |
 //! | policy | what of a server its clients may use, by name, and the scopes that takes |
 //! | quota | how much of the gateway a tenant, or a principal, may use |
 //! | account | what is counted together: one limit of one tenant, principal or address |
 //! | allotment | a part of a rate, drawn from the limiter ahead of its use |
 //! | seat | a place among what an account counts, given back by being dropped |
+//!
+//! # What is declared
+//!
+//! `control::declared` takes a manifest apart into objects, each a document in the manifest's own
+//! syntax. `control::store` keeps them in SQLite or PostgreSQL: every change is judged as the whole
+//! state that it leads to and written with its audit record. `control::keeper` applies the manifest's
+//! file and reads the store anew when something changed, here or at another replica; requests read
+//! the snapshot in `control::live` and never wait for a database.
 //!
 //! # A call
 //!

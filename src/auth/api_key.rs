@@ -43,14 +43,16 @@ pub(super) fn is_meant(text: &str) -> bool {
 
 /// The key `text` of this tenant, if it is one and holds at `now`.
 pub(super) fn find(tenant: &Tenant, text: &str, now: u64) -> Option<([u8; 32], Arc<ApiKey>)> {
-    if !is_well_formed(text) {
-        return None;
-    }
-    let hash = hash(text);
+    let hash = hash_of(text)?;
     let key = tenant.api_keys.get(&hash)?;
     // No leeway: operator and gateway mean the same clock.
     let holds = key.expires.is_none_or(|expires| now < expires);
     holds.then(|| (hash, Arc::clone(key)))
+}
+
+/// The hash by which a key is found; none for a text that cannot be one.
+pub(crate) fn hash_of(text: &str) -> Option<[u8; 32]> {
+    is_well_formed(text).then(|| hash(text))
 }
 
 fn is_well_formed(text: &str) -> bool {

@@ -19,6 +19,7 @@ use crate::{
     telemetry::{Denied, Metrics},
 };
 
+pub(crate) mod administrator;
 pub(crate) mod api_key;
 pub(crate) mod denials;
 mod external;

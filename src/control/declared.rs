@@ -187,6 +187,11 @@ impl Object {
         members.into_iter().collect()
     }
 
+    /// It as a document of the manifest's syntax, secrets included.
+    pub(super) fn tree(&self) -> Node {
+        Node::new(PLACE, Value::Map(self.node()))
+    }
+
     fn node(&self) -> Vec<(String, Node)> {
         let members = self.spec.iter().chain(&self.secret.0);
         members

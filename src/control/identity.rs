@@ -11,6 +11,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use url::Url;
 
 use crate::{
+    config::Mistake,
     control::manifest::Reader,
     document::{Node, Value},
     settings::{Fields, Wrong, choice, nearest},
@@ -93,6 +94,55 @@ pub(crate) struct ApiKey {
     pub(crate) servers: Servers,
     /// From when on it is worth nothing, in seconds since the epoch.
     pub(crate) expires: Option<u64>,
+}
+
+/// The API keys of operators, by the SHA-256 of their text.
+pub(crate) type OperatorKeys = HashMap<[u8; 32], OperatorKey>;
+
+/// An API key of an operator, who belongs to no tenant and may administrate all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OperatorKey {
+    /// Its name.
+    pub(crate) name: String,
+    /// From when on it is worth nothing, in seconds since the epoch.
+    expires: Option<u64>,
+}
+
+impl OperatorKey {
+    /// Whether it holds at `now`, in seconds since the epoch.
+    pub(crate) fn holds(&self, now: u64) -> bool {
+        self.expires.is_none_or(|expires| now < expires)
+    }
+
+    /// The key `name` with its hash, as `spec` describes it.
+    ///
+    /// # Errors
+    ///
+    /// Every mistake.
+    pub(crate) fn read(name: &str, spec: &Node) -> Result<([u8; 32], Self), Vec<Mistake>> {
+        let (mut found, key) = (Vec::new(), format!("api_keys.{name}"));
+        let fields = Fields::of(spec, &key, &["hash", "expires"], &mut found);
+        if fields.member("hash").is_none() {
+            let wrong = Wrong::new("is missing", HASH_REMEDY);
+            found.push(wrong.at(&fields.place, &fields.key("hash")));
+        }
+        if let Err(wrong) = crate::settings::name(name) {
+            found.push(wrong.at(&fields.place, &key));
+        }
+        let expires = |node: &Node| moment(node).map(Some);
+        let expires = fields.read("expires", None, expires, &mut found);
+        let sha256 = fields.read(
+            "hash",
+            None,
+            |node| hash(&node.text()?).map(Some),
+            &mut found,
+        );
+        let name = name.to_owned();
+        match sha256.filter(|_| found.is_empty()) {
+            Some(sha256) => Ok((sha256, Self { name, expires })),
+            None => Err(found),
+        }
+    }
 }
 
 /// Which servers of its tenant an API key reaches.

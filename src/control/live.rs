@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::{
     Catalog,
-    rows::Stored,
+    identity::OperatorKeys,
     store::{Failure, Store, When},
 };
 
@@ -22,8 +22,7 @@ pub(crate) struct Snapshot {
     /// Tenants and servers.
     pub(crate) catalog: Arc<Catalog>,
     /// API keys of operators, who belong to no tenant.
-    #[expect(dead_code, reason = "for the administration API")]
-    pub(crate) operator_keys: Vec<Stored>,
+    pub(crate) operator_keys: OperatorKeys,
 }
 
 /// The newest snapshot.
@@ -45,7 +44,7 @@ impl Live {
         Self::of(Snapshot {
             version: Some(0),
             catalog: Arc::new(catalog),
-            operator_keys: Vec::new(),
+            operator_keys: OperatorKeys::new(),
         })
     }
 
@@ -105,8 +104,12 @@ impl Live {
         let loaded = store.load().await?;
         let catalog = store.judged(&loaded, When::Serving)?.catalog;
         let catalog = catalog.keeping(&self.current());
-        let is_operators = |stored: &Stored| stored.name.owner().is_none();
-        let operator_keys = loaded.objects.into_iter().filter(is_operators).collect();
+        let operators = loaded.objects.iter();
+        let operators = operators.filter(|stored| stored.name.owner().is_none());
+        // One that cannot be read opens nothing, and keeps nobody else out.
+        let operator_keys = operators
+            .filter_map(|stored| stored.operator_key().ok())
+            .collect();
         self.publish(Snapshot {
             version: Some(loaded.version),
             catalog: Arc::new(catalog),

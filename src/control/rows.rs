@@ -7,9 +7,11 @@ use uuid::Uuid;
 
 use super::{
     declared::{Document, Kind, Object, ObjectName, Secret},
+    identity::OperatorKey,
     seal::{Keyring, NotOpened, Place, Random},
     sql::{Row, Sql, SqlError, Transaction, Value},
 };
+use crate::config::Mistake;
 
 /// An object as it is stored.
 #[derive(Clone, Debug)]
@@ -26,6 +28,17 @@ pub(crate) struct Stored {
     pub(crate) created_ms: i64,
     /// When it was changed last.
     pub(crate) updated_ms: i64,
+}
+
+impl Stored {
+    /// It as an operator's API key, with its hash.
+    ///
+    /// # Errors
+    ///
+    /// Every mistake in it.
+    pub(crate) fn operator_key(&self) -> Result<([u8; 32], OperatorKey), Vec<Mistake>> {
+        OperatorKey::read(self.name.name(), &self.object.tree())
+    }
 }
 
 /// Why a row could not be read or written.

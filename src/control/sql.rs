@@ -129,7 +129,7 @@ impl Pool {
             .acquire_timeout(BUSY)
             .connect_with(options.clone());
         let write = timed(MIGRATION, write).await?;
-        migrate_sqlite(&write).await?;
+        migrate_sqlite(&write, file).await?;
         let read = PoolOptions::new()
             .max_connections(SQLITE_READERS)
             .acquire_timeout(ACQUIRE)
@@ -393,7 +393,17 @@ async fn timed_migration(step: Step<'_, (), MigrateError>) -> Result<(), Migrate
     timeout(MIGRATION, step).await.map_err(late)?
 }
 
-async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), SqlError> {
+async fn migrate_sqlite(pool: &SqlitePool, file: &Path) -> Result<(), SqlError> {
+    let unusable = |error: std::io::Error| SqlError::Unusable(format!("its lock: {error}"));
+    // sqlx takes no turns with SQLite: two that begin together would both make the tables.
+    let turn = std::fs::File::create(file.with_extension("migrate")).map_err(unusable)?;
+    let taken = async {
+        while turn.try_lock().is_err() {
+            tokio::time::sleep(TURN).await;
+        }
+    };
+    let late = |_| SqlError::Unavailable("another process changes the schema".to_owned());
+    timeout(MIGRATION, taken).await.map_err(late)?;
     let schema = sqlite_schema();
     migrated(timed_migration(Box::pin(schema.run(pool))).await)
 }
@@ -476,6 +486,8 @@ const ACQUIRE: Duration = Duration::from_millis(800);
 const CONNECT: Duration = Duration::from_secs(2);
 /// How long the schema may take to change, other replicas' turns included.
 const MIGRATION: Duration = Duration::from_mins(1);
+/// How often a turn is asked for.
+const TURN: Duration = Duration::from_millis(10);
 /// How long a writer of another process is waited for.
 const BUSY: Duration = Duration::from_secs(5);
 /// Connections of one replica: it writes little, and reads at a change.

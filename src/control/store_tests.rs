@@ -113,6 +113,7 @@ on_both! {
     given_keys_are_rotated_to_the_first
     two_stores_see_each_other
     a_schema_with_more_in_it_is_still_used
+    stores_that_are_opened_together_take_turns
 }
 
 fn ada() -> Author {
@@ -655,6 +656,35 @@ async fn a_schema_with_more_in_it_is_still_used(place: Place) {
     transaction.commit().await.unwrap();
     store.close().await;
     put(&place.open().await, tenant("acme")).await;
+}
+
+async fn stores_that_are_opened_together_take_turns(place: Place) {
+    let opened = futures_util::future::join_all((0..4).map(|_| place.open())).await;
+    put(&opened[0], tenant("acme")).await;
+    for (number, store) in opened.iter().enumerate() {
+        let name = number.to_string();
+        put(store, server("acme", &name, "")).await;
+        assert!(token(&opened[3], "acme", &name).await.is_some());
+    }
+}
+
+/// Nobody may wait for ever for a database that took a connection and says nothing.
+#[tokio::test]
+async fn a_database_that_says_nothing_is_given_up() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!(
+        "postgres://u@{}/x?sslmode=disable",
+        listener.local_addr().unwrap()
+    );
+    let place = Place::sqlite();
+    let location = Location::Url(Secret::of(url).unwrap());
+    let opened = Store::open(Opening {
+        location,
+        ..place.opening()
+    });
+    let opened = tokio::time::timeout(Duration::from_secs(10), opened).await;
+    let failed = opened.expect("gives up");
+    assert!(matches!(failed, Err(Failure::Unavailable(_))), "{failed:?}");
 }
 
 #[tokio::test]

@@ -25,7 +25,6 @@ struct Two {
 impl Two {
     async fn start(separation: &str, sets: &[&str], keys: &str) -> Self {
         let data = tempfile::tempdir().unwrap();
-        std::fs::write(data.path().join("master.key"), "the key").unwrap();
         let separation = format!("sandbox.separation={separation}");
         let mut all = vec![separation.as_str()];
         if separation.ends_with("uid") {
@@ -122,6 +121,7 @@ async fn nothing_is_reached(two: &Two, separation: &str) {
     assert!(reads(&two.a, &secret).await.starts_with("refused"));
     is_refused(&two.a, "list_dir", json!({"path": home})).await;
     let key = two.data.path().join("master.key");
+    assert!(key.exists(), "what is not there cannot be read");
     let text = reads(&two.a, &key).await;
     assert!(text.starts_with("refused"), "{separation} {text}");
     let args = json!({"path": two.data.path()});

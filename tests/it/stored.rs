@@ -3,13 +3,13 @@
 use std::{
     path::{Path, PathBuf},
     process::{Output, Stdio},
-    sync::{Arc, Mutex},
 };
 
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
+    sync::watch,
     task::JoinHandle,
     time::Instant,
 };
@@ -76,7 +76,7 @@ impl Ground {
         ];
         let mut settings = self.settings();
         settings.extend(listeners.map(str::to_owned));
-        let mut command = self.command();
+        let mut command = Self::command();
         command.arg("serve").args(args);
         command.args(settings.iter().flat_map(|set| ["--set", set]));
         Replica::start(command).await
@@ -85,7 +85,7 @@ impl Ground {
     /// Another command on the same store.
     async fn run(&self, args: &[&str]) -> Output {
         let settings = self.settings();
-        let mut command = self.command();
+        let mut command = Self::command();
         command.args(args);
         command.args(settings.iter().flat_map(|set| ["--set", set]));
         within("a command", command.output()).await.unwrap()
@@ -105,7 +105,7 @@ impl Ground {
         String::from_utf8(output.stderr).unwrap()
     }
 
-    fn command(&self) -> Command {
+    fn command() -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockgate"));
         command
             .env_remove("DATABASE_URL")
@@ -120,7 +120,7 @@ struct Replica {
     http: String,
     ops: String,
     process: Child,
-    lines: Arc<Mutex<Vec<Value>>>,
+    lines: watch::Receiver<Vec<Value>>,
     reader: JoinHandle<()>,
 }
 
@@ -129,7 +129,7 @@ impl Replica {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
-        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (sender, lines) = watch::channel(Vec::new());
         let mut bound = None;
         while bound.is_none() {
             let Some(line) = within("a line", stdout.next_line()).await.unwrap() else {
@@ -139,14 +139,12 @@ impl Replica {
             };
             let line: Value = serde_json::from_str(&line).unwrap();
             bound = (line["event"] == "listening").then(|| line.clone());
-            lines.lock().unwrap().push(line);
+            sender.send_modify(|lines| lines.push(line));
         }
-        let kept = Arc::clone(&lines);
         let reader = tokio::spawn(async move {
             while let Ok(Some(line)) = stdout.next_line().await {
-                kept.lock()
-                    .unwrap()
-                    .push(serde_json::from_str(&line).unwrap());
+                let line = serde_json::from_str(&line).unwrap();
+                sender.send_modify(|lines| lines.push(line));
             }
         });
         let url = |which: &str| {
@@ -198,7 +196,7 @@ impl Replica {
 
     /// The messages of the lines with this event.
     fn logged(&self, event: &str) -> Vec<String> {
-        let lines = self.lines.lock().unwrap();
+        let lines = self.lines.borrow();
         let of = lines.iter().filter(|line| line["event"] == event);
         of.map(|line| line["message"].as_str().unwrap().to_owned())
             .collect()
@@ -220,8 +218,7 @@ impl Replica {
     async fn kill(mut self) -> Vec<Value> {
         self.process.kill().await.unwrap();
         within("its last line", self.reader).await.unwrap();
-        let lines = self.lines.lock().unwrap();
-        lines.clone()
+        self.lines.borrow().clone()
     }
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct Config {
     pub(crate) http: Http,
     /// The operations listener.
     pub(crate) ops: Ops,
+    /// The administration API.
+    pub(crate) admin: Admin,
     /// Tenant and server that `/mcp` means.
     pub(crate) default: Option<(String, String)>,
     /// Who may call.
@@ -99,6 +101,13 @@ pub(crate) struct Tls {
 #[derive(Clone, Debug)]
 pub(crate) struct Ops {
     /// Where it listens, if it does.
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+/// The administration API.
+#[derive(Clone, Debug)]
+pub(crate) struct Admin {
+    /// A listener of its own; none is the public one.
     pub(crate) listen: Option<SocketAddr>,
 }
 
@@ -282,11 +291,23 @@ impl Layers {
         {
             self.mistake("ops.listen", "is http.listen too", "choose another port");
         }
+        let admin = Admin {
+            listen: self.leaf("admin.listen", |node| optional(node, address)),
+        };
+        let others = [Some(http.listen), ops.listen];
+        if admin
+            .listen
+            .is_some_and(|admin| admin.port() != 0 && others.contains(&Some(admin)))
+        {
+            let what = "is http.listen or ops.listen too";
+            self.mistake("admin.listen", what, "choose another port");
+        }
         Config {
             public_url,
             data_dir: self.data_dir(env),
             http,
             ops,
+            admin,
             default: self.default_server(),
             auth: Auth {
                 insecure: self.leaf("auth.insecure", Node::flag),

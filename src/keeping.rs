@@ -17,6 +17,8 @@ pub(crate) struct Keeping {
     pub(crate) master_key: Option<Secret>,
     /// How long records of the audit trail stay; zero is for ever.
     pub(crate) audit: Duration,
+    /// The API key of an operator, from the environment alone.
+    pub(crate) admin_key: Option<Secret>,
 }
 
 impl Keeping {
@@ -42,6 +44,25 @@ impl Keeping {
             }),
             master_key: layers.leaf("master_key", |node| Ok(Secret::of(node.text()?))),
             audit: layers.leaf("audit.keep", Node::duration),
+            admin_key: admin_key(layers, env),
+        }
+    }
+}
+
+/// `LOCKGATE_ADMIN_KEY`, or what is in the file that `LOCKGATE_ADMIN_KEY_FILE` names.
+fn admin_key(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Secret> {
+    let of = |name: &str| env.get(name).filter(|text| !text.is_empty());
+    if let Some(key) = of("LOCKGATE_ADMIN_KEY") {
+        return Secret::of(key.trim().to_owned());
+    }
+    let file = of("LOCKGATE_ADMIN_KEY_FILE")?;
+    match std::fs::read_to_string(file) {
+        Ok(text) => Secret::of(text.trim().to_owned()),
+        Err(error) => {
+            let wrong = Wrong::new(format!("cannot be read: {error}"), "name a readable file");
+            let mistake = wrong.at("LOCKGATE_ADMIN_KEY_FILE", "admin key");
+            layers.mistakes.push(mistake);
+            None
         }
     }
 }

@@ -12,9 +12,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use url::Url;
 
 use crate::{
-    auth::{Clock, Verifier},
+    auth::{Clock, Verifier, administrator::ensure_operator},
     backend::launcher::Launcher,
-    config::Config,
+    config::{Config, Secret},
     control::{
         Catalog, Server,
         confinement::Offer,
@@ -25,7 +25,7 @@ use crate::{
         Front,
         accept::{self, Bounds},
         address::Allowed,
-        counted,
+        admin, counted,
         gate::Gate,
         ops::{self, Health, Loss},
         routes,
@@ -43,6 +43,8 @@ pub(crate) struct Listeners {
     pub(crate) http: TcpListener,
     /// For health and metrics.
     pub(crate) ops: Option<TcpListener>,
+    /// For administration, where that has a listener of its own.
+    pub(crate) admin: Option<TcpListener>,
 }
 
 /// What is served.
@@ -105,11 +107,13 @@ pub(crate) async fn run(
     if !live.is_loaded() {
         health.lost("sql", Loss::All);
     }
+    let is_administered = keeper.is_some();
     if let Some(keeper) = keeper {
         let report = reports(health.clone());
         keeping.spawn(keeper.run(report, stop_keeping.clone()));
     }
     let following = follow(
+        Arc::clone(&config),
         Arc::clone(&live),
         hub.clone(),
         Arc::clone(&metrics),
@@ -140,7 +144,7 @@ pub(crate) async fn run(
     )
     .map_err(anyhow::Error::msg)?;
     let proxies = config.http.trusted_proxies.clone();
-    let gate = Gate::new(allowed, proxies, config.http.max_body as u64);
+    let gate = Gate::new(allowed, proxies.clone(), config.http.max_body as u64);
     let auth = Verifier::new(
         &config,
         Outbound::new(config.outbound_allow.clone()),
@@ -156,7 +160,35 @@ pub(crate) async fn run(
         config: Arc::clone(&config),
         metrics: Arc::clone(&metrics),
     };
-    let app = gate.guard(routes(Arc::new(front), health.clone()));
+    let front = Arc::new(front);
+    let mut app = routes(Arc::clone(&front), health.clone());
+    let api = is_administered.then(|| admin::routes(front));
+    match (listeners.admin, api) {
+        (Some(listener), Some(api)) => {
+            let bound = listener.local_addr()?;
+            let (hosts, origins) = (&config.http.allowed_hosts, &config.http.allowed_origins);
+            let own = Allowed::new(&own_url(bound)?, bound, false, hosts, origins);
+            let own = own.map_err(anyhow::Error::msg)?;
+            let gate = Gate::new(own, proxies, config.http.max_body as u64);
+            let app = counted(gate.guard(api), Arc::clone(&metrics));
+            let bounds = Bounds {
+                max_connections: ADMINISTRATORS,
+                finish: LAST_WORDS,
+            };
+            let (stop, tracker) = (stop_accepting.clone(), tracker.clone());
+            tracker.spawn(accept::serve(
+                listener,
+                None,
+                app,
+                bounds,
+                stop,
+                tracker.clone(),
+            ));
+        }
+        (None, Some(api)) => app = app.merge(api),
+        (_, None) => {}
+    }
+    let app = gate.guard(app);
     let app = counted(app, Arc::clone(&metrics));
     let bounds = Bounds {
         max_connections: config.http.max_connections,
@@ -214,6 +246,7 @@ pub(crate) async fn run(
 
 /// Does what a new snapshot asks for, until `stop`.
 async fn follow(
+    config: Arc<Config>,
     live: Arc<Live>,
     hub: Hub,
     metrics: Arc<Metrics>,
@@ -222,7 +255,7 @@ async fn follow(
 ) {
     let mut changes = live.changes();
     changes.mark_changed();
-    let mut unenforced = BTreeSet::new();
+    let (mut unenforced, mut has_operator) = (BTreeSet::new(), false);
     while let Some(Ok(())) = stop.run_until_cancelled(changes.changed()).await {
         let snapshot = Arc::clone(&changes.borrow_and_update());
         if snapshot.version.is_none() {
@@ -235,6 +268,13 @@ async fn follow(
             .chain(known.difference(&unenforced).map(|gone| (-1, gone)))
         {
             metrics.unenforced(tenant, server, key, sign);
+        }
+        if live.store().is_ok() && !has_operator {
+            let key = config.keeping.admin_key.as_ref().map(Secret::expose);
+            match ensure_operator(&live, key, &config.data_dir).await {
+                Ok(()) => has_operator = true,
+                Err(failure) => tracing::error!(%failure, "nobody may administrate yet"),
+            }
         }
         hub.prepare(&snapshot.catalog);
         hub.follow(&snapshot.catalog).await;
@@ -259,6 +299,14 @@ fn reports(health: Health) -> Box<dyn Fn(Reach) + Send + Sync> {
         Reach::Never => health.lost("sql", Loss::All),
     })
 }
+
+/// The URL of a listener of its own.
+fn own_url(bound: std::net::SocketAddr) -> anyhow::Result<Url> {
+    Ok(Url::parse(&format!("http://{bound}"))?)
+}
+
+/// Connections of the listener for administration.
+const ADMINISTRATORS: usize = 256;
 
 /// Connections of the operations listener: probes and scrapers.
 const OPERATIONS: usize = 64;

@@ -3,13 +3,28 @@
 //! Both prove it by an API key with the scope `admin`: an operator's belongs to no tenant. Not
 //! here: what may be administrated (`http/admin`).
 
+use std::{
+    fs,
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use aws_lc_rs::rand::SystemRandom;
+
 use super::{
     Credential, Principal, Verifier, api_key,
     denials::{Caller, Denial},
 };
 use crate::{
     auth::API_KEY_ISSUER,
-    control::{Catalog, identity::OperatorKeys},
+    control::{
+        Catalog,
+        declared::{Document, Kind, Object, ObjectName},
+        identity::OperatorKeys,
+        live::Live,
+        store::{Author, Expected, Failure},
+    },
     telemetry::Denied,
 };
 
@@ -118,6 +133,79 @@ impl Verifier {
             tenant: Some(tenant.name.clone()),
         })
     }
+}
+
+/// Sees to it that somebody can get in: with the key that was `given`, or, where no operator has
+/// one yet, with a new one in `{data_dir}/admin.key` that only its owner may read.
+///
+/// # Errors
+///
+/// Those of the store; `Bug` if the file cannot be written, and nobody can get in.
+pub(crate) async fn ensure_operator(
+    live: &Live,
+    given: Option<&str>,
+    data_dir: &Path,
+) -> Result<(), Failure> {
+    let (store, snapshot) = (live.store()?, live.snapshot());
+    let author = Author::named("start");
+    if let Some(given) = given {
+        let is_known = |hash: [u8; 32]| snapshot.operator_keys.contains_key(&hash);
+        if !api_key::hash_of(given).is_some_and(is_known) {
+            let name = ObjectName::operator_key("environment");
+            store
+                .put(&name, key_object(given), Expected::Any, &author)
+                .await?;
+            live.refresh().await?;
+        }
+        return Ok(());
+    }
+    if !snapshot.operator_keys.is_empty() {
+        return Ok(());
+    }
+    let file = data_dir.join("admin.key");
+    let key = key_file(&file)
+        .map_err(|error| Failure::Bug(format!("cannot write {}: {error}", file.display())))?;
+    let name = ObjectName::operator_key("first");
+    match store
+        .put(&name, key_object(&key), Expected::Absent, &author)
+        .await
+    {
+        // Another replica was faster: its file has the key.
+        Err(Failure::Conflict) => _ = fs::remove_file(&file),
+        other => {
+            other?;
+            tracing::info!(event = "admin.key", file = %file.display(), "an operator's API key");
+        }
+    }
+    live.refresh().await
+}
+
+fn key_object(key: &str) -> Object {
+    let hash = ("hash".to_owned(), api_key::fingerprint(key).into());
+    Object::new(Kind::ApiKey, Document::from_iter([hash]))
+}
+
+/// The key in a file; a new one where there is none that could be one.
+fn key_file(path: &Path) -> io::Result<String> {
+    match fs::read_to_string(path) {
+        Ok(text) if api_key::hash_of(text.trim()).is_some() => {
+            return Ok(text.trim().to_owned());
+        }
+        Ok(_) => fs::remove_file(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let random = SystemRandom::new();
+    let key = api_key::generate(&random).map_err(|_| io::Error::other("no randomness"))?;
+    let mut options = fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(format!("{key}\n").as_bytes())?;
+    file.sync_all()?;
+    Ok(key)
 }
 
 /// The scope of those who administrate.

@@ -66,6 +66,21 @@ impl Principal {
         }))
     }
 
+    /// Who says so; none is nobody, where everybody may call.
+    pub(crate) fn issuer(&self) -> Option<&str> {
+        self.0.issuer.as_deref()
+    }
+
+    /// For whom it acts.
+    pub(crate) fn subject(&self) -> Option<&str> {
+        self.0.subject.as_deref()
+    }
+
+    /// The client id, or the name of the API key.
+    pub(crate) fn client(&self) -> Option<&str> {
+        self.0.client.as_deref()
+    }
+
     /// What tells it from every other principal.
     pub(crate) fn key(&self) -> &str {
         &self.0.key

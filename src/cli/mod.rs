@@ -33,6 +33,8 @@ enum Command {
     Backup(CopyArgs),
     /// Put a copy of the SQLite store in its place
     Restore(CopyArgs),
+    /// Print the administration API as an OpenAPI document
+    Openapi,
     /// Turn an mcp.json into a manifest on stdout
     Import(ImportArgs),
     /// API keys, and the master key
@@ -149,6 +151,10 @@ pub fn main() -> ExitCode {
         Command::Backup(args) => stored::backup(args),
         Command::Restore(args) => stored::restore(args),
         Command::Key(KeyCommand::Rotate(args)) => stored::rotate(args),
+        Command::Openapi => {
+            print!("{}", crate::http::openapi::text());
+            ExitCode::SUCCESS
+        }
         Command::Import(ImportArgs { file, tenant }) => import::import(
             &file,
             &tenant,

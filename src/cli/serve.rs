@@ -298,6 +298,10 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         Some(address) => Some(bind(address).await?),
         None => None,
     };
+    let admin = match config.admin.listen.filter(|_| !is_run) {
+        Some(address) => Some(bind(address).await?),
+        None => None,
+    };
     config.bind(http.local_addr()?);
     let work = match work {
         Some(work) => work,
@@ -313,8 +317,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
     }
     let mut ports = vec![http.local_addr()?.port()];
-    if let Some(ops) = &ops {
-        ports.push(ops.local_addr()?.port());
+    for own in [&ops, &admin].into_iter().flatten() {
+        ports.push(own.local_addr()?.port());
     }
     ports.extend(stored::port(&config));
     // `run` keeps nothing that would have to be hidden. To hide means to list all that lies
@@ -333,8 +337,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
     let shutdown = Shutdown::default();
     let signals = signals(shutdown.clone())?;
-    announce(&config, &http, ops.as_ref(), is_run)?;
-    let listeners = Listeners { http, ops };
+    announce(&config, &http, [ops.as_ref(), admin.as_ref()], is_run)?;
+    let listeners = Listeners { http, ops, admin };
     let running = run::run(config, served, launcher, listeners, shutdown, logs);
     tokio::pin!(signals);
     tokio::select! {
@@ -354,7 +358,11 @@ fn stores_of(config: &Config, work: &Path, is_temporary: bool) -> PathBuf {
 fn hidden(config: &Config, work: &Path, env: &BTreeMap<String, String>) -> Vec<PathBuf> {
     let tls = config.http.tls.as_ref();
     let paths = [config.data_dir.clone(), work.to_owned()];
-    let secrets = ["LOCKGATE_MASTER_KEY_FILE", "LOCKGATE_SQL__URL_FILE"];
+    let secrets = [
+        "LOCKGATE_ADMIN_KEY_FILE",
+        "LOCKGATE_MASTER_KEY_FILE",
+        "LOCKGATE_SQL__URL_FILE",
+    ];
     let secrets = secrets.iter().filter_map(|name| env.get(*name));
     paths
         .into_iter()
@@ -460,16 +468,18 @@ fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output = ()>> {
 fn announce(
     config: &Config,
     http: &TcpListener,
-    ops: Option<&TcpListener>,
+    [ops, admin]: [Option<&TcpListener>; 2],
     is_run: bool,
 ) -> anyhow::Result<()> {
     let bound = http.local_addr()?;
     let ops = ops.map(TcpListener::local_addr).transpose()?;
+    let admin = admin.map(TcpListener::local_addr).transpose()?;
     if !is_run {
         tracing::info!(
             event = "listening",
             http = %bound,
             ops = ops.map(|address| address.to_string()),
+            admin = admin.map(|address| address.to_string()),
             "listening"
         );
         return Ok(());

@@ -65,6 +65,30 @@ impl Core {
         }
     }
 
+    /// Whether what `changes` lead to can be served.
+    pub(super) fn judged_after(
+        &self,
+        before: &Loaded,
+        wanted: &Declared,
+        changes: &[Change],
+        when: When,
+    ) -> Result<Manifest, Failure> {
+        let mut after = before.declared();
+        for change in changes {
+            match wanted.0.get(&change.name) {
+                Some(object) => after.0.insert(change.name.clone(), object.clone()),
+                None => after.0.remove(&change.name),
+            };
+            let owner = change.name.owner().map(ObjectName::tenant);
+            if change.what != What::Removed
+                && owner.is_some_and(|owner| !after.0.contains_key(&owner))
+            {
+                return Err(Failure::NotFound);
+            }
+        }
+        self.judged(&after, when)
+    }
+
     /// The one way in which what is declared changes: `edit` says what is wanted and what that
     /// changes; the result is judged as a whole and written with its records, or not at all.
     pub(super) async fn change(
@@ -79,20 +103,7 @@ impl Core {
         if changes.is_empty() {
             return Ok((state, changes));
         }
-        let mut after = state.declared();
-        for change in &changes {
-            match wanted.0.get(&change.name) {
-                Some(object) => after.0.insert(change.name.clone(), object.clone()),
-                None => after.0.remove(&change.name),
-            };
-            let owner = change.name.owner().map(ObjectName::tenant);
-            if change.what != What::Removed
-                && owner.is_some_and(|owner| !after.0.contains_key(&owner))
-            {
-                return Err(Failure::NotFound);
-            }
-        }
-        self.judged(&after, when)?;
+        self.judged_after(&state, &wanted, &changes, when)?;
         let keys = self.current_keys(&mut transaction).await?;
         let sealer = Sealer {
             keys: &keys,

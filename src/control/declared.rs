@@ -175,6 +175,60 @@ impl Object {
         }
     }
 
+    /// Puts what `kept` has of it in the place of secrets that are null.
+    ///
+    /// # Errors
+    ///
+    /// Nulls for which nothing is kept.
+    pub(crate) fn keep_secrets(
+        &mut self,
+        name: &ObjectName,
+        kept: Option<&Self>,
+    ) -> Result<(), Vec<Mistake>> {
+        let mut missing = Vec::new();
+        let mut keep = |value: &mut Json, old: Option<&Json>, key: String| match old {
+            _ if !value.is_null() => {}
+            Some(old) => *value = old.clone(),
+            None => {
+                let remedy = "write a value: null keeps what is stored";
+                missing.push(Wrong::new("is null and not stored yet", remedy).at(PLACE, &key));
+            }
+        };
+        for (member, value) in &mut self.secret.0 {
+            let key = format!("{}.{member}", name.key());
+            let old = kept.and_then(|kept| kept.secret.0.get(member));
+            match value {
+                Json::Object(inner) => {
+                    for (part, value) in inner {
+                        let old = old.and_then(|old| old.get(part));
+                        keep(value, old, format!("{key}.{part}"));
+                    }
+                }
+                value => keep(value, old, key),
+            }
+        }
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(missing)
+        }
+    }
+
+    /// Its members as anybody may see them who may see it at all: secrets are null.
+    pub(crate) fn shown(&self) -> Json {
+        let hidden = |value: &Json| match value {
+            Json::Object(inner) => {
+                let nulls = inner.keys().map(|part| (part.clone(), Json::Null));
+                Json::Object(nulls.collect())
+            }
+            _ => Json::Null,
+        };
+        let mut shown = self.spec.clone();
+        let secrets = self.secret.0.iter();
+        shown.extend(secrets.map(|(member, value)| (member.clone(), hidden(value))));
+        Json::Object(shown)
+    }
+
     /// Its members, secrets included, which differ from those of `other`.
     pub(crate) fn differing(&self, other: &Self) -> Vec<String> {
         let pairs = [(&self.spec, &other.spec), (&self.secret.0, &other.secret.0)];
@@ -188,7 +242,7 @@ impl Object {
     }
 
     /// It as a document of the manifest's syntax, secrets included.
-    pub(super) fn tree(&self) -> Node {
+    pub(crate) fn tree(&self) -> Node {
         Node::new(PLACE, Value::Map(self.node()))
     }
 
@@ -341,6 +395,46 @@ pub(crate) fn parse(
     })
 }
 
+/// The manifest `text` of somebody who may not read our environment or files.
+///
+/// # Errors
+///
+/// Every mistake; a text that names a variable or a file is one.
+pub(crate) fn parse_closed(
+    file: &str,
+    text: &str,
+    format: Format,
+) -> Result<Declared, Vec<Mistake>> {
+    let (tree, errors) = format.parse(file, text);
+    let mut mistakes = syntax_mistakes(file, errors);
+    if let Some(tree) = &tree {
+        find_open(tree, "", &mut mistakes);
+    }
+    if !mistakes.is_empty() {
+        return Err(mistakes);
+    }
+    parse(file, text, format, &BTreeMap::new()).map(|read| read.declared)
+}
+
+fn find_open(node: &Node, key: &str, found: &mut Vec<Mistake>) {
+    match &node.value {
+        Value::Text(text) if !is_closed(text) => found.push(open_text().at(&node.place, key)),
+        Value::List(items) => items.iter().for_each(|item| find_open(item, key, found)),
+        Value::Map(entries) => {
+            for (name, node) in entries {
+                let dot = if key.is_empty() { "" } else { "." };
+                find_open(node, &format!("{key}{dot}{name}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn open_text() -> Wrong {
+    let what = "names a variable or a file, which only its author's side can put in";
+    Wrong::new(what, "write the value itself, or use lockgate apply")
+}
+
 fn members(node: &Node) -> Vec<(&str, &Node)> {
     let Value::Map(entries) = &node.value else {
         return Vec::new();
@@ -403,9 +497,7 @@ fn open_texts((name, object): (&ObjectName, &Object)) -> Vec<Mistake> {
     fn walk(json: &Json, key: &str, found: &mut Vec<Mistake>) {
         match json {
             Json::String(text) if !is_closed(text) => {
-                let what = "names a variable or a file, which only its author's side can put in";
-                let remedy = "write the value itself, or use lockgate apply";
-                found.push(Wrong::new(what, remedy).at(PLACE, key));
+                found.push(open_text().at(PLACE, key));
             }
             Json::Array(items) => items.iter().for_each(|item| walk(item, key, found)),
             Json::Object(members) => members

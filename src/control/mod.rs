@@ -13,7 +13,6 @@ use std::{
 use crate::protocol::revision::Revision;
 pub(crate) use crate::separation::{Separation, Uids};
 
-#[cfg_attr(not(test), expect(dead_code, reason = "for the administration API"))]
 pub(crate) mod audit;
 mod change;
 pub(crate) mod checks;

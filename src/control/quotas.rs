@@ -47,6 +47,24 @@ impl Bounds {
     };
 }
 
+impl Bounds {
+    /// It as the manifest has it; null is without bound.
+    pub(crate) fn shown(&self) -> serde_json::Value {
+        let Self {
+            children,
+            sessions,
+            streams,
+            calls,
+            requests_per_second,
+            bytes_out,
+        } = self;
+        serde_json::json!({
+            "children": children, "sessions": sessions, "streams": streams, "calls": calls,
+            "requests_per_second": requests_per_second, "bytes_out": bytes_out,
+        })
+    }
+}
+
 impl Default for Quotas {
     /// Far above what one tenant of a healthy gateway uses, and far below what would take it down.
     fn default() -> Self {

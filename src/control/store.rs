@@ -137,7 +137,6 @@ impl Opening {
 
 /// Which version of an object a change is meant for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "for the administration API"))]
 pub(crate) enum Expected {
     /// Whatever is there, or nothing (no condition).
     Any,
@@ -267,6 +266,23 @@ impl Store {
         Ok(changes)
     }
 
+    /// What [`Store::apply`] would change; writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Those of `apply`, except for hashes that are taken.
+    pub(crate) async fn plan(
+        &self,
+        wanted: &Declared,
+        prune: Prune,
+    ) -> Result<Vec<Change>, Failure> {
+        let before = self.load().await?;
+        let changes = difference(&before.declared(), wanted, prune);
+        self.0
+            .judged_after(&before, wanted, &changes, When::Applying)?;
+        Ok(changes)
+    }
+
     /// Removes records of the audit trail that are older than `keep`.
     pub(crate) async fn prune_audit(&self, keep: std::time::Duration) -> Result<(), Failure> {
         let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
@@ -317,7 +333,6 @@ impl Store {
 }
 
 /// What single objects and records are read and written by.
-#[cfg_attr(not(test), expect(dead_code, reason = "for the administration API"))]
 impl Store {
     /// The objects of a kind, in the order of their names, behind `after`; `tenant` is that which
     /// they belong to, and for API keys none means operators'.

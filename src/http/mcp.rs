@@ -181,6 +181,11 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<
         let text = "Content-Type must be application/json";
         return Err(Failure::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
     }
+    whole(body, max).await
+}
+
+/// Reads a body within its bounds of size and time.
+pub(crate) async fn whole(body: Body, max: usize) -> Result<Bytes, Failure> {
     let late = Failure::http(
         StatusCode::REQUEST_TIMEOUT,
         "the body did not arrive in time",

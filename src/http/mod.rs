@@ -24,6 +24,10 @@ use crate::{
 
 pub(crate) mod accept;
 pub(crate) mod address;
+pub(crate) mod admin;
+mod admin_objects;
+mod admin_query;
+mod admin_running;
 mod bearer;
 pub(crate) mod body;
 mod challenge;
@@ -32,6 +36,7 @@ pub(crate) mod gate;
 mod legacy;
 pub(crate) mod limits;
 mod mcp;
+pub(crate) mod openapi;
 pub(crate) mod ops;
 pub(crate) mod page;
 pub(crate) mod refusal;

@@ -40,6 +40,11 @@ impl Failure {
         }
     }
 
+    /// Its status and text, for an answer of another form.
+    pub(crate) fn parts(&self) -> (StatusCode, &'static str) {
+        (self.status, self.message)
+    }
+
     /// The same with a further header field.
     pub(crate) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.fields.push((name, value));

@@ -13,7 +13,10 @@ use std::{
 
 use aws_lc_rs::rand::SecureRandom;
 use bytes::Bytes;
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -52,6 +55,7 @@ mod pages;
 pub(crate) mod reading;
 mod restore;
 mod routes;
+mod seen;
 mod session;
 mod start;
 mod streams;
@@ -60,8 +64,10 @@ mod tools;
 #[cfg(test)]
 mod hub_tests;
 
+pub(crate) use crate::backend::roster::{Restart as HowToEnd, Seen as SeenChild};
 use limits::{Limits, Seats};
 use reading::Reading;
+pub(crate) use seen::SeenSession;
 use session::{Command, Delivery, Session, Transport};
 
 /// A handle on the core; clones are the same hub.
@@ -102,6 +108,7 @@ struct Handle {
     commands: mpsc::Sender<Command>,
     access: Arc<Access>,
     transport: Transport,
+    born: Instant,
 }
 
 /// How the response to a POST may look.
@@ -254,7 +261,6 @@ impl Hub {
 
     /// Ends the children of a server, which their sessions replace by new ones at their next
     /// request. Returns how many there were.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the administration API"))]
     pub(crate) fn restart(&self, tenant: &str, server: &str, how: Restart) -> usize {
         self.0.pool.roster.restart(tenant, server, how)
     }
@@ -316,6 +322,7 @@ impl Hub {
             commands,
             access: Arc::new(access.clone()),
             transport,
+            born: Instant::now(),
         };
         let session = Session::new(Arc::clone(core), id.clone(), access, handle.clone(), seats);
         core.tracker.spawn(session.run(received));

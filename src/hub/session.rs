@@ -49,6 +49,8 @@ pub(crate) enum Command {
     },
     /// End.
     End(oneshot::Sender<()>),
+    /// End when the calls have ended.
+    Drain(oneshot::Sender<()>),
     /// Go on with this access, or with none.
     Change(Option<Box<Access>>),
 }
@@ -285,6 +287,10 @@ impl Session {
             Command::End(done) => {
                 self.over = Some(Over::Deleted);
                 self.core.drop_session(&self.id);
+                let _ = done.send(());
+            }
+            Command::Drain(done) => {
+                self.is_draining = true;
                 let _ = done.send(());
             }
             Command::Change(_) => {}

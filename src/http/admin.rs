@@ -1,0 +1,306 @@
+//! The administration API, `/api/v1`: its routes, who may call it, and how it says no.
+//!
+//! An operator sees every tenant; a tenant's administrator its own, and may not say what is
+//! started for it. Errors are RFC 9457 problem details. Not here: declared objects
+//! (`admin_objects`), what runs (`admin_running`).
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{FromRequestParts, Path, State},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use http::{
+    HeaderValue, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    request::Parts,
+};
+use serde_json::{Value as Json, json};
+
+use super::{Front, admin_objects as objects, admin_running as running, bearer, gate, openapi};
+use crate::{
+    auth::administrator::{Administrator, NoAdministrator, SCOPE},
+    config::Mistake,
+    control::{live::Snapshot, store::Failure},
+};
+
+/// Every route of the administration API.
+pub(crate) fn routes(front: Arc<Front>) -> Router {
+    let objects = Router::new()
+        .route("/tenants", get(objects::tenants))
+        .route(
+            "/tenants/{tenant}",
+            get(objects::tenant)
+                .put(objects::put_tenant)
+                .delete(objects::delete_tenant),
+        )
+        .route("/tenants/{tenant}/servers", get(objects::servers))
+        .route(
+            "/tenants/{tenant}/servers/{name}",
+            get(objects::server)
+                .put(objects::put_server)
+                .delete(objects::delete_server),
+        )
+        .route(
+            "/tenants/{tenant}/api-keys",
+            get(objects::keys).post(objects::make_key),
+        )
+        .route(
+            "/tenants/{tenant}/api-keys/{name}",
+            get(objects::key)
+                .put(objects::put_key)
+                .delete(objects::delete_key),
+        )
+        .route(
+            "/tenants/{tenant}/api-keys/{name}/rotate",
+            post(objects::rotate_key),
+        )
+        .route(
+            "/operator-keys",
+            get(objects::operator_keys).post(objects::make_operator_key),
+        )
+        .route(
+            "/operator-keys/{name}",
+            get(objects::operator_key).delete(objects::delete_operator_key),
+        )
+        .route("/apply", post(objects::apply));
+    let running = Router::new()
+        .route("/tenants/{tenant}/sessions", get(running::sessions))
+        .route(
+            "/tenants/{tenant}/sessions/{id}",
+            axum::routing::delete(running::end_session),
+        )
+        .route("/tenants/{tenant}/quotas", get(running::quotas))
+        .route(
+            "/tenants/{tenant}/servers/{name}/children",
+            get(running::children),
+        )
+        .route("/tenants/{tenant}/servers/{name}/logs", get(running::logs))
+        .route(
+            "/tenants/{tenant}/servers/{name}/restart",
+            post(running::restart),
+        )
+        .route("/audit", get(running::audit));
+    let api = objects
+        .merge(running)
+        .method_not_allowed_fallback(async || {
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
+        })
+        .fallback(async || Problem::not_found());
+    Router::new()
+        .nest("/api/v1", api)
+        .route("/api/openapi.json", get(openapi::document))
+        .with_state(front)
+}
+
+/// A request of somebody who may administrate.
+pub(super) struct Admin {
+    /// Who it is.
+    pub(super) who: Administrator,
+    /// What was declared when it came.
+    pub(super) snapshot: Arc<Snapshot>,
+}
+
+impl FromRequestParts<Arc<Front>> for Admin {
+    type Rejection = Response;
+
+    /// Decided by the head of a request alone: nothing of the body is read before.
+    async fn from_request_parts(parts: &mut Parts, front: &Arc<Front>) -> Result<Self, Response> {
+        let credential = bearer::credential(&parts.headers)
+            .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "Authorization is repeated"))
+            .map_err(IntoResponse::into_response)?;
+        let snapshot = front.live.snapshot();
+        if snapshot.version.is_none() {
+            return Err(Problem::unavailable().into_response());
+        }
+        let from = parts.extensions.get::<gate::ClientAddress>();
+        let (catalog, keys) = (&snapshot.catalog, &snapshot.operator_keys);
+        let from = from.map(|from| from.0);
+        let who = front.auth.administrator(catalog, keys, credential, from);
+        match who {
+            Ok(who) => Ok(Self { who, snapshot }),
+            Err(why) => Err(challenge(why)),
+        }
+    }
+}
+
+impl Admin {
+    /// Says no to everybody but operators.
+    pub(super) fn operator(&self) -> Result<(), Problem> {
+        if self.who.is_operator() {
+            return Ok(());
+        }
+        let text = "this is for operators";
+        Err(Problem::new(StatusCode::FORBIDDEN, text))
+    }
+
+    /// Says no where `tenant` does not exist for the caller, in the same words as where it does
+    /// not exist at all.
+    pub(super) fn tenant(&self, tenant: &str) -> Result<(), Problem> {
+        let is_there = self.snapshot.catalog.tenants.contains_key(tenant);
+        if is_there && self.who.sees(tenant) {
+            Ok(())
+        } else {
+            Err(Problem::not_found())
+        }
+    }
+}
+
+fn challenge(why: NoAdministrator) -> Response {
+    let (status, text, challenge) = match why {
+        NoAdministrator::NoToken => (
+            StatusCode::UNAUTHORIZED,
+            "an API key is needed",
+            "Bearer".to_owned(),
+        ),
+        NoAdministrator::BadToken => (
+            StatusCode::UNAUTHORIZED,
+            "no such API key",
+            "Bearer error=\"invalid_token\"".to_owned(),
+        ),
+        NoAdministrator::NoScope => (
+            StatusCode::FORBIDDEN,
+            "the API key lacks the scope admin",
+            format!("Bearer error=\"insufficient_scope\", scope=\"{SCOPE}\""),
+        ),
+    };
+    let mut response = Problem::new(status, text).into_response();
+    if let Ok(value) = HeaderValue::try_from(challenge) {
+        response.headers_mut().insert(WWW_AUTHENTICATE, value);
+    }
+    response
+}
+
+/// The parameters of a path; what is not UTF-8 names nothing.
+pub(super) struct Named<T>(pub(super) T);
+
+impl<T: serde::de::DeserializeOwned + Send> FromRequestParts<Arc<Front>> for Named<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, front: &Arc<Front>) -> Result<Self, Problem> {
+        let named = Path::<T>::from_request_parts(parts, front).await;
+        named
+            .map(|Path(names)| Self(names))
+            .map_err(|_| Problem::not_found())
+    }
+}
+
+/// Why a request was not done (RFC 9457).
+#[derive(Debug)]
+pub(super) struct Problem {
+    status: StatusCode,
+    detail: String,
+    errors: Vec<Mistake>,
+    retry: Option<Duration>,
+}
+
+impl Problem {
+    /// One without more to say.
+    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self {
+            status,
+            detail: detail.into(),
+            errors: Vec::new(),
+            retry: None,
+        }
+    }
+
+    /// There is nothing there, or nothing for this caller.
+    pub(super) fn not_found() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "there is no such thing")
+    }
+
+    /// What was sent is wrong in these ways.
+    pub(super) fn invalid(errors: Vec<Mistake>) -> Self {
+        let detail = "what was sent cannot be taken; errors says why";
+        Self {
+            errors,
+            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+        }
+    }
+
+    /// The store is away.
+    pub(super) fn unavailable() -> Self {
+        Self {
+            retry: Some(AGAIN),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer")
+        }
+    }
+
+    /// A failure of the store; `is_conditional` if the request named what it expects.
+    pub(super) fn of(failure: Failure, is_conditional: bool) -> Self {
+        match failure {
+            Failure::Unavailable(what) => {
+                tracing::warn!(%what, "the store does not answer");
+                Self::unavailable()
+            }
+            Failure::Conflict if is_conditional => Self::new(
+                StatusCode::PRECONDITION_FAILED,
+                "it is not as If-Match or If-None-Match says: read it again",
+            ),
+            Failure::Conflict => Self::new(
+                StatusCode::CONFLICT,
+                "there is one already, or somebody changed it at this moment",
+            ),
+            Failure::NotFound => Self::not_found(),
+            Failure::Invalid(mistakes) => Self::invalid(mistakes),
+            Failure::Bug(what) => {
+                tracing::error!(%what, "a bug of the store");
+                Self {
+                    retry: Some(AGAIN),
+                    ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "internal error")
+                }
+            }
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut body = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or_default(),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        if !self.errors.is_empty() {
+            let error = |mistake: &Mistake| json!({"key": mistake.key, "what": mistake.what, "remedy": mistake.remedy});
+            body["errors"] = self.errors.iter().map(error).collect();
+        }
+        let mut response = answer(self.status, &body);
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
+        if let Some(retry) = self.retry {
+            headers.insert(RETRY_AFTER, HeaderValue::from(retry.as_secs().max(1)));
+        }
+        response
+    }
+}
+
+/// A JSON answer that nobody may keep.
+pub(super) fn answer(status: StatusCode, body: &Json) -> Response {
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// A point in time as RFC 3339 has it.
+pub(super) fn moment(ms: i64) -> String {
+    use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+    let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms) * 1_000_000);
+    let text = at.ok().and_then(|at| at.format(&Rfc3339).ok());
+    text.unwrap_or_default()
+}
+
+/// The state of the routes.
+pub(super) type Shared = State<Arc<Front>>;
+
+const PROBLEM: &str = "application/problem+json";
+/// When to come back to a store that is away.
+const AGAIN: Duration = Duration::from_secs(1);

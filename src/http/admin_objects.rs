@@ -1,0 +1,510 @@
+//! Declared objects through the administration API: read, put, removed, applied as a whole.
+//!
+//! An object's `ETag` is the number of the change that wrote it; `If-Match` and `If-None-Match`
+//! make a change conditional (RFC 9110, section 13.1). A secret is never shown: it reads as null,
+//! and null keeps it.
+
+use axum::{
+    body::Body,
+    extract::{RawQuery, State},
+    response::{IntoResponse, Response},
+};
+use http::{
+    HeaderMap, HeaderValue, StatusCode,
+    header::{CONTENT_TYPE, ETAG, IF_MATCH, IF_NONE_MATCH, LOCATION},
+};
+use serde_json::{Value as Json, json};
+
+use super::{
+    Front,
+    admin::{Admin, Named, Problem, Shared, answer, moment},
+    admin_query::{Query, read_document},
+    mcp, reply,
+};
+use crate::{
+    auth::api_key,
+    control::{
+        declared::{self, Document, Kind, Object, ObjectName},
+        difference::{Change, Prune},
+        identity::OperatorKey,
+        rows::Stored,
+        store::{Author, Expected, Failure},
+    },
+    document::Format,
+    settings::Wrong,
+};
+
+type Outcome = Result<Response, Problem>;
+type Two = Named<(String, String)>;
+
+pub(super) async fn tenants(
+    State(front): Shared,
+    admin: Admin,
+    RawQuery(query): RawQuery,
+) -> Outcome {
+    let page = Query::parse(query.as_deref(), &["limit", "after"])?;
+    if let Some(own) = admin.who.tenant() {
+        let found = front
+            .live
+            .store()
+            .map_err(failed)?
+            .get(&ObjectName::tenant(own))
+            .await;
+        let items: Vec<Json> = found.map_err(failed)?.iter().map(shown).collect();
+        return Ok(answer(
+            StatusCode::OK,
+            &json!({"items": items, "next": null}),
+        ));
+    }
+    list(&front, Kind::Tenant, None, &page).await
+}
+
+pub(super) async fn servers(
+    State(front): Shared,
+    admin: Admin,
+    Named(tenant): Named<String>,
+    RawQuery(query): RawQuery,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    let page = Query::parse(query.as_deref(), &["limit", "after"])?;
+    list(&front, Kind::Server, Some(&tenant), &page).await
+}
+
+pub(super) async fn keys(
+    State(front): Shared,
+    admin: Admin,
+    Named(tenant): Named<String>,
+    RawQuery(query): RawQuery,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    let page = Query::parse(query.as_deref(), &["limit", "after"])?;
+    list(&front, Kind::ApiKey, Some(&tenant), &page).await
+}
+
+pub(super) async fn operator_keys(
+    State(front): Shared,
+    admin: Admin,
+    RawQuery(query): RawQuery,
+) -> Outcome {
+    admin.operator()?;
+    let page = Query::parse(query.as_deref(), &["limit", "after"])?;
+    list(&front, Kind::ApiKey, None, &page).await
+}
+
+pub(super) async fn tenant(
+    State(front): Shared,
+    admin: Admin,
+    Named(tenant): Named<String>,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    one(&front, &ObjectName::tenant(&tenant)).await
+}
+
+pub(super) async fn server(
+    State(front): Shared,
+    admin: Admin,
+    Named((tenant, name)): Two,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    one(&front, &ObjectName::of(&tenant, Kind::Server, &name)).await
+}
+
+pub(super) async fn key(State(front): Shared, admin: Admin, Named((tenant, name)): Two) -> Outcome {
+    admin.tenant(&tenant)?;
+    one(&front, &ObjectName::of(&tenant, Kind::ApiKey, &name)).await
+}
+
+pub(super) async fn operator_key(
+    State(front): Shared,
+    admin: Admin,
+    Named(name): Named<String>,
+) -> Outcome {
+    admin.operator()?;
+    one(&front, &ObjectName::operator_key(&name)).await
+}
+
+/// Who calls a tenant, and what it may use, is the operators' to say.
+pub(super) async fn put_tenant(
+    State(front): Shared,
+    admin: Admin,
+    Named(tenant): Named<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Outcome {
+    admin.operator()?;
+    put(&front, &admin, ObjectName::tenant(&tenant), &headers, body).await
+}
+
+/// What is started is the operators' to say (CONTRACT P139).
+pub(super) async fn put_server(
+    State(front): Shared,
+    admin: Admin,
+    Named((tenant, name)): Two,
+    headers: HeaderMap,
+    body: Body,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    admin.operator()?;
+    let name = ObjectName::of(&tenant, Kind::Server, &name);
+    put(&front, &admin, name, &headers, body).await
+}
+
+pub(super) async fn put_key(
+    State(front): Shared,
+    admin: Admin,
+    Named((tenant, name)): Two,
+    headers: HeaderMap,
+    body: Body,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    let name = ObjectName::of(&tenant, Kind::ApiKey, &name);
+    put(&front, &admin, name, &headers, body).await
+}
+
+pub(super) async fn delete_tenant(
+    State(front): Shared,
+    admin: Admin,
+    Named(tenant): Named<String>,
+    headers: HeaderMap,
+) -> Outcome {
+    admin.operator()?;
+    delete(&front, &admin, &ObjectName::tenant(&tenant), &headers).await
+}
+
+pub(super) async fn delete_server(
+    State(front): Shared,
+    admin: Admin,
+    Named((tenant, name)): Two,
+    headers: HeaderMap,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    admin.operator()?;
+    let name = ObjectName::of(&tenant, Kind::Server, &name);
+    delete(&front, &admin, &name, &headers).await
+}
+
+pub(super) async fn delete_key(
+    State(front): Shared,
+    admin: Admin,
+    Named((tenant, name)): Two,
+    headers: HeaderMap,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    let name = ObjectName::of(&tenant, Kind::ApiKey, &name);
+    delete(&front, &admin, &name, &headers).await
+}
+
+/// The last one stays: without any nobody could get in.
+pub(super) async fn delete_operator_key(
+    State(front): Shared,
+    admin: Admin,
+    Named(name): Named<String>,
+    headers: HeaderMap,
+) -> Outcome {
+    admin.operator()?;
+    let keys = &admin.snapshot.operator_keys;
+    if keys.len() == 1 && keys.values().any(|key| key.name == name) {
+        let text = "this is the last operator key; make another one first";
+        return Err(Problem::new(StatusCode::CONFLICT, text));
+    }
+    delete(&front, &admin, &ObjectName::operator_key(&name), &headers).await
+}
+
+/// Makes a key; the answer is the only place where its text ever stands.
+pub(super) async fn make_key(
+    State(front): Shared,
+    admin: Admin,
+    Named(tenant): Named<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    let (name, document) = named_document(&front, &headers, body).await?;
+    let name = ObjectName::of(&tenant, Kind::ApiKey, &name);
+    make(&front, &admin, name, document, Expected::Absent).await
+}
+
+pub(super) async fn make_operator_key(
+    State(front): Shared,
+    admin: Admin,
+    headers: HeaderMap,
+    body: Body,
+) -> Outcome {
+    admin.operator()?;
+    let (name, document) = named_document(&front, &headers, body).await?;
+    let name = ObjectName::operator_key(&name);
+    make(&front, &admin, name, document, Expected::Absent).await
+}
+
+/// Puts another text in the place of a key's; the old one is worth nothing from the answer on.
+pub(super) async fn rotate_key(
+    State(front): Shared,
+    admin: Admin,
+    Named((tenant, name)): Two,
+) -> Outcome {
+    admin.tenant(&tenant)?;
+    let name = ObjectName::of(&tenant, Kind::ApiKey, &name);
+    let store = front.live.store().map_err(failed)?;
+    let found = store.get(&name).await.map_err(failed)?;
+    let old = found.ok_or_else(Problem::not_found)?;
+    let expected = Expected::Version(old.version);
+    make(&front, &admin, name, old.object.spec, expected).await
+}
+
+async fn make(
+    front: &Front,
+    admin: &Admin,
+    name: ObjectName,
+    mut document: Document,
+    expected: Expected,
+) -> Outcome {
+    let key = api_key::generate(&aws_lc_rs::rand::SystemRandom::new())
+        .map_err(|_| Problem::of(Failure::Bug("no randomness".to_owned()), false))?;
+    document.insert("hash".to_owned(), api_key::fingerprint(&key).into());
+    let object = Object::new(Kind::ApiKey, document);
+    let stored = write(front, admin, &name, object, expected, false).await?;
+    let mut body = shown(&stored);
+    body["key"] = key.into();
+    let mut response = tagged(StatusCode::CREATED, &stored, &body);
+    let path = match name.owner() {
+        Some(tenant) => format!("/api/v1/tenants/{tenant}/api-keys/{}", name.name()),
+        None => format!("/api/v1/operator-keys/{}", name.name()),
+    };
+    if let Ok(location) = HeaderValue::try_from(path) {
+        response.headers_mut().insert(LOCATION, location);
+    }
+    Ok(response)
+}
+
+async fn list(front: &Front, kind: Kind, tenant: Option<&str>, page: &Query) -> Outcome {
+    let limit = page.limit()?;
+    let store = front.live.store().map_err(failed)?;
+    // One more tells whether there is another page.
+    let found = store.list(kind, tenant, page.get("after"), limit + 1).await;
+    let mut found = found.map_err(failed)?;
+    let is_more = found.len() > limit;
+    found.truncate(limit);
+    let last = found.last().filter(|_| is_more);
+    let next = last.map(|stored| stored.name.name().to_owned());
+    let items: Vec<Json> = found.iter().map(shown).collect();
+    Ok(answer(
+        StatusCode::OK,
+        &json!({"items": items, "next": next}),
+    ))
+}
+
+async fn one(front: &Front, name: &ObjectName) -> Outcome {
+    let store = front.live.store().map_err(failed)?;
+    let found = store.get(name).await.map_err(failed)?;
+    let stored = found.ok_or_else(Problem::not_found)?;
+    Ok(tagged(StatusCode::OK, &stored, &shown(&stored)))
+}
+
+async fn put(
+    front: &Front,
+    admin: &Admin,
+    name: ObjectName,
+    headers: &HeaderMap,
+    body: Body,
+) -> Outcome {
+    let expected = expected(headers)?;
+    let document = document(front, headers, body).await?;
+    let mut object = Object::new(name.kind(), document);
+    let store = front.live.store().map_err(failed)?;
+    let before = store.get(&name).await.map_err(failed)?;
+    let kept = before.as_ref().map(|stored| &stored.object);
+    object.keep_secrets(&name, kept).map_err(Problem::invalid)?;
+    // What was kept is that of this very version.
+    let (expected, is_conditional) = match (expected, &before) {
+        (Some(expected), _) => (expected, true),
+        (None, Some(stored)) => (Expected::Version(stored.version), false),
+        (None, None) => (Expected::Absent, false),
+    };
+    let stored = write(front, admin, &name, object, expected, is_conditional).await?;
+    let status = if before.is_none() {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    Ok(tagged(status, &stored, &shown(&stored)))
+}
+
+async fn write(
+    front: &Front,
+    admin: &Admin,
+    name: &ObjectName,
+    object: Object,
+    expected: Expected,
+    is_conditional: bool,
+) -> Result<Stored, Problem> {
+    if name.owner().is_none() {
+        // No manifest has them, so no manifest's check finds what is wrong with one.
+        OperatorKey::read(name.name(), &object.tree()).map_err(Problem::invalid)?;
+    }
+    let store = front.live.store().map_err(failed)?;
+    let stored = store.put(name, object, expected, &author(admin)).await;
+    let stored = stored.map_err(|failure| Problem::of(failure, is_conditional))?;
+    refresh(front).await;
+    Ok(stored)
+}
+
+async fn delete(front: &Front, admin: &Admin, name: &ObjectName, headers: &HeaderMap) -> Outcome {
+    let expected = expected(headers)?;
+    let is_conditional = expected.is_some();
+    let store = front.live.store().map_err(failed)?;
+    let expected = expected.unwrap_or(Expected::Present);
+    let deleted = store.delete(name, expected, &author(admin)).await;
+    deleted.map_err(|failure| Problem::of(failure, is_conditional))?;
+    refresh(front).await;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Applies a whole manifest: YAML, TOML or JSON by its content type.
+pub(super) async fn apply(
+    State(front): Shared,
+    admin: Admin,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+    body: Body,
+) -> Outcome {
+    admin.operator()?;
+    let query = Query::parse(query.as_deref(), &["prune", "dry_run"])?;
+    let (is_dry, prune) = (query.flag("dry_run")?, query.flag("prune")?);
+    let prune = if prune { Prune::Remove } else { Prune::Keep };
+    let format = format_of(&headers)?;
+    let body = mcp::whole(body, front.config.http.max_body).await;
+    let body = body.map_err(unread)?;
+    let text = std::str::from_utf8(&body)
+        .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
+    let wanted = declared::parse_closed("manifest", text, format).map_err(Problem::invalid)?;
+    let store = front.live.store().map_err(failed)?;
+    let changes = if is_dry {
+        store.plan(&wanted, prune).await
+    } else {
+        store.apply(&wanted, prune, &author(&admin)).await
+    };
+    let changes = changes.map_err(failed)?;
+    if !is_dry {
+        refresh(&front).await;
+    }
+    let changes: Vec<Json> = changes.iter().map(change).collect();
+    Ok(answer(
+        StatusCode::OK,
+        &json!({"changes": changes, "dry_run": is_dry}),
+    ))
+}
+
+fn change(change: &Change) -> Json {
+    let what = change.to_string();
+    json!({
+        "kind": change.name.kind().as_str(), "tenant": change.name.owner(),
+        "name": change.name.name(), "change": what,
+    })
+}
+
+fn format_of(headers: &HeaderMap) -> Result<Format, Problem> {
+    let value = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let essence = value.unwrap_or("").split(';').next().unwrap_or("").trim();
+    match essence {
+        "application/json" => Ok(Format::Json),
+        "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(Format::Yaml),
+        "application/toml" => Ok(Format::Toml),
+        _ => Err(Problem::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "Content-Type must be application/json, application/yaml or application/toml",
+        )),
+    }
+}
+
+/// An object as the API shows it: no secret, only that there is one.
+fn shown(stored: &Stored) -> Json {
+    let name = &stored.name;
+    json!({
+        "kind": name.kind().as_str(),
+        "tenant": name.owner(),
+        "name": name.name(),
+        "version": stored.version,
+        "created": moment(stored.created_ms),
+        "updated": moment(stored.updated_ms),
+        "spec": stored.object.shown(),
+    })
+}
+
+fn tagged(status: StatusCode, stored: &Stored, body: &Json) -> Response {
+    let mut response = answer(status, body);
+    if let Ok(tag) = HeaderValue::try_from(format!("\"{}\"", stored.version)) {
+        response.headers_mut().insert(ETAG, tag);
+    }
+    response
+}
+
+/// What a request expects of the object that it changes.
+fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
+    let bad = |text| Problem::new(StatusCode::BAD_REQUEST, text);
+    let text = |name| {
+        let mut values = headers.get_all(name).iter();
+        let value = values.next().map(HeaderValue::to_str).transpose();
+        let is_one = values.next().is_none();
+        value
+            .ok()
+            .filter(|_| is_one)
+            .ok_or_else(|| bad("a condition is repeated or no text"))
+    };
+    match (text(IF_MATCH)?, text(IF_NONE_MATCH)?) {
+        (None, None) => Ok(None),
+        (Some("*"), None) => Ok(Some(Expected::Present)),
+        (Some(tag), None) => {
+            let number = tag
+                .strip_prefix('"')
+                .and_then(|rest| rest.strip_suffix('"'));
+            let version = number.and_then(|number| number.parse().ok());
+            // A tag that was never given out fits nothing.
+            Ok(Some(Expected::Version(version.unwrap_or(-1))))
+        }
+        (None, Some("*")) => Ok(Some(Expected::Absent)),
+        _ => Err(bad("write If-Match with one ETag, or If-None-Match: *")),
+    }
+}
+
+async fn document(front: &Front, headers: &HeaderMap, body: Body) -> Result<Document, Problem> {
+    let read = mcp::read(headers, body, front.config.http.max_body).await;
+    read_document(&read.map_err(unread)?)
+}
+
+fn unread(failure: reply::Failure) -> Problem {
+    let (status, text) = failure.parts();
+    Problem::new(status, text)
+}
+
+/// A document with the name of what it describes among its members.
+async fn named_document(
+    front: &Front,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(String, Document), Problem> {
+    let mut document = document(front, headers, body).await?;
+    match document.remove("name") {
+        Some(Json::String(name)) => Ok((name, document)),
+        _ => {
+            let wrong = Wrong::new("is missing, or no text", "name the key");
+            Err(Problem::invalid(vec![wrong.at("body", "name")]))
+        }
+    }
+}
+
+fn author(admin: &Admin) -> Author {
+    Author::named(&admin.who.actor)
+}
+
+fn failed(failure: Failure) -> Problem {
+    Problem::of(failure, false)
+}
+
+/// The snapshot that requests read follows before the answer; if it cannot, it does so later.
+async fn refresh(front: &Front) {
+    if let Err(failure) = front.live.refresh().await {
+        tracing::warn!(%failure, "a change is stored and not served yet");
+    }
+}

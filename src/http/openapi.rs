@@ -1,0 +1,479 @@
+//! The administration API as an OpenAPI 3.1 document.
+//!
+//! One table says what each operation takes and gives; `docs/openapi.json` is what it prints. Not
+//! here: what an object's `spec` may hold, which the manifest's own schema says.
+
+use axum::{body::Body, response::Response};
+use http::{
+    HeaderValue,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use serde_json::{Map, Value as Json, json};
+
+/// GET: the document.
+pub(crate) async fn document() -> Response {
+    let mut response = Response::new(Body::from(text()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("max-age=60"));
+    response
+}
+
+/// It as text, the same for one build.
+pub(crate) fn text() -> String {
+    let text = serde_json::to_string_pretty(&whole()).unwrap_or_default();
+    text + "\n"
+}
+
+/// One operation.
+struct Operation {
+    method: &'static str,
+    path: &'static str,
+    /// Its name for generated clients.
+    id: &'static str,
+    summary: &'static str,
+    /// Parameters of the query.
+    query: &'static [&'static str],
+    /// The schema of the body, by name.
+    takes: Option<&'static str>,
+    /// The status of success, and the schema of its body, by name.
+    gives: (&'static str, Option<&'static str>),
+    /// Statuses of problems that only some operations have.
+    fails: &'static [&'static str],
+}
+
+const fn get(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
+    Operation {
+        method: "get",
+        path,
+        id,
+        summary,
+        query: &[],
+        takes: None,
+        gives: ("200", None),
+        fails: &["404"],
+    }
+}
+
+const PAGE: &[&str] = &["limit", "after"];
+
+/// Every operation, in the order of the document.
+fn operations() -> Vec<Operation> {
+    let of = |method, path, id, summary| Operation {
+        method,
+        ..get(path, id, summary)
+    };
+    let list = |path, id, summary, gives| Operation {
+        query: PAGE,
+        gives: ("200", Some(gives)),
+        fails: &["400", "404"],
+        ..get(path, id, summary)
+    };
+    let one = |path, id, summary| Operation {
+        gives: ("200", Some("Object")),
+        ..get(path, id, summary)
+    };
+    let put = |path, id, summary| Operation {
+        takes: Some("Spec"),
+        gives: ("200", Some("Object")),
+        fails: CHANGE,
+        ..of("put", path, id, summary)
+    };
+    let delete = |path, id, summary| Operation {
+        gives: ("204", None),
+        fails: CHANGE,
+        ..of("delete", path, id, summary)
+    };
+    let make = |path, id, summary, takes| Operation {
+        takes: Some(takes),
+        gives: ("201", Some("MadeKey")),
+        fails: CHANGE,
+        ..of("post", path, id, summary)
+    };
+    let (tenant, server) = ("/tenants/{tenant}", "/tenants/{tenant}/servers/{name}");
+    let (keys, key) = (
+        "/tenants/{tenant}/api-keys",
+        "/tenants/{tenant}/api-keys/{name}",
+    );
+    let (operators, operator) = ("/operator-keys", "/operator-keys/{name}");
+    let ending: &[&str] = &["mode"];
+    vec![
+        list(
+            "/tenants",
+            "listTenants",
+            "Tenants that the caller sees",
+            "Objects",
+        ),
+        one(
+            tenant,
+            "getTenant",
+            "A tenant, less its servers and API keys",
+        ),
+        put(tenant, "putTenant", "Make or replace a tenant (operators)"),
+        delete(
+            tenant,
+            "deleteTenant",
+            "Remove a tenant with all that belongs to it (operators)",
+        ),
+        list(
+            "/tenants/{tenant}/servers",
+            "listServers",
+            "Servers of a tenant",
+            "Objects",
+        ),
+        one(server, "getServer", "A server"),
+        put(server, "putServer", "Make or replace a server (operators)"),
+        delete(server, "deleteServer", "Remove a server (operators)"),
+        list(keys, "listKeys", "API keys of a tenant", "Objects"),
+        make(
+            keys,
+            "makeKey",
+            "Make an API key; its text is in the answer only",
+            "NewKey",
+        ),
+        one(key, "getKey", "An API key"),
+        put(key, "putKey", "Make or replace an API key by its hash"),
+        delete(key, "deleteKey", "Remove an API key"),
+        Operation {
+            gives: ("201", Some("MadeKey")),
+            fails: &["404", "409"],
+            ..of(
+                "post",
+                "/tenants/{tenant}/api-keys/{name}/rotate",
+                "rotateKey",
+                "Replace the text of an API key",
+            )
+        },
+        list(
+            operators,
+            "listOperatorKeys",
+            "API keys of operators",
+            "Objects",
+        ),
+        make(
+            operators,
+            "makeOperatorKey",
+            "Make an operator's API key",
+            "NewOperatorKey",
+        ),
+        one(operator, "getOperatorKey", "An operator's API key"),
+        delete(
+            operator,
+            "deleteOperatorKey",
+            "Remove an operator's API key, not the last one",
+        ),
+        Operation {
+            query: &["prune", "dry_run"],
+            takes: Some("Manifest"),
+            gives: ("200", Some("Applied")),
+            fails: &["400", "404", "408", "409", "413", "415", "422"],
+            ..of(
+                "post",
+                "/apply",
+                "apply",
+                "Make what is declared what a manifest says (operators)",
+            )
+        },
+        Operation {
+            query: &["server", "limit", "after"],
+            ..list(
+                "/tenants/{tenant}/sessions",
+                "listSessions",
+                "Sessions of a tenant on this replica",
+                "Sessions",
+            )
+        },
+        Operation {
+            query: ending,
+            fails: &["400", "404"],
+            ..delete(
+                "/tenants/{tenant}/sessions/{id}",
+                "endSession",
+                "End a session: now, or when its calls have ended",
+            )
+        },
+        Operation {
+            gives: ("200", Some("Quotas")),
+            ..get(
+                "/tenants/{tenant}/quotas",
+                "getQuotas",
+                "What a tenant may use, and uses on this replica",
+            )
+        },
+        Operation {
+            gives: ("200", Some("Children")),
+            ..get(
+                "/tenants/{tenant}/servers/{name}/children",
+                "listChildren",
+                "Children of a server on this replica",
+            )
+        },
+        Operation {
+            gives: ("200", Some("LogLines")),
+            ..get(
+                "/tenants/{tenant}/servers/{name}/logs",
+                "getLogs",
+                "The last that its children wrote to stderr",
+            )
+        },
+        Operation {
+            query: ending,
+            gives: ("202", Some("Restarted")),
+            fails: &["400", "404"],
+            ..of(
+                "post",
+                "/tenants/{tenant}/servers/{name}/restart",
+                "restartServer",
+                "Replace the children of a server: now, or when their calls have ended",
+            )
+        },
+        Operation {
+            query: &["tenant", "kind", "actor", "from", "until", "limit", "after"],
+            ..list(
+                "/audit",
+                "listAudit",
+                "The audit trail, newest first; application/x-ndjson gives all of it",
+                "Records",
+            )
+        },
+    ]
+}
+
+/// What can go wrong with a change.
+const CHANGE: &[&str] = &["400", "404", "408", "409", "412", "413", "415", "422"];
+
+fn whole() -> Json {
+    let mut paths = Map::new();
+    for operation in operations() {
+        let path = paths
+            .entry(format!("/api/v1{}", operation.path))
+            .or_insert_with(|| json!({}));
+        path[operation.method] = described(&operation);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Lockgate administration",
+            "version": env!("CARGO_PKG_VERSION"),
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"apiKey": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"apiKey": {
+                "type": "http", "scheme": "bearer",
+                "description": "An API key with the scope admin: an operator's, or a tenant's.",
+            }},
+            "schemas": schemas(),
+        },
+    })
+}
+
+fn described(operation: &Operation) -> Json {
+    let in_path = operation.path.split(['{', '}']).skip(1).step_by(2);
+    let name = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,62}$"});
+    let mut parameters: Vec<Json> = in_path
+        .map(|part| {
+            let schema = if part == "id" {
+                json!({"type": "string"})
+            } else {
+                name.clone()
+            };
+            json!({"name": part, "in": "path", "required": true, "schema": schema})
+        })
+        .collect();
+    parameters.extend(
+        operation
+            .query
+            .iter()
+            .map(|name| json!({"name": name, "in": "query", "schema": parameter(name)})),
+    );
+    if operation.fails.contains(&"412") && operation.method != "post" {
+        let conditions = [("If-Match", "An ETag, or *"), ("If-None-Match", "Only *")];
+        parameters.extend(conditions.map(|(name, text)| {
+            let schema = json!({"type": "string"});
+            json!({"name": name, "in": "header", "description": text, "schema": schema})
+        }));
+    }
+    let mut responses = Map::new();
+    let success = success(operation);
+    if operation.method == "put" {
+        responses.insert("201".to_owned(), success.clone());
+    }
+    responses.insert(operation.gives.0.to_owned(), success);
+    for status in operation
+        .fails
+        .iter()
+        .chain(&["401", "403", "405", "406", "429", "503"])
+    {
+        let content = json!({PROBLEM: {"schema": reference("Problem")}});
+        let text = http::StatusCode::from_bytes(status.as_bytes());
+        let text = text.ok().and_then(|status| status.canonical_reason());
+        responses.insert(
+            (*status).to_owned(),
+            json!({"description": text, "content": content}),
+        );
+    }
+    let mut described = json!({
+        "operationId": operation.id, "summary": operation.summary,
+        "parameters": parameters, "responses": responses,
+    });
+    if let Some(takes) = operation.takes {
+        let schema = json!({"schema": reference(takes)});
+        let mut content = json!({"application/json": schema});
+        if takes == "Manifest" {
+            content["application/yaml"] = json!({"schema": {"type": "string"}});
+            content["application/toml"] = json!({"schema": {"type": "string"}});
+        }
+        described["requestBody"] = json!({"required": true, "content": content});
+    }
+    described
+}
+
+fn success(operation: &Operation) -> Json {
+    let Some(name) = operation.gives.1 else {
+        return json!({"description": "Done"});
+    };
+    let kind = if name == "LogLines" {
+        "application/x-ndjson"
+    } else {
+        "application/json"
+    };
+    let mut success = json!({
+        "description": "Done", "content": {kind: {"schema": reference(name)}},
+    });
+    if matches!(name, "Object" | "MadeKey") {
+        let schema = json!({"type": "string"});
+        success["headers"] = json!({"ETag": {"schema": schema}});
+    }
+    success
+}
+
+fn parameter(name: &str) -> Json {
+    match name {
+        "limit" => json!({"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+        "prune" | "dry_run" => json!({"type": "boolean", "default": false}),
+        "mode" => json!({"enum": ["drain", "now"], "default": "drain"}),
+        "from" | "until" => json!({"type": "string", "format": "date-time"}),
+        _ => json!({"type": "string"}),
+    }
+}
+
+fn reference(name: &str) -> Json {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
+fn schemas() -> Json {
+    let text = || json!({"type": "string"});
+    let whole = || json!({"type": "integer"});
+    let number = || json!({"type": "number"});
+    let maybe = || json!({"type": ["string", "null"]});
+    let texts = || json!({"type": "array", "items": {"type": "string"}});
+    let free = || json!({"type": "object", "additionalProperties": true});
+    let page = |item: &str| {
+        object(&[
+            ("items", json!({"type": "array", "items": reference(item)})),
+            ("next", maybe()),
+        ])
+    };
+    let own = [
+        (
+            "kind",
+            json!({"enum": ["tenant", "server", "user", "api_key"]}),
+        ),
+        ("tenant", maybe()),
+        ("name", text()),
+        ("version", whole()),
+        ("created", text()),
+        ("updated", text()),
+        ("spec", free()),
+    ];
+    let mut made = own.to_vec();
+    made.push(("key", text()));
+    let new_key = json!({
+        "type": "object", "required": ["name", "subject", "servers"],
+        "properties": {
+            "name": text(), "subject": text(), "scopes": texts(), "servers": texts(),
+            "expires": {"type": "string", "format": "date-time"},
+        },
+    });
+    let new_operator = json!({
+        "type": "object", "required": ["name"],
+        "properties": {"name": text(), "expires": {"type": "string", "format": "date-time"}},
+    });
+    let error = object(&[("key", text()), ("what", text()), ("remedy", text())]);
+    json!({
+        "Spec": free(),
+        "Manifest": free(),
+        "NewKey": new_key,
+        "NewOperatorKey": new_operator,
+        "Object": object(&own),
+        "MadeKey": object(&made),
+        "Objects": page("Object"),
+        "Applied": object(&[
+            ("changes", json!({"type": "array", "items": free()})),
+            ("dry_run", json!({"type": "boolean"})),
+        ]),
+        "Session": object(&[
+            ("id", text()), ("server", text()), ("transport", text()), ("issuer", maybe()),
+            ("subject", maybe()), ("client", maybe()), ("age_seconds", number()),
+        ]),
+        "Sessions": page("Session"),
+        "Child": object(&[
+            ("number", whole()), ("pid", json!({"type": ["integer", "null"]})), ("state", text()),
+            ("age_seconds", number()), ("restarts", whole()), ("calls", whole()),
+            ("memory_bytes", whole()), ("cpu_seconds", number()),
+        ]),
+        "Children": object(&[("items", json!({"type": "array", "items": reference("Child")}))]),
+        "LogLines": {"type": "string", "description": "One object with child and line for each line"},
+        "Restarted": object(&[("children", whole())]),
+        "Quotas": object(&[("tenant", free()), ("principal", free()), ("used", free())]),
+        "Record": object(&[
+            ("id", text()), ("at", text()), ("tenant", maybe()), ("kind", text()),
+            ("actor", text()), ("target", text()), ("detail", free()),
+        ]),
+        "Records": page("Record"),
+        "Problem": {
+            "type": "object", "required": ["type", "title", "status", "detail"],
+            "properties": {
+                "type": text(), "title": text(), "status": whole(), "detail": text(),
+                "errors": {"type": "array", "items": error},
+            },
+        },
+    })
+}
+
+/// An object that has all of these, and may come to have more.
+fn object(members: &[(&str, Json)]) -> Json {
+    let names: Vec<&str> = members.iter().map(|(name, _)| *name).collect();
+    let properties: Map<String, Json> = members
+        .iter()
+        .map(|(name, schema)| ((*name).to_owned(), schema.clone()))
+        .collect();
+    json!({"type": "object", "required": names, "properties": properties})
+}
+
+const PROBLEM: &str = "application/problem+json";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checked_in_document_is_this_one() {
+        let checked_in = include_str!("../../docs/openapi.json");
+        assert!(
+            checked_in == text(),
+            "run: lockgate openapi > docs/openapi.json"
+        );
+    }
+
+    #[test]
+    fn every_operation_has_a_name_of_its_own() {
+        let mut ids: Vec<&str> = operations().iter().map(|one| one.id).collect();
+        ids.sort_unstable();
+        let count = ids.len();
+        ids.dedup();
+        assert_eq!(ids.len(), count);
+    }
+}

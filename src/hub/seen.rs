@@ -1,0 +1,97 @@
+//! Sessions as an administrator sees them.
+//!
+//! A session's own id is a secret of its client (legacy era), so here it has another name.
+
+use std::{sync::PoisonError, time::Duration};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use tokio::sync::oneshot;
+
+use super::{
+    Handle, HowToEnd, Hub,
+    session::{Command, Transport},
+};
+use crate::store::SessionId;
+
+/// A session of this replica.
+#[derive(Clone, Debug)]
+pub(crate) struct SeenSession {
+    /// Tells it from every other session; worth nothing to a client.
+    pub(crate) id: String,
+    /// The server that it is a session of.
+    pub(crate) server: String,
+    /// How its client speaks.
+    pub(crate) transport: &'static str,
+    /// Who says who its principal is.
+    pub(crate) issuer: Option<String>,
+    /// For whom its principal acts.
+    pub(crate) subject: Option<String>,
+    /// The client, or the name of the API key.
+    pub(crate) client: Option<String>,
+    /// How long it lives.
+    pub(crate) age: Duration,
+}
+
+impl Hub {
+    /// The sessions of a tenant on this replica, in no order.
+    pub(crate) fn sessions(&self, tenant: &str) -> Vec<SeenSession> {
+        self.handles(tenant)
+            .iter()
+            .map(|(id, handle)| seen(id, handle))
+            .collect()
+    }
+
+    /// Ends the session with this name; false if there is none.
+    pub(crate) async fn end_seen(&self, tenant: &str, id: &str, how: HowToEnd) -> bool {
+        let mut handles = self.handles(tenant).into_iter();
+        let Some((_, handle)) = handles.find(|(own, _)| name(own) == id) else {
+            return false;
+        };
+        let (done, ended) = oneshot::channel();
+        let command = match how {
+            HowToEnd::Now => Command::End(done),
+            HowToEnd::Drain => Command::Drain(done),
+        };
+        let sent = handle.commands.send(command).await;
+        sent.is_ok() && ended.await.is_ok()
+    }
+
+    fn handles(&self, tenant: &str) -> Vec<(SessionId, Handle)> {
+        let sessions = self
+            .0
+            .sessions
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let own = sessions
+            .iter()
+            .filter(|(_, handle)| handle.access.tenant().name == tenant);
+        own.map(|(id, handle)| (id.clone(), handle.clone()))
+            .collect()
+    }
+}
+
+fn seen(id: &SessionId, handle: &Handle) -> SeenSession {
+    let principal = handle.access.principal();
+    let own = |text: Option<&str>| text.map(str::to_owned);
+    SeenSession {
+        id: name(id),
+        server: handle.access.server().name.clone(),
+        transport: match handle.transport {
+            Transport::Streamable => "streamable-http",
+            Transport::Sse2024 => "http+sse",
+        },
+        issuer: own(principal.issuer()),
+        subject: own(principal.subject()),
+        client: own(principal.client()),
+        age: handle.born.elapsed(),
+    }
+}
+
+/// 64 bits of the hash of an id: enough to tell sessions apart, nothing to call with.
+fn name(id: &SessionId) -> String {
+    let hash = digest(&SHA256, id.as_str().as_bytes());
+    hash.as_ref()[..8]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}

@@ -8,6 +8,7 @@
     reason = "helpers of tests: a panic is the report, and callers write literals"
 )]
 
+mod admin;
 mod children;
 mod clients;
 mod crowds;

@@ -20,25 +20,25 @@ use super::{
 };
 
 /// A data directory and maybe a PostgreSQL, which outlive the gateways that use them.
-struct Ground {
+pub(crate) struct Ground {
     dir: tempfile::TempDir,
     postgres: Option<Postgres>,
 }
 
 impl Ground {
-    fn sqlite() -> Self {
+    pub(crate) fn sqlite() -> Self {
         let (dir, postgres) = (tempfile::tempdir().unwrap(), None);
         Self { dir, postgres }
     }
 
-    fn postgres() -> Self {
+    pub(crate) fn postgres() -> Self {
         Self {
             postgres: Some(Postgres::start()),
             ..Self::sqlite()
         }
     }
 
-    fn data(&self) -> PathBuf {
+    pub(crate) fn data(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
@@ -62,13 +62,28 @@ impl Ground {
     }
 
     /// `lockgate serve`, and waits until it listens.
-    async fn serve(&self, args: &[&str]) -> Replica {
+    pub(crate) async fn serve(&self, args: &[&str]) -> Replica {
         let started = self.try_serve(args).await;
         started.unwrap_or_else(|said| panic!("it does not listen: {said}"))
     }
 
     /// The same; what it said on stderr if it ends.
     async fn try_serve(&self, args: &[&str]) -> Result<Replica, String> {
+        self.try_serve_with(&[], args).await
+    }
+
+    /// `lockgate serve` with more in its environment, and waits until it listens.
+    pub(crate) async fn serve_with(&self, env: &[(&str, &str)], args: &[&str]) -> Replica {
+        let started = self.try_serve_with(env, args).await;
+        started.unwrap_or_else(|said| panic!("it does not listen: {said}"))
+    }
+
+    /// The same; what it said on stderr if it ends.
+    pub(crate) async fn try_serve_with(
+        &self,
+        env: &[(&str, &str)],
+        args: &[&str],
+    ) -> Result<Replica, String> {
         let listeners = [
             "http.listen=127.0.0.1:0",
             "ops.listen=127.0.0.1:0",
@@ -77,7 +92,7 @@ impl Ground {
         let mut settings = self.settings();
         settings.extend(listeners.map(str::to_owned));
         let mut command = Self::command();
-        command.arg("serve").args(args);
+        command.arg("serve").args(args).envs(env.iter().copied());
         command.args(settings.iter().flat_map(|set| ["--set", set]));
         Replica::start(command).await
     }
@@ -92,7 +107,7 @@ impl Ground {
     }
 
     /// The same; it has to work. What it says.
-    async fn done(&self, args: &[&str]) -> String {
+    pub(crate) async fn done(&self, args: &[&str]) -> String {
         let output = self.run(args).await;
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
@@ -116,9 +131,11 @@ impl Ground {
 }
 
 /// A gateway, and what it logs.
-struct Replica {
-    http: String,
-    ops: String,
+pub(crate) struct Replica {
+    pub(crate) http: String,
+    pub(crate) ops: String,
+    /// The listener for administration, if it has one of its own.
+    pub(crate) admin: Option<String>,
     process: Child,
     lines: watch::Receiver<Vec<Value>>,
     reader: JoinHandle<()>,
@@ -156,17 +173,20 @@ impl Replica {
         Ok(Self {
             http: url("http"),
             ops: url("ops"),
+            admin: bound.as_ref().unwrap()["admin"]
+                .is_string()
+                .then(|| url("admin")),
             process,
             lines,
             reader,
         })
     }
 
-    fn stranger(&self, tenant: &str, server: &str) -> Session {
+    pub(crate) fn stranger(&self, tenant: &str, server: &str) -> Session {
         Session::at(client(), format!("{}/t/{tenant}/{server}/mcp", self.http))
     }
 
-    async fn session(&self, tenant: &str, server: &str) -> Session {
+    pub(crate) async fn session(&self, tenant: &str, server: &str) -> Session {
         let mut session = self.stranger(tenant, server);
         session.initialize(NEWEST).await;
         session
@@ -180,11 +200,11 @@ impl Replica {
     }
 
     /// Whether there is such a server: without a session a request of it is wrong.
-    async fn serves(&self, tenant: &str, server: &str) -> bool {
+    pub(crate) async fn serves(&self, tenant: &str, server: &str) -> bool {
         self.status(tenant, server).await == 400
     }
 
-    async fn probe(&self, base: &str, path: &str) -> (u16, Value) {
+    pub(crate) async fn probe(&self, base: &str, path: &str) -> (u16, Value) {
         let asked = client().get(format!("{base}{path}")).send();
         let answer = within("a probe", asked).await.unwrap();
         (answer.status().as_u16(), json_of(answer).await)
@@ -203,7 +223,7 @@ impl Replica {
     }
 
     /// Ends it as an orchestrator would.
-    async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         let pid = self
             .process
             .id()
@@ -223,7 +243,7 @@ impl Replica {
 }
 
 /// A server of the hostile child, told apart by its environment.
-fn server(mark: &str) -> Value {
+pub(crate) fn server(mark: &str) -> Value {
     json!({"command": child(), "env": {"MARK": mark}, "sandbox": {"profile": "open", "required": false}})
 }
 
@@ -232,7 +252,7 @@ fn tenant(servers: &Value) -> Value {
 }
 
 /// What the child of a session was told to be.
-async fn mark(session: &Session) -> String {
+pub(crate) async fn mark(session: &Session) -> String {
     let env: Value = serde_json::from_str(&session.text("env", json!({})).await).unwrap();
     env["MARK"].as_str().unwrap().to_owned()
 }
@@ -241,13 +261,19 @@ async fn mark(session: &Session) -> String {
 macro_rules! on_both {
     ($($story:ident)*) => {
         mod on_sqlite {
-            $(#[tokio::test] async fn $story() { super::$story(super::Ground::sqlite()).await; })*
+            $(#[tokio::test] async fn $story() {
+                super::$story($crate::stored::Ground::sqlite()).await;
+            })*
         }
         mod on_postgres {
-            $(#[tokio::test] async fn $story() { super::$story(super::Ground::postgres()).await; })*
+            $(#[tokio::test] async fn $story() {
+                super::$story($crate::stored::Ground::postgres()).await;
+            })*
         }
     };
 }
+
+pub(crate) use on_both;
 
 on_both! {
     serves_what_was_applied_before
@@ -277,7 +303,7 @@ async fn serves_what_was_applied_before(ground: Ground) {
         ground
             .done(&["migrate"])
             .await
-            .ends_with("changes so far: 1\n")
+            .ends_with("changes so far: 2\n")
     );
     std::fs::remove_file(file).unwrap();
     let third = ground.serve(&[]).await;

@@ -79,19 +79,7 @@ impl Core {
         if changes.is_empty() {
             return Ok((state, changes));
         }
-        let mut after = state.declared();
-        for change in &changes {
-            match wanted.0.get(&change.name) {
-                Some(object) => after.0.insert(change.name.clone(), object.clone()),
-                None => after.0.remove(&change.name),
-            };
-            let owner = change.name.owner().map(ObjectName::tenant);
-            if change.what != What::Removed
-                && owner.is_some_and(|owner| !after.0.contains_key(&owner))
-            {
-                return Err(Failure::NotFound);
-            }
-        }
+        let after = edited(state.declared(), &wanted, &changes)?;
         self.judged(&after, when)?;
         let keys = self.current_keys(&mut transaction).await?;
         let sealer = Sealer {
@@ -137,6 +125,31 @@ impl Core {
         }
         Ok(self.keys.load_full())
     }
+}
+
+/// What `before` becomes by `changes`, which put in what is `wanted`.
+///
+/// # Errors
+///
+/// `NotFound` if something would belong to a tenant that is not there.
+pub(super) fn edited(
+    before: Declared,
+    wanted: &Declared,
+    changes: &[Change],
+) -> Result<Declared, Failure> {
+    let mut after = before;
+    for change in changes {
+        match wanted.0.get(&change.name) {
+            Some(object) => after.0.insert(change.name.clone(), object.clone()),
+            None => after.0.remove(&change.name),
+        };
+        let owner = change.name.owner().map(ObjectName::tenant);
+        let is_orphan = owner.is_some_and(|owner| !after.0.contains_key(&owner));
+        if change.what != What::Removed && is_orphan {
+            return Err(Failure::NotFound);
+        }
+    }
+    Ok(after)
 }
 
 /// Writes one change and brings `state` up to date with it.

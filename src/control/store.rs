@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 
 use super::{
     audit::{self, Filter, Page, Record},
-    change::{Core, VERSION, version_in},
+    change::{Core, VERSION, edited, version_in},
     clock::Clock,
     declared::{Declared, Kind, Object, ObjectName},
     difference::{Change, Prune, What, difference, with_its_own},
@@ -401,6 +401,23 @@ impl Store {
             Ok((Declared::default(), changes.collect()))
         };
         self.0.change(When::Changing, author, edit).await.map(drop)
+    }
+
+    /// What [`Self::apply`] would change, without changing it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::apply`].
+    pub(crate) async fn plan(
+        &self,
+        wanted: &Declared,
+        prune: Prune,
+    ) -> Result<Vec<Change>, Failure> {
+        let before = self.load().await?.declared();
+        let changes = difference(&before, wanted, prune);
+        let after = edited(before, wanted, &changes)?;
+        self.0.judged(&after, When::Applying)?;
+        Ok(changes)
     }
 
     /// Appends records to the audit trail, all or none.

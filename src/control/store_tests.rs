@@ -114,6 +114,8 @@ on_both! {
     two_stores_see_each_other
     a_schema_with_more_in_it_is_still_used
     stores_that_are_opened_together_take_turns
+    a_writer_that_never_ends_is_not_waited_for
+    a_plan_changes_nothing
 }
 
 fn ada() -> Author {
@@ -660,6 +662,40 @@ async fn a_schema_with_more_in_it_is_still_used(place: Place) {
     transaction.commit().await.unwrap();
     store.close().await;
     put(&place.open().await, tenant("acme")).await;
+}
+
+async fn a_writer_that_never_ends_is_not_waited_for(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let holding = place.pool().await.begin().await.unwrap();
+    let ((name, object), author) = (tenant("b"), ada());
+    let written = store.put(&name, object, Expected::Any, &author);
+    let written = tokio::time::timeout(Duration::from_secs(10), written).await;
+    let failed = written.expect("gives up").map(drop);
+    assert!(matches!(failed, Err(Failure::Unavailable(_))), "{failed:?}");
+    assert_eq!(store.version().await.unwrap(), 1, "readers go on");
+    drop(holding);
+    put(&store, tenant("b")).await;
+}
+
+async fn a_plan_changes_nothing(place: Place) {
+    let store = place.open().await;
+    store
+        .apply(&manifest(TWO), Prune::Keep, &ada())
+        .await
+        .unwrap();
+    let planned = store.plan(&manifest(ONE), Prune::Remove).await.unwrap();
+    assert_eq!(store.version().await.unwrap(), 1);
+    assert_eq!(
+        store
+            .apply(&manifest(ONE), Prune::Remove, &ada())
+            .await
+            .unwrap(),
+        planned
+    );
+    let bad = manifest("tenants: {bad: {auth: {mode: none}}}");
+    let refused = store.plan(&bad, Prune::Keep).await;
+    assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
 }
 
 async fn stores_that_are_opened_together_take_turns(place: Place) {

@@ -65,30 +65,6 @@ impl Core {
         }
     }
 
-    /// Whether what `changes` lead to can be served.
-    pub(super) fn judged_after(
-        &self,
-        before: &Loaded,
-        wanted: &Declared,
-        changes: &[Change],
-        when: When,
-    ) -> Result<Manifest, Failure> {
-        let mut after = before.declared();
-        for change in changes {
-            match wanted.0.get(&change.name) {
-                Some(object) => after.0.insert(change.name.clone(), object.clone()),
-                None => after.0.remove(&change.name),
-            };
-            let owner = change.name.owner().map(ObjectName::tenant);
-            if change.what != What::Removed
-                && owner.is_some_and(|owner| !after.0.contains_key(&owner))
-            {
-                return Err(Failure::NotFound);
-            }
-        }
-        self.judged(&after, when)
-    }
-
     /// The one way in which what is declared changes: `edit` says what is wanted and what that
     /// changes; the result is judged as a whole and written with its records, or not at all.
     pub(super) async fn change(
@@ -103,7 +79,8 @@ impl Core {
         if changes.is_empty() {
             return Ok((state, changes));
         }
-        self.judged_after(&state, &wanted, &changes, when)?;
+        let after = edited(state.declared(), &wanted, &changes)?;
+        self.judged(&after, when)?;
         let keys = self.current_keys(&mut transaction).await?;
         let sealer = Sealer {
             keys: &keys,
@@ -148,6 +125,31 @@ impl Core {
         }
         Ok(self.keys.load_full())
     }
+}
+
+/// What `before` becomes by `changes`, which put in what is `wanted`.
+///
+/// # Errors
+///
+/// `NotFound` if something would belong to a tenant that is not there.
+pub(super) fn edited(
+    before: Declared,
+    wanted: &Declared,
+    changes: &[Change],
+) -> Result<Declared, Failure> {
+    let mut after = before;
+    for change in changes {
+        match wanted.0.get(&change.name) {
+            Some(object) => after.0.insert(change.name.clone(), object.clone()),
+            None => after.0.remove(&change.name),
+        };
+        let owner = change.name.owner().map(ObjectName::tenant);
+        let is_orphan = owner.is_some_and(|owner| !after.0.contains_key(&owner));
+        if change.what != What::Removed && is_orphan {
+            return Err(Failure::NotFound);
+        }
+    }
+    Ok(after)
 }
 
 /// Writes one change and brings `state` up to date with it.

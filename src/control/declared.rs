@@ -310,6 +310,13 @@ impl Declared {
         manifest::read(Some(&self.tree()), Vec::new(), &BTreeMap::new())
     }
 
+    /// The whole manifest as JSON, secrets included: what is sent to a gateway that is to apply it.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for lockgate apply"))]
+    pub(crate) fn json(&self) -> Json {
+        // Nothing is open in it, so nothing is put in and nothing can fail.
+        to_json(&self.tree(), &BTreeMap::new(), "", &mut Vec::new())
+    }
+
     fn tree(&self) -> Node {
         let node = |value: Value| Node::new(PLACE, value);
         // An object comes behind its tenant, whose last list it belongs to, or to a new one.
@@ -395,44 +402,21 @@ pub(crate) fn parse(
     })
 }
 
-/// The manifest `text` of somebody who may not read our environment or files.
-///
-/// # Errors
-///
-/// Every mistake; a text that names a variable or a file is one.
-pub(crate) fn parse_closed(
+/// The manifest `text` that somebody sent: texts that name the environment or files are mistakes,
+/// since they would be ours.
+pub(crate) fn received(
     file: &str,
     text: &str,
     format: Format,
-) -> Result<Declared, Vec<Mistake>> {
-    let (tree, errors) = format.parse(file, text);
-    let mut mistakes = syntax_mistakes(file, errors);
-    if let Some(tree) = &tree {
-        find_open(tree, "", &mut mistakes);
+) -> Result<Declaration, Vec<Mistake>> {
+    let mut open = Vec::new();
+    if let Some(tree) = format.parse(file, text).0 {
+        open_nodes(&tree, "", &mut open);
     }
-    if !mistakes.is_empty() {
-        return Err(mistakes);
+    if !open.is_empty() {
+        return Err(open);
     }
-    parse(file, text, format, &BTreeMap::new()).map(|read| read.declared)
-}
-
-fn find_open(node: &Node, key: &str, found: &mut Vec<Mistake>) {
-    match &node.value {
-        Value::Text(text) if !is_closed(text) => found.push(open_text().at(&node.place, key)),
-        Value::List(items) => items.iter().for_each(|item| find_open(item, key, found)),
-        Value::Map(entries) => {
-            for (name, node) in entries {
-                let dot = if key.is_empty() { "" } else { "." };
-                find_open(node, &format!("{key}{dot}{name}"), found);
-            }
-        }
-        _ => {}
-    }
-}
-
-fn open_text() -> Wrong {
-    let what = "names a variable or a file, which only its author's side can put in";
-    Wrong::new(what, "write the value itself, or use lockgate apply")
+    parse(file, text, format, &BTreeMap::new())
 }
 
 fn members(node: &Node) -> Vec<(&str, &Node)> {
@@ -492,13 +476,28 @@ fn of_json(json: &Json) -> Node {
     Node::new(PLACE, value)
 }
 
+fn open_nodes(node: &Node, key: &str, found: &mut Vec<Mistake>) {
+    match &node.value {
+        Value::Text(text) if !is_closed(text) => found.push(open_text().at(&node.place, key)),
+        Value::List(items) => items.iter().for_each(|item| open_nodes(item, key, found)),
+        Value::Map(entries) => entries.iter().for_each(|(name, node)| {
+            let dot = if key.is_empty() { "" } else { "." };
+            open_nodes(node, &format!("{key}{dot}{name}"), found);
+        }),
+        _ => {}
+    }
+}
+
+fn open_text() -> Wrong {
+    let what = "names a variable or a file, which only its author's side can put in";
+    Wrong::new(what, "write the value itself, or use lockgate apply")
+}
+
 /// Mistakes of an object that names the environment or files of whoever reads it.
 fn open_texts((name, object): (&ObjectName, &Object)) -> Vec<Mistake> {
     fn walk(json: &Json, key: &str, found: &mut Vec<Mistake>) {
         match json {
-            Json::String(text) if !is_closed(text) => {
-                found.push(open_text().at(PLACE, key));
-            }
+            Json::String(text) if !is_closed(text) => found.push(open_text().at(PLACE, key)),
             Json::Array(items) => items.iter().for_each(|item| walk(item, key, found)),
             Json::Object(members) => members
                 .iter()
@@ -591,6 +590,32 @@ tenants:
         assert_eq!(with("$${env:TOKEN}"), Ok(()));
         assert_eq!(with("$$${env:TOKEN}"), Err(1));
         assert_eq!(with("$"), Err(1));
+    }
+
+    #[test]
+    fn a_manifest_that_was_sent_names_nothing_of_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("secret");
+        fs::write(&file, "s3cret").unwrap();
+        let text = format!(
+            "tenants:\n  a:\n    auth: {{mode: none}}\n    servers:\n      x:\n        command: cat\n        args: [\"${{file:{}}}\"]\n        env: {{A: \"${{env:PATH}}\"}}\n",
+            file.display()
+        );
+        assert!(yaml(&text).is_err(), "no PATH in this environment");
+        let found = received("F", &text, Format::Yaml).unwrap_err();
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        insta::assert_snapshot!(found.join("\n"), @r"
+        F:7: tenants.a.servers.x.args: names a variable or a file, which only its author's side can put in; write the value itself, or use lockgate apply
+        F:8: tenants.a.servers.x.env.A: names a variable or a file, which only its author's side can put in; write the value itself, or use lockgate apply
+        ");
+    }
+
+    #[test]
+    fn what_is_sent_is_received_as_it_was() {
+        let declared = yaml(FULL).unwrap().declared;
+        let sent = declared.json().to_string();
+        let received = received("F", &sent, Format::Json).unwrap().declared;
+        assert_eq!(received, declared);
     }
 
     #[test]

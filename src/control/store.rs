@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 
 use super::{
     audit::{self, Filter, Page, Record},
-    change::{Core, VERSION, version_in},
+    change::{Core, VERSION, edited, version_in},
     clock::Clock,
     declared::{Declared, Kind, Object, ObjectName},
     difference::{Change, Prune, What, difference, with_its_own},
@@ -266,23 +266,6 @@ impl Store {
         Ok(changes)
     }
 
-    /// What [`Store::apply`] would change; writes nothing.
-    ///
-    /// # Errors
-    ///
-    /// Those of `apply`, except for hashes that are taken.
-    pub(crate) async fn plan(
-        &self,
-        wanted: &Declared,
-        prune: Prune,
-    ) -> Result<Vec<Change>, Failure> {
-        let before = self.load().await?;
-        let changes = difference(&before.declared(), wanted, prune);
-        self.0
-            .judged_after(&before, wanted, &changes, When::Applying)?;
-        Ok(changes)
-    }
-
     /// Removes records of the audit trail that are older than `keep`.
     pub(crate) async fn prune_audit(&self, keep: std::time::Duration) -> Result<(), Failure> {
         let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
@@ -416,6 +399,23 @@ impl Store {
             Ok((Declared::default(), changes.collect()))
         };
         self.0.change(When::Changing, author, edit).await.map(drop)
+    }
+
+    /// What [`Self::apply`] would change, without changing it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::apply`].
+    pub(crate) async fn plan(
+        &self,
+        wanted: &Declared,
+        prune: Prune,
+    ) -> Result<Vec<Change>, Failure> {
+        let before = self.load().await?.declared();
+        let changes = difference(&before, wanted, prune);
+        let after = edited(before, wanted, &changes)?;
+        self.0.judged(&after, When::Applying)?;
+        Ok(changes)
     }
 
     /// Appends records to the audit trail, all or none.

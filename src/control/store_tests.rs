@@ -114,6 +114,8 @@ on_both! {
     two_stores_see_each_other
     a_schema_with_more_in_it_is_still_used
     stores_that_are_opened_together_take_turns
+    a_writer_that_never_ends_is_not_waited_for
+    a_plan_changes_nothing
 }
 
 fn ada() -> Author {
@@ -234,23 +236,24 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
 
 async fn of_writers_that_race_one_wins(place: Place) {
     let store = place.open().await;
-    let version = put(&store, tenant("acme")).await;
-    let tasks = (0..10).map(|number| {
-        let store = store.clone();
-        let (name, mut object) = tenant("acme");
-        object
-            .spec
-            .insert("quotas".to_owned(), json!({"children": number + 1}));
-        async move {
-            store
-                .put(&name, object, Expected::Version(version), &ada())
-                .await
-                .is_ok()
-        }
-    });
-    let won = futures_util::future::join_all(tasks).await;
-    assert_eq!(won.iter().filter(|won| **won).count(), 1, "{won:?}");
-    assert_eq!(store.version().await.unwrap(), version + 1);
+    let mut version = put(&store, tenant("acme")).await;
+    // Again and again: in the first round most of them still wait for their connection.
+    for round in 0..5 {
+        let tasks = (0..8).map(|number| {
+            let store = store.clone();
+            let (name, mut object) = tenant("acme");
+            let quota = json!({"children": round * 8 + number + 1});
+            object.spec.insert("quotas".to_owned(), quota);
+            async move {
+                let expected = Expected::Version(version);
+                store.put(&name, object, expected, &ada()).await.is_ok()
+            }
+        });
+        let won = futures_util::future::join_all(tasks).await;
+        assert_eq!(won.iter().filter(|won| **won).count(), 1, "{won:?}");
+        version += 1;
+        assert_eq!(store.version().await.unwrap(), version);
+    }
 }
 
 async fn nothing_is_written_that_has_a_mistake(place: Place) {
@@ -587,7 +590,10 @@ async fn another_master_key_is_refused(place: Place) {
 async fn a_key_in_the_file_is_rotated_under_a_running_store(place: Place) {
     let running = place.open().await;
     put(&running, tenant("acme")).await;
+    // Nothing is sealed yet that could tell it by not opening.
+    place.open().await.rotate().await.unwrap();
     put(&running, server("acme", "a", "")).await;
+    assert!(token(&place.open().await, "acme", "a").await.is_some());
     let file = place.dir.path().join("master.key");
     let old = std::fs::read_to_string(&file).unwrap();
     let id = place.open().await.rotate().await.unwrap();
@@ -656,6 +662,40 @@ async fn a_schema_with_more_in_it_is_still_used(place: Place) {
     transaction.commit().await.unwrap();
     store.close().await;
     put(&place.open().await, tenant("acme")).await;
+}
+
+async fn a_writer_that_never_ends_is_not_waited_for(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let holding = place.pool().await.begin().await.unwrap();
+    let ((name, object), author) = (tenant("b"), ada());
+    let written = store.put(&name, object, Expected::Any, &author);
+    let written = tokio::time::timeout(Duration::from_secs(10), written).await;
+    let failed = written.expect("gives up").map(drop);
+    assert!(matches!(failed, Err(Failure::Unavailable(_))), "{failed:?}");
+    assert_eq!(store.version().await.unwrap(), 1, "readers go on");
+    drop(holding);
+    put(&store, tenant("b")).await;
+}
+
+async fn a_plan_changes_nothing(place: Place) {
+    let store = place.open().await;
+    store
+        .apply(&manifest(TWO), Prune::Keep, &ada())
+        .await
+        .unwrap();
+    let planned = store.plan(&manifest(ONE), Prune::Remove).await.unwrap();
+    assert_eq!(store.version().await.unwrap(), 1);
+    assert_eq!(
+        store
+            .apply(&manifest(ONE), Prune::Remove, &ada())
+            .await
+            .unwrap(),
+        planned
+    );
+    let bad = manifest("tenants: {bad: {auth: {mode: none}}}");
+    let refused = store.plan(&bad, Prune::Keep).await;
+    assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
 }
 
 async fn stores_that_are_opened_together_take_turns(place: Place) {

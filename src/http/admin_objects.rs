@@ -376,7 +376,8 @@ pub(super) async fn apply(
     let body = body.map_err(unread)?;
     let text = std::str::from_utf8(&body)
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
-    let wanted = declared::parse_closed("manifest", text, format).map_err(Problem::invalid)?;
+    let received = declared::received("manifest", text, format);
+    let wanted = received.map_err(Problem::invalid)?.declared;
     let store = front.live.store().map_err(failed)?;
     let changes = if is_dry {
         store.plan(&wanted, prune).await

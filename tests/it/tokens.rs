@@ -92,11 +92,12 @@ async fn tokens_of_a_real_issuer() {
 
 #[tokio::test]
 async fn tokens_are_for_one_server_only() {
-    let provider = Provider::start().await;
-    let gateway = trusting(&provider.issuer).await;
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting(&issuer.url).await;
     let url = |tenant, server| gateway.stranger(tenant, server).url;
     let (own, base) = (url("a", "x"), url("a", "x").replace("/t/a/x/mcp", ""));
-    let token = provider.token("app", &own, "").await;
+    let token = key.sign(&issuer.claims(&own));
     for (at, is_good) in [
         (own.clone(), true),
         (own.replace("/mcp", "/sse"), true),
@@ -129,7 +130,7 @@ async fn tokens_are_for_one_server_only() {
         base.clone(),
         "https://elsewhere.test/mcp".to_owned(),
     ] {
-        let token = provider.token("app", &resource, "").await;
+        let token = key.sign(&issuer.claims(&resource));
         assert_eq!(
             status(&own, &token).await.0,
             StatusCode::UNAUTHORIZED,

@@ -47,12 +47,7 @@ impl Served {
             // A client that does not read may hold its connection for so long.
             "drain.timeout=2s".to_owned(),
         ];
-        for (part, keys) in config.as_object().unwrap() {
-            for (key, value) in keys.as_object().unwrap() {
-                let text = value.as_str().map_or(value.to_string(), str::to_owned);
-                settings.push(format!("{part}.{key}={text}"));
-            }
-        }
+        settings.extend(settings_of(&config));
         let sets = settings.iter().flat_map(|set| ["--set", set]);
         let log = std::fs::File::create(dir.path().join("stderr")).unwrap();
         let mut process = Command::new(env!("CARGO_BIN_EXE_lockgate"))
@@ -151,6 +146,22 @@ impl Served {
     pub(crate) fn data(&self) -> std::path::PathBuf {
         self.dir.path().join("data")
     }
+}
+
+/// `KEY=VALUE` for each key of `config`.
+fn settings_of(config: &Value) -> Vec<String> {
+    let word = |value: &Value| value.as_str().map_or(value.to_string(), str::to_owned);
+    let mut settings = Vec::new();
+    for (part, keys) in config.as_object().unwrap() {
+        match keys.as_object() {
+            Some(keys) => {
+                let inner = keys.iter();
+                settings.extend(inner.map(|(key, value)| format!("{part}.{key}={}", word(value))));
+            }
+            None => settings.push(format!("{part}={}", word(keys))),
+        }
+    }
+    settings
 }
 
 impl Drop for Served {

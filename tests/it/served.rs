@@ -16,6 +16,8 @@ pub(crate) struct Served {
     http: String,
     ops: String,
     process: Child,
+    /// What it logged before it listened.
+    early: Vec<Value>,
     /// Kept open and read on: these are its logs.
     stdout: Lines<BufReader<ChildStdout>>,
     dir: tempfile::TempDir,
@@ -60,12 +62,14 @@ impl Served {
             .spawn()
             .unwrap();
         let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut early = Vec::new();
         let bound = within("the listening line", async {
             while let Some(line) = stdout.next_line().await.unwrap() {
                 let line: Value = serde_json::from_str(&line).unwrap();
                 if line["event"] == "listening" {
                     return line;
                 }
+                early.push(line);
             }
             let said = std::fs::read_to_string(dir.path().join("stderr")).unwrap();
             panic!("it does not listen: {said}")
@@ -76,6 +80,7 @@ impl Served {
             http: url("http"),
             ops: url("ops"),
             process,
+            early,
             stdout,
             dir,
             marker,
@@ -121,10 +126,10 @@ impl Served {
         within("its end", self.process.wait()).await.unwrap();
     }
 
-    /// Ends it; what it logged since it listens.
+    /// Ends it; what it logged.
     pub(crate) async fn end(&mut self) -> Vec<Value> {
         self.signal();
-        let mut logs = Vec::new();
+        let mut logs = std::mem::take(&mut self.early);
         while let Some(line) = within("a line", self.stdout.next_line()).await.unwrap() {
             logs.push(serde_json::from_str(&line).unwrap());
         }

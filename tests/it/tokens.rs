@@ -547,6 +547,11 @@ async fn issuers_on_the_own_network_need_leave() {
         said.contains("tenants.a.auth.issuer: is asked by http"),
         "{said}"
     );
+    // Whoever gives it is told so at every start.
+    let mut allowed = trusting(&issuer.url).await;
+    let logs = allowed.end().await;
+    let told = |line: &&Value| line["allow"] == "127.0.0.0/8" && line["level"] == "WARN";
+    assert_eq!(logs.iter().filter(told).count(), 1, "{logs:?}");
     // By https it may start, and connects to nothing: the address is not public.
     let secret = issuer.url.replace("http:", "https:");
     let tenants = json!({"a": {"auth": {"mode": "external", "issuer": secret},

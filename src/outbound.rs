@@ -443,12 +443,13 @@ mod tests {
             local().json(&url, 1).await,
             Err(Refused::Answer(_))
         ));
-        let bad: [&[u8]; 5] = [
+        let bad: [&[u8]; 6] = [
             b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
             b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
             b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\n{}",
             b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\naaaaa\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n3\r\naaa\r\n3\r\naaa\r\n",
         ];
         for answer in bad {
             let (url, _server) = server(answer).await;

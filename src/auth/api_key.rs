@@ -1,9 +1,9 @@
 //! API keys: how they are made, told from other texts, and found.
 //!
 //! `lgk_`, 43 random letters and digits (256 bits), and a checksum of 6, so that scanners find a
-//! leaked key and a mistyped one is recognised without a look-up. Only the SHA-256 of the whole text
-//! is kept: that is enough for a secret which nobody can guess, and looking up by it tells nothing
-//! by its time.
+//! leaked key and a mistyped one is recognised without a look-up. Only the SHA-256 of the whole
+//! text is kept: that is enough for a secret which nobody can guess, and looking up by it tells
+//! nothing by its time.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Callers that were turned away, for the audit: the first time at once, the rest folded.
 //!
-//! A client in a loop, or somebody who guesses, must not fill the log (CONTRACT P152). Not here: who
-//! is turned away, and why.
+//! A client in a loop, or somebody who guesses, must not fill the log (CONTRACT P152). Not here:
+//! who is turned away, and why.
 
 use std::{
     collections::HashMap,

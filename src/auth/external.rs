@@ -172,7 +172,8 @@ impl Issuer {
         None
     }
 
-    /// The keys, if they may be believed; when they are no longer fresh, others are fetched meanwhile.
+    /// The keys, if they may be believed; when they are no longer fresh, others are fetched
+    /// meanwhile.
     fn current(self: &Arc<Self>) -> Option<Arc<KeySet>> {
         let now = Instant::now();
         let (keys, age) = self.with(|state| {

@@ -3,7 +3,7 @@
 //!
 //! Not here: where keys come from (`external`), and what a claim allows (`auth`).
 
-use std::{collections::HashSet, fmt};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -39,9 +39,9 @@ pub(super) struct Claims {
     /// `nbf`
     not_before: u64,
     /// `scope`, or `scp`
-    pub(super) scopes: Vec<String>,
+    pub(super) scopes: Arc<[String]>,
     /// The claim that the operator named.
-    pub(super) groups: Vec<String>,
+    pub(super) groups: Arc<[String]>,
 }
 
 impl Claims {
@@ -169,12 +169,13 @@ fn claims(
         audiences: payload.get("aud").map(strings).ok_or("no aud")??,
         expires: moment(payload, "exp")?.ok_or("no exp")?,
         not_before: moment(payload, "nbf")?.unwrap_or(0),
-        scopes,
+        scopes: scopes.into(),
         groups: payload
             .get(groups)
             .map(strings)
             .transpose()?
-            .unwrap_or_default(),
+            .unwrap_or_default()
+            .into(),
     })
 }
 
@@ -511,8 +512,8 @@ mod tests {
             ("ada", Some("c"))
         );
         assert_eq!(
-            (claims.scopes, claims.groups),
-            (vec!["a".to_owned(), "b".into()], vec!["g".to_owned()])
+            (&*claims.scopes, &*claims.groups),
+            (&["a".to_owned(), "b".into()][..], &["g".to_owned()][..])
         );
         let with = |name: &str, value: Value| {
             let mut all = payload();

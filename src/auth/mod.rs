@@ -55,7 +55,8 @@ impl Principal {
         client: Option<&str>,
     ) -> Self {
         // As JSON: no part can end early and lend its end to the next.
-        let key = serde_json::json!([tenant, issuer, subject, client]).to_string();
+        // Texts alone: writing them cannot fail.
+        let key = serde_json::to_string(&(tenant, issuer, subject, client)).unwrap_or_default();
         let own = |text: Option<&str>| text.map(str::to_owned);
         Self(Arc::new(Identity {
             tenant: tenant.to_owned(),
@@ -213,6 +214,12 @@ impl Verifier {
         }))
     }
 
+    /// Where denied accesses are reported.
+    #[expect(dead_code, reason = "policy will report what it denies")]
+    pub(crate) fn denials(&self) -> &Denials {
+        &self.0.denials
+    }
+
     /// Decides whether a request may use the server that it names.
     ///
     /// # Errors
@@ -354,8 +361,8 @@ impl Known {
         let (subject, client) = (claims.subject.as_str(), claims.client.as_deref());
         Self {
             principal: Principal::new(&tenant.name, Some(&issuer.issuer), Some(subject), client),
-            scopes: claims.scopes.as_slice().into(),
-            groups: claims.groups.as_slice().into(),
+            scopes: Arc::clone(&claims.scopes),
+            groups: Arc::clone(&claims.groups),
             basis: Basis::Token,
             key: None,
         }

@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
-    extract::FromRequestParts,
+    extract::{FromRequestParts, Request, State},
     response::{IntoResponse, Response},
 };
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 
 use super::{
@@ -121,6 +121,27 @@ impl FromRequestParts<Arc<Front>> for Admitted {
         let (base, kind) = (endpoint.base.to_owned(), endpoint.kind);
         Ok(Self { access, base, kind })
     }
+}
+
+/// A method that an endpoint does not have: who calls comes first here too (CONTRACT C1, C11).
+pub(crate) async fn other_method(State(front): State<Arc<Front>>, request: Request) -> Response {
+    let (mut parts, _) = request.into_parts();
+    // OPTIONS is a browser's question, which carries no credentials.
+    if parts.method != Method::OPTIONS
+        && let Err(refused) = Admitted::from_request_parts(&mut parts, &front).await
+    {
+        return refused;
+    }
+    let allowed = match parts.uri.path().rsplit_once('/') {
+        Some((_, "sse")) => "GET",
+        Some((_, "messages")) => "POST",
+        _ => "GET, POST, DELETE",
+    };
+    let refused = Failure::http(StatusCode::METHOD_NOT_ALLOWED, "no such method here");
+    let mut response = refused.into_response();
+    let allowed = HeaderValue::from_static(allowed);
+    response.headers_mut().insert(header::ALLOW, allowed);
+    response
 }
 
 /// The one value of a header; two different ones are a mistake.

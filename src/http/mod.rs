@@ -65,9 +65,12 @@ pub(crate) struct Front {
 
 /// Every route of the public listener.
 pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
-    let mcp = || get(legacy::get).post(legacy::post).delete(legacy::delete);
-    let sse = || get(sse_2024::connect);
-    let messages = || axum::routing::post(sse_2024::post);
+    let mcp = || {
+        let methods = get(legacy::get).post(legacy::post).delete(legacy::delete);
+        methods.fallback(mcp::other_method)
+    };
+    let sse = || get(sse_2024::connect).fallback(mcp::other_method);
+    let messages = || axum::routing::post(sse_2024::post).fallback(mcp::other_method);
     Router::new()
         .route("/t/{tenant}/{server}/mcp", mcp())
         .route("/t/{tenant}/{server}/sse", sse())

@@ -167,6 +167,22 @@ async fn p60_every_surface_asks_who_calls() {
             }
         }
     }
+    // A method that an endpoint does not have, too.
+    for kind in ["mcp", "sse", "messages"] {
+        let url = keyed.url("a", "x", kind);
+        for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] {
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            let refused = sent(client().request(method.clone(), &url)).await;
+            let what = format!("{method} {kind}");
+            assert_eq!(refused.status(), StatusCode::UNAUTHORIZED, "{what}");
+        }
+        let asked = client().request(Method::OPTIONS, &url);
+        assert_eq!(sent(asked).await.status(), StatusCode::METHOD_NOT_ALLOWED);
+        let known = bearer(&keyed.ada).put(&url);
+        let refused = sent(known).await;
+        assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
+        assert!(refused.headers().contains_key("allow"), "{kind}");
+    }
     assert!(
         keyed.served.descendants().is_empty(),
         "no child was started"

@@ -16,6 +16,8 @@ pub(crate) struct Served {
     http: String,
     ops: String,
     process: Child,
+    /// What it logged before it listened.
+    early: Vec<Value>,
     /// Kept open and read on: these are its logs.
     stdout: Lines<BufReader<ChildStdout>>,
     dir: tempfile::TempDir,
@@ -47,12 +49,7 @@ impl Served {
             // A client that does not read may hold its connection for so long.
             "drain.timeout=2s".to_owned(),
         ];
-        for (part, keys) in config.as_object().unwrap() {
-            for (key, value) in keys.as_object().unwrap() {
-                let text = value.as_str().map_or(value.to_string(), str::to_owned);
-                settings.push(format!("{part}.{key}={text}"));
-            }
-        }
+        settings.extend(settings_of(&config));
         let sets = settings.iter().flat_map(|set| ["--set", set]);
         let log = std::fs::File::create(dir.path().join("stderr")).unwrap();
         let mut process = Command::new(env!("CARGO_BIN_EXE_lockgate"))
@@ -65,12 +62,14 @@ impl Served {
             .spawn()
             .unwrap();
         let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut early = Vec::new();
         let bound = within("the listening line", async {
             while let Some(line) = stdout.next_line().await.unwrap() {
                 let line: Value = serde_json::from_str(&line).unwrap();
                 if line["event"] == "listening" {
                     return line;
                 }
+                early.push(line);
             }
             let said = std::fs::read_to_string(dir.path().join("stderr")).unwrap();
             panic!("it does not listen: {said}")
@@ -81,6 +80,7 @@ impl Served {
             http: url("http"),
             ops: url("ops"),
             process,
+            early,
             stdout,
             dir,
             marker,
@@ -131,10 +131,10 @@ impl Served {
         within("its end", self.process.wait()).await.unwrap();
     }
 
-    /// Ends it; what it logged since it listens.
+    /// Ends it; what it logged.
     pub(crate) async fn end(&mut self) -> Vec<Value> {
         self.signal();
-        let mut logs = Vec::new();
+        let mut logs = std::mem::take(&mut self.early);
         while let Some(line) = within("a line", self.stdout.next_line()).await.unwrap() {
             logs.push(serde_json::from_str(&line).unwrap());
         }
@@ -156,6 +156,22 @@ impl Served {
     pub(crate) fn data(&self) -> std::path::PathBuf {
         self.dir.path().join("data")
     }
+}
+
+/// `KEY=VALUE` for each key of `config`.
+fn settings_of(config: &Value) -> Vec<String> {
+    let word = |value: &Value| value.as_str().map_or(value.to_string(), str::to_owned);
+    let mut settings = Vec::new();
+    for (part, keys) in config.as_object().unwrap() {
+        match keys.as_object() {
+            Some(keys) => {
+                let inner = keys.iter();
+                settings.extend(inner.map(|(key, value)| format!("{part}.{key}={}", word(value))));
+            }
+            None => settings.push(format!("{part}={}", word(keys))),
+        }
+    }
+    settings
 }
 
 impl Drop for Served {

@@ -15,14 +15,20 @@ use super::{
 
 /// A gateway whose tenants `a` and `b` trust `issuer`, each with servers `x` and `y`.
 pub(crate) async fn trusting(issuer: &str) -> Served {
+    trusting_at(issuer, "").await
+}
+
+/// The same under another public URL.
+async fn trusting_at(issuer: &str, public_url: &str) -> Served {
     let server = || json!({"command": child()});
     let tenant = || {
-        json!({"auth": {"mode": "external", "issuer": issuer, "scopes": ["files:read", "offline_access"]},
+        let scopes = ["files:read", "offline_access"];
+        json!({"auth": {"mode": "external", "issuer": issuer, "scopes": scopes},
             "servers": {"x": server(), "y": server(),
                 "few": {"command": child(), "grants": {"groups": ["app-group"]}}}})
     };
-    let config = json!({
-        "outbound": {"allow": ["127.0.0.0/8"]}, "default": {"tenant": "a", "server": "x"}});
+    let config = json!({"public_url": public_url, "outbound": {"allow": ["127.0.0.0/8"]},
+        "default": {"tenant": "a", "server": "x"}});
     Served::start(config, json!({"a": tenant(), "b": tenant()})).await
 }
 
@@ -92,11 +98,12 @@ async fn tokens_of_a_real_issuer() {
 
 #[tokio::test]
 async fn tokens_are_for_one_server_only() {
-    let provider = Provider::start().await;
-    let gateway = trusting(&provider.issuer).await;
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting(&issuer.url).await;
     let url = |tenant, server| gateway.stranger(tenant, server).url;
     let (own, base) = (url("a", "x"), url("a", "x").replace("/t/a/x/mcp", ""));
-    let token = provider.token("app", &own, "").await;
+    let token = key.sign(&issuer.claims(&own));
     for (at, is_good) in [
         (own.clone(), true),
         (own.replace("/mcp", "/sse"), true),
@@ -129,7 +136,7 @@ async fn tokens_are_for_one_server_only() {
         base.clone(),
         "https://elsewhere.test/mcp".to_owned(),
     ] {
-        let token = provider.token("app", &resource, "").await;
+        let token = key.sign(&issuer.claims(&resource));
         assert_eq!(
             status(&own, &token).await.0,
             StatusCode::UNAUTHORIZED,
@@ -249,6 +256,32 @@ async fn there_is_no_metadata_of_anything_else() {
         .to_str()
         .unwrap();
     assert!(allowed.contains("mcp-protocol-version"), "{allowed}");
+}
+
+#[tokio::test]
+async fn a_public_url_may_have_a_path() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting_at(&issuer.url, "https://gw.test/mcp/v1").await;
+    let here = gateway.stranger("a", "x").url;
+    let base = here.replace("/t/a/x/mcp", "/.well-known/oauth-protected-resource");
+    let there = "https://gw.test/mcp/v1/t/a/x/mcp";
+    let page = client().get(format!("{base}/mcp/v1/t/a/x/mcp")).send();
+    let page = json_of(within("metadata", page).await.unwrap()).await;
+    assert_eq!(page["resource"], there);
+    for path in ["/t/a/x/mcp", "/mcp", "/mcp/v2/t/a/x/mcp"] {
+        let page = client().get(format!("{base}{path}")).send();
+        let page = within("nothing", page).await.unwrap();
+        assert_eq!(page.status(), StatusCode::NOT_FOUND, "{path}");
+    }
+    let refused = initialize(&here, "abc").await;
+    let challenge = refused.headers()["www-authenticate"].to_str().unwrap();
+    let named = "https://gw.test/.well-known/oauth-protected-resource/mcp/v1/t/a/x/mcp";
+    assert!(challenge.contains(&format!("=\"{named}\"")), "{challenge}");
+    let good = key.sign(&issuer.claims(there));
+    assert_eq!(status(&here, &good).await.0, TAKEN);
+    let local = key.sign(&issuer.claims(&here));
+    assert_eq!(status(&here, &local).await.0, StatusCode::UNAUTHORIZED);
 }
 
 /// Tokens with a header or a signature that a forger could make of what is public.
@@ -514,6 +547,11 @@ async fn issuers_on_the_own_network_need_leave() {
         said.contains("tenants.a.auth.issuer: is asked by http"),
         "{said}"
     );
+    // Whoever gives it is told so at every start.
+    let mut allowed = trusting(&issuer.url).await;
+    let logs = allowed.end().await;
+    let told = |line: &&Value| line["allow"] == "127.0.0.0/8" && line["level"] == "WARN";
+    assert_eq!(logs.iter().filter(told).count(), 1, "{logs:?}");
     // By https it may start, and connects to nothing: the address is not public.
     let secret = issuer.url.replace("http:", "https:");
     let tenants = json!({"a": {"auth": {"mode": "external", "issuer": secret},

@@ -83,6 +83,8 @@ pub(crate) enum Limit {
     Calls,
     /// Calls in flight of a principal.
     PrincipalCalls,
+    /// Children of a tenant.
+    Children,
     /// Sessions of a tenant.
     Sessions,
     /// Sessions of a principal.
@@ -104,6 +106,7 @@ impl Limit {
             Self::PrincipalBytesOut => "bytes out of the principal",
             Self::Calls => "calls of the tenant",
             Self::PrincipalCalls => "calls of the principal",
+            Self::Children => "children of the tenant",
             Self::Sessions => "sessions of the tenant",
             Self::PrincipalSessions => "sessions of the principal",
             Self::Streams => "streams of the tenant",
@@ -121,6 +124,7 @@ impl Limit {
             Self::PrincipalBytesOut => "principal_bytes_out",
             Self::Calls => "calls",
             Self::PrincipalCalls => "principal_calls",
+            Self::Children => "children",
             Self::Sessions => "sessions",
             Self::PrincipalSessions => "principal_sessions",
             Self::Streams => "streams",
@@ -138,6 +142,7 @@ impl Limit {
             | Self::PrincipalBytesOut => true,
             Self::Calls
             | Self::PrincipalCalls
+            | Self::Children
             | Self::Sessions
             | Self::PrincipalSessions
             | Self::Streams

@@ -444,8 +444,6 @@ pub(crate) const NOISE_LINES: &str = "lockgate_noise_lines";
 pub(crate) const LIMITED: &str = "lockgate_limited";
 /// The limit `stream.per_session`.
 pub(crate) const SESSION_STREAMS: &str = "session_streams";
-/// The limit `quotas.children`.
-pub(crate) const TENANT_CHILDREN: &str = "children";
 /// What servers ask for and cannot get here, by key.
 pub(crate) const UNENFORCED: &str = "lockgate_sandbox_unenforced";
 /// Callers that were turned away, by reason.

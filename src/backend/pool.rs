@@ -79,8 +79,8 @@ pub(crate) struct Place {
 pub(crate) enum Refused {
     /// The gateway has no room, and had none for `spawn.wait`.
     Busy,
-    /// The tenant's own cap.
-    Limit,
+    /// The tenant's own cap, which is this.
+    Limit(usize),
     /// It failed too often: nothing is started for this long.
     Circuit(Duration),
     /// The operating system refused.
@@ -153,7 +153,7 @@ impl Pool {
     ) -> Result<Started, Refused> {
         let spec = spec(server);
         let Some(seat) = self.roster.seat(&server.tenant, server.quota) else {
-            return self.refuse(Refused::Limit);
+            return self.refuse(Refused::Limit(server.quota.unwrap_or_default()));
         };
         let (room, turn) = loop {
             // A backoff is waited for without a turn: a server that fails holds up no other.

@@ -1,13 +1,13 @@
 //! Why a call has no answer of the server: the errors of the gateway's own (DESIGN section 10,
 //! "Errors of ours"; CONTRACT C14).
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 
 use crate::{
     backend::{legacy::push_error, pool::Refused},
-    error::Error,
+    error::{Error, Limit, Quota},
 };
 
 /// Why a call has no answer of the server.
@@ -27,8 +27,8 @@ pub(super) struct Fault {
 pub(super) enum Status {
     /// 503 with Retry-After.
     Busy,
-    /// 429 with Retry-After.
-    Limit,
+    /// 429 with Retry-After, for so many children.
+    Limit(usize),
 }
 
 impl Status {
@@ -39,10 +39,14 @@ impl Status {
                 what: "no room for another backend",
                 retry: Duration::from_secs(2),
             },
-            Self::Limit => Error::Limit {
-                what: "children of the tenant",
+            Self::Limit(most) => Error::Quota(Quota {
+                limit: Limit::Children,
+                bound: u64::try_from(most)
+                    .ok()
+                    .and_then(NonZeroU64::new)
+                    .unwrap_or(NonZeroU64::MIN),
                 retry: Duration::from_secs(10),
-            },
+            }),
         }
     }
 }
@@ -93,9 +97,9 @@ impl Fault {
                 status: Some(Status::Busy),
                 ..Self::new(-31004, "no room for another backend", "overloaded")
             },
-            Refused::Limit => Self {
-                status: Some(Status::Limit),
-                ..Self::new(-31004, "children of the tenant", "limit")
+            Refused::Limit(most) => Self {
+                status: Some(Status::Limit(*most)),
+                ..Self::new(-31004, Limit::Children.as_str(), "limit")
             },
             Refused::Circuit(_) => Self::new(
                 -31001,

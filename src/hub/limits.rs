@@ -437,7 +437,7 @@ fn rates(
     bound: impl Fn(&Bounds) -> Option<NonZeroU64>,
 ) -> Vec<Rate> {
     let tenant = access.tenant();
-    let mut rates = Vec::with_capacity(2);
+    let mut rates = Vec::new();
     // Names of tenants have no slash.
     let name = &tenant.name;
     if let Some(bound) = bound(&tenant.quotas.principal) {

@@ -21,12 +21,13 @@ use crate::{
         shares::Member,
     },
     control::supervision::Isolation,
+    error::Limit,
     protocol::{
         hello,
         message::{Kind, Message},
         revision::Revision,
     },
-    telemetry::{Method, Outcome, TENANT_CHILDREN},
+    telemetry::{Method, Outcome},
 };
 
 impl Session {
@@ -259,8 +260,8 @@ impl Session {
             session.id = self.id.short(), why = ?refused,
             "no backend for the session"
         );
-        if matches!(refused, Refused::Limit) {
-            self.core.metrics.limited(TENANT_CHILDREN);
+        if matches!(refused, Refused::Limit(_)) {
+            self.core.metrics.limited(Limit::Children.name());
         }
         self.link.down();
         self.kept.waiting.clear();

@@ -279,6 +279,21 @@ pub(crate) fn environment() -> BTreeMap<String, String> {
 
 /// How the merged layers become settings.
 impl Layers {
+    fn admin(&mut self, http: SocketAddr, ops: Option<SocketAddr>) -> Admin {
+        let admin = Admin {
+            listen: self.leaf("admin.listen", |node| optional(node, address)),
+        };
+        let others = [Some(http), ops];
+        if admin
+            .listen
+            .is_some_and(|admin| admin.port() != 0 && others.contains(&Some(admin)))
+        {
+            let what = "is http.listen or ops.listen too";
+            self.mistake("admin.listen", what, "choose another port");
+        }
+        admin
+    }
+
     fn read(&mut self, env: &BTreeMap<String, String>) -> Config {
         let http = self.http(env);
         let (public_url, is_url_derived) = self.public_url(&http);
@@ -291,23 +306,12 @@ impl Layers {
         {
             self.mistake("ops.listen", "is http.listen too", "choose another port");
         }
-        let admin = Admin {
-            listen: self.leaf("admin.listen", |node| optional(node, address)),
-        };
-        let others = [Some(http.listen), ops.listen];
-        if admin
-            .listen
-            .is_some_and(|admin| admin.port() != 0 && others.contains(&Some(admin)))
-        {
-            let what = "is http.listen or ops.listen too";
-            self.mistake("admin.listen", what, "choose another port");
-        }
         Config {
+            admin: self.admin(http.listen, ops.listen),
             public_url,
             data_dir: self.data_dir(env),
             http,
             ops,
-            admin,
             default: self.default_server(),
             auth: Auth {
                 insecure: self.leaf("auth.insecure", Node::flag),

@@ -33,7 +33,7 @@ enum Command {
     Backup(CopyArgs),
     /// Put a copy of the SQLite store in its place
     Restore(CopyArgs),
-    /// Print the administration API as an OpenAPI document
+    /// Print the description of the administration API (openapi.json)
     Openapi,
     /// Turn an mcp.json into a manifest on stdout
     Import(ImportArgs),

@@ -29,7 +29,20 @@ use crate::{
 
 /// Every route of the administration API.
 pub(crate) fn routes(front: Arc<Front>) -> Router {
-    let objects = Router::new()
+    let api = object_routes()
+        .merge(running_routes())
+        .method_not_allowed_fallback(async || {
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
+        })
+        .fallback(async || Problem::not_found());
+    Router::new()
+        .nest("/api/v1", api)
+        .route("/api/openapi.json", get(openapi::document))
+        .with_state(front)
+}
+
+fn object_routes() -> Router<Arc<Front>> {
+    Router::new()
         .route("/tenants", get(objects::tenants))
         .route(
             "/tenants/{tenant}",
@@ -66,8 +79,11 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
             "/operator-keys/{name}",
             get(objects::operator_key).delete(objects::delete_operator_key),
         )
-        .route("/apply", post(objects::apply));
-    let running = Router::new()
+        .route("/apply", post(objects::apply))
+}
+
+fn running_routes() -> Router<Arc<Front>> {
+    Router::new()
         .route("/tenants/{tenant}/sessions", get(running::sessions))
         .route(
             "/tenants/{tenant}/sessions/{id}",
@@ -83,17 +99,7 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
             "/tenants/{tenant}/servers/{name}/restart",
             post(running::restart),
         )
-        .route("/audit", get(running::audit));
-    let api = objects
-        .merge(running)
-        .method_not_allowed_fallback(async || {
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
-        })
-        .fallback(async || Problem::not_found());
-    Router::new()
-        .nest("/api/v1", api)
-        .route("/api/openapi.json", get(openapi::document))
-        .with_state(front)
+        .route("/audit", get(running::audit))
 }
 
 /// A request of somebody who may administrate.

@@ -373,7 +373,7 @@ pub(super) async fn apply(
     let prune = if prune { Prune::Remove } else { Prune::Keep };
     let format = format_of(&headers)?;
     let body = mcp::whole(body, front.config.http.max_body).await;
-    let body = body.map_err(unread)?;
+    let body = body.map_err(|failure| unread(&failure))?;
     let text = std::str::from_utf8(&body)
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
     let received = declared::received("manifest", text, format);
@@ -471,10 +471,10 @@ fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
 
 async fn document(front: &Front, headers: &HeaderMap, body: Body) -> Result<Document, Problem> {
     let read = mcp::read(headers, body, front.config.http.max_body).await;
-    read_document(&read.map_err(unread)?)
+    read_document(&read.map_err(|failure| unread(&failure))?)
 }
 
-fn unread(failure: reply::Failure) -> Problem {
+fn unread(failure: &reply::Failure) -> Problem {
     let (status, text) = failure.parts();
     Problem::new(status, text)
 }
@@ -486,13 +486,11 @@ async fn named_document(
     body: Body,
 ) -> Result<(String, Document), Problem> {
     let mut document = document(front, headers, body).await?;
-    match document.remove("name") {
-        Some(Json::String(name)) => Ok((name, document)),
-        _ => {
-            let wrong = Wrong::new("is missing, or no text", "name the key");
-            Err(Problem::invalid(vec![wrong.at("body", "name")]))
-        }
+    if let Some(Json::String(name)) = document.remove("name") {
+        return Ok((name, document));
     }
+    let wrong = Wrong::new("is missing, or no text", "name the key");
+    Err(Problem::invalid(vec![wrong.at("body", "name")]))
 }
 
 fn author(admin: &Admin) -> Author {

@@ -225,7 +225,7 @@ pub(super) async fn audit(
         from_ms: query.moment("from")?,
         until_ms: query.moment("until")?,
     };
-    let bad = |_| {
+    let bad = |()| {
         Problem::new(
             StatusCode::BAD_REQUEST,
             "the parameter after: no such cursor",

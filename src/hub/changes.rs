@@ -37,10 +37,8 @@ impl Hub {
         for old in before.servers() {
             match catalog.find(&old.tenant, &old.name) {
                 None => {
-                    _ = core
-                        .pool
-                        .roster
-                        .restart(&old.tenant, &old.name, Restart::Now)
+                    let roster = &core.pool.roster;
+                    roster.restart(&old.tenant, &old.name, Restart::Now);
                 }
                 Some((_, new)) if is_replaced(old, &new) => {
                     core.pool
@@ -72,32 +70,50 @@ impl Core {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has become of an access meanwhile; none if nothing has.
-    fn changed(&self, access: &Access) -> Option<Option<Access>> {
+    /// What has become of an access meanwhile.
+    fn changed(&self, access: &Access) -> Changed {
         let declared = self.declared.read().unwrap_or_else(PoisonError::into_inner);
         let renewed = auth::renew(&declared, access);
         let is_same = renewed.as_ref().is_some_and(|renewed| {
             Arc::ptr_eq(renewed.server(), access.server())
                 && Arc::ptr_eq(renewed.tenant(), access.tenant())
         });
-        (!is_same).then_some(renewed)
+        match renewed {
+            None => Changed::Lost,
+            Some(_) if is_same => Changed::Not,
+            Some(renewed) => Changed::Renewed(Box::new(renewed)),
+        }
     }
 
     /// Tells a session what has become of its access.
     pub(super) async fn tell(&self, handle: &Handle) {
-        if let Some(changed) = self.changed(&handle.access) {
-            let change = Command::Change(changed.map(Box::new));
-            // One that has ended needs to know nothing.
-            let _ = handle.commands.send(change).await;
-        }
+        let access = match self.changed(&handle.access) {
+            Changed::Not => return,
+            Changed::Renewed(access) => Some(access),
+            Changed::Lost => None,
+        };
+        // One that has ended needs to know nothing.
+        let _ = handle.commands.send(Command::Change(access)).await;
     }
+}
+
+/// What a change of what is declared made of an access.
+enum Changed {
+    /// Nothing.
+    Not,
+    /// Another tenant or server behind the same names.
+    Renewed(Box<Access>),
+    /// It holds no longer.
+    Lost,
 }
 
 impl Session {
     /// A session that has just come to be: what was declared may have changed since it began.
     pub(super) fn catch_up(&mut self, access: &Access) {
-        if let Some(changed) = self.core.changed(access) {
-            self.change(changed.as_ref());
+        match self.core.changed(access) {
+            Changed::Not => {}
+            Changed::Renewed(access) => self.change(Some(&access)),
+            Changed::Lost => self.change(None),
         }
     }
 

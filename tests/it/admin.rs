@@ -1,5 +1,10 @@
 //! The administration API, on SQLite and on PostgreSQL: who may do what, and what it leads to.
 
+#![expect(
+    clippy::too_many_lines,
+    reason = "a story is read from its beginning to its end"
+)]
+
 use std::{os::unix::fs::PermissionsExt, time::Duration};
 
 use reqwest::{Method, Response, StatusCode};

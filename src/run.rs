@@ -20,6 +20,7 @@ use crate::{
         confinement::Offer,
         keeper::{Keeper, Reach},
         live::Live,
+        trail::Trail,
     },
     http::{
         Front,
@@ -94,17 +95,26 @@ pub(crate) async fn run(
     let health = Health::default();
     let (release, halt) = (CancellationToken::new(), CancellationToken::new());
     let stop_accepting = CancellationToken::new();
+    // The store outlives what may still write to it.
+    let (keeping, stop_keeping) = (TaskTracker::new(), CancellationToken::new());
+    let (trailing, stop_trail) = (TaskTracker::new(), CancellationToken::new());
+    let trail = if keeper.is_some() {
+        let counted = Arc::clone(&metrics);
+        let dropped = Arc::new(move |count| counted.audit_dropped(count));
+        let live = Arc::clone(&live);
+        Trail::new(live, dropped, &trailing, stop_trail.clone())
+    } else {
+        Trail::none()
+    };
     let hub = Hub::in_memory(
         Arc::clone(&config),
         Arc::new(SystemRandom::new()),
         launcher,
-        Arc::clone(&live),
+        (Arc::clone(&live), trail.clone()),
         Arc::clone(&metrics),
         (release.clone(), halt.clone()),
         tracker.clone(),
     )?;
-    // The store outlives what may still write to it.
-    let (keeping, stop_keeping) = (TaskTracker::new(), CancellationToken::new());
     if !live.is_loaded() {
         health.lost("sql", Loss::All);
     }
@@ -149,7 +159,7 @@ pub(crate) async fn run(
     let auth = Verifier::new(
         &config,
         Outbound::new(config.outbound_allow.clone()),
-        wall_clock(),
+        (wall_clock(), trail),
         &metrics,
         &tracker,
         &release,
@@ -236,6 +246,9 @@ pub(crate) async fn run(
     }
     halt.cancel();
     let _ = tokio::time::timeout(LAST, tracker.wait()).await;
+    stop_trail.cancel();
+    trailing.close();
+    let _ = tokio::time::timeout(LAST_WORDS, trailing.wait()).await;
     stop_keeping.cancel();
     keeping.close();
     let _ = tokio::time::timeout(LAST_WORDS, keeping.wait()).await;

@@ -155,6 +155,11 @@ pub(crate) enum Outcome {
 impl Outcome {
     /// The values of the label, in the order of the variants: change both together.
     const LABELS: [&str; 5] = ["result", "error", "cancelled", "timed_out", "lost"];
+
+    /// As an operator reads it.
+    pub(crate) fn as_str(self) -> &'static str {
+        Self::LABELS[self as usize]
+    }
 }
 
 /// Why a message was dropped.
@@ -215,6 +220,7 @@ pub(crate) struct Metrics {
     state_labels: [[KeyValue; 1]; ChildState::LABELS.len()],
     starts_refused: Counter<u64>,
     circuits_opened: Counter<u64>,
+    audit_dropped: Counter<u64>,
     restores: Counter<u64>,
     children_exits: Family<{ Exit::LABELS.len() }>,
     calls: Counter<u64>,
@@ -281,6 +287,7 @@ impl Metrics {
             state_labels: ChildState::LABELS.map(|value| [KeyValue::new("state", value)]),
             starts_refused: meter.u64_counter(STARTS_REFUSED).build(),
             circuits_opened: meter.u64_counter(CIRCUITS_OPENED).build(),
+            audit_dropped: meter.u64_counter(AUDIT_DROPPED).build(),
             restores: meter.u64_counter(RESTORES).build(),
             children_exits: Family::new(&meter, CHILDREN_EXITS, "cause", Exit::LABELS),
             calls: meter.u64_counter(CALLS).build(),
@@ -346,6 +353,11 @@ impl Metrics {
     /// A start found no room, or its circuit open.
     pub(crate) fn start_refused(&self) {
         self.starts_refused.add(1, &[]);
+    }
+
+    /// Records of the audit trail found no room, or no store.
+    pub(crate) fn audit_dropped(&self, count: u64) {
+        self.audit_dropped.add(count, &[]);
     }
 
     /// Something failed too often: its circuit opened.
@@ -428,6 +440,8 @@ pub(crate) const CHILDREN: &str = "lockgate_children";
 pub(crate) const CHILDREN_STATE: &str = "lockgate_children_state";
 /// Starts of children that found no room or an open circuit.
 pub(crate) const STARTS_REFUSED: &str = "lockgate_starts_refused";
+/// Records of the audit trail that found no room, or no store.
+pub(crate) const AUDIT_DROPPED: &str = "lockgate_audit_dropped";
 /// Circuits that opened.
 pub(crate) const CIRCUITS_OPENED: &str = "lockgate_circuits_opened";
 /// Sessions that got another child.

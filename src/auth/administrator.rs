@@ -66,6 +66,11 @@ pub(crate) enum NoAdministrator {
 }
 
 impl Verifier {
+    /// Waits until the denials that were reported are on record, but not for long.
+    pub(crate) async fn settle(&self) {
+        self.0.denials.settle().await;
+    }
+
     /// Whom a credential shows, if that is somebody who may administrate.
     ///
     /// # Errors

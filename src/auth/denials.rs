@@ -6,15 +6,22 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Arc, PoisonError},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
+use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Principal;
-use crate::telemetry::{Denied, Metrics};
+use crate::{
+    control::{audit::Record, trail::Trail},
+    telemetry::{Denied, Metrics},
+};
 
 /// One denied access.
 #[derive(Clone, Debug)]
@@ -47,6 +54,9 @@ pub(crate) enum Caller {
 pub(crate) struct Denials {
     table: Arc<Table>,
     metrics: Arc<Metrics>,
+    trail: Trail,
+    /// Whether something was written and nobody has waited for it yet.
+    is_unsettled: Arc<AtomicBool>,
 }
 
 #[expect(
@@ -64,9 +74,20 @@ struct Folded {
 
 impl Denials {
     /// An empty table.
-    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
-        let table = Arc::default();
-        Self { table, metrics }
+    pub(super) fn new(metrics: Arc<Metrics>, trail: Trail) -> Self {
+        Self {
+            table: Arc::default(),
+            metrics,
+            trail,
+            is_unsettled: Arc::default(),
+        }
+    }
+
+    /// Waits until what was written is in the audit trail, but not for long.
+    pub(super) async fn settle(&self) {
+        if self.is_unsettled.swap(false, Ordering::Relaxed) {
+            self.trail.settle().await;
+        }
     }
 
     /// Takes note of a denied access, and writes it down if it is the first of its caller at this
@@ -92,7 +113,7 @@ impl Denials {
         };
         table.insert(key, folded);
         drop(table);
-        write(&denial, 1);
+        self.write(&denial, 1);
     }
 
     /// Writes what was folded, once a minute for each caller, and the rest when `stop` comes.
@@ -118,13 +139,34 @@ impl Denials {
         drop(table);
         let folded = old.iter().filter(|folded| folded.count > 0);
         folded
-            .map(|folded| write(&folded.last, folded.count))
+            .map(|folded| self.write(&folded.last, folded.count))
             .count()
+    }
+
+    /// `count` accesses, of which this is the last.
+    fn write(&self, denial: &Denial, count: u64) {
+        log(denial, count);
+        let (actor, address) = match &denial.who {
+            Caller::Known(principal) => (principal.subject().unwrap_or("anonymous"), None),
+            Caller::At(address) => ("", address.map(|address| address.to_string())),
+        };
+        let (tenant, server) = (&*denial.tenant, &*denial.server);
+        self.trail.note(Record {
+            tenant: (!tenant.is_empty()).then(|| tenant.to_owned()),
+            kind: "denied".to_owned(),
+            actor: actor.to_owned(),
+            target: format!("server {tenant}/{server}"),
+            detail: json!({
+                "route": denial.route, "reason": denial.reason.as_str(), "detail": denial.detail,
+                "address": address, "count": count,
+            }),
+        });
+        self.is_unsettled.store(true, Ordering::Relaxed);
     }
 }
 
-/// The line of the audit; `count` accesses, of which this is the last.
-fn write(denial: &Denial, count: u64) {
+/// The line of the log.
+fn log(denial: &Denial, count: u64) {
     let (principal, address) = match &denial.who {
         Caller::Known(principal) => (Some(principal.key()), None),
         Caller::At(address) => (None, address.map(tracing::field::display)),
@@ -170,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_first_is_written_and_the_rest_is_counted() {
-        let denials = Denials::new(Arc::new(Metrics::new(None).unwrap()));
+        let denials = Denials::new(Arc::new(Metrics::new(None).unwrap()), Trail::none());
         let waiting = || {
             let table = denials.table.lock().unwrap();
             let mut counts: Vec<u64> = table.values().map(|folded| folded.count).collect();
@@ -190,7 +232,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_table_is_bounded_and_the_last_minute_is_not_lost() {
-        let denials = Denials::new(Arc::new(Metrics::new(None).unwrap()));
+        let denials = Denials::new(Arc::new(Metrics::new(None).unwrap()), Trail::none());
         for number in 0..10_000_u32 {
             let who = Caller::At(Some(IpAddr::from(number.to_be_bytes())));
             denials.report(Denial { who, ..denial(1) });

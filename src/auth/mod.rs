@@ -13,6 +13,7 @@ use crate::{
     control::{
         AuthMode, Catalog, Server, Tenant,
         identity::{ApiKey, External},
+        trail::Trail,
     },
     error::Error,
     outbound::Outbound,
@@ -193,12 +194,12 @@ impl Verifier {
     pub(crate) fn new(
         config: &Config,
         outbound: Outbound,
-        clock: Clock,
+        (clock, trail): (Clock, Trail),
         metrics: &Arc<Metrics>,
         tracker: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
-        let denials = Denials::new(Arc::clone(metrics));
+        let denials = Denials::new(Arc::clone(metrics), trail);
         tracker.spawn(denials.clone().watch(stop.clone()));
         let means = Means {
             outbound,
@@ -234,6 +235,19 @@ impl Verifier {
             .tenants
             .get(request.tenant)
             .ok_or(Refused::NoServer)?;
+        let admitted = self.admitted(tenant, request).await;
+        if admitted.is_err() {
+            // A denial is on record before it is answered.
+            self.0.denials.settle().await;
+        }
+        admitted
+    }
+
+    async fn admitted(
+        &self,
+        tenant: &Arc<Tenant>,
+        request: &Request<'_>,
+    ) -> Result<Access, Refused> {
         let named = tenant.servers.get(request.server);
         let known = self.identify(tenant, request).await?;
         let access = named.and_then(|server| known.access(tenant, server));

@@ -207,8 +207,19 @@ impl Reader<'_> {
     /// One server of a tenant.
     pub(super) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
         let own = [
-            "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits", "sandbox",
-            "prepare", "grants", "policy",
+            "command",
+            "args",
+            "env",
+            "cwd",
+            "reply",
+            "clocks",
+            "tools",
+            "limits",
+            "sandbox",
+            "prepare",
+            "grants",
+            "policy",
+            "audit_calls",
         ];
         let known = [&own[..], &supervision::KEYS].concat();
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
@@ -242,6 +253,7 @@ impl Reader<'_> {
             limits: self.limits(&fields),
             supervision: Supervision::read(&fields, &mut self.mistakes),
             policy: Arc::new(Policy::read(&fields, &mut self.mistakes)),
+            audit_calls: fields.read("audit_calls", false, Node::flag, &mut self.mistakes),
             quota: None,
             grants: self.grants(&fields),
         }

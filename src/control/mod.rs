@@ -41,6 +41,7 @@ pub(crate) mod store;
 #[cfg(test)]
 mod store_tests;
 pub(crate) mod supervision;
+pub(crate) mod trail;
 
 use confinement::Confinement;
 pub(crate) use identity::AuthMode;
@@ -137,6 +138,8 @@ pub(crate) struct Server {
     pub(crate) supervision: Supervision,
     /// What of it may be used.
     pub(crate) policy: Arc<Policy>,
+    /// Whether calls are on record in the audit trail.
+    pub(crate) audit_calls: bool,
     /// Children that its tenant may have; none is no bound.
     pub(crate) quota: Option<usize>,
     /// Who of its tenant may use it; none is everybody.

@@ -128,7 +128,10 @@ impl FromRequestParts<Arc<Front>> for Admin {
         let who = front.auth.administrator(catalog, keys, credential, from);
         match who {
             Ok(who) => Ok(Self { who, snapshot }),
-            Err(why) => Err(challenge(why)),
+            Err(why) => {
+                front.auth.settle().await;
+                Err(challenge(why))
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
+    audited::Audited,
     clock::CallClock,
     limits::Seats,
     routes::{About, InFlight, route},
@@ -44,6 +45,8 @@ pub(crate) struct Call {
     pub(crate) clock: CallClock,
     /// What kind of call it is, for the metrics.
     pub(crate) class: telemetry::Method,
+    /// What will be on record of it.
+    pub(crate) audited: Option<Box<Audited>>,
     /// What its result changes in the session.
     pub(crate) effect: Effect,
     /// The list that its result is, and the policy of whoever asked for it.

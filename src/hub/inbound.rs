@@ -204,6 +204,7 @@ impl Session {
                 wants_task,
                 clock,
                 class,
+                audited: self.audited(message),
                 effect: effect(message),
                 _seats: seats,
                 list: Listed::of(method).map(|listed| (listed, Arc::clone(&self.policy))),
@@ -354,9 +355,7 @@ impl Session {
                     return Ok(());
                 };
                 self.link.set_calls(self.calls.count());
-                self.core
-                    .metrics
-                    .call(call.class, telemetry::Outcome::Cancelled);
+                self.call_ended(&call, telemetry::Outcome::Cancelled);
                 if self.streams.finish_call(call.stream, None).await.is_err() {
                     self.over = Some(Over::Lost);
                 }

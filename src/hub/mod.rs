@@ -29,7 +29,7 @@ use crate::{
         shares::Shares,
     },
     config::Config,
-    control::{Catalog, live::Live},
+    control::{Catalog, live::Live, trail::Trail},
     error::Error,
     protocol::{
         event::{Cursor, EventKey},
@@ -43,6 +43,7 @@ use crate::{
     telemetry::Metrics,
 };
 
+mod audited;
 mod calls;
 mod changes;
 mod clock;
@@ -92,6 +93,7 @@ pub(crate) struct Core {
     tools: tools::Tools,
     limits: Arc<Limits>,
     metrics: Arc<Metrics>,
+    trail: Trail,
     tracker: TaskTracker,
     /// No new sessions; those without a call end.
     drain: CancellationToken,
@@ -186,7 +188,7 @@ impl Hub {
         config: Arc<Config>,
         random: Arc<dyn SecureRandom + Send + Sync>,
         launcher: Launcher,
-        live: Arc<Live>,
+        (live, trail): (Arc<Live>, Trail),
         metrics: Arc<Metrics>,
         (drain, halt): (CancellationToken, CancellationToken),
         tracker: TaskTracker,
@@ -235,6 +237,7 @@ impl Hub {
             tools: tools::Tools::default(),
             limits,
             metrics,
+            trail,
             tracker,
             drain,
             halt,

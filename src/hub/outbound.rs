@@ -191,14 +191,12 @@ impl Session {
             self.leave_closing();
         }
         let is_result = message.kind() == Kind::Result;
-        self.core.metrics.call(
-            call.class,
-            if is_result {
-                Outcome::Result
-            } else {
-                Outcome::Error
-            },
-        );
+        let outcome = if is_result {
+            Outcome::Result
+        } else {
+            Outcome::Error
+        };
+        self.call_ended(&call, outcome);
         if call.wants_task
             && let Some(task) = message
                 .result()

@@ -432,7 +432,7 @@ impl Session {
         } else {
             Outcome::Lost
         };
-        self.core.metrics.call(ended.class, outcome);
+        self.call_ended(&ended, outcome);
         let line = fault.line(&id);
         let finished = match fault.status {
             // What no backend has seen is refused as a whole, where that can still be said.

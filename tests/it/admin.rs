@@ -19,14 +19,14 @@ use super::{
 };
 
 /// Somebody who administrates.
-struct Admin {
+pub(crate) struct Admin {
     http: reqwest::Client,
     base: String,
 }
 
 impl Admin {
     /// The operator whose key the first start wrote.
-    fn first(ground: &Ground, replica: &Replica) -> Self {
+    pub(crate) fn first(ground: &Ground, replica: &Replica) -> Self {
         let file = ground.data().join("admin.key");
         let mode = std::fs::metadata(&file).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
@@ -41,7 +41,7 @@ impl Admin {
         }
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Response {
+    pub(crate) async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Response {
         let mut request = self.http.request(method, format!("{}{path}", self.base));
         if let Some(body) = body {
             request = request.json(body);
@@ -49,7 +49,7 @@ impl Admin {
         within("the API", request.send()).await.unwrap()
     }
 
-    async fn get(&self, path: &str) -> (u16, Value) {
+    pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
         read(self.send(Method::GET, path, None).await).await
     }
 
@@ -67,7 +67,7 @@ impl Admin {
     }
 
     /// A new API key of a tenant for its server `x`.
-    async fn key(&self, tenant: &str, name: &str, scopes: &[&str]) -> String {
+    pub(crate) async fn key(&self, tenant: &str, name: &str, scopes: &[&str]) -> String {
         let body = json!({"name": name, "subject": "ada", "servers": ["x"], "scopes": scopes});
         let (status, made) = self
             .post(&format!("/tenants/{tenant}/api-keys"), body)
@@ -77,7 +77,7 @@ impl Admin {
     }
 
     /// A tenant with API keys and the server `x`.
-    async fn tenant(&self, tenant: &str, server: Value) {
+    pub(crate) async fn tenant(&self, tenant: &str, server: Value) {
         let path = format!("/tenants/{tenant}");
         let (status, said) = self.put(&path, json!({"auth": {"mode": "keys"}})).await;
         assert_eq!(status, 201, "{said}");

@@ -38,6 +38,7 @@ mod stored;
 mod streams;
 mod supervision;
 mod surface;
+mod tenancy;
 mod tokens;
 mod torrents;
 mod wire;

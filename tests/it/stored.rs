@@ -38,6 +38,11 @@ impl Ground {
         }
     }
 
+    /// Its PostgreSQL.
+    pub(crate) fn database(&mut self) -> &mut Postgres {
+        self.postgres.as_mut().unwrap()
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.dir.path().join("data")
     }

@@ -149,17 +149,17 @@ async fn p137_an_idle_child_is_stopped_and_started_by_the_next_call() {
 
 #[tokio::test]
 async fn a_subscription_keeps_a_child_and_so_does_a_call() {
-    let gateway = served(json!({"command": child(), "idle": "200ms"})).await;
+    let gateway = served(json!({"command": child(), "idle": "800ms"})).await;
     let session = gateway.session("a", "main").await;
     let first = pid(&session).await;
-    let slept = session.text("sleep", json!({"ms": 700})).await;
+    let slept = session.text("sleep", json!({"ms": 2000})).await;
     assert_eq!(slept, "slept");
     assert_eq!(pid(&session).await, first);
     session
         .ask("resources/subscribe", json!({"uri": "test://one"}))
         .await;
     let mut listener = session.listen().await;
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    tokio::time::sleep(Duration::from_millis(2000)).await;
     session.text("touch", json!({"uri": "test://one"})).await;
     let (_, updated) = listener.message().await.unwrap();
     assert_eq!(updated["method"], "notifications/resources/updated");

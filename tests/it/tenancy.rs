@@ -1,5 +1,10 @@
 //! What no tenant learns of another, and what nobody learns at all: CONTRACT 4.1 and 4.7.
 
+#![expect(
+    clippy::too_many_lines,
+    reason = "a story is read from its beginning to its end"
+)]
+
 use std::collections::BTreeSet;
 
 use futures_util::future::join_all;

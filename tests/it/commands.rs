@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, process::Command};
 
 use super::{
-    harness::{NEWEST, Session, child, package, until, within},
+    harness::{NEWEST, Session, child, client, json_of, package, until, within},
     stored::{Ground, Replica, mark, server},
     tokens::bearer,
 };
@@ -390,6 +390,32 @@ async fn the_audit_trail_is_shown_and_exported() {
             r#""tenant.added""#
         ]
     );
+}
+
+#[tokio::test]
+async fn whoever_refuses_below_api_says_so_in_one_form() {
+    // Found by schemathesis: what is refused before any route was no problem (RFC 9457).
+    let shell = Shell::new().await;
+    let ask = async |path: &str| {
+        let url = format!("{}{path}", shell.replica.http);
+        let answer = within("an answer", client().get(url).send()).await.unwrap();
+        assert_eq!(answer.status(), 404, "{path}");
+        let kind = answer.headers()["content-type"]
+            .to_str()
+            .unwrap()
+            .to_owned();
+        (kind, json_of(answer).await)
+    };
+    for path in ["/api/v1/tenants/a%2Cb", "/api/v2"] {
+        let (kind, said) = ask(path).await;
+        assert_eq!(
+            (kind.as_str(), &said["status"]),
+            ("application/problem+json", &json!(404))
+        );
+    }
+    let (kind, said) = ask("/t/a%2Cb/x/mcp").await;
+    assert_eq!(kind, "application/json");
+    assert_eq!(said["error"]["message"], "not found");
 }
 
 /// What a page of the documents says after `mark` until the end.

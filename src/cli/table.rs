@@ -104,8 +104,8 @@ mod tests {
             ("MEMORY", "/m_bytes"),
         ];
         insta::assert_snapshot!(table(&columns, &items), @"
-        NAME       X    AGE    MEMORY
-        a          s,t  1.2s   4KiB
+        NAME        X    AGE    MEMORY
+        a           s,t  1.2s   4KiB
         �[2Jbb�1m�  -    10.0s  -
         ");
     }

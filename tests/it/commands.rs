@@ -166,6 +166,12 @@ async fn a_server_is_run_from_the_command_line() {
     assert_eq!(mark(&session).await, "one", "the session goes on");
     let after = shell.done(&["server", "children", "a", "x"]).await;
     assert_ne!(table.lines().nth(1), after.lines().nth(1));
+    let used = shell.fails(2, &["server", "remove", "a", "x"]).await;
+    assert!(
+        used.starts_with("tenants.a.api_keys.ci.servers: "),
+        "{used}"
+    );
+    shell.done(&["key", "remove", "a", "ci"]).await;
     shell.done(&["server", "remove", "a", "x"]).await;
     let gone = shell.fails(1, &["server", "show", "a", "x"]).await;
     assert_eq!(gone, "lockgate: there is no such thing (404)\n");

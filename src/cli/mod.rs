@@ -4,12 +4,18 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand};
 
+mod apply;
 mod check;
+mod client;
 mod demo;
 mod import;
 mod key;
+mod reference;
+mod remote;
+mod remote_keys;
 mod serve;
 mod stored;
+mod table;
 
 /// Puts stdio MCP servers on the network.
 #[derive(Parser)]
@@ -33,8 +39,24 @@ enum Command {
     Backup(CopyArgs),
     /// Put a copy of the SQLite store in its place
     Restore(CopyArgs),
+    /// Make what a gateway has declared what a manifest says, and show the difference
+    Apply(apply::ApplyArgs),
+    /// Tenants of a gateway
+    Tenant(remote::TenantArgs),
+    /// Servers of a tenant, and their children
+    Server(remote::ServerArgs),
+    /// Sessions of a tenant
+    Session(remote::SessionArgs),
+    /// Who changed what
+    Audit(remote::AuditArgs),
     /// Print the description of the administration API (openapi.json)
-    Openapi,
+    Openapi {
+        /// As a page for people
+        #[arg(long)]
+        markdown: bool,
+    },
+    /// Print the JSON schema of manifests
+    Schema,
     /// Turn an mcp.json into a manifest on stdout
     Import(ImportArgs),
     /// API keys, and the master key
@@ -51,6 +73,8 @@ enum KeyCommand {
     New,
     /// Replace the master key, and seal every secret of the store anew
     Rotate(StoreArgs),
+    #[command(flatten)]
+    Remote(remote_keys::KeyCommand),
 }
 
 /// `lockgate run`
@@ -151,8 +175,22 @@ pub fn main() -> ExitCode {
         Command::Backup(args) => stored::backup(args),
         Command::Restore(args) => stored::restore(args),
         Command::Key(KeyCommand::Rotate(args)) => stored::rotate(args),
-        Command::Openapi => {
+        Command::Apply(args) => apply::apply(&args),
+        Command::Tenant(args) => remote::tenant(&args),
+        Command::Server(args) => remote::server(&args),
+        Command::Session(args) => remote::session(&args),
+        Command::Audit(args) => remote::audit(&args),
+        Command::Key(KeyCommand::Remote(command)) => remote_keys::key(&command),
+        Command::Openapi { markdown: false } => {
             print!("{}", crate::http::openapi::text());
+            ExitCode::SUCCESS
+        }
+        Command::Openapi { markdown: true } => {
+            print!("{}", reference::reference());
+            ExitCode::SUCCESS
+        }
+        Command::Schema => {
+            print!("{}", crate::control::schema::TEXT);
             ExitCode::SUCCESS
         }
         Command::Import(ImportArgs { file, tenant }) => import::import(

@@ -257,7 +257,6 @@ impl Declared {
     }
 
     /// The whole manifest as JSON, secrets included: what is sent to a gateway that is to apply it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for lockgate apply"))]
     pub(crate) fn json(&self) -> Json {
         // Nothing is open in it, so nothing is put in and nothing can fail.
         to_json(&self.tree(), &BTreeMap::new(), "", &mut Vec::new())
@@ -373,7 +372,8 @@ fn members(node: &Node) -> Vec<(&str, &Node)> {
     named.collect()
 }
 
-fn to_json(
+/// A tree as JSON, what `${env:…}` and `${file:…}` name put in.
+pub(super) fn to_json(
     node: &Node,
     env: &BTreeMap<String, String>,
     key: &str,

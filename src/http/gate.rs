@@ -27,7 +27,7 @@ use super::accept::Peer;
 use super::address::{Allowed, HostCheck, OriginCheck, canonical, client};
 use super::body::{Read, meter};
 use super::cors;
-use super::refusal::refusal;
+use super::refusal::{in_form_of, refusal};
 
 /// What the gate of one listener needs to know.
 #[derive(Debug)]
@@ -157,10 +157,10 @@ async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -
     let (mut head, body) = request.into_parts();
     let version = head.version;
     let (body, progress) = meter(body, gate.max_body);
+    let path = head.uri.path().to_owned();
     let response = match gate.check(&head) {
-        Err(refused) => refused,
+        Err(refused) => in_form_of(&path, refused),
         Ok(origin) => {
-            let path = head.uri.path().to_owned();
             let mut response = if cors::is_preflight(&head.method, &head.headers) {
                 cors::preflight(&head.headers)
             } else {
@@ -170,11 +170,12 @@ async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -
                 }
                 let response = next.run(Request::from_parts(head, body)).await;
                 // The route saw an error and cannot know which; its answer gives way.
-                match progress.read() {
+                let refused = match progress.read() {
                     Read::TooLarge => refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large"),
                     Read::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
                     Read::Partly | Read::Whole => response,
-                }
+                };
+                in_form_of(&path, refused)
             };
             if cors::is_public(&path) {
                 cors::mark_public(response.headers_mut());

@@ -3,17 +3,41 @@
 //! Errors of MCP and JSON-RPC are not made here: `reply.rs` makes them.
 
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
+
+use super::admin::Problem;
 
 /// A status with one fixed sentence; fixed, so that nothing of ours or of another leaks into it.
 pub(crate) fn refusal(status: StatusCode, message: &'static str) -> Response {
     let body = format!("{{\"error\":{{\"message\":\"{message}\"}}}}\n");
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
+    response.extensions_mut().insert(Sentence(message));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
+
+/// A refusal in the words of the surface that `path` belongs to: the administration API knows one
+/// form of errors (RFC 9457), whoever makes them.
+pub(crate) fn in_form_of(path: &str, refused: Response) -> Response {
+    let sentence = refused.extensions().get::<Sentence>();
+    let Some(Sentence(sentence)) = sentence.filter(|_| path.starts_with("/api/")) else {
+        return refused;
+    };
+    let mut response = Problem::new(refused.status(), *sentence).into_response();
+    let headers = response.headers_mut();
+    for (name, value) in refused.headers() {
+        if !headers.contains_key(name) {
+            headers.append(name, value.clone());
+        }
+    }
+    response
+}
+
+/// What a refusal says, for whoever says it in another form.
+#[derive(Clone, Copy)]
+struct Sentence(&'static str);

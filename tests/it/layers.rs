@@ -164,7 +164,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ),
     ("jsonwebtoken::", &["auth/jwt.rs"]),
     ("moka::", &["auth/external.rs"]),
-    ("reqwest::", &["outbound.rs"]),
+    ("reqwest::", &["cli/", "outbound.rs"]),
 ];
 
 /// Lines of a file without its tests.

@@ -11,6 +11,7 @@
 mod admin;
 mod children;
 mod clients;
+mod commands;
 mod crowds;
 mod cuts;
 mod cutter;

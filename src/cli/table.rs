@@ -1,0 +1,126 @@
+//! What the commands on a gateway show: tables, and objects with what describes them.
+//!
+//! Names and texts come from clients and children: nothing of them may steer a terminal.
+
+use serde_json::Value as Json;
+
+/// A column: its heading, and where its cell stands in an item (RFC 6901).
+pub(super) type Column = (&'static str, &'static str);
+
+/// Items as lines below headings.
+pub(super) fn table(columns: &[Column], items: &[Json]) -> String {
+    let headings = columns
+        .iter()
+        .map(|(heading, _)| (*heading).to_owned())
+        .collect();
+    let cells = |item: &Json| columns.iter().map(|(_, at)| cell(item, at)).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(headings)
+        .chain(items.iter().map(cells))
+        .collect();
+    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max();
+    let widths: Vec<usize> = (0..columns.len()).filter_map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths);
+        let line: Vec<String> = cells
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        line.join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+/// One object: which it is, and what it declares.
+pub(super) fn object(object: &Json) -> String {
+    let text = |name| cell(object, name);
+    let name = match &object["tenant"] {
+        Json::String(tenant) if object["kind"] != "tenant" => {
+            format!("{}/{}", plain(tenant), text("/name"))
+        }
+        _ => text("/name"),
+    };
+    let head = format!(
+        "{} {name}, version {}, updated {}\n",
+        text("/kind"),
+        text("/version"),
+        text("/updated")
+    );
+    head + &pretty(&object["spec"])
+}
+
+/// JSON on several lines; it escapes what could steer a terminal, but for DEL and C1.
+pub(super) fn pretty(json: &Json) -> String {
+    let text = serde_json::to_string_pretty(json).unwrap_or_default();
+    let lines: Vec<String> = text.lines().map(plain).collect();
+    lines.join("\n") + "\n"
+}
+
+/// `text` without what a terminal would act on.
+pub(super) fn plain(text: &str) -> String {
+    text.chars()
+        .map(|letter| {
+            if letter.is_control() && letter != '\t' {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                letter
+            }
+        })
+        .collect()
+}
+
+fn cell(item: &Json, at: &str) -> String {
+    match item.pointer(at) {
+        None | Some(Json::Null) => "-".to_owned(),
+        Some(Json::String(text)) => plain(text),
+        Some(Json::Array(items)) => {
+            let items: Vec<String> = items.iter().map(|item| cell(item, "")).collect();
+            items.join(",")
+        }
+        Some(Json::Number(number)) if at.ends_with("_seconds") => {
+            format!("{:.1}s", number.as_f64().unwrap_or_default())
+        }
+        Some(Json::Number(number)) if at.ends_with("_bytes") => {
+            format!("{}KiB", number.as_u64().unwrap_or_default() / 1024)
+        }
+        Some(other) => plain(&other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_nothing_steers_the_terminal() {
+        let items = [
+            json!({"name": "a", "in": {"x": ["s", "t"]}, "age_seconds": 1.25, "m_bytes": 4096}),
+            json!({"name": "\u{1b}[2Jbb\u{9b}1m\n", "in": {"x": null}, "age_seconds": 10}),
+        ];
+        let columns = [
+            ("NAME", "/name"),
+            ("X", "/in/x"),
+            ("AGE", "/age_seconds"),
+            ("MEMORY", "/m_bytes"),
+        ];
+        insta::assert_snapshot!(table(&columns, &items), @"
+        NAME        X    AGE    MEMORY
+        a           s,t  1.2s   4KiB
+        �[2Jbb�1m�  -    10.0s  -
+        ");
+    }
+
+    #[test]
+    fn objects_say_which_they_are() {
+        let server = json!({
+            "kind": "server", "tenant": "acme", "name": "files", "version": 3,
+            "updated": "2027-01-31T12:00:00Z", "spec": {"command": "x\u{7f}"},
+        });
+        insta::assert_snapshot!(object(&server), @r#"
+        server acme/files, version 3, updated 2027-01-31T12:00:00Z
+        {
+          "command": "x�"
+        }
+        "#);
+    }
+}

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# The commands of README, "Two tenants in ten commands", as they stand there: ten-commands.sh
+# Only the port differs, so that it may run beside another gateway, and where things are kept.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$here/../.."
+work=$(mktemp -d)
+gateway=
+
+finish() {
+  # The gateway is the one job that the commands leave behind.
+  gateway=$(cat "$work/gateway" 2>/dev/null || true)
+  if [ -n "$gateway" ]; then
+    kill -TERM "$gateway" 2>/dev/null || true
+    for _ in $(seq 100); do kill -0 "$gateway" 2>/dev/null || break; sleep 0.1; done
+    kill -KILL "$gateway" 2>/dev/null || true
+  fi
+  rm -rf "$work"
+}
+trap finish EXIT
+
+# block MARK: the lines of the sh block that follows a line with MARK.
+block() { awk -v mark="$1" 'index($0, mark) { on = 1; next } on && /^```sh/ { inside = 1; next } inside && /^```/ { exit } inside' README.md; }
+
+commands=$(block "runs these lines as they stand")
+asking=$(block "runs this too")
+count=$(printf '%s\n' "$commands" | wc -l)
+if [ "$count" != 10 ]; then
+  echo "README has $count commands in place of ten"
+  exit 1
+fi
+
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+# The environment that the commands run in; their own words are not touched but for the port.
+export LOCKGATE_HTTP__LISTEN=127.0.0.1:$port LOCKGATE_OPS__LISTEN= LOCKGATE_URL=http://127.0.0.1:$port
+export XDG_STATE_HOME=$work/state CARGO_INSTALL_ROOT=$work/installed PATH=$work/installed/bin:$PATH
+unset LOCKGATE_KEY LOCKGATE_CONFIG LOCKGATE_APPLY DATABASE_URL
+cat >"$work/commands.sh" <<SCRIPT
+set -euo pipefail
+${commands//lockgate.log/$work/lockgate.log}
+$asking
+SCRIPT
+sed -i "s/127\.0\.0\.1:8080/127.0.0.1:$port/g; s|^\(lockgate serve .*\)$|\1 echo \$! >$work/gateway|" "$work/commands.sh"
+answer=$(timeout --kill-after=5 "${TEN_COMMANDS_LIMIT:-1500}" bash "$work/commands.sh") || {
+  cat "$work/lockgate.log" 2>/dev/null || true
+  exit 1
+}
+printf '%s\n' "$answer" | tail -n 1 | python3 -c '
+import json, sys
+said = json.load(sys.stdin)
+assert said["result"]["protocolVersion"] == "2025-11-25", said
+'
+
+# And they led to what the heading says.
+for tenant in acme globex; do
+  servers=$(lockgate server list "$tenant" --json | python3 -c 'import json, sys; print(*[one["name"] for one in json.load(sys.stdin)["items"]])')
+  [ "$servers" = "one two" ] || { echo "$tenant has: $servers"; exit 1; }
+done
+[ "$(lockgate tenant list | wc -l)" = 3 ]
+[ "$(lockgate key list acme | wc -l)" = 2 ]
+echo "ten commands: ok"

@@ -27,7 +27,9 @@ def measure(options):
     tenant = {
         "auth": {"mode": "keys"},
         "quotas": quotas | {"principal": principal},
-        "api_keys": {"bench": {"hash": key_hash(key), "subject": "bench"}},
+        "api_keys": {
+            "bench": {"hash": key_hash(key), "subject": "bench", "servers": ["echo"]},
+        },
         "servers": {"echo": server},
     }
     sets = ["sandbox.separation=none", "sandbox.shared_uid=true"]

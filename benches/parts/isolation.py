@@ -17,18 +17,20 @@ def measure(options):
     for number in range(TENANTS):
         canary = f"TENANT-{number}-{secrets.token_hex(16)}"
         keys = [api_key() for _ in range(PRINCIPALS)]
+        uses = ["own" if at < own else "shared" for at in range(PRINCIPALS)]
         server = {"command": str(ECHO), "env": {"CANARY": canary}, "sandbox": {"profile": "open"}}
         tenants[f"t{number}"] = {
             "auth": {"mode": "keys"},
             "api_keys": {
-                f"k{at}": {"hash": key_hash(key), "subject": f"s{at}"} for at, key in enumerate(keys)
+                f"k{at}": {"hash": key_hash(key), "subject": f"s{at}", "servers": [uses[at]]}
+                for at, key in enumerate(keys)
             },
             "servers": {
                 "shared": server | {"isolation": "tenant"},
                 "own": server | {"isolation": "principal"},
             },
         }
-        rows += [(f"t{number}", "own" if at < own else "shared", key, canary) for at, key in enumerate(keys)]
+        rows += [(f"t{number}", uses[at], key, canary) for at, key in enumerate(keys)]
     sets = ["sandbox.separation=none", "sandbox.shared_uid=true", "spawn.wait=60s"]
     with serving(options, tenants, *sets) as gateway:
         table = options.folder / "rows"

@@ -45,7 +45,7 @@ use confinement::Confinement;
 pub(crate) use identity::AuthMode;
 use identity::{ApiKeys, Grants};
 use policy::Policy;
-use quotas::Quotas;
+use quotas::{Quotas, Room};
 use recipe::Recipe;
 use supervision::Supervision;
 
@@ -136,8 +136,8 @@ pub(crate) struct Server {
     pub(crate) supervision: Supervision,
     /// What of it may be used.
     pub(crate) policy: Arc<Policy>,
-    /// Children that its tenant may have; none is no bound.
-    pub(crate) quota: Option<usize>,
+    /// What the children of its tenant may take together.
+    pub(crate) room: Room,
     /// Who of its tenant may use it; none is everybody.
     pub(crate) grants: Option<Grants>,
 }

@@ -211,6 +211,7 @@ impl Hub {
             Arc::clone(&random),
             Arc::clone(&metrics),
         ));
+        tracker.spawn(Arc::clone(&pool.roster).watch(drain.clone()));
         let shares = Shares::new(
             Arc::clone(&pool),
             tracker.clone(),

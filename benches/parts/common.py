@@ -249,7 +249,7 @@ def serving(options, tenants, *sets):
         manifest.write_text(json.dumps({"version": 1, "tenants": tenants}))
         command = [str(options.binary), "serve", "--apply", str(manifest)]
         settings = ["http.listen=127.0.0.1:0", "ops.listen=127.0.0.1:0"]
-        settings += [f"data_dir={folder / 'data'}", "telemetry.log=error,lockgate::cli=info", *sets]
+        settings += [f"data_dir={folder / 'data'}", "telemetry.log=warn,lockgate::cli=info", *sets]
         for one in settings:
             command += ["--set", one]
         log = folder / "log"

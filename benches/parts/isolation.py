@@ -44,7 +44,7 @@ def measure(options):
         done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
         found = json.loads(done.stdout or "{}")
         if "calls" not in found:
-            raise RuntimeError(f"mcpload: {done.stdout} {done.stderr}")
+            raise RuntimeError(f"mcpload: {done.stdout} {done.stderr} {gateway.log.read_text()}")
         kept = len(json.loads(gateway.operations("/children")))
     if found["errors"]:
         print(found["error_kinds"])

@@ -211,7 +211,9 @@ impl Hub {
             Arc::clone(&random),
             Arc::clone(&metrics),
         ));
-        tracker.spawn(Arc::clone(&pool.roster).watch(drain.clone()));
+        let watch = Arc::clone(&pool.roster).watch(drain.clone());
+        let end = halt.clone();
+        tracker.spawn(async move { end.run_until_cancelled(watch).await });
         let shares = Shares::new(
             Arc::clone(&pool),
             tracker.clone(),

@@ -17,6 +17,7 @@ use tracing_subscriber::EnvFilter;
 
 pub(crate) use crate::keeping::{Keeping, Secret};
 pub(crate) use crate::layers::Override;
+use crate::listeners::{Admin, Ops};
 pub(crate) use crate::settings::Mistake;
 use crate::{
     address::{address, host, network, origin, public_url},
@@ -95,20 +96,6 @@ pub(crate) struct Tls {
     pub(crate) cert: PathBuf,
     /// Private key, PEM.
     pub(crate) key: PathBuf,
-}
-
-/// The operations listener.
-#[derive(Clone, Debug)]
-pub(crate) struct Ops {
-    /// Where it listens, if it does.
-    pub(crate) listen: Option<SocketAddr>,
-}
-
-/// The administration API.
-#[derive(Clone, Debug)]
-pub(crate) struct Admin {
-    /// A listener of its own; none is the public one.
-    pub(crate) listen: Option<SocketAddr>,
 }
 
 /// Who may call.
@@ -279,35 +266,12 @@ pub(crate) fn environment() -> BTreeMap<String, String> {
 
 /// How the merged layers become settings.
 impl Layers {
-    fn admin(&mut self, http: SocketAddr, ops: Option<SocketAddr>) -> Admin {
-        let admin = Admin {
-            listen: self.leaf("admin.listen", |node| optional(node, address)),
-        };
-        let others = [Some(http), ops];
-        if admin
-            .listen
-            .is_some_and(|admin| admin.port() != 0 && others.contains(&Some(admin)))
-        {
-            let what = "is http.listen or ops.listen too";
-            self.mistake("admin.listen", what, "choose another port");
-        }
-        admin
-    }
-
     fn read(&mut self, env: &BTreeMap<String, String>) -> Config {
         let http = self.http(env);
         let (public_url, is_url_derived) = self.public_url(&http);
-        let ops = Ops {
-            listen: self.leaf("ops.listen", |node| optional(node, address)),
-        };
-        if ops
-            .listen
-            .is_some_and(|ops| ops == http.listen && ops.port() != 0)
-        {
-            self.mistake("ops.listen", "is http.listen too", "choose another port");
-        }
+        let ops = Ops::read(self, http.listen);
         Config {
-            admin: self.admin(http.listen, ops.listen),
+            admin: Admin::read(self, http.listen, ops.listen),
             public_url,
             data_dir: self.data_dir(env),
             http,
@@ -687,7 +651,7 @@ mod tests {
     #[test]
     fn reports_all_mistakes_with_place_and_remedy() {
         let (_dir, mut all) = with_file(
-            "public_url = 5\nhttp.lisen = \"x\"\n[stream]\nretry = \"1x\"\nper_session = 0\n[admin]\nlisten = 1\n",
+            "public_url = 5\nhttp.lisen = \"x\"\n[stream]\nretry = \"1x\"\nper_session = 0\n[redis]\nurl = 1\n",
         );
         all.env = env(&[
             ("LOCKGATE_HTTP__LISTNE", "x"),
@@ -707,7 +671,7 @@ mod tests {
         F:2: http.lisen: unknown key; did you mean http.listen?
         F:4: stream.retry: "1x" is not a duration; write it like "250ms", "30s" or "1m30s"
         F:5: stream.per_session: 0 is out of range; write a number from 1 to 4294967295
-        F:6: admin: unknown key; see config.default.toml for all keys
+        F:6: redis: unknown key; see config.default.toml for all keys
         LOCKGATE_HTTP__LISTNE: http.listne: unknown variable; did you mean LOCKGATE_HTTP__LISTEN?
         LOCKGATE_LOG__AGE: log.age: "soon" is not a duration; write it like "250ms", "30s" or "1m30s"
         "###);
@@ -715,15 +679,7 @@ mod tests {
 
     #[test]
     fn keys_of_later_issues_are_unknown() {
-        for key in [
-            "admin.listen",
-            "master_key",
-            "outbound.allow",
-            "sql.url",
-            "redis.url",
-            "cluster.listen",
-            "log.max_event",
-        ] {
+        for key in ["redis.url", "cluster.listen", "log.max_event"] {
             let found = mistakes(&sources(&[], &[&format!("{key}=x")]));
             assert!(
                 found[0].starts_with(&format!("--set: {key}: unknown key; ")),

@@ -106,6 +106,7 @@ mod http;
 mod hub;
 mod keeping;
 mod layers;
+mod listeners;
 mod logs;
 mod outbound;
 mod protocol;

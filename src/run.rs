@@ -98,6 +98,7 @@ pub(crate) async fn run(
         Arc::clone(&config),
         Arc::new(SystemRandom::new()),
         launcher,
+        Arc::clone(&live),
         Arc::clone(&metrics),
         (release.clone(), halt.clone()),
         tracker.clone(),

@@ -112,8 +112,7 @@ impl Child {
             .arg0("lockgate")
             .args([launch::STAGE, &std::process::id().to_string()])
             .env_clear()
-            // The guard's own: without it the allocator begins with an arena of huge pages, four
-            // times what a guard may cost. The server's environment is in the orders.
+            // The guard's own: without it the allocator begins with an arena of huge pages.
             .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -484,15 +483,13 @@ fn size(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// What an empty queue may keep: most messages are smaller, and a guard's orders are not.
+/// What an empty queue may keep: most messages are smaller, a guard's orders are not.
 const KEPT: usize = 512;
-
 /// What is read at first: most messages are smaller.
 const CHUNK: usize = 4 << 10;
 
 /// What a pipe holds by default.
 const PIPE: usize = 64 << 10;
-
 /// Reads of stderr in one poll: 256 KiB.
 const READS: usize = 16;
 

@@ -20,8 +20,8 @@ use super::{
     serve::{Source, path_of},
 };
 use crate::{
-    auth::api_key,
-    config::{Config, Mistake, Sources, environment},
+    auth::{administrator::ensure_operator, api_key},
+    config::{Config, Mistake, Secret, Sources, environment},
     control::{
         checks,
         clock::Clock,
@@ -61,7 +61,13 @@ pub(super) async fn open(
     let live = Live::unread();
     let (env, keep) = (env.clone(), config.keeping.audit);
     let mut keeper = Keeper::new(Arc::clone(&live), opening, applied, env, keep);
-    match keeper.start().await {
+    let mut started = keeper.start().await;
+    if started.is_ok() && live.is_loaded() {
+        // Before anybody is told that it listens: whoever waits for that may want to get in.
+        let given = given.map(Secret::expose);
+        started = ensure_operator(&live, given, &config.data_dir).await;
+    }
+    match started {
         Ok(()) => Ok(Ok(Served {
             live,
             keeper: Some(keeper),

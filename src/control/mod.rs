@@ -34,6 +34,7 @@ pub(crate) mod quotas;
 pub(crate) mod recipe;
 pub(crate) mod rows;
 pub(crate) mod seal;
+mod secrecy;
 pub(crate) mod single;
 pub(crate) mod sql;
 pub(crate) mod store;

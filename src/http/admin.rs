@@ -79,7 +79,7 @@ fn object_routes() -> Router<Arc<Front>> {
             "/operator-keys/{name}",
             get(objects::operator_key).delete(objects::delete_operator_key),
         )
-        .route("/apply", post(objects::apply))
+        .route("/apply", post(super::admin_apply::apply))
 }
 
 fn running_routes() -> Router<Arc<Front>> {

@@ -11,7 +11,7 @@ use axum::{
 };
 use http::{
     HeaderMap, HeaderValue, StatusCode,
-    header::{CONTENT_TYPE, ETAG, IF_MATCH, IF_NONE_MATCH, LOCATION},
+    header::{ETAG, IF_MATCH, IF_NONE_MATCH, LOCATION},
 };
 use serde_json::{Value as Json, json};
 
@@ -24,13 +24,11 @@ use super::{
 use crate::{
     auth::api_key,
     control::{
-        declared::{self, Document, Kind, Object, ObjectName},
-        difference::{Change, Prune},
+        declared::{Document, Kind, Object, ObjectName},
         identity::OperatorKey,
         rows::Stored,
         store::{Author, Expected, Failure},
     },
-    document::Format,
     settings::Wrong,
 };
 
@@ -359,66 +357,6 @@ async fn delete(front: &Front, admin: &Admin, name: &ObjectName, headers: &Heade
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Applies a whole manifest: YAML, TOML or JSON by its content type.
-pub(super) async fn apply(
-    State(front): Shared,
-    admin: Admin,
-    RawQuery(query): RawQuery,
-    headers: HeaderMap,
-    body: Body,
-) -> Outcome {
-    admin.operator()?;
-    let query = Query::parse(query.as_deref(), &["prune", "dry_run"])?;
-    let (is_dry, prune) = (query.flag("dry_run")?, query.flag("prune")?);
-    let prune = if prune { Prune::Remove } else { Prune::Keep };
-    let format = format_of(&headers)?;
-    let body = mcp::whole(body, front.config.http.max_body).await;
-    let body = body.map_err(|failure| unread(&failure))?;
-    let text = std::str::from_utf8(&body)
-        .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
-    let received = declared::received("manifest", text, format);
-    let wanted = received.map_err(Problem::invalid)?.declared;
-    let store = front.live.store().map_err(failed)?;
-    let changes = if is_dry {
-        store.plan(&wanted, prune).await
-    } else {
-        store.apply(&wanted, prune, &author(&admin)).await
-    };
-    let changes = changes.map_err(failed)?;
-    if !is_dry {
-        refresh(&front).await;
-    }
-    let changes: Vec<Json> = changes.iter().map(change).collect();
-    Ok(answer(
-        StatusCode::OK,
-        &json!({"changes": changes, "dry_run": is_dry}),
-    ))
-}
-
-fn change(change: &Change) -> Json {
-    let what = change.to_string();
-    json!({
-        "kind": change.name.kind().as_str(), "tenant": change.name.owner(),
-        "name": change.name.name(), "change": what,
-    })
-}
-
-fn format_of(headers: &HeaderMap) -> Result<Format, Problem> {
-    let value = headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
-    let essence = value.unwrap_or("").split(';').next().unwrap_or("").trim();
-    match essence {
-        "application/json" => Ok(Format::Json),
-        "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(Format::Yaml),
-        "application/toml" => Ok(Format::Toml),
-        _ => Err(Problem::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "Content-Type must be application/json, application/yaml or application/toml",
-        )),
-    }
-}
-
 /// An object as the API shows it: no secret, only that there is one.
 fn shown(stored: &Stored) -> Json {
     let name = &stored.name;
@@ -474,7 +412,7 @@ async fn document(front: &Front, headers: &HeaderMap, body: Body) -> Result<Docu
     read_document(&read.map_err(|failure| unread(&failure))?)
 }
 
-fn unread(failure: &reply::Failure) -> Problem {
+pub(super) fn unread(failure: &reply::Failure) -> Problem {
     let (status, text) = failure.parts();
     Problem::new(status, text)
 }
@@ -493,16 +431,16 @@ async fn named_document(
     Err(Problem::invalid(vec![wrong.at("body", "name")]))
 }
 
-fn author(admin: &Admin) -> Author {
+pub(super) fn author(admin: &Admin) -> Author {
     Author::named(&admin.who.actor)
 }
 
-fn failed(failure: Failure) -> Problem {
+pub(super) fn failed(failure: Failure) -> Problem {
     Problem::of(failure, false)
 }
 
 /// The snapshot that requests read follows before the answer; if it cannot, it does so later.
-async fn refresh(front: &Front) {
+pub(super) async fn refresh(front: &Front) {
     if let Err(failure) = front.live.refresh().await {
         tracing::warn!(%failure, "a change is stored and not served yet");
     }

@@ -25,6 +25,7 @@ use crate::{
 pub(crate) mod accept;
 pub(crate) mod address;
 pub(crate) mod admin;
+mod admin_apply;
 mod admin_objects;
 mod admin_query;
 mod admin_running;

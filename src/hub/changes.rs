@@ -24,8 +24,8 @@ impl Hub {
     pub(crate) async fn follow(&self, catalog: &Arc<Catalog>) {
         let core = &self.0;
         let before = {
-            let mut declared = core.declared();
-            std::mem::replace(&mut *declared, Arc::clone(catalog))
+            let mut told = core.told.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *told, Arc::clone(catalog))
         };
         let handles: Vec<Handle> = {
             let sessions = core.sessions.read().unwrap_or_else(PoisonError::into_inner);
@@ -63,17 +63,13 @@ fn is_replaced(old: &Arc<Server>, new: &Arc<Server>) -> bool {
 }
 
 impl Core {
-    /// What is declared; held for a few instructions.
-    fn declared(&self) -> std::sync::RwLockWriteGuard<'_, Arc<Catalog>> {
-        self.declared
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What has become of an access meanwhile.
     fn changed(&self, access: &Access) -> Changed {
-        let declared = self.declared.read().unwrap_or_else(PoisonError::into_inner);
-        let renewed = auth::renew(&declared, access);
+        if !self.live.is_loaded() {
+            return Changed::Not;
+        }
+        // The newest there is: an access may rest on what nobody was told of yet.
+        let renewed = auth::renew(&self.live.current(), access);
         let is_same = renewed.as_ref().is_some_and(|renewed| {
             Arc::ptr_eq(renewed.server(), access.server())
                 && Arc::ptr_eq(renewed.tenant(), access.tenant())

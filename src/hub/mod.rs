@@ -29,7 +29,7 @@ use crate::{
         shares::Shares,
     },
     config::Config,
-    control::Catalog,
+    control::{Catalog, live::Live},
     error::Error,
     protocol::{
         event::{Cursor, EventKey},
@@ -79,8 +79,10 @@ pub(crate) struct Core {
     log: Arc<dyn EventLog>,
     directory: Arc<dyn Directory>,
     sessions: Sessions,
-    /// What is declared, as sessions were last told.
-    declared: std::sync::RwLock<Arc<Catalog>>,
+    /// What is declared.
+    live: Arc<Live>,
+    /// What was declared when children were last told.
+    told: std::sync::RwLock<Arc<Catalog>>,
     key: EventKey,
     epoch: u32,
     random: Arc<dyn SecureRandom + Send + Sync>,
@@ -184,6 +186,7 @@ impl Hub {
         config: Arc<Config>,
         random: Arc<dyn SecureRandom + Send + Sync>,
         launcher: Launcher,
+        live: Arc<Live>,
         metrics: Arc<Metrics>,
         (drain, halt): (CancellationToken, CancellationToken),
         tracker: TaskTracker,
@@ -224,7 +227,8 @@ impl Hub {
             log: Arc::new(MemoryLog::new(retention)),
             directory: Arc::new(MemoryDirectory::default()),
             sessions: Sessions::default(),
-            declared: std::sync::RwLock::default(),
+            live,
+            told: std::sync::RwLock::default(),
             key: EventKey::new(&secret),
             epoch: 1,
             random,

@@ -20,6 +20,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("separation", &["settings", "document"]),
     ("layers", &["settings", "document"]),
     ("keeping", &["document", "layers", "settings"]),
+    ("listeners", &["address", "document", "layers", "settings"]),
     (
         "config",
         &[
@@ -27,6 +28,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "document",
             "keeping",
             "layers",
+            "listeners",
             "separation",
             "settings",
         ],
@@ -70,9 +72,11 @@ const TABLE: &[(&str, &[&str])] = &[
             "auth",
             "config",
             "control",
+            "document",
             "error",
             "hub",
             "protocol",
+            "settings",
             "telemetry",
         ],
     ),

@@ -107,7 +107,7 @@ impl Ground {
     }
 
     /// The same; it has to work. What it says.
-    pub(crate) async fn done(&self, args: &[&str]) -> String {
+    async fn done(&self, args: &[&str]) -> String {
         let output = self.run(args).await;
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()

@@ -198,10 +198,15 @@ impl Roster {
         weights.get(tenant).copied().unwrap_or(0)
     }
 
-    /// Weighs the children of tenants that have a bound to their memory, until `stop`.
-    pub(crate) async fn watch(self: Arc<Self>, stop: CancellationToken) {
+    /// Weighs the children of tenants that have a bound to their memory, until the first
+    /// of these.
+    pub(crate) async fn watch(self: Arc<Self>, [drain, halt]: [CancellationToken; 2]) {
         let mut pause = WEIGHED;
-        while stop.run_until_cancelled(sleep(pause)).await.is_some() {
+        loop {
+            let pausing = drain.run_until_cancelled(sleep(pause));
+            if halt.run_until_cancelled(pausing).await.flatten().is_none() {
+                return;
+            }
             let began = Instant::now();
             let roster = Arc::clone(&self);
             // It ends by itself: it reads `/proc`, which waits for nobody.

@@ -214,9 +214,7 @@ impl Hub {
             Arc::clone(&random),
             Arc::clone(&metrics),
         ));
-        let watch = Arc::clone(&pool.roster).watch(drain.clone());
-        let end = halt.clone();
-        tracker.spawn(async move { end.run_until_cancelled(watch).await });
+        tracker.spawn(Arc::clone(&pool.roster).watch([drain.clone(), halt.clone()]));
         let shares = Shares::new(
             Arc::clone(&pool),
             tracker.clone(),

@@ -27,6 +27,7 @@ static RECEIVED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static CANCELLED: Mutex<Vec<Value>> = Mutex::new(Vec::new());
 static SUBSCRIBED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static ASKED: LazyLock<Mutex<HashMap<String, mpsc::Sender<Value>>>> = LazyLock::new(Mutex::default);
+static HELD: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 static COUNTER: AtomicI64 = AtomicI64::new(0);
 static ASKS: AtomicU64 = AtomicU64::new(0);
 static LEVEL: AtomicU64 = AtomicU64::new(0);
@@ -348,6 +349,7 @@ fn plain(id: &Value, name: &str, args: &Value) {
             started.count().to_string()
         }
         "hog" => hog(number(args, "bytes"), number(args, "ms")),
+        "hold" => hold(number(args, "bytes")),
         "fill" => fill(&string(args, "path"), number(args, "bytes")),
         "chmod" => match chmod(&string(args, "path")) {
             Ok(()) => "done".into(),
@@ -454,6 +456,13 @@ fn hog(bytes: u64, ms: u64) -> String {
     for thread in threads {
         _ = thread.join();
     }
+    format!("held {}", held.len())
+}
+
+/// Has so much memory in use from now on.
+fn hold(bytes: u64) -> String {
+    let mut held = lock(&HELD);
+    *held = vec![1_u8; usize::try_from(bytes).unwrap_or(0)];
     format!("held {}", held.len())
 }
 

@@ -85,6 +85,8 @@ pub(crate) enum Limit {
     PrincipalCalls,
     /// Children of a tenant.
     Children,
+    /// Resident bytes of the children of a tenant.
+    Memory,
     /// Sessions of a tenant.
     Sessions,
     /// Sessions of a principal.
@@ -107,6 +109,7 @@ impl Limit {
             Self::Calls => "calls of the tenant",
             Self::PrincipalCalls => "calls of the principal",
             Self::Children => "children of the tenant",
+            Self::Memory => "memory of the tenant",
             Self::Sessions => "sessions of the tenant",
             Self::PrincipalSessions => "sessions of the principal",
             Self::Streams => "streams of the tenant",
@@ -125,6 +128,7 @@ impl Limit {
             Self::Calls => "calls",
             Self::PrincipalCalls => "principal_calls",
             Self::Children => "children",
+            Self::Memory => "memory",
             Self::Sessions => "sessions",
             Self::PrincipalSessions => "principal_sessions",
             Self::Streams => "streams",
@@ -143,6 +147,7 @@ impl Limit {
             Self::Calls
             | Self::PrincipalCalls
             | Self::Children
+            | Self::Memory
             | Self::Sessions
             | Self::PrincipalSessions
             | Self::Streams

@@ -6,6 +6,7 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
+    num::NonZeroU64,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -27,6 +28,7 @@ use super::{
 use crate::{
     config,
     control::{Digest, Server},
+    error::Limit,
     telemetry::{ChildState, Metrics},
 };
 
@@ -79,8 +81,8 @@ pub(crate) struct Place {
 pub(crate) enum Refused {
     /// The gateway has no room, and had none for `spawn.wait`.
     Busy,
-    /// The tenant's own cap, which is this.
-    Limit(usize),
+    /// A quota of the tenant, which is so much.
+    Limit(Limit, NonZeroU64),
     /// It failed too often: nothing is started for this long.
     Circuit(Duration),
     /// The operating system refused.
@@ -152,8 +154,9 @@ impl Pool {
         deadline: Instant,
     ) -> Result<Started, Refused> {
         let spec = spec(server);
-        let Some(seat) = self.roster.seat(&server.tenant, server.quota) else {
-            return self.refuse(Refused::Limit(server.quota.unwrap_or_default()));
+        let seat = match self.roster.seat(&server.tenant, server.room) {
+            Ok(seat) => seat,
+            Err((limit, bound)) => return self.refuse(Refused::Limit(limit, bound)),
         };
         let (room, turn) = loop {
             // A backoff is waited for without a turn: a server that fails holds up no other.
@@ -177,7 +180,7 @@ impl Pool {
                 Verdict::After(_) => {}
             }
         };
-        let entry = self.roster.add(&server.tenant, &server.name, restarts);
+        let entry = self.roster.add(server, restarts);
         let place = Place {
             pool: Arc::clone(self),
             entry,

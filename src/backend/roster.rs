@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
+    num::NonZeroU64,
     sync::{
         Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
@@ -13,15 +14,23 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
 use super::stderr::Tail;
-use crate::telemetry::{ChildState, Metrics};
-use tokio::time::Instant;
+use crate::{
+    control::{Server, quotas::Room},
+    error::Limit,
+    telemetry::{ChildState, Metrics},
+};
 
 /// All children of the gateway.
 pub(crate) struct Roster {
     entries: RwLock<BTreeMap<u64, Arc<Entry>>>,
     /// Places that each tenant has taken.
-    seats: RwLock<HashMap<String, usize>>,
+    seats: RwLock<HashMap<String, u64>>,
+    /// Resident bytes of the children of each tenant with a bound to them, a moment ago.
+    weights: RwLock<HashMap<String, u64>>,
     last: AtomicU64,
     metrics: Arc<Metrics>,
 }
@@ -58,6 +67,8 @@ pub(crate) struct Entry {
     state: AtomicU8,
     calls: AtomicU32,
     restarts: u32,
+    /// Whether its memory counts against a quota.
+    is_weighed: bool,
     stderr: OnceLock<Tail>,
     metrics: Arc<Metrics>,
     restart: AtomicU8,
@@ -110,22 +121,24 @@ impl Roster {
         Self {
             entries: RwLock::default(),
             seats: RwLock::default(),
+            weights: RwLock::default(),
             last: AtomicU64::new(0),
             metrics,
         }
     }
 
     /// Adds a child that is about to start.
-    pub(crate) fn add(&self, tenant: &str, server: &str, restarts: u32) -> Arc<Entry> {
+    pub(crate) fn add(&self, server: &Server, restarts: u32) -> Arc<Entry> {
         let entry = Arc::new(Entry {
             number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
-            tenant: tenant.to_owned(),
-            server: server.to_owned(),
+            tenant: server.tenant.clone(),
+            server: server.name.clone(),
             born: Instant::now(),
             guard: AtomicU32::new(0),
             state: AtomicU8::new(ChildState::Starting as u8),
             calls: AtomicU32::new(0),
             restarts,
+            is_weighed: server.room.memory.is_some(),
             stderr: OnceLock::new(),
             metrics: Arc::clone(&self.metrics),
             restart: AtomicU8::new(0),
@@ -151,18 +164,65 @@ impl Roster {
         meant.cloned().collect()
     }
 
-    /// A place among the children of a tenant, from before its start on; none above `most`.
-    pub(super) fn seat(self: &Arc<Self>, tenant: &str, most: Option<usize>) -> Option<Seat> {
+    /// A place among the children of a tenant, from before its start on.
+    ///
+    /// # Errors
+    ///
+    /// Which bound of `room` is reached.
+    pub(super) fn seat(
+        self: &Arc<Self>,
+        tenant: &str,
+        room: Room,
+    ) -> Result<Seat, (Limit, NonZeroU64)> {
+        if let Some(most) = room.memory
+            && self.weight(tenant) > most.get()
+        {
+            return Err((Limit::Memory, most));
+        }
         let mut seats = self.seats.write().unwrap_or_else(PoisonError::into_inner);
         let taken = seats.entry(tenant.to_owned()).or_default();
-        if most.is_some_and(|most| *taken >= most) {
-            return None;
+        if let Some(most) = room.children
+            && *taken >= most.get()
+        {
+            return Err((Limit::Children, most));
         }
         *taken += 1;
-        Some(Seat {
+        Ok(Seat {
             roster: Arc::clone(self),
             tenant: tenant.to_owned(),
         })
+    }
+
+    fn weight(&self, tenant: &str) -> u64 {
+        let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
+        weights.get(tenant).copied().unwrap_or(0)
+    }
+
+    /// Weighs the children of tenants that have a bound to their memory, until the first
+    /// of these.
+    pub(crate) async fn watch(self: Arc<Self>, [drain, halt]: [CancellationToken; 2]) {
+        let mut pause = WEIGHED;
+        loop {
+            let pausing = drain.run_until_cancelled(sleep(pause));
+            if halt.run_until_cancelled(pausing).await.flatten().is_none() {
+                return;
+            }
+            let began = Instant::now();
+            let roster = Arc::clone(&self);
+            // It ends by itself: it reads `/proc`, which waits for nobody.
+            _ = tokio::task::spawn_blocking(move || roster.weigh()).await;
+            // However many children there are, it takes at most a twentieth of a core.
+            pause = WEIGHED.max(began.elapsed() * 20);
+        }
+    }
+
+    fn weigh(&self) {
+        let mut weights = HashMap::new();
+        for entry in self.all(|entry| entry.is_weighed) {
+            let weight = Usage::of(entry.guard.load(Ordering::Relaxed)).memory;
+            *weights.entry(entry.tenant.clone()).or_default() += weight;
+        }
+        *self.weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
     }
 
     /// All children, oldest first; reads `/proc`, so not for a call's path.
@@ -302,6 +362,9 @@ fn below(pid: u32) -> Vec<u32> {
     }
     found
 }
+
+/// How often memory is looked at, where a quota bounds it.
+const WEIGHED: Duration = Duration::from_secs(1);
 
 /// Processes of one tree that are looked at.
 const MOST: usize = 4096;

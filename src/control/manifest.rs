@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    num::NonZeroU64,
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -18,7 +17,7 @@ use crate::{
         identity::useless_grants,
         interpolation::interpolate,
         policy::Policy,
-        quotas::Quotas,
+        quotas::{Quotas, Room},
         recipe::{Recipe, STORE},
         supervision::{self, Supervision},
     },
@@ -144,8 +143,8 @@ impl Reader<'_> {
             AuthMode::None
         };
         let quotas = Quotas::read(&fields, &mut self.mistakes);
-        let children = quotas.tenant.children;
-        let servers = self.servers(&fields, tenant, children, &auth);
+        let room = quotas.tenant.room();
+        let servers = self.servers(&fields, tenant, room, &auth);
         let existing = |node: &Node| {
             let text = node.text()?;
             if text.is_empty() {
@@ -179,12 +178,12 @@ impl Reader<'_> {
         }
     }
 
-    /// The servers of a tenant that may have `children`.
+    /// The servers of a tenant whose children may take `room`.
     fn servers(
         &mut self,
         of: &Fields<'_>,
         tenant: &str,
-        children: Option<NonZeroU64>,
+        room: Room,
         auth: &AuthMode,
     ) -> BTreeMap<String, Arc<Server>> {
         let mut servers = BTreeMap::new();
@@ -194,7 +193,7 @@ impl Reader<'_> {
                 let key = members.key(server);
                 self.name(server, node, &key);
                 let mut read = self.server(node, &key, tenant, server);
-                read.quota = children.and_then(|most| usize::try_from(most.get()).ok());
+                read.room = room;
                 if read.grants.is_some() && *auth == AuthMode::None {
                     self.wrong(useless_grants(), &node.place, &format!("{key}.grants"));
                 }
@@ -254,7 +253,7 @@ impl Reader<'_> {
             supervision: Supervision::read(&fields, &mut self.mistakes),
             policy: Arc::new(Policy::read(&fields, &mut self.mistakes)),
             audit_calls: fields.read("audit_calls", false, Node::flag, &mut self.mistakes),
-            quota: None,
+            room: Room::default(),
             grants: self.grants(&fields),
         }
     }

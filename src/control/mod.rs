@@ -49,7 +49,7 @@ use confinement::Confinement;
 pub(crate) use identity::AuthMode;
 use identity::{ApiKeys, Grants};
 use policy::Policy;
-use quotas::Quotas;
+use quotas::{Quotas, Room};
 use recipe::Recipe;
 use supervision::Supervision;
 
@@ -142,8 +142,8 @@ pub(crate) struct Server {
     pub(crate) policy: Arc<Policy>,
     /// Whether calls are on record in the audit trail.
     pub(crate) audit_calls: bool,
-    /// Children that its tenant may have; none is no bound.
-    pub(crate) quota: Option<usize>,
+    /// What the children of its tenant may take together.
+    pub(crate) room: Room,
     /// Who of its tenant may use it; none is everybody.
     pub(crate) grants: Option<Grants>,
 }

@@ -24,6 +24,8 @@ pub(crate) struct Quotas {
 pub(crate) struct Bounds {
     /// Children; read for the tenant only.
     pub(crate) children: Option<NonZeroU64>,
+    /// Resident bytes of its children together; read for the tenant only.
+    pub(crate) memory: Option<NonZeroU64>,
     /// Sessions at a time.
     pub(crate) sessions: Option<NonZeroU64>,
     /// Streams with a connection at a time.
@@ -39,6 +41,7 @@ pub(crate) struct Bounds {
 impl Bounds {
     const NONE: Self = Self {
         children: None,
+        memory: None,
         sessions: None,
         streams: None,
         calls: None,
@@ -47,11 +50,29 @@ impl Bounds {
     };
 }
 
+/// What the children of a tenant may take together; none is without bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// How many there may be.
+    pub(crate) children: Option<NonZeroU64>,
+    /// Resident bytes above which no further one starts.
+    pub(crate) memory: Option<NonZeroU64>,
+}
+
 impl Bounds {
+    /// Its part that is about children.
+    pub(crate) const fn room(&self) -> Room {
+        Room {
+            children: self.children,
+            memory: self.memory,
+        }
+    }
+
     /// It as the manifest has it; null is without bound.
     pub(crate) fn shown(&self) -> serde_json::Value {
         let Self {
             children,
+            memory,
             sessions,
             streams,
             calls,
@@ -59,8 +80,8 @@ impl Bounds {
             bytes_out,
         } = self;
         serde_json::json!({
-            "children": children, "sessions": sessions, "streams": streams, "calls": calls,
-            "requests_per_second": requests_per_second, "bytes_out": bytes_out,
+            "children": children, "memory": memory, "sessions": sessions, "streams": streams,
+            "calls": calls, "requests_per_second": requests_per_second, "bytes_out": bytes_out,
         })
     }
 }
@@ -71,6 +92,7 @@ impl Default for Quotas {
         Self {
             tenant: Bounds {
                 children: NonZeroU64::new(1000),
+                memory: None,
                 sessions: NonZeroU64::new(200_000),
                 streams: NonZeroU64::new(200_000),
                 calls: NonZeroU64::new(20_000),
@@ -95,7 +117,7 @@ impl Quotas {
         let Some(node) = tenant.member("quotas") else {
             return default;
         };
-        let known = [&["children", "principal"][..], &BOTH].concat();
+        let known = [&["children", "memory", "principal"][..], &BOTH].concat();
         let fields = Fields::of(node, &tenant.key("quotas"), &known, mistakes);
         let mut read = Self {
             tenant: bounds(&fields, default.tenant, mistakes),
@@ -103,6 +125,7 @@ impl Quotas {
         };
         let children = default.tenant.children;
         read.tenant.children = fields.read("children", children, count, mistakes);
+        read.tenant.memory = fields.read("memory", default.tenant.memory, size, mistakes);
         if let Some(node) = fields.member("principal") {
             let fields = Fields::of(node, &fields.key("principal"), &BOTH, mistakes);
             read.principal = bounds(&fields, default.principal, mistakes);
@@ -114,12 +137,12 @@ impl Quotas {
 fn bounds(fields: &Fields<'_>, default: Bounds, mistakes: &mut Vec<Mistake>) -> Bounds {
     let mut bound = |key, default| fields.read(key, default, count, mistakes);
     Bounds {
-        children: None,
         sessions: bound("sessions", default.sessions),
         streams: bound("streams", default.streams),
         calls: bound("calls", default.calls),
         requests_per_second: bound("requests_per_second", default.requests_per_second),
         bytes_out: fields.read("bytes_out", default.bytes_out, size, mistakes),
+        ..Bounds::NONE
     }
 }
 

@@ -27,8 +27,8 @@ pub(super) struct Fault {
 pub(super) enum Status {
     /// 503 with Retry-After.
     Busy,
-    /// 429 with Retry-After, for so many children.
-    Limit(usize),
+    /// 429 with Retry-After, for a quota of so much.
+    Limit(Limit, NonZeroU64),
 }
 
 impl Status {
@@ -39,12 +39,9 @@ impl Status {
                 what: "no room for another backend",
                 retry: Duration::from_secs(2),
             },
-            Self::Limit(most) => Error::Quota(Quota {
-                limit: Limit::Children,
-                bound: u64::try_from(most)
-                    .ok()
-                    .and_then(NonZeroU64::new)
-                    .unwrap_or(NonZeroU64::MIN),
+            Self::Limit(limit, bound) => Error::Quota(Quota {
+                limit,
+                bound,
                 retry: Duration::from_secs(10),
             }),
         }
@@ -97,9 +94,9 @@ impl Fault {
                 status: Some(Status::Busy),
                 ..Self::new(-31004, "no room for another backend", "overloaded")
             },
-            Refused::Limit(most) => Self {
-                status: Some(Status::Limit(*most)),
-                ..Self::new(-31004, Limit::Children.as_str(), "limit")
+            Refused::Limit(limit, bound) => Self {
+                status: Some(Status::Limit(*limit, *bound)),
+                ..Self::new(-31004, limit.as_str(), "limit")
             },
             Refused::Circuit(_) => Self::new(
                 -31001,

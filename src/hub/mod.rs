@@ -216,6 +216,7 @@ impl Hub {
             Arc::clone(&random),
             Arc::clone(&metrics),
         ));
+        tracker.spawn(Arc::clone(&pool.roster).watch([drain.clone(), halt.clone()]));
         let shares = Shares::new(
             Arc::clone(&pool),
             tracker.clone(),

@@ -21,7 +21,6 @@ use crate::{
         shares::Member,
     },
     control::supervision::Isolation,
-    error::Limit,
     protocol::{
         hello,
         message::{Kind, Message},
@@ -260,8 +259,8 @@ impl Session {
             session.id = self.id.short(), why = ?refused,
             "no backend for the session"
         );
-        if matches!(refused, Refused::Limit(_)) {
-            self.core.metrics.limited(Limit::Children.name());
+        if let Refused::Limit(limit, _) = refused {
+            self.core.metrics.limited(limit.name());
         }
         self.link.down();
         self.kept.waiting.clear();

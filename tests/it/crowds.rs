@@ -93,8 +93,14 @@ async fn abandoned_sessions_leave_no_child_no_task_and_no_memory() {
     let gateway = Gateway::start(&sets).await;
     let gauge = Gauge::of(&gateway);
     let mut after = Vec::new();
-    // The first rounds show what the allocator keeps.
-    for _ in 0..4 {
+    // The first rounds show what the allocator keeps. It gives back late, and not in each round:
+    // what leaks is there at the end of every later one.
+    let is_back = |after: &[(i64, usize, usize)]| {
+        let (first, last) = (after[0].0.max(after[1].0), after[after.len() - 1].0);
+        after.len() >= 5 && last - first <= first / 20 + 1024
+    };
+    while after.len() < 2 || !is_back(&after) {
+        assert!(after.len() < 16, "memory, descriptors, threads: {after:?}");
         for _ in 0..count / 24 {
             join_all((0..6).map(|_| abandon(&gateway))).await;
         }
@@ -114,8 +120,7 @@ async fn abandoned_sessions_leave_no_child_no_task_and_no_memory() {
     println!("memory, descriptors, threads after each round: {after:?}");
     assert_eq!(gateway.descendants(), Vec::<u32>::new());
     assert_eq!(gauge.children(), 0);
-    let (first, last) = (after[1], after[3]);
-    assert!(last.0 - first.0 <= first.0 / 20 + 1024, "{after:?}");
+    let (first, last) = (after[1], after[after.len() - 1]);
     assert!(last.1 <= first.1 + 4 && last.2 <= first.2, "{after:?}");
 }
 

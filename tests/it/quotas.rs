@@ -353,6 +353,39 @@ async fn p15_children_beyond_the_quota_of_a_tenant_are_refused() {
 }
 
 #[tokio::test]
+async fn p15_no_child_starts_while_those_of_its_tenant_take_too_much_memory() {
+    let server = json!({"command": child()});
+    let tenant = |quotas: Value| json!({"auth": {"mode": "none"}, "quotas": quotas, "servers": {"main": server}});
+    let tenants = json!({"a": tenant(json!({"memory": "64MiB"})), "b": tenant(json!({}))});
+    let gateway = Served::start(json!({}), tenants).await;
+    let (one, two) = (
+        gateway.session("a", "main").await,
+        gateway.session("b", "main").await,
+    );
+    // Two children that take nothing are no reason.
+    let other = gateway.session("a", "main").await;
+    let hold = async |session: &Session, bytes: u64| {
+        session.text("hold", json!({"bytes": bytes})).await;
+    };
+    hold(&two, 100 << 20).await;
+    hold(&one, 50 << 20).await;
+    hold(&other, 50 << 20).await;
+    let refused = refusal(async || gateway.stranger("a", "main").post(&opening(NEWEST)).await);
+    let refused = refused.await;
+    assert_limited(refused, "memory", 64 << 20, "memory of the tenant").await;
+    assert!(limited(&gateway, "memory").await >= 1);
+    // What runs goes on, and so does everybody else.
+    assert_eq!(one.text("echo", json!({"text": "a"})).await, "a");
+    gateway.session("b", "main").await;
+    hold(&other, 0).await;
+    until("a child", || async {
+        let response = gateway.stranger("a", "main").post(&opening(NEWEST)).await;
+        response.status() == StatusCode::OK
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_address_is_limited_before_anybody_is_known_and_probes_never_are() {
     let server = json!({"command": child()});
     let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"main": server}}});

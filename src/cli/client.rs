@@ -290,7 +290,7 @@ pub(super) fn run(
 }
 
 /// A whole list, as the API would answer it on one page.
-pub(super) fn page(items: Vec<Json>) -> Json {
+pub(super) fn page(items: &[Json]) -> Json {
     json!({"items": items, "next": null})
 }
 

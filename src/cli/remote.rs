@@ -302,7 +302,7 @@ pub(super) fn audit(args: &AuditArgs) -> ExitCode {
         }
         let most = usize::from(args.limit.max(1));
         let items = client.items(&["audit"], &query, most).await?;
-        Ok(listed(client, items, &AUDIT))
+        Ok(listed(client, &items, &AUDIT))
     })
 }
 
@@ -323,14 +323,14 @@ pub(super) async fn list(
     columns: &[Column],
 ) -> Result<String, Failure> {
     let items = client.items(path, query, usize::MAX).await?;
-    Ok(listed(client, items, columns))
+    Ok(listed(client, &items, columns))
 }
 
-fn listed(client: &Client, items: Vec<Json>, columns: &[Column]) -> String {
+fn listed(client: &Client, items: &[Json], columns: &[Column]) -> String {
     if client.json {
         pretty(&page(items))
     } else {
-        table(columns, &items)
+        table(columns, items)
     }
 }
 
@@ -376,15 +376,14 @@ fn launch(command: &[String], variables: &[String]) -> Result<Json, Failure> {
     let own = environment();
     let mut env = Map::new();
     for variable in variables {
-        let (name, value) = match variable.split_once('=') {
-            Some((name, value)) => (name, value.to_owned()),
-            None => {
-                let value = own.get(variable).cloned().ok_or_else(|| {
-                    let what = format!("{variable} is not set here");
-                    Failure::usage("--env", &what, "write NAME=VALUE")
-                })?;
-                (variable.as_str(), value)
-            }
+        let (name, value) = if let Some((name, value)) = variable.split_once('=') {
+            (name, value.to_owned())
+        } else {
+            let value = own.get(variable).cloned().ok_or_else(|| {
+                let what = format!("{variable} is not set here");
+                Failure::usage("--env", &what, "write NAME=VALUE")
+            })?;
+            (variable.as_str(), value)
         };
         env.insert(name.to_owned(), word(&value));
     }

@@ -51,7 +51,10 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     // `auth` stands above `store` in DESIGN; a record names its principal.
     ("store", &["auth", "protocol"]),
-    ("backend", &["config", "control", "protocol", "telemetry"]),
+    (
+        "backend",
+        &["config", "control", "error", "protocol", "telemetry"],
+    ),
     (
         "hub",
         &[

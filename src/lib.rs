@@ -26,7 +26,8 @@
 //! * `outbound` fetches what others name, from public addresses only.
 //! * `control` is what an operator declares; `config` is how the gateway itself is set.
 //! * `http` is the skin: fronts that turn HTTP into messages and events into HTTP.
-//! * `cli` is `lockgate run`, `serve`, `check`, `import`, and the commands on the store.
+//! * `cli` is `lockgate run`, `serve`, `check`, `import`, the commands on the store, and those that
+//!   speak the administration API of a running gateway (`client`, `remote`, `apply`).
 //!
 //! # Words
 //!

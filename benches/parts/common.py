@@ -138,14 +138,14 @@ def p50(report):
     return report["latency_ms"]["p50"]
 
 
-def bare_open(count):
+def bare_open(count, command=(str(ECHO),)):
     """p50 in ms from starting the bare child to its answer to initialize."""
     line = (json.dumps(INITIALIZE) + "\n").encode()
     times = []
     for _ in range(count):
         began = time.perf_counter()
         pipe = subprocess.PIPE
-        with subprocess.Popen([str(ECHO)], stdin=pipe, stdout=pipe, close_fds=False) as child:
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, close_fds=False) as child:
             child.stdin.write(line)
             child.stdin.flush()
             child.stdout.readline()

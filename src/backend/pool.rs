@@ -6,7 +6,6 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
-    num::NonZeroU64,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -27,8 +26,7 @@ use super::{
 };
 use crate::{
     config,
-    control::{Digest, Server},
-    error::Limit,
+    control::{Digest, Server, quotas::Full},
     telemetry::{ChildState, Metrics},
 };
 
@@ -81,8 +79,8 @@ pub(crate) struct Place {
 pub(crate) enum Refused {
     /// The gateway has no room, and had none for `spawn.wait`.
     Busy,
-    /// A quota of the tenant, which is so much.
-    Limit(Limit, NonZeroU64),
+    /// A quota of the tenant.
+    Limit(Full),
     /// It failed too often: nothing is started for this long.
     Circuit(Duration),
     /// The operating system refused.
@@ -156,7 +154,7 @@ impl Pool {
         let spec = spec(server);
         let seat = match self.roster.seat(&server.tenant, server.room) {
             Ok(seat) => seat,
-            Err((limit, bound)) => return self.refuse(Refused::Limit(limit, bound)),
+            Err(full) => return self.refuse(Refused::Limit(full)),
         };
         let (room, turn) = loop {
             // A backoff is waited for without a turn: a server that fails holds up no other.

@@ -6,7 +6,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
-    num::NonZeroU64,
     sync::{
         Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
@@ -19,8 +18,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::stderr::Tail;
 use crate::{
-    control::{Server, quotas::Room},
-    error::Limit,
+    control::{
+        Server,
+        quotas::{Full, Room},
+    },
     telemetry::{ChildState, Metrics},
 };
 
@@ -169,22 +170,18 @@ impl Roster {
     /// # Errors
     ///
     /// Which bound of `room` is reached.
-    pub(super) fn seat(
-        self: &Arc<Self>,
-        tenant: &str,
-        room: Room,
-    ) -> Result<Seat, (Limit, NonZeroU64)> {
+    pub(super) fn seat(self: &Arc<Self>, tenant: &str, room: Room) -> Result<Seat, Full> {
         if let Some(most) = room.memory
             && self.weight(tenant) > most.get()
         {
-            return Err((Limit::Memory, most));
+            return Err(Full::Memory(most));
         }
         let mut seats = self.seats.write().unwrap_or_else(PoisonError::into_inner);
         let taken = seats.entry(tenant.to_owned()).or_default();
         if let Some(most) = room.children
             && *taken >= most.get()
         {
-            return Err((Limit::Children, most));
+            return Err(Full::Children(most));
         }
         *taken += 1;
         Ok(Seat {

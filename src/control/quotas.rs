@@ -59,6 +59,15 @@ pub(crate) struct Room {
     pub(crate) memory: Option<NonZeroU64>,
 }
 
+/// A bound of a [`Room`] that is reached, and how much it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// There are so many children.
+    Children(NonZeroU64),
+    /// They take so many bytes.
+    Memory(NonZeroU64),
+}
+
 impl Bounds {
     /// Its part that is about children.
     pub(crate) const fn room(&self) -> Room {

@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::{
     backend::{legacy::push_error, pool::Refused},
+    control::quotas::Full,
     error::{Error, Limit, Quota},
 };
 
@@ -27,8 +28,8 @@ pub(super) struct Fault {
 pub(super) enum Status {
     /// 503 with Retry-After.
     Busy,
-    /// 429 with Retry-After, for a quota of so much.
-    Limit(Limit, NonZeroU64),
+    /// 429 with Retry-After, for a quota of the tenant.
+    Limit(Full),
 }
 
 impl Status {
@@ -39,12 +40,24 @@ impl Status {
                 what: "no room for another backend",
                 retry: Duration::from_secs(2),
             },
-            Self::Limit(limit, bound) => Error::Quota(Quota {
-                limit,
-                bound,
-                retry: Duration::from_secs(10),
-            }),
+            Self::Limit(full) => {
+                let (limit, bound) = quota(full);
+                let retry = Duration::from_secs(10);
+                Error::Quota(Quota {
+                    limit,
+                    bound,
+                    retry,
+                })
+            }
         }
+    }
+}
+
+/// What clients and metrics call it.
+pub(super) const fn quota(full: Full) -> (Limit, NonZeroU64) {
+    match full {
+        Full::Children(most) => (Limit::Children, most),
+        Full::Memory(most) => (Limit::Memory, most),
     }
 }
 
@@ -94,9 +107,9 @@ impl Fault {
                 status: Some(Status::Busy),
                 ..Self::new(-31004, "no room for another backend", "overloaded")
             },
-            Refused::Limit(limit, bound) => Self {
-                status: Some(Status::Limit(*limit, *bound)),
-                ..Self::new(-31004, limit.as_str(), "limit")
+            Refused::Limit(full) => Self {
+                status: Some(Status::Limit(*full)),
+                ..Self::new(-31004, quota(*full).0.as_str(), "limit")
             },
             Refused::Circuit(_) => Self::new(
                 -31001,

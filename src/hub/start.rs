@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{
     Answer,
-    fault::Fault,
+    fault::{Fault, quota},
     link::{Got, Own, State},
     restore::push_state,
     session::{Over, Phase, Session, or_never},
@@ -259,8 +259,8 @@ impl Session {
             session.id = self.id.short(), why = ?refused,
             "no backend for the session"
         );
-        if let Refused::Limit(limit, _) = refused {
-            self.core.metrics.limited(limit.name());
+        if let Refused::Limit(full) = refused {
+            self.core.metrics.limited(quota(*full).0.name());
         }
         self.link.down();
         self.kept.waiting.clear();

@@ -184,6 +184,7 @@ async fn an_operator_runs_a_tenant(ground: Ground) {
     let (_, quotas) = admin.get("/tenants/a/quotas").await;
     assert_eq!(quotas["used"]["sessions"], 1, "{quotas}");
     assert!(quotas["tenant"]["children"].is_number());
+    assert!(quotas["tenant"].as_object().unwrap().contains_key("memory"));
     // Ended, with all that was open on it.
     let mut listener = one.listen().await;
     assert_eq!(

@@ -54,7 +54,8 @@ impl Sums {
                 let end = rest
                     .find(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
                     .unwrap_or(rest.len());
-                self.foreign_bytes.set(self.foreign_bytes.get() + end as u64);
+                self.foreign_bytes
+                    .set(self.foreign_bytes.get() + end as u64);
             }
         }
         has_own
@@ -81,7 +82,10 @@ pub async fn mixed(args: &Rc<Args>, file: &str) -> Result<Value, String> {
     let rows = Rc::new(rows);
     let t = Instant::now();
     let mut sessions = Vec::new();
-    for some in (0..rows.len()).collect::<Vec<_>>().chunks(args.open_concurrency.max(1)) {
+    for some in (0..rows.len())
+        .collect::<Vec<_>>()
+        .chunks(args.open_concurrency.max(1))
+    {
         let open = |at: usize| {
             let rows = rows.clone();
             tokio::task::spawn_local(async move {

@@ -21,7 +21,11 @@ impl Shell {
     async fn new() -> Self {
         let ground = Ground::sqlite();
         let replica = ground.serve(&[]).await;
-        Self { ground, replica }
+        let shell = Self { ground, replica };
+        // The first key may be made a moment after the gateway listens.
+        let is_let_in = async || shell.run(&["tenant", "list"]).await.code == 0;
+        until("the first key", is_let_in).await;
+        shell
     }
 
     /// Who may do everything, since the first start's key is at its default place.

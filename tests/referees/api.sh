@@ -36,8 +36,13 @@ if [ -z "$url" ]; then
   exit 1
 fi
 export LOCKGATE_URL=$url
-LOCKGATE_KEY=$(cat "$work/data/admin.key")
-export LOCKGATE_KEY
+# The first key may be made a moment after the gateway listens.
+for _ in $(seq 100); do
+  LOCKGATE_KEY=$(cat "$work/data/admin.key" 2>/dev/null || true)
+  export LOCKGATE_KEY
+  if "$binary" tenant list >/dev/null 2>&1; then break; fi
+  sleep 0.1
+done
 for tenant in a b; do
   "$binary" tenant add "$tenant" >/dev/null
   "$binary" server add "$tenant" x -- "$binary" __demo >/dev/null

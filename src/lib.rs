@@ -55,7 +55,8 @@
 //! | object | one thing that an operator declares: a tenant, a server, a user or an API key |
 //! | store | what is declared and who changed it, in SQLite or PostgreSQL |
 //! | snapshot | what the store held when it was read last: what requests read |
-//! | master key | what secrets are sealed with before they are stored |//! | access | proof that a principal may use a server |
+//! | master key | what secrets are sealed with before they are stored |
+//! | access | proof that a principal may use a server |
 //! | policy | what of a server its clients may use, by name, and the scopes that takes |
 //! | quota | how much of the gateway a tenant, or a principal, may use |
 //! | account | what is counted together: one limit of one tenant, principal or address |

@@ -3,7 +3,12 @@
 //! Who lost a server loses its sessions there; whose server is another now goes on with it, and
 //! its child is replaced like one that was idle. Not here: what was changed (`control/live`).
 
-use std::sync::{Arc, PoisonError};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use futures_util::future::join_all;
 
 use super::{
     Core, Handle, Hub,
@@ -31,8 +36,10 @@ impl Hub {
             let sessions = core.sessions.read().unwrap_or_else(PoisonError::into_inner);
             sessions.values().cloned().collect()
         };
-        for handle in handles {
-            core.tell(&handle).await;
+        // Side by side: one that is busy must not keep the others from being told.
+        let telling = join_all(handles.iter().map(|handle| core.tell(handle)));
+        if tokio::time::timeout(TOLD, telling).await.is_err() {
+            tracing::warn!("a session was not told in time what changed");
         }
         for old in before.servers() {
             match catalog.find(&old.tenant, &old.name) {
@@ -52,6 +59,9 @@ impl Hub {
         core.pool.keep_only(&wanted, &core.drain, &core.tracker);
     }
 }
+
+/// How long sessions may take until they know (CONTRACT P16).
+const TOLD: Duration = Duration::from_secs(5);
 
 /// Whether what a child was started by is another now.
 fn is_replaced(old: &Arc<Server>, new: &Arc<Server>) -> bool {

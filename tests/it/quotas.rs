@@ -356,7 +356,7 @@ async fn p15_children_beyond_the_quota_of_a_tenant_are_refused() {
 async fn p15_no_child_starts_while_those_of_its_tenant_take_too_much_memory() {
     let server = json!({"command": child()});
     let tenant = |quotas: Value| json!({"auth": {"mode": "none"}, "quotas": quotas, "servers": {"main": server}});
-    let tenants = json!({"a": tenant(json!({"memory": "64MiB"})), "b": tenant(json!({}))});
+    let tenants = json!({"a": tenant(json!({"memory": "90MiB"})), "b": tenant(json!({}))});
     let gateway = Served::start(json!({}), tenants).await;
     let (one, two) = (
         gateway.session("a", "main").await,
@@ -372,7 +372,7 @@ async fn p15_no_child_starts_while_those_of_its_tenant_take_too_much_memory() {
     hold(&other, 50 << 20).await;
     let refused = refusal(async || gateway.stranger("a", "main").post(&opening(NEWEST)).await);
     let refused = refused.await;
-    assert_limited(refused, "memory", 64 << 20, "memory of the tenant").await;
+    assert_limited(refused, "memory", 90 << 20, "memory of the tenant").await;
     assert!(limited(&gateway, "memory").await >= 1);
     // What runs goes on, and so does everybody else.
     assert_eq!(one.text("echo", json!({"text": "a"})).await, "a");

@@ -203,7 +203,13 @@ async fn p14_errors_tell_nothing() {
     let data = gateway.data().display().to_string();
     let command = child();
     let mine = [
-        "sleep", "prepared", "/proc", "panicked", ".rs:", "SELECT", "sqlite",
+        "sleep 60",
+        "/prepared",
+        "/proc",
+        "panicked",
+        ".rs:",
+        "SELECT",
+        "sqlite",
     ];
     for (what, text) in &said {
         let text = text.replace(gateway.origin(), "");

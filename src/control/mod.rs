@@ -37,6 +37,7 @@ mod pattern;
 pub(crate) mod policy;
 pub(crate) mod quotas;
 pub(crate) mod recipe;
+pub(crate) mod redirect;
 pub(crate) mod registrations;
 pub(crate) mod rows;
 pub(crate) mod schema;

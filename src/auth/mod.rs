@@ -24,7 +24,7 @@ pub(crate) mod administrator;
 pub(crate) mod api_key;
 pub(crate) mod denials;
 mod external;
-mod jwt;
+pub(crate) mod jwt;
 pub(crate) mod policy;
 
 use denials::Denials;

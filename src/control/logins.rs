@@ -99,7 +99,12 @@ impl Store {
     }
 
     /// Seals a form's state for the time that a browser has it; `purpose` is bound to it.
-    pub(crate) fn seal(&self, tenant: &str, purpose: &'static str, plain: &[u8]) -> Option<Vec<u8>> {
+    pub(crate) fn seal(
+        &self,
+        tenant: &str,
+        purpose: &'static str,
+        plain: &[u8],
+    ) -> Option<Vec<u8>> {
         todo!()
     }
 

@@ -17,13 +17,13 @@ use http::request::Parts;
 
 use crate::{
     config::Config,
-    control::{
-        AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail,
-    },
+    control::{AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail},
     outbound::Outbound,
     telemetry::Metrics,
 };
 
+mod attempt;
+mod authenticate;
 pub(crate) mod cimd;
 pub(crate) mod client;
 mod client_metadata;

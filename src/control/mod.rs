@@ -33,6 +33,7 @@ pub(crate) mod logins;
 pub(crate) mod manifest;
 pub(crate) mod master;
 mod packages;
+pub(crate) mod password;
 mod pattern;
 pub(crate) mod policy;
 mod pruning;

@@ -184,7 +184,9 @@ fn application_type(
         Some("native") => Ok(Some("native")),
         Some("web") if uris.iter().all(is_native) => Ok(Some("native")),
         Some("web") => Ok(Some("web")),
-        Some(_) => Err(Wrong::Metadata("application_type is neither web nor native")),
+        Some(_) => Err(Wrong::Metadata(
+            "application_type is neither web nor native",
+        )),
     }
 }
 
@@ -220,11 +222,7 @@ fn keys(all: &Map<String, Value>, method: Method) -> Result<Option<Keys>, Wrong>
 }
 
 /// A text that may be left out: many clients send null or nothing instead.
-fn text<'m>(
-    all: &'m Map<String, Value>,
-    name: &str,
-    max: usize,
-) -> Result<Option<&'m str>, Wrong> {
+fn text<'m>(all: &'m Map<String, Value>, name: &str, max: usize) -> Result<Option<&'m str>, Wrong> {
     match all.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.len() > max => {
@@ -330,7 +328,10 @@ mod tests {
     #[test]
     fn minimal_metadata_are_enough() {
         let read = read(json!({"redirect_uris": ["https://app.test/cb"]})).unwrap();
-        assert_eq!((read.method, read.name, read.keys), (Method::Basic, None, None));
+        assert_eq!(
+            (read.method, read.name, read.keys),
+            (Method::Basic, None, None)
+        );
     }
 
     #[test]
@@ -373,7 +374,10 @@ mod tests {
             ("scope", json!(long)),
         ] {
             let refused = read(with(name, value.clone()));
-            assert!(matches!(refused, Err(Wrong::Metadata(_))), "{name}: {value}");
+            assert!(
+                matches!(refused, Err(Wrong::Metadata(_))),
+                "{name}: {value}"
+            );
         }
         let plain = read(with("client_uri", json!("http://localhost:3000"))).unwrap();
         assert_eq!(plain.uri, None);

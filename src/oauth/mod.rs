@@ -19,14 +19,14 @@ use crate::{
     address::ClientAddress,
     auth::denials::Denials,
     config::Config,
-    control::{
-        AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail,
-    },
+    control::{AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail},
     outbound::Outbound,
     telemetry::Metrics,
 };
 
 mod ask;
+mod attempt;
+mod authenticate;
 mod authorize;
 mod browser;
 mod callback;

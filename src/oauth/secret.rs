@@ -48,7 +48,13 @@ pub(crate) fn generate(random: &dyn SecureRandom, kind: Kind) -> Option<Zeroizin
 pub(crate) fn client_id(random: &dyn SecureRandom) -> Option<String> {
     let mut bytes = [0; 16];
     random.fill(&mut bytes).ok()?;
-    Some(format!("{CLIENT_ID}{}", URL_SAFE_NO_PAD.encode(bytes)))
+    Some(format!("{CLIENT_ID}{}", encoded(&bytes)))
+}
+
+/// What, with a refresh token, gives its successor.
+pub(crate) fn salt(random: &dyn SecureRandom) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    random.fill(&mut bytes).ok().map(|()| bytes)
 }
 
 /// What is kept of a text.
@@ -74,9 +80,14 @@ pub(crate) fn successor(predecessor: &str, salt: &[u8; 32]) -> Option<Zeroizing<
     Some(written(Kind::Refresh, &bytes))
 }
 
+/// Bytes as a text for URLs and JSON (RFC 4648, section 5, without padding).
+pub(crate) fn encoded(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
 /// The S256 challenge of a verifier (RFC 7636, section 4.2).
 pub(crate) fn challenge(verifier: &str) -> String {
-    URL_SAFE_NO_PAD.encode(hash(verifier))
+    encoded(&hash(verifier))
 }
 
 fn written(kind: Kind, bytes: &[u8; 32]) -> Zeroizing<String> {
@@ -109,12 +120,7 @@ mod tests {
     #[test]
     fn texts_say_what_they_are_and_nothing_else() {
         let random = SystemRandom::new();
-        for kind in [
-            Kind::Code,
-            Kind::Refresh,
-            Kind::Registration,
-            Kind::Client,
-        ] {
+        for kind in [Kind::Code, Kind::Refresh, Kind::Registration, Kind::Client] {
             let (one, other) = (
                 generate(&random, kind).unwrap(),
                 generate(&random, kind).unwrap(),

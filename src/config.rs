@@ -15,6 +15,7 @@ use std::{
 use ipnet::IpNet;
 use tracing_subscriber::EnvFilter;
 
+pub(crate) use crate::issuing::Issuing;
 pub(crate) use crate::keeping::{Keeping, Secret};
 pub(crate) use crate::layers::Override;
 use crate::listeners::{Admin, Ops};
@@ -60,6 +61,8 @@ pub(crate) struct Config {
     pub(crate) sandbox: Sandbox,
     /// What is kept.
     pub(crate) keeping: Keeping,
+    /// What the authorization servers of tenants issue.
+    pub(crate) oauth: Issuing,
     /// What is logged.
     pub(crate) telemetry: Telemetry,
     /// Keys of the one server of `run`, in the order of the flags; empty in `serve`.
@@ -310,6 +313,7 @@ impl Layers {
                 separation: self.leaf("sandbox.separation", Separation::read),
             },
             keeping: Keeping::read(self, env),
+            oauth: Issuing::read(self),
             telemetry: Telemetry {
                 log: self.leaf("telemetry.log", filter),
                 format: self.leaf("telemetry.format", |node| {

@@ -192,10 +192,10 @@ impl Issuer {
             Some(keys) => keys,
             None => self.first().await?,
         };
-        let outcome = match keys.check(token) {
+        let outcome = match keys.check(&token.jws) {
             Signature::NoKey if self.may_ask(token.kid()) => match self.newer(&keys).await {
                 Some(keys) => {
-                    let outcome = keys.check(token);
+                    let outcome = keys.check(&token.jws);
                     self.remember(token.kid(), &outcome);
                     outcome
                 }

@@ -15,14 +15,20 @@ use crate::control::identity::{ALGORITHMS, Algorithm, External};
 
 /// A token whose signature nobody has looked at yet.
 pub(super) struct Token<'t> {
+    /// How it is signed.
+    pub(super) jws: Jws<'t>,
+    /// What it says.
+    pub(super) claims: Claims,
+}
+
+/// Something signed, without what it says (RFC 7515).
+pub(crate) struct Jws<'t> {
     /// What is signed: the first two parts.
     signed: &'t str,
     /// The third part.
     signature: &'t str,
     algorithm: Algorithm,
     kid: Option<String>,
-    /// What it says.
-    pub(super) claims: Claims,
 }
 
 /// What an access token says, as far as anybody asks.
@@ -65,46 +71,77 @@ impl<'t> Token<'t> {
     ///
     /// Why it is no access token of that issuer, for the log.
     pub(super) fn parse(text: &'t str, settings: &External) -> Result<Self, &'static str> {
-        if text.len() > TOKEN_MAX {
-            return Err("too long");
-        }
-        let (signed, signature) = text.rsplit_once('.').ok_or("no JWT")?;
-        let (header, payload) = signed.split_once('.').ok_or("no JWT")?;
-        let header = object(header)?;
-        let algorithm = string(&header, "alg")?.ok_or("no alg")?;
-        let known = ALGORITHMS.iter().find(|(name, _)| *name == algorithm);
-        let algorithm = known.map(|(_, algorithm)| *algorithm);
-        let algorithm = algorithm.filter(|algorithm| settings.algorithms.contains(algorithm));
-        let algorithm = algorithm.ok_or("an algorithm that is not allowed")?;
-        // What must be understood is not (RFC 7515, section 4.1.11). Keys and places of keys that a
-        // token brings along (jwk, jku, x5c, x5u) are never looked at.
-        if header.contains_key("crit") || header.contains_key("b64") || header.contains_key("zip") {
-            return Err("a header that is not understood");
-        }
+        let (header, payload, jws) = opened(text, &settings.algorithms)?;
         let is_at_jwt = is_at_jwt(string(&header, "typ")?)?;
-        let kid = string(&header, "kid")?.map(str::to_owned);
-        if kid.as_ref().is_some_and(|kid| kid.len() > KID_MAX) {
-            return Err("a kid that is too long");
-        }
-        let payload = object(payload)?;
         if string(&payload, "iss")? != Some(&settings.issuer) {
             return Err("another issuer");
         }
         check_kind(&payload, is_at_jwt)?;
         let claims = claims(&payload, &settings.groups_claim, is_at_jwt)?;
-        Ok(Self {
-            signed,
-            signature,
-            algorithm,
-            kid,
-            claims,
-        })
+        Ok(Self { jws, claims })
     }
 
     /// The key that it asks for.
     pub(super) fn kid(&self) -> Option<&str> {
-        self.kid.as_deref()
+        self.jws.kid.as_deref()
     }
+}
+
+impl Jws<'_> {
+    /// Whether it is signed by an Ed25519 key of these, each with its id: by the one that it names.
+    pub(crate) fn is_of<'k>(
+        &self,
+        mut keys: impl Iterator<Item = (&'k str, &'k [u8; 32])>,
+    ) -> bool {
+        let Some((_, public)) = keys.find(|(kid, _)| self.kid.as_deref() == Some(*kid)) else {
+            return false;
+        };
+        let key = DecodingKey::from_ed_der(public);
+        self.algorithm == Algorithm::EdDsa
+            && crypto::verify(self.signature, self.signed.as_bytes(), &key, Alg::EdDSA)
+                .unwrap_or(false)
+    }
+}
+
+/// The header and the payload of a JWT whose signature nobody has looked at yet.
+pub(crate) type Opened<'t> = (Map<String, Value>, Map<String, Value>, Jws<'t>);
+
+/// Takes a JWT apart that is signed by one of `algorithms`.
+///
+/// # Errors
+///
+/// Why it cannot be believed, for the log.
+pub(crate) fn opened<'t>(
+    text: &'t str,
+    algorithms: &[Algorithm],
+) -> Result<Opened<'t>, &'static str> {
+    if text.len() > TOKEN_MAX {
+        return Err("too long");
+    }
+    let (signed, signature) = text.rsplit_once('.').ok_or("no JWT")?;
+    let (header, payload) = signed.split_once('.').ok_or("no JWT")?;
+    let header = object(header)?;
+    let algorithm = string(&header, "alg")?.ok_or("no alg")?;
+    let known = ALGORITHMS.iter().find(|(name, _)| *name == algorithm);
+    let algorithm = known.map(|(_, algorithm)| *algorithm);
+    let algorithm = algorithm.filter(|algorithm| algorithms.contains(algorithm));
+    let algorithm = algorithm.ok_or("an algorithm that is not allowed")?;
+    // What must be understood is not (RFC 7515, section 4.1.11). Keys and places of keys that a
+    // token brings along (jwk, jku, x5c, x5u) are never looked at.
+    if header.contains_key("crit") || header.contains_key("b64") || header.contains_key("zip") {
+        return Err("a header that is not understood");
+    }
+    let kid = string(&header, "kid")?.map(str::to_owned);
+    if kid.as_ref().is_some_and(|kid| kid.len() > KID_MAX) {
+        return Err("a kid that is too long");
+    }
+    let jws = Jws {
+        signed,
+        signature,
+        algorithm,
+        kid,
+    };
+    Ok((header, object(payload)?, jws))
 }
 
 /// The type of a token (RFC 9068, section 2.1): an access token, or none in particular.
@@ -179,7 +216,11 @@ fn claims(
     })
 }
 
-fn string<'p>(object: &'p Map<String, Value>, name: &str) -> Result<Option<&'p str>, &'static str> {
+/// A member that is a text, if it is there.
+pub(crate) fn string<'p>(
+    object: &'p Map<String, Value>,
+    name: &str,
+) -> Result<Option<&'p str>, &'static str> {
     match object.get(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
@@ -188,7 +229,7 @@ fn string<'p>(object: &'p Map<String, Value>, name: &str) -> Result<Option<&'p s
 }
 
 /// One text, or an array of texts.
-fn strings(value: &Value) -> Result<Vec<String>, &'static str> {
+pub(crate) fn strings(value: &Value) -> Result<Vec<String>, &'static str> {
     let text = |value: &Value| match value {
         Value::String(text) => Ok(text.clone()),
         _ => Err("a member that is no text"),
@@ -200,7 +241,10 @@ fn strings(value: &Value) -> Result<Vec<String>, &'static str> {
 }
 
 /// A `NumericDate` (RFC 7519, section 2), which may have a fraction.
-fn moment(payload: &Map<String, Value>, name: &str) -> Result<Option<u64>, &'static str> {
+pub(crate) fn moment(
+    payload: &Map<String, Value>,
+    name: &str,
+) -> Result<Option<u64>, &'static str> {
     let bad = "a time that is no number";
     match payload.get(name) {
         None => Ok(None),
@@ -299,13 +343,13 @@ impl<'de> Visitor<'de> for Unique {
 }
 
 /// The keys of an issuer.
-pub(super) struct KeySet {
+pub(crate) struct KeySet {
     keys: Vec<Key>,
     ids: HashSet<KeyId>,
 }
 
 /// Tells keys apart, whatever the issuer calls them.
-pub(super) type KeyId = [u8; 32];
+pub(crate) type KeyId = [u8; 32];
 
 struct Key {
     kid: Option<String>,
@@ -317,7 +361,7 @@ struct Key {
 
 /// What a key set makes of a token.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Signature {
+pub(crate) enum Signature {
     /// Made by this key.
     By(KeyId),
     /// Not made by the key that it names.
@@ -328,7 +372,7 @@ pub(super) enum Signature {
 
 impl KeySet {
     /// Reads a JWK set; keys that are not ours to use are passed over, as RFC 7517, section 5 says.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let Ok(Strict(set)) = serde_json::from_slice(bytes) else {
             return Err("no JSON, or a name twice");
         };
@@ -343,8 +387,13 @@ impl KeySet {
         self.ids.contains(id)
     }
 
+    /// Whether there is nothing in it that could be used.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
     /// Looks at a token's signature.
-    pub(super) fn check(&self, token: &Token<'_>) -> Signature {
+    pub(crate) fn check(&self, token: &Jws<'_>) -> Signature {
         let is_meant = |key: &&Key| match (&token.kid, &key.kid) {
             (Some(wanted), Some(kid)) => wanted == kid,
             _ => true,
@@ -421,7 +470,7 @@ impl Key {
         })
     }
 
-    fn made(&self, token: &Token<'_>) -> bool {
+    fn made(&self, token: &Jws<'_>) -> bool {
         let algorithm = match token.algorithm {
             Algorithm::Rs256 => Alg::RS256,
             Algorithm::Rs384 => Alg::RS384,
@@ -672,7 +721,7 @@ mod tests {
 
     fn check(set: &Value, text: &str) -> Signature {
         let set = KeySet::parse(set.to_string().as_bytes()).unwrap();
-        set.check(&Token::parse(text, &settings()).unwrap())
+        set.check(&Token::parse(text, &settings()).unwrap().jws)
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) mod administrator;
 pub(crate) mod api_key;
 pub(crate) mod denials;
 mod external;
-mod jwt;
+pub(crate) mod jwt;
 pub(crate) mod policy;
 
 use denials::Denials;
@@ -216,7 +216,6 @@ impl Verifier {
     }
 
     /// Where denied accesses are reported.
-    #[expect(dead_code, reason = "policy will report what it denies")]
     pub(crate) fn denials(&self) -> &Denials {
         &self.0.denials
     }

@@ -108,7 +108,7 @@ pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
 pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     let is_plain = |tenant: &&Arc<Tenant>| match &tenant.auth {
         AuthMode::External(external) => external.issuer.starts_with("http:"),
-        AuthMode::None | AuthMode::Keys => false,
+        AuthMode::None | AuthMode::Keys | AuthMode::Builtin(_) => false,
     };
     let tenants = manifest.tenants().into_iter().filter(is_plain);
     let mistake = |tenant: &Arc<Tenant>| {

@@ -12,7 +12,7 @@ use url::Url;
 
 use crate::{
     config::Mistake,
-    control::manifest::Reader,
+    control::{builtin::Builtin, manifest::Reader},
     document::{Node, Value},
     settings::{Fields, Wrong, choice, nearest},
 };
@@ -24,6 +24,8 @@ pub(crate) enum AuthMode {
     None,
     /// By an API key, and by nothing else.
     Keys,
+    /// By an access token of the tenant's own authorization server.
+    Builtin(Arc<Builtin>),
     /// By an access token of another authorization server.
     External(Arc<External>),
 }

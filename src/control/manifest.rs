@@ -118,7 +118,10 @@ impl Reader<'_> {
                 tenants.insert(tenant_name.to_owned(), Arc::new(tenant));
             }
         }
-        Catalog { tenants }
+        Catalog {
+            tenants,
+            ..Catalog::default()
+        }
     }
 
     pub(super) fn name(&mut self, text: &str, node: &Node, key: &str) {

@@ -14,6 +14,7 @@ use crate::protocol::revision::Revision;
 pub(crate) use crate::separation::{Separation, Uids};
 
 pub(crate) mod audit;
+pub(crate) mod builtin;
 mod change;
 pub(crate) mod checks;
 pub(crate) mod clock;
@@ -21,22 +22,31 @@ pub(crate) mod confinement;
 pub(crate) mod declared;
 pub(crate) mod described;
 pub(crate) mod difference;
+pub(crate) mod grants;
 pub(crate) mod identity;
 pub(crate) mod interpolation;
+pub(crate) mod issuer;
 pub(crate) mod keeper;
 mod keys;
 pub(crate) mod live;
+pub(crate) mod logins;
 pub(crate) mod manifest;
 pub(crate) mod master;
 mod packages;
+pub(crate) mod password;
 mod pattern;
 pub(crate) mod policy;
+mod pruning;
 pub(crate) mod quotas;
 pub(crate) mod recipe;
+pub(crate) mod redirect;
+pub(crate) mod registrations;
+pub(crate) mod revocations;
 pub(crate) mod rows;
 pub(crate) mod schema;
 pub(crate) mod seal;
 mod secrecy;
+pub(crate) mod signing;
 pub(crate) mod single;
 pub(crate) mod sql;
 pub(crate) mod store;
@@ -44,6 +54,7 @@ pub(crate) mod store;
 mod store_tests;
 pub(crate) mod supervision;
 pub(crate) mod trail;
+mod value;
 
 use confinement::Confinement;
 pub(crate) use identity::AuthMode;
@@ -51,13 +62,16 @@ use identity::{ApiKeys, Grants};
 use policy::Policy;
 use quotas::{Quotas, Room};
 use recipe::Recipe;
+use signing::Issued;
 use supervision::Supervision;
 
 /// Every tenant that this gateway serves, by name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
     /// Tenants by their name.
     pub(crate) tenants: HashMap<String, Arc<Tenant>>,
+    /// What decides whether tokens of our own issuers are worth anything.
+    pub(crate) issued: Arc<Issued>,
 }
 
 impl Catalog {

@@ -59,7 +59,10 @@ pub(crate) fn single(
         reader.places.insert(key, place);
     }
     let tenants = HashMap::from([(RUN_TENANT.to_owned(), Arc::new(tenant))]);
-    reader.finish(Catalog { tenants })
+    reader.finish(Catalog {
+        tenants,
+        ..Catalog::default()
+    })
 }
 
 /// A launch specification as if it had been written in a manifest.

@@ -68,6 +68,7 @@ cat >"$work/manifest.json" <<JSON
       }
     },
     "house": {
+      "users": {"ada": {"password": "correct horse battery"}},
       "auth": {"mode": "builtin"},
       "providers": {
         "people": {
@@ -159,7 +160,7 @@ for kind in mcp sse; do
   check "python-$kind-provider" "$python" py_oauth.py "$url/t/house/one/$kind" --provider people
 done
 if [ -e pages.mjs ]; then
-  check pages "$node" pages.mjs "$one/mcp"
+  check pages "$node" pages.mjs "$one/mcp" "$url/t/house/one/mcp"
 fi
 drain
 if ! kill -0 "$gateway" 2>/dev/null; then

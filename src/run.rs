@@ -159,7 +159,7 @@ pub(crate) async fn run(
     let auth = Verifier::new(
         &config,
         Outbound::new(config.outbound_allow.clone()),
-        (wall_clock(), trail),
+        (wall_clock(), trail, live.asked().clone()),
         &metrics,
         &tracker,
         &release,

@@ -53,6 +53,8 @@ pub(crate) struct Document {
     pub(crate) fresh: Option<Duration>,
 }
 
+impl std::error::Error for Refused {}
+
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -116,6 +118,33 @@ impl Outbound {
     /// Why not.
     pub(crate) fn check(&self, url: &Url) -> Result<(), Refused> {
         self.client(url).map(drop)
+    }
+
+    /// Sends a request of OAuth to a server of another, and takes whatever it answers in JSON,
+    /// errors too (RFC 6749, section 5.2), of at most `max` bytes.
+    ///
+    /// # Errors
+    ///
+    /// An answer that is no JSON, or none in time: redirects are not followed.
+    pub(crate) async fn exchange(
+        &self,
+        request: http::Request<Vec<u8>>,
+        max: usize,
+    ) -> Result<http::Response<Vec<u8>>, Refused> {
+        let (head, sent) = request.into_parts();
+        let url = Url::parse(&head.uri.to_string()).map_err(|_| Refused::Url("no URL"))?;
+        let asked = self.client(&url)?.request(head.method, url);
+        let asked = asked.headers(head.headers).body(sent).send();
+        let answer = asked.await.map_err(unreachable)?;
+        let (status, headers) = (answer.status(), answer.headers().clone());
+        if status.is_redirection() || status.is_server_error() || !is_json(&headers) {
+            let what = format!("answered {} without JSON of its own", status.as_u16());
+            return Err(Refused::Answer(what));
+        }
+        let mut response = http::Response::new(body(answer, max).await?.to_vec());
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        Ok(response)
     }
 
     /// The client for a URL that may be asked at all.

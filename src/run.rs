@@ -185,6 +185,7 @@ pub(crate) async fn run(
             WallClock::system(),
             trail,
             Arc::clone(&metrics),
+            front.auth.denials().clone(),
         );
         app = app.merge(limited(oauth.routes(), Arc::clone(&front)));
     }

@@ -216,7 +216,6 @@ impl Verifier {
     }
 
     /// Where denied accesses are reported.
-    #[expect(dead_code, reason = "policy will report what it denies")]
     pub(crate) fn denials(&self) -> &Denials {
         &self.0.denials
     }

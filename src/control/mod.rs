@@ -33,12 +33,15 @@ pub(crate) mod logins;
 pub(crate) mod manifest;
 pub(crate) mod master;
 mod packages;
+pub(crate) mod password;
 mod pattern;
 pub(crate) mod policy;
+mod pruning;
 pub(crate) mod quotas;
 pub(crate) mod recipe;
 pub(crate) mod redirect;
 pub(crate) mod registrations;
+pub(crate) mod revocations;
 pub(crate) mod rows;
 pub(crate) mod schema;
 pub(crate) mod seal;
@@ -51,6 +54,7 @@ pub(crate) mod store;
 mod store_tests;
 pub(crate) mod supervision;
 pub(crate) mod trail;
+mod value;
 
 use confinement::Confinement;
 pub(crate) use identity::AuthMode;
@@ -62,7 +66,7 @@ use signing::Issued;
 use supervision::Supervision;
 
 /// Every tenant that this gateway serves, by name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
     /// Tenants by their name.
     pub(crate) tenants: HashMap<String, Arc<Tenant>>,

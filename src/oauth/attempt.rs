@@ -14,7 +14,7 @@ use super::{
     error::{Code, Refusal},
     throttle,
 };
-use crate::{control::audit::Record, http::gate::ClientAddress};
+use crate::{address::ClientAddress, control::audit::Record};
 
 /// The address that a request is accounted to.
 pub(super) fn address(request: &Request) -> Option<IpAddr> {

@@ -114,7 +114,7 @@ pub(super) async fn collected(body: Body, max: usize) -> Result<Bytes, Refusal> 
     }
 }
 
-fn is_form(headers: &HeaderMap) -> bool {
+pub(super) fn is_form(headers: &HeaderMap) -> bool {
     let kind = headers
         .get(CONTENT_TYPE)
         .and_then(|kind| kind.to_str().ok());

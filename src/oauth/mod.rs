@@ -4,7 +4,7 @@
 //! is who they are and how they prove it; `token` and `revoke` are the rest of the machine side.
 //! Not here: what tokens are worth (`auth`), and the rows (`control`).
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use aws_lc_rs::rand::SystemRandom;
 use axum::{
@@ -16,23 +16,37 @@ use axum::{
 use http::request::Parts;
 
 use crate::{
+    address::ClientAddress,
+    auth::denials::Denials,
     config::Config,
     control::{AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail},
     outbound::Outbound,
     telemetry::Metrics,
 };
 
+mod ask;
 mod attempt;
 mod authenticate;
+mod authorize;
+mod browser;
+mod callback;
 pub(crate) mod cimd;
 pub(crate) mod client;
 mod client_metadata;
+mod consent;
 pub(crate) mod error;
+mod flow;
 pub(crate) mod form;
 mod jose;
+mod login;
 mod metadata;
+mod pages;
+mod provider;
+mod provider_oauth;
+mod provider_openid;
 pub(crate) mod redirect;
 mod register;
+mod resource;
 mod revoke;
 pub(crate) mod secret;
 pub(crate) mod throttle;
@@ -68,6 +82,10 @@ pub(crate) struct State {
     registrations: Throttle,
     /// What client ids that are URLs lead to.
     documents: Documents,
+    /// What identity providers say about themselves.
+    openid: provider_openid::Known,
+    /// Where wrong passwords are reported.
+    denials: Denials,
 }
 
 impl Oauth {
@@ -79,6 +97,7 @@ impl Oauth {
         clock: Clock,
         trail: Trail,
         metrics: Arc<Metrics>,
+        denials: Denials,
     ) -> Self {
         Self(Arc::new(State {
             config,
@@ -91,6 +110,8 @@ impl Oauth {
             random: SystemRandom::new(),
             failures: Throttle::new(),
             registrations: Throttle::new(),
+            openid: provider_openid::Known::new(),
+            denials,
         }))
     }
 
@@ -122,6 +143,7 @@ impl Oauth {
             // 2025-03-26 authorization, "Fallbacks for Servers without Metadata Discovery".
             .route("/register", post(register::register))
             .route("/token", post(token::token))
+            .merge(authorize::routes())
             .with_state(self)
     }
 }
@@ -185,4 +207,10 @@ impl FromRequestParts<Oauth> for Server {
         let found = Self::at(&oauth.0, parts.uri.path());
         found.ok_or_else(|| Refusal::no_server(&oauth.0).into_response())
     }
+}
+
+/// The address that a request is accounted to.
+fn address(parts: &Parts) -> Option<IpAddr> {
+    let address = parts.extensions.get::<ClientAddress>();
+    address.map(|address| address.0)
 }

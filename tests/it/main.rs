@@ -9,6 +9,7 @@
 )]
 
 mod admin;
+mod browser;
 mod children;
 mod clients;
 mod commands;
@@ -25,6 +26,7 @@ mod layers;
 mod messages;
 mod mutations;
 mod mutator;
+mod oauth_pages;
 mod payloads;
 mod policy;
 mod postgres;

@@ -370,7 +370,7 @@ mod tests {
             ("client_uri", json!("https://app.test/\nx")),
             ("logo_uri", json!("data:image/png;base64,")),
             ("tos_uri", json!(7)),
-            ("contacts", json!(["a"; 33])),
+            ("contacts", json!(vec!["a"; 33])),
             ("scope", json!(long)),
         ] {
             let refused = read(with(name, value.clone()));

@@ -35,7 +35,10 @@ impl Throttle {
     ///
     /// When to come back, if `bound` of this minute are used up; it is not counted then.
     pub(crate) fn spend(&self, key: &impl Hash, bound: u32) -> Result<(), Duration> {
-        let (place, now) = (self.place(key), self.now());
+        self.spend_at(key, bound, self.now())
+    }
+
+    fn spend_at(&self, key: &impl Hash, bound: u32, now: u32) -> Result<(), Duration> {
         let count = |old: u64| {
             let entry = Entry::unpack(old).at(now);
             let more = Entry {
@@ -44,6 +47,7 @@ impl Throttle {
             };
             (entry.count < bound).then(|| more.pack())
         };
+        let place = self.place(key);
         let counted = place.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
         counted
             .map(drop)
@@ -56,7 +60,10 @@ impl Throttle {
     ///
     /// When to come back.
     pub(crate) fn check(&self, key: &impl Hash, bound: u32) -> Result<(), Duration> {
-        let now = self.now();
+        self.check_at(key, bound, self.now())
+    }
+
+    fn check_at(&self, key: &impl Hash, bound: u32, now: u32) -> Result<(), Duration> {
         let entry = Entry::unpack(self.place(key).load(Ordering::Relaxed)).at(now);
         if entry.count < bound {
             Ok(())
@@ -139,21 +146,21 @@ const MINUTE: u32 = 60;
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn so_many_in_a_minute() {
         let throttle = Throttle::new();
         for _ in 0..3 {
-            assert_eq!(throttle.check(&"a", 3), Ok(()));
-            assert_eq!(throttle.spend(&"a", 3), Ok(()));
+            assert_eq!(throttle.check_at(&"a", 3, 1), Ok(()));
+            assert_eq!(throttle.spend_at(&"a", 3, 1), Ok(()));
         }
-        tokio::time::advance(Duration::from_secs(10)).await;
         let left = Duration::from_secs(50);
-        assert_eq!(throttle.check(&"a", 3), Err(left));
-        assert_eq!(throttle.spend(&"a", 3), Err(left));
-        assert_eq!(throttle.spend(&"b", 3), Ok(()), "another key");
-        throttle.note(&"a");
-        tokio::time::advance(Duration::from_secs(50)).await;
-        assert_eq!(throttle.spend(&"a", 3), Ok(()), "another minute");
+        assert_eq!(throttle.check_at(&"a", 3, 11), Err(left));
+        assert_eq!(throttle.spend_at(&"a", 3, 11), Err(left));
+        assert_eq!(throttle.spend_at(&"b", 3, 11), Ok(()), "another key");
+        assert_eq!(throttle.spend_at(&"a", u32::MAX, 11), Ok(()));
+        assert_eq!(throttle.check_at(&"a", 3, 60), Err(Duration::from_secs(1)));
+        assert_eq!(throttle.spend_at(&"a", 3, 61), Ok(()), "another minute");
+        assert_eq!(throttle.spend_at(&"a", 3, 61), Ok(()));
     }
 
     #[tokio::test]

@@ -411,7 +411,7 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
     let known = match (&access.basis, &tenant.auth) {
         (Basis::Open, AuthMode::None) => Known::anonymous(&tenant),
-        (Basis::ApiKey(hash), AuthMode::Keys | AuthMode::External(_)) => {
+        (Basis::ApiKey(hash), AuthMode::Keys | AuthMode::Builtin(_) | AuthMode::External(_)) => {
             let key = tenant.api_keys.get(hash)?;
             Known::by_key(&tenant, *hash, key)
         }

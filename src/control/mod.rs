@@ -15,6 +15,7 @@ pub(crate) use crate::separation::{Separation, Uids};
 
 pub(crate) mod audit;
 pub(crate) mod builtin;
+mod builtin_reader;
 mod change;
 pub(crate) mod checks;
 pub(crate) mod clock;

@@ -25,6 +25,7 @@ mod layers;
 mod messages;
 mod mutations;
 mod mutator;
+mod oauth_rmcp;
 mod payloads;
 mod policy;
 mod postgres;

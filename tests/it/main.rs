@@ -32,6 +32,7 @@ mod oauth_documents;
 mod oauth_metadata;
 mod oauth_pages;
 mod oauth_register;
+mod oauth_rmcp;
 mod oauth_tokens;
 mod payloads;
 mod policy;

@@ -24,7 +24,8 @@ export PATH="$(dirname "$node"):$PATH"
 
 finish() {
   local pid
-  exec {people_stdin}>&- || true
+  # The provider ends with its standard input.
+  if [ -n "$people_stdin" ]; then exec {people_stdin}>&-; fi
   for pid in "${started[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
   for pid in "${started[@]}"; do
     for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
@@ -39,7 +40,6 @@ trap finish EXIT
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 url=http://127.0.0.1:$port
 
-# The provider ends with its standard input.
 mkfifo "$work/people"
 "$node" "$here/../fixtures/issuer/people.mjs" "$url/t/house/oauth/callback/people" \
   <"$work/people" >"$work/people.out" 2>"$work/people.err" &
@@ -52,7 +52,7 @@ for _ in $(seq 100); do
 done
 
 fixture=$(realpath "$here/../fixtures/conformance/server.mjs")
-server="\"command\": \"$node\", \"args\": [\"$fixture\"], \"sandbox\": {\"required\": false}"
+server="\"command\": \"$node\", \"args\": [\"$fixture\"], \"sandbox\": {\"profile\": \"open\"}"
 cat >"$work/manifest.json" <<JSON
 {
   "version": 1,

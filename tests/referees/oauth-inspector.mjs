@@ -22,6 +22,7 @@ main(async () => {
     PATH: process.env.PATH,
     HOME: home,
     MCP_STORAGE_DIR: path.join(home, 'storage'),
+    MCP_INSPECTOR_SECRET_STORE: 'file',
     MCP_AUTO_OPEN_ENABLED: 'true',
     BROWSER,
     BROWSER_TRACE: trace,

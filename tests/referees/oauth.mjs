@@ -88,6 +88,14 @@ export class Memory {
     this.held = tokens;
   }
 
+  discoveryState() {
+    return this.discovered;
+  }
+
+  saveDiscoveryState(state) {
+    this.discovered = state;
+  }
+
   saveCodeVerifier(verifier) {
     this.verifier = verifier;
   }

@@ -31,7 +31,7 @@ main(async () => {
   // Root has no sandbox of Chromium's own; the pages are ours.
   const browser = await chromium.launch({
     executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
-    args: process.getuid() === 0 ? ['--no-sandbox'] : [],
+    args: ['--disable-gpu', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])],
   });
   const whole = async (settings, name) => {
     const context = await browser.newContext(settings);

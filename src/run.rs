@@ -163,7 +163,7 @@ pub(crate) async fn run(
     let auth = Verifier::new(
         &config,
         outbound.clone(),
-        (wall_clock(), trail.clone()),
+        (wall_clock(), trail.clone(), live.asked().clone()),
         &metrics,
         &tracker,
         &release,

@@ -5,7 +5,10 @@
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
-use aws_lc_rs::digest::{SHA256, digest};
+use aws_lc_rs::{
+    digest::{SHA256, digest},
+    signature::{ED25519, UnparsedPublicKey},
+};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm as Alg, DecodingKey, crypto};
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -17,8 +20,12 @@ use crate::control::identity::{ALGORITHMS, Algorithm, External};
 pub(super) struct Token<'t> {
     /// How it is signed.
     pub(super) jws: Jws<'t>,
+    /// `typ` of the header, as it stands there.
+    pub(super) kind: Option<String>,
     /// What it says.
     pub(super) claims: Claims,
+    /// All of what it says.
+    payload: Map<String, Value>,
 }
 
 /// Something signed, without what it says (RFC 7515).
@@ -29,6 +36,27 @@ pub(crate) struct Jws<'t> {
     signature: &'t str,
     algorithm: Algorithm,
     kid: Option<String>,
+}
+
+/// What is looked for in a token.
+#[derive(Clone, Copy)]
+pub(super) struct Expected<'e> {
+    /// `iss`, byte for byte.
+    pub(super) issuer: &'e str,
+    /// Signature algorithms that are believed.
+    pub(super) algorithms: &'e [Algorithm],
+    /// The claim that holds the subject's groups.
+    pub(super) groups_claim: &'e str,
+}
+
+impl<'e> From<&'e External> for Expected<'e> {
+    fn from(settings: &'e External) -> Self {
+        Self {
+            issuer: &settings.issuer,
+            algorithms: &settings.algorithms,
+            groups_claim: &settings.groups_claim,
+        }
+    }
 }
 
 /// What an access token says, as far as anybody asks.
@@ -64,26 +92,52 @@ impl Claims {
 }
 
 impl<'t> Token<'t> {
-    /// Reads a token of the issuer that `settings` describe; everything is checked that needs
-    /// neither a key nor the time nor the resource.
+    /// Reads a token of the issuer that is expected; everything is checked that needs neither a key
+    /// nor the time nor the resource.
     ///
     /// # Errors
     ///
     /// Why it is no access token of that issuer, for the log.
-    pub(super) fn parse(text: &'t str, settings: &External) -> Result<Self, &'static str> {
-        let (header, payload, jws) = opened(text, &settings.algorithms)?;
-        let is_at_jwt = is_at_jwt(string(&header, "typ")?)?;
-        if string(&payload, "iss")? != Some(&settings.issuer) {
+    pub(super) fn parse(text: &'t str, expected: Expected<'_>) -> Result<Self, &'static str> {
+        let (header, payload, jws) = opened(text, expected.algorithms)?;
+        let kind = string(&header, "typ")?;
+        let is_at_jwt = is_at_jwt(kind)?;
+        if string(&payload, "iss")? != Some(expected.issuer) {
             return Err("another issuer");
         }
         check_kind(&payload, is_at_jwt)?;
-        let claims = claims(&payload, &settings.groups_claim, is_at_jwt)?;
-        Ok(Self { jws, claims })
+        let claims = claims(&payload, expected.groups_claim, is_at_jwt)?;
+        Ok(Self {
+            jws,
+            kind: kind.map(str::to_owned),
+            claims,
+            payload,
+        })
     }
 
     /// The key that it asks for.
     pub(super) fn kid(&self) -> Option<&str> {
         self.jws.kid.as_deref()
+    }
+
+    /// A further claim, which must be a text.
+    pub(super) fn text(&self, claim: &str) -> Result<Option<&str>, &'static str> {
+        string(&self.payload, claim)
+    }
+
+    /// A further claim, which must be a time.
+    pub(super) fn moment(&self, claim: &str) -> Result<Option<u64>, &'static str> {
+        moment(&self.payload, claim)
+    }
+
+    /// Whether this Ed25519 key signed it. The key says what it is for; the token does not.
+    pub(super) fn is_signed_by(&self, public: &[u8; 32]) -> bool {
+        let Ok(signature) = URL_SAFE_NO_PAD.decode(self.jws.signature) else {
+            return false;
+        };
+        let key = UnparsedPublicKey::new(&ED25519, public);
+        let signed = self.jws.signed.as_bytes();
+        self.jws.algorithm == Algorithm::EdDsa && key.verify(signed, &signature).is_ok()
     }
 }
 
@@ -548,7 +602,7 @@ mod tests {
 
     fn parsed(header: &str, payload: &str) -> Result<Claims, &'static str> {
         let text = unsigned(header, payload);
-        Token::parse(&text, &settings()).map(|token| token.claims)
+        Token::parse(&text, (&settings()).into()).map(|token| token.claims)
     }
 
     const HEADER: &str = r#"{"alg":"ES256","kid":"k"}"#;
@@ -694,15 +748,15 @@ mod tests {
             assert!(parsed(HEADER, payload).is_err(), "{payload}");
         }
         for text in ["", ".", "..", "a.b", "a.b.c.d", &"a".repeat(9000)] {
-            assert!(Token::parse(text, &settings()).is_err(), "{text}");
+            assert!(Token::parse(text, (&settings()).into()).is_err(), "{text}");
         }
         let padded = format!("{}=.{}.c2ln", part(HEADER), part(&good));
-        assert!(Token::parse(&padded, &settings()).is_err());
+        assert!(Token::parse(&padded, (&settings()).into()).is_err());
         let long = unsigned(
             HEADER,
             &good.replacen('{', &format!(r#"{{"x":"{}","#, "y".repeat(6100)), 1),
         );
-        assert!(long.len() > TOKEN_MAX && Token::parse(&long, &settings()).is_err());
+        assert!(long.len() > TOKEN_MAX && Token::parse(&long, (&settings()).into()).is_err());
     }
 
     fn signed(alg: &str, kid: Option<&str>, key: &EncodingKey, by: Alg) -> String {
@@ -721,7 +775,7 @@ mod tests {
 
     fn check(set: &Value, text: &str) -> Signature {
         let set = KeySet::parse(set.to_string().as_bytes()).unwrap();
-        set.check(&Token::parse(text, &settings()).unwrap().jws)
+        set.check(&Token::parse(text, (&settings()).into()).unwrap().jws)
     }
 
     #[test]

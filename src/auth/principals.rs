@@ -87,7 +87,7 @@ mod tests {
 
     fn tenant(subject: &str) -> Arc<Tenant> {
         let text = format!(
-            "tenants: {{a: {{auth: {{mode: keys}}, api_keys: {{ci: {{hash: \"sha256:{}\", subject: {subject}, servers: []}}}}}}}}",
+            "tenants: {{a: {{auth: {{mode: keys}}, api_keys: {{ci: {{hash: \"sha256:{}\", subject: {subject}, servers: [\"*\"]}}}}}}}}",
             "0".repeat(64)
         );
         let read = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap();

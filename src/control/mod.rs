@@ -51,11 +51,15 @@ pub(crate) mod signing;
 pub(crate) mod single;
 pub(crate) mod sql;
 pub(crate) mod store;
-#[cfg(test)]
-mod store_tests;
 pub(crate) mod supervision;
 pub(crate) mod trail;
 mod value;
+
+#[cfg(test)]
+#[macro_use]
+mod store_tests;
+#[cfg(test)]
+mod issued_tests;
 
 use confinement::Confinement;
 pub(crate) use identity::AuthMode;

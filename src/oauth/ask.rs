@@ -272,7 +272,7 @@ pub(super) const OFFLINE: &str = "offline_access";
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{collections::BTreeMap, sync::Arc};
 
     use super::*;
     use crate::{control::manifest, document::Format};
@@ -285,7 +285,7 @@ mod tests {
     fn tenant() -> Arc<Tenant> {
         let text = "tenants: {a: {auth: {mode: none}, default_server: x, servers: {\
             x: {command: x, policy: {scopes: {\"d*\": [files:write]}}}, y: {command: y}}}}";
-        let parsed = manifest::parse(text, Format::Yaml, "F", &Default::default()).unwrap();
+        let parsed = manifest::parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
         Arc::clone(&parsed.catalog.tenants["a"])
     }
 

@@ -29,7 +29,8 @@ pub(crate) mod api_key;
 pub(crate) mod builtin;
 pub(crate) mod denials;
 mod external;
-pub(crate) mod jwt;
+pub(crate) mod jws;
+mod jwt;
 pub(crate) mod policy;
 mod principals;
 

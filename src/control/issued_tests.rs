@@ -237,7 +237,7 @@ async fn a_refresh_token_has_one_successor(place: Place) {
         let known = stores[1].grant_of_refresh("a", &hash).await.unwrap();
         let is_winner = number == salt;
         assert_eq!(
-            known,
+            known.map(|grant| (grant.id, grant.client_id)),
             is_winner.then(|| (id, "c_app".to_owned())),
             "{number}"
         );
@@ -277,6 +277,7 @@ async fn a_refresh_token_is_of_one_client(place: Place) {
     }
     assert_eq!(store.grant_of_refresh("b", &[1; 32]).await.unwrap(), None);
     let own = store.grant_of_refresh("a", &[1; 32]).await.unwrap();
+    let own = own.map(|grant| (grant.id, grant.client_id));
     assert_eq!(own, Some((id, "c_app".to_owned())));
     // Expired: the token, and then the grant.
     later(&place, 30 * DAY);

@@ -19,7 +19,7 @@ use super::{
     secret,
 };
 use crate::{
-    auth::jwt::{KeySet, Signature},
+    auth::jws::{KeySet, Signature},
     control::store::Failure,
 };
 

@@ -12,11 +12,7 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use http::{
-    StatusCode,
-    header::SET_COOKIE,
-    request::Parts,
-};
+use http::{StatusCode, header::SET_COOKIE, request::Parts};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -121,7 +117,9 @@ impl Visit {
     /// The path of the public URL, where a proxy has put us below one.
     fn prefix(&self) -> String {
         let public_url = url::Url::parse(&self.oauth.0.config.public_url);
-        public_url.map_or(String::new(), |url| url.path().trim_end_matches('/').to_owned())
+        public_url.map_or(String::new(), |url| {
+            url.path().trim_end_matches('/').to_owned()
+        })
     }
 
     /// The authorization request of a flow, to begin again with.
@@ -175,7 +173,12 @@ impl Visit {
             public_url: &config.public_url,
             default: config.default.as_ref(),
         };
-        match Wish::read(&parameters, place, &self.server.tenant, &self.server.builtin) {
+        match Wish::read(
+            &parameters,
+            place,
+            &self.server.tenant,
+            &self.server.builtin,
+        ) {
             Ok(wish) => {
                 let digest = wish.digest(&back, &client.digest);
                 Ok(Asked {
@@ -190,10 +193,7 @@ impl Visit {
     }
 
     /// The client, where its answer goes, and the redirect URI as it was sent.
-    async fn addressee(
-        &self,
-        parameters: &Form,
-    ) -> Result<(Client, String, String), Stop> {
+    async fn addressee(&self, parameters: &Form) -> Result<(Client, String, String), Stop> {
         for name in ["client_id", "redirect_uri"] {
             if parameters.count(name) > 1 {
                 let what = format!("The request has more than one {name}.");
@@ -238,7 +238,10 @@ impl Visit {
         let Some(browser) = &self.browser else {
             return Ok(None);
         };
-        let person = self.store()?.logged_in(self.tenant(), &browser.hash()).await?;
+        let person = self
+            .store()?
+            .logged_in(self.tenant(), &browser.hash())
+            .await?;
         let builtin = &self.server.builtin;
         Ok(person.filter(|person| match &person.provider {
             None => builtin
@@ -313,9 +316,7 @@ impl Visit {
         };
         let may = server.is_some_and(|server| {
             let grants = server.grants.as_ref();
-            grants.is_none_or(|grants| {
-                grants.fit(&person.subject, groups, Some(&asked.client.id))
-            })
+            grants.is_none_or(|grants| grants.fit(&person.subject, groups, Some(&asked.client.id)))
         });
         let refusal = Refusal {
             error: "invalid_target",
@@ -327,7 +328,13 @@ impl Visit {
 
     /// Notes in the audit trail what a person did, and waits for it: it is on record before it is
     /// answered.
-    pub(super) async fn note(&self, kind: &str, actor: &str, target: String, more: serde_json::Value) {
+    pub(super) async fn note(
+        &self,
+        kind: &str,
+        actor: &str,
+        target: String,
+        more: serde_json::Value,
+    ) {
         let mut detail = json!({"address": self.address.map(|address| address.to_string())});
         if let (Some(detail), serde_json::Value::Object(more)) = (detail.as_object_mut(), more) {
             detail.extend(more);
@@ -350,7 +357,10 @@ impl Visit {
         let person = self.person().await?;
         let is_fresh = |person: &Person| {
             let age = self.now_ms().saturating_sub(person.auth_ms) / 1000;
-            let max = asked.wish.max_age.map(|max| i64::try_from(max).unwrap_or(i64::MAX));
+            let max = asked
+                .wish
+                .max_age
+                .map(|max| i64::try_from(max).unwrap_or(i64::MAX));
             max.is_none_or(|max| age <= max) && !prompt.login
         };
         let refused = |error, description| {

@@ -16,11 +16,11 @@ use super::{
     Oauth,
     ask::{OFFLINE, Refusal},
     authorize::{AGAIN, Asked, Step, Stop, Visit, fields, nobody},
+    client::Kind,
     flow::{Flow, Page},
     form::Form,
     login::gone,
     pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
-    client::Kind,
 };
 use crate::control::{builtin::Provider, logins::Person};
 
@@ -122,7 +122,9 @@ impl Visit {
         self.check_server(asked, person)?;
         let (subject, client) = (&person.subject, &asked.client.id);
         let (store, tenant) = (self.store()?, self.tenant());
-        store.consent(tenant, subject, client, &asked.digest).await?;
+        store
+            .consent(tenant, subject, client, &asked.digest)
+            .await?;
         self.note_consent("consent.given", subject, asked).await;
         self.grant(asked, person, redirecting).await
     }
@@ -151,7 +153,9 @@ impl Visit {
     /// Lets somebody else log in in this browser.
     async fn switched(&self, flow: &Flow) -> Step {
         if let Some(browser) = &self.browser {
-            self.store()?.log_out(self.tenant(), &browser.hash()).await?;
+            self.store()?
+                .log_out(self.tenant(), &browser.hash())
+                .await?;
         }
         let again = self.again(flow, &flow.query);
         let mut response = redirect(StatusCode::SEE_OTHER, &again);

@@ -167,7 +167,7 @@ const PLACES: &[(&str, &[&str])] = &[
     (
         "base64::",
         &[
-            "auth/jwt.rs",
+            "auth/jws.rs",
             "control/seal.rs",
             "oauth/authenticate.rs",
             "oauth/secret.rs",
@@ -180,7 +180,7 @@ const PLACES: &[(&str, &[&str])] = &[
         "ipnet::",
         &["address.rs", "config.rs", "http/", "outbound.rs"],
     ),
-    ("jsonwebtoken::", &["auth/jwt.rs", "oauth/jose.rs"]),
+    ("jsonwebtoken::", &["auth/jws.rs", "oauth/jose.rs"]),
     ("moka::", &["auth/external.rs", "oauth/cimd.rs"]),
     ("reqwest::", &["cli/", "outbound.rs"]),
 ];

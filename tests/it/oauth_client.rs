@@ -61,13 +61,16 @@ impl Answer {
 
     /// A field, or nothing.
     pub(crate) fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
     }
 
     /// A text of the body.
     pub(crate) fn text(&self, name: &str) -> String {
         let text = self.body[name].as_str();
-        text.unwrap_or_else(|| panic!("no {name}: {} {}", self.status, self.body)).to_owned()
+        text.unwrap_or_else(|| panic!("no {name}: {} {}", self.status, self.body))
+            .to_owned()
     }
 
     /// Asserts that it is a refusal as RFC 6749, section 5.2 has it (and CONTRACT P65).
@@ -173,7 +176,9 @@ impl App {
             ("code_challenge_method", "S256"),
             ("state", "st"),
         ];
-        let own = own.iter().filter(|(name, _)| more.iter().all(|(new, _)| new != name));
+        let own = own
+            .iter()
+            .filter(|(name, _)| more.iter().all(|(new, _)| new != name));
         let query = url::form_urlencoded::Serializer::new(String::new())
             .extend_pairs(own.chain(more))
             .finish();
@@ -202,7 +207,11 @@ impl App {
     /// Asks the token endpoint, as itself; `changed` are in place of its own.
     pub(crate) async fn ask(&self, changed: &[(&str, &str)]) -> Answer {
         let mut fields = vec![("client_id", self.id.as_str())];
-        fields.extend(self.secret.as_deref().map(|secret| ("client_secret", secret)));
+        fields.extend(
+            self.secret
+                .as_deref()
+                .map(|secret| ("client_secret", secret)),
+        );
         fields.retain(|(name, _)| changed.iter().all(|(new, _)| new != name));
         fields.extend_from_slice(changed);
         fields.retain(|(_, value)| !value.is_empty());
@@ -239,7 +248,11 @@ impl App {
     /// Revokes a token; the status.
     pub(crate) async fn revoke(&self, token: &str) -> StatusCode {
         let mut fields = vec![("client_id", self.id.as_str()), ("token", token)];
-        fields.extend(self.secret.as_deref().map(|secret| ("client_secret", secret)));
+        fields.extend(
+            self.secret
+                .as_deref()
+                .map(|secret| ("client_secret", secret)),
+        );
         post(&self.endpoint("revoke"), &fields).await.status
     }
 
@@ -268,8 +281,10 @@ pub(crate) fn said(token: &str) -> (Value, Value) {
 /// The header of `client_secret_basic`.
 pub(crate) fn basic(id: &str, secret: &str) -> String {
     use base64::engine::general_purpose::STANDARD;
-    let encode = |text: &str| -> String {
-        url::form_urlencoded::byte_serialize(text.as_bytes()).collect()
-    };
-    format!("Basic {}", STANDARD.encode(format!("{}:{}", encode(id), encode(secret))))
+    let encode =
+        |text: &str| -> String { url::form_urlencoded::byte_serialize(text.as_bytes()).collect() };
+    format!(
+        "Basic {}",
+        STANDARD.encode(format!("{}:{}", encode(id), encode(secret)))
+    )
 }

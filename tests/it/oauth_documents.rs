@@ -59,11 +59,20 @@ impl Site {
     }
 
     fn put(&self, path: &str, answer: String) {
-        self.pages.lock().unwrap().entry(path.to_owned()).or_default().0 = answer;
+        self.pages
+            .lock()
+            .unwrap()
+            .entry(path.to_owned())
+            .or_default()
+            .0 = answer;
     }
 
     fn asked(&self, path: &str) -> usize {
-        self.pages.lock().unwrap().get(path).map_or(0, |page| page.1)
+        self.pages
+            .lock()
+            .unwrap()
+            .get(path)
+            .map_or(0, |page| page.1)
     }
 
     /// Puts a client's document; its id.
@@ -124,17 +133,29 @@ async fn a_site_that_is_away_costs_nobody_a_token() {
     let app = App::of(&gateway, "a", &id);
     let tokens = app.tokens().await;
     assert!(site.asked("/c") > 1, "not kept");
-    site.put("/c", "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into());
+    site.put(
+        "/c",
+        "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into(),
+    );
     let next = app.refresh(&tokens.text("refresh_token"), &[]).await;
     assert_eq!(next.status, StatusCode::OK, "{}", next.body);
     // Gone is gone.
-    site.put("/c", "HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into());
+    site.put(
+        "/c",
+        "HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into(),
+    );
     let gone = app.refresh(&next.text("refresh_token"), &[]).await;
     gone.assert_refused(401, "invalid_client");
     // One that was never seen may come back.
-    site.put("/d", "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into());
+    site.put(
+        "/d",
+        "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into(),
+    );
     let unseen = App::of(&gateway, "a", &format!("{}/d", site.origin));
-    unseen.refresh("lgr_x", &[]).await.assert_refused(503, "temporarily_unavailable");
+    unseen
+        .refresh("lgr_x", &[])
+        .await
+        .assert_refused(503, "temporarily_unavailable");
 }
 
 /// P86.
@@ -161,24 +182,55 @@ async fn documents_that_are_none() {
     let (site, gateway) = (Site::start().await, open(json!({})).await);
     let long = "x".repeat(11 << 10);
     let mut ids = vec![
-        site.document("/other", "no-store", json!({"client_id": "https://app.test/c"})),
-        site.document("/slash", "no-store", json!({"client_id": format!("{}/slash/", site.origin)})),
+        site.document(
+            "/other",
+            "no-store",
+            json!({"client_id": "https://app.test/c"}),
+        ),
+        site.document(
+            "/slash",
+            "no-store",
+            json!({"client_id": format!("{}/slash/", site.origin)}),
+        ),
         site.document("/none", "no-store", json!({"redirect_uris": []})),
-        site.document("/plain", "no-store", json!({"redirect_uris": ["http://app.test/cb"]})),
+        site.document(
+            "/plain",
+            "no-store",
+            json!({"redirect_uris": ["http://app.test/cb"]}),
+        ),
         site.document("/secret", "no-store", json!({"client_secret": "x"})),
-        site.document("/post", "no-store", json!({"token_endpoint_auth_method": "client_secret_post"})),
-        site.document("/jwt", "no-store", json!({"token_endpoint_auth_method": "private_key_jwt"})),
+        site.document(
+            "/post",
+            "no-store",
+            json!({"token_endpoint_auth_method": "client_secret_post"}),
+        ),
+        site.document(
+            "/jwt",
+            "no-store",
+            json!({"token_endpoint_auth_method": "private_key_jwt"}),
+        ),
         site.document("/nameless", "no-store", json!({"client_name": null})),
         site.document("/long", "no-store", json!({"x": long})),
     ];
     let target = site.document("/target", "no-store", json!({}));
-    let moved = format!("HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    let moved = format!(
+        "HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    );
     for (path, answer) in [
         ("/moved", moved),
-        ("/gone", "HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned()),
-        ("/text", ok("{}", "no-store").replace("application/json", "text/html")),
+        (
+            "/gone",
+            "HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned(),
+        ),
+        (
+            "/text",
+            ok("{}", "no-store").replace("application/json", "text/html"),
+        ),
         ("/array", ok("[]", "no-store")),
-        ("/slow", "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n".to_owned()),
+        (
+            "/slow",
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n".to_owned(),
+        ),
     ] {
         site.put(path, answer);
         ids.push(format!("{}{path}", site.origin));
@@ -186,8 +238,14 @@ async fn documents_that_are_none() {
     let mut browser = Browser::new();
     for id in ids {
         let began = Instant::now();
-        let shown = browser.open(&App::of(&gateway, "a", &id).request(&[])).await;
-        assert!(matches!(shown.status.as_u16(), 400 | 503), "{id} {}", shown.status);
+        let shown = browser
+            .open(&App::of(&gateway, "a", &id).request(&[]))
+            .await;
+        assert!(
+            matches!(shown.status.as_u16(), 400 | 503),
+            "{id} {}",
+            shown.status
+        );
         assert!(shown.location().is_none(), "{id}");
         assert!(began.elapsed().as_secs() < 5, "{id}");
     }
@@ -222,8 +280,14 @@ async fn what_is_inside_is_never_asked() {
         for scheme in ["http", "https"] {
             let id = format!("{scheme}://{host}:{port}/c");
             let began = Instant::now();
-            let shown = browser.open(&App::of(&gateway, "a", &id).request(&[])).await;
-            assert!(matches!(shown.status.as_u16(), 400 | 503), "{id} {}", shown.status);
+            let shown = browser
+                .open(&App::of(&gateway, "a", &id).request(&[]))
+                .await;
+            assert!(
+                matches!(shown.status.as_u16(), 400 | 503),
+                "{id} {}",
+                shown.status
+            );
             assert!(shown.location().is_none(), "{id}");
             assert!(began.elapsed().as_secs() < 5, "{id}");
         }

@@ -22,11 +22,19 @@ async fn every_tenant_has_one_issuer_and_its_documents() {
     let gateway = gateway(json!({"default": {"tenant": "a", "server": "x"}})).await;
     let origin = gateway.origin().to_owned();
     let places = [
-        (&origin, "a", [OAUTH.to_owned(), OPENID.to_owned(), OPENID.to_owned()]),
+        (
+            &origin,
+            "a",
+            [OAUTH.to_owned(), OPENID.to_owned(), OPENID.to_owned()],
+        ),
         (
             &format!("{origin}/t/b"),
             "b",
-            [format!("{OAUTH}/t/b"), format!("{OPENID}/t/b"), format!("/t/b{OPENID}")],
+            [
+                format!("{OAUTH}/t/b"),
+                format!("{OPENID}/t/b"),
+                format!("/t/b{OPENID}"),
+            ],
         ),
     ];
     for (issuer, tenant, paths) in places {
@@ -34,7 +42,11 @@ async fn every_tenant_has_one_issuer_and_its_documents() {
         assert_eq!(first["issuer"], **issuer);
         for path in &paths {
             let answer = get(&gateway, path).await;
-            assert_eq!((answer.status, &answer.body), (StatusCode::OK, &first), "{path}");
+            assert_eq!(
+                (answer.status, &answer.body),
+                (StatusCode::OK, &first),
+                "{path}"
+            );
             assert_eq!(answer.header("content-type"), "application/json");
             assert_eq!(answer.header("access-control-allow-origin"), "*");
         }
@@ -48,15 +60,29 @@ async fn every_tenant_has_one_issuer_and_its_documents() {
             ("code_challenge_methods_supported", json!(["S256"])),
             ("response_types_supported", json!(["code"])),
             ("response_modes_supported", json!(["query"])),
-            ("grant_types_supported", json!(["authorization_code", "refresh_token"])),
-            ("authorization_response_iss_parameter_supported", json!(true)),
+            (
+                "grant_types_supported",
+                json!(["authorization_code", "refresh_token"]),
+            ),
+            (
+                "authorization_response_iss_parameter_supported",
+                json!(true),
+            ),
             ("client_id_metadata_document_supported", json!(true)),
-            ("scopes_supported", json!(["files:read", "files:write", "offline_access"])),
+            (
+                "scopes_supported",
+                json!(["files:read", "files:write", "offline_access"]),
+            ),
             ("subject_types_supported", json!(["public"])),
             ("id_token_signing_alg_values_supported", json!(["EdDSA"])),
             (
                 "token_endpoint_auth_methods_supported",
-                json!(["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]),
+                json!([
+                    "none",
+                    "client_secret_basic",
+                    "client_secret_post",
+                    "private_key_jwt"
+                ]),
             ),
         ] {
             assert_eq!(first[name], wanted, "{name}");
@@ -91,8 +117,13 @@ async fn without_a_default_the_root_has_no_issuer() {
         let status = get(&gateway, path).await.status;
         assert!(matches!(status.as_u16(), 404 | 405), "{path} {status}");
     }
-    let posted = client().post(format!("{}/register", gateway.origin())).send();
-    assert_eq!(within("an answer", posted).await.unwrap().status(), StatusCode::NOT_FOUND);
+    let posted = client()
+        .post(format!("{}/register", gateway.origin()))
+        .send();
+    assert_eq!(
+        within("an answer", posted).await.unwrap().status(),
+        StatusCode::NOT_FOUND
+    );
 }
 
 /// The path of a public URL goes behind the well-known part.
@@ -111,8 +142,16 @@ async fn a_public_url_may_have_a_path() {
     ] {
         assert_eq!(get(&gateway, &path).await.body["issuer"], issuer, "{path}");
     }
-    for path in [OAUTH.to_owned(), format!("{OAUTH}/t/b"), format!("{OAUTH}/base/t/a")] {
-        assert_eq!(get(&gateway, &path).await.status, StatusCode::NOT_FOUND, "{path}");
+    for path in [
+        OAUTH.to_owned(),
+        format!("{OAUTH}/t/b"),
+        format!("{OAUTH}/base/t/a"),
+    ] {
+        assert_eq!(
+            get(&gateway, &path).await.status,
+            StatusCode::NOT_FOUND,
+            "{path}"
+        );
     }
 }
 
@@ -124,7 +163,10 @@ async fn what_an_operator_forbids_is_not_promised() {
     }});
     let gateway = Served::start(json!({}), tenants).await;
     let document = get(&gateway, &format!("{OAUTH}/t/a")).await.body;
-    assert_eq!(document["client_id_metadata_document_supported"], json!(false));
+    assert_eq!(
+        document["client_id_metadata_document_supported"],
+        json!(false)
+    );
     assert_eq!(document.get("registration_endpoint"), None);
     let metadata = json!({"redirect_uris": ["https://app.test/cb"]});
     let refused = super::oauth_client::register(&gateway, "a", &metadata).await;
@@ -150,21 +192,34 @@ async fn keys_are_published_with_a_tag() {
     assert_eq!(answer.header("access-control-allow-origin"), "*");
     for key in answer.body["keys"].as_array().unwrap() {
         let of = |name: &str| key[name].as_str().unwrap().to_owned();
-        assert_eq!([of("kty"), of("crv"), of("use"), of("alg")], ["OKP", "Ed25519", "sig", "EdDSA"]);
+        assert_eq!(
+            [of("kty"), of("crv"), of("use"), of("alg")],
+            ["OKP", "Ed25519", "sig", "EdDSA"]
+        );
         assert_eq!(key.as_object().unwrap().len(), 6, "no private part: {key}");
     }
     let tag = answer.header("etag").to_owned();
     assert!(tag.starts_with('"'));
-    for (known, status) in [(tag.clone(), 304), (format!("\"x\", W/{tag}"), 304), ("\"x\"".to_owned(), 200)] {
+    for (known, status) in [
+        (tag.clone(), 304),
+        (format!("\"x\", W/{tag}"), 304),
+        ("\"x\"".to_owned(), 200),
+    ] {
         let asked = client().get(format!("{}{path}", gateway.origin()));
         let asked = asked.header("If-None-Match", known).send();
-        assert_eq!(within("keys", asked).await.unwrap().status().as_u16(), status);
+        assert_eq!(
+            within("keys", asked).await.unwrap().status().as_u16(),
+            status
+        );
     }
     // Another tenant's keys are others.
     let other = get(&gateway, "/t/b/oauth/jwks").await.body;
     let other = other["keys"].as_array().unwrap();
     assert!(other.iter().all(|key| key["kid"] != header["kid"]));
-    assert_eq!(get(&gateway, "/t/k/oauth/jwks").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(
+        get(&gateway, "/t/k/oauth/jwks").await.status,
+        StatusCode::NOT_FOUND
+    );
 }
 
 /// P89.
@@ -176,7 +231,10 @@ async fn pages_may_ask_what_machines_may() {
             .request(Method::OPTIONS, format!("{}{path}", gateway.origin()))
             .header("Origin", "https://inspector.test")
             .header("Access-Control-Request-Method", method)
-            .header("Access-Control-Request-Headers", "authorization, content-type, mcp-protocol-version");
+            .header(
+                "Access-Control-Request-Headers",
+                "authorization, content-type, mcp-protocol-version",
+            );
         Answer::of(within("an answer", asked.send()).await.unwrap()).await
     };
     for (path, method) in [
@@ -194,15 +252,35 @@ async fn pages_may_ask_what_machines_may() {
         let answer = preflight(path, method).await;
         assert_eq!(answer.status, StatusCode::NO_CONTENT, "{path}");
         assert_eq!(answer.header("access-control-allow-origin"), "*", "{path}");
-        assert!(answer.header("access-control-allow-methods").contains(method), "{path}");
+        assert!(
+            answer
+                .header("access-control-allow-methods")
+                .contains(method),
+            "{path}"
+        );
         for name in ["authorization", "content-type", "mcp-protocol-version"] {
-            assert!(answer.header("access-control-allow-headers").contains(name), "{path} {name}");
+            assert!(
+                answer.header("access-control-allow-headers").contains(name),
+                "{path} {name}"
+            );
         }
-        assert!(!answer.headers.contains_key("access-control-allow-credentials"));
+        assert!(
+            !answer
+                .headers
+                .contains_key("access-control-allow-credentials")
+        );
     }
-    for path in ["/authorize", "/t/b/oauth/authorize", "/t/b/oauth/login", "/t/b/oauth/consent"] {
+    for path in [
+        "/authorize",
+        "/t/b/oauth/authorize",
+        "/t/b/oauth/login",
+        "/t/b/oauth/consent",
+    ] {
         let answer = preflight(path, "GET").await;
-        assert!(!answer.headers.contains_key("access-control-allow-origin"), "{path}");
+        assert!(
+            !answer.headers.contains_key("access-control-allow-origin"),
+            "{path}"
+        );
         assert!(!answer.status.is_success(), "{path}");
     }
     // Refusals can be read too.
@@ -220,6 +298,9 @@ async fn pages_may_ask_what_machines_may() {
 async fn a_server_named_oauth_is_reached() {
     let gateway = gateway(json!({})).await;
     let url = format!("{}/t/k/oauth/mcp", gateway.origin());
-    let status = within("a status", client().post(url).send()).await.unwrap().status();
+    let status = within("a status", client().post(url).send())
+        .await
+        .unwrap()
+        .status();
     assert_eq!(status, StatusCode::UNAUTHORIZED, "an API key is asked for");
 }

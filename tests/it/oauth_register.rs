@@ -28,9 +28,15 @@ async fn registers(config: Value) {
     assert!(answer.text("registration_access_token").starts_with("lga_"));
     assert!(answer.text("client_secret").starts_with("lgs_"));
     assert_eq!(answer.body["client_secret_expires_at"], 0);
-    assert_eq!(answer.body["token_endpoint_auth_method"], "client_secret_basic");
+    assert_eq!(
+        answer.body["token_endpoint_auth_method"],
+        "client_secret_basic"
+    );
     assert_eq!(answer.body["redirect_uris"], json!([BACK]));
-    assert_eq!(answer.body["grant_types"], json!(["authorization_code", "refresh_token"]));
+    assert_eq!(
+        answer.body["grant_types"],
+        json!(["authorization_code", "refresh_token"])
+    );
     assert_eq!(answer.body["response_types"], json!(["code"]));
     let issued = answer.body["client_id_issued_at"].as_u64().unwrap();
     assert!(super::issuer::now().abs_diff(issued) < 60);
@@ -45,7 +51,10 @@ async fn registers(config: Value) {
     for name in ["client_secret", "client_secret_expires_at", "unknown"] {
         assert_eq!(one.body.get(name), None, "{name}");
     }
-    assert_eq!((one.text("client_name"), one.text("software_id")), ("<b>ü".into(), "x".into()));
+    assert_eq!(
+        (one.text("client_name"), one.text("software_id")),
+        ("<b>ü".into(), "x".into())
+    );
     // What it is told once lies nowhere.
     let dumped: Vec<u8> = files(&gateway.data()).into_iter().flatten().collect();
     let dumped = String::from_utf8_lossy(&dumped);
@@ -56,7 +65,9 @@ async fn registers(config: Value) {
 fn files(dir: &std::path::Path) -> Vec<Vec<u8>> {
     let entries = std::fs::read_dir(dir).unwrap().flatten();
     let files = entries.filter(|entry| entry.path().is_file());
-    files.map(|entry| std::fs::read(entry.path()).unwrap()).collect()
+    files
+        .map(|entry| std::fs::read(entry.path()).unwrap())
+        .collect()
 }
 
 #[tokio::test]
@@ -89,7 +100,11 @@ async fn what_no_client_may_be_is_refused() {
         let refused = register(&gateway, "a", &uris).await;
         refused.assert_refused(400, "invalid_redirect_uri");
     }
-    for wrong in [json!({}), json!({"redirect_uris": []}), json!({"redirect_uris": BACK})] {
+    for wrong in [
+        json!({}),
+        json!({"redirect_uris": []}),
+        json!({"redirect_uris": BACK}),
+    ] {
         let refused = register(&gateway, "a", &wrong).await;
         refused.assert_refused(400, "invalid_redirect_uri");
     }
@@ -124,9 +139,13 @@ async fn what_no_client_may_be_is_refused() {
     let refused = raw(&format!("{url}?redirect_uris={BACK}"), json, text.clone()).await;
     refused.assert_refused(400, "invalid_request");
     let long = json!({"redirect_uris": [BACK], "x": "y".repeat(64 << 10)}).to_string();
-    raw(&url, json, long).await.assert_refused(413, "invalid_request");
+    raw(&url, json, long)
+        .await
+        .assert_refused(413, "invalid_request");
     let elsewhere = format!("{}/t/k/oauth/register", gateway.origin());
-    raw(&elsewhere, json, text).await.assert_refused(404, "not_found");
+    raw(&elsewhere, json, text)
+        .await
+        .assert_refused(404, "not_found");
 }
 
 async fn manages(config: Value) {
@@ -142,7 +161,11 @@ async fn manages(config: Value) {
     read.assert_not_kept();
     assert_eq!(read.body["redirect_uris"], json!([BACK]));
     assert_eq!(read.text("registration_access_token"), token);
-    assert_eq!(read.body.get("client_secret"), None, "a secret is shown once");
+    assert_eq!(
+        read.body.get("client_secret"),
+        None,
+        "a secret is shown once"
+    );
     // Another client's token, another tenant, no client, no token: all the same.
     let foreign = other.text("registration_access_token");
     let elsewhere = url.replace("/t/a/", "/t/b/");
@@ -173,13 +196,20 @@ async fn manages(config: Value) {
     assert_eq!(put.status, StatusCode::OK, "{}", put.body);
     assert_eq!(put.body["redirect_uris"], json!(["https://app.test/cb"]));
     let read = send(Method::GET, &url, &token, None).await;
-    assert_eq!((read.text("client_name"), read.text("client_id")), ("New".into(), id.clone()));
+    assert_eq!(
+        (read.text("client_name"), read.text("client_id")),
+        ("New".into(), id.clone())
+    );
     assert_eq!(read.body["token_endpoint_auth_method"], "none");
     for (name, value, error) in [
         ("client_id", json!("c_x"), "invalid_client_metadata"),
         ("client_id", json!(null), "invalid_client_metadata"),
         ("client_secret", json!("x"), "invalid_client_metadata"),
-        ("redirect_uris", json!(["http://app.test/"]), "invalid_redirect_uri"),
+        (
+            "redirect_uris",
+            json!(["http://app.test/"]),
+            "invalid_redirect_uri",
+        ),
     ] {
         let mut wrong = wanted.clone();
         wrong[name] = value;
@@ -193,7 +223,9 @@ async fn manages(config: Value) {
         refused.assert_refused(401, "invalid_token");
     }
     let app = App::of(&gateway, "a", &id);
-    app.refresh("lgr_x", &[]).await.assert_refused(401, "invalid_client");
+    app.refresh("lgr_x", &[])
+        .await
+        .assert_refused(401, "invalid_client");
 }
 
 /// P79.
@@ -240,7 +272,11 @@ async fn floods_of_registrations_are_stopped() {
     assert_eq!(until_refused(&all, "a", host).await, 3);
     let cap = gateway(json!({"oauth": {"clients": 2}})).await;
     assert_eq!(until_refused(&cap, "a", host).await, 2);
-    assert_eq!(until_refused(&cap, "b", host).await, 2, "each tenant has its own");
+    assert_eq!(
+        until_refused(&cap, "b", host).await,
+        2,
+        "each tenant has its own"
+    );
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ use crate::{
 pub(super) async fn login(extract::State(oauth): extract::State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody();
+        return nobody(&oauth);
     };
     let step = async {
         let fields = fields(&parts, body).await?;

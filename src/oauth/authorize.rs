@@ -27,6 +27,7 @@ use super::{
     form::{Form, collected, is_form},
     login,
     pages::{Trouble, redirect},
+    provider::{Found, may},
     resource::Place,
     secret,
 };
@@ -215,7 +216,10 @@ impl Visit {
                 let what = format!("The document that describes the application {why}.");
                 Trouble::bad("Unknown application", what, APP).into()
             }
-            NoClient::Later(failure) => Stop::from(failure),
+            NoClient::Later(failure) => {
+                tracing::warn!(%failure, "a client cannot be looked up");
+                Trouble::away("The gateway cannot look up the application.").into()
+            }
         })?;
         let sent = parameters.get("redirect_uri");
         let uri = match (sent, client.redirect_uris.as_slice()) {
@@ -248,7 +252,10 @@ impl Visit {
                 .users
                 .get(&person.subject)
                 .is_some_and(|user| !user.disabled),
-            Some(provider) => builtin.providers.contains_key(provider),
+            Some(provider) => {
+                let provider = builtin.providers.get(provider);
+                provider.is_some_and(|provider| is_still_let_in(provider, person))
+            }
         }))
     }
 
@@ -427,6 +434,21 @@ impl Visit {
     }
 }
 
+/// Whether a provider's rules let somebody in who came from there before. Addresses are not kept:
+/// where rules are about them, they are asked for at the next log-in.
+fn is_still_let_in(provider: &Provider, person: &Person) -> bool {
+    let subject = person.subject.strip_prefix(provider.issuer());
+    let Some(subject) = subject.and_then(|rest| rest.strip_prefix('#')) else {
+        return false;
+    };
+    let found = Found {
+        subject: subject.to_owned(),
+        groups: person.groups.clone(),
+        ..Found::default()
+    };
+    !provider.allow.domains.is_empty() || may(&provider.allow, &found)
+}
+
 /// The routes of browsers.
 pub(super) fn routes() -> Router<Oauth> {
     let authorize = || get(begin).post(begin_by_form);
@@ -445,7 +467,7 @@ async fn begin(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let query = parts.uri.query().unwrap_or_default().to_owned();
     let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody();
+        return nobody(&oauth);
     };
     let step = visit.authorize(query, is_short(&parts), StatusCode::FOUND);
     visit.answer(step.await, StatusCode::FOUND)
@@ -456,7 +478,7 @@ async fn begin(State(oauth): State<Oauth>, request: Request) -> Response {
 async fn begin_by_form(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody();
+        return nobody(&oauth);
     };
     let step = async {
         let query = text(&parts, body).await?;
@@ -474,8 +496,11 @@ fn is_short(parts: &Parts) -> bool {
     parts.uri.path() == "/authorize"
 }
 
-/// The answer where no log-in is.
-pub(super) fn nobody() -> Response {
+/// The answer where no log-in is, as far as one can say.
+pub(super) fn nobody(oauth: &Oauth) -> Response {
+    if !oauth.0.live.is_loaded() {
+        return Trouble::away("The gateway has not read its store yet.").page("Lockgate");
+    }
     let trouble = Trouble {
         status: StatusCode::NOT_FOUND,
         title: "Nothing here",

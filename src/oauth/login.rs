@@ -32,7 +32,7 @@ pub(super) async fn login(
 ) -> Response {
     let (parts, body) = request.into_parts();
     let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody();
+        return nobody(&oauth);
     };
     let step = async {
         let fields = fields(&parts, body).await?;

@@ -114,13 +114,6 @@ pub(super) fn of(state: &State, provider: &Arc<Provider>) -> Box<dyn IdentityPro
     }
 }
 
-/// The issuer of a provider's subjects.
-pub(super) fn issuer(provider: &Provider) -> &str {
-    match &provider.kind {
-        ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
-    }
-}
-
 /// Whether somebody may come in: whom one of the rules names.
 pub(super) fn may(allow: &Allow, found: &Found) -> bool {
     let domain = found

@@ -151,13 +151,19 @@ const PLACES: &[(&str, &[&str])] = &[
         &[
             "control/change.rs",
             "control/live.rs",
+            "control/signing.rs",
             "control/store.rs",
             "http/tls.rs",
         ],
     ),
     (
         "base64::",
-        &["auth/jwt.rs", "control/seal.rs", "protocol/event.rs"],
+        &[
+            "auth/jwt.rs",
+            "control/seal.rs",
+            "control/signing.rs",
+            "protocol/event.rs",
+        ],
     ),
     ("sqlx", &["control/sql.rs"]),
     ("notify::", &["control/keeper.rs"]),
@@ -166,7 +172,7 @@ const PLACES: &[(&str, &[&str])] = &[
         &["address.rs", "config.rs", "http/", "outbound.rs"],
     ),
     ("jsonwebtoken::", &["auth/jwt.rs"]),
-    ("moka::", &["auth/external.rs"]),
+    ("moka::", &["auth/builtin.rs", "auth/external.rs"]),
     ("reqwest::", &["cli/", "outbound.rs"]),
 ];
 

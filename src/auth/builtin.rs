@@ -148,7 +148,7 @@ impl Tokens {
         let grant = token.text("grant")?.and_then(|id| Uuid::try_parse(id).ok());
         let grant = grant.ok_or("no grant")?;
         token.moment("iat")?.ok_or("no iat")?;
-        if !token.is_signed_by(&key.x) {
+        if !token.jws.is_signed_by(&key.x) {
             return Err("a bad signature");
         }
         let claims = token.claims;

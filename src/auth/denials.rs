@@ -30,9 +30,9 @@ pub(crate) struct Denial {
     pub(crate) who: Caller,
     /// The tenant in the path.
     pub(crate) tenant: Arc<str>,
-    /// The server in the path, whether there is one or not.
+    /// The server in the path, whether there is one or not; empty where the path names none.
     pub(crate) server: Arc<str>,
-    /// The kind of endpoint: `mcp`, `sse` or `messages`.
+    /// The kind of endpoint: `mcp`, `sse`, `messages` or `login`.
     pub(crate) route: &'static str,
     /// Why.
     pub(crate) reason: Denied,
@@ -104,7 +104,7 @@ impl Denials {
     }
 
     /// Waits until what was written is in the audit trail, but not for long.
-    pub(super) async fn settle(&self) {
+    pub(crate) async fn settle(&self) {
         self.settled.wait(self.trail.settle()).await;
     }
 
@@ -173,7 +173,11 @@ impl Denials {
             tenant: (!tenant.is_empty()).then(|| tenant.to_owned()),
             kind: "denied".to_owned(),
             actor: actor.to_owned(),
-            target: format!("server {tenant}/{server}"),
+            target: if server.is_empty() {
+                format!("tenant {tenant}")
+            } else {
+                format!("server {tenant}/{server}")
+            },
             detail: json!({
                 "route": denial.route, "reason": denial.reason.as_str(), "detail": denial.detail,
                 "address": address, "count": count,

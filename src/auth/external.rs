@@ -18,7 +18,8 @@ use url::Url;
 
 use super::{
     Principal,
-    jwt::{Claims, KeyId, KeySet, Signature, Token},
+    jws::{KeyId, KeySet, Signature},
+    jwt::{Claims, Token},
 };
 use crate::{control::identity::External, outbound::Outbound};
 
@@ -212,10 +213,10 @@ impl Issuer {
             Some(keys) => keys,
             None => self.first().await?,
         };
-        let outcome = match keys.check(token) {
+        let outcome = match keys.check(&token.jws) {
             Signature::NoKey if self.may_ask(token.kid()) => match self.newer(&keys).await {
                 Some(keys) => {
-                    let outcome = keys.check(token);
+                    let outcome = keys.check(&token.jws);
                     self.remember(token.kid(), &outcome);
                     outcome
                 }

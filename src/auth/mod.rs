@@ -29,6 +29,7 @@ pub(crate) mod api_key;
 pub(crate) mod builtin;
 pub(crate) mod denials;
 mod external;
+pub(crate) mod jws;
 mod jwt;
 pub(crate) mod policy;
 mod principals;
@@ -251,7 +252,6 @@ impl Verifier {
     }
 
     /// Where denied accesses are reported.
-    #[expect(dead_code, reason = "policy will report what it denies")]
     pub(crate) fn denials(&self) -> &Denials {
         &self.0.denials
     }

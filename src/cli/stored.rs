@@ -18,6 +18,7 @@ use url::Url;
 use super::{
     CopyArgs, StoreArgs,
     serve::{Source, path_of},
+    wait,
 };
 use crate::{
     auth::{administrator::ensure_operator, api_key},
@@ -248,17 +249,11 @@ fn done(args: StoreArgs, act: impl AsyncFnOnce(&Config) -> Result<String, Failur
             return ExitCode::from(2);
         }
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
-    let runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("lockgate: cannot start the runtime: {error}");
-            return ExitCode::FAILURE;
-        }
+    let done = match wait(act(&config)) {
+        Ok(done) => done,
+        Err(code) => return code,
     };
-    match runtime.block_on(act(&config)) {
+    match done {
         Ok(said) => {
             println!("{said}");
             ExitCode::SUCCESS

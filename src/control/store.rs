@@ -5,7 +5,9 @@
 //! Not here: the statements (`rows`), and the snapshot that requests read (`live`).
 
 use std::{
-    fmt,
+    collections::BTreeMap,
+    fmt, fs, io,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -205,7 +207,12 @@ impl Store {
     /// configuration says: a wrong master key, an unusable URL.
     pub(crate) async fn open(opening: Opening) -> Result<Self, Failure> {
         let pool = match &opening.location {
-            Location::File(file) => Pool::sqlite(file).await?,
+            Location::File(file) => {
+                make_private(file).map_err(|error| {
+                    Failure::Unavailable(format!("cannot open {}: {error}", file.display()))
+                })?;
+                Pool::sqlite(file).await?
+            }
             Location::Url(url) => Pool::postgres(url.expose()).await?,
         };
         let random = SystemRandom::new();
@@ -260,8 +267,9 @@ impl Store {
         prune: Prune,
         author: &Author,
     ) -> Result<Vec<Change>, Failure> {
+        let wanted = self.0.hashed(wanted.clone()).await?;
         let edit = |before: &Loaded| {
-            let changes = difference(&before.declared(), wanted, prune);
+            let changes = difference(&before.declared(), &wanted, prune);
             Ok((wanted.clone(), changes))
         };
         let (_, changes) = self.0.change(When::Applying, author, edit).await?;
@@ -362,10 +370,10 @@ impl Store {
         expected: Expected,
         author: &Author,
     ) -> Result<Stored, Failure> {
+        let wanted = Declared(BTreeMap::from([(name.clone(), object)]));
+        let wanted = self.0.hashed(wanted).await?;
         let edit = |before: &Loaded| {
             check_expected(before, name, expected)?;
-            let mut wanted = Declared::default();
-            wanted.0.insert(name.clone(), object);
             let changes = difference(&before.declared(), &wanted, Prune::Keep);
             Ok((wanted, changes))
         };
@@ -415,9 +423,10 @@ impl Store {
         wanted: &Declared,
         prune: Prune,
     ) -> Result<Vec<Change>, Failure> {
+        let wanted = self.0.hashed(wanted.clone()).await?;
         let before = self.load().await?.declared();
-        let changes = difference(&before, wanted, prune);
-        let after = edited(before, wanted, &changes)?;
+        let changes = difference(&before, &wanted, prune);
+        let after = edited(before, &wanted, &changes)?;
         self.0.judged(&after, When::Applying)?;
         Ok(changes)
     }
@@ -475,6 +484,15 @@ fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Resu
     } else {
         Err(Failure::Conflict)
     }
+}
+
+/// Makes a file that only its owner may read, before SQLite makes one that everybody may; what it
+/// keeps beside it gets the same mode.
+fn make_private(file: &Path) -> io::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false).mode(0o600);
+    let mode = fs::Permissions::from_mode(0o600);
+    options.open(file)?.set_permissions(mode)
 }
 
 /// The store in the data directory.

@@ -9,12 +9,14 @@
 )]
 
 mod admin;
+mod browser;
 mod children;
 mod clients;
 mod commands;
 mod crowds;
 mod cuts;
 mod cutter;
+mod declared;
 mod drains;
 mod gauges;
 mod harness;
@@ -25,6 +27,12 @@ mod layers;
 mod messages;
 mod mutations;
 mod mutator;
+mod oauth_client;
+mod oauth_documents;
+mod oauth_metadata;
+mod oauth_pages;
+mod oauth_register;
+mod oauth_tokens;
 mod payloads;
 mod policy;
 mod postgres;
@@ -42,4 +50,5 @@ mod surface;
 mod tenancy;
 mod tokens;
 mod torrents;
+mod trail;
 mod wire;

@@ -210,7 +210,7 @@ impl Visit {
             NoClient::Unknown => {
                 let what = "The application is not known here, or not any more: its client_id \
                             is neither registered nor declared.";
-                Trouble::bad("Unknown application", what, REGISTER).into()
+                Stop::Page(Trouble::bad("Unknown application", what, REGISTER))
             }
             NoClient::Document(why) => {
                 let what = format!("The document that describes the application {why}.");

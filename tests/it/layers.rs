@@ -159,6 +159,7 @@ const PLACES: &[(&str, &[&str])] = &[
         &[
             "control/change.rs",
             "control/live.rs",
+            "control/signing.rs",
             "control/store.rs",
             "http/tls.rs",
         ],
@@ -168,6 +169,7 @@ const PLACES: &[(&str, &[&str])] = &[
         &[
             "auth/jws.rs",
             "control/seal.rs",
+            "control/signing.rs",
             "oauth/authenticate.rs",
             "oauth/browser.rs",
             "oauth/callback.rs",
@@ -191,7 +193,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ),
     (
         "moka::",
-        &["auth/external.rs", "oauth/cimd.rs", "oauth/provider_openid.rs"],
+        &["auth/builtin.rs", "auth/external.rs", "oauth/cimd.rs", "oauth/provider_openid.rs"],
     ),
     ("reqwest::", &["cli/", "outbound.rs"]),
 ];

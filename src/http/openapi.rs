@@ -137,24 +137,11 @@ fn operations() -> Vec<Operation> {
         list(users, "listUsers", "Users of a tenant", "Objects"),
         one(user, "getUser", "A user"),
         put(user, "putUser", "Make or replace a user"),
-        delete(
-            user,
-            "deleteUser",
-            "Remove a user; its tokens are worth nothing",
-        ),
-        list(
-            clients,
-            "listClients",
-            "Clients of a tenant that an operator wrote down",
-            "Objects",
-        ),
+        delete(user, "deleteUser", "Remove a user with its tokens"),
+        list(clients, "listClients", "Clients of a tenant", "Objects"),
         one(client, "getClient", "A client"),
         put(client, "putClient", "Make or replace a client"),
-        delete(
-            client,
-            "deleteClient",
-            "Remove a client; its tokens are worth nothing",
-        ),
+        delete(client, "deleteClient", "Remove a client with its tokens"),
         list(
             providers,
             "listProviders",
@@ -321,8 +308,8 @@ fn described(operation: &Operation) -> Json {
     let in_path = operation.path.split(['{', '}']).skip(1).step_by(2);
     let name = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,62}$"});
     // Of users and clients the manifest's schema says more.
-    let user = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9._+@-]*$", "maxLength": 254});
-    let client = json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"});
+    let user = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9._@-]*$", "maxLength": 254});
+    let client = json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"});
     let mut parameters: Vec<Json> = in_path
         .map(|part| {
             let schema = match part {

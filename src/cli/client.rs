@@ -10,7 +10,7 @@ use reqwest::{Method, Response, StatusCode, header::ACCEPT};
 use serde_json::{Value as Json, json};
 use url::Url;
 
-use super::table::plain;
+use super::{table::plain, wait};
 use crate::config::{Config, Mistake, Sources, environment};
 
 /// Which gateway, who asks, and how answers are shown.
@@ -263,17 +263,10 @@ pub(super) fn run(
     to: &Connection,
     act: impl AsyncFnOnce(&Client) -> Result<String, Failure>,
 ) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("lockgate: cannot start the runtime: {error}");
-            return ExitCode::FAILURE;
-        }
+    let done = match wait(async { act(&Client::of(to)?).await }) {
+        Ok(done) => done,
+        Err(code) => return code,
     };
-    let done = runtime.block_on(async { act(&Client::of(to)?).await });
     match done.and_then(|text| print(&text)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Cannot(why)) => {

@@ -1,6 +1,6 @@
 //! The command line: parses it, loads settings, and runs what was asked for.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{future::Future, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -13,6 +13,7 @@ mod key;
 mod reference;
 mod remote;
 mod remote_keys;
+mod remote_login;
 mod serve;
 mod stored;
 mod table;
@@ -45,6 +46,12 @@ enum Command {
     Tenant(remote::TenantArgs),
     /// Servers of a tenant, and their children
     Server(remote::ServerArgs),
+    /// People who log in at a tenant with a password
+    User(remote_login::UserArgs),
+    /// Clients of a tenant that need not register
+    Client(remote_login::ClientArgs),
+    /// Identity providers at which people of a tenant log in
+    Provider(remote_login::ProviderArgs),
     /// Sessions of a tenant
     Session(remote::SessionArgs),
     /// Who changed what
@@ -178,6 +185,9 @@ pub fn main() -> ExitCode {
         Command::Apply(args) => apply::apply(&args),
         Command::Tenant(args) => remote::tenant(&args),
         Command::Server(args) => remote::server(&args),
+        Command::User(args) => remote_login::user(&args),
+        Command::Client(args) => remote_login::client(&args),
+        Command::Provider(args) => remote_login::provider(&args),
         Command::Session(args) => remote::session(&args),
         Command::Audit(args) => remote::audit(&args),
         Command::Key(KeyCommand::Remote(command)) => remote_keys::key(&command),
@@ -201,5 +211,23 @@ pub fn main() -> ExitCode {
         ),
         Command::Key(KeyCommand::New) => key::new(&mut std::io::stdout()),
         Command::Demo => demo::run(),
+    }
+}
+
+/// Waits for `work` on a runtime of its own.
+///
+/// # Errors
+///
+/// The exit code of a machine that has no thread or file for one, which is said on stderr.
+fn wait<T>(work: impl Future<Output = T>) -> Result<T, ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    match runtime {
+        Ok(runtime) => Ok(runtime.block_on(work)),
+        Err(error) => {
+            eprintln!("lockgate: cannot start the runtime: {error}");
+            Err(ExitCode::FAILURE)
+        }
     }
 }

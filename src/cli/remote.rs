@@ -44,7 +44,7 @@ enum TenantCommand {
         #[arg(
             long,
             value_name = "MODE",
-            default_value = "keys",
+            default_value = "builtin",
             conflicts_with = "file"
         )]
         auth: String,
@@ -347,7 +347,12 @@ fn shown(client: &Client, found: &Json) -> String {
     }
 }
 
-async fn add(client: &Client, path: &[&str], spec: Json, replace: bool) -> Result<String, Failure> {
+pub(super) async fn add(
+    client: &Client,
+    path: &[&str],
+    spec: Json,
+    replace: bool,
+) -> Result<String, Failure> {
     let ask = Ask {
         body: Some(spec),
         only_new: !replace,
@@ -363,7 +368,7 @@ pub(super) async fn remove(client: &Client, path: &[&str]) -> Result<String, Fai
 }
 
 /// The document of an object in a file, nothing of the caller's environment left open.
-fn document(file: &std::path::Path) -> Result<Json, Failure> {
+pub(super) fn document(file: &std::path::Path) -> Result<Json, Failure> {
     let (file, text, format) = text_of(file)?;
     let document = described::document(&file, &text, format, &environment())?;
     Ok(Json::Object(document))

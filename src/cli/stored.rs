@@ -18,6 +18,7 @@ use url::Url;
 use super::{
     CopyArgs, StoreArgs,
     serve::{Source, path_of},
+    wait,
 };
 use crate::{
     auth::{administrator::ensure_operator, api_key},
@@ -59,8 +60,7 @@ pub(super) async fn open(
         Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
     let opening = Opening::of(config, judge, Clock::system());
     let live = Live::unread();
-    let (env, keep) = (env.clone(), config.keeping.audit);
-    let mut keeper = Keeper::new(Arc::clone(&live), opening, applied, env, keep);
+    let mut keeper = Keeper::new(Arc::clone(&live), opening, applied, env.clone(), config);
     let mut started = keeper.start().await;
     if started.is_ok() && live.is_loaded() {
         // Before anybody is told that it listens: whoever waits for that may want to get in.
@@ -249,17 +249,11 @@ fn done(args: StoreArgs, act: impl AsyncFnOnce(&Config) -> Result<String, Failur
             return ExitCode::from(2);
         }
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
-    let runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("lockgate: cannot start the runtime: {error}");
-            return ExitCode::FAILURE;
-        }
+    let done = match wait(act(&config)) {
+        Ok(done) => done,
+        Err(code) => return code,
     };
-    match runtime.block_on(act(&config)) {
+    match done {
         Ok(said) => {
             println!("{said}");
             ExitCode::SUCCESS

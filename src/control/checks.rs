@@ -8,6 +8,8 @@ use std::{
     sync::Arc,
 };
 
+use url::{Host, Url};
+
 use crate::{
     config::{Config, Mistake, is_loopback},
     control::{
@@ -44,6 +46,7 @@ pub(crate) fn judge(
     mistakes.extend(check_confinement(manifest, offer));
     mistakes.extend(check_auth(manifest, config));
     mistakes.extend(check_issuers(manifest, config));
+    mistakes.extend(check_own_issuers(manifest, config));
     if when == When::Applying {
         mistakes.extend(check_default(manifest, config));
     }
@@ -104,20 +107,57 @@ pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     open.map(mistake).collect()
 }
 
-/// An issuer that is asked by http needs `outbound.allow`.
+/// Whoever is asked by http needs `outbound.allow`.
 pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
-    let is_plain = |tenant: &&Arc<Tenant>| match &tenant.auth {
-        AuthMode::External(external) => external.issuer.starts_with("http:"),
-        AuthMode::None | AuthMode::Keys | AuthMode::Builtin(_) => false,
+    if !config.outbound_allow.is_empty() {
+        return Vec::new();
+    }
+    let mut mistakes = Vec::new();
+    let mut check = |key: &str, url: &str| {
+        if url.starts_with("http:") {
+            let remedy = "write https://…, or list its network in outbound.allow";
+            let what = "is asked by http, which anybody can answer";
+            mistakes.push(manifest.mistake(key, what, remedy));
+        }
     };
-    let tenants = manifest.tenants().into_iter().filter(is_plain);
+    for tenant in manifest.tenants() {
+        let key = format!("tenants.{}", tenant.name);
+        match &tenant.auth {
+            AuthMode::External(external) => check(&format!("{key}.auth.issuer"), &external.issuer),
+            AuthMode::Builtin(builtin) => {
+                for (name, provider) in &builtin.providers {
+                    for (member, url) in provider.urls() {
+                        check(&format!("{key}.providers.{name}.{member}"), url);
+                    }
+                }
+            }
+            AuthMode::None | AuthMode::Keys => {}
+        }
+    }
+    mistakes
+}
+
+/// An issuer is an https URL (RFC 8414, section 2), except on one's own machine.
+pub(crate) fn check_own_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
+    let is_own = |url: &Url| match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    };
+    let url = Url::parse(&config.public_url);
+    let is_fine = url.is_ok_and(|url| url.scheme() == "https" || is_own(&url));
+    if is_fine || config.auth.insecure {
+        return Vec::new();
+    }
+    let all = manifest.tenants().into_iter();
+    let issuing = all.filter(|tenant| matches!(tenant.auth, AuthMode::Builtin(_)));
     let mistake = |tenant: &Arc<Tenant>| {
-        let key = format!("tenants.{}.auth.issuer", tenant.name);
-        let remedy = "write https://…, or list its network in outbound.allow";
-        manifest.mistake(&key, "is asked by http, which anybody can answer", remedy)
+        let what = format!("mode builtin while public_url is {}", config.public_url);
+        let remedy = "set public_url to the https URL that clients use";
+        manifest.mistake(&format!("tenants.{}.auth", tenant.name), what, remedy)
     };
-    let is_refused = config.outbound_allow.is_empty();
-    tenants.filter(|_| is_refused).map(mistake).collect()
+    issuing.map(mistake).collect()
 }
 
 /// `[default]` must name a server that there is.
@@ -234,6 +274,60 @@ mod tests {
         assert!(check_default(&one, &config(&named)).is_empty());
         assert_eq!(check_default(&two, &config(&named)).len(), 1);
         assert!(check_default(&two, &config(&[])).is_empty());
+    }
+
+    #[test]
+    fn who_is_asked_and_who_issues_has_https() {
+        let config = |set: &[&str]| {
+            let set = set.iter().map(|set| (*set).to_owned()).collect();
+            let env = BTreeMap::from([("HOME".to_owned(), "/".to_owned())]);
+            let sources = Sources {
+                set,
+                env,
+                ..Sources::default()
+            };
+            Config::load(&sources).unwrap()
+        };
+        let manifest = yaml(
+            "tenants:
+  a:
+    providers:
+      plain: {issuer: \"http://i.test\", client_id: x}
+      sealed: {issuer: \"https://i.test\", client_id: x}
+      odd:
+        kind: oauth
+        issuer: http://called.test
+        authorization_url: https://o.test
+        token_url: http://o.test
+        user_url: https://o.test
+        client_id: x
+  b: {auth: {mode: keys}}
+",
+        )
+        .unwrap();
+        let found = check_issuers(&manifest, &config(&[]));
+        let keys: Vec<&str> = found.iter().map(|mistake| mistake.key.as_str()).collect();
+        let (odd, plain) = ("tenants.a.providers.odd", "tenants.a.providers.plain");
+        assert_eq!(
+            keys,
+            [format!("{odd}.token_url"), format!("{plain}.issuer")]
+        );
+        let allowed = config(&["outbound.allow=[\"127.0.0.0/8\"]"]);
+        assert!(check_issuers(&manifest, &allowed).is_empty());
+        for (url, count) in [
+            ("https://gw.test", 0),
+            ("http://127.0.0.1:8080", 0),
+            ("http://[::1]:8080", 0),
+            ("http://localhost:8080", 0),
+            ("http://gw.test", 1),
+            ("http://10.0.0.1", 1),
+        ] {
+            let url = format!("public_url={url}");
+            let found = check_own_issuers(&manifest, &config(&[&url]));
+            assert_eq!(found.len(), count, "{url}");
+            let insecure = config(&[&url, "auth.insecure=true"]);
+            assert!(check_own_issuers(&manifest, &insecure).is_empty(), "{url}");
+        }
     }
 
     #[test]

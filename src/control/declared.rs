@@ -14,6 +14,7 @@ use serde_json::Value as Json;
 use super::{
     interpolation::{is_closed, resolve},
     manifest::{self, Manifest},
+    password::{PASSWORD, PASSWORD_HASH},
 };
 use crate::{
     config::Mistake,
@@ -27,19 +28,30 @@ pub(crate) type Document = serde_json::Map<String, Json>;
 /// What kind of thing an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
-    /// A tenant, less its servers, users and API keys.
+    /// A tenant, less all that belongs to it.
     Tenant,
     /// A server of a tenant.
     Server,
     /// A user of a tenant.
     User,
+    /// A client of a tenant's authorization server.
+    Client,
+    /// An identity provider behind a tenant's authorization server.
+    Provider,
     /// An API key, of a tenant or of an operator.
     ApiKey,
 }
 
 impl Kind {
     /// Every kind; tenants first, since the others belong to one.
-    pub(crate) const ALL: [Self; 4] = [Self::Tenant, Self::Server, Self::User, Self::ApiKey];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Tenant,
+        Self::Server,
+        Self::User,
+        Self::Client,
+        Self::Provider,
+        Self::ApiKey,
+    ];
 
     /// What it is called, for people.
     pub(crate) fn as_str(self) -> &'static str {
@@ -47,6 +59,8 @@ impl Kind {
             Self::Tenant => "tenant",
             Self::Server => "server",
             Self::User => "user",
+            Self::Client => "client",
+            Self::Provider => "provider",
             Self::ApiKey => "api_key",
         }
     }
@@ -57,6 +71,8 @@ impl Kind {
             Self::Tenant => "tenants",
             Self::Server => "servers",
             Self::User => "users",
+            Self::Client => "clients",
+            Self::Provider => "providers",
             Self::ApiKey => "api_keys",
         }
     }
@@ -66,7 +82,9 @@ impl Kind {
         match self {
             Self::Tenant | Self::ApiKey => &[],
             Self::Server => &["env"],
-            Self::User => &["password"],
+            Self::User => &[PASSWORD, PASSWORD_HASH],
+            Self::Client => &["secret"],
+            Self::Provider => &["client_secret"],
         }
     }
 }

@@ -12,7 +12,7 @@ use url::Url;
 
 use crate::{
     config::Mistake,
-    control::{builtin::Builtin, manifest::Reader},
+    control::{builtin::Builtin, builtin_reader, manifest::Reader},
     document::{Node, Value},
     settings::{Fields, Wrong, choice, nearest},
 };
@@ -28,6 +28,16 @@ pub(crate) enum AuthMode {
     Builtin(Arc<Builtin>),
     /// By an access token of another authorization server.
     External(Arc<External>),
+}
+
+impl AuthMode {
+    /// Whether there is an authorization server that could give out tokens.
+    pub(crate) fn has_issuer(&self) -> bool {
+        match self {
+            Self::None | Self::Keys => false,
+            Self::Builtin(_) | Self::External(_) => true,
+        }
+    }
 }
 
 /// An authorization server that is not ours, and how its access tokens are read.
@@ -188,12 +198,12 @@ impl Grants {
 
 /// Reading `auth`, `api_keys` and `grants`.
 impl Reader<'_> {
-    /// The mode of a tenant; saying nothing means `builtin`, which must not turn into another.
+    /// The mode of a tenant, with all that it declares for its own authorization server; saying
+    /// nothing means `builtin`, which asks everybody who they are.
     pub(super) fn auth(&mut self, tenant: &Fields<'_>) -> AuthMode {
         let key = tenant.key("auth");
         let Some(node) = tenant.member("auth") else {
-            self.wrong(no_builtin(), &tenant.place, &key);
-            return AuthMode::None;
+            return AuthMode::Builtin(Arc::new(self.builtin(tenant, None)));
         };
         self.places.insert(key.clone(), node.place.clone());
         if !matches!(node.value, Value::Map(_)) {
@@ -203,23 +213,31 @@ impl Reader<'_> {
         // Which keys there are depends on the mode.
         let mode = Fields::any(node, &key, &mut Vec::new());
         let mode = mode.member("mode").map(Node::text);
-        let is_external = matches!(&mode, Some(Ok(mode)) if mode == "external");
-        let known: &[&str] = if is_external { &EXTERNAL } else { &["mode"] };
+        let mode = mode.transpose().ok().map(Option::unwrap_or_default);
+        let known: &[&str] = match mode.as_deref() {
+            Some("external") => &EXTERNAL,
+            Some("builtin" | "") => &builtin_reader::BUILTIN,
+            _ => &["mode"],
+        };
         let fields = Fields::of(node, &key, known, &mut self.mistakes);
-        if mode.is_none() {
-            self.wrong(no_builtin(), &node.place, &fields.key("mode"));
-            return AuthMode::None;
-        }
-        if is_external {
-            return AuthMode::External(Arc::new(self.external(&fields)));
-        }
-        let mode = |node: &Node| match node.text()?.as_str() {
-            "none" => Ok(AuthMode::None),
-            "keys" => Ok(AuthMode::Keys),
-            "builtin" => Err(Wrong::new("builtin is not available yet", MODE_REMEDY)),
+        let named = |node: &Node| match node.text()?.as_str() {
+            "none" | "keys" | "external" | "builtin" => Ok(true),
             other => Err(Wrong::new(format!("{other:?} is no mode"), MODE_REMEDY)),
         };
-        fields.read("mode", AuthMode::None, mode, &mut self.mistakes)
+        let is_known = fields.member("mode").is_none()
+            || fields.read("mode", false, named, &mut self.mistakes);
+        let is_builtin = matches!(mode.as_deref(), Some("builtin" | ""));
+        let builtin = self.builtin(tenant, is_builtin.then_some(&fields));
+        let mode = match mode.as_deref() {
+            Some("external") => AuthMode::External(Arc::new(self.external(&fields))),
+            Some("keys") => AuthMode::Keys,
+            _ if is_builtin => return AuthMode::Builtin(Arc::new(builtin)),
+            _ => AuthMode::None,
+        };
+        if is_known {
+            self.useless_identities(tenant);
+        }
+        mode
     }
 
     fn external(&mut self, fields: &Fields<'_>) -> External {
@@ -331,12 +349,8 @@ pub(super) fn useless_grants() -> Wrong {
     Wrong::new(what, "write another auth.mode, or leave the grants out")
 }
 
-fn no_builtin() -> Wrong {
-    Wrong::new("its default, builtin, is not available yet", MODE_REMEDY)
-}
-
 /// An issuer identifier: a URL without query or fragment (RFC 8414, section 2), kept as written.
-fn issuer(node: &Node) -> Result<String, Wrong> {
+pub(super) fn issuer(node: &Node) -> Result<String, Wrong> {
     let text = node.text()?;
     let wrong = |what: &str| {
         let remedy = "write the issuer as its tokens have it in iss, https://…";
@@ -370,7 +384,7 @@ fn all_algorithms() -> Vec<Algorithm> {
 }
 
 /// Scope tokens (RFC 6749, section 3.3), each once.
-fn scopes(node: &Node) -> Result<Vec<String>, Wrong> {
+pub(super) fn scopes(node: &Node) -> Result<Vec<String>, Wrong> {
     let is_token = |text: &str| {
         let fits = |byte: u8| matches!(byte, 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
         !text.is_empty() && text.bytes().all(fits)
@@ -396,20 +410,24 @@ fn servers(node: &Node, known: &[&str]) -> Result<Servers, Wrong> {
         if text == "*" {
             return Ok(Servers::All);
         }
-        if !known.contains(&text.as_str()) {
-            let remedy = nearest(&text, known.iter().copied()).map_or_else(
-                || "name one of its servers, or \"*\"".to_owned(),
-                |near| format!("did you mean {near}?"),
-            );
-            let what = format!("{text:?} is no server of this tenant");
-            return Err(Wrong::new(what, remedy));
-        }
+        known_server(&text, known, "name one of its servers, or \"*\"")?;
         names.insert(text);
     }
     if names.is_empty() {
         return Err(Wrong::new("names no server", "name one, or \"*\" for all"));
     }
     Ok(Servers::Named(names))
+}
+
+/// Whether `text` is one of the servers `known`.
+pub(super) fn known_server(text: &str, known: &[&str], remedy: &str) -> Result<(), Wrong> {
+    if known.contains(&text) {
+        return Ok(());
+    }
+    let near = nearest(text, known.iter().copied());
+    let near = near.map(|near| format!("did you mean {near}?"));
+    let what = format!("{text:?} is no server of this tenant");
+    Err(Wrong::new(what, near.unwrap_or_else(|| remedy.to_owned())))
 }
 
 /// A point in time, in seconds since the epoch.
@@ -439,7 +457,7 @@ fn hash(text: &str) -> Result<[u8; 32], Wrong> {
     Ok(hash)
 }
 
-fn not_empty(text: String) -> Result<String, Wrong> {
+pub(super) fn not_empty(text: String) -> Result<String, Wrong> {
     if text.is_empty() {
         Err(Wrong::new("is empty", "write a name"))
     } else {
@@ -447,7 +465,8 @@ fn not_empty(text: String) -> Result<String, Wrong> {
     }
 }
 
-const MODE_REMEDY: &str = "write auth: {mode: external, issuer: URL}, {mode: keys} or {mode: none}";
+const MODE_REMEDY: &str =
+    "write auth: {mode: builtin}, {mode: external, issuer: URL}, {mode: keys} or {mode: none}";
 const HASH_REMEDY: &str = "write sha256:… as lockgate key new prints it";
 /// The keys of `auth` in mode `external`.
 const EXTERNAL: [&str; 5] = ["mode", "issuer", "algorithms", "groups_claim", "scopes"];

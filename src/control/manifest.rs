@@ -14,7 +14,7 @@ use crate::{
     config::Mistake,
     control::{
         AuthMode, Catalog, Clocks, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant,
-        identity::useless_grants,
+        identity::{known_server, useless_grants},
         interpolation::interpolate,
         policy::Policy,
         quotas::{Quotas, Room},
@@ -23,7 +23,7 @@ use crate::{
     },
     document::{Node, Value},
     protocol::revision::{self, Revision},
-    settings::{Fields, Wrong, choice, name, nearest},
+    settings::{Fields, Wrong, choice, name},
 };
 
 /// A manifest that was read without a mistake.
@@ -118,7 +118,10 @@ impl Reader<'_> {
                 tenants.insert(tenant_name.to_owned(), Arc::new(tenant));
             }
         }
-        Catalog { tenants, ..Catalog::default() }
+        Catalog {
+            tenants,
+            ..Catalog::default()
+        }
     }
 
     pub(super) fn name(&mut self, text: &str, node: &Node, key: &str) {
@@ -131,10 +134,13 @@ impl Reader<'_> {
         let known = [
             "api_keys",
             "auth",
+            "clients",
             "default_server",
+            "providers",
             "quotas",
             "revisions",
             "servers",
+            "users",
         ];
         let fields = Fields::of(node, key, &known, &mut self.mistakes);
         let auth = if matches!(node.value, Value::Map(_)) {
@@ -145,27 +151,16 @@ impl Reader<'_> {
         let quotas = Quotas::read(&fields, &mut self.mistakes);
         let room = quotas.tenant.room();
         let servers = self.servers(&fields, tenant, room, &auth);
+        let names: Vec<&str> = servers.keys().map(String::as_str).collect();
         let existing = |node: &Node| {
             let text = node.text()?;
             if text.is_empty() {
                 return Ok(None);
             }
-            if servers.contains_key(&text) {
-                return Ok(Some(text));
-            }
-            let near = nearest(&text, servers.keys().map(String::as_str));
-            let remedy = near.map_or_else(
-                || "name one of its servers".to_owned(),
-                |near| format!("did you mean {near}?"),
-            );
-            Err(Wrong::new(
-                format!("{text:?} is no server of this tenant"),
-                remedy,
-            ))
+            known_server(&text, &names, "name one of its servers").map(|()| Some(text))
         };
         let default_server = fields.read("default_server", None, existing, &mut self.mistakes);
         let all = revision::ALL.to_vec();
-        let names: Vec<&str> = servers.keys().map(String::as_str).collect();
         let api_keys = self.api_keys(&fields, &auth, &names);
         Tenant {
             name: tenant.to_owned(),
@@ -590,10 +585,10 @@ tenants:
 version: 2
 tenants:
   Acme:
-    auth: {mode: builtin}
+    auth: {mode: bultin}
     default_server: fils
     revisions: ["2026-07-28"]
-    users: {}
+    people: {}
     servers:
       files:
         command: ""
@@ -611,8 +606,8 @@ tenants:
         insta::assert_snapshot!(found(yaml(text)).join("\n"), @r###"
         F:2: version: is a version that this build does not know; write version: 1
         F:4: tenants.Acme: "Acme" is not a name; use a-z, 0-9 and -, at most 63, the first not -
-        F:8: tenants.Acme.users: unknown key; known here: api_keys, auth, default_server, quotas, revisions, servers
-        F:5: tenants.Acme.auth.mode: builtin is not available yet; write auth: {mode: external, issuer: URL}, {mode: keys} or {mode: none}
+        F:8: tenants.Acme.people: unknown key; known here: api_keys, auth, clients, default_server, providers, quotas, revisions, servers, users
+        F:5: tenants.Acme.auth.mode: "bultin" is no mode; write auth: {mode: builtin}, {mode: external, issuer: URL}, {mode: keys} or {mode: none}
         F:20: tenants.Acme.servers.files: also at F:10; keep one of the two
         F:11: tenants.Acme.servers.files.command: is empty; write the program to start
         F:12: tenants.Acme.servers.files.args[0]: a number where a text is expected; put it in quotes
@@ -638,13 +633,13 @@ tenants:
 
     #[test]
     fn authentication_is_never_left_out_by_silence() {
-        for auth in [
-            "",
-            "auth: {}",
-            "auth: {mode: external}",
-            "auth: none",
-            "auth: {mode: nne}",
-        ] {
+        for silence in ["", "auth: {}", "auth: {registration: false}"] {
+            let text = format!("tenants:\n  a:\n    servers: {{}}\n    {silence}\n");
+            let read = yaml(&text).unwrap();
+            let auth = &read.catalog.tenants["a"].auth;
+            assert!(matches!(auth, AuthMode::Builtin(_)), "{silence}: {auth:?}");
+        }
+        for auth in ["auth: {mode: external}", "auth: none", "auth: {mode: nne}"] {
             let text = format!("tenants:\n  a:\n    servers: {{}}\n    {auth}\n");
             let found = found(yaml(&text));
             assert_eq!(found.len(), 1, "{auth}: {found:?}");

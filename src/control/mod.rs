@@ -15,6 +15,7 @@ pub(crate) use crate::separation::{Separation, Uids};
 
 pub(crate) mod audit;
 pub(crate) mod builtin;
+mod builtin_reader;
 mod change;
 pub(crate) mod checks;
 pub(crate) mod clock;
@@ -33,11 +34,15 @@ pub(crate) mod logins;
 pub(crate) mod manifest;
 pub(crate) mod master;
 mod packages;
+pub(crate) mod password;
 mod pattern;
 pub(crate) mod policy;
+mod pruning;
 pub(crate) mod quotas;
 pub(crate) mod recipe;
+pub(crate) mod redirect;
 pub(crate) mod registrations;
+pub(crate) mod revocations;
 pub(crate) mod rows;
 pub(crate) mod schema;
 pub(crate) mod seal;
@@ -46,10 +51,15 @@ pub(crate) mod signing;
 pub(crate) mod single;
 pub(crate) mod sql;
 pub(crate) mod store;
-#[cfg(test)]
-mod store_tests;
 pub(crate) mod supervision;
 pub(crate) mod trail;
+mod value;
+
+#[cfg(test)]
+#[macro_use]
+mod store_tests;
+#[cfg(test)]
+mod issued_tests;
 
 use confinement::Confinement;
 pub(crate) use identity::AuthMode;
@@ -61,7 +71,7 @@ use signing::Issued;
 use supervision::Supervision;
 
 /// Every tenant that this gateway serves, by name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
     /// Tenants by their name.
     pub(crate) tenants: HashMap<String, Arc<Tenant>>,

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::{
     declared::{Document, Kind, Object, ObjectName, Secret},
     identity::OperatorKey,
+    password::PASSWORD,
     seal::{Keyring, NotOpened, Place, Random},
     sql::{Row, Sql, SqlError, Transaction, Value},
 };
@@ -102,7 +103,7 @@ pub(super) async fn insert(
             values.push(hash(new)?);
             Sql::from(INSERT_API_KEY)
         }
-        Kind::Server | Kind::User => Sql::on(kind.plural(), INSERT),
+        Kind::Server | Kind::User | Kind::Client | Kind::Provider => Sql::on(kind.plural(), INSERT),
     };
     transaction.run(sql, values).await?;
     Ok(())
@@ -164,6 +165,9 @@ pub(super) struct Sealer<'a> {
 impl Sealer<'_> {
     fn secret(&self, kind: Kind, of: &Stored) -> Result<Option<Vec<u8>>, RowError> {
         let secret = &of.object.secret.0;
+        if secret.contains_key(PASSWORD) {
+            return Err(RowError::Broken("a password in the plain".to_owned()));
+        }
         if secret.is_empty() {
             return Ok(None);
         }

@@ -76,15 +76,17 @@ mod tests {
     #[test]
     fn it_has_the_keys_of_the_reader_and_no_other() {
         let schema: Json = serde_json::from_str(TEXT).unwrap();
-        for form in 0..2 {
+        for form in [0, 1, 2, 5] {
             let mut tables = Tables {
                 form,
                 ..Tables::default()
             };
             let manifest = tables.sample(&schema, &schema, "").unwrap();
             let auth = &manifest["tenants"]["n"]["auth"]["mode"];
-            assert_eq!(auth, ["none", "external"][form]);
-            assert!(tables.keys.len() > 15);
+            assert_eq!(auth, ["none", "external", "builtin"][form % 3]);
+            let kind = &manifest["tenants"]["n"]["providers"]["n"]["kind"];
+            assert_eq!(kind, ["openid", "oauth"][form % 2]);
+            assert!(tables.keys.len() > 20);
             assert_eq!(known(&manifest), tables.keys);
         }
     }

@@ -16,6 +16,7 @@ impl Object {
         name: &ObjectName,
         kept: Option<&Self>,
     ) -> Result<(), Vec<Mistake>> {
+        self.keep_password();
         let mut missing = Vec::new();
         let mut keep = |value: &mut Json, old: Option<&Json>, key: String| match old {
             _ if !value.is_null() => {}

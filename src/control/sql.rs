@@ -16,6 +16,8 @@ use sqlx::{
 use tokio::time::timeout;
 use uuid::Uuid;
 
+pub(super) use super::value::Value;
+
 /// A database that answers, with the schema of this build.
 #[derive(Clone, Debug)]
 pub(crate) enum Pool {
@@ -48,49 +50,6 @@ pub(crate) enum SqlError {
     /// A bug of ours.
     #[error("{0}")]
     Bug(String),
-}
-
-/// A value of a statement, for one of its `$1`, `$2`, ….
-#[derive(Clone, Debug)]
-pub(super) enum Value {
-    /// An id.
-    Id(Uuid),
-    /// A text, or NULL.
-    Text(Option<String>),
-    /// A whole number, or NULL.
-    Whole(Option<i64>),
-    /// Bytes, or NULL.
-    Bytes(Option<Vec<u8>>),
-}
-
-impl From<&str> for Value {
-    fn from(text: &str) -> Self {
-        Self::Text(Some(text.to_owned()))
-    }
-}
-
-impl From<String> for Value {
-    fn from(text: String) -> Self {
-        Self::Text(Some(text))
-    }
-}
-
-impl From<i64> for Value {
-    fn from(whole: i64) -> Self {
-        Self::Whole(Some(whole))
-    }
-}
-
-impl From<Uuid> for Value {
-    fn from(id: Uuid) -> Self {
-        Self::Id(id)
-    }
-}
-
-impl From<Option<Vec<u8>>> for Value {
-    fn from(bytes: Option<Vec<u8>>) -> Self {
-        Self::Bytes(bytes)
-    }
 }
 
 impl Pool {
@@ -128,8 +87,10 @@ impl Pool {
             .max_connections(1)
             .acquire_timeout(BUSY)
             .connect_with(options.clone());
+        let turn = turn(file).await?;
         let write = timed(MIGRATION, write).await?;
-        migrate_sqlite(&write, file).await?;
+        migrated(timed_migration(Box::pin(sqlite_schema().run(&write))).await)?;
+        drop(turn);
         let read = PoolOptions::new()
             .max_connections(SQLITE_READERS)
             .acquire_timeout(ACQUIRE)
@@ -393,9 +354,12 @@ async fn timed_migration(step: Step<'_, (), MigrateError>) -> Result<(), Migrate
     timeout(MIGRATION, step).await.map_err(late)?
 }
 
-async fn migrate_sqlite(pool: &SqlitePool, file: &Path) -> Result<(), SqlError> {
+/// The turn to make a file what it has to be; it lasts until the lock is dropped.
+///
+/// Two that begin together would both make the tables, and whoever changes the journal's mode is
+/// told at once that the file is busy: for that SQLite knows no `busy_timeout`.
+async fn turn(file: &Path) -> Result<std::fs::File, SqlError> {
     let unusable = |error: std::io::Error| SqlError::Unusable(format!("its lock: {error}"));
-    // sqlx takes no turns with SQLite: two that begin together would both make the tables.
     let turn = std::fs::File::create(file.with_extension("migrate")).map_err(unusable)?;
     let taken = async {
         while turn.try_lock().is_err() {
@@ -404,8 +368,7 @@ async fn migrate_sqlite(pool: &SqlitePool, file: &Path) -> Result<(), SqlError> 
     };
     let late = |_| SqlError::Unavailable("another process changes the schema".to_owned());
     timeout(MIGRATION, taken).await.map_err(late)?;
-    let schema = sqlite_schema();
-    migrated(timed_migration(Box::pin(schema.run(pool))).await)
+    Ok(turn)
 }
 
 /// On a connection of its own: waiting for another replica's turn is not a slow statement.

@@ -5,7 +5,9 @@
 //! Not here: the statements (`rows`), and the snapshot that requests read (`live`).
 
 use std::{
-    fmt,
+    collections::BTreeMap,
+    fmt, fs, io,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -24,6 +26,7 @@ use super::{
     manifest::Manifest,
     master::KeySource,
     rows::{self, RowError, Sealer, Stored},
+    signing::{self, Signing},
     sql::{Pool, SqlError},
 };
 use crate::{
@@ -187,7 +190,7 @@ impl Loaded {
 
 /// A store that is open; a handle over one shared pool.
 #[derive(Clone)]
-pub(crate) struct Store(Arc<Core>);
+pub(crate) struct Store(pub(super) Arc<Core>);
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -204,7 +207,12 @@ impl Store {
     /// configuration says: a wrong master key, an unusable URL.
     pub(crate) async fn open(opening: Opening) -> Result<Self, Failure> {
         let pool = match &opening.location {
-            Location::File(file) => Pool::sqlite(file).await?,
+            Location::File(file) => {
+                make_private(file).map_err(|error| {
+                    Failure::Unavailable(format!("cannot open {}: {error}", file.display()))
+                })?;
+                Pool::sqlite(file).await?
+            }
             Location::Url(url) => Pool::postgres(url.expose()).await?,
         };
         let random = SystemRandom::new();
@@ -217,6 +225,7 @@ impl Store {
             opening,
             keys: ArcSwap::from_pointee(keys),
             random,
+            signing: Signing::default(),
         })))
     }
 
@@ -258,8 +267,9 @@ impl Store {
         prune: Prune,
         author: &Author,
     ) -> Result<Vec<Change>, Failure> {
+        let wanted = self.0.hashed(wanted.clone()).await?;
         let edit = |before: &Loaded| {
-            let changes = difference(&before.declared(), wanted, prune);
+            let changes = difference(&before.declared(), &wanted, prune);
             Ok((wanted.clone(), changes))
         };
         let (_, changes) = self.0.change(When::Applying, author, edit).await?;
@@ -269,13 +279,14 @@ impl Store {
     /// Removes records of the audit trail that are older than `keep`.
     pub(crate) async fn prune_audit(&self, keep: std::time::Duration) -> Result<(), Failure> {
         let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
-        let before_ms = self.0.opening.clock.now_ms().saturating_sub(keep_ms);
+        let before_ms = self.0.now_ms().saturating_sub(keep_ms);
         while audit::prune(&self.0.pool, before_ms).await? > 0 {}
         Ok(())
     }
 
     /// Seals everything anew: under a new key if the key file is ours, else under the first of
-    /// those that were given. The old keys are worth nothing afterwards. Returns the new key's id.
+    /// those that were given. The old keys are worth nothing afterwards, and log-ins that are under
+    /// way begin again: what seals them lives for minutes. Returns the new key's id.
     ///
     /// # Errors
     ///
@@ -294,7 +305,8 @@ impl Store {
             let resealed = rows::reseal(&mut transaction, &sealer, stored).await;
             resealed.map_err(Failure::from_row)?;
         }
-        let now_ms = self.0.opening.clock.now_ms();
+        signing::reseal(&mut transaction, &keys, &self.0.random).await?;
+        let now_ms = self.0.now_ms();
         keys::keep_first(&mut transaction, &sealer, now_ms).await?;
         transaction.commit().await?;
         keys::end_rotation(source, &keys)
@@ -358,10 +370,10 @@ impl Store {
         expected: Expected,
         author: &Author,
     ) -> Result<Stored, Failure> {
+        let wanted = Declared(BTreeMap::from([(name.clone(), object)]));
+        let wanted = self.0.hashed(wanted).await?;
         let edit = |before: &Loaded| {
             check_expected(before, name, expected)?;
-            let mut wanted = Declared::default();
-            wanted.0.insert(name.clone(), object);
             let changes = difference(&before.declared(), &wanted, Prune::Keep);
             Ok((wanted, changes))
         };
@@ -411,9 +423,10 @@ impl Store {
         wanted: &Declared,
         prune: Prune,
     ) -> Result<Vec<Change>, Failure> {
+        let wanted = self.0.hashed(wanted.clone()).await?;
         let before = self.load().await?.declared();
-        let changes = difference(&before, wanted, prune);
-        let after = edited(before, wanted, &changes)?;
+        let changes = difference(&before, &wanted, prune);
+        let after = edited(before, &wanted, &changes)?;
         self.0.judged(&after, When::Applying)?;
         Ok(changes)
     }
@@ -421,7 +434,7 @@ impl Store {
     /// Appends records to the audit trail, all or none.
     pub(crate) async fn append(&self, records: &[Record]) -> Result<(), Failure> {
         let mut transaction = self.0.pool.begin_beside().await?;
-        let now_ms = self.0.opening.clock.now_ms();
+        let now_ms = self.0.now_ms();
         audit::append(&mut transaction, now_ms, records).await?;
         Ok(transaction.commit().await?)
     }
@@ -471,6 +484,15 @@ fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Resu
     } else {
         Err(Failure::Conflict)
     }
+}
+
+/// Makes a file that only its owner may read, before SQLite makes one that everybody may; what it
+/// keeps beside it gets the same mode.
+fn make_private(file: &Path) -> io::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false).mode(0o600);
+    let mode = fs::Permissions::from_mode(0o600);
+    options.open(file)?.set_permissions(mode)
 }
 
 /// The store in the data directory.

@@ -11,11 +11,13 @@ use std::{
 use serde_json::{Value as Json, json};
 
 use super::{
+    AuthMode,
     audit::{Filter, Record},
     clock::Clock,
     declared::{self, Declared, Kind, Object, ObjectName},
     difference::Prune,
     master::KeySource,
+    password,
     seal::{Keyring, MasterKey},
     sql::{Pool, Value},
     store::{Author, Expected, Failure, Judge, Location, Opening, Store, When},
@@ -29,14 +31,14 @@ mod postgres;
 use postgres::Postgres;
 
 /// A database of a test's own.
-struct Place {
+pub(super) struct Place {
     dir: tempfile::TempDir,
     postgres: Option<Postgres>,
-    now_ms: Arc<AtomicI64>,
+    pub(super) now_ms: Arc<AtomicI64>,
 }
 
 impl Place {
-    fn sqlite() -> Self {
+    pub(super) fn sqlite() -> Self {
         Self {
             dir: tempfile::tempdir().unwrap(),
             postgres: None,
@@ -44,7 +46,7 @@ impl Place {
         }
     }
 
-    fn postgres() -> Self {
+    pub(super) fn postgres() -> Self {
         Self {
             postgres: Some(Postgres::start()),
             ..Self::sqlite()
@@ -70,17 +72,46 @@ impl Place {
         }
     }
 
-    async fn open(&self) -> Store {
+    pub(super) async fn open(&self) -> Store {
         Store::open(self.opening()).await.unwrap()
     }
 
+    /// Whether a text stands anywhere in its files.
+    fn holds(&self, text: &str) -> bool {
+        let data = self.postgres.as_ref().map(Postgres::data);
+        let folders = [Some(self.dir.path().to_owned()), data];
+        let mut folders = folders.iter().flatten();
+        folders.any(|folder| is_in_files(folder, text))
+    }
+
     /// The database without the store in front of it.
-    async fn pool(&self) -> Pool {
+    pub(super) async fn pool(&self) -> Pool {
         match &self.opening().location {
             Location::File(file) => Pool::sqlite(file).await.unwrap(),
             Location::Url(url) => Pool::postgres(url.expose()).await.unwrap(),
         }
     }
+}
+
+#[tokio::test]
+async fn only_its_owner_reads_the_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::sqlite();
+    let mode = |name: &str| {
+        let file = place.dir.path().join(name).metadata().unwrap();
+        file.permissions().mode() & 0o777
+    };
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    for name in ["lockgate.db", "lockgate.db-wal", "lockgate.db-shm"] {
+        assert_eq!(mode(name), 0o600, "{name}");
+    }
+    store.close().await;
+    // One of an earlier version, which everybody could read.
+    let file = place.dir.path().join("lockgate.db");
+    std::fs::set_permissions(file, PermissionsExt::from_mode(0o644)).unwrap();
+    place.open().await.close().await;
+    assert_eq!(mode("lockgate.db"), 0o600);
 }
 
 /// Runs each promise on SQLite and on PostgreSQL.
@@ -107,6 +138,9 @@ on_both! {
     old_audit_records_are_forgotten
     a_hash_of_a_key_is_there_once
     secrets_are_nowhere_in_clear
+    a_password_is_stored_as_its_hash_and_only_once
+    a_password_that_is_none_is_not_stored
+    who_may_log_in_is_declared_like_the_rest
     a_sealed_value_in_another_row_does_not_open
     another_master_key_is_refused
     a_key_in_the_file_is_rotated_under_a_running_store
@@ -524,14 +558,7 @@ async fn secrets_are_nowhere_in_clear(place: Place) {
     put(&store, tenant("acme")).await;
     put(&store, server("acme", "files", "plain-5b1f0c9d")).await;
     put(&store, server("acme", "files", "plain-again")).await;
-    let is_there = |text: &str| {
-        let data = place.postgres.as_ref().map(Postgres::data);
-        let folders = [Some(place.dir.path().to_owned()), data];
-        folders
-            .iter()
-            .flatten()
-            .any(|folder| is_in_files(folder, text))
-    };
+    let is_there = |text: &str| place.holds(text);
     assert_eq!(
         token(&store, "acme", "files").await,
         Some(json!(format!("{CANARY}-files")))
@@ -541,6 +568,175 @@ async fn secrets_are_nowhere_in_clear(place: Place) {
     assert!(!is_there(CANARY));
     store.close().await;
     assert!(!is_there(CANARY));
+}
+
+fn with_password(password: &str) -> Declared {
+    manifest(&format!(
+        "tenants: {{acme: {{users: {{ada: {{password: \"{password}\"}}, bob: {{groups: [g]}}}}}}}}"
+    ))
+}
+
+/// The hash of ada's password, which is all that is kept of it.
+async fn password_hash(store: &Store) -> String {
+    let name = ObjectName::of("acme", Kind::User, "ada");
+    let secret = store.get(&name).await.unwrap().unwrap().object.secret.0;
+    let members: Vec<&String> = secret.keys().collect();
+    assert_eq!(members, ["password_hash"]);
+    let hash = secret["password_hash"].as_str().unwrap();
+    hash.replace("$$", "$")
+}
+
+fn lines(changes: &[super::difference::Change]) -> Vec<String> {
+    changes.iter().map(ToString::to_string).collect()
+}
+
+async fn a_password_is_stored_as_its_hash_and_only_once(place: Place) {
+    let store = place.open().await;
+    let (first, second) = (format!("{CANARY}$$1"), format!("{CANARY}-2"));
+    let wanted = with_password(&first);
+    let planned = store.plan(&wanted, Prune::Keep).await.unwrap();
+    let applied = store.apply(&wanted, Prune::Keep, &ada()).await.unwrap();
+    assert_eq!(planned, applied);
+    assert_eq!(
+        lines(&applied),
+        ["+ tenant acme", "+ user acme/ada", "+ user acme/bob"]
+    );
+    let (hash, version) = (password_hash(&store).await, store.version().await.unwrap());
+    assert!(password::verify(Some(&hash), &format!("{CANARY}$1")).await);
+    assert!(!password::verify(Some(&hash), &first).await);
+    // The same again, as a whole and by itself, is no change: a hash has a salt of its own, and
+    // tokens would end for nothing.
+    assert!(store.plan(&wanted, Prune::Remove).await.unwrap().is_empty());
+    let again = store.apply(&wanted, Prune::Remove, &ada()).await.unwrap();
+    assert!(again.is_empty(), "{again:?}");
+    let name = ObjectName::of("acme", Kind::User, "ada");
+    let alone = object(Kind::User, &json!({"password": first}));
+    put(&store, (name.clone(), alone)).await;
+    assert_eq!(store.version().await.unwrap(), version);
+    assert_eq!(password_hash(&store).await, hash);
+    // Another one is a change, which a plan does not make.
+    let wanted = with_password(&second);
+    let changed = ["~ user acme/ada: password_hash"];
+    let planned = store.plan(&wanted, Prune::Keep).await.unwrap();
+    assert_eq!(lines(&planned), changed);
+    assert_eq!(password_hash(&store).await, hash);
+    let applied = store.apply(&wanted, Prune::Keep, &ada()).await.unwrap();
+    assert_eq!(lines(&applied), changed);
+    let new = password_hash(&store).await;
+    assert!(password::verify(Some(&new), &second).await);
+    assert!(!password::verify(Some(&new), &format!("{CANARY}$1")).await);
+    // It is served as it is stored, and shown as nothing.
+    let loaded = store.load().await.unwrap();
+    let served = store.judged(&loaded, When::Serving).unwrap();
+    let AuthMode::Builtin(builtin) = &served.catalog.tenants["acme"].auth else {
+        panic!()
+    };
+    assert_eq!(
+        builtin.users["ada"].password.as_ref().unwrap().expose(),
+        new
+    );
+    assert!(builtin.users["bob"].password.is_none());
+    let stored = store.get(&name).await.unwrap().unwrap();
+    assert_eq!(stored.object.shown(), json!({"password_hash": null}));
+    let all = store.audit(&Filter::default(), None, 100).await.unwrap();
+    assert!(!format!("{all:?} {loaded:?} {served:?}").contains(CANARY));
+    store.close().await;
+    assert!(place.holds("acme"), "it looks in the right place");
+    assert!(!place.holds(CANARY) && !place.holds("argon2id"));
+    assert!(!format!("{loaded:?} {served:?}").contains("argon2id"));
+}
+
+async fn a_password_that_is_none_is_not_stored(place: Place) {
+    let store = place.open().await;
+    put(
+        &store,
+        (ObjectName::tenant("acme"), object(Kind::Tenant, &json!({}))),
+    )
+    .await;
+    let name = ObjectName::of("acme", Kind::User, "ada");
+    let hash = "$$argon2id$$v=19$$m=19456,t=2,p=1$$c2FsdHNhbHRzYWx0$$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+    for (wrong, key) in [
+        (json!({"password": "short"}), "password"),
+        (json!({"password": "a $ alone is none"}), "password"),
+        (json!({"password": "${env:HOME} and more"}), "password"),
+        (json!({"password": 12_345_678}), "password"),
+        (json!({"password": null}), "password"),
+        (json!({"password_hash": null}), "password_hash"),
+        (json!({"password_hash": "$$1$$x"}), "password_hash"),
+        (
+            json!({"password": "long enough", "password_hash": hash}),
+            "password_hash",
+        ),
+    ] {
+        let put = store
+            .put(&name, object(Kind::User, &wrong), Expected::Any, &ada())
+            .await;
+        let Err(Failure::Invalid(mistakes)) = put else {
+            panic!("{wrong}: {put:?}")
+        };
+        let wanted = format!("tenants.acme.users.ada.{key}");
+        assert_eq!((mistakes.len(), &mistakes[0].key), (1, &wanted), "{wrong}");
+    }
+    assert!(store.get(&name).await.unwrap().is_none());
+    let given = object(Kind::User, &json!({"password_hash": hash}));
+    put(&store, (name, given)).await;
+    assert_eq!(password_hash(&store).await, hash.replace("$$", "$"));
+}
+
+async fn who_may_log_in_is_declared_like_the_rest(place: Place) {
+    let store = place.open().await;
+    let text = |secret: &str| {
+        manifest(&format!(
+            "tenants:
+  acme:
+    clients:
+      app: {{redirect_uris: [\"https://app.test/cb\"], secret: \"{CANARY}-{secret}\"}}
+    providers:
+      corp: {{issuer: \"https://corp.test\", client_id: us, client_secret: \"{CANARY}-{secret}\"}}
+    users: {{ada@example.com: {{}}}}
+"
+        ))
+    };
+    let added = store.apply(&text("1"), Prune::Keep, &ada()).await.unwrap();
+    let wanted = [
+        "+ tenant acme",
+        "+ user acme/ada@example.com",
+        "+ client acme/app",
+        "+ provider acme/corp",
+    ];
+    assert_eq!(lines(&added), wanted);
+    let again = store
+        .apply(&text("1"), Prune::Remove, &ada())
+        .await
+        .unwrap();
+    assert!(again.is_empty(), "{again:?}");
+    let changed = store.apply(&text("2"), Prune::Keep, &ada()).await.unwrap();
+    let wanted = [
+        "~ client acme/app: secret",
+        "~ provider acme/corp: client_secret",
+    ];
+    assert_eq!(lines(&changed), wanted);
+    let loaded = store.load().await.unwrap();
+    for stored in &loaded.objects {
+        assert!(!stored.object.shown().to_string().contains(CANARY));
+    }
+    let served = store.judged(&loaded, When::Serving).unwrap();
+    let AuthMode::Builtin(builtin) = &served.catalog.tenants["acme"].auth else {
+        panic!()
+    };
+    let secret = builtin.clients["app"].secret.as_ref().unwrap();
+    assert_eq!(secret.expose(), format!("{CANARY}-2"));
+    let secret = builtin.providers["corp"].client_secret.as_ref().unwrap();
+    assert_eq!(secret.expose(), format!("{CANARY}-2"));
+    assert!(place.holds("https://app.test/cb") && !place.holds(CANARY));
+    let bare = manifest("tenants: {acme: {}}");
+    let gone = store.apply(&bare, Prune::Remove, &ada()).await.unwrap();
+    let wanted = [
+        "- provider acme/corp",
+        "- client acme/app",
+        "- user acme/ada@example.com",
+    ];
+    assert_eq!(lines(&gone), wanted);
 }
 
 async fn a_sealed_value_in_another_row_does_not_open(place: Place) {

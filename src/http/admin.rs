@@ -9,7 +9,8 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Router,
     body::Body,
-    extract::{FromRequestParts, Path, State},
+    extract::{FromRequestParts, Path, Request, State},
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -20,11 +21,14 @@ use http::{
 };
 use serde_json::{Value as Json, json};
 
-use super::{Front, admin_objects as objects, admin_running as running, bearer, gate, openapi};
+use super::{
+    Front, admin_objects as objects, admin_running as running, bearer, gate, limits, openapi,
+    reply::Failure,
+};
 use crate::{
     auth::administrator::{Administrator, NoAdministrator, SCOPE},
     config::Mistake,
-    control::{live::Snapshot, store::Failure},
+    control::{declared::Kind, live::Snapshot, store},
 };
 
 /// Every route of the administration API.
@@ -38,34 +42,48 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
     Router::new()
         .nest("/api/v1", api)
         .route("/api/openapi.json", get(openapi::document))
+        .layer(from_fn_with_state(Arc::clone(&front), pass))
         .with_state(front)
 }
 
+/// Refuses addresses that ask too often, before anybody looks at their keys.
+async fn pass(State(front): Shared, request: Request, next: Next) -> Response {
+    match limits::address(&front, &request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => {
+            let refused = Failure::from(error);
+            let (status, text) = refused.parts();
+            let mut response = Problem::new(status, text).into_response();
+            let fields = refused.into_response();
+            for name in [RETRY_AFTER, limits::POLICY, limits::LEFT] {
+                if let Some(value) = fields.headers().get(&name) {
+                    response.headers_mut().insert(name, value.clone());
+                }
+            }
+            response
+        }
+    }
+}
+
 fn object_routes() -> Router<Arc<Front>> {
-    Router::new()
+    let own = |routes: Router<Arc<Front>>, kind: Kind| {
+        let mut all = objects::all_of(kind);
+        if kind == Kind::ApiKey {
+            all = all.post(objects::make_key);
+        }
+        let path = format!("/tenants/{{tenant}}/{}", kind.plural().replace('_', "-"));
+        let one = format!("{path}/{{name}}");
+        routes.route(&path, all).route(&one, objects::one_of(kind))
+    };
+    // Tenants come first, and have routes of their own.
+    let of_tenants = Kind::ALL[1..].iter().copied().fold(Router::new(), own);
+    of_tenants
         .route("/tenants", get(objects::tenants))
         .route(
             "/tenants/{tenant}",
             get(objects::tenant)
                 .put(objects::put_tenant)
                 .delete(objects::delete_tenant),
-        )
-        .route("/tenants/{tenant}/servers", get(objects::servers))
-        .route(
-            "/tenants/{tenant}/servers/{name}",
-            get(objects::server)
-                .put(objects::put_server)
-                .delete(objects::delete_server),
-        )
-        .route(
-            "/tenants/{tenant}/api-keys",
-            get(objects::keys).post(objects::make_key),
-        )
-        .route(
-            "/tenants/{tenant}/api-keys/{name}",
-            get(objects::key)
-                .put(objects::put_key)
-                .delete(objects::delete_key),
         )
         .route(
             "/tenants/{tenant}/api-keys/{name}/rotate",
@@ -144,6 +162,15 @@ impl Admin {
         }
         let text = "this is for operators";
         Err(Problem::new(StatusCode::FORBIDDEN, text))
+    }
+
+    /// Says no to those who may not say what a kind of object of their tenant is: what is started
+    /// (CONTRACT P139), and what the gateway asks on the network, is for operators.
+    pub(super) fn may_change(&self, kind: Kind) -> Result<(), Problem> {
+        match kind {
+            Kind::User | Kind::Client | Kind::ApiKey => Ok(()),
+            Kind::Tenant | Kind::Server | Kind::Provider => self.operator(),
+        }
     }
 
     /// Says no where `tenant` does not exist for the caller, in the same words as where it does
@@ -240,23 +267,23 @@ impl Problem {
     }
 
     /// A failure of the store; `is_conditional` if the request named what it expects.
-    pub(super) fn of(failure: Failure, is_conditional: bool) -> Self {
+    pub(super) fn of(failure: store::Failure, is_conditional: bool) -> Self {
         match failure {
-            Failure::Unavailable(what) => {
+            store::Failure::Unavailable(what) => {
                 tracing::warn!(%what, "the store does not answer");
                 Self::unavailable()
             }
-            Failure::Conflict if is_conditional => Self::new(
+            store::Failure::Conflict if is_conditional => Self::new(
                 StatusCode::PRECONDITION_FAILED,
                 "it is not as If-Match or If-None-Match says: read it again",
             ),
-            Failure::Conflict => Self::new(
+            store::Failure::Conflict => Self::new(
                 StatusCode::CONFLICT,
                 "there is one already, or somebody changed it at this moment",
             ),
-            Failure::NotFound => Self::not_found(),
-            Failure::Invalid(mistakes) => Self::invalid(mistakes),
-            Failure::Bug(what) => {
+            store::Failure::NotFound => Self::not_found(),
+            store::Failure::Invalid(mistakes) => Self::invalid(mistakes),
+            store::Failure::Bug(what) => {
                 tracing::error!(%what, "a bug of the store");
                 Self {
                     retry: Some(AGAIN),
@@ -264,6 +291,13 @@ impl Problem {
                 }
             }
         }
+    }
+}
+
+impl From<store::Failure> for Problem {
+    /// Of a request that named no condition.
+    fn from(failure: store::Failure) -> Self {
+        Self::of(failure, false)
     }
 }
 

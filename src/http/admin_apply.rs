@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 
 use super::{
     admin::{Admin, Problem, Shared, answer},
-    admin_objects::{author, failed, refresh, unread},
+    admin_objects::{author, refresh, unread},
     admin_query::Query,
     mcp,
 };
@@ -41,13 +41,13 @@ pub(super) async fn apply(
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
     let received = declared::received("manifest", text, format);
     let wanted = received.map_err(Problem::invalid)?.declared;
-    let store = front.live.store().map_err(failed)?;
+    let store = front.live.store()?;
     let changes = if is_dry {
         store.plan(&wanted, prune).await
     } else {
         store.apply(&wanted, prune, &author(&admin)).await
     };
-    let changes = changes.map_err(failed)?;
+    let changes = changes?;
     if !is_dry {
         refresh(&front).await;
     }

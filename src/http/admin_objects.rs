@@ -4,10 +4,13 @@
 //! make a change conditional (RFC 9110, section 13.1). A secret is never shown: it reads as null,
 //! and null keeps it.
 
+use std::sync::Arc;
+
 use axum::{
     body::Body,
     extract::{RawQuery, State},
     response::{IntoResponse, Response},
+    routing::{MethodRouter, get},
 };
 use http::{
     HeaderMap, HeaderValue, StatusCode,
@@ -40,15 +43,10 @@ pub(super) async fn tenants(
     admin: Admin,
     RawQuery(query): RawQuery,
 ) -> Outcome {
-    let page = Query::parse(query.as_deref(), &["limit", "after"])?;
+    let page = Query::parse(query.as_deref(), PAGE)?;
     if let Some(own) = admin.who.tenant() {
-        let found = front
-            .live
-            .store()
-            .map_err(failed)?
-            .get(&ObjectName::tenant(own))
-            .await;
-        let items: Vec<Json> = found.map_err(failed)?.iter().map(shown).collect();
+        let found = front.live.store()?.get(&ObjectName::tenant(own)).await;
+        let items: Vec<Json> = found?.iter().map(shown).collect();
         return Ok(answer(
             StatusCode::OK,
             &json!({"items": items, "next": null}),
@@ -57,26 +55,46 @@ pub(super) async fn tenants(
     list(&front, Kind::Tenant, None, &page).await
 }
 
-pub(super) async fn servers(
-    State(front): Shared,
-    admin: Admin,
-    Named(tenant): Named<String>,
-    RawQuery(query): RawQuery,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    let page = Query::parse(query.as_deref(), &["limit", "after"])?;
-    list(&front, Kind::Server, Some(&tenant), &page).await
+/// What a tenant has of a kind.
+pub(super) fn all_of(kind: Kind) -> MethodRouter<Arc<Front>> {
+    get(
+        move |State(front): Shared,
+              admin: Admin,
+              Named(tenant): Named<String>,
+              RawQuery(query): RawQuery| async move {
+            admin.tenant(&tenant)?;
+            let page = Query::parse(query.as_deref(), PAGE)?;
+            list(&front, kind, Some(&tenant), &page).await
+        },
+    )
 }
 
-pub(super) async fn keys(
-    State(front): Shared,
-    admin: Admin,
-    Named(tenant): Named<String>,
-    RawQuery(query): RawQuery,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    let page = Query::parse(query.as_deref(), &["limit", "after"])?;
-    list(&front, Kind::ApiKey, Some(&tenant), &page).await
+/// One of them: read, put and removed.
+pub(super) fn one_of(kind: Kind) -> MethodRouter<Arc<Front>> {
+    let read = move |State(front): Shared, admin: Admin, Named((tenant, name)): Two| async move {
+        admin.tenant(&tenant)?;
+        one(&front, &ObjectName::of(&tenant, kind, &name)).await
+    };
+    let write = move |State(front): Shared,
+                      admin: Admin,
+                      Named((tenant, name)): Two,
+                      headers: HeaderMap,
+                      body: Body| async move {
+        admin.tenant(&tenant)?;
+        admin.may_change(kind)?;
+        let name = ObjectName::of(&tenant, kind, &name);
+        put(&front, &admin, name, &headers, body).await
+    };
+    let remove = move |State(front): Shared,
+                       admin: Admin,
+                       Named((tenant, name)): Two,
+                       headers: HeaderMap| async move {
+        admin.tenant(&tenant)?;
+        admin.may_change(kind)?;
+        let name = ObjectName::of(&tenant, kind, &name);
+        delete(&front, &admin, &name, &headers).await
+    };
+    get(read).put(write).delete(remove)
 }
 
 pub(super) async fn operator_keys(
@@ -85,7 +103,7 @@ pub(super) async fn operator_keys(
     RawQuery(query): RawQuery,
 ) -> Outcome {
     admin.operator()?;
-    let page = Query::parse(query.as_deref(), &["limit", "after"])?;
+    let page = Query::parse(query.as_deref(), PAGE)?;
     list(&front, Kind::ApiKey, None, &page).await
 }
 
@@ -96,20 +114,6 @@ pub(super) async fn tenant(
 ) -> Outcome {
     admin.tenant(&tenant)?;
     one(&front, &ObjectName::tenant(&tenant)).await
-}
-
-pub(super) async fn server(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, name)): Two,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    one(&front, &ObjectName::of(&tenant, Kind::Server, &name)).await
-}
-
-pub(super) async fn key(State(front): Shared, admin: Admin, Named((tenant, name)): Two) -> Outcome {
-    admin.tenant(&tenant)?;
-    one(&front, &ObjectName::of(&tenant, Kind::ApiKey, &name)).await
 }
 
 pub(super) async fn operator_key(
@@ -133,32 +137,6 @@ pub(super) async fn put_tenant(
     put(&front, &admin, ObjectName::tenant(&tenant), &headers, body).await
 }
 
-/// What is started is the operators' to say (CONTRACT P139).
-pub(super) async fn put_server(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, name)): Two,
-    headers: HeaderMap,
-    body: Body,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    admin.operator()?;
-    let name = ObjectName::of(&tenant, Kind::Server, &name);
-    put(&front, &admin, name, &headers, body).await
-}
-
-pub(super) async fn put_key(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, name)): Two,
-    headers: HeaderMap,
-    body: Body,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    let name = ObjectName::of(&tenant, Kind::ApiKey, &name);
-    put(&front, &admin, name, &headers, body).await
-}
-
 pub(super) async fn delete_tenant(
     State(front): Shared,
     admin: Admin,
@@ -167,29 +145,6 @@ pub(super) async fn delete_tenant(
 ) -> Outcome {
     admin.operator()?;
     delete(&front, &admin, &ObjectName::tenant(&tenant), &headers).await
-}
-
-pub(super) async fn delete_server(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, name)): Two,
-    headers: HeaderMap,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    admin.operator()?;
-    let name = ObjectName::of(&tenant, Kind::Server, &name);
-    delete(&front, &admin, &name, &headers).await
-}
-
-pub(super) async fn delete_key(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, name)): Two,
-    headers: HeaderMap,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    let name = ObjectName::of(&tenant, Kind::ApiKey, &name);
-    delete(&front, &admin, &name, &headers).await
 }
 
 /// The last one stays: without any nobody could get in.
@@ -242,8 +197,8 @@ pub(super) async fn rotate_key(
 ) -> Outcome {
     admin.tenant(&tenant)?;
     let name = ObjectName::of(&tenant, Kind::ApiKey, &name);
-    let store = front.live.store().map_err(failed)?;
-    let found = store.get(&name).await.map_err(failed)?;
+    let store = front.live.store()?;
+    let found = store.get(&name).await?;
     let old = found.ok_or_else(Problem::not_found)?;
     let expected = Expected::Version(old.version);
     make(&front, &admin, name, old.object.spec, expected).await
@@ -276,10 +231,10 @@ async fn make(
 
 async fn list(front: &Front, kind: Kind, tenant: Option<&str>, page: &Query) -> Outcome {
     let limit = page.limit()?;
-    let store = front.live.store().map_err(failed)?;
+    let store = front.live.store()?;
     // One more tells whether there is another page.
     let found = store.list(kind, tenant, page.get("after"), limit + 1).await;
-    let mut found = found.map_err(failed)?;
+    let mut found = found?;
     let is_more = found.len() > limit;
     found.truncate(limit);
     let last = found.last().filter(|_| is_more);
@@ -292,8 +247,8 @@ async fn list(front: &Front, kind: Kind, tenant: Option<&str>, page: &Query) -> 
 }
 
 async fn one(front: &Front, name: &ObjectName) -> Outcome {
-    let store = front.live.store().map_err(failed)?;
-    let found = store.get(name).await.map_err(failed)?;
+    let store = front.live.store()?;
+    let found = store.get(name).await?;
     let stored = found.ok_or_else(Problem::not_found)?;
     Ok(tagged(StatusCode::OK, &stored, &shown(&stored)))
 }
@@ -308,8 +263,8 @@ async fn put(
     let expected = expected(headers)?;
     let document = document(front, headers, body).await?;
     let mut object = Object::new(name.kind(), document);
-    let store = front.live.store().map_err(failed)?;
-    let before = store.get(&name).await.map_err(failed)?;
+    let store = front.live.store()?;
+    let before = store.get(&name).await?;
     let kept = before.as_ref().map(|stored| &stored.object);
     object.keep_secrets(&name, kept).map_err(Problem::invalid)?;
     // What was kept is that of this very version.
@@ -339,7 +294,7 @@ async fn write(
         // No manifest has them, so no manifest's check finds what is wrong with one.
         OperatorKey::read(name.name(), &object.tree()).map_err(Problem::invalid)?;
     }
-    let store = front.live.store().map_err(failed)?;
+    let store = front.live.store()?;
     let stored = store.put(name, object, expected, &author(admin)).await;
     let stored = stored.map_err(|failure| Problem::of(failure, is_conditional))?;
     refresh(front).await;
@@ -349,7 +304,7 @@ async fn write(
 async fn delete(front: &Front, admin: &Admin, name: &ObjectName, headers: &HeaderMap) -> Outcome {
     let expected = expected(headers)?;
     let is_conditional = expected.is_some();
-    let store = front.live.store().map_err(failed)?;
+    let store = front.live.store()?;
     let expected = expected.unwrap_or(Expected::Present);
     let deleted = store.delete(name, expected, &author(admin)).await;
     deleted.map_err(|failure| Problem::of(failure, is_conditional))?;
@@ -435,13 +390,12 @@ pub(super) fn author(admin: &Admin) -> Author {
     Author::named(&admin.who.actor)
 }
 
-pub(super) fn failed(failure: Failure) -> Problem {
-    Problem::of(failure, false)
-}
-
 /// The snapshot that requests read follows before the answer; if it cannot, it does so later.
 pub(super) async fn refresh(front: &Front) {
     if let Err(failure) = front.live.refresh().await {
         tracing::warn!(%failure, "a change is stored and not served yet");
     }
 }
+
+/// The parameters of every list.
+const PAGE: &[&str] = &["limit", "after"];

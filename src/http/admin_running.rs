@@ -74,7 +74,7 @@ pub(super) async fn end_session(
 ) -> Outcome {
     admin.tenant(&tenant)?;
     let how = mode(&Query::parse(query.as_deref(), &["mode"])?)?;
-    let store = front.live.store().map_err(failed)?;
+    let store = front.live.store()?;
     let record = record(
         &admin,
         &tenant,
@@ -86,7 +86,7 @@ pub(super) async fn end_session(
         return Err(Problem::not_found());
     }
     // What ends something is on record before it is done.
-    store.append(&[record]).await.map_err(failed)?;
+    store.append(&[record]).await?;
     if front.hub.end_seen(&tenant, &id, how).await {
         Ok(StatusCode::NO_CONTENT.into_response())
     } else {
@@ -160,7 +160,7 @@ pub(super) async fn restart(
 ) -> Outcome {
     known(&admin, &tenant, &name)?;
     let how = mode(&Query::parse(query.as_deref(), &["mode"])?)?;
-    let store = front.live.store().map_err(failed)?;
+    let store = front.live.store()?;
     let record = record(
         &admin,
         &tenant,
@@ -168,7 +168,7 @@ pub(super) async fn restart(
         &format!("server {tenant}/{name}"),
         how,
     );
-    store.append(&[record]).await.map_err(failed)?;
+    store.append(&[record]).await?;
     let count = front.hub.restart(&tenant, &name, how);
     Ok(answer(StatusCode::ACCEPTED, &json!({"children": count})))
 }
@@ -233,13 +233,13 @@ pub(super) async fn audit(
     };
     let after = query.get("after").map(str::parse::<Cursor>).transpose();
     let after = after.map_err(bad)?;
-    let store = front.live.store().map_err(failed)?.clone();
+    let store = front.live.store()?.clone();
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
     if accept.is_some_and(|accept| accept.contains(LINES)) {
         return Ok(lines(export(store, filter, after)));
     }
     let limit = u32::try_from(query.limit()?).unwrap_or(u32::MAX);
-    let page = store.audit(&filter, after, limit).await.map_err(failed)?;
+    let page = store.audit(&filter, after, limit).await?;
     let items: Vec<Json> = page.entries.iter().map(entry).collect();
     let next = page.next.map(|next| next.to_string());
     Ok(answer(
@@ -309,10 +309,6 @@ fn lines(body: Body) -> Response {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
-}
-
-fn failed(failure: Failure) -> Problem {
-    Problem::of(failure, false)
 }
 
 /// Lines of JSON.

@@ -12,7 +12,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::{Front, gate::ClientAddress, reply::Failure};
 use crate::{
-    error::{Limit, Quota},
+    error::{Error, Limit, Quota},
     hub::limits::Left,
 };
 
@@ -41,10 +41,7 @@ pub(super) async fn pass(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let address = request.extensions().get::<ClientAddress>().copied();
-    if let Some((bound, address)) = front.config.http.per_address.zip(address)
-        && let Err(error) = front.hub.limits().address(address.0, bound)
-    {
+    if let Err(error) = address(&front, &request) {
         return Failure::from(error).into_response();
     }
     let notice = Notice::default();
@@ -57,6 +54,19 @@ pub(super) async fn pass(
         headers.entry(LEFT).or_insert(left);
     }
     response
+}
+
+/// Counts a request of an address.
+///
+/// # Errors
+///
+/// `Quota` if it asks too often.
+pub(super) fn address(front: &Front, request: &Request) -> Result<(), Error> {
+    let address = request.extensions().get::<ClientAddress>();
+    match front.config.http.per_address.zip(address) {
+        Some((bound, address)) => front.hub.limits().address(address.0, bound),
+        None => Ok(()),
+    }
 }
 
 /// The two fields of a quota that is used up.

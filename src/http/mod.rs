@@ -89,6 +89,11 @@ pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
         .merge(ops::public(health))
 }
 
+/// Routes of others, under the limits of every route.
+pub(crate) fn limited(routes: Router, front: Arc<Front>) -> Router {
+    routes.layer(from_fn_with_state(front, limits::pass))
+}
+
 /// Counts every answer of `app`; call it last, so that refusals are counted too.
 pub(crate) fn counted(app: Router, metrics: Arc<Metrics>) -> Router {
     app.layer(from_fn_with_state(metrics, count))

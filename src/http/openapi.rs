@@ -10,6 +10,8 @@ use http::{
 };
 use serde_json::{Map, Value as Json, json};
 
+use crate::control::declared::Kind;
+
 /// GET: the document.
 pub(crate) async fn document() -> Response {
     let mut response = Response::new(Body::from(text()));
@@ -96,6 +98,15 @@ fn operations() -> Vec<Operation> {
         "/tenants/{tenant}/api-keys",
         "/tenants/{tenant}/api-keys/{name}",
     );
+    let (users, user) = ("/tenants/{tenant}/users", "/tenants/{tenant}/users/{name}");
+    let (clients, client) = (
+        "/tenants/{tenant}/clients",
+        "/tenants/{tenant}/clients/{name}",
+    );
+    let (providers, provider) = (
+        "/tenants/{tenant}/providers",
+        "/tenants/{tenant}/providers/{name}",
+    );
     let (operators, operator) = ("/operator-keys", "/operator-keys/{name}");
     let ending: &[&str] = &["mode"];
     vec![
@@ -105,11 +116,7 @@ fn operations() -> Vec<Operation> {
             "Tenants that the caller sees",
             "Objects",
         ),
-        one(
-            tenant,
-            "getTenant",
-            "A tenant, less its servers and API keys",
-        ),
+        one(tenant, "getTenant", "A tenant, less all that belongs to it"),
         put(tenant, "putTenant", "Make or replace a tenant (operators)"),
         delete(
             tenant,
@@ -125,6 +132,44 @@ fn operations() -> Vec<Operation> {
         one(server, "getServer", "A server"),
         put(server, "putServer", "Make or replace a server (operators)"),
         delete(server, "deleteServer", "Remove a server (operators)"),
+        list(users, "listUsers", "Users of a tenant", "Objects"),
+        one(user, "getUser", "A user"),
+        put(user, "putUser", "Make or replace a user"),
+        delete(
+            user,
+            "deleteUser",
+            "Remove a user; its tokens are worth nothing",
+        ),
+        list(
+            clients,
+            "listClients",
+            "Clients of a tenant that an operator wrote down",
+            "Objects",
+        ),
+        one(client, "getClient", "A client"),
+        put(client, "putClient", "Make or replace a client"),
+        delete(
+            client,
+            "deleteClient",
+            "Remove a client; its tokens are worth nothing",
+        ),
+        list(
+            providers,
+            "listProviders",
+            "Identity providers of a tenant",
+            "Objects",
+        ),
+        one(provider, "getProvider", "An identity provider"),
+        put(
+            provider,
+            "putProvider",
+            "Make or replace an identity provider (operators)",
+        ),
+        delete(
+            provider,
+            "deleteProvider",
+            "Remove an identity provider (operators)",
+        ),
         list(keys, "listKeys", "API keys of a tenant", "Objects"),
         make(
             keys,
@@ -273,12 +318,16 @@ fn whole() -> Json {
 fn described(operation: &Operation) -> Json {
     let in_path = operation.path.split(['{', '}']).skip(1).step_by(2);
     let name = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,62}$"});
+    // Of users and clients the manifest's schema says more.
+    let user = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9._+@-]*$", "maxLength": 254});
+    let client = json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"});
     let mut parameters: Vec<Json> = in_path
         .map(|part| {
-            let schema = if part == "id" {
-                json!({"type": "string"})
-            } else {
-                name.clone()
+            let schema = match part {
+                "id" => json!({"type": "string"}),
+                "name" if operation.path.contains("/users/") => user.clone(),
+                "name" if operation.path.contains("/clients/") => client.clone(),
+                _ => name.clone(),
             };
             json!({"name": part, "in": "path", "required": true, "schema": schema})
         })
@@ -379,10 +428,7 @@ fn schemas() -> Json {
         ])
     };
     let own = [
-        (
-            "kind",
-            json!({"enum": ["tenant", "server", "user", "api_key"]}),
-        ),
+        ("kind", json!({"enum": Kind::ALL.map(Kind::as_str)})),
         ("tenant", maybe()),
         ("name", text()),
         ("version", whole()),

@@ -34,7 +34,7 @@ impl Admin {
         Self::with(replica, key.trim())
     }
 
-    fn with(replica: &Replica, key: &str) -> Self {
+    pub(crate) fn with(replica: &Replica, key: &str) -> Self {
         Self {
             http: bearer(key),
             base: format!("{}/api/v1", replica.http),
@@ -53,15 +53,15 @@ impl Admin {
         read(self.send(Method::GET, path, None).await).await
     }
 
-    async fn put(&self, path: &str, body: Value) -> (u16, Value) {
+    pub(crate) async fn put(&self, path: &str, body: Value) -> (u16, Value) {
         read(self.send(Method::PUT, path, Some(&body)).await).await
     }
 
-    async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> (u16, Value) {
         read(self.send(Method::POST, path, Some(&body)).await).await
     }
 
-    async fn delete(&self, path: &str) -> u16 {
+    pub(crate) async fn delete(&self, path: &str) -> u16 {
         let answer = self.send(Method::DELETE, path, None).await;
         answer.status().as_u16()
     }
@@ -85,7 +85,7 @@ impl Admin {
         assert_eq!(status, 201, "{said}");
     }
 
-    async fn audited(&self, query: &str) -> Vec<String> {
+    pub(crate) async fn audited(&self, query: &str) -> Vec<String> {
         let (status, page) = self.get(&format!("/audit?{query}")).await;
         assert_eq!(status, 200, "{page}");
         let items = page["items"].as_array().unwrap().iter();
@@ -728,4 +728,42 @@ async fn administration_has_a_listener_of_its_own() {
         .get(format!("{}/t/a/x/mcp", replica.admin.clone().unwrap()));
     assert_eq!(mcp.send().await.unwrap().status(), 404);
     replica.stop().await;
+}
+
+/// Whoever guesses keys is slowed down before anybody looks at them, on either listener.
+#[tokio::test]
+async fn an_address_that_asks_too_often_is_refused_here_too() {
+    let bound = "http.per_address.requests_per_second=5";
+    for own in [&["--set", "admin.listen=127.0.0.1:0"][..], &[]] {
+        let ground = Ground::sqlite();
+        let args = [&["--set", bound], own].concat();
+        let replica = ground.serve(&args).await;
+        let base = replica.admin.as_ref().unwrap_or(&replica.http);
+        let guess = Admin {
+            http: bearer("lgk_0000000000000000000000000000000000000000000000000"),
+            base: format!("{base}/api/v1"),
+        };
+        let refused = within("a refusal", async {
+            loop {
+                let answer = guess.send(Method::GET, "/tenants", None).await;
+                if answer.status() != StatusCode::UNAUTHORIZED {
+                    return answer;
+                }
+            }
+        })
+        .await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "{own:?}");
+        let headers = refused.headers();
+        assert_eq!(headers["retry-after"], "1");
+        assert_eq!(headers["content-type"], "application/problem+json");
+        let policy = headers["ratelimit-policy"].to_str().unwrap();
+        assert!(policy.starts_with("\"address_requests\";q=5"), "{policy}");
+        let problem = json_of(refused).await;
+        assert_eq!(problem["status"], 429, "{problem}");
+        until("the next second", || async {
+            guess.send(Method::GET, "/tenants", None).await.status() == StatusCode::UNAUTHORIZED
+        })
+        .await;
+        replica.stop().await;
+    }
 }

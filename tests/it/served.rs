@@ -92,6 +92,12 @@ impl Served {
         &self.http
     }
 
+    /// The operator's key.
+    pub(crate) fn administrator(&self) -> String {
+        let key = std::fs::read_to_string(self.dir.path().join("data/admin.key"));
+        key.unwrap().trim().to_owned()
+    }
+
     /// A client of a server that has no session yet.
     pub(crate) fn stranger(&self, tenant: &str, server: &str) -> Session {
         Session::at(client(), format!("{}/t/{tenant}/{server}/mcp", self.http))

@@ -43,12 +43,17 @@ impl Ground {
         self.postgres.as_mut().unwrap()
     }
 
+    /// Its PostgreSQL, if it has one.
+    pub(crate) fn try_database(&mut self) -> Option<&mut Postgres> {
+        self.postgres.as_mut()
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
     /// Writes a manifest as editors do: another file in its place.
-    fn manifest(&self, tenants: &Value) -> PathBuf {
+    pub(crate) fn manifest(&self, tenants: &Value) -> PathBuf {
         let file = self.dir.path().join("manifest.json");
         let new = self.dir.path().join("manifest.new");
         let text = json!({"version": 1, "tenants": tenants}).to_string();
@@ -220,7 +225,7 @@ impl Replica {
     }
 
     /// The messages of the lines with this event.
-    fn logged(&self, event: &str) -> Vec<String> {
+    pub(crate) fn logged(&self, event: &str) -> Vec<String> {
         let lines = self.lines.borrow();
         let of = lines.iter().filter(|line| line["event"] == event);
         of.map(|line| line["message"].as_str().unwrap().to_owned())
@@ -240,7 +245,7 @@ impl Replica {
     }
 
     /// Ends it as a fault would; every line that it wrote is kept.
-    async fn kill(mut self) -> Vec<Value> {
+    pub(crate) async fn kill(mut self) -> Vec<Value> {
         self.process.kill().await.unwrap();
         within("its last line", self.reader).await.unwrap();
         self.lines.borrow().clone()

@@ -1,0 +1,263 @@
+//! Which redirect URIs a client may have at all, whoever wrote them down.
+//!
+//! Not here: whether a request names one of its client's (`oauth/redirect`).
+
+use url::Url;
+
+/// The names of one's own machine that a native app may listen at (RFC 8252, section 7.3), and
+/// `localhost`, which most write instead.
+pub(crate) const LOOPBACK: [&str; 3] = ["127.0.0.1", "[::1]", "localhost"];
+
+/// Whether a client may register `text`.
+///
+/// # Errors
+///
+/// Why not.
+pub(crate) fn check_redirect_uri(text: &str) -> Result<(), &'static str> {
+    if text.is_empty() || text.len() > LENGTH_MAX {
+        return Err("a redirect URI is empty or too long");
+    }
+    // What browsers, we and the client could read differently is no URI (RFC 3986, section 2).
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&byte);
+    if !text.bytes().all(is_plain) || !is_encoded_well(text) {
+        return Err("a redirect URI has characters that no URI has");
+    }
+    // RFC 6749, section 3.1.2.
+    if text.contains('#') {
+        return Err("a redirect URI has a fragment");
+    }
+    if text.contains('*') {
+        return Err("a redirect URI has a wildcard");
+    }
+    let (scheme, rest) = text.split_once(':').ok_or("a redirect URI has no scheme")?;
+    if has_userinfo(rest) {
+        return Err("a redirect URI has a user name");
+    }
+    match scheme {
+        "https" => check_https(text, rest),
+        "http" if loopback(text).is_some() => Ok(()),
+        "http" => Err("a redirect URI with http is not of the own machine"),
+        _ => check_private(scheme, rest),
+    }
+}
+
+/// A loopback URI as its host and what follows the port; none for every other one.
+pub(crate) fn loopback(text: &str) -> Option<(&'static str, &str)> {
+    let rest = text.strip_prefix("http://")?;
+    let host = LOOPBACK.into_iter().find(|host| {
+        let after = rest.strip_prefix(host);
+        after.is_some_and(|after| after.is_empty() || after.starts_with([':', '/', '?']))
+    })?;
+    let rest = &rest[host.len()..];
+    let Some(port) = rest.strip_prefix(':') else {
+        return Some((host, rest));
+    };
+    let end = port.find(['/', '?']).unwrap_or(port.len());
+    let (digits, rest) = port.split_at(end);
+    // `parse` alone would take "+80" and "080", which nobody else compares as we do.
+    let is_plain = !digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let is_port = is_plain && digits.parse::<u16>().is_ok();
+    is_port.then_some((host, rest))
+}
+
+/// Every percent sign is of an octet (RFC 3986, section 2.1).
+fn is_encoded_well(text: &str) -> bool {
+    let mut parts = text.split('%');
+    parts.next();
+    parts.all(|part| part.len() >= 2 && part.bytes().take(2).all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// What stands before an `@` in the authority.
+fn has_userinfo(rest: &str) -> bool {
+    let authority = rest.strip_prefix("//").unwrap_or("");
+    let end = authority.find(['/', '?']).unwrap_or(authority.len());
+    authority[..end].contains('@')
+}
+
+fn check_https(text: &str, rest: &str) -> Result<(), &'static str> {
+    // Browsers find a host behind one slash and behind three.
+    let is_usual = rest
+        .strip_prefix("//")
+        .is_some_and(|rest| !rest.starts_with('/'));
+    let has_host = Url::parse(text).is_ok_and(|url| url.host().is_some());
+    if is_usual && has_host {
+        Ok(())
+    } else {
+        Err("a redirect URI with https has no host")
+    }
+}
+
+/// A scheme of an app's own (RFC 8252, section 7.1). Those with a dot are as they should be; the
+/// others in use are names of editors, so that no list of them would ever be complete: what is
+/// refused are schemes that browsers act on themselves.
+fn check_private(scheme: &str, rest: &str) -> Result<(), &'static str> {
+    let begins = scheme.starts_with(|letter: char| letter.is_ascii_lowercase());
+    let is_name =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
+    if !begins || scheme.len() < 2 || !scheme.bytes().all(is_name) {
+        return Err("a redirect URI has no scheme, or one in capitals");
+    }
+    if RESERVED.contains(&scheme) {
+        return Err("a redirect URI has a scheme that is nobody's own");
+    }
+    if rest.trim_matches('/').is_empty() {
+        return Err("a redirect URI has nothing behind its scheme");
+    }
+    Ok(())
+}
+
+/// Schemes that mean something to browsers and systems, and are no app's.
+const RESERVED: [&str; 36] = [
+    "about",
+    "acap",
+    "blob",
+    "chrome",
+    "chrome-extension",
+    "cid",
+    "data",
+    "dav",
+    "dns",
+    "edge",
+    "file",
+    "filesystem",
+    "ftp",
+    "ftps",
+    "geo",
+    "git",
+    "gopher",
+    "imap",
+    "intent",
+    "jar",
+    "javascript",
+    "ldap",
+    "mailto",
+    "mms",
+    "nfs",
+    "resource",
+    "sftp",
+    "sms",
+    "smb",
+    "ssh",
+    "tel",
+    "urn",
+    "vbscript",
+    "view-source",
+    "ws",
+    "wss",
+];
+
+/// Longer ones are nobody's.
+const LENGTH_MAX: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirect_uris_that_clients_have() {
+        for text in [
+            "https://claude.ai/api/mcp/auth_callback",
+            "https://chatgpt.com/connector_platform_oauth_redirect",
+            "https://app.test",
+            "https://app.test:8443/cb?x=1&y=%20",
+            "https://localhost/cb",
+            "http://127.0.0.1",
+            "http://127.0.0.1/",
+            "http://127.0.0.1:33418/",
+            "http://localhost:6274/oauth/callback",
+            "http://[::1]:1/cb",
+            "http://localhost?x",
+            "cursor://anysphere.cursor-retrieval/oauth/user-mcp/callback",
+            "vscode://vscode.github-authentication/did-authenticate",
+            "vscode-insiders://x",
+            "com.example.app:/callback",
+            "com.example.app:callback",
+            "zed://oauth",
+        ] {
+            assert_eq!(check_redirect_uri(text), Ok(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn redirect_uris_that_nobody_may_have() {
+        let long = format!("https://app.test/{}", "a".repeat(2048));
+        for text in [
+            "",
+            "app.test/cb",
+            "/cb",
+            "//app.test/cb",
+            "https:",
+            "https:app.test",
+            "https:/app.test/cb",
+            "https:///app.test/cb",
+            "https://",
+            "https://?x",
+            "https://:80/cb",
+            "https://app.test/cb#",
+            "https://app.test/cb#x",
+            "https://*.app.test/cb",
+            "https://app.test/*",
+            "https://user@app.test/cb",
+            "https://user:pw@app.test/cb",
+            "https://app.test\\@evil.test/cb",
+            "https://app.test\\cb",
+            "https://app.test/c b",
+            " https://app.test/cb",
+            "https://app.test/cb\n",
+            "https://app.test/cb\r\nSet-Cookie: a=b",
+            "https://app.test/\u{0}",
+            "https://äpp.test/cb",
+            "https://app.test/ü",
+            "https://app.test/%",
+            "https://app.test/%2",
+            "https://app.test/%zz",
+            "https://app.test:99999/cb",
+            "HTTPS://app.test/cb",
+            "http://app.test/cb",
+            "http://127.0.0.2/cb",
+            "http://127.1/cb",
+            "http://2130706433/cb",
+            "http://0x7f.1/cb",
+            "http://0.0.0.0/cb",
+            "http://[::]/cb",
+            "http://[::ffff:127.0.0.1]/cb",
+            "http://LOCALHOST/cb",
+            "http://localhost./cb",
+            "http://localhost.evil.test/cb",
+            "http://127.0.0.1.evil.test/cb",
+            "http://127.0.0.1@evil.test/cb",
+            "http://localhost:80@evil.test/cb",
+            "http://localhost:/cb",
+            "http://localhost:0/cb",
+            "http://localhost:080/cb",
+            "http://localhost:+80/cb",
+            "http://localhost:65536/cb",
+            "http://localhost:80:90/cb",
+            "http:localhost/cb",
+            "javascript:alert(1)",
+            "JavaScript:alert(1)",
+            "java\tscript:alert(1)",
+            "vbscript:x",
+            "data:text/html,x",
+            "file:///etc/passwd",
+            "blob:https://app.test/x",
+            "ftp://app.test/",
+            "ws://localhost/",
+            "wss://app.test/",
+            "mailto:a@b.test",
+            "tel:1",
+            "urn:ietf:wg:oauth:2.0:oob",
+            "view-source:https://app.test/",
+            "intent://x",
+            "x://y",
+            "1x://y",
+            "cursor:",
+            "cursor://",
+            "Cursor://x",
+            "cursor://user@x/y",
+            &long,
+        ] {
+            assert!(check_redirect_uri(text).is_err(), "{text}");
+        }
+    }
+}

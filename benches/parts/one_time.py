@@ -120,7 +120,10 @@ class Person:
         }
         self.authorize = f"/t/acme/oauth/authorize?{urlencode(parameters)}"
         _, _, page = self.ask("GET", self.authorize)
-        _, _, page = self.send("login", page, username="ada", password=PASSWORD)
+        status, headers, page = self.send("login", page, username="ada", password=PASSWORD)
+        if status == 303:
+            parts = urlsplit(headers["Location"])
+            _, _, page = self.ask("GET", f"{parts.path}?{parts.query}")
         status, headers, page = self.send("consent", page, decision="allow")
         if not headers.get("Location", "").startswith(REDIRECT):
             raise RuntimeError(f"consent: {status} {page}")

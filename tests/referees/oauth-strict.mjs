@@ -397,9 +397,9 @@ async function answersToClients() {
     answered(step, client);
     return browser.trace.map((line) => line.replace(/\/t\/acme\/oauth\//, ''));
   };
-  const whole = ['GET authorize 200', 'POST login 200', 'POST consent 303', 'to the client'];
+  const whole = ['GET authorize 200', 'POST login 303', 'GET authorize 200', 'POST consent 303', 'to the client'];
   const consent = ['GET authorize 200', 'POST consent 303', 'to the client'];
-  const nothing = ['GET authorize 303', 'to the client'];
+  const nothing = ['GET authorize 302', 'to the client'];
   assert.deepEqual(await pages(), whole);
   assert.deepEqual(await pages(), nothing, 'remembered');
   assert.deepEqual(await pages({ prompt: 'none' }), nothing);

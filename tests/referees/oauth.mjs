@@ -2,7 +2,7 @@
 // every exchange, and what the exchanges must be.
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
-import { Browser } from './browser.mjs';
+import { Browser, text } from './browser.mjs';
 
 /** Where a client says that it listens. Nothing does: the browser hands the address over. */
 export const REDIRECT = 'http://127.0.0.1:33419/callback';
@@ -108,7 +108,7 @@ export class Memory {
     this.asked += 1;
     this.request = url;
     const { landed, body, status } = await this.browser.visit(url.href, { until: REDIRECT });
-    assert.ok(landed.startsWith(REDIRECT), `the browser ended at ${landed} (${status}): ${body}`);
+    assert.ok(landed.startsWith(REDIRECT), `the browser ended at ${landed} (${status}): ${text(body)}`);
     this.answer = new URL(landed).searchParams;
   }
 
@@ -128,7 +128,8 @@ export function walked({ tenant, provider }) {
   if (!provider) {
     return [
       `GET ${of('authorize')} 200`,
-      `POST ${of('login')} 200`,
+      `POST ${of('login')} 303`,
+      `GET ${of('authorize')} 200`,
       `POST ${of('consent')} 303`,
       'to the client',
     ];
@@ -145,7 +146,7 @@ export function walked({ tenant, provider }) {
     'GET provider /interaction/… 200',
     'POST provider /interaction/… 303',
     'GET provider /auth/… 303',
-    `GET ${of(`callback/${provider}`)} 303`,
+    `GET ${of(`callback/${provider}`)} 302`,
     'to the client',
   ];
 }

@@ -210,7 +210,7 @@ async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
 async fn a_refresh_token_has_one_successor(place: Place) {
     let stores = open(&place).await;
     let code = code(1);
-    let id = granted(&stores[0], &code, &[1; 32]).await;
+    granted(&stores[0], &code, &[1; 32]).await;
     let uses = (0..50_u8).map(|number| {
         let store = &stores[usize::from(number) % 2];
         let next = succession(&[1; 32], number);

@@ -160,6 +160,7 @@ const PLACES: &[(&str, &[&str])] = &[
         &[
             "control/change.rs",
             "control/live.rs",
+            "control/signing.rs",
             "control/store.rs",
             "http/tls.rs",
         ],
@@ -169,6 +170,7 @@ const PLACES: &[(&str, &[&str])] = &[
         &[
             "auth/jws.rs",
             "control/seal.rs",
+            "control/signing.rs",
             "oauth/authenticate.rs",
             "oauth/secret.rs",
             "protocol/event.rs",
@@ -181,7 +183,10 @@ const PLACES: &[(&str, &[&str])] = &[
         &["address.rs", "config.rs", "http/", "outbound.rs"],
     ),
     ("jsonwebtoken::", &["auth/jws.rs", "oauth/jose.rs"]),
-    ("moka::", &["auth/external.rs", "oauth/cimd.rs"]),
+    (
+        "moka::",
+        &["auth/builtin.rs", "auth/external.rs", "oauth/cimd.rs"],
+    ),
     ("reqwest::", &["cli/", "outbound.rs"]),
 ];
 

@@ -202,8 +202,7 @@ fn is_own_form(head: &Parts) -> bool {
         Some(endpoint)
     });
     head.method == Method::POST
-        && (path == "/authorize"
-            || matches!(endpoint, Some("login" | "consent" | "authorize")))
+        && (path == "/authorize" || matches!(endpoint, Some("login" | "consent" | "authorize")))
         && only(ORIGIN.as_str(), "null")
         && only("sec-fetch-site", "same-origin")
 }

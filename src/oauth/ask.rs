@@ -147,10 +147,7 @@ impl Wish {
         }
         let text = |name| parameters.get(name);
         if text("request").is_some() {
-            return Err(refusal(
-                "request_not_supported",
-                "request is not supported",
-            ));
+            return Err(refusal("request_not_supported", "request is not supported"));
         }
         if text("request_uri").is_some() {
             let what = "request_uri is not supported";
@@ -258,7 +255,10 @@ fn scopes(
     };
     let fits = |byte: u8| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
     if !text.bytes().all(fits) {
-        return Err(refusal("invalid_scope", "scope has letters that no scope has"));
+        return Err(refusal(
+            "invalid_scope",
+            "scope has letters that no scope has",
+        ));
     }
     let asked = text.split(' ').map(str::to_owned);
     Ok(asked

@@ -112,7 +112,10 @@ mod tests {
             let jar = Jar::of("a", url);
             let cookie = jar.cookie(&browser, day).to_str().unwrap().to_owned();
             let begin = format!("{name}={}; Path=/; Max-Age=86400; HttpOnly; ", browser.0);
-            assert!(cookie.starts_with(&begin) && cookie.ends_with(end), "{cookie}");
+            assert!(
+                cookie.starts_with(&begin) && cookie.ends_with(end),
+                "{cookie}"
+            );
             assert!(!cookie.contains("Domain"));
             let pair = format!("{name}={}", browser.0);
             let found = |lines: &[&str]| jar.browser(&headers(lines)).map(|found| found.hash());

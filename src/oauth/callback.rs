@@ -17,12 +17,13 @@ use zeroize::Zeroizing;
 use super::{
     Oauth,
     ask::Refusal,
-    authorize::{AGAIN, Asked, Step, Stop, Visit, no_randomness, nobody, unreadable},
+    authorize::nobody,
     flow::Flow,
     form::Form,
     login::gone,
     pages::{Trouble, redirect},
     provider::{self, Found, Journey, Unknown, Wanted},
+    visit::{AGAIN, Asked, Step, Stop, Visit, no_randomness, unreadable},
 };
 use crate::control::{builtin::Provider, logins::Person};
 
@@ -85,7 +86,9 @@ impl Visit {
         let content = Zeroizing::new(serde_json::to_vec(&trip).unwrap_or_default());
         let expires_ms = self.flow_ends();
         let (store, key) = (self.store()?, browser.trip(&state));
-        store.add_trip(self.tenant(), &key, &content, expires_ms).await?;
+        store
+            .add_trip(self.tenant(), &key, &content, expires_ms)
+            .await?;
         Ok(redirect(StatusCode::SEE_OTHER, to.as_str()))
     }
 
@@ -126,19 +129,15 @@ impl Visit {
             verifier: &trip.verifier,
         };
         let identity = provider::of(&self.oauth.0, &provider);
-        let found = identity.arrive(&journey, code, self.wanted(&provider)).await;
+        let found = identity
+            .arrive(&journey, code, self.wanted(&provider))
+            .await;
         let found = found.map_err(|unknown| trouble(&provider, &unknown))?;
         self.arrived(&provider, &asked, &trip, found).await
     }
 
     /// Somebody is known: logs them in, and ends the flow that they allowed before.
-    async fn arrived(
-        &self,
-        provider: &Provider,
-        asked: &Asked,
-        trip: &Trip,
-        found: Found,
-    ) -> Step {
+    async fn arrived(&self, provider: &Provider, asked: &Asked, trip: &Trip, found: Found) -> Step {
         let subject = format!("{}#{}", provider.issuer(), found.subject);
         if !provider::may(&provider.allow, &found) {
             let target = format!("tenant {}", self.tenant());
@@ -199,7 +198,11 @@ fn lost() -> Trouble {
 fn refused(provider: &Provider, asked: &Asked, error: &str) -> Stop {
     let name = provider.name.as_str();
     let error: String = error.chars().take(64).collect();
-    tracing::info!(provider = name, error, "an identity provider lets nobody in");
+    tracing::info!(
+        provider = name,
+        error,
+        "an identity provider lets nobody in"
+    );
     let refusal = Refusal {
         error: "access_denied",
         description: "the identity provider did not log the person in",

@@ -15,12 +15,13 @@ use serde_json::json;
 use super::{
     Oauth,
     ask::{OFFLINE, Refusal},
-    authorize::{AGAIN, Asked, Step, Stop, Visit, fields, nobody},
+    authorize::{fields, nobody},
+    client::Kind,
     flow::{Flow, Page},
     form::Form,
     login::gone,
     pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
-    client::Kind,
+    visit::{AGAIN, Asked, Step, Stop, Visit},
 };
 use crate::control::{builtin::Provider, logins::Person};
 
@@ -122,7 +123,9 @@ impl Visit {
         self.check_server(asked, person)?;
         let (subject, client) = (&person.subject, &asked.client.id);
         let (store, tenant) = (self.store()?, self.tenant());
-        store.consent(tenant, subject, client, &asked.digest).await?;
+        store
+            .consent(tenant, subject, client, &asked.digest)
+            .await?;
         self.note_consent("consent.given", subject, asked).await;
         self.grant(asked, person, redirecting).await
     }
@@ -151,7 +154,9 @@ impl Visit {
     /// Lets somebody else log in in this browser.
     async fn switched(&self, flow: &Flow) -> Step {
         if let Some(browser) = &self.browser {
-            self.store()?.log_out(self.tenant(), &browser.hash()).await?;
+            self.store()?
+                .log_out(self.tenant(), &browser.hash())
+                .await?;
         }
         // Else a provider at which somebody is logged in would say that name again.
         let is_silent = Form::parse(&flow.query).is_ok_and(|form| form.count("prompt") == 0);

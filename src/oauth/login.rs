@@ -12,12 +12,13 @@ use serde_json::json;
 use super::{
     Oauth, State,
     ask::after_log_in,
-    authorize::{AGAIN, Asked, Step, Stop, Visit, fields, nobody},
+    authorize::{fields, nobody},
     browser::Browser,
     flow::{Flow, Page},
     form::Form,
     pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
     throttle::account,
+    visit::{AGAIN, Asked, Step, Stop, Visit},
 };
 use crate::{
     auth::denials::{Caller, Denial},
@@ -26,7 +27,10 @@ use crate::{
 };
 
 /// POST: a user name and a password, or the choice of a provider.
-pub(super) async fn login(extract::State(oauth): extract::State<Oauth>, request: Request) -> Response {
+pub(super) async fn login(
+    extract::State(oauth): extract::State<Oauth>,
+    request: Request,
+) -> Response {
     let (parts, body) = request.into_parts();
     let Some(visit) = Visit::of(&oauth, &parts) else {
         return nobody(&oauth);
@@ -80,13 +84,16 @@ impl Visit {
         let lasts = i64::try_from(self.oauth.0.config.oauth.login.as_millis());
         let expires_ms = self.now_ms().saturating_add(lasts.unwrap_or(i64::MAX));
         let (store, tenant) = (self.store()?, self.tenant());
-        store.log_in(tenant, &browser.hash(), person, expires_ms).await?;
+        store
+            .log_in(tenant, &browser.hash(), person, expires_ms)
+            .await?;
         if let Some(old) = &self.browser {
             store.log_out(tenant, &old.hash()).await?;
         }
         let by = person.provider.as_deref().unwrap_or("password");
         let target = format!("tenant {tenant}");
-        self.note("login", &person.subject, target, json!({"by": by})).await;
+        self.note("login", &person.subject, target, json!({"by": by}))
+            .await;
         Ok(browser)
     }
 
@@ -110,7 +117,9 @@ impl Visit {
     /// Refuses whoever was wrong too often: by their address, and by the name that they try from
     /// wherever. Nobody is locked out for longer than a minute, whoever else tries their name.
     fn check_attempts(&self, name: &str) -> Result<(), Trouble> {
-        let State { failures, config, .. } = &*self.oauth.0;
+        let State {
+            failures, config, ..
+        } = &*self.oauth.0;
         let (of_address, of_name) = (account(self.address), (self.tenant(), name));
         let address = failures.check(&of_address, config.oauth.failures);
         let tried = address.and_then(|()| failures.check(&of_name, TRIES));

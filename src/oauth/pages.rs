@@ -6,14 +6,14 @@
 use std::sync::OnceLock;
 
 use askama::Template;
-use axum::{body::Body, response::Response};
 use aws_lc_rs::digest::{SHA256, digest};
+use axum::{body::Body, response::Response};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{
     HeaderName, HeaderValue, StatusCode,
     header::{
-        CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, PRAGMA, REFERRER_POLICY,
-        RETRY_AFTER, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+        CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, PRAGMA, REFERRER_POLICY, RETRY_AFTER,
+        X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
     },
 };
 use url::Url;
@@ -302,7 +302,10 @@ mod tests {
             ("\0\u{7}\u{1b}[31mred", "[31mred"),
             ("Zoë 名前 نام", "Zoë 名前 نام"),
             ("", ""),
-            ("a\u{301}\u{301}\u{301}\u{301}\u{301}b", "a\u{301}\u{301}\u{301}b"),
+            (
+                "a\u{301}\u{301}\u{301}\u{301}\u{301}b",
+                "a\u{301}\u{301}\u{301}b",
+            ),
         ] {
             assert_eq!(shown(text), wanted, "{text:?}");
         }
@@ -331,8 +334,14 @@ mod tests {
             style: STYLE,
         };
         let text = page.render().unwrap();
-        assert!(!text.contains("<script") && !text.contains("\" onload"), "{text}");
-        assert!(text.contains("&#60;script&#62;") || text.contains("&lt;script&gt;"), "{text}");
+        assert!(
+            !text.contains("<script") && !text.contains("\" onload"),
+            "{text}"
+        );
+        assert!(
+            text.contains("&#60;script&#62;") || text.contains("&lt;script&gt;"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -354,7 +363,9 @@ mod tests {
     #[test]
     fn the_policy_names_the_style_that_is_there() {
         let response = Trouble::bad("A", "b", "c").page("a");
-        let policy = response.headers()[CONTENT_SECURITY_POLICY].to_str().unwrap();
+        let policy = response.headers()[CONTENT_SECURITY_POLICY]
+            .to_str()
+            .unwrap();
         assert!(policy.contains(style_hash()) && policy.contains("frame-ancestors 'none'"));
         let page = TroublePage {
             tenant: "a",

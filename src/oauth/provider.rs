@@ -65,9 +65,8 @@ pub(super) enum Unknown {
 impl From<Refused> for Unknown {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::Unreachable(what) => Self::Away(what),
             // An answer that is no document says that something stands before it that is broken.
-            Refused::Answer(what) => Self::Away(what),
+            Refused::Unreachable(what) | Refused::Answer(what) => Self::Away(what),
             Refused::Url(what) => Self::Wrong(what.to_owned()),
         }
     }
@@ -116,11 +115,17 @@ pub(super) fn of(state: &State, provider: &Arc<Provider>) -> Box<dyn IdentityPro
 
 /// Whether somebody may come in: whom one of the rules names.
 pub(super) fn may(allow: &Allow, found: &Found) -> bool {
-    let domain = found.email.as_deref().and_then(|email| email.rsplit_once('@'));
+    let domain = found
+        .email
+        .as_deref()
+        .and_then(|email| email.rsplit_once('@'));
     let domain = domain.map(|(_, domain)| domain);
     allow.is_empty()
         || allow.subjects.contains(&found.subject)
-        || allow.groups.iter().any(|group| found.groups.contains(group))
+        || allow
+            .groups
+            .iter()
+            .any(|group| found.groups.contains(group))
         || domain.is_some_and(|domain| {
             let mut domains = allow.domains.iter();
             domains.any(|known| known.eq_ignore_ascii_case(domain))
@@ -153,7 +158,12 @@ mod tests {
             groups: vec!["eng".to_owned()],
             email: Some("a@b.test@Acme.test".to_owned()),
         };
-        let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let list = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| (*text).to_owned())
+                .collect::<Vec<_>>()
+        };
         let allow = |subjects: &[&str], domains: &[&str], groups: &[&str]| Allow {
             subjects: list(subjects),
             domains: list(domains),

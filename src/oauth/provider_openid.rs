@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Duration};
 
 use moka::future::Cache;
 use oauth2::{
-    AuthType, AuthUrl, AuthorizationCode, Client, ClientId, ClientSecret, CsrfToken, EndpointNotSet,
-    ExtraTokenFields, PkceCodeChallenge, PkceCodeVerifier, RedirectUrl, Scope,
+    AuthType, AuthUrl, AuthorizationCode, Client, ClientId, ClientSecret, CsrfToken,
+    EndpointNotSet, ExtraTokenFields, PkceCodeChallenge, PkceCodeVerifier, RedirectUrl, Scope,
     StandardRevocableToken, StandardTokenResponse, TokenResponse, TokenUrl,
     basic::{
         BasicClient, BasicErrorResponse, BasicRevocationErrorResponse,
@@ -140,7 +140,9 @@ impl OpenId {
         let said: Said = serde_json::from_slice(&document)
             .map_err(|_| Unknown::Wrong("its metadata lack an endpoint".to_owned()))?;
         if said.issuer != issuer {
-            return Err(Unknown::Wrong("its metadata are of another issuer".to_owned()));
+            return Err(Unknown::Wrong(
+                "its metadata are of another issuer".to_owned(),
+            ));
         }
         let keys = self.outbound.json(&said.jwks_uri, KEYS).await?;
         let keys = KeySet::parse(&keys)
@@ -294,7 +296,9 @@ impl IdentityProvider for OpenId {
             let metadata = self.metadata().await?;
             let place = url(&metadata.said.authorization_endpoint)?;
             if !matches!(place.scheme(), "https" | "http") {
-                return Err(Unknown::Wrong("its authorization endpoint is no page".to_owned()));
+                return Err(Unknown::Wrong(
+                    "its authorization endpoint is no page".to_owned(),
+                ));
             }
             let client = BasicClient::new(ClientId::new(self.provider.client_id.clone()))
                 .set_auth_uri(AuthUrl::from_url(place))
@@ -303,7 +307,11 @@ impl IdentityProvider for OpenId {
             let state = || CsrfToken::new(journey.state.to_owned());
             // Without it there is no ID token (OpenID Connect Core, section 3.1.2.1).
             let openid = std::iter::once("openid".to_owned());
-            let others = self.provider.scopes.iter().filter(|scope| *scope != "openid");
+            let others = self
+                .provider
+                .scopes
+                .iter()
+                .filter(|scope| *scope != "openid");
             let scopes = openid.chain(others.cloned()).map(Scope::new);
             let mut request = client
                 .authorize_url(state)
@@ -341,7 +349,11 @@ impl IdentityProvider for OpenId {
                 .await
                 .map_err(unknown)?;
             let no_token = || Unknown::Wrong("it gave no ID token".to_owned());
-            let text = answer.extra_fields().id_token.as_ref().ok_or_else(no_token)?;
+            let text = answer
+                .extra_fields()
+                .id_token
+                .as_ref()
+                .ok_or_else(no_token)?;
             let claims = self.claims(text, &metadata, journey.nonce).await?;
             let token = answer.access_token().secret();
             let claims = self.complete(claims, said, token, wanted).await?;
@@ -404,14 +416,22 @@ mod tests {
             ("iss", Value::Null, Err("a member that is no text")),
             ("aud", json!("them"), Err("another audience")),
             ("aud", json!(["us"]), Ok(())),
-            ("aud", json!(["us", "them"]), Err("several audiences and no azp")),
+            (
+                "aud",
+                json!(["us", "them"]),
+                Err("several audiences and no azp"),
+            ),
             ("aud", json!([]), Err("another audience")),
             ("azp", json!("us"), Ok(())),
             ("azp", json!("them"), Err("another azp")),
             ("nonce", json!("m"), Err("another nonce")),
             ("nonce", json!(""), Err("another nonce")),
             ("sub", json!(""), Err("no sub, or one that is too long")),
-            ("sub", json!("x".repeat(256)), Err("no sub, or one that is too long")),
+            (
+                "sub",
+                json!("x".repeat(256)),
+                Err("no sub, or one that is too long"),
+            ),
             ("sub", json!(1), Err("a member that is no text")),
             ("exp", json!(9_941), Ok(())),
             ("exp", json!(9_940), Err("expired")),

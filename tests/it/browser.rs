@@ -88,7 +88,9 @@ impl Browser {
         let url = Url::parse(url).unwrap();
         let origin = url.origin().ascii_serialization();
         let own = self.cookies.iter().filter(|((of, _), _)| *of == origin);
-        let pairs: Vec<String> = own.map(|((_, name), value)| format!("{name}={value}")).collect();
+        let pairs: Vec<String> = own
+            .map(|((_, name), value)| format!("{name}={value}"))
+            .collect();
         let request = if pairs.is_empty() {
             request
         } else {

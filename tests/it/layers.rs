@@ -88,7 +88,15 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     (
         "oauth",
-        &["address", "auth", "config", "control", "outbound", "settings", "telemetry"],
+        &[
+            "address",
+            "auth",
+            "config",
+            "control",
+            "outbound",
+            "settings",
+            "telemetry",
+        ],
     ),
     // Builds the parts and hands them to each other.
     (
@@ -191,7 +199,11 @@ const PLACES: &[(&str, &[&str])] = &[
     ),
     (
         "moka::",
-        &["auth/external.rs", "oauth/cimd.rs", "oauth/provider_openid.rs"],
+        &[
+            "auth/external.rs",
+            "oauth/cimd.rs",
+            "oauth/provider_openid.rs",
+        ],
     ),
     ("reqwest::", &["cli/", "outbound.rs"]),
 ];

@@ -78,9 +78,12 @@ fn parameters(changed: &[(&str, &str)]) -> Vec<(String, String)> {
         ("code_challenge_method", "S256"),
         ("state", "s"),
     ];
-    let kept = own.iter().filter(|(name, _)| changed.iter().all(|(new, _)| new != name));
+    let kept = own
+        .iter()
+        .filter(|(name, _)| changed.iter().all(|(new, _)| new != name));
     let all = kept.chain(changed).filter(|(_, value)| !value.is_empty());
-    all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 /// Opens a request, and logs ada in if it asks who is there.
@@ -141,7 +144,10 @@ async fn a_person_lets_a_client_in(config: Value) {
     assert!(login.text.contains("The App") && login.text.contains("<code>x</code>"));
     let before = browser.cookie("lockgate-a").unwrap();
     let cookie = login.header("set-cookie").to_owned();
-    assert!(cookie.ends_with("HttpOnly; SameSite=Lax") && cookie.contains("; Path=/;"), "{cookie}");
+    assert!(
+        cookie.ends_with("HttpOnly; SameSite=Lax") && cookie.contains("; Path=/;"),
+        "{cookie}"
+    );
     let sent = browser.submit(&login, &ADA).await;
     assert_eq!(sent.status, StatusCode::SEE_OTHER);
     // A cookie that was planted before is worth nothing afterwards.
@@ -149,21 +155,37 @@ async fn a_person_lets_a_client_in(config: Value) {
     let consent = browser.follow(sent, gateway.origin()).await;
     consent.assert_guarded();
     let resource = format!("{}/t/a/x/mcp", gateway.origin());
-    for shown in ["The App", "app.test", &resource, "files:read", "files:write", "ada"] {
+    for shown in [
+        "The App",
+        "app.test",
+        &resource,
+        "files:read",
+        "files:write",
+        "ada",
+    ] {
         assert!(consent.text.contains(shown), "{shown}: {}", consent.text);
     }
     assert!(!consent.text.contains("not verified") && !consent.text.contains("on this computer"));
     let policy = consent.header("content-security-policy");
-    assert!(policy.contains("form-action 'self' https://app.test"), "{policy}");
+    assert!(
+        policy.contains("form-action 'self' https://app.test"),
+        "{policy}"
+    );
     let done = browser.submit(&consent, &ALLOW).await;
     assert_eq!(done.status, StatusCode::SEE_OTHER);
-    assert!(done.header("location").starts_with(&format!("{BACK}&code=lgc_")));
+    assert!(
+        done.header("location")
+            .starts_with(&format!("{BACK}&code=lgc_"))
+    );
     let answer = done.answer();
     assert_eq!((&*answer["state"], &*answer["own"]), ("s", "1"));
     assert_eq!(answer["iss"], format!("{}/t/a", gateway.origin()));
     let tokens = redeem(&gateway, &answer["code"], &[]).await;
     let claims = claims(&tokens);
-    assert_eq!((&claims["sub"], &claims["aud"]), (&json!("ada"), &json!(resource)));
+    assert_eq!(
+        (&claims["sub"], &claims["aud"]),
+        (&json!("ada"), &json!(resource))
+    );
     assert_eq!(claims["scope"], "files:read files:write");
     assert_eq!(claims["groups"], json!(["eng"]));
     // What was allowed is not asked again.
@@ -204,8 +226,14 @@ async fn what_names_no_client_is_sent_nowhere() {
         &[("redirect_uri", "https://app.test\\@evil.test/cb?own=1")],
         &[("redirect_uri", "https://evil.test/cb?own=1")],
         &[("redirect_uri", "javascript:alert(1)")],
-        &[("client_id", "native"), ("redirect_uri", "http://127.0.0.1:9/other")],
-        &[("client_id", "native"), ("redirect_uri", "http://localhost:9/cb")],
+        &[
+            ("client_id", "native"),
+            ("redirect_uri", "http://127.0.0.1:9/other"),
+        ],
+        &[
+            ("client_id", "native"),
+            ("redirect_uri", "http://localhost:9/cb"),
+        ],
     ] {
         let shown = browser.open(&request(&gateway, changed)).await;
         assert_eq!(shown.status, StatusCode::BAD_REQUEST, "{changed:?}");
@@ -221,10 +249,17 @@ async fn what_names_no_client_is_sent_nowhere() {
         assert!(url.contains(what));
         let shown = browser.open(&url.replace("%25ff", "%ff")).await;
         let is_text = what == "state=s";
-        assert_eq!(shown.status.is_success(), is_text, "what cannot be echoed is not taken");
+        assert_eq!(
+            shown.status.is_success(),
+            is_text,
+            "what cannot be echoed is not taken"
+        );
     }
     // A native app has another port each time.
-    let changed = [("client_id", "native"), ("redirect_uri", "http://127.0.0.1:4711/cb")];
+    let changed = [
+        ("client_id", "native"),
+        ("redirect_uri", "http://127.0.0.1:4711/cb"),
+    ];
     let shown = browser.open(&request(&gateway, &changed)).await;
     assert_eq!(shown.status, StatusCode::OK);
 }
@@ -237,7 +272,10 @@ async fn other_mistakes_are_told_to_the_client() {
     let resource = format!("{}/t/a/x/mcp", gateway.origin());
     let foreign = format!("{}/t/b/x/mcp", gateway.origin());
     for (changed, error) in [
-        (&[("response_type", "token")][..], "unsupported_response_type"),
+        (
+            &[("response_type", "token")][..],
+            "unsupported_response_type",
+        ),
         (&[("response_type", "")], "invalid_request"),
         (&[("code_challenge", "")], "invalid_request"),
         (&[("code_challenge_method", "plain")], "invalid_request"),
@@ -245,16 +283,27 @@ async fn other_mistakes_are_told_to_the_client() {
         (&[("code_challenge", "short")], "invalid_request"),
         (&[("resource", "x")], "invalid_target"),
         (&[("resource", foreign.as_str())], "invalid_target"),
-        (&[("resource", &resource), ("resource", &resource)], "invalid_target"),
+        (
+            &[("resource", &resource), ("resource", &resource)],
+            "invalid_target",
+        ),
         (&[("scope", "a\"b")], "invalid_scope"),
         (&[("scope", "a"), ("scope", "a")], "invalid_request"),
         (&[("request", "x")], "request_not_supported"),
-        (&[("request_uri", "https://evil.test/")], "request_uri_not_supported"),
+        (
+            &[("request_uri", "https://evil.test/")],
+            "request_uri_not_supported",
+        ),
         (&[("prompt", "none")], "login_required"),
         (&[("prompt", "none login")], "invalid_request"),
     ] {
         let shown = browser.open(&request(&gateway, changed)).await;
-        assert_eq!(shown.status, StatusCode::FOUND, "{changed:?} {}", shown.text);
+        assert_eq!(
+            shown.status,
+            StatusCode::FOUND,
+            "{changed:?} {}",
+            shown.text
+        );
         assert!(shown.header("location").starts_with(BACK), "{changed:?}");
         let answer = shown.answer();
         assert_eq!(answer["error"], error, "{changed:?}");
@@ -272,7 +321,10 @@ async fn other_mistakes_are_told_to_the_client() {
         (&[("client_id", "nobody")], StatusCode::BAD_REQUEST),
     ] {
         let fields = sent(changed);
-        let fields: Vec<_> = fields.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let fields: Vec<_> = fields
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
         let shown = browser.post(&url, &fields).await;
         assert_eq!(shown.status, status, "{changed:?} {}", shown.text);
     }
@@ -283,13 +335,26 @@ async fn other_mistakes_are_told_to_the_client() {
 async fn a_state_comes_back_as_it_was() {
     let gateway = plain().await;
     let mut browser = Browser::new();
-    let long = "sté\0\r\nLocation: https://evil.test/ &code=x#+%".repeat(40);
+    let long = "sté\0\r\nLocation: https://evil.test/ &code=x#+%".repeat(44);
     let state = long.as_str();
     assert!(state.len() > 1900);
-    let shown = browser.open(&request(&gateway, &[("state", state), ("prompt", "none")])).await;
+    let shown = browser
+        .open(&request(&gateway, &[("state", state), ("prompt", "none")]))
+        .await;
     assert_eq!(shown.answer()["state"], state);
-    assert!(shown.location().unwrap().as_str().starts_with("https://app.test/cb?own=1&error="));
-    let consent = consent_page(&gateway, &mut browser, &request(&gateway, &[("state", state)])).await;
+    assert!(
+        shown
+            .location()
+            .unwrap()
+            .as_str()
+            .starts_with("https://app.test/cb?own=1&error=")
+    );
+    let consent = consent_page(
+        &gateway,
+        &mut browser,
+        &request(&gateway, &[("state", state)]),
+    )
+    .await;
     let done = browser.submit(&consent, &ALLOW).await;
     assert_eq!(done.answer()["state"], state);
     // None was sent, none comes back.
@@ -308,7 +373,10 @@ async fn a_person_says_no() {
     let done = browser.submit(&consent, &[("decision", "deny")]).await;
     assert_eq!(done.status, StatusCode::SEE_OTHER);
     let answer = done.answer();
-    assert_eq!((&*answer["error"], &*answer["state"]), ("access_denied", "s"));
+    assert_eq!(
+        (&*answer["error"], &*answer["state"]),
+        ("access_denied", "s")
+    );
     assert_eq!(answer["iss"], format!("{}/t/a", gateway.origin()));
     // Nothing was remembered.
     let again = browser.open(&request(&gateway, &[])).await;
@@ -325,7 +393,9 @@ async fn what_changed_is_asked_again() {
     let is_asked = async |browser: &mut Browser, more: &[(&str, &str)]| {
         let mut all = two.to_vec();
         all.retain(|(name, _)| more.iter().all(|(new, _)| new != name));
-        let shown = browser.open(&request(&gateway, &[&all, more].concat())).await;
+        let shown = browser
+            .open(&request(&gateway, &[&all, more].concat()))
+            .await;
         shown.text.contains("name=\"decision\"")
     };
     let sse = format!("{}/t/a/x/sse", gateway.origin());
@@ -344,14 +414,23 @@ async fn what_changed_is_asked_again() {
         assert_eq!(is_asked(&mut browser, more).await, wanted, "{more:?}");
     }
     // Somebody else in the same browser.
-    let page = browser.open(&request(&gateway, &[&two[..], &[("prompt", "consent")]].concat())).await;
+    let page = browser
+        .open(&request(
+            &gateway,
+            &[&two[..], &[("prompt", "consent")]].concat(),
+        ))
+        .await;
     let switched = browser.submit(&page, &[("decision", "switch")]).await;
     assert_eq!(switched.status, StatusCode::SEE_OTHER);
     let login = browser.follow(switched, gateway.origin()).await;
     let eve = [("username", "eve"), ("password", "correct horse")];
     let sent = browser.submit(&login, &eve).await;
     let shown = browser.follow(sent, gateway.origin()).await;
-    assert!(shown.text.contains("Signed in as <bdi>eve</bdi>"), "{}", shown.text);
+    assert!(
+        shown.text.contains("Signed in as <bdi>eve</bdi>"),
+        "{}",
+        shown.text
+    );
     assert!(is_asked(&mut browser, &[]).await);
 }
 
@@ -364,7 +443,10 @@ async fn prompts_and_ages_are_obeyed() {
     let none = request(&gateway, &[("prompt", "none")]);
     assert!(browser.open(&none).await.answer()["code"].starts_with("lgc_"));
     let unseen = request(&gateway, &[("prompt", "none"), ("scope", "files:read")]);
-    assert_eq!(browser.open(&unseen).await.answer()["error"], "consent_required");
+    assert_eq!(
+        browser.open(&unseen).await.answer()["error"],
+        "consent_required"
+    );
     for (name, value) in [("prompt", "login"), ("max_age", "0")] {
         if name == "max_age" {
             // A second has passed since the log-in.
@@ -372,7 +454,11 @@ async fn prompts_and_ages_are_obeyed() {
         }
         let url = request(&gateway, &[(name, value)]);
         let login = browser.open(&url).await;
-        assert!(login.text.contains("name=\"password\""), "{name}: {}", login.text);
+        assert!(
+            login.text.contains("name=\"password\""),
+            "{name}: {}",
+            login.text
+        );
         let sent = browser.submit(&login, &ADA).await;
         // It is asked once, not for ever.
         let done = browser.follow(sent, gateway.origin()).await;
@@ -395,7 +481,12 @@ async fn forms_hold_where_they_were_given() {
     eve.open(&request(&gateway, &[])).await;
     let refused = async |browser: &mut Browser, url: &str, fields: &[(&str, &str)]| {
         let shown = browser.post(url, fields).await;
-        assert_eq!(shown.status, StatusCode::BAD_REQUEST, "{fields:?} {}", shown.text);
+        assert_eq!(
+            shown.status,
+            StatusCode::BAD_REQUEST,
+            "{fields:?} {}",
+            shown.text
+        );
         assert!(!shown.headers.contains_key(LOCATION));
         shown.assert_guarded();
     };
@@ -414,17 +505,36 @@ async fn forms_hold_where_they_were_given() {
     }
     refused(&mut ada, &own, &[("form", &login_form), allow]).await;
     refused(&mut ada, &url("b", "consent"), &[("form", &form), allow]).await;
-    refused(&mut ada, &url("a", "login"), &[("form", &form), ADA[0], ADA[1]]).await;
+    refused(
+        &mut ada,
+        &url("a", "login"),
+        &[("form", &form), ADA[0], ADA[1]],
+    )
+    .await;
     // The cookie changed with the log-in.
-    refused(&mut ada, &url("a", "login"), &[("form", &login_form), ADA[0], ADA[1]]).await;
-    refused(&mut ada, &own, &[("form", &form), allow, ("decision", "deny")]).await;
+    refused(
+        &mut ada,
+        &url("a", "login"),
+        &[("form", &login_form), ADA[0], ADA[1]],
+    )
+    .await;
+    refused(
+        &mut ada,
+        &own,
+        &[("form", &form), allow, ("decision", "deny")],
+    )
+    .await;
     refused(&mut ada, &own, &[("form", &form), ("decision", "maybe")]).await;
     refused(&mut ada, &own, &[("form", &form)]).await;
     refused(&mut ada, &format!("{own}?form={form}"), &[allow]).await;
     let mut thief = Browser::new();
     thief.steal(&ada);
     let shown = thief.post(&own, &[("form", &form), allow]).await;
-    assert_eq!(shown.status, StatusCode::SEE_OTHER, "with the cookie it is the same browser");
+    assert_eq!(
+        shown.status,
+        StatusCode::SEE_OTHER,
+        "with the cookie it is the same browser"
+    );
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     refused(&mut ada, &own, &[("form", &form), allow]).await;
 }
@@ -439,22 +549,36 @@ async fn forms_come_from_our_pages() {
             asked = asked.header(*name, *value);
         }
         let asked = asked.header("Content-Type", "application/x-www-form-urlencoded");
-        within("an answer", asked.body("a=b").send()).await.unwrap().status()
+        within("an answer", asked.body("a=b").send())
+            .await
+            .unwrap()
+            .status()
     };
     let own = [("Origin", "null"), ("Sec-Fetch-Site", "same-origin")];
-    for end in ["/t/a/oauth/login", "/t/a/oauth/consent", "/t/a/oauth/authorize"] {
+    for end in [
+        "/t/a/oauth/login",
+        "/t/a/oauth/consent",
+        "/t/a/oauth/authorize",
+    ] {
         assert_eq!(post(end, &own).await, StatusCode::BAD_REQUEST, "{end}");
         assert_eq!(post(end, &[]).await, StatusCode::BAD_REQUEST, "{end}");
         for foreign in [
             &[("Origin", "null")][..],
             &[("Origin", "null"), ("Sec-Fetch-Site", "cross-site")],
             &[("Origin", "null"), ("Sec-Fetch-Site", "same-site")],
-            &[("Origin", "https://evil.test"), ("Sec-Fetch-Site", "same-origin")],
+            &[
+                ("Origin", "https://evil.test"),
+                ("Sec-Fetch-Site", "same-origin"),
+            ],
         ] {
-            assert_eq!(post(end, foreign).await, StatusCode::FORBIDDEN, "{end} {foreign:?}");
+            assert_eq!(
+                post(end, foreign).await,
+                StatusCode::FORBIDDEN,
+                "{end} {foreign:?}"
+            );
         }
     }
-    for end in ["/t/a/oauth/token", "/t/a/x/mcp", "/mcp"] {
+    for end in ["/t/a/oauth/callback/x", "/t/a/x/mcp", "/mcp"] {
         assert_eq!(post(end, &own).await, StatusCode::FORBIDDEN, "{end}");
     }
 }
@@ -478,7 +602,10 @@ async fn wrong_passwords_are_counted() {
         let (_, form) = shown.form("username");
         texts.push(shown.text.replace(&form, ""));
     }
-    assert!(texts.iter().all(|text| *text == texts[0]), "one text for every reason");
+    assert!(
+        texts.iter().all(|text| *text == texts[0]),
+        "one text for every reason"
+    );
     let shown = browser.submit(&login, &ADA).await;
     assert_eq!(shown.status, StatusCode::TOO_MANY_REQUESTS);
     let retry: u64 = shown.header("retry-after").parse().unwrap();
@@ -498,7 +625,10 @@ async fn servers_that_a_person_may_not_use_are_like_those_that_are_not_there() {
         let resource = format!("{}/t/a/{server}/mcp", gateway.origin());
         request(&gateway, &[("resource", &resource)])
     };
-    let (closed, missing) = (browser.open(&ask("closed")).await, browser.open(&ask("none")).await);
+    let (closed, missing) = (
+        browser.open(&ask("closed")).await,
+        browser.open(&ask("none")).await,
+    );
     assert_eq!(closed.answer()["error"], "invalid_target");
     assert_eq!(closed.answer(), missing.answer());
     // Before anybody is known, names tell nothing.
@@ -525,7 +655,10 @@ async fn hostile_names_stay_names() {
     let id = registered["client_id"].as_str();
     let id = id.unwrap_or_else(|| panic!("not registered: {registered}"));
     let mut browser = Browser::new();
-    let changed = [("client_id", id), ("redirect_uri", "http://127.0.0.1:7777/cb")];
+    let changed = [
+        ("client_id", id),
+        ("redirect_uri", "http://127.0.0.1:7777/cb"),
+    ];
     let url = request(&gateway, &changed);
     let login = browser.open(&url).await;
     let consent = consent_page(&gateway, &mut browser, &url).await;
@@ -536,7 +669,11 @@ async fn hostile_names_stay_names() {
         assert!(!page.text.contains(&"x".repeat(70)), "long names are cut");
     }
     assert!(consent.text.contains("not verified"), "{}", consent.text);
-    assert!(consent.text.contains("on this computer"), "{}", consent.text);
+    assert!(
+        consent.text.contains("on this computer"),
+        "{}",
+        consent.text
+    );
     assert!(consent.text.contains("127.0.0.1:7777"));
 }
 
@@ -559,7 +696,15 @@ async fn log_ins_and_decisions_are_on_record() {
     let page = json_of(within("the audit trail", asked.send()).await.unwrap()).await;
     let text = page.to_string();
     let count = |kind: &str| text.matches(&format!("\"{kind}\"")).count();
-    assert_eq!((count("login"), count("consent.denied"), count("consent.given")), (2, 1, 1), "{text}");
+    assert_eq!(
+        (
+            count("login"),
+            count("consent.denied"),
+            count("consent.given")
+        ),
+        (2, 1, 1),
+        "{text}"
+    );
     assert_eq!(count("bad_password"), 1, "folded: {text}");
     for secret in ["horse", "lgc_"] {
         assert!(!text.contains(secret), "{text}");
@@ -595,4 +740,70 @@ async fn the_default_tenant_has_short_paths() {
     assert_eq!(answer["iss"], gateway.origin());
     let claims = claims(&redeem(&gateway, &answer["code"], &[]).await);
     assert_eq!(claims["aud"], format!("{}/mcp", gateway.origin()));
+}
+
+/// A client that registered itself, and what its registration may be changed with.
+pub(crate) struct Registered {
+    pub(crate) id: String,
+    url: String,
+    token: String,
+}
+
+impl Registered {
+    /// One that is called `name`.
+    pub(crate) async fn new(gateway: &Served, name: &str) -> Self {
+        let asked = client()
+            .post(format!("{}/t/a/oauth/register", gateway.origin()))
+            .header("Content-Type", "application/json")
+            .body(Self::metadata(name).to_string());
+        let all = json_of(within("a client", asked.send()).await.unwrap()).await;
+        let text = |name: &str| {
+            all[name]
+                .as_str()
+                .unwrap_or_else(|| panic!("{all}"))
+                .to_owned()
+        };
+        Self {
+            id: text("client_id"),
+            url: text("registration_client_uri"),
+            token: text("registration_access_token"),
+        }
+    }
+
+    fn metadata(name: &str) -> Value {
+        json!({"client_name": name, "redirect_uris": [BACK], "token_endpoint_auth_method": "none"})
+    }
+
+    /// Calls it otherwise.
+    pub(crate) async fn rename(&self, name: &str) {
+        let mut metadata = Self::metadata(name);
+        metadata["client_id"] = json!(self.id);
+        let asked = client()
+            .put(&self.url)
+            .bearer_auth(&self.token)
+            .header("Content-Type", "application/json")
+            .body(metadata.to_string());
+        let answer = within("a client", asked.send()).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+    }
+}
+
+/// P86: also between the page and the answer to it.
+#[tokio::test]
+async fn a_client_that_changes_is_asked_about_again() {
+    let gateway = plain().await;
+    let registered = Registered::new(&gateway, "Before").await;
+    let url = request(&gateway, &[("client_id", registered.id.as_str())]);
+    let mut browser = Browser::new();
+    let page = consent_page(&gateway, &mut browser, &url).await;
+    registered.rename("Between").await;
+    let shown = browser.submit(&page, &ALLOW).await;
+    assert_eq!(shown.status, StatusCode::OK, "{}", shown.text);
+    assert!(shown.text.contains("Between") && shown.text.contains("not verified"));
+    let done = browser.submit(&shown, &ALLOW).await;
+    assert!(done.answer()["code"].starts_with("lgc_"));
+    assert!(browser.open(&url).await.answer().contains_key("code"));
+    registered.rename("After").await;
+    let again = browser.open(&url).await;
+    assert!(again.text.contains("After") && again.text.contains("name=\"decision\""));
 }

@@ -88,7 +88,15 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     (
         "oauth",
-        &["address", "auth", "config", "control", "outbound", "settings", "telemetry"],
+        &[
+            "address",
+            "auth",
+            "config",
+            "control",
+            "outbound",
+            "settings",
+            "telemetry",
+        ],
     ),
     // Builds the parts and hands them to each other.
     (

@@ -9,6 +9,10 @@ use url::Url;
 
 use crate::settings::Wrong;
 
+/// The address that a request is accounted to; in the extensions of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClientAddress(pub(crate) IpAddr);
+
 /// An IP address with its port.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, Wrong> {
     let remedy = "write an IP address and a port like 127.0.0.1:8080 or [::1]:8080";

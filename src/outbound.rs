@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use reqwest::{
     Client, StatusCode,
     dns::{Addrs, Name, Resolve, Resolving},
-    header::{ACCEPT, CONTENT_TYPE, HeaderMap},
+    header::{ACCEPT, AGE, CACHE_CONTROL, CONTENT_TYPE, HeaderMap},
     redirect,
 };
 use url::{Host, Url};
@@ -43,6 +43,18 @@ pub(crate) enum Refused {
     Answer(String),
 }
 
+/// What was got.
+#[derive(Debug)]
+pub(crate) struct Document {
+    /// Its bytes.
+    pub(crate) body: Bytes,
+    /// How long it may be kept, by what its server says (RFC 9111, section 4.2.1); none says
+    /// nothing about that.
+    pub(crate) fresh: Option<Duration>,
+}
+
+impl std::error::Error for Refused {}
+
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -67,18 +79,72 @@ impl Outbound {
     ///
     /// Whatever is not a 200 with JSON in time: redirects are not followed.
     pub(crate) async fn json(&self, url: &str, max: usize) -> Result<Bytes, Refused> {
+        Ok(self.document(url, max).await?.body)
+    }
+
+    /// The same, with how long it may be kept.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::json`].
+    pub(crate) async fn document(&self, url: &str, max: usize) -> Result<Document, Refused> {
         let url = Url::parse(url).map_err(|_| Refused::Url("no URL"))?;
         let client = self.client(&url)?;
         let asked = client.get(url).header(ACCEPT, "application/json").send();
         let answer = asked.await.map_err(unreachable)?;
-        if answer.status() != StatusCode::OK {
-            let what = format!("answered {}", answer.status().as_u16());
-            return Err(Refused::Answer(what));
+        let status = answer.status();
+        if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+            // It may have the document and cannot say so now.
+            return Err(Refused::Unreachable(format!(
+                "answered {}",
+                status.as_u16()
+            )));
+        }
+        if status != StatusCode::OK {
+            return Err(Refused::Answer(format!("answered {}", status.as_u16())));
         }
         if !is_json(answer.headers()) {
             return Err(Refused::Answer("answered no JSON".to_owned()));
         }
-        body(answer, max).await
+        let fresh = freshness(answer.headers());
+        let body = body(answer, max).await?;
+        Ok(Document { body, fresh })
+    }
+
+    /// Whether a URL may be asked at all, as far as its text says.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub(crate) fn check(&self, url: &Url) -> Result<(), Refused> {
+        self.client(url).map(drop)
+    }
+
+    /// Sends a request of OAuth to a server of another, and takes whatever it answers in JSON,
+    /// errors too (RFC 6749, section 5.2), of at most `max` bytes.
+    ///
+    /// # Errors
+    ///
+    /// An answer that is no JSON, or none in time: redirects are not followed.
+    pub(crate) async fn exchange(
+        &self,
+        request: http::Request<Vec<u8>>,
+        max: usize,
+    ) -> Result<http::Response<Vec<u8>>, Refused> {
+        let (head, sent) = request.into_parts();
+        let url = Url::parse(&head.uri.to_string()).map_err(|_| Refused::Url("no URL"))?;
+        let asked = self.client(&url)?.request(head.method, url);
+        let asked = asked.headers(head.headers).body(sent).send();
+        let answer = asked.await.map_err(unreachable)?;
+        let (status, headers) = (answer.status(), answer.headers().clone());
+        if status.is_redirection() || status.is_server_error() || !is_json(&headers) {
+            let what = format!("answered {} without JSON of its own", status.as_u16());
+            return Err(Refused::Answer(what));
+        }
+        let mut response = http::Response::new(body(answer, max).await?.to_vec());
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        Ok(response)
     }
 
     /// The client for a URL that may be asked at all.
@@ -190,6 +256,31 @@ fn is_json(headers: &HeaderMap) -> bool {
     let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or("");
     let kind = kind.trim().to_ascii_lowercase();
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
+}
+
+/// What `Cache-Control` and `Age` make of it; we keep it for ourselves, so that `private` and
+/// `s-maxage` do not matter.
+fn freshness(headers: &HeaderMap) -> Option<Duration> {
+    let lines = headers.get_all(CACHE_CONTROL).iter();
+    let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
+    let mut words = lines.iter().flat_map(|line| line.split(',')).map(str::trim);
+    let is_word = |word: &str, known: &str| {
+        let name = word.split('=').next().unwrap_or_default();
+        name.eq_ignore_ascii_case(known)
+    };
+    let forbidden = |word: &str| is_word(word, "no-store") || is_word(word, "no-cache");
+    if words.clone().any(forbidden) {
+        return Some(Duration::ZERO);
+    }
+    let word = words.find(|word| is_word(word, "max-age"))?;
+    let seconds = |text: &str| text.trim_matches('"').parse::<u64>().ok();
+    // What cannot be read is stale (RFC 9111, section 4.2.1).
+    let max = word
+        .split_once('=')
+        .and_then(|(_, max)| seconds(max))
+        .unwrap_or(0);
+    let age = headers.get(AGE).and_then(|age| seconds(age.to_str().ok()?));
+    Some(Duration::from_secs(max.saturating_sub(age.unwrap_or(0))))
 }
 
 /// The innermost reason: the outer ones repeat the URL.
@@ -455,6 +546,36 @@ mod tests {
             let (url, _server) = server(answer).await;
             let got = local().json(&url, 4).await;
             assert!(matches!(got, Err(Refused::Answer(_))), "{got:?}");
+        }
+    }
+
+    #[test]
+    fn documents_are_as_fresh_as_their_servers_say() {
+        let of = |lines: &[&'static str], age: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(CACHE_CONTROL, line.parse().unwrap());
+            }
+            if let Some(age) = age {
+                headers.insert(AGE, age.parse().unwrap());
+            }
+            freshness(&headers).map(|fresh| fresh.as_secs())
+        };
+        for (lines, age, wanted) in [
+            (&[][..], None, None),
+            (&["public"], None, None),
+            (&["max-age=60"], None, Some(60)),
+            (&["private, Max-Age=60"], Some("50"), Some(10)),
+            (&["max-age=60"], Some("70"), Some(0)),
+            (&["public", "max-age=5"], None, Some(5)),
+            (&["no-store"], None, Some(0)),
+            (&["max-age=60, no-cache"], None, Some(0)),
+            (&["no-cache=\"x\""], None, Some(0)),
+            (&["max-age=x"], None, Some(0)),
+            (&["max-age"], None, Some(0)),
+            (&["s-maxage=9"], None, None),
+        ] {
+            assert_eq!(of(lines, age), wanted, "{lines:?}");
         }
     }
 

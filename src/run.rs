@@ -17,6 +17,7 @@ use crate::{
     config::{Config, Secret},
     control::{
         Catalog, Server,
+        clock::Clock as WallClock,
         confinement::Offer,
         keeper::{Keeper, Reach},
         live::Live,
@@ -28,12 +29,14 @@ use crate::{
         address::Allowed,
         admin, counted,
         gate::Gate,
+        limited,
         ops::{self, Health, Loss},
         routes,
         tls::Files,
     },
     hub::Hub,
     logs::Logs,
+    oauth::Oauth,
     outbound::Outbound,
     telemetry::Metrics,
 };
@@ -156,10 +159,11 @@ pub(crate) async fn run(
     .map_err(anyhow::Error::msg)?;
     let proxies = config.http.trusted_proxies.clone();
     let gate = Gate::new(allowed, proxies.clone(), config.http.max_body as u64);
+    let outbound = Outbound::new(config.outbound_allow.clone());
     let auth = Verifier::new(
         &config,
-        Outbound::new(config.outbound_allow.clone()),
-        (wall_clock(), trail),
+        outbound.clone(),
+        (wall_clock(), trail.clone(), live.asked().clone()),
         &metrics,
         &tracker,
         &release,
@@ -173,6 +177,18 @@ pub(crate) async fn run(
     };
     let front = Arc::new(front);
     let mut app = routes(Arc::clone(&front), health.clone());
+    if is_administered {
+        let oauth = Oauth::new(
+            Arc::clone(&config),
+            Arc::clone(&front.live),
+            outbound,
+            WallClock::system(),
+            trail,
+            Arc::clone(&metrics),
+            front.auth.denials().clone(),
+        );
+        app = app.merge(limited(oauth.routes(), Arc::clone(&front)));
+    }
     let api = is_administered.then(|| admin::routes(front));
     match (listeners.admin, api) {
         (Some(listener), Some(api)) => {

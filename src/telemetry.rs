@@ -187,11 +187,13 @@ pub(crate) enum Denied {
     BadToken,
     /// Somebody we know, but not for this server.
     NoGrant,
+    /// A wrong password, or somebody who may not log in.
+    BadPassword,
 }
 
 impl Denied {
     /// The values of the label, in the order of the variants: change both together.
-    const LABELS: [&str; 3] = ["no_token", "bad_token", "no_grant"];
+    const LABELS: [&str; 4] = ["no_token", "bad_token", "no_grant", "bad_password"];
 
     /// As an operator reads it.
     pub(crate) fn as_str(self) -> &'static str {

@@ -97,8 +97,11 @@ CREATE TABLE refresh_tokens (
     successor  BYTEA
 );
 CREATE INDEX refresh_tokens_by_grant ON refresh_tokens (grant_id);
+CREATE INDEX refresh_tokens_by_end ON refresh_tokens (expires_ms);
 
--- Numbered in the order of their commits: `changes.revocation` is the number of the last.
+-- Numbered in the order of their commits: `changes.revocation` is the number of the last. Kinds are
+-- grants (values are their ids), subject, keys (of the tenant, which are others now) and key (one
+-- that is worth nothing any more).
 CREATE TABLE revocations (
     number BIGINT NOT NULL PRIMARY KEY,
     tenant TEXT   NOT NULL,

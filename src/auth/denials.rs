@@ -8,7 +8,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -30,9 +30,9 @@ pub(crate) struct Denial {
     pub(crate) who: Caller,
     /// The tenant in the path.
     pub(crate) tenant: Arc<str>,
-    /// The server in the path, whether there is one or not.
+    /// The server in the path, whether there is one or not; empty where the path names none.
     pub(crate) server: Arc<str>,
-    /// The kind of endpoint: `mcp`, `sse` or `messages`.
+    /// The kind of endpoint: `mcp`, `sse`, `messages` or `login`.
     pub(crate) route: &'static str,
     /// Why.
     pub(crate) reason: Denied,
@@ -55,8 +55,28 @@ pub(crate) struct Denials {
     table: Arc<Table>,
     metrics: Arc<Metrics>,
     trail: Trail,
-    /// Whether something was written and nobody has waited for it yet.
-    is_unsettled: Arc<AtomicBool>,
+    settled: Arc<Settled>,
+}
+
+/// How much of what was written is known to be in the audit trail. Counted, since several that are
+/// denied at once all wait, whoever of them asks first.
+#[derive(Default)]
+struct Settled {
+    /// What was written so far.
+    written: AtomicU64,
+    /// What of it is on record.
+    recorded: AtomicU64,
+}
+
+impl Settled {
+    /// Waits for `record`, unless all that was written before is on record.
+    async fn wait(&self, record: impl Future<Output = ()>) {
+        let written = self.written.load(Ordering::Acquire);
+        if self.recorded.load(Ordering::Acquire) < written {
+            record.await;
+            self.recorded.fetch_max(written, Ordering::AcqRel);
+        }
+    }
 }
 
 #[expect(
@@ -79,15 +99,13 @@ impl Denials {
             table: Arc::default(),
             metrics,
             trail,
-            is_unsettled: Arc::default(),
+            settled: Arc::default(),
         }
     }
 
     /// Waits until what was written is in the audit trail, but not for long.
-    pub(super) async fn settle(&self) {
-        if self.is_unsettled.swap(false, Ordering::Relaxed) {
-            self.trail.settle().await;
-        }
+    pub(crate) async fn settle(&self) {
+        self.settled.wait(self.trail.settle()).await;
     }
 
     /// Takes note of a denied access, and writes it down if it is the first of its caller at this
@@ -155,13 +173,17 @@ impl Denials {
             tenant: (!tenant.is_empty()).then(|| tenant.to_owned()),
             kind: "denied".to_owned(),
             actor: actor.to_owned(),
-            target: format!("server {tenant}/{server}"),
+            target: if server.is_empty() {
+                format!("tenant {tenant}")
+            } else {
+                format!("server {tenant}/{server}")
+            },
             detail: json!({
                 "route": denial.route, "reason": denial.reason.as_str(), "detail": denial.detail,
                 "address": address, "count": count,
             }),
         });
-        self.is_unsettled.store(true, Ordering::Relaxed);
+        self.settled.written.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -228,6 +250,34 @@ mod tests {
         assert_eq!(waiting(), [0, 999]);
         assert_eq!(denials.sweep(Duration::ZERO), 1, "one line for 999");
         assert!(waiting().is_empty());
+    }
+
+    #[tokio::test]
+    async fn each_of_those_that_are_denied_at_once_waits_for_its_record() {
+        let settled = Settled::default();
+        let write = || settled.written.fetch_add(1, Ordering::AcqRel);
+        write();
+        let (record, recorded) = tokio::sync::oneshot::channel::<()>();
+        let first = async {
+            let recorded = async { recorded.await.unwrap() };
+            settled.wait(recorded).await;
+        };
+        tokio::pin!(first);
+        assert!(futures_util::poll!(&mut first).is_pending());
+        // The first one still waits: its record is not there, nor is this one's.
+        let mut is_asked = false;
+        settled.wait(async { is_asked = true }).await;
+        assert!(is_asked);
+        write();
+        record.send(()).unwrap();
+        first.await;
+        // What was written while the first one waited is not what it waited for.
+        let mut is_asked = false;
+        settled.wait(async { is_asked = true }).await;
+        assert!(is_asked);
+        settled
+            .wait(async { unreachable!("all is on record") })
+            .await;
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, PoisonError},
+    sync::{Arc, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -16,7 +16,11 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use url::Url;
 
-use super::jwt::{Claims, KeyId, KeySet, Signature, Token};
+use super::{
+    Principal,
+    jws::{KeyId, KeySet, Signature},
+    jwt::{Claims, Token},
+};
 use crate::{control::identity::External, outbound::Outbound};
 
 /// Every issuer that was asked for so far; clones share them.
@@ -84,13 +88,14 @@ impl Issuers {
             is_meant(&known.claims)?;
             return Ok(known);
         }
-        let token = Token::parse(text, settings).map_err(Refusal::Invalid)?;
+        let token = Token::parse(text, (&**settings).into()).map_err(Refusal::Invalid)?;
         // Before any key is asked for: what is of no use here costs the issuer nothing.
         is_meant(&token.claims)?;
         let key = issuer.signer(&token).await?;
         let verified = Arc::new(Verified {
             claims: token.claims,
             key,
+            principal: OnceLock::new(),
         });
         issuer.verified.insert(hash, Arc::clone(&verified)).await;
         Ok(verified)
@@ -103,6 +108,22 @@ pub(super) struct Verified {
     pub(super) claims: Claims,
     /// Who signed it: it is worth as much as that key is now.
     key: KeyId,
+    /// Whom it shows to the tenant that saw it first, which is almost always the only one.
+    principal: OnceLock<Principal>,
+}
+
+impl Verified {
+    /// Whom it shows to a tenant that trusts `issuer`.
+    pub(super) fn principal(&self, tenant: &str, issuer: &str) -> Principal {
+        let (subject, client) = (&self.claims.subject, self.claims.client.as_deref());
+        let new = || Principal::new(tenant, Some(issuer), Some(subject), client);
+        let first = self.principal.get_or_init(new);
+        if first.tenant() == tenant && first.issuer() == Some(issuer) {
+            first.clone()
+        } else {
+            new()
+        }
+    }
 }
 
 /// One issuer.
@@ -192,10 +213,10 @@ impl Issuer {
             Some(keys) => keys,
             None => self.first().await?,
         };
-        let outcome = match keys.check(token) {
+        let outcome = match keys.check(&token.jws) {
             Signature::NoKey if self.may_ask(token.kid()) => match self.newer(&keys).await {
                 Some(keys) => {
-                    let outcome = keys.check(token);
+                    let outcome = keys.check(&token.jws);
                     self.remember(token.kid(), &outcome);
                     outcome
                 }

@@ -3,26 +3,44 @@
 //!
 //! Not here: where keys come from (`external`), and what a claim allows (`auth`).
 
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::sync::Arc;
 
-use aws_lc_rs::digest::{SHA256, digest};
-use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use jsonwebtoken::{Algorithm as Alg, DecodingKey, crypto};
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::control::identity::{ALGORITHMS, Algorithm, External};
+use super::jws::{Jws, moment, opened, string, strings};
+use crate::control::identity::{Algorithm, External};
 
 /// A token whose signature nobody has looked at yet.
 pub(super) struct Token<'t> {
-    /// What is signed: the first two parts.
-    signed: &'t str,
-    /// The third part.
-    signature: &'t str,
-    algorithm: Algorithm,
-    kid: Option<String>,
+    /// How it is signed.
+    pub(super) jws: Jws<'t>,
+    /// `typ` of the header, as it stands there.
+    pub(super) kind: Option<String>,
     /// What it says.
     pub(super) claims: Claims,
+    /// All of what it says.
+    payload: Map<String, Value>,
+}
+
+/// What is looked for in a token.
+#[derive(Clone, Copy)]
+pub(super) struct Expected<'e> {
+    /// `iss`, byte for byte.
+    pub(super) issuer: &'e str,
+    /// Signature algorithms that are believed.
+    pub(super) algorithms: &'e [Algorithm],
+    /// The claim that holds the subject's groups.
+    pub(super) groups_claim: &'e str,
+}
+
+impl<'e> From<&'e External> for Expected<'e> {
+    fn from(settings: &'e External) -> Self {
+        Self {
+            issuer: &settings.issuer,
+            algorithms: &settings.algorithms,
+            groups_claim: &settings.groups_claim,
+        }
+    }
 }
 
 /// What an access token says, as far as anybody asks.
@@ -58,52 +76,42 @@ impl Claims {
 }
 
 impl<'t> Token<'t> {
-    /// Reads a token of the issuer that `settings` describe; everything is checked that needs
-    /// neither a key nor the time nor the resource.
+    /// Reads a token of the issuer that is expected; everything is checked that needs neither a key
+    /// nor the time nor the resource.
     ///
     /// # Errors
     ///
     /// Why it is no access token of that issuer, for the log.
-    pub(super) fn parse(text: &'t str, settings: &External) -> Result<Self, &'static str> {
-        if text.len() > TOKEN_MAX {
-            return Err("too long");
-        }
-        let (signed, signature) = text.rsplit_once('.').ok_or("no JWT")?;
-        let (header, payload) = signed.split_once('.').ok_or("no JWT")?;
-        let header = object(header)?;
-        let algorithm = string(&header, "alg")?.ok_or("no alg")?;
-        let known = ALGORITHMS.iter().find(|(name, _)| *name == algorithm);
-        let algorithm = known.map(|(_, algorithm)| *algorithm);
-        let algorithm = algorithm.filter(|algorithm| settings.algorithms.contains(algorithm));
-        let algorithm = algorithm.ok_or("an algorithm that is not allowed")?;
-        // What must be understood is not (RFC 7515, section 4.1.11). Keys and places of keys that a
-        // token brings along (jwk, jku, x5c, x5u) are never looked at.
-        if header.contains_key("crit") || header.contains_key("b64") || header.contains_key("zip") {
-            return Err("a header that is not understood");
-        }
-        let is_at_jwt = is_at_jwt(string(&header, "typ")?)?;
-        let kid = string(&header, "kid")?.map(str::to_owned);
-        if kid.as_ref().is_some_and(|kid| kid.len() > KID_MAX) {
-            return Err("a kid that is too long");
-        }
-        let payload = object(payload)?;
-        if string(&payload, "iss")? != Some(&settings.issuer) {
+    pub(super) fn parse(text: &'t str, expected: Expected<'_>) -> Result<Self, &'static str> {
+        let (header, payload, jws) = opened(text, expected.algorithms)?;
+        let kind = string(&header, "typ")?;
+        let is_at_jwt = is_at_jwt(kind)?;
+        if string(&payload, "iss")? != Some(expected.issuer) {
             return Err("another issuer");
         }
         check_kind(&payload, is_at_jwt)?;
-        let claims = claims(&payload, &settings.groups_claim, is_at_jwt)?;
+        let claims = claims(&payload, expected.groups_claim, is_at_jwt)?;
         Ok(Self {
-            signed,
-            signature,
-            algorithm,
-            kid,
+            jws,
+            kind: kind.map(str::to_owned),
             claims,
+            payload,
         })
     }
 
     /// The key that it asks for.
     pub(super) fn kid(&self) -> Option<&str> {
-        self.kid.as_deref()
+        self.jws.kid.as_deref()
+    }
+
+    /// A further claim, which must be a text.
+    pub(super) fn text(&self, claim: &str) -> Result<Option<&str>, &'static str> {
+        string(&self.payload, claim)
+    }
+
+    /// A further claim, which must be a time.
+    pub(super) fn moment(&self, claim: &str) -> Result<Option<u64>, &'static str> {
+        moment(&self.payload, claim)
     }
 }
 
@@ -179,287 +187,10 @@ fn claims(
     })
 }
 
-fn string<'p>(object: &'p Map<String, Value>, name: &str) -> Result<Option<&'p str>, &'static str> {
-    match object.get(name) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err("a member that is no text"),
-    }
-}
-
-/// One text, or an array of texts.
-fn strings(value: &Value) -> Result<Vec<String>, &'static str> {
-    let text = |value: &Value| match value {
-        Value::String(text) => Ok(text.clone()),
-        _ => Err("a member that is no text"),
-    };
-    match value {
-        Value::Array(items) => items.iter().map(text).collect(),
-        one => Ok(vec![text(one)?]),
-    }
-}
-
-/// A `NumericDate` (RFC 7519, section 2), which may have a fraction.
-fn moment(payload: &Map<String, Value>, name: &str) -> Result<Option<u64>, &'static str> {
-    let bad = "a time that is no number";
-    match payload.get(name) {
-        None => Ok(None),
-        Some(Value::Number(number)) => {
-            let whole = number.as_u64();
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "the conversion saturates"
-            )]
-            let rounded = number.as_f64().filter(|n| *n >= 0.0).map(|n| n as u64);
-            whole.or(rounded).ok_or(bad).map(Some)
-        }
-        Some(_) => Err(bad),
-    }
-}
-
-/// A part of a token: an object in which no name comes twice.
-fn object(part: &str) -> Result<Map<String, Value>, &'static str> {
-    let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| "no base64url")?;
-    match serde_json::from_slice(&bytes) {
-        Ok(Strict(Value::Object(members))) => Ok(members),
-        _ => Err("no JSON object, or a name twice"),
-    }
-}
-
-/// JSON in which names are unique (RFC 7519, section 4): of two readers, one would take the first
-/// and the other the last.
-struct Strict(Value);
-
-impl<'de> Deserialize<'de> for Strict {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Unique.deserialize(from).map(Strict)
-    }
-}
-
-struct Unique;
-
-impl<'de> DeserializeSeed<'de> for Unique {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
-        from.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Unique {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_bool<E>(self, flag: bool) -> Result<Value, E> {
-        Ok(flag.into())
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
-        Ok(number.into())
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
-        Ok(number.into())
-    }
-
-    fn visit_f64<E>(self, number: f64) -> Result<Value, E> {
-        Ok(number.into())
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
-        Ok(text.into())
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let mut all = Vec::new();
-        while let Some(item) = items.next_element_seed(Self)? {
-            all.push(item);
-        }
-        Ok(Value::Array(all))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
-        let mut all = Map::new();
-        while let Some(name) = members.next_key::<String>()? {
-            let value = members.next_value_seed(Self)?;
-            if all.insert(name, value).is_some() {
-                return Err(A::Error::custom("a name twice"));
-            }
-        }
-        Ok(Value::Object(all))
-    }
-}
-
-/// The keys of an issuer.
-pub(super) struct KeySet {
-    keys: Vec<Key>,
-    ids: HashSet<KeyId>,
-}
-
-/// Tells keys apart, whatever the issuer calls them.
-pub(super) type KeyId = [u8; 32];
-
-struct Key {
-    kid: Option<String>,
-    /// What it can verify, and may.
-    algorithms: Vec<Algorithm>,
-    key: DecodingKey,
-    id: KeyId,
-}
-
-/// What a key set makes of a token.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Signature {
-    /// Made by this key.
-    By(KeyId),
-    /// Not made by the key that it names.
-    Bad,
-    /// No key here is the one that it names: the issuer may have a newer one.
-    NoKey,
-}
-
-impl KeySet {
-    /// Reads a JWK set; keys that are not ours to use are passed over, as RFC 7517, section 5 says.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
-        let Ok(Strict(set)) = serde_json::from_slice(bytes) else {
-            return Err("no JSON, or a name twice");
-        };
-        let keys = set.get("keys").and_then(Value::as_array).ok_or("no keys")?;
-        let keys: Vec<Key> = keys.iter().filter_map(Key::parse).take(KEYS_MAX).collect();
-        let ids = keys.iter().map(|key| key.id).collect();
-        Ok(Self { keys, ids })
-    }
-
-    /// Whether a key is still one of them.
-    pub(super) fn has(&self, id: &KeyId) -> bool {
-        self.ids.contains(id)
-    }
-
-    /// Looks at a token's signature.
-    pub(super) fn check(&self, token: &Token<'_>) -> Signature {
-        let is_meant = |key: &&Key| match (&token.kid, &key.kid) {
-            (Some(wanted), Some(kid)) => wanted == kid,
-            _ => true,
-        };
-        let mut meant = self.keys.iter().filter(is_meant).peekable();
-        if meant.peek().is_none() {
-            return Signature::NoKey;
-        }
-        let fits = |key: &&Key| key.algorithms.contains(&token.algorithm);
-        let signer = meant.filter(fits).take(TRIES).find(|key| key.made(token));
-        match signer {
-            Some(key) => Signature::By(key.id),
-            // A token without a kid says nothing about which key it means.
-            None if token.kid.is_none() => Signature::NoKey,
-            None => Signature::Bad,
-        }
-    }
-}
-
-impl Key {
-    fn parse(jwk: &Value) -> Option<Self> {
-        let text = |name: &str| jwk.get(name).and_then(Value::as_str);
-        if text("use").is_some_and(|purpose| purpose != "sig") {
-            return None;
-        }
-        let operations = jwk.get("key_ops").and_then(Value::as_array);
-        if operations.is_some_and(|all| !all.iter().any(|one| one == "verify")) {
-            return None;
-        }
-        // The curve, or the size, decides what a key is for; a token does not.
-        let (key, able, parts): (_, &[Algorithm], _) = match (text("kty")?, text("crv")) {
-            ("RSA", _) => {
-                let (n, e) = (text("n")?, text("e")?);
-                let bytes = URL_SAFE_NO_PAD.decode(n).ok()?;
-                if bytes.len() < RSA_MIN {
-                    return None;
-                }
-                (DecodingKey::from_rsa_components(n, e), &RSA, [n, e])
-            }
-            ("EC", Some(curve)) => {
-                let (x, y) = (text("x")?, text("y")?);
-                let able: &[Algorithm] = match curve {
-                    "P-256" => &[Algorithm::Es256],
-                    "P-384" => &[Algorithm::Es384],
-                    _ => return None,
-                };
-                (DecodingKey::from_ec_components(x, y), able, [x, y])
-            }
-            ("OKP", Some("Ed25519")) => {
-                let x = text("x")?;
-                (
-                    DecodingKey::from_ed_components(x),
-                    &[Algorithm::EdDsa],
-                    [x, ""],
-                )
-            }
-            _ => return None,
-        };
-        let named = |algorithm: &Algorithm| match text("alg") {
-            None => true,
-            // RFC 9864 gives EdDSA on this curve a name of its own.
-            Some("Ed25519") => *algorithm == Algorithm::EdDsa,
-            Some(alg) => ALGORITHMS.contains(&(alg, *algorithm)),
-        };
-        let kid = text("kid").map(str::to_owned);
-        let named_parts = format!("{kid:?} {parts:?}");
-        let mut id = KeyId::default();
-        id.copy_from_slice(digest(&SHA256, named_parts.as_bytes()).as_ref());
-        Some(Self {
-            kid,
-            algorithms: able.iter().copied().filter(named).collect(),
-            key: key.ok()?,
-            id,
-        })
-    }
-
-    fn made(&self, token: &Token<'_>) -> bool {
-        let algorithm = match token.algorithm {
-            Algorithm::Rs256 => Alg::RS256,
-            Algorithm::Rs384 => Alg::RS384,
-            Algorithm::Rs512 => Alg::RS512,
-            Algorithm::Ps256 => Alg::PS256,
-            Algorithm::Ps384 => Alg::PS384,
-            Algorithm::Ps512 => Alg::PS512,
-            Algorithm::Es256 => Alg::ES256,
-            Algorithm::Es384 => Alg::ES384,
-            Algorithm::EdDsa => Alg::EdDSA,
-        };
-        let signed = token.signed.as_bytes();
-        crypto::verify(token.signature, signed, &self.key, algorithm).unwrap_or(false)
-    }
-}
-
-const RSA: [Algorithm; 6] = [
-    Algorithm::Rs256,
-    Algorithm::Rs384,
-    Algorithm::Rs512,
-    Algorithm::Ps256,
-    Algorithm::Ps384,
-    Algorithm::Ps512,
-];
 /// Claims of ID tokens (`nonce` and the hashes), of logout and security event tokens (`events`).
 const FOREIGN: [&str; 5] = ["nonce", "at_hash", "c_hash", "s_hash", "events"];
 /// How far clocks may be apart (CONTRACT P66), in seconds.
 const LEEWAY: u64 = 60;
-/// Larger ones do not fit into what proxies take as one header field.
-const TOKEN_MAX: usize = 8 << 10;
-/// Longer ones are not names of keys.
-const KID_MAX: usize = 256;
-/// Keys of one issuer that are kept.
-const KEYS_MAX: usize = 64;
-/// Keys that are tried for a token that names none.
-const TRIES: usize = 8;
-/// 2048 bits.
-const RSA_MIN: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -469,11 +200,18 @@ mod tests {
         rsa::{KeyPair as Rsa, KeySize},
         signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair},
     };
-    use base64::engine::general_purpose::STANDARD;
-    use jsonwebtoken::EncodingKey;
+    use base64::{
+        Engine,
+        engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+    };
+    use jsonwebtoken::{Algorithm as Alg, EncodingKey, crypto};
     use serde_json::json;
 
     use super::*;
+    use crate::{
+        auth::jws::{KeySet, Signature, TOKEN_MAX},
+        control::identity::ALGORITHMS,
+    };
 
     fn settings() -> External {
         External {
@@ -499,7 +237,7 @@ mod tests {
 
     fn parsed(header: &str, payload: &str) -> Result<Claims, &'static str> {
         let text = unsigned(header, payload);
-        Token::parse(&text, &settings()).map(|token| token.claims)
+        Token::parse(&text, (&settings()).into()).map(|token| token.claims)
     }
 
     const HEADER: &str = r#"{"alg":"ES256","kid":"k"}"#;
@@ -645,15 +383,15 @@ mod tests {
             assert!(parsed(HEADER, payload).is_err(), "{payload}");
         }
         for text in ["", ".", "..", "a.b", "a.b.c.d", &"a".repeat(9000)] {
-            assert!(Token::parse(text, &settings()).is_err(), "{text}");
+            assert!(Token::parse(text, (&settings()).into()).is_err(), "{text}");
         }
         let padded = format!("{}=.{}.c2ln", part(HEADER), part(&good));
-        assert!(Token::parse(&padded, &settings()).is_err());
+        assert!(Token::parse(&padded, (&settings()).into()).is_err());
         let long = unsigned(
             HEADER,
             &good.replacen('{', &format!(r#"{{"x":"{}","#, "y".repeat(6100)), 1),
         );
-        assert!(long.len() > TOKEN_MAX && Token::parse(&long, &settings()).is_err());
+        assert!(long.len() > TOKEN_MAX && Token::parse(&long, (&settings()).into()).is_err());
     }
 
     fn signed(alg: &str, kid: Option<&str>, key: &EncodingKey, by: Alg) -> String {
@@ -672,7 +410,7 @@ mod tests {
 
     fn check(set: &Value, text: &str) -> Signature {
         let set = KeySet::parse(set.to_string().as_bytes()).unwrap();
-        set.check(&Token::parse(text, &settings()).unwrap())
+        set.check(&Token::parse(text, (&settings()).into()).unwrap().jws)
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! does not compile. Bearer credentials only: `api_key` and `external` say who a credential stands
 //! for, what is here decides what that somebody may use.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -12,7 +12,11 @@ use crate::{
     config::Config,
     control::{
         AuthMode, Catalog, Server, Tenant,
+        builtin::Builtin,
         identity::{ApiKey, External},
+        issuer,
+        live::Asked,
+        signing::Issued,
         trail::Trail,
     },
     error::Error,
@@ -22,13 +26,18 @@ use crate::{
 
 pub(crate) mod administrator;
 pub(crate) mod api_key;
+pub(crate) mod builtin;
 pub(crate) mod denials;
 mod external;
+pub(crate) mod jws;
 mod jwt;
 pub(crate) mod policy;
+mod principals;
 
+use builtin::{Groups, Tokens};
 use denials::Denials;
 use external::{Issuers, Means, Refusal};
+use principals::Principals;
 
 /// The issuer of everybody who calls with an API key: no URL, so that no other can have it.
 pub(crate) const API_KEY_ISSUER: &str = "lockgate:api-key";
@@ -68,6 +77,11 @@ impl Principal {
         }))
     }
 
+    /// The tenant that it belongs to.
+    fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
+
     /// Who says so; none is nobody, where everybody may call.
     pub(crate) fn issuer(&self) -> Option<&str> {
         self.0.issuer.as_deref()
@@ -96,7 +110,7 @@ pub(crate) struct Access {
     tenant: Arc<Tenant>,
     server: Arc<Server>,
     scopes: Arc<[String]>,
-    groups: Arc<[String]>,
+    groups: Groups,
     basis: Basis,
 }
 
@@ -107,8 +121,10 @@ enum Basis {
     Open,
     /// The API key with this hash.
     ApiKey([u8; 32]),
-    /// A token of the principal's issuer.
+    /// A token of the principal's issuer, which is another authorization server.
     Token,
+    /// A token of the tenant's own.
+    Own(builtin::Basis),
 }
 
 impl Access {
@@ -130,6 +146,19 @@ impl Access {
     /// What may be used.
     pub(crate) fn server(&self) -> &Arc<Server> {
         &self.server
+    }
+
+    /// It, resting also on what `other` rests on, whoever of the same principal proved that; none if
+    /// that is nothing new.
+    pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
+        let (Basis::Own(own), Basis::Own(theirs)) = (&self.basis, &other.basis) else {
+            return None;
+        };
+        let basis = Basis::Own(own.joined(theirs)?);
+        Some(Self {
+            basis,
+            ..self.clone()
+        })
     }
 }
 
@@ -168,8 +197,11 @@ struct State {
     public_url: String,
     default: Option<(String, String)>,
     issuers: Issuers,
+    tokens: Tokens,
+    principals: Principals,
     denials: Denials,
     clock: Clock,
+    asked: Asked,
 }
 
 /// Wall time, in seconds since the epoch.
@@ -190,11 +222,12 @@ pub(crate) struct Request<'r> {
 }
 
 impl Verifier {
-    /// One that fetches keys by `outbound`; its tasks belong to `tracker` and end with `stop`.
+    /// One that fetches keys by `outbound`; its tasks belong to `tracker` and end with `stop`. What
+    /// was revoked is known as of the time that `asked` says.
     pub(crate) fn new(
         config: &Config,
         outbound: Outbound,
-        (clock, trail): (Clock, Trail),
+        (clock, trail, asked): (Clock, Trail, Asked),
         metrics: &Arc<Metrics>,
         tracker: &TaskTracker,
         stop: &CancellationToken,
@@ -210,13 +243,15 @@ impl Verifier {
             public_url: config.public_url.clone(),
             default: config.default.clone(),
             issuers: Issuers::new(means),
+            tokens: Tokens::new(),
+            principals: Principals::default(),
             denials,
             clock,
+            asked,
         }))
     }
 
     /// Where denied accesses are reported.
-    #[expect(dead_code, reason = "policy will report what it denies")]
     pub(crate) fn denials(&self) -> &Denials {
         &self.0.denials
     }
@@ -235,7 +270,7 @@ impl Verifier {
             .tenants
             .get(request.tenant)
             .ok_or(Refused::NoServer)?;
-        let admitted = self.admitted(tenant, request).await;
+        let admitted = self.admitted(catalog, tenant, request).await;
         if admitted.is_err() {
             // A denial is on record before it is answered.
             self.0.denials.settle().await;
@@ -245,11 +280,12 @@ impl Verifier {
 
     async fn admitted(
         &self,
+        catalog: &Catalog,
         tenant: &Arc<Tenant>,
         request: &Request<'_>,
     ) -> Result<Access, Refused> {
         let named = tenant.servers.get(request.server);
-        let known = self.identify(tenant, request).await?;
+        let known = self.identify(catalog, tenant, request).await?;
         let access = named.and_then(|server| known.access(tenant, server));
         access.ok_or_else(|| {
             // Where everybody may call, nobody is denied anything.
@@ -264,11 +300,12 @@ impl Verifier {
     /// Who calls.
     async fn identify(
         &self,
+        catalog: &Catalog,
         tenant: &Arc<Tenant>,
         request: &Request<'_>,
     ) -> Result<Known, Refused> {
         if tenant.auth == AuthMode::None {
-            return Ok(Known::anonymous(tenant));
+            return Ok(Known::anonymous(self.0.principals.anonymous(tenant)));
         }
         let unknown = |had_token, reason, detail| {
             self.deny(request, denials::Caller::At(request.from), reason, detail);
@@ -287,20 +324,45 @@ impl Verifier {
         if api_key::is_meant(text) {
             let found = api_key::find(tenant, text, now);
             let (hash, key) = found.ok_or_else(|| bad("an API key that is not known here"))?;
-            return Ok(Known::by_key(tenant, hash, &key));
+            let principal = self.0.principals.by_key(tenant, hash, &key);
+            return Ok(Known::by_key(principal, hash, &key));
         }
-        let AuthMode::External(issuer) = &tenant.auth else {
-            return Err(bad("no API key"));
-        };
         let is_audience = |text: &str| self.is_resource(request, text);
-        match self.0.issuers.verify(issuer, text, now, is_audience).await {
-            Ok(verified) => Ok(Known::by_token(tenant, issuer, &verified.claims)),
-            Err(Refusal::Invalid(why)) => Err(bad(why)),
-            Err(Refusal::Unavailable(retry)) => Err(Refused::Later(Error::Busy {
-                what: "the keys of the authorization server cannot be fetched",
-                retry,
-            })),
+        match &tenant.auth {
+            AuthMode::None | AuthMode::Keys => Err(bad("no API key")),
+            AuthMode::Builtin(builtin) => {
+                // Whoever stood still does not know what was revoked meanwhile.
+                if !self.0.asked.is_recent() {
+                    return Err(Refused::Later(Error::Busy {
+                        what: "what was revoked is being read",
+                        retry: AGAIN,
+                    }));
+                }
+                let (tokens, at) = (&self.0.tokens, (&**tenant, &*catalog.issued));
+                let issuer = || self.issuer(&tenant.name);
+                let verified = tokens.verify(at, issuer, text, now, is_audience).await;
+                let known = verified.and_then(|verified| {
+                    Known::by_own_token((tenant, builtin), &catalog.issued, &verified)
+                });
+                known.map_err(bad)
+            }
+            AuthMode::External(issuer) => {
+                let issuers = &self.0.issuers;
+                match issuers.verify(issuer, text, now, is_audience).await {
+                    Ok(verified) => Ok(Known::by_token(tenant, issuer, &verified)),
+                    Err(Refusal::Invalid(why)) => Err(bad(why)),
+                    Err(Refusal::Unavailable(retry)) => Err(Refused::Later(Error::Busy {
+                        what: "the keys of the authorization server cannot be fetched",
+                        retry,
+                    })),
+                }
+            }
         }
+    }
+
+    /// The issuer of a tenant's own tokens.
+    fn issuer(&self, tenant: &str) -> String {
+        issuer::issuer(&self.0.public_url, self.0.default.as_ref(), tenant)
     }
 
     fn deny(
@@ -343,43 +405,59 @@ impl Verifier {
 struct Known {
     principal: Principal,
     scopes: Arc<[String]>,
-    groups: Arc<[String]>,
+    groups: Groups,
     basis: Basis,
     /// The API key, which has servers of its own.
     key: Option<Arc<ApiKey>>,
 }
 
 impl Known {
-    fn anonymous(tenant: &Tenant) -> Self {
+    fn anonymous(principal: Principal) -> Self {
         Self {
-            principal: Principal::new(&tenant.name, None, None, None),
+            principal,
             scopes: Arc::default(),
-            groups: Arc::default(),
+            groups: Groups::default(),
             basis: Basis::Open,
             key: None,
         }
     }
 
-    fn by_key(tenant: &Tenant, hash: [u8; 32], key: &Arc<ApiKey>) -> Self {
-        let (issuer, subject, client) = (API_KEY_ISSUER, key.subject.as_str(), key.name.as_str());
+    fn by_key(principal: Principal, hash: [u8; 32], key: &Arc<ApiKey>) -> Self {
         Self {
-            principal: Principal::new(&tenant.name, Some(issuer), Some(subject), Some(client)),
+            principal,
             scopes: Arc::clone(&key.scopes),
-            groups: Arc::default(),
+            groups: Groups::default(),
             basis: Basis::ApiKey(hash),
             key: Some(Arc::clone(key)),
         }
     }
 
-    fn by_token(tenant: &Tenant, issuer: &External, claims: &jwt::Claims) -> Self {
-        let (subject, client) = (claims.subject.as_str(), claims.client.as_deref());
+    fn by_token(tenant: &Tenant, issuer: &External, verified: &external::Verified) -> Self {
+        let claims = &verified.claims;
         Self {
-            principal: Principal::new(&tenant.name, Some(&issuer.issuer), Some(subject), client),
+            principal: verified.principal(&tenant.name, &issuer.issuer),
             scopes: Arc::clone(&claims.scopes),
-            groups: Arc::clone(&claims.groups),
+            groups: Groups::Said(Arc::clone(&claims.groups)),
             basis: Basis::Token,
             key: None,
         }
+    }
+
+    fn by_own_token(
+        (tenant, builtin): (&Tenant, &Builtin),
+        issued: &Issued,
+        verified: &builtin::Verified,
+    ) -> Result<Self, &'static str> {
+        let (principal, basis) = (&verified.principal, &verified.basis);
+        let said = Groups::Said(Arc::clone(&verified.claims.groups));
+        let at = (tenant.name.as_str(), builtin);
+        Ok(Self {
+            principal: principal.clone(),
+            scopes: Arc::clone(&verified.claims.scopes),
+            groups: builtin::groups(at, issued, principal, basis, &said)?,
+            basis: Basis::Own(basis.clone()),
+            key: None,
+        })
     }
 
     /// The proof, if this somebody may use `server`.
@@ -399,7 +477,7 @@ impl Known {
             tenant: Arc::clone(tenant),
             server: Arc::clone(server),
             scopes: Arc::clone(&self.scopes),
-            groups: Arc::clone(&self.groups),
+            groups: self.groups.clone(),
             basis: self.basis.clone(),
         })
     }
@@ -407,31 +485,42 @@ impl Known {
 
 /// Whether an access still holds after a change of the catalog, and what has become of it: none if
 /// its tenant or server is gone, its API key was removed or means somebody else, its issuer is no
-/// longer trusted, or its server is no longer granted. Times are not looked at.
+/// longer trusted, its grant was revoked, or its server is no longer granted. Times are not looked
+/// at.
 pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
+    let as_it_was = |groups| Known {
+        principal: access.principal.clone(),
+        scopes: Arc::clone(&access.scopes),
+        groups,
+        basis: access.basis.clone(),
+        key: None,
+    };
     let known = match (&access.basis, &tenant.auth) {
-        (Basis::Open, AuthMode::None) => Known::anonymous(&tenant),
+        (Basis::Open, AuthMode::None) => Known::anonymous(principals::anonymous(&tenant)),
         (Basis::ApiKey(hash), AuthMode::Keys | AuthMode::Builtin(_) | AuthMode::External(_)) => {
             let key = tenant.api_keys.get(hash)?;
-            Known::by_key(&tenant, *hash, key)
+            Known::by_key(principals::by_key(&tenant, key), *hash, key)
+        }
+        (Basis::Own(basis), AuthMode::Builtin(builtin)) => {
+            let at = (tenant.name.as_str(), &**builtin);
+            let said = &access.groups;
+            let groups = builtin::groups(at, &catalog.issued, &access.principal, basis, said);
+            as_it_was(groups.ok()?)
         }
         (Basis::Token, AuthMode::External(issuer))
-            if Some(&issuer.issuer) == access.principal.0.issuer.as_ref() =>
+            if Some(issuer.issuer.as_str()) == access.principal.issuer() =>
         {
-            Known {
-                principal: access.principal.clone(),
-                scopes: Arc::clone(&access.scopes),
-                groups: Arc::clone(&access.groups),
-                basis: Basis::Token,
-                key: None,
-            }
+            as_it_was(access.groups.clone())
         }
         _ => return None,
     };
     let renewed = known.access(&tenant, &server)?;
     (renewed.principal == access.principal).then_some(renewed)
 }
+
+/// When to come back while what was revoked is being read.
+const AGAIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 impl Access {
@@ -442,7 +531,7 @@ impl Access {
             tenant: Arc::clone(tenant),
             server: Arc::clone(server),
             scopes: Arc::default(),
-            groups: Arc::default(),
+            groups: Groups::default(),
             basis: Basis::Token,
         }
     }
@@ -485,7 +574,8 @@ mod tests {
     fn by_key(catalog: &Catalog, server: &str) -> Option<Access> {
         let (tenant, server) = catalog.find("a", server).unwrap();
         let key = tenant.api_keys.get(&[0; 32])?;
-        Known::by_key(&tenant, [0; 32], key).access(&tenant, &server)
+        let principal = principals::by_key(&tenant, key);
+        Known::by_key(principal, [0; 32], key).access(&tenant, &server)
     }
 
     fn by_token(catalog: &Catalog, groups: &[&str]) -> Option<Access> {
@@ -494,7 +584,7 @@ mod tests {
         let known = Known {
             principal,
             scopes: Arc::default(),
-            groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+            groups: Groups::Said(groups.iter().map(|group| (*group).to_owned()).collect()),
             basis: Basis::Token,
             key: None,
         };

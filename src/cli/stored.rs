@@ -60,8 +60,7 @@ pub(super) async fn open(
         Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
     let opening = Opening::of(config, judge, Clock::system());
     let live = Live::unread();
-    let (env, keep) = (env.clone(), config.keeping.audit);
-    let mut keeper = Keeper::new(Arc::clone(&live), opening, applied, env, keep);
+    let mut keeper = Keeper::new(Arc::clone(&live), opening, applied, env.clone(), config);
     let mut started = keeper.start().await;
     if started.is_ok() && live.is_loaded() {
         // Before anybody is told that it listens: whoever waits for that may want to get in.

@@ -8,17 +8,21 @@ use arc_swap::ArcSwap;
 use aws_lc_rs::rand::SystemRandom;
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
+use zeroize::Zeroizing;
 
 use super::{
     audit::{self, Record},
-    declared::{Declared, ObjectName},
+    declared::{Declared, Kind, ObjectName},
     difference::{Change, What},
+    grants::Revoked,
     keys,
     manifest::Manifest,
     master::Make,
+    revocations,
     rows::{self, RowError, Sealer, Stored},
-    seal::Keyring,
-    sql::{Pool, Row, Transaction},
+    seal::{Keyring, NotOpened, Place},
+    signing::Signing,
+    sql::{Pool, Row, Sql, Transaction, Value},
     store::{Author, Failure, Loaded, Opening, When},
 };
 use crate::settings::Wrong;
@@ -33,9 +37,47 @@ pub(super) struct Core {
     pub(super) keys: ArcSwap<Keyring>,
     /// Keys and nonces.
     pub(super) random: SystemRandom,
+    /// The keys that sign tokens, once they were needed.
+    pub(super) signing: Signing,
 }
 
 impl Core {
+    /// What time it is.
+    pub(super) fn now_ms(&self) -> i64 {
+        self.opening.clock.now_ms()
+    }
+
+    /// Runs one statement that writes and depends on no other.
+    pub(super) async fn write(
+        &self,
+        sql: impl Into<Sql>,
+        values: Vec<Value>,
+    ) -> Result<Vec<Row>, Failure> {
+        let mut transaction = self.pool.begin_beside().await?;
+        let rows = transaction.run(sql, values).await?;
+        transaction.commit().await?;
+        Ok(rows)
+    }
+
+    /// What was sealed for `place`; none if it was not, or under a key that is gone.
+    pub(super) fn open(&self, place: Place<'_>, sealed: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+        match self.keys.load().open(place, sealed) {
+            Err(NotOpened::UnknownKey) => {
+                // `lockgate key rotate` was here: its key stands in the file by now.
+                let keys = self.opening.keys.keyring(&self.random, Make::Never).ok()?;
+                let opened = keys.open(place, sealed).ok()?;
+                self.keys.store(Arc::new(keys));
+                Some(opened)
+            }
+            opened => opened.ok(),
+        }
+    }
+
+    /// Seals for `place`; none when the system has no randomness.
+    pub(super) fn seal(&self, place: Place<'_>, plain: &[u8]) -> Option<Vec<u8>> {
+        self.keys.load().seal(&self.random, place, plain)
+    }
+
     /// Everything that is declared, as the transaction sees it.
     pub(super) async fn loaded(&self, transaction: &mut Transaction) -> Result<Loaded, Failure> {
         let version = version_in(&transaction.run(VERSION, Vec::new()).await?)?;
@@ -110,7 +152,10 @@ impl Core {
     }
 
     /// The keys to seal with: a key that was rotated away would seal what nobody can open.
-    async fn current_keys(&self, transaction: &mut Transaction) -> Result<Arc<Keyring>, Failure> {
+    pub(super) async fn current_keys(
+        &self,
+        transaction: &mut Transaction,
+    ) -> Result<Arc<Keyring>, Failure> {
         if !keys::is_known(transaction, &self.keys.load()).await? {
             let keys = self.opening.keys.keyring(&self.random, Make::Never);
             let keys = keys.map_err(Failure::from_mistake)?;
@@ -169,6 +214,7 @@ async fn write(
         (None, None) => Ok(()),
         (None, Some(at)) => {
             let old = state.objects.remove(at);
+            end_issued(transaction, &old.name, now_ms).await?;
             rows::delete(transaction, &old).await
         }
         (Some(object), Some(at)) => {
@@ -193,6 +239,29 @@ async fn write(
         }
     };
     written.map_err(Failure::from_row)
+}
+
+/// Ends what was issued in the name of an object that goes: another one that gets its name must not
+/// inherit it. Tokens are refused without it, since what they name is not there.
+async fn end_issued(
+    transaction: &mut Transaction,
+    name: &ObjectName,
+    now_ms: i64,
+) -> Result<(), Failure> {
+    match (name.kind(), name.owner()) {
+        // Its rows go with it, its keys in the memory of replicas by this number.
+        (Kind::Tenant, _) => revocations::number_keys(transaction, name.name(), None, now_ms).await,
+        (Kind::User, Some(tenant)) => {
+            let person = Revoked::Subject(name.name().to_owned());
+            revocations::end(transaction, tenant, &person, now_ms).await?;
+            revocations::forget_consents(transaction, tenant, name.name()).await
+        }
+        (Kind::Client, Some(tenant)) => {
+            let all = Revoked::Client(name.name().to_owned());
+            revocations::end(transaction, tenant, &all, now_ms).await
+        }
+        _ => Ok(()),
+    }
 }
 
 fn record(change: &Change, author: &Author) -> Record {

@@ -30,6 +30,16 @@ pub(crate) enum AuthMode {
     External(Arc<External>),
 }
 
+impl AuthMode {
+    /// Whether there is an authorization server that could give out tokens.
+    pub(crate) fn has_issuer(&self) -> bool {
+        match self {
+            Self::None | Self::Keys => false,
+            Self::Builtin(_) | Self::External(_) => true,
+        }
+    }
+}
+
 /// An authorization server that is not ours, and how its access tokens are read.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct External {

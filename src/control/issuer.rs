@@ -2,11 +2,7 @@
 
 /// The issuer of `tenant`: the root if it is the tenant of `[default]`, else `…/t/{tenant}`; never
 /// with a slash at the end.
-pub(crate) fn issuer(
-    public_url: &str,
-    default: Option<&(String, String)>,
-    tenant: &str,
-) -> String {
+pub(crate) fn issuer(public_url: &str, default: Option<&(String, String)>, tenant: &str) -> String {
     match default {
         Some((default, _)) if default == tenant => public_url.to_owned(),
         _ => format!("{public_url}/t/{tenant}"),
@@ -23,6 +19,9 @@ mod tests {
         let of = |tenant| issuer("https://gw.test", Some(&default), tenant);
         assert_eq!(of("a"), "https://gw.test");
         assert_eq!(of("b"), "https://gw.test/t/b");
-        assert_eq!(issuer("https://gw.test/x", None, "a"), "https://gw.test/x/t/a");
+        assert_eq!(
+            issuer("https://gw.test/x", None, "a"),
+            "https://gw.test/x/t/a"
+        );
     }
 }

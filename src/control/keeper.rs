@@ -12,18 +12,20 @@ use std::{
 
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    AuthMode,
     declared::{self, Declaration},
     difference::Prune,
     live::Live,
+    signing::Schedule,
     store::{Author, Failure, Location, Opening, Store},
 };
-use crate::config::Mistake;
+use crate::config::{Config, Issuing, Mistake};
 
 /// A manifest in a file that is applied at the start and whenever it changes.
 #[derive(Debug)]
@@ -68,6 +70,11 @@ pub(crate) struct Keeper {
     audit: Duration,
     /// When they are looked at next.
     prune_at: Instant,
+    /// How signing keys follow each other.
+    issuing: Issuing,
+    /// When rows that have ended are removed next, and when old keys are replaced.
+    forget_at: Instant,
+    rotate_at: Instant,
     /// The last failure in the log, so that each stands there once.
     said: String,
     /// The last change that cannot be served here, so that it is read once.
@@ -81,15 +88,18 @@ impl Keeper {
         opening: Opening,
         applied: Option<Applied>,
         env: BTreeMap<String, String>,
-        audit: Duration,
+        config: &Config,
     ) -> Self {
         Self {
             live,
             opening,
             applied,
             env,
-            audit,
+            audit: config.keeping.audit,
             prune_at: Instant::now(),
+            issuing: config.oauth.clone(),
+            forget_at: Instant::now(),
+            rotate_at: Instant::now(),
             said: String::new(),
             refused: None,
         }
@@ -102,7 +112,7 @@ impl Keeper {
     /// What keeps the gateway from starting. A database that is away does not: it may come back,
     /// unless it is a file.
     pub(crate) async fn start(&mut self) -> Result<(), Failure> {
-        match self.round().await {
+        match self.round(None).await {
             Err(Failure::Unavailable(what))
                 if matches!(self.opening.location, Location::Url(_)) =>
             {
@@ -117,59 +127,80 @@ impl Keeper {
     pub(crate) async fn run(mut self, report: Report, stop: CancellationToken) {
         let (news, mut changed) = mpsc::channel(1);
         let file = self.applied.as_ref().map(|applied| applied.file.clone());
-        let _watcher = file.as_deref().and_then(|file| watch(file, news));
+        let _watcher = file.as_deref().and_then(|file| watch_file(file, news));
         // What was written between the first round and the watch is news too.
         let mut text = file.as_deref().and_then(read);
         self.read_manifest();
-        let mut reach = None;
-        loop {
-            let outcome = self.round().await;
-            let now = match &outcome {
-                Ok(Standing::Fresh) => Reach::Well,
-                _ if self.live.is_loaded() => Reach::Stale,
-                _ => Reach::Never,
-            };
-            match &outcome {
-                Ok(Standing::Fresh) if !self.said.is_empty() => {
-                    self.said.clear();
-                    tracing::info!(event = "store.back", "the store is up to date again");
+        let (tell, mut answers) = watch::channel(None);
+        let live = Arc::clone(&self.live);
+        // Beside the rounds, which may take long: what was revoked must be known soon.
+        let asking = stop.run_until_cancelled(ask(&live, &tell));
+        let keeping = async {
+            let mut reach = None;
+            loop {
+                let answer = answers.borrow_and_update().clone();
+                let now = self.turn(answer).await;
+                if reach != Some(now) {
+                    report(now);
+                    reach = Some(now);
                 }
-                Ok(_) => {}
-                Err(failure) => self.say("store.away", failure),
-            }
-            if reach != Some(now) {
-                report(now);
-                reach = Some(now);
-            }
-            tokio::select! {
-                () = stop.cancelled() => break,
-                () = sleep(POLL) => {}
-                Some(()) = changed.recv() => {
-                    // Editors write in several steps.
-                    sleep(SETTLE).await;
-                    let new = file.as_deref().and_then(read);
-                    if new != text {
-                        text = new;
-                        self.read_manifest();
+                tokio::select! {
+                    () = stop.cancelled() => break,
+                    Ok(()) = answers.changed() => {}
+                    Some(()) = changed.recv() => {
+                        // Editors write in several steps.
+                        sleep(SETTLE).await;
+                        let new = file.as_deref().and_then(read);
+                        if new != text {
+                            text = new;
+                            self.read_manifest();
+                        }
                     }
                 }
             }
-        }
-        if let Ok(store) = self.live.store() {
+        };
+        tokio::join!(keeping, asking);
+        if let Ok(store) = live.store() {
             store.close().await;
         }
     }
 
-    /// One round: open, apply, look for changes, forget what is old.
-    async fn round(&mut self) -> Result<Standing, Failure> {
+    /// A round after an answer of the store, and what is to be said of it.
+    async fn turn(&mut self, answer: Option<Result<i64, String>>) -> Reach {
+        let outcome = match answer {
+            // One who has no store yet opens it in the round.
+            Some(Err(what)) if self.live.store().is_ok() => Err(Failure::Unavailable(what)),
+            answer => self.round(answer.and_then(Result::ok)).await,
+        };
+        match &outcome {
+            Ok(Standing::Fresh) if !self.said.is_empty() => {
+                self.said.clear();
+                tracing::info!(event = "store.back", "the store is up to date again");
+            }
+            Ok(_) => {}
+            Err(failure) => self.say("store.away", failure),
+        }
+        match &outcome {
+            Ok(Standing::Fresh) => Reach::Well,
+            _ if self.live.is_loaded() => Reach::Stale,
+            _ => Reach::Never,
+        }
+    }
+
+    /// One round: open, apply, look for changes, forget what is old. `version` is that of the store,
+    /// if it was just asked.
+    async fn round(&mut self, version: Option<i64>) -> Result<Standing, Failure> {
         if self.live.store().is_err() {
             let store = Store::open(self.opening.clone()).await?;
             self.live.opened(store);
         }
         let live = Arc::clone(&self.live);
         let store = live.store()?;
-        self.apply(store).await?;
-        let version = store.version().await?;
+        let is_changed = self.apply(store).await?;
+        let version = match version {
+            Some(version) if !is_changed => version,
+            _ => store.version().await?,
+        };
         if self.live.snapshot().version < Some(version) {
             if self.refused == Some(version) {
                 return Ok(Standing::Behind);
@@ -184,16 +215,54 @@ impl Keeper {
             self.prune_at = Instant::now() + PRUNE;
             store.prune_audit(self.audit).await?;
         }
+        self.keep_keys(store).await?;
+        if Instant::now() >= self.forget_at && !store.forget_some().await? {
+            self.forget_at = Instant::now() + PRUNE;
+        }
         Ok(Standing::Fresh)
     }
 
-    /// Applies what is pending. What is wrong with it is an error only before anything is served.
-    async fn apply(&mut self, store: &Store) -> Result<(), Failure> {
-        let Some(applied) = &mut self.applied else {
+    /// Sees to it that every authorization server has a key, and none for too long.
+    async fn keep_keys(&mut self, store: &Store) -> Result<(), Failure> {
+        let catalog = self.live.current();
+        for (name, tenant) in &catalog.tenants {
+            let is_builtin = matches!(tenant.auth, AuthMode::Builtin(_));
+            // Before its first token: replicas are to know the key by then.
+            if is_builtin && !catalog.issued.keys.contains_key(name) {
+                match store.signing_key(name).await {
+                    // The tenant has just gone.
+                    Ok(_) | Err(Failure::NotFound) => {}
+                    Err(failure) => return Err(failure),
+                }
+            }
+        }
+        let age = self.issuing.key_age;
+        if age.is_zero() || Instant::now() < self.rotate_at {
             return Ok(());
+        }
+        self.rotate_at = Instant::now() + (age / 10).min(ROTATION);
+        let age_ms = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+        for tenant in store
+            .rotate_old_keys(Schedule::of(&self.issuing), age_ms)
+            .await?
+        {
+            tracing::info!(
+                event = "signing_key.rotated",
+                tenant.id = tenant,
+                "another key follows"
+            );
+        }
+        Ok(())
+    }
+
+    /// Applies what is pending, if anything is. What is wrong with it is an error only before
+    /// anything is served.
+    async fn apply(&mut self, store: &Store) -> Result<bool, Failure> {
+        let Some(applied) = &mut self.applied else {
+            return Ok(false);
         };
         let Some(pending) = &applied.pending else {
-            return Ok(());
+            return Ok(false);
         };
         let author = Author::named("manifest");
         let done = store.apply(&pending.declared, applied.prune, &author).await;
@@ -220,7 +289,7 @@ impl Keeper {
             }
         }
         applied.pending = None;
-        Ok(())
+        Ok(true)
     }
 
     fn read_manifest(&mut self) {
@@ -242,6 +311,18 @@ impl Keeper {
     }
 }
 
+/// Asks the store again and again how far it has come, and tells.
+async fn ask(live: &Live, tell: &watch::Sender<Option<Result<i64, String>>>) {
+    loop {
+        let answer = live.ask().await.map_err(|failure| match failure {
+            Failure::Unavailable(what) => what,
+            other => other.to_string(),
+        });
+        tell.send_replace(Some(answer));
+        sleep(POLL).await;
+    }
+}
+
 /// A mistake in the whole, where the manifest has what it is about.
 fn placed(pending: &Declaration, mistake: &Mistake) -> Mistake {
     let manifest = &pending.manifest;
@@ -260,7 +341,7 @@ fn read(file: &Path) -> Option<Vec<u8>> {
 
 /// Tells `news` whenever something happens in the folder of `file`: editors and orchestrators put
 /// another file, or another link, in its place.
-fn watch(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
+fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
     let told = move |event: notify::Result<notify::Event>| {
         // Reading is an event too, ours among it.
         let is_read = |kind: &EventKind| {
@@ -293,3 +374,5 @@ const POLL: Duration = Duration::from_millis(400);
 const SETTLE: Duration = Duration::from_millis(50);
 /// How often old audit records are removed.
 const PRUNE: Duration = Duration::from_hours(1);
+/// How often the age of signing keys is looked at, at least.
+const ROTATION: Duration = Duration::from_mins(1);

@@ -38,10 +38,12 @@ pub(crate) mod password;
 mod pattern;
 pub(crate) mod policy;
 mod provider_reader;
+mod pruning;
 pub(crate) mod quotas;
 pub(crate) mod recipe;
 pub(crate) mod redirect;
 pub(crate) mod registrations;
+pub(crate) mod revocations;
 pub(crate) mod rows;
 pub(crate) mod schema;
 pub(crate) mod seal;
@@ -50,10 +52,15 @@ pub(crate) mod signing;
 pub(crate) mod single;
 pub(crate) mod sql;
 pub(crate) mod store;
-#[cfg(test)]
-mod store_tests;
 pub(crate) mod supervision;
 pub(crate) mod trail;
+mod value;
+
+#[cfg(test)]
+#[macro_use]
+mod store_tests;
+#[cfg(test)]
+mod issued_tests;
 
 use confinement::Confinement;
 pub(crate) use identity::AuthMode;
@@ -65,7 +72,7 @@ use signing::Issued;
 use supervision::Supervision;
 
 /// Every tenant that this gateway serves, by name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
     /// Tenants by their name.
     pub(crate) tenants: HashMap<String, Arc<Tenant>>,

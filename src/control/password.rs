@@ -219,8 +219,7 @@ const AT_ONCE: usize = 2;
 /// How long a log-in waits for its turn.
 const WAIT: Duration = Duration::from_secs(5);
 /// What is compared where there is no hash, at the price of one of ours.
-const NOBODYS: &str =
-    "$argon2id$v=19$m=19456,t=2,p=1$YSBzYWx0IG9mIG5vYm9keQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+const NOBODYS: &str = "$argon2id$v=19$m=19456,t=2,p=1$YSBzYWx0IG9mIG5vYm9keQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
 static TURNS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(AT_ONCE));
 

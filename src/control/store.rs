@@ -26,6 +26,7 @@ use super::{
     manifest::Manifest,
     master::KeySource,
     rows::{self, RowError, Sealer, Stored},
+    signing::{self, Signing},
     sql::{Pool, SqlError},
 };
 use crate::{
@@ -189,7 +190,7 @@ impl Loaded {
 
 /// A store that is open; a handle over one shared pool.
 #[derive(Clone)]
-pub(crate) struct Store(Arc<Core>);
+pub(crate) struct Store(pub(super) Arc<Core>);
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -224,6 +225,7 @@ impl Store {
             opening,
             keys: ArcSwap::from_pointee(keys),
             random,
+            signing: Signing::default(),
         })))
     }
 
@@ -277,13 +279,14 @@ impl Store {
     /// Removes records of the audit trail that are older than `keep`.
     pub(crate) async fn prune_audit(&self, keep: std::time::Duration) -> Result<(), Failure> {
         let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
-        let before_ms = self.0.opening.clock.now_ms().saturating_sub(keep_ms);
+        let before_ms = self.0.now_ms().saturating_sub(keep_ms);
         while audit::prune(&self.0.pool, before_ms).await? > 0 {}
         Ok(())
     }
 
     /// Seals everything anew: under a new key if the key file is ours, else under the first of
-    /// those that were given. The old keys are worth nothing afterwards. Returns the new key's id.
+    /// those that were given. The old keys are worth nothing afterwards, and log-ins that are under
+    /// way begin again: what seals them lives for minutes. Returns the new key's id.
     ///
     /// # Errors
     ///
@@ -302,7 +305,8 @@ impl Store {
             let resealed = rows::reseal(&mut transaction, &sealer, stored).await;
             resealed.map_err(Failure::from_row)?;
         }
-        let now_ms = self.0.opening.clock.now_ms();
+        signing::reseal(&mut transaction, &keys, &self.0.random).await?;
+        let now_ms = self.0.now_ms();
         keys::keep_first(&mut transaction, &sealer, now_ms).await?;
         transaction.commit().await?;
         keys::end_rotation(source, &keys)
@@ -430,7 +434,7 @@ impl Store {
     /// Appends records to the audit trail, all or none.
     pub(crate) async fn append(&self, records: &[Record]) -> Result<(), Failure> {
         let mut transaction = self.0.pool.begin_beside().await?;
-        let now_ms = self.0.opening.clock.now_ms();
+        let now_ms = self.0.now_ms();
         audit::append(&mut transaction, now_ms, records).await?;
         Ok(transaction.commit().await?)
     }

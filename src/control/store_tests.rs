@@ -31,14 +31,14 @@ mod postgres;
 use postgres::Postgres;
 
 /// A database of a test's own.
-struct Place {
+pub(super) struct Place {
     dir: tempfile::TempDir,
     postgres: Option<Postgres>,
-    now_ms: Arc<AtomicI64>,
+    pub(super) now_ms: Arc<AtomicI64>,
 }
 
 impl Place {
-    fn sqlite() -> Self {
+    pub(super) fn sqlite() -> Self {
         Self {
             dir: tempfile::tempdir().unwrap(),
             postgres: None,
@@ -46,7 +46,7 @@ impl Place {
         }
     }
 
-    fn postgres() -> Self {
+    pub(super) fn postgres() -> Self {
         Self {
             postgres: Some(Postgres::start()),
             ..Self::sqlite()
@@ -72,7 +72,7 @@ impl Place {
         }
     }
 
-    async fn open(&self) -> Store {
+    pub(super) async fn open(&self) -> Store {
         Store::open(self.opening()).await.unwrap()
     }
 
@@ -85,7 +85,7 @@ impl Place {
     }
 
     /// The database without the store in front of it.
-    async fn pool(&self) -> Pool {
+    pub(super) async fn pool(&self) -> Pool {
         match &self.opening().location {
             Location::File(file) => Pool::sqlite(file).await.unwrap(),
             Location::Url(url) => Pool::postgres(url.expose()).await.unwrap(),

@@ -12,10 +12,7 @@ use super::{
     reply::Failure,
     wellknown::{self, Endpoint},
 };
-use crate::{
-    auth::Credential,
-    control::{AuthMode, Tenant},
-};
+use crate::{auth::Credential, control::Tenant};
 
 /// What a request carries to show who calls: the header, and nothing of query or body (2025-11-25
 /// authorization, "Token Requirements").
@@ -62,10 +59,10 @@ pub(crate) fn unauthorized(
     if had_token {
         members.push("error=\"invalid_token\"".to_owned());
     }
-    if let AuthMode::External(issuer) = &tenant.auth {
+    if tenant.auth.has_issuer() {
         let url = wellknown::metadata_url(public_url, endpoint);
         members.push(format!("resource_metadata=\"{url}\""));
-        let scopes = wellknown::scopes(issuer).join(" ");
+        let scopes = wellknown::scopes(tenant, endpoint.server).join(" ");
         if !scopes.is_empty() {
             members.push(format!("scope=\"{scopes}\""));
         }

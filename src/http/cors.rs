@@ -62,22 +62,85 @@ pub(crate) fn mark(headers: &mut HeaderMap, origin: Option<HeaderValue>) {
     }
 }
 
-/// Whether pages of every origin may read what is at a path (CONTRACT P89).
+/// Whether pages of every origin may read what is at a path (CONTRACT P89): documents, and what a
+/// client that is a page asks an authorization server; never what a person sees.
 pub(crate) fn is_public(path: &str) -> bool {
-    path.starts_with("/.well-known/")
+    if path.starts_with("/.well-known/") || matches!(path, "/register" | "/token") {
+        return true;
+    }
+    let below = path
+        .strip_prefix("/t/")
+        .and_then(|rest| rest.split_once('/'));
+    below.is_some_and(|(_, rest)| PUBLIC.contains(&rest) || rest.starts_with("oauth/register/"))
 }
 
 /// Lets every page read the response, without credentials.
 pub(crate) fn mark_public(headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+    headers.insert(
+        ACCESS_CONTROL_EXPOSE_HEADERS,
+        HeaderValue::from_static("WWW-Authenticate, Retry-After"),
+    );
+    if headers.contains_key(ACCESS_CONTROL_ALLOW_METHODS) {
+        // Registrations are replaced too (RFC 7592, section 2.2).
+        let methods = HeaderValue::from_static("GET, POST, PUT, DELETE");
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, methods);
+    }
 }
 
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
+/// What is for every page, of each tenant.
+const PUBLIC: [&str; 5] = [
+    ".well-known/openid-configuration",
+    "oauth/jwks",
+    "oauth/register",
+    "oauth/revoke",
+    "oauth/token",
+];
 /// What MCP clients send.
 const HEADERS: &str = "content-type, accept, authorization, mcp-session-id, \
 mcp-protocol-version, last-event-id, mcp-method, mcp-name";
 /// A tool has few parameters; a list without end would be an amplifier.
 const PARAMS_MAX: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_every_page_may_read() {
+        for path in [
+            "/.well-known/oauth-authorization-server",
+            "/.well-known/oauth-authorization-server/t/a",
+            "/.well-known/oauth-protected-resource/t/a/x/mcp",
+            "/t/a/.well-known/openid-configuration",
+            "/t/a/oauth/jwks",
+            "/t/a/oauth/token",
+            "/t/a/oauth/register",
+            "/t/a/oauth/register/c_x",
+            "/t/a/oauth/revoke",
+            "/token",
+            "/register",
+        ] {
+            assert!(is_public(path), "{path}");
+        }
+        for path in [
+            "/authorize",
+            "/t/a/oauth/authorize",
+            "/t/a/oauth/login",
+            "/t/a/oauth/consent",
+            "/t/a/oauth/callback/x",
+            "/t/a/x/mcp",
+            "/t/a/oauth/mcp",
+            "/t/a/b/oauth/token",
+            "/mcp",
+            "/api/v1/tenants",
+            "/t/a/oauth/tokens",
+        ] {
+            assert!(!is_public(path), "{path}");
+        }
+    }
+}

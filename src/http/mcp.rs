@@ -66,7 +66,7 @@ impl Admitted {
             server: &self.access.server().name,
             kind: self.kind,
         };
-        let has_issuer = matches!(self.access.tenant().auth, AuthMode::External(_));
+        let has_issuer = self.access.tenant().auth.has_issuer();
         has_issuer.then(|| wellknown::metadata_url(&front.config.public_url, &endpoint))
     }
 }

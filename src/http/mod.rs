@@ -26,6 +26,7 @@ pub(crate) mod accept;
 pub(crate) mod address;
 pub(crate) mod admin;
 mod admin_apply;
+mod admin_issued;
 mod admin_objects;
 mod admin_query;
 mod admin_running;
@@ -38,6 +39,7 @@ mod legacy;
 pub(crate) mod limits;
 mod mcp;
 pub(crate) mod openapi;
+mod openapi_issued;
 pub(crate) mod ops;
 pub(crate) mod page;
 pub(crate) mod refusal;
@@ -87,6 +89,11 @@ pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
         .layer(from_fn_with_state(Arc::clone(&front), limits::pass))
         .with_state(front)
         .merge(ops::public(health))
+}
+
+/// Routes of others, under the limits of every route.
+pub(crate) fn limited(routes: Router, front: Arc<Front>) -> Router {
+    routes.layer(from_fn_with_state(front, limits::pass))
 }
 
 /// Counts every answer of `app`; call it last, so that refusals are counted too.

@@ -1,7 +1,8 @@
 //! Protected resource metadata (RFC 9728): one document for each URL by which a server is reached.
 //!
 //! Whether a server of a tenant exists is nobody's business before they have proved who they are:
-//! each name has its document.
+//! each name has its document. One whose calls need scopes shows itself by them: clients must know
+//! what to ask for.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use url::Url;
 
 use super::{Front, reply::Failure};
 use crate::{
-    control::{AuthMode, identity::External},
+    config::Config,
+    control::{AuthMode, Tenant, issuer},
     error::Error,
 };
 
@@ -86,11 +88,37 @@ fn split(public_url: &str) -> (&str, &str) {
     public_url.split_at(public_url.len() - path)
 }
 
-/// The scopes that a client is told to ask for, in metadata and challenges alike. `offline_access`
-/// is between a client and its issuer (2025-11-25 authorization, "Refresh Tokens").
-pub(crate) fn scopes(issuer: &External) -> Vec<&str> {
-    let all = issuer.scopes.iter().map(String::as_str);
-    all.filter(|scope| *scope != "offline_access").collect()
+/// The issuer of a tenant's access tokens, which metadata names; none where there is none.
+pub(crate) fn issuer(config: &Config, tenant: &Tenant) -> Option<String> {
+    match &tenant.auth {
+        AuthMode::None | AuthMode::Keys => None,
+        AuthMode::External(external) => Some(external.issuer.clone()),
+        AuthMode::Builtin(_) => {
+            let default = config.default.as_ref();
+            Some(issuer::issuer(&config.public_url, default, &tenant.name))
+        }
+    }
+}
+
+/// The scopes that a client of a server is told to ask for, in metadata and challenges alike: those
+/// of `auth`, then those that calls of the server's tools need. `offline_access` is between a client
+/// and its issuer (2025-11-25 authorization, "Refresh Tokens").
+pub(crate) fn scopes<'t>(tenant: &'t Tenant, server: &str) -> Vec<&'t str> {
+    let told: &[String] = match &tenant.auth {
+        AuthMode::None | AuthMode::Keys => return Vec::new(),
+        AuthMode::External(external) => &external.scopes,
+        AuthMode::Builtin(builtin) => &builtin.scopes,
+    };
+    let server = tenant.servers.get(server);
+    let needed = server.map(|server| server.policy.all_scopes());
+    let needed = needed.unwrap_or_default();
+    let mut all: Vec<&str> = Vec::new();
+    for scope in told.iter().chain(needed) {
+        if scope != "offline_access" && !all.contains(&scope.as_str()) {
+            all.push(scope);
+        }
+    }
+    all
 }
 
 /// GET: the document about the resource whose path follows.
@@ -109,15 +137,13 @@ fn document(front: &Front, path: &str) -> Option<Response> {
         return None;
     }
     let tenant = front.live.current().tenants.get(endpoint.tenant).cloned()?;
-    let AuthMode::External(issuer) = &tenant.auth else {
-        return None;
-    };
+    let issuer = issuer(&front.config, &tenant)?;
     let mut document = serde_json::json!({
         "resource": format!("{public_url}{path}"),
-        "authorization_servers": [issuer.issuer],
+        "authorization_servers": [issuer],
         "bearer_methods_supported": ["header"],
     });
-    let scopes = scopes(issuer);
+    let scopes = scopes(&tenant, endpoint.server);
     if !scopes.is_empty() {
         document["scopes_supported"] = scopes.into();
     }
@@ -132,7 +158,10 @@ const KINDS: [&str; 3] = ["mcp", "sse", "messages"];
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::{control::manifest::parse, document::Format};
 
     #[test]
     fn endpoints_are_named_by_their_paths() {
@@ -162,6 +191,25 @@ mod tests {
             assert_eq!(at(path), None, "{path}");
         }
         assert_eq!(Endpoint::at("/mcp", None), None);
+    }
+
+    #[test]
+    fn scopes_are_those_of_the_tenant_and_of_the_server_that_is_called() {
+        let text = "
+tenants:
+  a:
+    auth: {mode: external, issuer: 'https://i.test', scopes: [base, offline_access, w]}
+    servers:
+      x: {command: cat, policy: {scopes: {'b_*': [w, r], 'a_*': [offline_access, r]}}}
+      y: {command: cat}
+  b: {auth: {mode: keys}, servers: {x: {command: cat, policy: {scopes: {'*': [w]}}}}}
+";
+        let read = parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
+        let of = |tenant: &str, server| scopes(&read.catalog.tenants[tenant], server).join(" ");
+        assert_eq!(of("a", "x"), "base w r");
+        assert_eq!(of("a", "y"), "base w");
+        assert_eq!(of("a", "z"), "base w");
+        assert_eq!(of("b", "x"), "");
     }
 
     #[test]

@@ -1,24 +1,60 @@
 //! The authorization server of each tenant (OAuth 2.1, DESIGN section 6).
 //!
+//! `metadata` says where everything is; `register` and `cimd` are how clients become known, `client`
+//! is who they are and how they prove it; `token` and `revoke` are the rest of the machine side.
 //! Not here: what tokens are worth (`auth`), and the rows (`control`).
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc};
 
-use axum::Router;
+use aws_lc_rs::rand::SystemRandom;
+use axum::{
+    Router,
+    extract::FromRequestParts,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use http::request::Parts;
 
 use crate::{
+    address::ClientAddress,
+    auth::denials::Denials,
     config::Config,
-    control::{
-        Tenant,
-        builtin::Builtin,
-        clock::Clock,
-        live::Live,
-        store::{Failure, Store},
-        trail::Trail,
-    },
+    control::{AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail},
     outbound::Outbound,
     telemetry::Metrics,
 };
+
+mod ask;
+mod attempt;
+mod authenticate;
+mod authorize;
+mod browser;
+mod callback;
+pub(crate) mod cimd;
+pub(crate) mod client;
+mod client_metadata;
+mod consent;
+pub(crate) mod error;
+mod flow;
+pub(crate) mod form;
+mod jose;
+mod login;
+mod metadata;
+mod pages;
+mod provider;
+mod provider_oauth;
+mod provider_openid;
+pub(crate) mod redirect;
+mod register;
+mod resource;
+mod revoke;
+pub(crate) mod secret;
+pub(crate) mod throttle;
+mod token;
+
+use cimd::Documents;
+use error::Refusal;
+use throttle::Throttle;
 
 /// What every endpoint shares; clones are the same.
 #[derive(Clone)]
@@ -38,17 +74,77 @@ pub(crate) struct State {
     pub(crate) trail: Trail,
     /// Counters.
     pub(crate) metrics: Arc<Metrics>,
+    /// Randomness.
+    pub(crate) random: SystemRandom,
+    /// Wrong codes, secrets, tokens and passwords, by address.
+    pub(crate) failures: Throttle,
+    /// Registrations, by address, by redirect host and in all.
+    registrations: Throttle,
+    /// What client ids that are URLs lead to.
+    documents: Documents,
+    /// What identity providers say about themselves.
+    openid: provider_openid::Known,
+    /// Where wrong passwords are reported.
+    denials: Denials,
 }
 
 impl Oauth {
-    /// From its parts.
-    pub(crate) fn new(state: State) -> Self {
-        Self(Arc::new(state))
+    /// From what it is given.
+    pub(crate) fn new(
+        config: Arc<Config>,
+        live: Arc<Live>,
+        outbound: Outbound,
+        clock: Clock,
+        trail: Trail,
+        metrics: Arc<Metrics>,
+        denials: Denials,
+    ) -> Self {
+        Self(Arc::new(State {
+            config,
+            live,
+            documents: Documents::new(outbound.clone()),
+            outbound,
+            clock,
+            trail,
+            metrics,
+            random: SystemRandom::new(),
+            failures: Throttle::new(),
+            registrations: Throttle::new(),
+            openid: provider_openid::Known::new(),
+            denials,
+        }))
     }
 
     /// Every endpoint of every issuer.
     pub(crate) fn routes(self) -> Router {
+        let managed = get(register::read)
+            .put(register::replace)
+            .delete(register::remove);
         Router::new()
+            .route(metadata::OAUTH, get(metadata::document))
+            .route(
+                &format!("{}/{{*path}}", metadata::OAUTH),
+                get(metadata::document),
+            )
+            .route(metadata::OPENID, get(metadata::document))
+            .route(
+                &format!("{}/{{*path}}", metadata::OPENID),
+                get(metadata::document),
+            )
+            .route(
+                &format!("/t/{{tenant}}{}", metadata::OPENID),
+                get(metadata::document),
+            )
+            .route("/t/{tenant}/oauth/jwks", get(metadata::keys))
+            .route("/t/{tenant}/oauth/register", post(register::register))
+            .route("/t/{tenant}/oauth/register/{client_id}", managed)
+            .route("/t/{tenant}/oauth/token", post(token::token))
+            .route("/t/{tenant}/oauth/revoke", post(revoke::revoke))
+            // 2025-03-26 authorization, "Fallbacks for Servers without Metadata Discovery".
+            .route("/register", post(register::register))
+            .route("/token", post(token::token))
+            .merge(authorize::routes())
+            .with_state(self)
     }
 }
 
@@ -61,4 +157,60 @@ pub(crate) struct Server {
     pub(crate) builtin: Arc<Builtin>,
     /// Its issuer.
     pub(crate) issuer: String,
+}
+
+impl Server {
+    /// The server of a tenant; none if there is no such tenant, or it has no server of its own.
+    pub(crate) fn of(state: &State, tenant: &str) -> Option<Self> {
+        let tenant = state.live.current().tenants.get(tenant).cloned()?;
+        let AuthMode::Builtin(builtin) = &tenant.auth else {
+            return None;
+        };
+        let config = &state.config;
+        Some(Self {
+            builtin: Arc::clone(builtin),
+            issuer: issuer::issuer(&config.public_url, config.default.as_ref(), &tenant.name),
+            tenant,
+        })
+    }
+
+    /// The server that a path below the public URL belongs to: `/t/{tenant}/oauth/…`, or one of the
+    /// short ones.
+    fn at(state: &State, path: &str) -> Option<Self> {
+        let tenant = match path.strip_prefix("/t/") {
+            Some(rest) => rest.split_once('/')?.0,
+            None => &state.config.default.as_ref()?.0,
+        };
+        Self::of(state, tenant)
+    }
+
+    /// The URL of one of its endpoints.
+    pub(crate) fn endpoint(&self, state: &State, name: &str) -> String {
+        let public_url = &state.config.public_url;
+        format!("{public_url}/t/{}/oauth/{name}", self.tenant.name)
+    }
+
+    /// Every scope that somebody may ask for, in the order of their names.
+    pub(crate) fn scopes(&self) -> Vec<&str> {
+        let servers = self.tenant.servers.values();
+        let needed = servers.flat_map(|server| server.policy.all_scopes());
+        let own = self.builtin.scopes.iter().chain(needed);
+        let all: std::collections::BTreeSet<&str> = own.map(String::as_str).collect();
+        all.into_iter().collect()
+    }
+}
+
+impl FromRequestParts<Oauth> for Server {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, oauth: &Oauth) -> Result<Self, Response> {
+        let found = Self::at(&oauth.0, parts.uri.path());
+        found.ok_or_else(|| Refusal::no_server(&oauth.0).into_response())
+    }
+}
+
+/// The address that a request is accounted to.
+fn address(parts: &Parts) -> Option<IpAddr> {
+    let address = parts.extensions.get::<ClientAddress>();
+    address.map(|address| address.0)
 }

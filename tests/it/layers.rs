@@ -20,12 +20,14 @@ const TABLE: &[(&str, &[&str])] = &[
     ("separation", &["settings", "document"]),
     ("layers", &["settings", "document"]),
     ("keeping", &["document", "layers", "settings"]),
+    ("issuing", &["document", "layers", "settings"]),
     ("listeners", &["address", "document", "layers", "settings"]),
     (
         "config",
         &[
             "address",
             "document",
+            "issuing",
             "keeping",
             "layers",
             "listeners",
@@ -83,6 +85,12 @@ const TABLE: &[(&str, &[&str])] = &[
             "telemetry",
         ],
     ),
+    // DESIGN has `http` above it; so it can say whose address a request is accounted to, and `run`
+    // alone puts the two together.
+    (
+        "oauth",
+        &["auth", "config", "control", "http", "outbound", "telemetry"],
+    ),
     // Builds the parts and hands them to each other.
     (
         "run",
@@ -94,6 +102,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "http",
             "hub",
             "logs",
+            "oauth",
             "outbound",
             "telemetry",
         ],
@@ -119,10 +128,10 @@ const TABLE: &[(&str, &[&str])] = &[
 
 /// Words that may stand only below these paths.
 const PLACES: &[(&str, &[&str])] = &[
-    ("axum::", &["http/"]),
+    ("axum::", &["http/", "oauth/"]),
     ("hyper::", &["http/"]),
     ("hyper_util::", &["http/"]),
-    ("http_body", &["http/"]),
+    ("http_body", &["http/", "oauth/"]),
     ("tower", &["http/"]),
     ("tokio_rustls::", &["http/accept.rs"]),
     ("tokio::process", &["backend/stdio.rs"]),
@@ -152,13 +161,21 @@ const PLACES: &[(&str, &[&str])] = &[
         &[
             "control/change.rs",
             "control/live.rs",
+            "control/signing.rs",
             "control/store.rs",
             "http/tls.rs",
         ],
     ),
     (
         "base64::",
-        &["auth/jwt.rs", "control/seal.rs", "protocol/event.rs"],
+        &[
+            "auth/jws.rs",
+            "control/seal.rs",
+            "control/signing.rs",
+            "oauth/authenticate.rs",
+            "oauth/secret.rs",
+            "protocol/event.rs",
+        ],
     ),
     ("sqlx", &["control/sql.rs"]),
     ("notify::", &["control/keeper.rs"]),
@@ -166,8 +183,11 @@ const PLACES: &[(&str, &[&str])] = &[
         "ipnet::",
         &["address.rs", "config.rs", "http/", "outbound.rs"],
     ),
-    ("jsonwebtoken::", &["auth/jwt.rs"]),
-    ("moka::", &["auth/external.rs"]),
+    ("jsonwebtoken::", &["auth/jws.rs", "oauth/jose.rs"]),
+    (
+        "moka::",
+        &["auth/builtin.rs", "auth/external.rs", "oauth/cimd.rs"],
+    ),
     ("reqwest::", &["cli/", "outbound.rs"]),
 ];
 

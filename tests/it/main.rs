@@ -9,6 +9,7 @@
 )]
 
 mod admin;
+mod browser;
 mod children;
 mod clients;
 mod commands;
@@ -20,12 +21,19 @@ mod drains;
 mod gauges;
 mod harness;
 mod http2;
+mod issued;
 mod issuer;
 mod keys;
 mod layers;
 mod messages;
 mod mutations;
 mod mutator;
+mod oauth_client;
+mod oauth_documents;
+mod oauth_metadata;
+mod oauth_pages;
+mod oauth_register;
+mod oauth_tokens;
 mod payloads;
 mod policy;
 mod postgres;

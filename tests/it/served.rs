@@ -92,6 +92,12 @@ impl Served {
         &self.http
     }
 
+    /// The operator's key.
+    pub(crate) fn administrator(&self) -> String {
+        let key = std::fs::read_to_string(self.dir.path().join("data/admin.key"));
+        key.unwrap().trim().to_owned()
+    }
+
     /// A client of a server that has no session yet.
     pub(crate) fn stranger(&self, tenant: &str, server: &str) -> Session {
         Session::at(client(), format!("{}/t/{tenant}/{server}/mcp", self.http))
@@ -143,12 +149,17 @@ impl Served {
     }
 
     fn signal(&self) {
+        self.send(rustix::process::Signal::TERM);
+    }
+
+    /// Sends a signal to the gateway's own process.
+    pub(crate) fn send(&self, signal: rustix::process::Signal) {
         let pid = self
             .process
             .id()
             .and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed()));
         if let Some(pid) = pid {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let _ = rustix::process::kill_process(pid, signal);
         }
     }
 

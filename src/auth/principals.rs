@@ -1,0 +1,113 @@
+//! Principals that come with every request and are the same each time.
+//!
+//! Not here: those of tokens, which are kept with what was verified.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use super::{API_KEY_ISSUER, Principal};
+use crate::control::{Tenant, identity::ApiKey};
+
+/// Those that were seen; read on every request, never held across an await.
+#[derive(Default)]
+pub(super) struct Principals {
+    anonymous: RwLock<HashMap<String, Principal>>,
+    keys: RwLock<HashMap<[u8; 32], (Arc<ApiKey>, Principal)>>,
+}
+
+impl Principals {
+    /// Everybody, where nobody has to prove anything.
+    pub(super) fn anonymous(&self, tenant: &Tenant) -> Principal {
+        let known = self
+            .anonymous
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(principal) = known.get(&tenant.name) {
+            return principal.clone();
+        }
+        drop(known);
+        let new = anonymous(tenant);
+        let mut known = self
+            .anonymous
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        bound(&mut known);
+        known.insert(tenant.name.clone(), new.clone());
+        new
+    }
+
+    /// Whom an API key stands for, as it is declared now.
+    pub(super) fn by_key(&self, tenant: &Tenant, hash: [u8; 32], key: &Arc<ApiKey>) -> Principal {
+        let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        // Held here, the object cannot be another one at the same address.
+        if let Some((_, principal)) = known
+            .get(&hash)
+            .filter(|(of, principal)| Arc::ptr_eq(of, key) && principal.tenant() == tenant.name)
+        {
+            return principal.clone();
+        }
+        drop(known);
+        let new = by_key(tenant, key);
+        let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        bound(&mut known);
+        known.insert(hash, (Arc::clone(key), new.clone()));
+        new
+    }
+}
+
+/// The anonymous principal of a tenant.
+pub(super) fn anonymous(tenant: &Tenant) -> Principal {
+    Principal::new(&tenant.name, None, None, None)
+}
+
+/// Whom an API key stands for.
+pub(super) fn by_key(tenant: &Tenant, key: &ApiKey) -> Principal {
+    let (subject, client) = (Some(key.subject.as_str()), Some(key.name.as_str()));
+    Principal::new(&tenant.name, Some(API_KEY_ISSUER), subject, client)
+}
+
+/// What is gone stays until there is so much of it.
+fn bound<K, V>(known: &mut HashMap<K, V>) {
+    if known.len() >= MOST {
+        known.clear();
+    }
+}
+
+/// Only what is declared gets in: about 300 bytes each.
+const MOST: usize = 100_000;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{control::manifest::parse, document::Format};
+
+    fn tenant(subject: &str) -> Arc<Tenant> {
+        let text = format!(
+            "tenants: {{a: {{auth: {{mode: keys}}, api_keys: {{ci: {{hash: \"sha256:{}\", subject: {subject}, servers: [\"*\"]}}}}}}}}",
+            "0".repeat(64)
+        );
+        let read = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap();
+        Arc::clone(&read.catalog.tenants["a"])
+    }
+
+    #[test]
+    fn are_the_same_until_the_key_is_another() {
+        let principals = Principals::default();
+        let of = |tenant: &Arc<Tenant>| {
+            let key = &tenant.api_keys[&[0; 32]];
+            principals.by_key(tenant, [0; 32], key)
+        };
+        let (ada, eve) = (tenant("ada"), tenant("eve"));
+        assert_eq!(of(&ada).subject(), Some("ada"));
+        assert!(Arc::ptr_eq(&of(&ada).0, &of(&ada).0));
+        assert_eq!(of(&eve).subject(), Some("eve"));
+        assert_eq!(of(&ada).subject(), Some("ada"));
+        let everybody = principals.anonymous(&ada);
+        assert!(Arc::ptr_eq(&everybody.0, &principals.anonymous(&eve).0));
+        assert_eq!(everybody.subject(), None);
+    }
+}

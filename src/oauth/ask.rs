@@ -1,0 +1,433 @@
+//! What an authorization request asks for: strict, pure, and read anew at every step.
+//!
+//! Two readings, since errors of the first must never be sent anywhere (CONTRACT C17): who asks
+//! and where the answer goes, then everything else. Not here: whether it is granted.
+
+use std::{borrow::Cow, collections::BTreeSet};
+
+use url::Url;
+
+use super::{
+    form::Form,
+    resource::{Place, Resource},
+    secret,
+};
+use crate::control::{Tenant, builtin::Builtin};
+
+/// The same query without what was done by logging in: it must not be asked for again.
+pub(super) fn after_log_in(query: &str) -> String {
+    let kept = query.split('&').filter_map(|pair| {
+        // What cannot be decoded was refused before.
+        let (name, words) = url::form_urlencoded::parse(pair.as_bytes()).next()?;
+        match &*name {
+            "max_age" => None,
+            "prompt" => {
+                let rest: Vec<&str> = words.split(' ').filter(|word| !is_log_in(word)).collect();
+                let mut text = url::form_urlencoded::Serializer::new(String::new());
+                text.append_pair("prompt", &rest.join(" "));
+                (!rest.is_empty()).then(|| Cow::Owned(text.finish()))
+            }
+            _ => Some(Cow::Borrowed(pair)),
+        }
+    });
+    kept.collect::<Vec<_>>().join("&")
+}
+
+fn is_log_in(word: &str) -> bool {
+    matches!(word, "login" | "select_account")
+}
+
+/// Where an answer goes, once that is known to be its client's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Return {
+    /// The URI that the answer goes to.
+    pub(super) uri: String,
+    /// The same if the request had it, else empty: a code is bound to it.
+    pub(super) sent: String,
+    /// What the client recognizes its request by.
+    pub(super) state: Option<String>,
+    /// Who answers (RFC 9207).
+    pub(super) issuer: String,
+}
+
+impl Return {
+    /// The URL of an answer with these parameters, `state` and `iss`. The URI's own query stays.
+    pub(super) fn with(&self, parameters: &[(&str, &str)]) -> String {
+        let mut text = url::form_urlencoded::Serializer::new(String::new());
+        text.extend_pairs(parameters);
+        if let Some(state) = &self.state {
+            text.append_pair("state", state);
+        }
+        text.append_pair("iss", &self.issuer);
+        let sign = match self.uri.split_once('?') {
+            None => "?",
+            Some((_, "")) => "",
+            Some((_, query)) if query.ends_with('&') => "",
+            Some(_) => "&",
+        };
+        // `+` for a blank is not understood by everybody who decodes queries.
+        format!("{}{sign}{}", self.uri, text.finish().replace('+', "%20"))
+    }
+
+    /// The URL of a refusal.
+    pub(super) fn refusing(&self, refusal: &Refusal) -> String {
+        self.with(&[
+            ("error", refusal.error),
+            ("error_description", refusal.description),
+        ])
+    }
+
+    /// The host that people are shown, or the scheme of an app.
+    pub(super) fn shown_host(&self) -> String {
+        let Ok(url) = Url::parse(&self.uri) else {
+            return self.uri.clone();
+        };
+        match (url.scheme(), url.host_str(), url.port()) {
+            ("http" | "https", Some(host), Some(port)) => format!("{host}:{port}"),
+            ("http" | "https", Some(host), None) => host.to_owned(),
+            (scheme, _, _) => format!("{scheme}:"),
+        }
+    }
+}
+
+/// An error that the client is told (RFC 6749, section 4.1.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// The code.
+    pub(super) error: &'static str,
+    /// A sentence for whoever wrote the client, in the letters that RFC 6749 allows.
+    pub(super) description: &'static str,
+}
+
+const fn refusal(error: &'static str, description: &'static str) -> Refusal {
+    Refusal { error, description }
+}
+
+/// What a request wants, beside an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wish {
+    /// What for.
+    pub(super) resource: Resource,
+    /// Those scopes that there are, sorted.
+    pub(super) scopes: BTreeSet<String>,
+    /// The S256 challenge.
+    pub(super) challenge: String,
+    /// What the person is to be asked.
+    pub(super) prompt: Prompt,
+    /// How long ago it may have logged in, in seconds.
+    pub(super) max_age: Option<u64>,
+}
+
+/// The words of `prompt` (OpenID Connect Core, section 3.1.2.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Prompt {
+    /// Nobody is to be asked anything.
+    pub(super) none: bool,
+    /// Who somebody is, is to be asked again.
+    pub(super) login: bool,
+    /// Whether the client may, is to be asked again.
+    pub(super) consent: bool,
+}
+
+impl Wish {
+    /// Everything but client and redirect URI.
+    pub(super) fn read(
+        parameters: &Form,
+        place: Place<'_>,
+        tenant: &Tenant,
+        builtin: &Builtin,
+    ) -> Result<Self, Refusal> {
+        let invalid = |description| refusal("invalid_request", description);
+        if parameters.repeated(&["resource"]).is_some() {
+            return Err(invalid("a parameter is there more than once"));
+        }
+        // RFC 8707, section 2, allows several: a token of ours has one audience.
+        if parameters.count("resource") > 1 {
+            return Err(refusal("invalid_target", "more than one resource"));
+        }
+        let text = |name| parameters.get(name);
+        if text("request").is_some() {
+            return Err(refusal("request_not_supported", "request is not supported"));
+        }
+        if text("request_uri").is_some() {
+            let what = "request_uri is not supported";
+            return Err(refusal("request_uri_not_supported", what));
+        }
+        match text("response_type") {
+            Some("code") => {}
+            None => return Err(invalid("response_type is missing")),
+            Some(_) => {
+                let what = "response_type must be code";
+                return Err(refusal("unsupported_response_type", what));
+            }
+        }
+        if text("response_mode").is_some_and(|mode| mode != "query") {
+            return Err(invalid("response_mode must be query"));
+        }
+        let challenge = challenge(text("code_challenge"), text("code_challenge_method"))?;
+        let max_age = match text("max_age").map(str::parse) {
+            None => None,
+            Some(Ok(seconds)) => Some(seconds),
+            Some(Err(_)) => return Err(invalid("max_age is no number")),
+        };
+        let resource = match text("resource") {
+            Some(text) => Resource::named(place, &tenant.name, text),
+            None => Resource::unnamed(place, tenant),
+        };
+        let what = "resource must be the URL of an MCP server here, byte for byte";
+        let resource = resource.ok_or(refusal("invalid_target", what))?;
+        let scopes = scopes(text("scope"), tenant, builtin, &resource)?;
+        Ok(Self {
+            resource,
+            scopes,
+            challenge,
+            prompt: prompt(text("prompt"))?,
+            max_age,
+        })
+    }
+
+    /// The scopes with blanks between them.
+    pub(super) fn scope(&self) -> String {
+        let scopes: Vec<&str> = self.scopes.iter().map(String::as_str).collect();
+        scopes.join(" ")
+    }
+
+    /// The digest of all that a consent is about (CONTRACT P86): whatever of it changes, people
+    /// are asked again.
+    pub(super) fn digest(&self, back: &Return, client: &[u8; 32]) -> [u8; 32] {
+        let scope = self.scope();
+        let parts = [&back.uri, &scope, &self.resource.url, &back.issuer];
+        // As JSON: no part can end early and lend its end to the next.
+        secret::hash(&serde_json::json!([parts, client]).to_string())
+    }
+}
+
+/// PKCE is for everybody, and by S256 alone (OAuth 2.1, section 4.1.1; CONTRACT P70).
+fn challenge(challenge: Option<&str>, method: Option<&str>) -> Result<String, Refusal> {
+    let invalid = |description| Err(refusal("invalid_request", description));
+    let Some(challenge) = challenge else {
+        return invalid("code_challenge is missing");
+    };
+    // Without a method it would be plain (RFC 7636, section 4.3).
+    if method != Some("S256") {
+        return invalid("code_challenge_method must be S256");
+    }
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if challenge.len() != 43 || !challenge.bytes().all(fits) {
+        return invalid("code_challenge is no S256 challenge");
+    }
+    Ok(challenge.to_owned())
+}
+
+/// Words that nobody knows change nothing.
+fn prompt(text: Option<&str>) -> Result<Prompt, Refusal> {
+    let mut prompt = Prompt::default();
+    let words: Vec<&str> = text.unwrap_or_default().split(' ').collect();
+    for word in &words {
+        match *word {
+            "none" => prompt.none = true,
+            "consent" => prompt.consent = true,
+            word if is_log_in(word) => prompt.login = true,
+            _ => {}
+        }
+    }
+    if prompt.none && words.len() > 1 {
+        let what = "prompt=none goes with nothing else";
+        return Err(refusal("invalid_request", what));
+    }
+    Ok(prompt)
+}
+
+/// Those that are asked for and that there are; all, where none is named.
+fn scopes(
+    text: Option<&str>,
+    tenant: &Tenant,
+    builtin: &Builtin,
+    resource: &Resource,
+) -> Result<BTreeSet<String>, Refusal> {
+    let server = tenant.servers.get(&resource.server);
+    let needed = server.map(|server| server.policy.all_scopes());
+    let needed = needed.into_iter().flatten();
+    let known: BTreeSet<&String> = builtin.scopes.iter().chain(needed).collect();
+    let Some(text) = text else {
+        let all = known.into_iter().filter(|scope| *scope != OFFLINE);
+        return Ok(all.cloned().collect());
+    };
+    let fits = |byte: u8| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
+    if !text.bytes().all(fits) {
+        return Err(refusal(
+            "invalid_scope",
+            "scope has letters that no scope has",
+        ));
+    }
+    let asked = text.split(' ').map(str::to_owned);
+    Ok(asked
+        .filter(|scope| scope == OFFLINE || known.contains(scope))
+        .collect())
+}
+
+/// Everybody gets a refresh token; who asks for one by name (OpenID Connect Core, section 11) is
+/// told that it was granted.
+pub(super) const OFFLINE: &str = "offline_access";
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use super::*;
+    use crate::{control::manifest, document::Format};
+
+    const PLACE: Place<'static> = Place {
+        public_url: "https://gw.test",
+        default: None,
+    };
+
+    fn tenant() -> Arc<Tenant> {
+        let text = "tenants: {a: {auth: {mode: none}, default_server: x, servers: {\
+            x: {command: x, policy: {scopes: {\"d*\": [files:write]}}}, y: {command: y}}}}";
+        let parsed = manifest::parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
+        Arc::clone(&parsed.catalog.tenants["a"])
+    }
+
+    fn wish(query: &str) -> Result<Wish, &'static str> {
+        let builtin = Builtin {
+            scopes: vec!["files:read".to_owned()],
+            ..Builtin::default()
+        };
+        let form = Form::parse(query).unwrap();
+        Wish::read(&form, PLACE, &tenant(), &builtin).map_err(|refusal| refusal.error)
+    }
+
+    const GOOD: &str = "response_type=code&code_challenge_method=S256\
+                        &code_challenge=E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
+
+    #[test]
+    fn a_plain_wish_is_for_the_default_server_and_all_its_scopes() {
+        let wish = wish(GOOD).unwrap();
+        assert_eq!(wish.resource.url, "https://gw.test/t/a/x/mcp");
+        assert_eq!(wish.scope(), "files:read files:write");
+        assert_eq!((wish.prompt, wish.max_age), (Prompt::default(), None));
+    }
+
+    #[test]
+    fn scopes_are_those_that_there_are() {
+        let of = |more: &str| wish(&format!("{GOOD}&{more}")).map(|wish| wish.scope());
+        assert_eq!(of("scope=files:read+x").as_deref(), Ok("files:read"));
+        assert_eq!(
+            of("scope=offline_access+files:write+openid").as_deref(),
+            Ok("files:write offline_access")
+        );
+        assert_eq!(of("scope=x").as_deref(), Ok(""));
+        assert_eq!(
+            of("resource=https://gw.test/t/a/y/sse").as_deref(),
+            Ok("files:read")
+        );
+        assert_eq!(of("scope=%22"), Err("invalid_scope"));
+    }
+
+    #[test]
+    fn what_cannot_be_granted_is_refused_by_its_name() {
+        for (more, error) in [
+            ("x=1&x=2", "invalid_request"),
+            ("state=1&state=2", "invalid_request"),
+            ("resource=a&resource=b", "invalid_target"),
+            ("resource=https://gw.test/t/b/x/mcp", "invalid_target"),
+            ("resource=https://gw.test/t/a/x/mcp/", "invalid_target"),
+            ("request=x", "request_not_supported"),
+            ("request_uri=x", "request_uri_not_supported"),
+            ("response_mode=fragment", "invalid_request"),
+            ("max_age=x", "invalid_request"),
+            ("max_age=-1", "invalid_request"),
+            ("prompt=none+login", "invalid_request"),
+        ] {
+            assert_eq!(wish(&format!("{GOOD}&{more}")), Err(error), "{more}");
+        }
+        for (from, to, error) in [
+            ("response_type=code", "", "invalid_request"),
+            ("=code&", "=token&", "unsupported_response_type"),
+            ("=code&", "=code+token&", "unsupported_response_type"),
+            ("=code&", "=CODE&", "unsupported_response_type"),
+            ("=S256", "=plain", "invalid_request"),
+            ("code_challenge_method=S256", "", "invalid_request"),
+            ("w-cM", "w-cMx", "invalid_request"),
+            ("w-cM", "w-c", "invalid_request"),
+            ("w-cM", "w/cM", "invalid_request"),
+            ("code_challenge=", "x=", "invalid_request"),
+        ] {
+            assert!(GOOD.contains(from));
+            assert_eq!(wish(&GOOD.replacen(from, to, 1)), Err(error), "{from} {to}");
+        }
+    }
+
+    #[test]
+    fn prompts_are_words() {
+        let of = |more: &str| wish(&format!("{GOOD}&prompt={more}")).unwrap().prompt;
+        assert!(of("none").none && of("login").login && of("select_account").login);
+        let both = of("login+consent");
+        assert!(both.login && both.consent);
+        assert_eq!(of("create"), Prompt::default());
+        for (query, wanted) in [
+            ("a=1&prompt=login&b=2", "a=1&b=2"),
+            ("a=1&prompt=login+consent", "a=1&prompt=consent"),
+            ("pr%6Fmpt=login&max_age=0&a=%7e", "a=%7e"),
+            ("prompt=consent", "prompt=consent"),
+        ] {
+            assert_eq!(after_log_in(query), wanted);
+        }
+    }
+
+    #[test]
+    fn answers_keep_what_they_were_given() {
+        let back = |uri: &str, state: Option<&str>| Return {
+            uri: uri.to_owned(),
+            sent: String::new(),
+            state: state.map(str::to_owned),
+            issuer: "https://gw.test/t/a".to_owned(),
+        };
+        let iss = "iss=https%3A%2F%2Fgw.test%2Ft%2Fa";
+        for (uri, begin) in [
+            ("https://c.test/cb", "https://c.test/cb?"),
+            ("https://c.test/cb?", "https://c.test/cb?"),
+            ("https://c.test/cb?x=%20", "https://c.test/cb?x=%20&"),
+            ("https://c.test/cb?x&", "https://c.test/cb?x&"),
+            ("app:/cb", "app:/cb?"),
+        ] {
+            let url = back(uri, None).with(&[("code", "c")]);
+            assert_eq!(url, format!("{begin}code=c&{iss}"));
+        }
+        let state = "a b+c\0\r\nLocation: x&code=evil#é";
+        let url = back("https://c.test/cb", Some(state)).with(&[("code", "c")]);
+        let parsed = Url::parse(&url).unwrap();
+        let pairs: Vec<_> = parsed.query_pairs().into_owned().collect();
+        assert_eq!(pairs[1], ("state".to_owned(), state.to_owned()));
+        assert_eq!(pairs.len(), 3);
+        assert!(!url.contains(['\r', '\n', ' ', '+']));
+    }
+
+    #[test]
+    fn a_consent_is_about_all_that_is_shown() {
+        let back = Return {
+            uri: "https://c.test/cb".to_owned(),
+            sent: String::new(),
+            state: Some("1".to_owned()),
+            issuer: "https://gw.test/t/a".to_owned(),
+        };
+        let one = wish(GOOD).unwrap();
+        let digest = one.digest(&back, &[0; 32]);
+        let elsewhere = Return {
+            uri: "https://c.test/cb2".to_owned(),
+            ..back.clone()
+        };
+        let later = Return {
+            state: Some("2".to_owned()),
+            ..back.clone()
+        };
+        assert_eq!(one.digest(&later, &[0; 32]), digest);
+        assert_ne!(one.digest(&elsewhere, &[0; 32]), digest);
+        assert_ne!(one.digest(&back, &[1; 32]), digest);
+        for more in ["scope=files:read", "resource=https://gw.test/t/a/x/sse"] {
+            let other = wish(&format!("{GOOD}&{more}")).unwrap();
+            assert_ne!(other.digest(&back, &[0; 32]), digest, "{more}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What every request to a machine endpoint passes: whoever was wrong too often is refused before
+//! any work is done, and what is refused is counted and, where somebody should know, put on record.
+
+use std::net::IpAddr;
+
+use axum::{
+    extract::Request,
+    response::{IntoResponse, Response},
+};
+use serde_json::json;
+
+use super::{
+    Server, State,
+    error::{Code, Refusal},
+    throttle,
+};
+use crate::{address::ClientAddress, control::audit::Record};
+
+/// The address that a request is accounted to.
+pub(super) fn address(request: &Request) -> Option<IpAddr> {
+    let address = request.extensions().get::<ClientAddress>();
+    address.map(|address| address.0)
+}
+
+/// Does `act`, unless its address was wrong too often in this minute.
+pub(super) async fn attempt(
+    state: &State,
+    server: &Server,
+    address: Option<IpAddr>,
+    what: &'static str,
+    act: impl Future<Output = Result<Response, Refusal>>,
+) -> Response {
+    let (account, bound) = (throttle::account(address), state.config.oauth.failures);
+    if let Err(retry) = state.failures.check(&account, bound) {
+        return Refusal::too_many("too many failures", retry).into_response();
+    }
+    let refusal = match act.await {
+        Ok(response) => return response,
+        Err(refusal) => refusal,
+    };
+    // What somebody tries who guesses; the rest are mistakes of programs.
+    let is_guess = matches!(
+        refusal.code(),
+        Code::InvalidClient | Code::InvalidGrant | Code::InvalidToken
+    );
+    if is_guess {
+        state.failures.note(&account);
+        note(
+            state,
+            server,
+            "oauth.refused",
+            "",
+            what,
+            json!({
+                "address": address.map(|address| address.to_string()),
+                "why": refusal.what(),
+            }),
+        );
+        // A denial is on record before it is answered.
+        state.trail.settle().await;
+    }
+    refusal.into_response()
+}
+
+/// Puts something on record.
+pub(super) fn note(
+    state: &State,
+    server: &Server,
+    kind: &str,
+    actor: &str,
+    target: &str,
+    detail: serde_json::Value,
+) {
+    state.trail.note(Record {
+        tenant: Some(server.tenant.name.clone()),
+        kind: kind.to_owned(),
+        actor: actor.to_owned(),
+        target: target.to_owned(),
+        detail,
+    });
+}

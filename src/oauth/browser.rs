@@ -1,0 +1,134 @@
+//! The cookie that tells one browser from another.
+//!
+//! A random value and nothing else: who is logged in stands in a row under its hash, and forms are
+//! sealed together with that hash. Not here: what a form holds (`flow`).
+
+use std::time::Duration;
+
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use http::{HeaderMap, HeaderValue, header::COOKIE};
+
+use super::secret;
+
+/// A browser by the value of its cookie.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Browser(String);
+
+/// The cookies of one tenant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Jar<'j> {
+    tenant: &'j str,
+    is_secure: bool,
+}
+
+impl Browser {
+    /// One that was never seen; none when the system has no randomness.
+    pub(super) fn new(random: &SystemRandom) -> Option<Self> {
+        let mut bytes = [0; BYTES];
+        random.fill(&mut bytes).ok()?;
+        Some(Self(URL_SAFE_NO_PAD.encode(bytes)))
+    }
+
+    /// What is known of it to others than itself.
+    pub(super) fn hash(&self) -> [u8; 32] {
+        secret::hash(&self.0)
+    }
+
+    /// The key of a trip to a provider: only this browser can come back from it (CONTRACT P96).
+    pub(super) fn trip(&self, state: &str) -> [u8; 32] {
+        secret::hash(&format!("{}.{state}", self.0))
+    }
+}
+
+impl<'j> Jar<'j> {
+    /// Of `tenant`, at a gateway whose public URL is this one.
+    pub(super) fn of(tenant: &'j str, public_url: &str) -> Self {
+        Self {
+            tenant,
+            is_secure: public_url.starts_with("https:"),
+        }
+    }
+
+    /// Without https (on loopback) browsers take neither the prefix nor `Secure` (CONTRACT P83).
+    fn name(&self) -> String {
+        let prefix = if self.is_secure { "__Host-" } else { "" };
+        format!("{prefix}lockgate-{}", self.tenant)
+    }
+
+    /// The browser of a request. Two cookies of that name are none: somebody may have put one of
+    /// them there.
+    pub(super) fn browser(&self, headers: &HeaderMap) -> Option<Browser> {
+        let name = self.name();
+        let lines = headers.get_all(COOKIE).iter();
+        let pairs = lines
+            .filter_map(|line| line.to_str().ok())
+            .flat_map(|line| line.split(';'))
+            .filter_map(|pair| pair.trim().split_once('='));
+        let mut values = pairs.filter_map(|(found, value)| (found == name).then_some(value));
+        let value = values.next().filter(|_| values.next().is_none())?;
+        let bytes = URL_SAFE_NO_PAD.decode(value).ok()?;
+        (bytes.len() == BYTES).then(|| Browser(value.to_owned()))
+    }
+
+    /// The cookie for a browser, for the time `age`.
+    pub(super) fn cookie(&self, browser: &Browser, age: Duration) -> HeaderValue {
+        let secure = if self.is_secure { "; Secure" } else { "" };
+        let text = format!(
+            "{}={}; Path=/; Max-Age={}; HttpOnly; SameSite=Lax{secure}",
+            self.name(),
+            browser.0,
+            age.as_secs().max(1)
+        );
+        HeaderValue::try_from(text).expect("names of tenants and base64url fit into a header")
+    }
+}
+
+/// Nobody guesses so many.
+const BYTES: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[&str]) -> HeaderMap {
+        let lines = lines.iter().map(|line| {
+            let value = HeaderValue::try_from(*line).unwrap();
+            (COOKIE, value)
+        });
+        lines.collect()
+    }
+
+    #[test]
+    fn a_cookie_comes_back() {
+        let browser = Browser::new(&SystemRandom::new()).unwrap();
+        let other = Browser::new(&SystemRandom::new()).unwrap();
+        assert!(browser.hash() != other.hash() && browser.trip("s") != other.trip("s"));
+        let day = Duration::from_hours(24);
+        for (url, name, end) in [
+            ("http://127.0.0.1:8080", "lockgate-a", "SameSite=Lax"),
+            ("https://gw.test", "__Host-lockgate-a", "Secure"),
+        ] {
+            let jar = Jar::of("a", url);
+            let cookie = jar.cookie(&browser, day).to_str().unwrap().to_owned();
+            let begin = format!("{name}={}; Path=/; Max-Age=86400; HttpOnly; ", browser.0);
+            assert!(
+                cookie.starts_with(&begin) && cookie.ends_with(end),
+                "{cookie}"
+            );
+            assert!(!cookie.contains("Domain"));
+            let pair = format!("{name}={}", browser.0);
+            let found = |lines: &[&str]| jar.browser(&headers(lines)).map(|found| found.hash());
+            let known = Some(browser.hash());
+            assert_eq!(found(&[&pair]), known);
+            assert_eq!(found(&[&format!("x=1; {pair}; y")]), known);
+            let another = format!("{name}={}", other.0);
+            assert_eq!(found(&[&pair, &another]), None);
+            assert_eq!(found(&[&format!("{pair}; {another}")]), None);
+            assert_eq!(found(&[&pair.replace("-a=", "-b=")]), None);
+            assert_eq!(found(&[&format!("{pair}A")]), None);
+            assert_eq!(found(&[&format!("{name}=")]), None);
+            assert_eq!(found(&[]), None);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Client ID metadata documents (draft-ietf-oauth-client-id-metadata-document): a client id that
+//! is the URL of what the client says about itself.
+//!
+//! Kept as long as its server says; failures are never kept, as the draft has it. Not here: what
+//! the client is then worth (`client`).
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use moka::{Expiry, future::Cache};
+use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+use url::Url;
+
+use super::{
+    client_metadata::{ClientMetadata, Method, Wrong},
+    throttle::Throttle,
+};
+use crate::{
+    auth::jws::KeySet,
+    outbound::{Outbound, Refused},
+};
+
+/// Documents and key sets at the URLs that clients name; what is public is shared by all tenants.
+pub(crate) struct Documents {
+    outbound: Outbound,
+    fresh: Cache<String, Kept>,
+    /// The last good ones, for when their servers are away.
+    last: Cache<String, Arc<Document>>,
+    keys: Cache<String, Arc<KeySet>>,
+    /// Fetches at one time.
+    room: Semaphore,
+    /// Fetches a minute from one host: nobody makes us flood it.
+    hosts: Throttle,
+}
+
+/// A document that is what it should be.
+#[derive(Debug)]
+pub(crate) struct Document {
+    /// What it says.
+    pub(crate) metadata: ClientMetadata,
+    /// The SHA-256 of its bytes.
+    pub(crate) digest: [u8; 32],
+}
+
+/// Why there is none; texts are for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoDocument {
+    /// The URL cannot be one, or what is there is no such document.
+    Wrong(&'static str),
+    /// It is not to be had now.
+    Away(&'static str),
+}
+
+#[derive(Clone)]
+struct Kept {
+    document: Arc<Document>,
+    fresh: Duration,
+}
+
+/// Keeps each as long as its server says.
+struct Freshness;
+
+impl Expiry<String, Kept> for Freshness {
+    fn expire_after_create(&self, _: &String, kept: &Kept, _: Instant) -> Option<Duration> {
+        Some(kept.fresh)
+    }
+}
+
+impl Documents {
+    /// None yet; they are got by `outbound`.
+    pub(crate) fn new(outbound: Outbound) -> Self {
+        Self {
+            outbound,
+            fresh: Cache::builder()
+                .max_capacity(DOCUMENTS)
+                .expire_after(Freshness)
+                .build(),
+            last: Cache::builder()
+                .max_capacity(DOCUMENTS)
+                .time_to_live(LAST)
+                .build(),
+            keys: Cache::builder()
+                .max_capacity(DOCUMENTS)
+                .time_to_live(KEYS)
+                .build(),
+            room: Semaphore::new(FETCHES),
+            hosts: Throttle::new(),
+        }
+    }
+
+    /// The document at a client id. Whoever asks for one that is being fetched waits for that.
+    pub(crate) async fn find(&self, id: &str) -> Result<Arc<Document>, NoDocument> {
+        let url = self.check(id)?;
+        let fetched = self.fresh.try_get_with_by_ref(id, self.fetch(&url));
+        let outcome = fetched.await.map(|kept| kept.document);
+        match outcome.map_err(|error| NoDocument::clone(&error)) {
+            Ok(document) => {
+                self.last.insert(id.to_owned(), Arc::clone(&document)).await;
+                Ok(document)
+            }
+            // A client must not lose its tokens because its own site is away for a while.
+            Err(away @ NoDocument::Away(_)) => self.last.get(id).await.ok_or(away),
+            Err(wrong) => {
+                self.last.invalidate(id).await;
+                Err(wrong)
+            }
+        }
+    }
+
+    /// The keys at a `jwks_uri`; `is_anew` if those that are known did not do.
+    pub(crate) async fn keys(&self, url: &str, is_anew: bool) -> Result<Arc<KeySet>, NoDocument> {
+        if is_anew {
+            self.keys.invalidate(url).await;
+        }
+        let parsed = Url::parse(url).map_err(|_| NoDocument::Wrong("jwks_uri is no URL"))?;
+        let fetched = self.keys.try_get_with_by_ref(url, async {
+            let fetched = self.get(&parsed, KEYS_MAX).await?;
+            let set = KeySet::parse(&fetched.body);
+            set.map(Arc::new)
+                .map_err(|_| NoDocument::Wrong("what is at jwks_uri is no key set"))
+        });
+        fetched.await.map_err(|error| NoDocument::clone(&error))
+    }
+
+    /// Draft, section 3: what a client id that is a URL looks like. The one spelling that a URL
+    /// parser gives back has neither dot segments nor anything else that two of them read
+    /// differently.
+    fn check(&self, id: &str) -> Result<Url, NoDocument> {
+        let url = Url::parse(id).map_err(|_| NoDocument::Wrong("the client id is no URL"))?;
+        if url.as_str() != id || id.len() > ID_MAX {
+            let what = "the client id is a URL that is too long, or not in its usual form";
+            return Err(NoDocument::Wrong(what));
+        }
+        if url.fragment().is_some() || url.path() == "/" {
+            let what = "the client id is a URL without a path, or with a fragment";
+            return Err(NoDocument::Wrong(what));
+        }
+        let wrong = "the client id is a URL that may not be asked";
+        let checked = self.outbound.check(&url);
+        checked.map(|()| url).map_err(|_| NoDocument::Wrong(wrong))
+    }
+
+    async fn fetch(&self, url: &Url) -> Result<Kept, NoDocument> {
+        let fetched = self.get(url, DOCUMENT_MAX).await?;
+        let document = read(url.as_str(), &fetched.body).map_err(NoDocument::Wrong)?;
+        Ok(Kept {
+            document: Arc::new(document),
+            // Whoever says nothing may change it at any time.
+            fresh: fetched.fresh.unwrap_or_default().min(FRESH_MAX),
+        })
+    }
+
+    async fn get(&self, url: &Url, max: usize) -> Result<crate::outbound::Document, NoDocument> {
+        let busy = NoDocument::Away("too many documents are asked for");
+        let host = url.host_str().unwrap_or_default();
+        self.hosts
+            .spend(&host, HOST_FETCHES)
+            .map_err(|_| busy.clone())?;
+        let _room = self.room.try_acquire().map_err(|_| busy)?;
+        let fetched = self.outbound.document(url.as_str(), max).await;
+        fetched.map_err(|refused| {
+            tracing::info!(url.domain = host, why = %refused, "a client's document was not got");
+            match refused {
+                Refused::Unreachable(_) => NoDocument::Away("the client's site does not answer"),
+                Refused::Url(_) | Refused::Answer(_) => {
+                    NoDocument::Wrong("the client's site does not have the document")
+                }
+            }
+        })
+    }
+}
+
+/// Reads a document (draft, section 4).
+fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
+    let all: Map<String, Value> =
+        serde_json::from_slice(bytes).map_err(|_| "the client's document is no JSON object")?;
+    if all.get("client_id").and_then(Value::as_str) != Some(id) {
+        return Err("the client's document is about another client");
+    }
+    if all.keys().any(|name| name.starts_with("client_secret")) {
+        return Err("the client's document has a secret, which everybody can read");
+    }
+    let metadata = ClientMetadata::read(&all, Method::None).map_err(|wrong| match wrong {
+        Wrong::RedirectUri(what) | Wrong::Metadata(what) => what,
+    })?;
+    // Nobody can keep a secret in public.
+    if metadata.method.has_secret() {
+        return Err("the client's document asks for a secret");
+    }
+    // 2025-11-25 authorization, "Client ID Metadata Documents".
+    if metadata.name.is_none() {
+        return Err("the client's document has no client_name");
+    }
+    let mut digest = [0; 32];
+    let hashed = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes);
+    digest.copy_from_slice(hashed.as_ref());
+    Ok(Document { metadata, digest })
+}
+
+/// Documents that are kept.
+const DOCUMENTS: u64 = 1000;
+/// Bytes of a document; the draft advises 5 KiB.
+const DOCUMENT_MAX: usize = 10 << 10;
+/// Bytes of a key set.
+const KEYS_MAX: usize = 64 << 10;
+/// However long a server says.
+const FRESH_MAX: Duration = Duration::from_hours(24);
+/// How long the last good one serves while its server is away.
+const LAST: Duration = Duration::from_hours(24);
+/// How long keys are kept.
+const KEYS: Duration = Duration::from_mins(5);
+/// Fetches at one time, of 3 seconds at most.
+const FETCHES: usize = 64;
+/// Fetches a minute from one host.
+const HOST_FETCHES: u32 = 300;
+/// Bytes of a client id that is a URL.
+const ID_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const ID: &str = "https://app.test/client.json";
+
+    fn document() -> Value {
+        json!({"client_id": ID, "client_name": "App", "redirect_uris": ["http://127.0.0.1/cb"]})
+    }
+
+    #[test]
+    fn documents_that_are_what_they_should_be() {
+        let good = document().to_string();
+        let read_one = read(ID, good.as_bytes()).unwrap();
+        assert_eq!(read_one.metadata.method, Method::None);
+        let spaced = read(ID, good.replace(',', ", ").as_bytes()).unwrap();
+        assert_ne!(spaced.digest, read_one.digest, "any change is one");
+        for (name, value) in [
+            ("client_id", json!("https://app.test/client.json/")),
+            ("client_id", json!("https://APP.test/client.json")),
+            ("client_id", json!(null)),
+            ("client_secret", json!("s")),
+            ("client_secret_expires_at", json!(0)),
+            ("token_endpoint_auth_method", json!("client_secret_basic")),
+            ("token_endpoint_auth_method", json!("client_secret_post")),
+            ("token_endpoint_auth_method", json!("private_key_jwt")),
+            ("redirect_uris", json!([])),
+            ("redirect_uris", json!(["http://app.test/cb"])),
+            ("client_name", json!("")),
+            ("response_types", json!(["token"])),
+        ] {
+            let mut wrong = document();
+            wrong[name] = value.clone();
+            assert!(
+                read(ID, wrong.to_string().as_bytes()).is_err(),
+                "{name}: {value}"
+            );
+        }
+        for text in ["", "[]", "null", "{", "\"x\""] {
+            assert!(read(ID, text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn urls_that_are_no_client_ids() {
+        let documents = Documents::new(Outbound::new(Vec::new()));
+        assert!(documents.check(ID).is_ok());
+        assert!(documents.check("https://app.test:8443/a/b?c=d").is_ok());
+        for id in [
+            "https://app.test",
+            "https://app.test/",
+            "https://app.test/?x",
+            "https://app.test/c#x",
+            "https://app.test/c#",
+            "https://app.test/a/../c",
+            "https://app.test/./c",
+            "https://app.test/%2e%2e/c",
+            "https://APP.test/c",
+            "https://app.test:443/c",
+            "https://app.test\\c",
+            "https://user@app.test/c",
+            "https://u:p@app.test/c",
+            "https:app.test/c",
+            "https:///app.test/c",
+            "https://app.test/c d",
+            "https://äpp.test/c",
+            "https://127.0.0.1/c",
+            "https://[::1]/c",
+            "https://[::ffff:7f00:1]/c",
+            "https://10.0.0.1/c",
+            "https://169.254.169.254/latest",
+            "https://127.1/c",
+            "https://0x7f000001/c",
+            "http://app.test/c",
+            "ftp://app.test/c",
+            "file:///etc/passwd",
+            "https://",
+            "",
+        ] {
+            assert!(documents.check(id).is_err(), "{id}");
+        }
+        let long = format!("https://app.test/{}", "a".repeat(1024));
+        assert!(documents.check(&long).is_err());
+    }
+}

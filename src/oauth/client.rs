@@ -1,0 +1,228 @@
+//! Clients of a tenant: declared by its operator, registered by themselves, or described by a
+//! document at their own URL.
+//!
+//! Not here: how they prove who they are (`authenticate`).
+
+use std::sync::Arc;
+
+use url::Url;
+
+use super::{
+    Server, State,
+    cimd::{Document, NoDocument},
+    client_metadata::{ClientMetadata, Keys, Method},
+    redirect, secret,
+};
+use crate::control::{
+    builtin::DeclaredClient,
+    registrations::Registered,
+    store::{Failure, Store},
+};
+
+/// A client, as it is right now.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    /// Its id.
+    pub(crate) id: String,
+    /// What people are shown; somebody's text.
+    pub(crate) title: String,
+    /// How it became known.
+    pub(crate) kind: Kind,
+    /// Where answers may go; at least one.
+    pub(crate) redirect_uris: Vec<String>,
+    /// A page about it (https); somebody's text.
+    pub(crate) uri: Option<String>,
+    /// The SHA-256 of all that it says about itself: when that changes, consent is asked again.
+    pub(crate) digest: [u8; 32],
+    /// How it proves who it is.
+    pub(super) proof: Proof,
+}
+
+/// How a client became known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// An operator wrote it down.
+    Declared,
+    /// It registered itself (RFC 7591).
+    Registered {
+        /// When it is forgotten, in milliseconds since 1970.
+        expires_ms: i64,
+    },
+    /// A document at its id, which is a URL; the host stands for it.
+    Document {
+        /// The host of the document.
+        host: String,
+    },
+}
+
+/// How a client proves who it is.
+#[derive(Clone, Debug)]
+pub(super) enum Proof {
+    /// It does not.
+    None,
+    /// By its secret, of which this is the SHA-256, in one of these ways.
+    Secret {
+        /// What is kept of it.
+        hash: [u8; 32],
+        /// One for who registered; an operator's client may choose.
+        methods: &'static [Method],
+    },
+    /// By a JWT signed with one of these keys.
+    Keys(Keys),
+}
+
+/// Why there is no client.
+#[derive(Debug)]
+pub(crate) enum NoClient {
+    /// Nobody has this id here.
+    Unknown,
+    /// The document at the id is not to be had, or is none; what is wrong with it, for people.
+    Document(&'static str),
+    /// It cannot be said now.
+    Later(Failure),
+}
+
+impl From<Failure> for NoClient {
+    fn from(failure: Failure) -> Self {
+        Self::Later(failure)
+    }
+}
+
+impl Client {
+    /// The client with this id.
+    pub(crate) async fn find(state: &State, server: &Server, id: &str) -> Result<Self, NoClient> {
+        if let Some(declared) = server.builtin.clients.get(id) {
+            return Ok(Self::declared(declared));
+        }
+        if server.builtin.documents && id.starts_with("http") {
+            return match state.documents.find(id).await {
+                Ok(document) => Ok(Self::documented(id, &document)),
+                Err(NoDocument::Wrong(why)) => Err(NoClient::Document(why)),
+                Err(NoDocument::Away(why)) => {
+                    Err(NoClient::Later(Failure::Unavailable(why.to_owned())))
+                }
+            };
+        }
+        // Only these are in the database: what else somebody invents costs no look-up.
+        if !id.starts_with(secret::CLIENT_ID) || id.len() > ID_MAX {
+            return Err(NoClient::Unknown);
+        }
+        let store = state.live.store()?;
+        let registered = store.registered(&server.tenant.name, id).await?;
+        let registered = registered.ok_or(NoClient::Unknown)?;
+        Self::registered(registered).ok_or(NoClient::Unknown)
+    }
+
+    /// Whether answers may go to `redirect_uri`.
+    pub(crate) fn matches(&self, redirect_uri: &str) -> bool {
+        let mut own = self.redirect_uris.iter();
+        own.any(|own| redirect::is_same(own, redirect_uri))
+    }
+
+    /// Whether every answer stays on the machine of its browser, where any program may wait for it
+    /// (2025-11-25 authorization, "Localhost Redirect URI Risks").
+    pub(crate) fn is_loopback_only(&self) -> bool {
+        self.redirect_uris
+            .iter()
+            .all(|uri| redirect::is_loopback(uri))
+    }
+
+    /// Puts off that a registered client is forgotten; at most once an hour.
+    pub(super) async fn renew(
+        &self,
+        state: &State,
+        store: &Store,
+        server: &Server,
+    ) -> Result<(), Failure> {
+        let Kind::Registered { expires_ms } = self.kind else {
+            return Ok(());
+        };
+        let used = i64::try_from(state.config.oauth.client_used.as_millis()).unwrap_or(i64::MAX);
+        let until = state.clock.now_ms().saturating_add(used);
+        if until.saturating_sub(expires_ms) < RENEW.min(used / 2) {
+            return Ok(());
+        }
+        let tenant = &server.tenant.name;
+        store.renew_registered(tenant, &self.id, until).await
+    }
+
+    fn declared(client: &Arc<DeclaredClient>) -> Self {
+        let proof = match (&client.secret, &client.jwks) {
+            (Some(text), _) => Proof::Secret {
+                hash: secret::hash(text.expose()),
+                methods: &[Method::Basic, Method::Post],
+            },
+            (None, Some(set)) => Proof::Keys(Keys::Here(set.clone())),
+            (None, None) => Proof::None,
+        };
+        Self {
+            id: client.id.clone(),
+            title: client.title.clone(),
+            kind: Kind::Declared,
+            redirect_uris: client.redirect_uris.clone(),
+            uri: None,
+            digest: digest(&client.title, &client.redirect_uris),
+            proof,
+        }
+    }
+
+    /// None if the row is not as it was written.
+    fn registered(row: Registered) -> Option<Self> {
+        let digest = secret::hash(&row.metadata);
+        let metadata = ClientMetadata::parse(&row.metadata)?;
+        let proof = match (metadata.method, row.secret_hash, metadata.keys) {
+            (Method::None, None, _) => Proof::None,
+            (Method::Basic, Some(hash), _) => Proof::Secret {
+                hash,
+                methods: &[Method::Basic],
+            },
+            (Method::Post, Some(hash), _) => Proof::Secret {
+                hash,
+                methods: &[Method::Post],
+            },
+            (Method::Jwt, _, Some(keys)) => Proof::Keys(keys),
+            _ => return None,
+        };
+        let host = metadata.redirect_uris.first();
+        let host = host.map_or("", |uri| redirect::host(uri));
+        Some(Self {
+            title: metadata.name.unwrap_or_else(|| host.to_owned()),
+            id: row.client_id,
+            kind: Kind::Registered {
+                expires_ms: row.expires_ms,
+            },
+            redirect_uris: metadata.redirect_uris,
+            uri: metadata.uri,
+            digest,
+            proof,
+        })
+    }
+
+    fn documented(id: &str, document: &Document) -> Self {
+        let metadata = &document.metadata;
+        let url = Url::parse(id).ok();
+        let host = url.as_ref().and_then(Url::host_str).unwrap_or_default();
+        let proof = metadata.keys.clone().map_or(Proof::None, Proof::Keys);
+        Self {
+            id: id.to_owned(),
+            title: metadata.name.clone().unwrap_or_else(|| host.to_owned()),
+            kind: Kind::Document {
+                host: host.to_owned(),
+            },
+            redirect_uris: metadata.redirect_uris.clone(),
+            uri: metadata.uri.clone(),
+            digest: document.digest,
+            proof,
+        }
+    }
+}
+
+fn digest(title: &str, redirect_uris: &[String]) -> [u8; 32] {
+    // As JSON: no part can end early and lend its end to the next.
+    secret::hash(&serde_json::json!([title, redirect_uris]).to_string())
+}
+
+/// How seldom the end of a client is put off, in milliseconds.
+const RENEW: i64 = 60 * 60 * 1000;
+/// Ids of registered clients are shorter.
+const ID_MAX: usize = 64;

@@ -1,0 +1,412 @@
+//! What clients say about themselves (RFC 7591, section 2), checked: in a registration, and in a
+//! client ID metadata document.
+//!
+//! Not here: what a client is then worth (`client`).
+
+use serde_json::{Map, Value, json};
+use url::Url;
+
+use super::redirect;
+use crate::{auth::jws::KeySet, control::redirect::check_redirect_uri};
+
+/// The metadata of a client, as far as it is understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClientMetadata {
+    /// Where answers may go; at least one.
+    pub(crate) redirect_uris: Vec<String>,
+    /// How it proves who it is.
+    pub(crate) method: Method,
+    /// What it is called.
+    pub(crate) name: Option<String>,
+    /// A page about it; https.
+    pub(crate) uri: Option<String>,
+    /// Its public keys, for `private_key_jwt`.
+    pub(crate) keys: Option<Keys>,
+    /// What else is kept only to be given back.
+    others: Map<String, Value>,
+}
+
+/// How a client proves who it is (RFC 7591, section 2, `token_endpoint_auth_method`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// It does not: a public client.
+    None,
+    /// By a secret in the header `Authorization`.
+    Basic,
+    /// By a secret in the form.
+    Post,
+    /// By a JWT that it signs (RFC 7523).
+    Jwt,
+}
+
+impl Method {
+    /// Every method, in the order in which metadata names them.
+    pub(crate) const ALL: [Self; 4] = [Self::None, Self::Basic, Self::Post, Self::Jwt];
+
+    /// As it is registered.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Basic => "client_secret_basic",
+            Self::Post => "client_secret_post",
+            Self::Jwt => "private_key_jwt",
+        }
+    }
+
+    /// Whether it takes a secret.
+    pub(crate) const fn has_secret(self) -> bool {
+        matches!(self, Self::Basic | Self::Post)
+    }
+}
+
+/// Where the public keys of a client are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// Here: a JWK set in JSON.
+    Here(String),
+    /// At a URL.
+    At(String),
+}
+
+/// Why metadata are not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    /// A redirect URI.
+    RedirectUri(&'static str),
+    /// Anything else.
+    Metadata(&'static str),
+}
+
+impl ClientMetadata {
+    /// Reads metadata; `default` is the method of who names none. What is unknown is passed over
+    /// (RFC 7591, section 2).
+    pub(crate) fn read(all: &Map<String, Value>, default: Method) -> Result<Self, Wrong> {
+        let redirect_uris = redirect_uris(all)?;
+        let mut others = Map::new();
+        let method = match text(all, "token_endpoint_auth_method", SHORT)? {
+            None => default,
+            Some(name) => Method::ALL
+                .into_iter()
+                .find(|method| method.name() == name)
+                .ok_or(Wrong::Metadata("an authentication method not supported"))?,
+        };
+        // Those that are not supported are left out; without this one there is no use in it.
+        check_list(all, "grant_types", "authorization_code")?;
+        check_list(all, "response_types", "code")?;
+        if let Some(kind) = application_type(all, &redirect_uris)? {
+            others.insert("application_type".to_owned(), kind.into());
+        }
+        for name in ["scope", "software_id", "software_version"] {
+            if let Some(text) = text(all, name, LONG)? {
+                others.insert(name.to_owned(), text.into());
+            }
+        }
+        for name in ["logo_uri", "policy_uri", "tos_uri"] {
+            if let Some(uri) = page(all, name)? {
+                others.insert(name.to_owned(), uri.into());
+            }
+        }
+        let contacts = strings(all, "contacts")?;
+        if !contacts.is_empty() {
+            others.insert("contacts".to_owned(), contacts.into());
+        }
+        Ok(Self {
+            redirect_uris,
+            method,
+            name: text(all, "client_name", SHORT)?.map(str::to_owned),
+            uri: page(all, "client_uri")?.map(str::to_owned),
+            keys: keys(all, method)?,
+            others,
+        })
+    }
+
+    /// Reads what [`Self::write`] wrote.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let all: Map<String, Value> = serde_json::from_str(text).ok()?;
+        Self::read(&all, Method::Basic).ok()
+    }
+
+    /// All of it, as it is kept and given back.
+    pub(crate) fn write(&self) -> Map<String, Value> {
+        let mut all = self.others.clone();
+        let mut set = |name: &str, value: Value| all.insert(name.to_owned(), value);
+        set("redirect_uris", json!(self.redirect_uris));
+        set("token_endpoint_auth_method", self.method.name().into());
+        set("grant_types", json!(GRANT_TYPES));
+        set("response_types", json!(["code"]));
+        if let Some(name) = &self.name {
+            set("client_name", name.as_str().into());
+        }
+        if let Some(uri) = &self.uri {
+            set("client_uri", uri.as_str().into());
+        }
+        match &self.keys {
+            Some(Keys::Here(set_)) => {
+                set("jwks", serde_json::from_str(set_).unwrap_or_default());
+            }
+            Some(Keys::At(url)) => {
+                set("jwks_uri", url.as_str().into());
+            }
+            None => {}
+        }
+        all
+    }
+}
+
+/// What clients may ask the token endpoint for.
+pub(crate) const GRANT_TYPES: [&str; 2] = ["authorization_code", "refresh_token"];
+
+fn redirect_uris(all: &Map<String, Value>) -> Result<Vec<String>, Wrong> {
+    let given = all.get("redirect_uris").and_then(Value::as_array);
+    let given = given.ok_or(Wrong::RedirectUri("redirect_uris is no list"))?;
+    if given.is_empty() || given.len() > URIS_MAX {
+        return Err(Wrong::RedirectUri("redirect_uris is empty or too long"));
+    }
+    let mut uris = Vec::with_capacity(given.len());
+    for uri in given {
+        let uri = uri.as_str();
+        let uri = uri.ok_or(Wrong::RedirectUri("a redirect URI is no text"))?;
+        check_redirect_uri(uri).map_err(Wrong::RedirectUri)?;
+        uris.push(uri.to_owned());
+    }
+    Ok(uris)
+}
+
+/// OpenID Connect registration, section 2. Most clients send none, and many of their own machine
+/// say `web`: they are given back what they are.
+fn application_type(
+    all: &Map<String, Value>,
+    uris: &[String],
+) -> Result<Option<&'static str>, Wrong> {
+    let is_native = |uri: &String| redirect::is_loopback(uri) || !uri.starts_with("https:");
+    match text(all, "application_type", SHORT)? {
+        None => Ok(None),
+        Some("native") => Ok(Some("native")),
+        Some("web") if uris.iter().all(is_native) => Ok(Some("native")),
+        Some("web") => Ok(Some("web")),
+        Some(_) => Err(Wrong::Metadata(
+            "application_type is neither web nor native",
+        )),
+    }
+}
+
+/// A list that, where there is one, has `needed`.
+fn check_list(all: &Map<String, Value>, name: &str, needed: &str) -> Result<(), Wrong> {
+    let given = strings(all, name)?;
+    if given.is_empty() || given.iter().any(|item| item == needed) {
+        return Ok(());
+    }
+    Err(Wrong::Metadata(
+        "grant_types lacks authorization_code, or response_types lacks code",
+    ))
+}
+
+/// Keys belong to the method that uses them, in one place (RFC 7591, section 2).
+fn keys(all: &Map<String, Value>, method: Method) -> Result<Option<Keys>, Wrong> {
+    let at = page(all, "jwks_uri")?;
+    let here = all.get("jwks").filter(|set| !set.is_null());
+    match (here, at) {
+        _ if method != Method::Jwt => Ok(None),
+        (Some(set), None) => {
+            let text = set.to_string();
+            let known = KeySet::parse(text.as_bytes()).ok();
+            let is_usable = text.len() <= JWKS_MAX && known.is_some_and(|set| !set.is_empty());
+            let none = Wrong::Metadata("jwks has no key that can be used, or is too long");
+            is_usable.then_some(Some(Keys::Here(text))).ok_or(none)
+        }
+        (None, Some(url)) => Ok(Some(Keys::At(url.to_owned()))),
+        _ => Err(Wrong::Metadata(
+            "private_key_jwt takes either jwks or jwks_uri",
+        )),
+    }
+}
+
+/// A text that may be left out: many clients send null or nothing instead.
+fn text<'m>(all: &'m Map<String, Value>, name: &str, max: usize) -> Result<Option<&'m str>, Wrong> {
+    match all.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.len() > max => {
+            Err(Wrong::Metadata("a value is too long"))
+        }
+        Some(Value::String(text)) => Ok(Some(text.as_str()).filter(|text| !text.is_empty())),
+        Some(_) => Err(Wrong::Metadata("a value that has to be a text is none")),
+    }
+}
+
+/// The URL of a page, which people may be shown. Plain http is left out (RFC 7591, section 2: a
+/// server may), every other scheme is an attack on who follows it.
+fn page<'m>(all: &'m Map<String, Value>, name: &str) -> Result<Option<&'m str>, Wrong> {
+    let Some(text) = text(all, name, LONG)? else {
+        return Ok(None);
+    };
+    let url = Url::parse(text).map_err(|_| Wrong::Metadata("a URI is none"))?;
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic());
+    match url.scheme() {
+        "https" if is_plain && url.username().is_empty() && url.password().is_none() => {
+            Ok(Some(text))
+        }
+        "http" => Ok(None),
+        _ => Err(Wrong::Metadata("a URI of a page is not https")),
+    }
+}
+
+fn strings(all: &Map<String, Value>, name: &str) -> Result<Vec<String>, Wrong> {
+    let wrong = Wrong::Metadata("a list of texts is none, or too long");
+    let items = match all.get(name) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(items)) if items.len() <= ITEMS_MAX => items,
+        Some(_) => return Err(wrong),
+    };
+    let text = |item: &Value| {
+        let text = item.as_str().filter(|text| text.len() <= SHORT);
+        text.map(str::to_owned).ok_or(wrong)
+    };
+    items.iter().map(text).collect()
+}
+
+/// Redirect URIs of one client: some name one for each port that they may get.
+const URIS_MAX: usize = 64;
+/// Members of other lists.
+const ITEMS_MAX: usize = 32;
+/// Bytes of a name.
+const SHORT: usize = 256;
+/// Bytes of a URL or a list of scopes.
+const LONG: usize = 2048;
+/// Bytes of a key set.
+const JWKS_MAX: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: Value) -> Result<ClientMetadata, Wrong> {
+        let Value::Object(all) = value else {
+            panic!("an object");
+        };
+        ClientMetadata::read(&all, Method::Basic)
+    }
+
+    fn with(name: &str, value: Value) -> Value {
+        let mut all = json!({"redirect_uris": ["https://app.test/cb"]});
+        all[name] = value;
+        all
+    }
+
+    fn key() -> Value {
+        json!({"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"})
+    }
+
+    #[test]
+    fn what_clients_send_is_kept_and_given_back() {
+        let all = json!({
+            "redirect_uris": ["http://localhost:6274/cb", "cursor://x/cb"],
+            "client_name": "Ada <b>", "client_uri": "https://app.test",
+            "logo_uri": "https://app.test/l.png", "contacts": ["a@app.test"],
+            "token_endpoint_auth_method": "none", "scope": "a b",
+            "grant_types": ["authorization_code", "urn:ietf:params:oauth:grant-type:device_code"],
+            "response_types": ["code"], "software_id": "x", "software_version": "1",
+            "application_type": "web", "unknown": {"deep": [1]}, "tos_uri": null, "policy_uri": "",
+        });
+        let read = read(all).unwrap();
+        assert_eq!(read.method, Method::None);
+        let kept = read.write();
+        assert_eq!(
+            Value::Object(kept.clone()),
+            json!({
+                "redirect_uris": ["http://localhost:6274/cb", "cursor://x/cb"],
+                "client_name": "Ada <b>", "client_uri": "https://app.test",
+                "logo_uri": "https://app.test/l.png", "contacts": ["a@app.test"],
+                "token_endpoint_auth_method": "none", "scope": "a b",
+                "grant_types": ["authorization_code", "refresh_token"], "response_types": ["code"],
+                "software_id": "x", "software_version": "1", "application_type": "native",
+            })
+        );
+        let again = ClientMetadata::parse(&Value::Object(kept).to_string());
+        assert_eq!(again, Some(read));
+    }
+
+    #[test]
+    fn minimal_metadata_are_enough() {
+        let read = read(json!({"redirect_uris": ["https://app.test/cb"]})).unwrap();
+        assert_eq!(
+            (read.method, read.name, read.keys),
+            (Method::Basic, None, None)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_right_is_refused() {
+        let long = "a".repeat(3000);
+        let many = vec!["https://app.test/cb"; 65];
+        for uris in [
+            json!(null),
+            json!([]),
+            json!("https://app.test/cb"),
+            json!([1]),
+            json!(["https://app.test/cb", "http://app.test/cb"]),
+            json!(["https://app.test/cb#x"]),
+            json!(["javascript:alert(1)"]),
+            json!(["data:text/html,x"]),
+            json!(["https://*.app.test/cb"]),
+            json!(many),
+        ] {
+            let refused = read(with("redirect_uris", uris.clone()));
+            assert!(matches!(refused, Err(Wrong::RedirectUri(_))), "{uris}");
+        }
+        for (name, value) in [
+            ("token_endpoint_auth_method", json!("client_secret_jwt")),
+            ("token_endpoint_auth_method", json!(1)),
+            ("token_endpoint_auth_method", json!("private_key_jwt")),
+            ("grant_types", json!(["implicit"])),
+            ("grant_types", json!("authorization_code")),
+            ("grant_types", json!([1])),
+            ("response_types", json!(["token"])),
+            ("application_type", json!("desktop")),
+            ("client_name", json!({})),
+            ("client_name", json!(long)),
+            ("client_uri", json!("javascript:alert(1)")),
+            ("client_uri", json!("no url")),
+            ("client_uri", json!("https://u:p@app.test/")),
+            ("client_uri", json!("https://app.test/\nx")),
+            ("logo_uri", json!("data:image/png;base64,")),
+            ("tos_uri", json!(7)),
+            ("contacts", json!(vec!["a"; 33])),
+            ("scope", json!(long)),
+        ] {
+            let refused = read(with(name, value.clone()));
+            assert!(
+                matches!(refused, Err(Wrong::Metadata(_))),
+                "{name}: {value}"
+            );
+        }
+        let plain = read(with("client_uri", json!("http://localhost:3000"))).unwrap();
+        assert_eq!(plain.uri, None);
+    }
+
+    #[test]
+    fn keys_are_in_one_place() {
+        let jwt = |more: Value| {
+            let mut all = with("token_endpoint_auth_method", json!("private_key_jwt"));
+            all.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            read(all)
+        };
+        let here = jwt(json!({"jwks": {"keys": [key()]}})).unwrap();
+        assert!(matches!(here.keys, Some(Keys::Here(_))));
+        let at = jwt(json!({"jwks_uri": "https://app.test/jwks"})).unwrap();
+        assert_eq!(at.keys, Some(Keys::At("https://app.test/jwks".to_owned())));
+        let kept = Value::Object(here.write()).to_string();
+        assert_eq!(ClientMetadata::parse(&kept), Some(here));
+        for more in [
+            json!({}),
+            json!({"jwks": {"keys": []}}),
+            json!({"jwks": {"keys": [{"kty": "oct", "k": "AAAA"}]}}),
+            json!({"jwks": 1}),
+            json!({"jwks_uri": "http://app.test/jwks"}),
+            json!({"jwks": {"keys": [key()]}, "jwks_uri": "https://app.test/jwks"}),
+        ] {
+            assert!(jwt(more.clone()).is_err(), "{more}");
+        }
+    }
+}

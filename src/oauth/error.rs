@@ -1,0 +1,243 @@
+//! What the machine endpoints say when they refuse (RFC 6749, section 5.2; RFC 7591, section
+//! 3.2.2): the one place where a refusal becomes a status.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE, PRAGMA, RETRY_AFTER, WWW_AUTHENTICATE},
+};
+use serde_json::json;
+
+use super::State;
+use crate::control::store::Failure;
+
+/// A refusal; the texts are fixed, so that nothing leaks into them, and have none of the
+/// characters that RFC 6749 forbids there.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    code: Code,
+    what: &'static str,
+    retry: Option<Duration>,
+    challenge: Option<&'static str>,
+}
+
+/// The kinds of refusals, by their names on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    /// A parameter is missing, malformed or repeated.
+    InvalidRequest,
+    /// The client is not known, or did not prove who it is.
+    InvalidClient,
+    /// A code or a refresh token is worth nothing, or not for this client.
+    InvalidGrant,
+    /// A grant type that there is not.
+    UnsupportedGrantType,
+    /// More than was granted.
+    InvalidScope,
+    /// Another resource than that of the grant (RFC 8707).
+    InvalidTarget,
+    /// A redirect URI that no client may have (RFC 7591).
+    InvalidRedirectUri,
+    /// Anything else of a client that cannot be (RFC 7591).
+    InvalidClientMetadata,
+    /// A registration access token is worth nothing (RFC 6750).
+    InvalidToken,
+    /// The body is too long.
+    TooLarge,
+    /// There is nothing here.
+    NotFound,
+    /// Too often.
+    TooMany,
+    /// Not now, whoever asks.
+    Unavailable,
+}
+
+impl Code {
+    /// When you add a kind, decide here whose fault it is.
+    const fn parts(self) -> (StatusCode, &'static str) {
+        let bad = StatusCode::BAD_REQUEST;
+        match self {
+            Self::InvalidRequest => (bad, "invalid_request"),
+            Self::InvalidClient => (StatusCode::UNAUTHORIZED, "invalid_client"),
+            Self::InvalidGrant => (bad, "invalid_grant"),
+            Self::UnsupportedGrantType => (bad, "unsupported_grant_type"),
+            Self::InvalidScope => (bad, "invalid_scope"),
+            Self::InvalidTarget => (bad, "invalid_target"),
+            Self::InvalidRedirectUri => (bad, "invalid_redirect_uri"),
+            Self::InvalidClientMetadata => (bad, "invalid_client_metadata"),
+            Self::InvalidToken => (StatusCode::UNAUTHORIZED, "invalid_token"),
+            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "invalid_request"),
+            Self::NotFound => (StatusCode::NOT_FOUND, "not_found"),
+            Self::TooMany => (StatusCode::TOO_MANY_REQUESTS, "temporarily_unavailable"),
+            Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable"),
+        }
+    }
+}
+
+impl Refusal {
+    /// A refusal, and why.
+    pub(crate) const fn new(code: Code, what: &'static str) -> Self {
+        Self {
+            code,
+            what,
+            retry: None,
+            challenge: None,
+        }
+    }
+
+    /// Nobody can say now.
+    pub(crate) const fn later(what: &'static str) -> Self {
+        let mut refusal = Self::new(Code::Unavailable, what);
+        refusal.retry = Some(SOON);
+        refusal
+    }
+
+    /// Too often; not before `retry`.
+    pub(crate) const fn too_many(what: &'static str, retry: Duration) -> Self {
+        let mut refusal = Self::new(Code::TooMany, what);
+        refusal.retry = Some(retry);
+        refusal
+    }
+
+    /// The same, with how to prove who one is.
+    pub(crate) const fn challenged(mut self, challenge: &'static str) -> Self {
+        self.challenge = Some(challenge);
+        self
+    }
+
+    /// No authorization server is here, as far as one can say.
+    pub(super) fn no_server(state: &State) -> Self {
+        if state.live.is_loaded() {
+            return Self::new(Code::NotFound, "there is no authorization server here");
+        }
+        Self::later("nothing was read from the store yet")
+    }
+
+    /// Its kind.
+    pub(crate) fn code(&self) -> Code {
+        self.code
+    }
+
+    /// Why.
+    pub(crate) fn what(&self) -> &'static str {
+        self.what
+    }
+}
+
+impl From<Failure> for Refusal {
+    /// What the store cannot do now is nobody's fault who asks.
+    fn from(failure: Failure) -> Self {
+        match &failure {
+            Failure::Unavailable(_) => tracing::warn!(%failure, "an authorization server waits"),
+            _ => tracing::error!(%failure, "an authorization server cannot answer"),
+        }
+        Self::later("the store is not available")
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (status, name) = self.code.parts();
+        let body = json!({"error": name, "error_description": self.what});
+        let mut response = answer(status, &body);
+        let headers = response.headers_mut();
+        if let Some(retry) = self.retry {
+            // Rounded up: whoever comes back at that time must not be early.
+            let seconds = retry.as_millis().div_ceil(1000).max(1);
+            let seconds = u64::try_from(seconds).unwrap_or(u64::MAX);
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(challenge) = self.challenge {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        response
+    }
+}
+
+/// A JSON answer that nobody keeps (RFC 6749, section 5.1).
+pub(super) fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    forbid_keeping(headers);
+    response
+}
+
+/// Says that nobody may keep an answer.
+pub(super) fn forbid_keeping(headers: &mut HeaderMap) {
+    let fields: [(HeaderName, &str); 2] = [(CACHE_CONTROL, "no-store"), (PRAGMA, "no-cache")];
+    for (name, value) in fields {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+/// When to ask a store again that is away.
+const SOON: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_table() {
+        let all = [
+            Code::InvalidRequest,
+            Code::InvalidClient,
+            Code::InvalidGrant,
+            Code::UnsupportedGrantType,
+            Code::InvalidScope,
+            Code::InvalidTarget,
+            Code::InvalidRedirectUri,
+            Code::InvalidClientMetadata,
+            Code::InvalidToken,
+            Code::TooLarge,
+            Code::NotFound,
+            Code::TooMany,
+            Code::Unavailable,
+        ];
+        let line = |code: &Code| {
+            let (status, name) = code.parts();
+            format!("{code:?}: {} {name}", status.as_u16())
+        };
+        let table: Vec<String> = all.iter().map(line).collect();
+        insta::assert_snapshot!(table.join("\n"), @r"
+        InvalidRequest: 400 invalid_request
+        InvalidClient: 401 invalid_client
+        InvalidGrant: 400 invalid_grant
+        UnsupportedGrantType: 400 unsupported_grant_type
+        InvalidScope: 400 invalid_scope
+        InvalidTarget: 400 invalid_target
+        InvalidRedirectUri: 400 invalid_redirect_uri
+        InvalidClientMetadata: 400 invalid_client_metadata
+        InvalidToken: 401 invalid_token
+        TooLarge: 413 invalid_request
+        NotFound: 404 not_found
+        TooMany: 429 temporarily_unavailable
+        Unavailable: 503 temporarily_unavailable
+        ");
+    }
+
+    #[test]
+    fn refusals_are_never_kept_and_say_when_to_come_back() {
+        let refusal = Refusal::too_many("too often", Duration::from_millis(1001));
+        let response = refusal.into_response();
+        let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(
+            (
+                header("cache-control"),
+                header("pragma"),
+                header("retry-after")
+            ),
+            ("no-store".into(), "no-cache".into(), "2".into())
+        );
+        let failure = Refusal::from(Failure::Bug("secret".to_owned())).into_response();
+        assert_eq!(failure.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+}

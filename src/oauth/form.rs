@@ -1,0 +1,227 @@
+//! Parameters of requests: `application/x-www-form-urlencoded`, read strictly.
+//!
+//! Two readers of one request must not find two meanings in it (RFC 6749, section 3.1): what is
+//! repeated, or encoded badly, is refused.
+
+use axum::{body::Body, extract::Request};
+use bytes::Bytes;
+use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
+use http_body_util::{BodyExt, Limited};
+
+use super::error::{Code, Refusal};
+
+/// Parameters by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Form(Vec<(String, String)>);
+
+/// Why a text is no form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed(pub(crate) &'static str);
+
+impl From<Malformed> for Refusal {
+    fn from(Malformed(what): Malformed) -> Self {
+        Self::new(Code::InvalidRequest, what)
+    }
+}
+
+impl Form {
+    /// Reads a query, or the text of a body. Names may come more than once: who needs to tell
+    /// where an error goes asks [`Self::repeated`] first.
+    pub(crate) fn parse(text: &str) -> Result<Self, Malformed> {
+        let mut pairs = Vec::new();
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            if pairs.len() == PARAMETERS_MAX {
+                return Err(Malformed("too many parameters"));
+            }
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            pairs.push((decode(name)?, decode(value)?));
+        }
+        Ok(Self(pairs))
+    }
+
+    /// A parameter; the first of its name. One without a value is treated as if it were left out
+    /// (RFC 6749, section 3.1).
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let mut found = self.0.iter().filter(|(own, _)| own == name);
+        let (_, value) = found.next()?;
+        Some(value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    /// How often a name is there.
+    pub(crate) fn count(&self, name: &str) -> usize {
+        self.0.iter().filter(|(own, _)| own == name).count()
+    }
+
+    /// A name that is there more than once, other than `except`.
+    pub(crate) fn repeated(&self, except: &[&str]) -> Option<&str> {
+        let names = self.0.iter().map(|(name, _)| name.as_str());
+        let mut names = names.filter(|name| !except.contains(name));
+        names.find(|name| self.count(name) > 1)
+    }
+
+    /// The parameter, or the refusal that it is missing.
+    pub(super) fn need(&self, name: &str, what: &'static str) -> Result<&str, Refusal> {
+        self.get(name)
+            .ok_or(Refusal::new(Code::InvalidRequest, what))
+    }
+}
+
+/// The parameters of a POST to a machine endpoint: those of its body. Nothing of the query counts,
+/// and no secret is ever taken from there (RFC 6749, section 2.3.1): with any it is refused.
+pub(super) async fn posted(request: Request) -> Result<(Parts, Form), Refusal> {
+    let (head, body) = request.into_parts();
+    check_query(&head)?;
+    if !is_form(&head.headers) {
+        let what = "the body is not application/x-www-form-urlencoded";
+        return Err(Refusal::new(Code::InvalidRequest, what));
+    }
+    let body = collected(body, FORM_MAX).await?;
+    let text = std::str::from_utf8(&body).map_err(|_| Malformed("the body is not UTF-8"))?;
+    let form = Form::parse(text)?;
+    // Several resources are an error of their own (RFC 8707, section 2).
+    if form.repeated(&["resource"]).is_some() {
+        return Err(Malformed("a parameter is repeated").into());
+    }
+    Ok((head, form))
+}
+
+/// Nothing may stand in the query of a POST.
+pub(super) fn check_query(head: &Parts) -> Result<(), Refusal> {
+    let query = head.uri.query().unwrap_or_default();
+    if query.is_empty() {
+        return Ok(());
+    }
+    let form = Form::parse(query)?;
+    let is_proof = |name: &&str| form.count(name) > 0;
+    if ["client_secret", "client_assertion"].iter().any(is_proof) {
+        let what = "a proof in the query proves nothing";
+        let challenge = "Basic realm=\"lockgate\", charset=\"UTF-8\"";
+        return Err(Refusal::new(Code::InvalidClient, what).challenged(challenge));
+    }
+    let what = "parameters belong in the body, not in the query";
+    Err(Refusal::new(Code::InvalidRequest, what))
+}
+
+/// A whole body.
+pub(super) async fn collected(body: Body, max: usize) -> Result<Bytes, Refusal> {
+    match Limited::new(body, max).collect().await {
+        Ok(all) => Ok(all.to_bytes()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+            Err(Refusal::new(Code::TooLarge, "the body is too long"))
+        }
+        // The gate knows what happened and says so.
+        Err(_) => Err(Malformed("the body did not come whole").into()),
+    }
+}
+
+pub(super) fn is_form(headers: &HeaderMap) -> bool {
+    let kind = headers
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or("");
+    kind.trim()
+        .eq_ignore_ascii_case("application/x-www-form-urlencoded")
+}
+
+/// Percent signs and plus signs; whatever is not encoded well is refused instead of guessed.
+fn decode(text: &str) -> Result<String, Malformed> {
+    let bad = Malformed("a parameter is not encoded well");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
+                let (high, low) = (digit().ok_or(bad)?, digit().ok_or(bad)?);
+                u8::try_from(high << 4 | low).map_err(|_| bad)?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).map_err(|_| bad)
+}
+
+/// Bytes of a form; the longest useful parameter is an assertion.
+const FORM_MAX: usize = 64 << 10;
+/// More than every extension together has.
+const PARAMETERS_MAX: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop, proptest};
+
+    use super::*;
+
+    #[test]
+    fn parameters_are_read_as_they_were_written() {
+        let form = Form::parse("a=1&b=x+y%20z&c=%C3%BC%00&d&e=&=f&g=h=i").unwrap();
+        for (name, wanted) in [
+            ("a", Some("1")),
+            ("b", Some("x y z")),
+            ("c", Some("ü\0")),
+            ("d", None),
+            ("e", None),
+            ("", Some("f")),
+            ("g", Some("h=i")),
+            ("z", None),
+        ] {
+            assert_eq!(form.get(name), wanted, "{name}");
+        }
+        assert_eq!(Form::parse(""), Ok(Form::default()));
+        assert_eq!(Form::parse("&&"), Ok(Form::default()));
+    }
+
+    #[test]
+    fn what_could_mean_two_things_is_refused() {
+        for text in [
+            "a=%",
+            "a=%4",
+            "a=%zz",
+            "a=%+1",
+            "%ff=1",
+            "a=%C3",
+            "a=%ED%A0%80",
+        ] {
+            assert!(Form::parse(text).is_err(), "{text}");
+        }
+        assert!(Form::parse(&"a&".repeat(101)).is_err());
+        assert!(Form::parse(&"a&".repeat(100)).is_ok());
+    }
+
+    #[test]
+    fn names_that_come_twice_are_found() {
+        let repeated = |text: &str| {
+            let form = Form::parse(text).unwrap();
+            form.repeated(&["resource"]).map(str::to_owned)
+        };
+        assert_eq!(repeated("a=1&b=2&resource=x&resource=y"), None);
+        assert_eq!(repeated("a=1&b=2&a=1"), Some("a".to_owned()));
+        assert_eq!(repeated("a=&a="), Some("a".to_owned()), "empty ones too");
+        assert_eq!(repeated("a=1&%61=2"), Some("a".to_owned()), "in disguise");
+        assert_eq!(
+            Form::parse("resource=x&resource=y")
+                .unwrap()
+                .count("resource"),
+            2
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_comes_back(pairs in prop::collection::vec((any::<String>(), any::<String>()), 0..8)) {
+            let text = url::form_urlencoded::Serializer::new(String::new())
+                .extend_pairs(&pairs)
+                .finish();
+            let read = Form::parse(&text).unwrap();
+            let kept: Vec<_> = pairs.into_iter().filter(|(name, value)| !(name.is_empty() && value.is_empty())).collect();
+            let read: Vec<_> = read.0.into_iter().filter(|(name, value)| !(name.is_empty() && value.is_empty())).collect();
+            assert_eq!(read, kept);
+        }
+
+        #[test]
+        fn nothing_panics(text in ".*") {
+            let _ = Form::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What is signed here: access tokens (RFC 9068). And what clients sign: assertions (RFC 7523).
+//!
+//! Not here: what a token is worth at a server (`auth`).
+
+use jsonwebtoken::{Algorithm as Alg, EncodingKey, Header, encode};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use crate::{
+    auth::jws::{Jws, moment, opened, string, strings},
+    control::{
+        grants::Grant,
+        identity::Algorithm,
+        signing::{PublicKey, SigningKey},
+    },
+};
+
+/// An access token to be.
+pub(super) struct AccessToken<'t> {
+    /// The issuer.
+    pub(super) issuer: &'t str,
+    /// What it is made for.
+    pub(super) grant: &'t Grant,
+    /// The groups of its subject.
+    pub(super) groups: &'t [String],
+    /// Its scopes: those of the grant, or fewer.
+    pub(super) scope: &'t str,
+    /// Now, in seconds since 1970.
+    pub(super) issued: i64,
+    /// When it ends.
+    pub(super) expires: i64,
+}
+
+impl AccessToken<'_> {
+    /// The token; none if the key is none.
+    pub(super) fn sign(&self, key: &SigningKey) -> Option<String> {
+        let header = Header {
+            typ: Some("at+jwt".to_owned()),
+            kid: Some(key.kid.clone()),
+            ..Header::new(Alg::EdDSA)
+        };
+        // RFC 9068, section 2.2. No `nbf`: clocks differ, and nobody needs it (CONTRACT P74).
+        let claims = json!({
+            "iss": self.issuer,
+            "sub": self.grant.subject,
+            "aud": self.grant.resource,
+            "client_id": self.grant.client_id,
+            "iat": self.issued,
+            "exp": self.expires,
+            "auth_time": self.grant.auth_ms / 1000,
+            "jti": Uuid::new_v4().to_string(),
+            "scope": self.scope,
+            "groups": self.groups,
+            "grant": self.grant.id.to_string(),
+        });
+        encode(&header, &claims, &EncodingKey::from_ed_der(&key.pkcs8)).ok()
+    }
+}
+
+/// The grant and the client of an access token of ours, which may have ended: who revokes it means
+/// the grant.
+pub(super) fn grant_of(text: &str, issuer: &str, keys: &[PublicKey]) -> Option<(Uuid, String)> {
+    let (header, payload, jws) = opened(text, &[Algorithm::EdDsa]).ok()?;
+    if string(&header, "typ").ok()? != Some("at+jwt") {
+        return None;
+    }
+    if !jws.is_of(keys.iter().map(|key| (key.kid.as_str(), &key.x))) {
+        return None;
+    }
+    if string(&payload, "iss").ok()? != Some(issuer) {
+        return None;
+    }
+    let grant = string(&payload, "grant").ok()??;
+    let client = string(&payload, "client_id").ok()??;
+    Some((Uuid::try_parse(grant).ok()?, client.to_owned()))
+}
+
+/// What a client says of itself in an assertion, before its signature was looked at.
+pub(super) struct Assertion<'t> {
+    /// Who signed it, as it says: issuer and subject at once.
+    pub(super) client: String,
+    /// Its own name, for one use.
+    pub(super) id: String,
+    /// When it ends, in seconds since 1970.
+    pub(super) expires: i64,
+    /// How it is signed.
+    pub(super) jws: Jws<'t>,
+}
+
+impl<'t> Assertion<'t> {
+    /// Reads an assertion that holds at `now` for one of `audiences` (RFC 7523, section 3).
+    ///
+    /// # Errors
+    ///
+    /// Why it is none.
+    pub(super) fn parse(text: &'t str, audiences: &[&str], now: i64) -> Result<Self, &'static str> {
+        let (header, payload, jws) = opened(text, &ALGORITHMS)?;
+        let kind = string(&header, "typ")?.unwrap_or("JWT");
+        // rfc7523bis gives it a type of its own; other types are other tokens.
+        let is_kind = |known: &str| kind.eq_ignore_ascii_case(known);
+        if !is_kind("JWT") && !is_kind("client-authentication+jwt") {
+            return Err("another type of token");
+        }
+        let need = |name: &str| -> Result<String, &'static str> {
+            let found = string(&payload, name)?.filter(|text| !text.is_empty());
+            let found = found.ok_or("a claim is missing")?;
+            Ok(found.to_owned())
+        };
+        let client = need("iss")?;
+        if need("sub")? != client {
+            return Err("iss and sub differ");
+        }
+        check_audience(&payload, audiences)?;
+        let expires = whole(&payload, "exp")?.ok_or("no exp")?;
+        if expires <= now.saturating_sub(LEEWAY) {
+            return Err("expired");
+        }
+        if expires > now.saturating_add(AHEAD + LEEWAY) {
+            return Err("it would hold for too long");
+        }
+        for name in ["nbf", "iat"] {
+            if whole(&payload, name)?.is_some_and(|at| at > now.saturating_add(LEEWAY)) {
+                return Err("not valid yet");
+            }
+        }
+        let id = need("jti")?;
+        if id.len() > ID_MAX {
+            return Err("a jti that is too long");
+        }
+        Ok(Self {
+            client,
+            id,
+            expires,
+            jws,
+        })
+    }
+}
+
+/// The audience is this server and no other: with two, the other one could use the assertion here.
+fn check_audience(payload: &Map<String, Value>, ours: &[&str]) -> Result<(), &'static str> {
+    let named = payload.get("aud").map(strings).ok_or("no aud")??;
+    let is_ours = |audience: &String| ours.contains(&audience.as_str());
+    if named.is_empty() || !named.iter().all(is_ours) {
+        return Err("another audience");
+    }
+    Ok(())
+}
+
+fn whole(payload: &Map<String, Value>, name: &str) -> Result<Option<i64>, &'static str> {
+    let moment = moment(payload, name)?;
+    Ok(moment.map(|moment| i64::try_from(moment).unwrap_or(i64::MAX)))
+}
+
+/// What clients may sign assertions with, as metadata name it.
+pub(super) const ASSERTIONS: [&str; 4] = ["EdDSA", "ES256", "RS256", "PS256"];
+
+const ALGORITHMS: [Algorithm; 4] = [
+    Algorithm::EdDsa,
+    Algorithm::Es256,
+    Algorithm::Rs256,
+    Algorithm::Ps256,
+];
+
+/// How far clocks may differ, in seconds.
+const LEEWAY: i64 = 60;
+/// How long an assertion may hold, in seconds: so long its name is remembered.
+const AHEAD: i64 = 300;
+/// Bytes of a `jti`.
+const ID_MAX: usize = 256;

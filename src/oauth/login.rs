@@ -1,0 +1,179 @@
+//! Who somebody is: the log-in page, passwords, and the way to a provider.
+//!
+//! Not here: providers themselves (`provider`).
+
+use axum::{
+    extract::{self, Request},
+    response::Response,
+};
+use http::StatusCode;
+use serde_json::json;
+
+use super::{
+    Oauth, State,
+    ask::after_log_in,
+    authorize::{AGAIN, Asked, Step, Stop, Visit, fields, nobody},
+    browser::Browser,
+    flow::{Flow, Page},
+    form::Form,
+    pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
+    throttle::account,
+};
+use crate::{
+    auth::denials::{Caller, Denial},
+    control::{builtin::Hidden, logins::Person, password},
+    telemetry::Denied,
+};
+
+/// POST: a user name and a password, or the choice of a provider.
+pub(super) async fn login(
+    extract::State(oauth): extract::State<Oauth>,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let Some(visit) = Visit::of(&oauth, &parts) else {
+        return nobody();
+    };
+    let step = async {
+        let fields = fields(&parts, body).await?;
+        visit.logging_in(&fields).await
+    };
+    visit.answer(step.await, StatusCode::SEE_OTHER)
+}
+
+impl Visit {
+    async fn logging_in(&self, fields: &Form) -> Step {
+        let mut flow = self.opened(fields, Page::Login)?;
+        let asked = self.read(&flow.query).await?;
+        if let Some(name) = fields.get("provider") {
+            let provider = self.provider(name).ok_or_else(gone)?;
+            flow.provider = Some(provider.name.clone());
+            return self.ask_whether(&asked, flow, None, Some(provider));
+        }
+        let name = fields.get("username").unwrap_or_default();
+        let given = fields.get("password").unwrap_or_default();
+        self.check_attempts(name)?;
+        let user = self.server.builtin.users.get(name);
+        // The same work for whoever may not log in, so that time does not tell who is known.
+        let usable = user.filter(|user| !user.disabled);
+        let stored = usable.and_then(|user| user.password.as_ref());
+        let stored = stored.map(Hidden::expose);
+        let is_right = password::verify(stored, given).await;
+        let Some(user) = usable.filter(|_| is_right) else {
+            return self.refused(&asked, &flow, name).await;
+        };
+        let person = Person {
+            subject: user.name.clone(),
+            title: user.name.clone(),
+            groups: Vec::new(),
+            provider: None,
+            auth_ms: self.now_ms(),
+        };
+        let browser = self.log_in(&person).await?;
+        let back = self.again(&flow, &after_log_in(&flow.query));
+        let mut response = redirect(StatusCode::SEE_OTHER, &back);
+        self.remember(&mut response, &browser);
+        Ok(response)
+    }
+
+    /// Logs somebody in under a cookie that nobody had before: one that was planted in the browser
+    /// beforehand is worth nothing (session fixation).
+    pub(super) async fn log_in(&self, person: &Person) -> Result<Browser, Stop> {
+        let browser = Self::stranger(&self.oauth.0.random)?;
+        let lasts = i64::try_from(self.oauth.0.config.oauth.login.as_millis());
+        let expires_ms = self.now_ms().saturating_add(lasts.unwrap_or(i64::MAX));
+        let (store, tenant) = (self.store()?, self.tenant());
+        store
+            .log_in(tenant, &browser.hash(), person, expires_ms)
+            .await?;
+        if let Some(old) = &self.browser {
+            store.log_out(tenant, &old.hash()).await?;
+        }
+        let by = person.provider.as_deref().unwrap_or("password");
+        let target = format!("tenant {tenant}");
+        self.note("login", &person.subject, target, json!({"by": by}))
+            .await;
+        Ok(browser)
+    }
+
+    /// One text for every reason: which user names there are is nobody's business.
+    async fn refused(&self, asked: &Asked, flow: &Flow, name: &str) -> Step {
+        self.count_attempt(name);
+        let denials = &self.oauth.0.denials;
+        denials.report(Denial {
+            who: Caller::At(self.address),
+            tenant: self.tenant().into(),
+            server: "".into(),
+            route: "login",
+            reason: Denied::BadPassword,
+            detail: "a wrong password, or a user who may not log in",
+        });
+        denials.settle().await;
+        let wrong = "User name or password is wrong, or this user may not log in.";
+        self.login_page(asked, flow, Some(wrong), StatusCode::FORBIDDEN)
+    }
+
+    /// Refuses whoever was wrong too often: by their address, and by the name that they try from
+    /// wherever. Nobody is locked out for longer than a minute, whoever else tries their name.
+    fn check_attempts(&self, name: &str) -> Result<(), Trouble> {
+        let State {
+            failures, config, ..
+        } = &*self.oauth.0;
+        let (of_address, of_name) = (account(self.address), (self.tenant(), name));
+        let address = failures.check(&of_address, config.oauth.failures);
+        let tried = address.and_then(|()| failures.check(&of_name, TRIES));
+        tried.map_err(|retry| Trouble {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            title: "Too many attempts",
+            what: "There were too many wrong passwords in the last minute, from your address or \
+                   for this user name."
+                .to_owned(),
+            remedy: "Wait a minute, then go back and try again. If you have forgotten your \
+                     password, whoever administrates this tenant can set another.",
+            retry: Some(retry.as_secs().max(1)),
+        })
+    }
+
+    fn count_attempt(&self, name: &str) {
+        let failures = &self.oauth.0.failures;
+        failures.note(&account(self.address));
+        failures.note(&(self.tenant(), name));
+    }
+
+    /// The page that asks.
+    pub(super) fn login_page(
+        &self,
+        asked: &Asked,
+        flow: &Flow,
+        wrong: Option<&str>,
+        status: StatusCode,
+    ) -> Step {
+        let form = self.sealed(flow, Page::Login)?;
+        let providers = self.server.builtin.providers.values();
+        let page = LoginPage {
+            tenant: self.tenant(),
+            client: shown(&asked.client.title),
+            server: &asked.wish.resource.server,
+            action: &self.path("login"),
+            form: &form,
+            wrong,
+            has_passwords: self.has_passwords(),
+            providers: providers
+                .map(|provider| (provider.name.as_str(), shown(&provider.title)))
+                .collect(),
+            style: STYLE,
+        };
+        // Where consent is remembered the answer follows the log-in at once.
+        let leads = Leads::Client(asked.back.uri.clone());
+        Ok(html(status, &page, &leads))
+    }
+}
+
+/// A provider that an operator has taken away meanwhile.
+pub(super) fn gone() -> Trouble {
+    let what = "This identity provider is not configured any more.";
+    Trouble::bad("Unknown identity provider", what, AGAIN)
+}
+
+/// Wrong passwords a minute for one user name.
+const TRIES: u32 = 20;

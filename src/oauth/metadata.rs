@@ -1,0 +1,153 @@
+//! Where everything is (RFC 8414, and OpenID Connect Discovery for clients that look there), and
+//! the keys that verify tokens.
+//!
+//! A document stands at the well-known URLs of its own issuer and nowhere else: at any other, its
+//! `issuer` would not be the one that the URL was made of (RFC 8414, section 3.3).
+
+use axum::{
+    body::Body,
+    extract,
+    response::{IntoResponse, Response},
+};
+use http::{
+    HeaderMap, HeaderValue, StatusCode, Uri,
+    header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH},
+};
+use serde_json::{Value, json};
+use url::Url;
+
+use super::{
+    Oauth, Server, State,
+    client_metadata::{GRANT_TYPES, Method},
+    error::Refusal,
+    jose, secret,
+};
+use crate::control::signing::PublicKey;
+
+/// Where RFC 8414 has it, with the path of the issuer behind.
+pub(super) const OAUTH: &str = "/.well-known/oauth-authorization-server";
+
+/// Where OpenID Connect has it: behind the path of the issuer, and by RFC 8414, section 5, before.
+pub(super) const OPENID: &str = "/.well-known/openid-configuration";
+
+/// GET: the document of the issuer whose well-known URL this is.
+pub(super) async fn document(
+    extract::State(oauth): extract::State<Oauth>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Response {
+    let state = &*oauth.0;
+    match issuer_at(state, uri.path()) {
+        Some(server) => kept(&headers, &of(state, &server).to_string(), "max-age=60"),
+        None => Refusal::no_server(state).into_response(),
+    }
+}
+
+/// GET: the JWK set (RFC 7517): the keys that sign, signed before, and will sign.
+pub(super) async fn keys(
+    extract::State(oauth): extract::State<Oauth>,
+    server: Server,
+    headers: HeaderMap,
+) -> Response {
+    let catalog = oauth.0.live.current();
+    let keys = catalog.issued.keys.get(&server.tenant.name);
+    let keys: Vec<Value> = keys.iter().flat_map(|keys| keys.iter()).map(jwk).collect();
+    // Shorter than a key is published before it signs.
+    kept(
+        &headers,
+        &json!({ "keys": keys }).to_string(),
+        "max-age=300",
+    )
+}
+
+/// RFC 8037, section 2.
+fn jwk(key: &PublicKey) -> Value {
+    json!({
+        "kty": "OKP", "crv": "Ed25519", "x": secret::encoded(&key.x),
+        "kid": key.kid, "use": "sig", "alg": "EdDSA",
+    })
+}
+
+/// The server whose issuer has a well-known URL with this path. What is before an appended one was
+/// taken off where the public URL has a path, like that of every other endpoint.
+fn issuer_at(state: &State, path: &str) -> Option<Server> {
+    let public_path = Url::parse(&state.config.public_url).ok()?;
+    let public_path = public_path.path().trim_end_matches('/');
+    let inserted = |prefix| path.strip_prefix(prefix)?.strip_prefix(public_path);
+    let issuer_path = inserted(OAUTH)
+        .or_else(|| inserted(OPENID))
+        .or_else(|| path.strip_suffix(OPENID))?;
+    let default = state
+        .config
+        .default
+        .as_ref()
+        .map(|(tenant, _)| tenant.as_str());
+    let tenant = match issuer_path.strip_prefix("/t/") {
+        Some(tenant) => Some(tenant).filter(|tenant| Some(*tenant) != default)?,
+        None if issuer_path.is_empty() => default?,
+        None => return None,
+    };
+    Server::of(state, tenant)
+}
+
+fn of(state: &State, server: &Server) -> Value {
+    let endpoint = |name| server.endpoint(state, name);
+    let methods: Vec<&str> = Method::ALL.iter().map(|method| method.name()).collect();
+    let mut scopes = server.scopes();
+    // It asks for what everybody gets: a refresh token (OpenID Connect Core, section 11).
+    if !scopes.contains(&"offline_access") {
+        scopes.push("offline_access");
+    }
+    let mut all = json!({
+        "issuer": server.issuer,
+        "authorization_endpoint": endpoint("authorize"),
+        "token_endpoint": endpoint("token"),
+        "revocation_endpoint": endpoint("revoke"),
+        "jwks_uri": endpoint("jwks"),
+        "scopes_supported": scopes,
+        "response_types_supported": ["code"],
+        "response_modes_supported": ["query"],
+        "grant_types_supported": GRANT_TYPES,
+        "token_endpoint_auth_methods_supported": methods,
+        "token_endpoint_auth_signing_alg_values_supported": jose::ASSERTIONS,
+        "revocation_endpoint_auth_methods_supported": methods,
+        "revocation_endpoint_auth_signing_alg_values_supported": jose::ASSERTIONS,
+        "code_challenge_methods_supported": ["S256"],
+        "authorization_response_iss_parameter_supported": true,
+        "client_id_metadata_document_supported": server.builtin.documents,
+        // OpenID Connect Discovery, section 3, has these for required. There are no ID tokens.
+        "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": ["EdDSA"],
+    });
+    if server.builtin.registration {
+        all["registration_endpoint"] = endpoint("register").into();
+    }
+    all
+}
+
+/// A document that may be kept for a while, and asked for again by its tag.
+fn kept(asked: &HeaderMap, text: &str, how_long: &'static str) -> Response {
+    let tag = format!("\"{}\"", secret::encoded(&secret::hash(text)[..16]));
+    let is_known = |known: &str| {
+        let mut known = known.split(',').map(str::trim);
+        known.any(|known| known == "*" || known.trim_start_matches("W/") == tag)
+    };
+    let mut asked = asked.get_all(IF_NONE_MATCH).iter();
+    let is_known = asked.any(|known| known.to_str().is_ok_and(is_known));
+    let mut response = if is_known {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        response
+    } else {
+        let mut response = Response::new(Body::from(text.to_owned()));
+        let json = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        response
+    };
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static(how_long));
+    if let Ok(tag) = HeaderValue::try_from(tag) {
+        headers.insert(ETAG, tag);
+    }
+    response
+}

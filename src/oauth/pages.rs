@@ -1,0 +1,384 @@
+//! Everything that a person reads, as HTML, and the header fields of every page.
+//!
+//! Pages work without scripts and load nothing. What others chose (names above all) is shown so
+//! that it can pass for nothing else. Not here: what is decided by them.
+
+use std::sync::OnceLock;
+
+use askama::Template;
+use aws_lc_rs::digest::{SHA256, digest};
+use axum::{body::Body, response::Response};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use http::{
+    HeaderName, HeaderValue, StatusCode,
+    header::{
+        CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, PRAGMA, REFERRER_POLICY, RETRY_AFTER,
+        X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    },
+};
+use url::Url;
+
+/// The page that asks who somebody is.
+#[derive(Template)]
+#[template(path = "login.html")]
+pub(super) struct LoginPage<'p> {
+    pub(super) tenant: &'p str,
+    pub(super) client: String,
+    pub(super) server: &'p str,
+    /// Where its forms go.
+    pub(super) action: &'p str,
+    /// The sealed state.
+    pub(super) form: &'p str,
+    /// What was wrong with the last attempt.
+    pub(super) wrong: Option<&'p str>,
+    pub(super) has_passwords: bool,
+    /// Names and titles of identity providers.
+    pub(super) providers: Vec<(&'p str, String)>,
+    pub(super) style: &'static str,
+}
+
+/// The page that asks whether a client may.
+#[derive(Template)]
+#[template(path = "consent.html")]
+pub(super) struct ConsentPage<'p> {
+    pub(super) tenant: &'p str,
+    pub(super) client: String,
+    /// The host of the client's metadata document.
+    pub(super) document_host: Option<&'p str>,
+    /// Where the answer goes.
+    pub(super) redirect_host: &'p str,
+    pub(super) server: &'p str,
+    pub(super) resource: &'p str,
+    pub(super) scopes: Vec<&'p str>,
+    /// Nobody but the client itself says what it is called.
+    pub(super) is_unverified: bool,
+    /// The answer can go to this computer only.
+    pub(super) is_local: bool,
+    pub(super) action: &'p str,
+    pub(super) form: &'p str,
+    /// Who is logged in.
+    pub(super) person: Option<String>,
+    /// At which provider the log-in goes on.
+    pub(super) provider: Option<String>,
+    pub(super) style: &'static str,
+}
+
+/// The page that says what went wrong, and who can mend it.
+#[derive(Template)]
+#[template(path = "trouble.html")]
+struct TroublePage<'p> {
+    tenant: &'p str,
+    title: &'p str,
+    what: &'p str,
+    remedy: &'p str,
+    style: &'static str,
+}
+
+/// What went wrong, for the person at the browser; never anything that only we may know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    /// The answer's status.
+    pub(super) status: StatusCode,
+    /// In a few words.
+    pub(super) title: &'static str,
+    /// In a sentence.
+    pub(super) what: String,
+    /// Who can do what about it.
+    pub(super) remedy: &'static str,
+    /// When it may be tried again, in seconds.
+    pub(super) retry: Option<u64>,
+}
+
+impl Trouble {
+    /// A request that cannot be answered at its client (CONTRACT C17).
+    pub(super) fn bad(title: &'static str, what: impl Into<String>, remedy: &'static str) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            title,
+            what: what.into(),
+            remedy,
+            retry: None,
+        }
+    }
+
+    /// Something that we need is away.
+    pub(super) fn away(what: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            title: "Not available right now",
+            what: what.into(),
+            remedy: "Wait a moment and try again from your application. If this goes on, whoever \
+                     runs this gateway can find the reason in its log.",
+            retry: Some(5),
+        }
+    }
+
+    /// Its page.
+    pub(super) fn page(&self, tenant: &str) -> Response {
+        let page = TroublePage {
+            tenant,
+            title: self.title,
+            what: &self.what,
+            remedy: self.remedy,
+            style: STYLE,
+        };
+        let mut response = html(self.status, &page, &Leads::Nowhere);
+        if let Some(retry) = self.retry {
+            response
+                .headers_mut()
+                .insert(RETRY_AFTER, HeaderValue::from(retry));
+        }
+        response
+    }
+}
+
+/// Where the forms of a page lead, at last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Leads {
+    /// It has none.
+    Nowhere,
+    /// To us, and from there to this redirect URI.
+    Client(String),
+    /// To us, and from there to an identity provider.
+    Provider,
+}
+
+impl Leads {
+    /// The directive `form-action`. Chromium applies it to redirects after the form too, so that
+    /// it must name where the answer goes.
+    fn directive(&self) -> String {
+        match self {
+            Self::Nowhere => "; form-action 'none'".to_owned(),
+            Self::Client(uri) => format!("; form-action 'self' {}", source(uri)),
+            // A provider sends people on to hosts that nobody knows beforehand (another log-in
+            // behind it, a company's own), and the whole chain is held against the directive.
+            // What it would guard is guarded otherwise: nothing on the page is anybody else's
+            // markup, and the form's address is a constant.
+            Self::Provider => String::new(),
+        }
+    }
+}
+
+/// A redirect URI as a source of a content security policy: its origin, or its scheme where the
+/// grammar has no hosts like its own.
+fn source(uri: &str) -> String {
+    let Ok(url) = Url::parse(uri) else {
+        return String::new();
+    };
+    let is_web = matches!(url.scheme(), "http" | "https");
+    match url.host() {
+        // CSP 3, section 2.3.1: a host source is made of letters, digits and hyphens.
+        Some(url::Host::Domain(_) | url::Host::Ipv4(_)) if is_web => {
+            url.origin().ascii_serialization()
+        }
+        _ => format!("{}:", url.scheme()),
+    }
+}
+
+/// A page with the fields of every page (CONTRACT P82).
+pub(super) fn html(status: StatusCode, page: &impl Template, leads: &Leads) -> Response {
+    // Writing into a string does not fail, and the templates call nothing that does.
+    let text = page.render().unwrap_or_default();
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    let policy = format!(
+        "default-src 'none'; style-src '{}'; frame-ancestors 'none'; base-uri 'none'{}",
+        style_hash(),
+        leads.directive()
+    );
+    let headers = response.headers_mut();
+    // Made of constants, an origin and a scheme: letters that a header may have.
+    if let Ok(policy) = HeaderValue::try_from(policy) {
+        headers.insert(CONTENT_SECURITY_POLICY, policy);
+    }
+    for (name, value) in FIELDS {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Sends a browser on, and lets nobody keep where to.
+pub(super) fn redirect(status: StatusCode, to: &str) -> Response {
+    let mut response = Response::new(Body::empty());
+    let headers = response.headers_mut();
+    let Ok(to) = HeaderValue::try_from(to) else {
+        // What is sent here was parsed or encoded before.
+        tracing::error!("a redirect that is no header");
+        return Trouble::away("The answer could not be written.").page("");
+    };
+    headers.insert(http::header::LOCATION, to);
+    for (name, value) in FIELDS.iter().filter(|(name, _)| *name != CONTENT_TYPE) {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    *response.status_mut() = status;
+    response
+}
+
+fn style_hash() -> &'static str {
+    static HASH: OnceLock<String> = OnceLock::new();
+    HASH.get_or_init(|| {
+        let hash = digest(&SHA256, STYLE.as_bytes());
+        format!("sha256-{}", STANDARD.encode(hash))
+    })
+}
+
+/// A text that somebody else chose, as it may stand on a page: in one line, not longer than a line,
+/// without letters that are not seen or that turn others around.
+pub(super) fn shown(text: &str) -> String {
+    let mut out = String::new();
+    let (mut count, mut marks) = (0, 0);
+    for letter in text.chars() {
+        let letter = if letter.is_whitespace() { ' ' } else { letter };
+        // Marks that are stacked on one letter run over what is above and below.
+        marks = if is_mark(letter) { marks + 1 } else { 0 };
+        if is_invisible(letter) || marks > MARKS || (letter == ' ' && ends_blank(&out)) {
+            continue;
+        }
+        if count == SHOWN {
+            out.push('…');
+            break;
+        }
+        out.push(letter);
+        count += 1;
+    }
+    out.truncate(out.trim_end().len());
+    out
+}
+
+fn ends_blank(text: &str) -> bool {
+    text.is_empty() || text.ends_with(' ')
+}
+
+fn is_mark(letter: char) -> bool {
+    matches!(letter, '\u{300}'..='\u{36f}' | '\u{483}'..='\u{489}' | '\u{1ab0}'..='\u{1aff}'
+        | '\u{1dc0}'..='\u{1dff}' | '\u{20d0}'..='\u{20ff}' | '\u{fe20}'..='\u{fe2f}')
+}
+
+/// Controls, format characters (those that turn text around among them), fillers, variation
+/// selectors, tags, private use and what is no character.
+fn is_invisible(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter, '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{70f}' | '\u{115f}'..='\u{1160}'
+            | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}'
+            | '\u{e000}'..='\u{f8ff}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fffc}' | '\u{fffe}'..='\u{ffff}' | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{10ffff}')
+}
+
+/// Letters of a name.
+const SHOWN: usize = 60;
+/// Marks on one letter; no language needs more.
+const MARKS: usize = 3;
+/// The one style of all pages; its hash stands in the policy.
+pub(super) const STYLE: &str = include_str!("templates/style.css");
+const FIELDS: [(HeaderName, &str); 8] = [
+    (CONTENT_TYPE, "text/html; charset=utf-8"),
+    (CACHE_CONTROL, "no-store"),
+    (PRAGMA, "no-cache"),
+    (REFERRER_POLICY, "no-referrer"),
+    (X_FRAME_OPTIONS, "DENY"),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    // Not `same-origin`: a client that opened a window to ask may wait for it to close.
+    (
+        HeaderName::from_static("cross-origin-opener-policy"),
+        "same-origin-allow-popups",
+    ),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        "same-origin",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_shown_harmlessly() {
+        for (text, wanted) in [
+            ("Claude", "Claude"),
+            ("  a \n\t b  ", "a b"),
+            ("evil\u{202e}gpj.exe", "evilgpj.exe"),
+            ("a\u{200b}\u{feff}b\u{e0041}\u{2066}", "ab"),
+            ("\0\u{7}\u{1b}[31mred", "[31mred"),
+            ("Zoë 名前 نام", "Zoë 名前 نام"),
+            ("", ""),
+            (
+                "a\u{301}\u{301}\u{301}\u{301}\u{301}b",
+                "a\u{301}\u{301}\u{301}b",
+            ),
+        ] {
+            assert_eq!(shown(text), wanted, "{text:?}");
+        }
+        let long = shown(&"x".repeat(1000));
+        assert_eq!(long.chars().count(), SHOWN + 1);
+        assert!(long.ends_with('…'));
+    }
+
+    #[test]
+    fn markup_of_others_is_text() {
+        let hostile = "</h1><script>alert(1)</script>\" onload='x'&amp;";
+        let page = ConsentPage {
+            tenant: "a",
+            client: shown(hostile),
+            document_host: Some(hostile),
+            redirect_host: hostile,
+            server: "x",
+            resource: hostile,
+            scopes: vec![hostile],
+            is_unverified: true,
+            is_local: true,
+            action: "/t/a/oauth/consent",
+            form: hostile,
+            person: Some(hostile.to_owned()),
+            provider: Some(hostile.to_owned()),
+            style: STYLE,
+        };
+        let text = page.render().unwrap();
+        assert!(
+            !text.contains("<script") && !text.contains("\" onload"),
+            "{text}"
+        );
+        assert!(
+            text.contains("&#60;script&#62;") || text.contains("&lt;script&gt;"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_form_may_lead_where_its_answer_goes() {
+        for (uri, wanted) in [
+            ("https://app.test/cb?x=1", "https://app.test"),
+            ("https://app.test:8443/cb", "https://app.test:8443"),
+            ("http://127.0.0.1:7777/cb", "http://127.0.0.1:7777"),
+            ("http://localhost/cb", "http://localhost"),
+            ("http://[::1]:7777/cb", "http:"),
+            ("cursor://anysphere.mcp/cb", "cursor:"),
+            ("com.example.app:/cb", "com.example.app:"),
+        ] {
+            assert_eq!(source(uri), wanted, "{uri}");
+        }
+        assert_eq!(Leads::Nowhere.directive(), "; form-action 'none'");
+    }
+
+    #[test]
+    fn the_policy_names_the_style_that_is_there() {
+        let response = Trouble::bad("A", "b", "c").page("a");
+        let policy = response.headers()[CONTENT_SECURITY_POLICY]
+            .to_str()
+            .unwrap();
+        assert!(policy.contains(style_hash()) && policy.contains("frame-ancestors 'none'"));
+        let page = TroublePage {
+            tenant: "a",
+            title: "A",
+            what: "<b>",
+            remedy: "c",
+            style: STYLE,
+        };
+        let text = page.render().unwrap();
+        let (_, rest) = text.split_once("<style>").unwrap();
+        let (style, _) = rest.split_once("</style>").unwrap();
+        assert_eq!(style, STYLE);
+    }
+}

@@ -1,0 +1,199 @@
+//! The seam behind which identity providers are: who somebody is, said by somebody else.
+//!
+//! Not here: what is done about it (`callback`), and the two kinds that there are
+//! (`provider_openid`, `provider_oauth`).
+
+use std::{future::Future, pin::Pin, sync::Arc};
+
+use serde_json::Value;
+use url::Url;
+
+use super::{State, provider_oauth::OAuth, provider_openid::OpenId};
+use crate::{
+    control::builtin::{Allow, Provider, ProviderKind},
+    outbound::Refused,
+};
+
+/// A future that the seam returns.
+pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What a log-in at a provider is made of; each value is random and of this log-in alone.
+#[derive(Clone, Debug)]
+pub(super) struct Journey<'j> {
+    /// Where the provider sends people back to.
+    pub(super) callback: &'j str,
+    /// Ties the answer to the browser (RFC 6749, section 10.12).
+    pub(super) state: &'j str,
+    /// Ties an ID token to the log-in (OpenID Connect Core, section 3.1.2.1).
+    pub(super) nonce: &'j str,
+    /// Ties the code to us (RFC 7636).
+    pub(super) verifier: &'j str,
+}
+
+/// Somebody, as a provider knows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Never changes, and is never anybody else's at that provider.
+    pub(super) subject: String,
+    /// What to show.
+    pub(super) title: Option<String>,
+    /// Groups.
+    pub(super) groups: Vec<String>,
+    /// An e-mail address that the provider has verified. It tells nobody apart: it may be given to
+    /// somebody else (CONTRACT P88).
+    pub(super) email: Option<String>,
+}
+
+/// What of somebody is wanted beside the subject; what is not, is not asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// Groups.
+    pub(super) groups: bool,
+    /// A verified e-mail address.
+    pub(super) email: bool,
+}
+
+/// Why nobody knows who somebody is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unknown {
+    /// The provider does not answer, or not in time; the text is for the log.
+    Away(String),
+    /// What it answers is not worth anything; the text is for the log.
+    Wrong(String),
+}
+
+impl From<Refused> for Unknown {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Unreachable(what) => Self::Away(what),
+            // An answer that is no document says that something stands before it that is broken.
+            Refused::Answer(what) => Self::Away(what),
+            Refused::Url(what) => Self::Wrong(what.to_owned()),
+        }
+    }
+}
+
+/// Says who somebody is.
+///
+/// 1. `depart` gives the URL at which the provider asks; it carries `state`, a code challenge of
+///    `verifier`, and where there are ID tokens `nonce`, and tells the provider nothing else of the
+///    browser or the client.
+/// 2. `arrive` takes what came back and answers `Found` only if the provider itself, asked over a
+///    connection of our own, says so for this very journey: another nonce, verifier, audience or
+///    issuer is `Wrong`.
+/// 3. `Found::subject` alone tells people apart, and only together with the issuer.
+/// 4. Both end within a bounded time, whatever the provider does; one that is away is `Away`.
+/// 5. Nothing that the provider sends is followed: no redirect, no URL but those that its operator
+///    or its own metadata name, and those only where `outbound` lets us.
+pub(super) trait IdentityProvider: Send + Sync {
+    /// Where people are sent; `again` asks the provider to ask them again who they are.
+    fn depart<'a>(
+        &'a self,
+        journey: &'a Journey<'a>,
+        again: bool,
+    ) -> Later<'a, Result<Url, Unknown>>;
+
+    /// Who came back with `code`.
+    fn arrive<'a>(
+        &'a self,
+        journey: &'a Journey<'a>,
+        code: &'a str,
+        wanted: Wanted,
+    ) -> Later<'a, Result<Found, Unknown>>;
+}
+
+/// The provider that an operator declared.
+pub(super) fn of(state: &State, provider: &Arc<Provider>) -> Box<dyn IdentityProvider> {
+    let (outbound, provider) = (state.outbound.clone(), Arc::clone(provider));
+    match &provider.kind {
+        ProviderKind::OpenId { .. } => {
+            let clock = state.clock.clone();
+            Box::new(OpenId::new(provider, outbound, clock, state.openid.clone()))
+        }
+        ProviderKind::OAuth { .. } => Box::new(OAuth::new(provider, outbound)),
+    }
+}
+
+/// The issuer of a provider's subjects.
+pub(super) fn issuer(provider: &Provider) -> &str {
+    match &provider.kind {
+        ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
+    }
+}
+
+/// Whether somebody may come in: whom one of the rules names.
+pub(super) fn may(allow: &Allow, found: &Found) -> bool {
+    let domain = found
+        .email
+        .as_deref()
+        .and_then(|email| email.rsplit_once('@'));
+    let domain = domain.map(|(_, domain)| domain);
+    allow.is_empty()
+        || allow.subjects.contains(&found.subject)
+        || allow
+            .groups
+            .iter()
+            .any(|group| found.groups.contains(group))
+        || domain.is_some_and(|domain| {
+            let mut domains = allow.domains.iter();
+            domains.any(|known| known.eq_ignore_ascii_case(domain))
+        })
+}
+
+/// The first of these members that is a text with something in it.
+pub(super) fn title(claims: &serde_json::Map<String, Value>, names: &[&str]) -> Option<String> {
+    let texts = names.iter().filter_map(|name| claims.get(*name)?.as_str());
+    let mut texts = texts.filter(|text| !text.trim().is_empty());
+    texts.next().map(|text| text.chars().take(TITLE).collect())
+}
+
+/// Letters of a title that are kept; fewer are shown.
+const TITLE: usize = 200;
+/// Bytes of a subject: those of OpenID Connect Core, section 2, have at most 255 letters.
+pub(super) const SUBJECT: usize = 255;
+/// Bytes of any answer of a provider.
+pub(super) const ANSWER: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_come_in() {
+        let found = Found {
+            subject: "1".to_owned(),
+            title: None,
+            groups: vec!["eng".to_owned()],
+            email: Some("a@b.test@Acme.test".to_owned()),
+        };
+        let list = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| (*text).to_owned())
+                .collect::<Vec<_>>()
+        };
+        let allow = |subjects: &[&str], domains: &[&str], groups: &[&str]| Allow {
+            subjects: list(subjects),
+            domains: list(domains),
+            groups: list(groups),
+        };
+        for (rule, wanted) in [
+            (allow(&[], &[], &[]), true),
+            (allow(&["1"], &[], &[]), true),
+            (allow(&["11"], &[], &[]), false),
+            (allow(&[], &["acme.test"], &[]), true),
+            (allow(&[], &["b.test"], &[]), false),
+            (allow(&[], &["me.test"], &[]), false),
+            (allow(&[], &[], &["eng"]), true),
+            (allow(&[], &[], &["ops"]), false),
+            (allow(&["2"], &["x.test"], &["eng"]), true),
+        ] {
+            assert_eq!(may(&rule, &found), wanted, "{rule:?}");
+        }
+        let nameless = Found {
+            email: None,
+            ..found
+        };
+        assert!(!may(&allow(&[], &[""], &[]), &nameless));
+    }
+}

@@ -1,0 +1,461 @@
+//! Identity providers that speak OpenID Connect: found by their metadata, believed by their
+//! signatures.
+//!
+//! Not here: what is done with who somebody is (`callback`).
+
+use std::{sync::Arc, time::Duration};
+
+use moka::future::Cache;
+use oauth2::{
+    AuthType, AuthUrl, AuthorizationCode, Client, ClientId, ClientSecret, CsrfToken,
+    EndpointNotSet, ExtraTokenFields, PkceCodeChallenge, PkceCodeVerifier, RedirectUrl, Scope,
+    StandardRevocableToken, StandardTokenResponse, TokenResponse, TokenUrl,
+    basic::{
+        BasicClient, BasicErrorResponse, BasicRevocationErrorResponse,
+        BasicTokenIntrospectionResponse, BasicTokenType,
+    },
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use url::Url;
+
+use super::{
+    provider::{ANSWER, Found, IdentityProvider, Journey, Later, SUBJECT, Unknown, Wanted, title},
+    provider_oauth::{Through, owned, unknown, url},
+};
+use crate::{
+    auth::jws::{KeySet, Signature, moment, opened, string, strings},
+    control::{
+        builtin::{Hidden, Provider, ProviderKind},
+        clock::Clock,
+        identity::ALGORITHMS,
+    },
+    outbound::Outbound,
+};
+
+/// What is known of providers by their issuers; clones share it.
+#[derive(Clone)]
+pub(super) struct Known(Cache<String, Arc<Metadata>>);
+
+impl Known {
+    /// Nothing yet.
+    pub(super) fn new() -> Self {
+        let cache = Cache::builder().max_capacity(ISSUERS).time_to_live(FRESH);
+        Self(cache.build())
+    }
+}
+
+/// What a provider says about itself (OpenID Connect Discovery, section 3), and its keys.
+struct Metadata {
+    said: Said,
+    keys: KeySet,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    issuer: String,
+    authorization_endpoint: String,
+    token_endpoint: String,
+    jwks_uri: String,
+    userinfo_endpoint: Option<String>,
+    token_endpoint_auth_methods_supported: Option<Vec<String>>,
+}
+
+/// The token response's own part.
+#[derive(Debug, Deserialize, Serialize)]
+struct IdField {
+    id_token: Option<String>,
+}
+
+impl ExtraTokenFields for IdField {}
+
+/// The crate's client, for token responses with an ID token.
+type IdClient = Client<
+    BasicErrorResponse,
+    StandardTokenResponse<IdField, BasicTokenType>,
+    BasicTokenIntrospectionResponse,
+    StandardRevocableToken,
+    BasicRevocationErrorResponse,
+    EndpointNotSet,
+    EndpointNotSet,
+    EndpointNotSet,
+    EndpointNotSet,
+    EndpointNotSet,
+>;
+
+/// One of them.
+pub(super) struct OpenId {
+    provider: Arc<Provider>,
+    outbound: Outbound,
+    clock: Clock,
+    known: Known,
+}
+
+impl OpenId {
+    /// As it was declared.
+    pub(super) fn new(
+        provider: Arc<Provider>,
+        outbound: Outbound,
+        clock: Clock,
+        known: Known,
+    ) -> Self {
+        Self {
+            provider,
+            outbound,
+            clock,
+            known,
+        }
+    }
+
+    /// Its issuer, and the claim that holds groups.
+    fn declared(&self) -> (&str, &str) {
+        match &self.provider.kind {
+            ProviderKind::OpenId {
+                issuer,
+                groups_claim,
+            } => (issuer, groups_claim),
+            ProviderKind::OAuth { issuer, .. } => (issuer, ""),
+        }
+    }
+
+    /// Metadata and keys, fetched once by whoever comes first.
+    async fn metadata(&self) -> Result<Arc<Metadata>, Unknown> {
+        let (issuer, _) = self.declared();
+        let fetched = self.known.0.try_get_with(issuer.to_owned(), self.fetch());
+        // The error is shared by all who waited.
+        fetched.await.map_err(|error| match &*error {
+            Unknown::Away(what) => Unknown::Away(what.clone()),
+            Unknown::Wrong(what) => Unknown::Wrong(what.clone()),
+        })
+    }
+
+    async fn fetch(&self) -> Result<Arc<Metadata>, Unknown> {
+        let (issuer, _) = self.declared();
+        // OpenID Connect Discovery, section 4: appended, whatever the issuer's path.
+        let place = format!(
+            "{}/.well-known/openid-configuration",
+            issuer.trim_end_matches('/')
+        );
+        let document = self.outbound.json(&place, ANSWER).await?;
+        let said: Said = serde_json::from_slice(&document)
+            .map_err(|_| Unknown::Wrong("its metadata lack an endpoint".to_owned()))?;
+        if said.issuer != issuer {
+            return Err(Unknown::Wrong(
+                "its metadata are of another issuer".to_owned(),
+            ));
+        }
+        let keys = self.outbound.json(&said.jwks_uri, KEYS).await?;
+        let keys = KeySet::parse(&keys)
+            .map_err(|what| Unknown::Wrong(format!("its keys cannot be read: {what}")))?;
+        Ok(Arc::new(Metadata { said, keys }))
+    }
+
+    /// What an ID token says, if its signature is good and it is meant for this journey. A key that
+    /// is not known may be a new one: then everything is fetched once more.
+    async fn claims(
+        &self,
+        text: &str,
+        metadata: &Arc<Metadata>,
+        nonce: &str,
+    ) -> Result<Map<String, Value>, Unknown> {
+        let wrong = |what: &str| Unknown::Wrong(format!("its ID token: {what}"));
+        let (issuer, _) = self.declared();
+        let expected = Expected {
+            issuer,
+            client: &self.provider.client_id,
+            nonce,
+            now: u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0),
+        };
+        // No key is asked for on behalf of a token that is of no use anyway.
+        let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
+        let (header, claims, jws) = opened(text, &algorithms).map_err(wrong)?;
+        expected.check(&header, &claims).map_err(wrong)?;
+        let outcome = match metadata.keys.check(&jws) {
+            Signature::NoKey => {
+                self.known.0.invalidate(issuer).await;
+                self.metadata().await?.keys.check(&jws)
+            }
+            outcome => outcome,
+        };
+        match outcome {
+            Signature::By(_) => Ok(claims),
+            Signature::Bad => Err(wrong("a bad signature")),
+            Signature::NoKey => Err(wrong("an unknown key")),
+        }
+    }
+
+    /// What the ID token leaves out and somebody asks for (OpenID Connect Core, section 5.3).
+    async fn complete(
+        &self,
+        mut claims: Map<String, Value>,
+        said: &Said,
+        token: &str,
+        wanted: Wanted,
+    ) -> Result<Map<String, Value>, Unknown> {
+        let (_, groups) = self.declared();
+        let lacks = |name: &str| !claims.contains_key(name);
+        let is_needed = (wanted.groups && lacks(groups)) || (wanted.email && lacks("email"));
+        let Some(place) = said.userinfo_endpoint.as_ref().filter(|_| is_needed) else {
+            return Ok(claims);
+        };
+        let more = owned(&self.outbound, place, token).await?;
+        // Section 5.3.2: else it could be about somebody else.
+        if more.get("sub") != claims.get("sub") {
+            return Err(Unknown::Wrong("its user info is of another sub".to_owned()));
+        }
+        for (name, value) in more {
+            claims.entry(name).or_insert(value);
+        }
+        Ok(claims)
+    }
+
+    fn found(&self, claims: &Map<String, Value>) -> Result<Found, Unknown> {
+        let (_, groups) = self.declared();
+        let wrong = |what: &str| Unknown::Wrong(format!("its claims: {what}"));
+        let subject = string(claims, "sub").map_err(wrong)?;
+        let groups = claims.get(groups).map(strings).transpose().map_err(wrong)?;
+        let is_verified = match claims.get("email_verified") {
+            Some(Value::Bool(is)) => *is,
+            // Some write it as a text.
+            Some(Value::String(text)) => text == "true",
+            _ => false,
+        };
+        let email = claims.get("email").and_then(Value::as_str);
+        Ok(Found {
+            subject: subject.unwrap_or_default().to_owned(),
+            title: title(claims, &["name", "preferred_username", "email"]),
+            groups: groups.unwrap_or_default(),
+            email: email.filter(|_| is_verified).map(str::to_owned),
+        })
+    }
+}
+
+/// What an ID token must say (OpenID Connect Core, section 3.1.3.7).
+struct Expected<'e> {
+    issuer: &'e str,
+    client: &'e str,
+    nonce: &'e str,
+    /// In seconds since 1970.
+    now: u64,
+}
+
+impl Expected<'_> {
+    fn check(
+        &self,
+        header: &Map<String, Value>,
+        claims: &Map<String, Value>,
+    ) -> Result<(), &'static str> {
+        let kind = string(header, "typ")?.unwrap_or("JWT");
+        if !kind.eq_ignore_ascii_case("JWT") {
+            return Err("another type of token");
+        }
+        if string(claims, "iss")? != Some(self.issuer) {
+            return Err("another issuer");
+        }
+        let audiences = claims.get("aud").map(strings).ok_or("no aud")??;
+        if !audiences.iter().any(|audience| audience == self.client) {
+            return Err("another audience");
+        }
+        match string(claims, "azp")? {
+            None if audiences.len() > 1 => return Err("several audiences and no azp"),
+            Some(party) if party != self.client => return Err("another azp"),
+            _ => {}
+        }
+        if string(claims, "nonce")? != Some(self.nonce) {
+            return Err("another nonce");
+        }
+        let subject = string(claims, "sub")?.unwrap_or_default();
+        if !(1..=SUBJECT).contains(&subject.len()) {
+            return Err("no sub, or one that is too long");
+        }
+        let (expires, issued) = (moment(claims, "exp")?, moment(claims, "iat")?);
+        if self.now >= expires.ok_or("no exp")?.saturating_add(LEEWAY) {
+            return Err("expired");
+        }
+        let issued = issued.ok_or("no iat")?;
+        if issued > self.now.saturating_add(LEEWAY) {
+            return Err("issued in the future");
+        }
+        if issued.saturating_add(AGE + LEEWAY) < self.now {
+            return Err("issued long ago");
+        }
+        if moment(claims, "nbf")?.is_some_and(|from| from > self.now.saturating_add(LEEWAY)) {
+            return Err("not valid yet");
+        }
+        Ok(())
+    }
+}
+
+impl IdentityProvider for OpenId {
+    fn depart<'a>(
+        &'a self,
+        journey: &'a Journey<'a>,
+        again: bool,
+    ) -> Later<'a, Result<Url, Unknown>> {
+        Box::pin(async move {
+            let metadata = self.metadata().await?;
+            let place = url(&metadata.said.authorization_endpoint)?;
+            if !matches!(place.scheme(), "https" | "http") {
+                return Err(Unknown::Wrong(
+                    "its authorization endpoint is no page".to_owned(),
+                ));
+            }
+            let client = BasicClient::new(ClientId::new(self.provider.client_id.clone()))
+                .set_auth_uri(AuthUrl::from_url(place))
+                .set_redirect_uri(url(journey.callback).map(RedirectUrl::from_url)?);
+            let verifier = PkceCodeVerifier::new(journey.verifier.to_owned());
+            let state = || CsrfToken::new(journey.state.to_owned());
+            // Without it there is no ID token (OpenID Connect Core, section 3.1.2.1).
+            let openid = std::iter::once("openid".to_owned());
+            let others = self
+                .provider
+                .scopes
+                .iter()
+                .filter(|scope| *scope != "openid");
+            let scopes = openid.chain(others.cloned()).map(Scope::new);
+            let mut request = client
+                .authorize_url(state)
+                .add_scopes(scopes)
+                .add_extra_param("nonce", journey.nonce)
+                .set_pkce_challenge(PkceCodeChallenge::from_code_verifier_sha256(&verifier));
+            if again {
+                request = request.add_extra_param("prompt", "login");
+            }
+            Ok(request.url().0)
+        })
+    }
+
+    fn arrive<'a>(
+        &'a self,
+        journey: &'a Journey<'a>,
+        code: &'a str,
+        wanted: Wanted,
+    ) -> Later<'a, Result<Found, Unknown>> {
+        Box::pin(async move {
+            let metadata = self.metadata().await?;
+            let said = &metadata.said;
+            let mut client = IdClient::new(ClientId::new(self.provider.client_id.clone()))
+                .set_token_uri(url(&said.token_endpoint).map(TokenUrl::from_url)?)
+                .set_redirect_uri(url(journey.callback).map(RedirectUrl::from_url)?)
+                .set_auth_type(said.auth_type());
+            if let Some(secret) = self.provider.client_secret.as_ref().map(Hidden::expose) {
+                client = client.set_client_secret(ClientSecret::new(secret.to_owned()));
+            }
+            let http = Through(&self.outbound);
+            let answer = client
+                .exchange_code(AuthorizationCode::new(code.to_owned()))
+                .set_pkce_verifier(PkceCodeVerifier::new(journey.verifier.to_owned()))
+                .request_async(&http)
+                .await
+                .map_err(unknown)?;
+            let no_token = || Unknown::Wrong("it gave no ID token".to_owned());
+            let text = answer
+                .extra_fields()
+                .id_token
+                .as_ref()
+                .ok_or_else(no_token)?;
+            let claims = self.claims(text, &metadata, journey.nonce).await?;
+            let token = answer.access_token().secret();
+            let claims = self.complete(claims, said, token, wanted).await?;
+            self.found(&claims)
+        })
+    }
+}
+
+impl Said {
+    /// Section 9 of OpenID Connect Core: Basic, unless the provider says that it takes no such.
+    fn auth_type(&self) -> AuthType {
+        let methods = self.token_endpoint_auth_methods_supported.as_ref();
+        let is_basic = |all: &Vec<String>| all.iter().any(|one| one == "client_secret_basic");
+        if methods.is_none_or(is_basic) {
+            AuthType::BasicAuth
+        } else {
+            AuthType::RequestBody
+        }
+    }
+}
+
+/// Providers of which metadata are kept.
+const ISSUERS: u64 = 256;
+/// For how long; a new key is noticed sooner, by the first token that it signed.
+const FRESH: Duration = Duration::from_secs(300);
+/// Bytes of a key set.
+const KEYS: usize = 256 << 10;
+/// How far clocks may be apart, in seconds.
+const LEEWAY: u64 = 60;
+/// How old an ID token may be that was asked for a moment ago, in seconds.
+const AGE: u64 = 600;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(header: &Value, claims: &Value) -> Result<(), &'static str> {
+        let expected = Expected {
+            issuer: "https://idp.test",
+            client: "us",
+            nonce: "n",
+            now: 10_000,
+        };
+        expected.check(header.as_object().unwrap(), claims.as_object().unwrap())
+    }
+
+    fn good() -> Value {
+        json!({"iss": "https://idp.test", "sub": "1", "aud": "us", "nonce": "n",
+            "iat": 9_990, "exp": 10_300})
+    }
+
+    #[test]
+    fn an_id_token_is_for_us_and_for_this_log_in() {
+        let header = json!({"alg": "ES256"});
+        assert_eq!(check(&header, &good()), Ok(()));
+        for (name, value, wanted) in [
+            ("iss", json!("https://idp.test/"), Err("another issuer")),
+            ("iss", Value::Null, Err("a member that is no text")),
+            ("aud", json!("them"), Err("another audience")),
+            ("aud", json!(["us"]), Ok(())),
+            (
+                "aud",
+                json!(["us", "them"]),
+                Err("several audiences and no azp"),
+            ),
+            ("aud", json!([]), Err("another audience")),
+            ("azp", json!("us"), Ok(())),
+            ("azp", json!("them"), Err("another azp")),
+            ("nonce", json!("m"), Err("another nonce")),
+            ("nonce", json!(""), Err("another nonce")),
+            ("sub", json!(""), Err("no sub, or one that is too long")),
+            (
+                "sub",
+                json!("x".repeat(256)),
+                Err("no sub, or one that is too long"),
+            ),
+            ("sub", json!(1), Err("a member that is no text")),
+            ("exp", json!(9_941), Ok(())),
+            ("exp", json!(9_940), Err("expired")),
+            ("iat", json!(10_060), Ok(())),
+            ("iat", json!(10_061), Err("issued in the future")),
+            ("iat", json!(9_340), Ok(())),
+            ("iat", json!(9_339), Err("issued long ago")),
+            ("nbf", json!(10_061), Err("not valid yet")),
+        ] {
+            let mut claims = good();
+            claims[name] = value.clone();
+            assert_eq!(check(&header, &claims), wanted, "{name}: {value}");
+        }
+        for name in ["iss", "sub", "aud", "nonce", "iat", "exp"] {
+            let mut claims = good();
+            claims.as_object_mut().unwrap().remove(name);
+            assert!(check(&header, &claims).is_err(), "{name}");
+        }
+        for kind in ["at+jwt", "logout+jwt", "secevent+jwt"] {
+            let header = json!({"typ": kind});
+            assert_eq!(check(&header, &good()), Err("another type of token"));
+        }
+        let mut several = good();
+        (several["aud"], several["azp"]) = (json!(["us", "them"]), json!("us"));
+        assert_eq!(check(&header, &several), Ok(()));
+    }
+}

@@ -1,0 +1,327 @@
+//! Clients that register themselves (RFC 7591), and manage that (RFC 7592).
+//!
+//! Anybody may: so it is bounded, per address, per host that answers go to, and in all; and what
+//! nobody uses is soon forgotten. The same client may register any number of times.
+
+use std::net::IpAddr;
+
+use axum::{
+    body::Body,
+    extract::{self, Request},
+    response::Response,
+};
+use http::{HeaderMap, StatusCode, header::AUTHORIZATION, request::Parts};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Oauth, Server, State,
+    attempt::{address, attempt, note},
+    client_metadata::{ClientMetadata, Method, Wrong},
+    error::{Code, Refusal, answer, forbid_keeping},
+    form::{check_query, collected},
+    redirect,
+    secret::{self, Kind},
+    throttle,
+};
+use crate::control::registrations::Registered;
+
+/// POST: a new client.
+pub(super) async fn register(
+    extract::State(oauth): extract::State<Oauth>,
+    server: Server,
+    request: Request,
+) -> Response {
+    let state = &*oauth.0;
+    let address = address(&request);
+    let act = add(state, &server, address, request);
+    attempt(state, &server, address, "register", act).await
+}
+
+/// GET: what is registered.
+pub(super) async fn read(
+    extract::State(oauth): extract::State<Oauth>,
+    server: Server,
+    request: Request,
+) -> Response {
+    let (state, address) = (&*oauth.0, address(&request));
+    let act = async {
+        let (head, _) = request.into_parts();
+        let managed = Managed::find(state, &server, &head).await?;
+        managed.answer(state, &server, &managed.metadata, None)
+    };
+    attempt(state, &server, address, "register", act).await
+}
+
+/// PUT: other metadata, all of them.
+pub(super) async fn replace(
+    extract::State(oauth): extract::State<Oauth>,
+    server: Server,
+    request: Request,
+) -> Response {
+    let (state, address) = (&*oauth.0, address(&request));
+    let act = async {
+        let (head, body) = request.into_parts();
+        let managed = Managed::find(state, &server, &head).await?;
+        let all = object(&head, body).await?;
+        managed.replaced(state, &server, &all).await
+    };
+    attempt(state, &server, address, "register", act).await
+}
+
+/// DELETE: the client, with all that it was granted.
+pub(super) async fn remove(
+    extract::State(oauth): extract::State<Oauth>,
+    server: Server,
+    request: Request,
+) -> Response {
+    let (state, address) = (&*oauth.0, address(&request));
+    let act = async {
+        let (head, _) = request.into_parts();
+        let managed = Managed::find(state, &server, &head).await?;
+        let (tenant, id) = (&server.tenant.name, &managed.row.client_id);
+        if !state.live.store()?.remove_registered(tenant, id).await? {
+            return Err(BAD_TOKEN);
+        }
+        let (actor, target) = (format!("client:{id}"), format!("client {id}"));
+        note(state, &server, "client.removed", &actor, &target, json!({}));
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        forbid_keeping(response.headers_mut());
+        Ok(response)
+    };
+    attempt(state, &server, address, "register", act).await
+}
+
+async fn add(
+    state: &State,
+    server: &Server,
+    address: Option<IpAddr>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    if !server.builtin.registration {
+        let what = "clients do not register themselves here";
+        return Err(Refusal::new(Code::NotFound, what));
+    }
+    let settings = &state.config.oauth;
+    let spend = |key: &(&str, &str, u128), bound| {
+        let spent = state.registrations.spend(key, bound);
+        spent.map_err(|retry| Refusal::too_many("too many registrations", retry))
+    };
+    let account = throttle::account(address);
+    spend(&("address", "", account), settings.registrations_address)?;
+    spend(&("all", "", 0), settings.registrations)?;
+    let (head, body) = request.into_parts();
+    let all = object(&head, body).await?;
+    let metadata = ClientMetadata::read(&all, Method::Basic)?;
+    let uris = metadata.redirect_uris.iter();
+    let hosts: std::collections::BTreeSet<&str> = uris.map(|uri| redirect::host(uri)).collect();
+    for host in hosts {
+        spend(&(&server.tenant.name, host, 0), settings.registrations_host)?;
+    }
+    let random = &state.random;
+    let access = secret::generate(random, Kind::Registration).ok_or(NO_RANDOM)?;
+    let now_ms = state.clock.now_ms();
+    let unused = i64::try_from(settings.client_unused.as_millis()).unwrap_or(i64::MAX / 2);
+    let (client_secret, secret_hash) = new_secret(state, metadata.method)?;
+    let row = Registered {
+        client_id: secret::client_id(random).ok_or(NO_RANDOM)?,
+        metadata: Value::Object(metadata.write()).to_string(),
+        secret_hash,
+        access_hash: secret::hash(&access),
+        created_ms: now_ms,
+        expires_ms: now_ms.saturating_add(unused),
+    };
+    let store = state.live.store()?;
+    let tenant = &server.tenant.name;
+    if !store.register(tenant, &row, settings.clients).await? {
+        let what = "the tenant has too many registered clients";
+        return Err(Refusal::too_many(what, settings.client_unused));
+    }
+    let target = format!("client {}", row.client_id);
+    let detail = json!({
+        "client_name": metadata.name, "redirect_uris": metadata.redirect_uris,
+        "address": address.map(|address| address.to_string()),
+    });
+    note(state, server, "client.registered", "", &target, detail);
+    let told = Told {
+        access: &access,
+        client_secret: client_secret.as_deref().map(String::as_str),
+    };
+    Ok(answer(
+        StatusCode::CREATED,
+        &told.about(state, server, &row, &metadata),
+    ))
+}
+
+/// A registered client whose registration access token was shown.
+struct Managed {
+    row: Registered,
+    metadata: ClientMetadata,
+    access: String,
+}
+
+impl Managed {
+    /// The client in the path; whoever shows a wrong token is not told whether there is one.
+    async fn find(state: &State, server: &Server, head: &Parts) -> Result<Self, Refusal> {
+        check_query(head)?;
+        let id = head.uri.path().rsplit('/').next().unwrap_or_default();
+        let access = bearer(&head.headers).ok_or(BAD_TOKEN)?;
+        let offered = secret::hash(access);
+        let store = state.live.store()?;
+        let row = store.registered(&server.tenant.name, id).await?;
+        let known = row.as_ref().map_or([0; 32], |row| row.access_hash);
+        let is_right = secret::is_same(&known, &offered);
+        let row = row.filter(|_| is_right).ok_or(BAD_TOKEN)?;
+        let metadata = ClientMetadata::parse(&row.metadata).ok_or(BAD_TOKEN)?;
+        Ok(Self {
+            row,
+            metadata,
+            access: access.to_owned(),
+        })
+    }
+
+    async fn replaced(
+        &self,
+        state: &State,
+        server: &Server,
+        all: &Map<String, Value>,
+    ) -> Result<Response, Refusal> {
+        // RFC 7592, section 2.2.
+        if all.get("client_id").and_then(Value::as_str) != Some(&self.row.client_id) {
+            let what = "client_id is not that of the client";
+            return Err(Refusal::new(Code::InvalidClientMetadata, what));
+        }
+        if let Some(offered) = all.get("client_secret").and_then(Value::as_str) {
+            let known = self.row.secret_hash.unwrap_or_default();
+            if !secret::is_same(&known, &secret::hash(offered)) {
+                let what = "client_secret is not that of the client";
+                return Err(Refusal::new(Code::InvalidClientMetadata, what));
+            }
+        }
+        let metadata = ClientMetadata::read(all, Method::Basic)?;
+        // One who had none gets a secret, and one who needs none any more loses it.
+        let (client_secret, secret_hash) = match self.row.secret_hash {
+            Some(hash) if metadata.method.has_secret() => (None, Some(hash)),
+            _ => new_secret(state, metadata.method)?,
+        };
+        let row = Registered {
+            metadata: Value::Object(metadata.write()).to_string(),
+            secret_hash,
+            ..self.row.clone()
+        };
+        let store = state.live.store()?;
+        if !store.update_registered(&server.tenant.name, &row).await? {
+            return Err(BAD_TOKEN);
+        }
+        let (id, redirect_uris) = (&row.client_id, &metadata.redirect_uris);
+        let (actor, target) = (format!("client:{id}"), format!("client {id}"));
+        let detail = json!({"client_name": metadata.name, "redirect_uris": redirect_uris});
+        note(state, server, "client.changed", &actor, &target, detail);
+        let client_secret = client_secret.as_deref().map(String::as_str);
+        self.answer(state, server, &metadata, client_secret)
+    }
+
+    fn answer(
+        &self,
+        state: &State,
+        server: &Server,
+        metadata: &ClientMetadata,
+        client_secret: Option<&str>,
+    ) -> Result<Response, Refusal> {
+        let told = Told {
+            access: &self.access,
+            client_secret,
+        };
+        let body = told.about(state, server, &self.row, metadata);
+        Ok(answer(StatusCode::OK, &body))
+    }
+}
+
+/// What only the client itself is told.
+struct Told<'t> {
+    access: &'t str,
+    /// Once, when it is made.
+    client_secret: Option<&'t str>,
+}
+
+impl Told<'_> {
+    /// The client information response (RFC 7591, section 3.2.1; RFC 7592, section 3).
+    fn about(
+        &self,
+        state: &State,
+        server: &Server,
+        row: &Registered,
+        metadata: &ClientMetadata,
+    ) -> Value {
+        let mut all = metadata.write();
+        let url = format!("{}/{}", server.endpoint(state, "register"), row.client_id);
+        let own = [
+            ("client_id", json!(row.client_id)),
+            ("client_id_issued_at", json!(row.created_ms / 1000)),
+            ("registration_access_token", json!(self.access)),
+            ("registration_client_uri", json!(url)),
+        ];
+        all.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        if let Some(text) = self.client_secret {
+            all.insert("client_secret".to_owned(), text.into());
+            // It ends with the client, which is put off by use.
+            all.insert("client_secret_expires_at".to_owned(), 0.into());
+        }
+        Value::Object(all)
+    }
+}
+
+impl From<Wrong> for Refusal {
+    fn from(wrong: Wrong) -> Self {
+        match wrong {
+            Wrong::RedirectUri(what) => Self::new(Code::InvalidRedirectUri, what),
+            Wrong::Metadata(what) => Self::new(Code::InvalidClientMetadata, what),
+        }
+    }
+}
+
+type NewSecret = (Option<zeroize::Zeroizing<String>>, Option<[u8; 32]>);
+
+fn new_secret(state: &State, method: Method) -> Result<NewSecret, Refusal> {
+    if !method.has_secret() {
+        return Ok((None, None));
+    }
+    let text = secret::generate(&state.random, Kind::Client).ok_or(NO_RANDOM)?;
+    let hash = secret::hash(&text);
+    Ok((Some(text), Some(hash)))
+}
+
+/// A JSON object.
+async fn object(head: &Parts, body: Body) -> Result<Map<String, Value>, Refusal> {
+    check_query(head)?;
+    let wrong = |what| Refusal::new(Code::InvalidClientMetadata, what);
+    let kind = head.headers.get(http::header::CONTENT_TYPE);
+    let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("");
+    let kind = kind.split(';').next().unwrap_or("").trim();
+    if !kind.eq_ignore_ascii_case("application/json") {
+        return Err(wrong("the body is not application/json"));
+    }
+    let body = collected(body, BODY_MAX).await?;
+    let read = serde_json::from_slice(&body);
+    read.map_err(|_| wrong("the body is no JSON object"))
+}
+
+/// The one bearer token of a request.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let value = values.next()?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    let is_one = values.next().is_none() && scheme.eq_ignore_ascii_case("bearer");
+    is_one.then(|| token.trim_matches(' '))
+}
+
+/// RFC 7592, section 2: the same whether there is such a client or not.
+const BAD_TOKEN: Refusal = Refusal::new(
+    Code::InvalidToken,
+    "the registration access token is not that of a client",
+)
+.challenged("Bearer error=\"invalid_token\"");
+const NO_RANDOM: Refusal = Refusal::later("there is no randomness now");
+
+/// Bytes of metadata.
+const BODY_MAX: usize = 64 << 10;

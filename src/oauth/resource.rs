@@ -1,0 +1,115 @@
+//! What a token is for (RFC 8707): the URL of one of the tenant's servers, byte for byte.
+//!
+//! Pure. Whether there is such a server is asked by whoever knows who asks: its name alone tells
+//! nobody that it exists.
+
+use crate::control::Tenant;
+
+/// A resource of a tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Resource {
+    /// The name in its URL, whether there is such a server or not.
+    pub(super) server: String,
+    /// The audience of tokens.
+    pub(super) url: String,
+}
+
+/// Where resources are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'p> {
+    /// The base of all URLs.
+    pub(super) public_url: &'p str,
+    /// Tenant and server that have the short URLs too.
+    pub(super) default: Option<&'p (String, String)>,
+}
+
+impl Resource {
+    /// The resource of `tenant` that `text` names: one of the URLs by which a server is reached,
+    /// and nothing that only looks like one.
+    pub(super) fn named(place: Place<'_>, tenant: &str, text: &str) -> Option<Self> {
+        let (base, kind) = text.strip_prefix(place.public_url)?.rsplit_once('/')?;
+        if !matches!(kind, "mcp" | "sse") {
+            return None;
+        }
+        let server = if base.is_empty() {
+            let (owner, server) = place.default?;
+            (owner == tenant).then_some(server.as_str())?
+        } else {
+            let rest = base.strip_prefix("/t/")?.strip_prefix(tenant)?;
+            rest.strip_prefix('/')?
+        };
+        crate::settings::name(server).ok()?;
+        Some(Self {
+            server: server.to_owned(),
+            url: text.to_owned(),
+        })
+    }
+
+    /// What a request means that names none (CONTRACT P64): clients of 2025-03-26 send none.
+    pub(super) fn unnamed(place: Place<'_>, tenant: &Tenant) -> Option<Self> {
+        let mut names = tenant.servers.keys();
+        let only = names.next().filter(|_| names.next().is_none());
+        let server = tenant.default_server.as_ref().or(only)?;
+        let is_short = place
+            .default
+            .is_some_and(|(owner, short)| *owner == tenant.name && short == server);
+        let public_url = place.public_url;
+        let url = if is_short {
+            format!("{public_url}/mcp")
+        } else {
+            format!("{public_url}/t/{}/{server}/mcp", tenant.name)
+        };
+        Some(Self {
+            server: server.clone(),
+            url,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resources_are_compared_byte_for_byte() {
+        let default = ("a".to_owned(), "x".to_owned());
+        let place = Place {
+            public_url: "https://gw.test/base",
+            default: Some(&default),
+        };
+        let of = |tenant, text| Resource::named(place, tenant, text).map(|found| found.server);
+        for (text, server) in [
+            ("https://gw.test/base/t/a/y/mcp", "y"),
+            ("https://gw.test/base/t/a/y/sse", "y"),
+            ("https://gw.test/base/mcp", "x"),
+            ("https://gw.test/base/sse", "x"),
+        ] {
+            assert_eq!(of("a", text).as_deref(), Some(server), "{text}");
+            assert_eq!(of("b", text), None, "{text}");
+        }
+        for text in [
+            "",
+            "mcp",
+            "https://gw.test/base",
+            "https://gw.test/base/",
+            "https://gw.test/base/mcp/",
+            "https://gw.test/base/MCP",
+            "https://gw.test/base/messages",
+            "https://gw.test/mcp",
+            "https://gw.test/base/t/a/mcp",
+            "https://gw.test/base/t/a//mcp",
+            "https://gw.test/base/t/a/y/z/mcp",
+            "https://gw.test/base/t/ab/y/mcp",
+            "https://gw.test/base/t/a/Y/mcp",
+            "https://gw.test/base/t/a/y%2f/mcp",
+            "https://gw.test/base/t/a/../mcp",
+            "https://gw.test/base/t/a/y/mcp?x",
+            "https://gw.test/base/t/a/y/mcp#x",
+            "HTTPS://gw.test/base/t/a/y/mcp",
+            "https://gw.test:443/base/t/a/y/mcp",
+            "https://gw.test.evil/base/t/a/y/mcp",
+        ] {
+            assert_eq!(of("a", text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Token revocation (RFC 7009): whoever has a token of its own ends the grant behind it.
+
+use axum::{
+    body::Body,
+    extract::{self, Request},
+    response::Response,
+};
+use serde_json::json;
+
+use super::{
+    Oauth, Server, State,
+    attempt::{address, attempt, note},
+    authenticate::authenticate,
+    error::{Refusal, forbid_keeping},
+    form::posted,
+    jose,
+    secret::{self, Kind},
+};
+use crate::control::grants::Revoked;
+
+/// POST.
+pub(super) async fn revoke(
+    extract::State(oauth): extract::State<Oauth>,
+    server: Server,
+    request: Request,
+) -> Response {
+    let state = &*oauth.0;
+    let (address, act) = (address(&request), end(state, &server, request));
+    attempt(state, &server, address, "revoke", act).await
+}
+
+async fn end(state: &State, server: &Server, request: Request) -> Result<Response, Refusal> {
+    let (head, form) = posted(request).await?;
+    let text = form.need("token", "token is missing")?;
+    let client = authenticate(state, server, &head, &form).await?;
+    let (tenant, store) = (&server.tenant.name, state.live.store()?);
+    // What it is shows by itself: the hint is of no use (section 2.1).
+    let found = if text.starts_with(Kind::Refresh.prefix()) {
+        let grant = store.grant_of_refresh(tenant, &secret::hash(text)).await?;
+        grant.map(|grant| (grant.id, grant.client_id))
+    } else {
+        let catalog = state.live.current();
+        let keys = catalog.issued.keys.get(tenant);
+        keys.and_then(|keys| jose::grant_of(text, &server.issuer, keys))
+    };
+    // Another client's token stays as it is, and nobody is told that there is one (section 2.1).
+    if let Some((grant, _)) = found.filter(|(_, owner)| *owner == client.id) {
+        store.revoke(tenant, &Revoked::Grant(grant)).await?;
+        let (actor, target) = (format!("client:{}", client.id), format!("grant {grant}"));
+        let detail = json!({"why": "its client revoked it"});
+        note(state, server, "grant.revoked", &actor, &target, detail);
+        state.trail.settle().await;
+    }
+    let mut response = Response::new(Body::empty());
+    forbid_keeping(response.headers_mut());
+    Ok(response)
+}

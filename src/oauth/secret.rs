@@ -1,0 +1,162 @@
+//! Texts that nobody can guess, and what is kept of them.
+//!
+//! 256 random bits each, so that a plain SHA-256 is all that need be kept; what kind of text it is
+//! stands in front, for scanners of leaked secrets.
+
+use aws_lc_rs::{
+    constant_time::verify_slices_are_equal,
+    digest::{SHA256, digest},
+    hkdf::{HKDF_SHA256, KeyType, Salt},
+    rand::SecureRandom,
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use zeroize::Zeroizing;
+
+/// What a text is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// An authorization code.
+    Code,
+    /// A refresh token.
+    Refresh,
+    /// A registration access token (RFC 7592).
+    Registration,
+    /// The secret of a client.
+    Client,
+}
+
+impl Kind {
+    /// What such a text begins with.
+    pub(crate) const fn prefix(self) -> &'static str {
+        match self {
+            Self::Code => "lgc_",
+            Self::Refresh => "lgr_",
+            Self::Registration => "lga_",
+            Self::Client => "lgs_",
+        }
+    }
+}
+
+/// A new text; none without randomness.
+pub(crate) fn generate(random: &dyn SecureRandom, kind: Kind) -> Option<Zeroizing<String>> {
+    let mut bytes = Zeroizing::new([0; 32]);
+    random.fill(&mut *bytes).ok()?;
+    Some(written(kind, &bytes))
+}
+
+/// A new id of a client: it is not secret, and no URL (CONTRACT P77).
+pub(crate) fn client_id(random: &dyn SecureRandom) -> Option<String> {
+    let mut bytes = [0; 16];
+    random.fill(&mut bytes).ok()?;
+    Some(format!("{CLIENT_ID}{}", encoded(&bytes)))
+}
+
+/// What, with a refresh token, gives its successor.
+pub(crate) fn salt(random: &dyn SecureRandom) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    random.fill(&mut bytes).ok().map(|()| bytes)
+}
+
+/// What is kept of a text.
+pub(crate) fn hash(text: &str) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
+    hash
+}
+
+/// Whether two hashes are the same; how long that takes tells nothing.
+pub(crate) fn is_same(one: &[u8; 32], other: &[u8; 32]) -> bool {
+    verify_slices_are_equal(one, other).is_ok()
+}
+
+/// The refresh token that comes after `predecessor`: whoever has that, and nobody else, can be
+/// given the same successor again, of which nothing but a hash is kept.
+pub(crate) fn successor(predecessor: &str, salt: &[u8; 32]) -> Option<Zeroizing<String>> {
+    let key = Salt::new(HKDF_SHA256, salt).extract(predecessor.as_bytes());
+    let mut bytes = Zeroizing::new([0; 32]);
+    key.expand(&[SUCCESSOR], Bytes32)
+        .and_then(|expanded| expanded.fill(&mut *bytes))
+        .ok()?;
+    Some(written(Kind::Refresh, &bytes))
+}
+
+/// Bytes as a text for URLs and JSON (RFC 4648, section 5, without padding).
+pub(crate) fn encoded(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
+/// The S256 challenge of a verifier (RFC 7636, section 4.2).
+pub(crate) fn challenge(verifier: &str) -> String {
+    encoded(&hash(verifier))
+}
+
+fn written(kind: Kind, bytes: &[u8; 32]) -> Zeroizing<String> {
+    let mut text = Zeroizing::new(String::with_capacity(64));
+    text.push_str(kind.prefix());
+    URL_SAFE_NO_PAD.encode_string(bytes, &mut text);
+    text
+}
+
+/// What ids of registered clients begin with.
+pub(crate) const CLIENT_ID: &str = "c_";
+
+/// What the successor is for (RFC 5869, section 3.2).
+const SUCCESSOR: &[u8] = b"lockgate refresh token successor";
+
+struct Bytes32;
+
+impl KeyType for Bytes32 {
+    fn len(&self) -> usize {
+        32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_lc_rs::rand::SystemRandom;
+
+    use super::*;
+
+    #[test]
+    fn texts_say_what_they_are_and_nothing_else() {
+        let random = SystemRandom::new();
+        for kind in [Kind::Code, Kind::Refresh, Kind::Registration, Kind::Client] {
+            let (one, other) = (
+                generate(&random, kind).unwrap(),
+                generate(&random, kind).unwrap(),
+            );
+            assert_ne!(one, other);
+            let rest = one.strip_prefix(kind.prefix()).unwrap();
+            assert_eq!(URL_SAFE_NO_PAD.decode(rest).unwrap().len(), 32);
+        }
+        let id = client_id(&random).unwrap();
+        assert_eq!(id.len(), 24);
+        assert_ne!(id, client_id(&random).unwrap());
+    }
+
+    #[test]
+    fn a_successor_comes_from_predecessor_and_salt() {
+        let of = |text, salt| successor(text, &[salt; 32]).unwrap();
+        assert_eq!(of("a", 1), of("a", 1));
+        assert_ne!(of("a", 1), of("b", 1));
+        assert_ne!(of("a", 1), of("a", 2));
+        assert!(of("a", 1).starts_with("lgr_"));
+        assert_eq!(of("a", 1).len(), 47);
+    }
+
+    #[test]
+    fn the_challenge_of_rfc_7636() {
+        // Appendix B.
+        let verifier = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
+        let wanted = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
+        assert_eq!(challenge(verifier), wanted);
+    }
+
+    #[test]
+    fn hashes_are_compared_whole() {
+        let (one, mut other) = (hash("a"), hash("a"));
+        assert!(is_same(&one, &other));
+        other[31] ^= 1;
+        assert!(!is_same(&one, &other));
+    }
+}

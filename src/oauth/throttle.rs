@@ -1,0 +1,185 @@
+//! How often somebody may do something in a minute, before any work is done for them.
+//!
+//! A table of fixed size: whoever comes from many addresses fills memory with nothing. Two of them
+//! may share a place, by chance that nobody outside can steer.
+
+use std::{
+    hash::{BuildHasher, Hash, RandomState},
+    net::IpAddr,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// Counts by key, for a minute from the first on.
+pub(crate) struct Throttle {
+    places: Box<[AtomicU64]>,
+    hasher: RandomState,
+    began: Instant,
+}
+
+impl Throttle {
+    /// Nobody did anything yet.
+    pub(crate) fn new() -> Self {
+        Self {
+            places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            hasher: RandomState::new(),
+            began: Instant::now(),
+        }
+    }
+
+    /// Counts one of `key`.
+    ///
+    /// # Errors
+    ///
+    /// When to come back, if `bound` of this minute are used up; it is not counted then.
+    pub(crate) fn spend(&self, key: &impl Hash, bound: u32) -> Result<(), Duration> {
+        self.spend_at(key, bound, self.now())
+    }
+
+    fn spend_at(&self, key: &impl Hash, bound: u32, now: u32) -> Result<(), Duration> {
+        let count = |old: u64| {
+            let entry = Entry::unpack(old).at(now);
+            let more = Entry {
+                count: entry.count + 1,
+                ..entry
+            };
+            (entry.count < bound).then(|| more.pack())
+        };
+        let place = self.place(key);
+        let counted = place.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+        counted
+            .map(drop)
+            .map_err(|old| Entry::unpack(old).at(now).left(now))
+    }
+
+    /// Whether [`Self::spend`] would count one more.
+    ///
+    /// # Errors
+    ///
+    /// When to come back.
+    pub(crate) fn check(&self, key: &impl Hash, bound: u32) -> Result<(), Duration> {
+        self.check_at(key, bound, self.now())
+    }
+
+    fn check_at(&self, key: &impl Hash, bound: u32, now: u32) -> Result<(), Duration> {
+        let entry = Entry::unpack(self.place(key).load(Ordering::Relaxed)).at(now);
+        if entry.count < bound {
+            Ok(())
+        } else {
+            Err(entry.left(now))
+        }
+    }
+
+    /// Notes one of `key` whatever the bound is.
+    pub(crate) fn note(&self, key: &impl Hash) {
+        let _ = self.spend(key, u32::MAX);
+    }
+
+    fn place(&self, key: &impl Hash) -> &AtomicU64 {
+        let hash = self.hasher.hash_one(key);
+        #[expect(clippy::cast_possible_truncation, reason = "the remainder is small")]
+        let at = (hash % PLACES as u64) as usize;
+        &self.places[at]
+    }
+
+    /// Seconds since it began; one at least, so that zero is nobody's.
+    fn now(&self) -> u32 {
+        let passed = self.began.elapsed().as_secs() + 1;
+        u32::try_from(passed).unwrap_or(u32::MAX)
+    }
+}
+
+/// Whom an address is counted as: a host has a whole /64 to choose from (RFC 4291, section 2.5.1).
+pub(crate) fn account(address: Option<IpAddr>) -> u128 {
+    match address.map(|address| address.to_canonical()) {
+        Some(IpAddr::V4(v4)) => u128::from(v4.to_bits()),
+        Some(IpAddr::V6(v6)) => v6.to_bits() >> 64 << 64,
+        None => u128::MAX,
+    }
+}
+
+/// One place: when its minute began, and how much came since.
+#[derive(Clone, Copy)]
+struct Entry {
+    since: u32,
+    count: u32,
+}
+
+impl Entry {
+    fn unpack(bits: u64) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "each half fits")]
+        let (since, count) = ((bits >> 32) as u32, bits as u32);
+        Self { since, count }
+    }
+
+    fn pack(self) -> u64 {
+        u64::from(self.since) << 32 | u64::from(self.count)
+    }
+
+    /// The same, or a new one if its minute is over.
+    fn at(self, now: u32) -> Self {
+        if self.count > 0 && now.saturating_sub(self.since) < MINUTE {
+            self
+        } else {
+            Self {
+                since: now,
+                count: 0,
+            }
+        }
+    }
+
+    /// Until its minute is over.
+    fn left(self, now: u32) -> Duration {
+        let passed = now.saturating_sub(self.since);
+        Duration::from_secs(u64::from(MINUTE.saturating_sub(passed).max(1)))
+    }
+}
+
+/// Keys that are told apart: 512 KiB.
+const PLACES: usize = 1 << 16;
+/// In seconds.
+const MINUTE: u32 = 60;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn so_many_in_a_minute() {
+        let throttle = Throttle::new();
+        for _ in 0..3 {
+            assert_eq!(throttle.check_at(&"a", 3, 1), Ok(()));
+            assert_eq!(throttle.spend_at(&"a", 3, 1), Ok(()));
+        }
+        let left = Duration::from_secs(50);
+        assert_eq!(throttle.check_at(&"a", 3, 11), Err(left));
+        assert_eq!(throttle.spend_at(&"a", 3, 11), Err(left));
+        assert_eq!(throttle.spend_at(&"b", 3, 11), Ok(()), "another key");
+        assert_eq!(throttle.spend_at(&"a", u32::MAX, 11), Ok(()));
+        assert_eq!(throttle.check_at(&"a", 3, 60), Err(Duration::from_secs(1)));
+        assert_eq!(throttle.spend_at(&"a", 3, 61), Ok(()), "another minute");
+        assert_eq!(throttle.spend_at(&"a", 3, 61), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_keys_takes_no_memory_and_few_places() {
+        let throttle = Throttle::new();
+        for key in 0..10_000 {
+            assert_eq!(throttle.spend(&key, 100), Ok(()));
+        }
+        assert_eq!(throttle.places.len(), PLACES);
+        assert_eq!(throttle.check(&"ada", 100), Ok(()));
+    }
+
+    #[test]
+    fn a_host_is_counted_once() {
+        let of = |text: &str| account(Some(text.parse().unwrap()));
+        assert_eq!(of("2001:db8:0:1::1"), of("2001:db8:0:1:ffff::2"));
+        assert_ne!(of("2001:db8:0:1::1"), of("2001:db8:0:2::1"));
+        assert_eq!(of("192.0.2.1"), of("::ffff:192.0.2.1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+        assert_ne!(of("0.0.0.0"), account(None));
+    }
+}

@@ -1,0 +1,360 @@
+//! The token endpoint: codes and refresh tokens become access tokens (RFC 6749, sections 4.1.3 and
+//! 6; RFC 7636; RFC 8707).
+//!
+//! Whether a code or a refresh token is used for the first time is decided by the store, in one
+//! statement. Not here: who the client is (`authenticate`).
+
+use axum::{
+    extract::{self, Request},
+    response::Response,
+};
+use http::StatusCode;
+use serde_json::json;
+
+use super::{
+    Oauth, Server, State,
+    attempt::{address, attempt, note},
+    authenticate::authenticate,
+    client::Client,
+    client_metadata::GRANT_TYPES,
+    error::{Code, Refusal, answer},
+    form::{Form, posted},
+    jose::AccessToken,
+    secret::{self, Kind},
+};
+use crate::control::{
+    builtin::ProviderKind,
+    grants::{Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode},
+    signing::SigningKey,
+    store::Store,
+};
+
+/// POST.
+pub(super) async fn token(
+    extract::State(oauth): extract::State<Oauth>,
+    server: Server,
+    request: Request,
+) -> Response {
+    let state = &*oauth.0;
+    let (address, act) = (address(&request), exchange(state, &server, request));
+    attempt(state, &server, address, "token", act).await
+}
+
+async fn exchange(state: &State, server: &Server, request: Request) -> Result<Response, Refusal> {
+    let (head, form) = posted(request).await?;
+    let grant_type = form.need("grant_type", "grant_type is missing")?;
+    if !GRANT_TYPES.contains(&grant_type) {
+        let what = "the grant type is not supported";
+        return Err(Refusal::new(Code::UnsupportedGrantType, what));
+    }
+    let client = authenticate(state, server, &head, &form).await?;
+    if form.count("resource") > 1 {
+        let what = "a token is for one resource";
+        return Err(Refusal::new(Code::InvalidTarget, what));
+    }
+    let store = state.live.store()?;
+    let exchange = Exchange {
+        state,
+        server,
+        client: &client,
+        form: &form,
+        store,
+        // Before anything is used up that could not be signed for then.
+        key: store.signing_key(&server.tenant.name).await?,
+        now_ms: state.clock.now_ms(),
+    };
+    if grant_type == "refresh_token" {
+        exchange.refresh().await
+    } else {
+        exchange.redeem().await
+    }
+}
+
+/// One request of a client that is known.
+struct Exchange<'r> {
+    state: &'r State,
+    server: &'r Server,
+    client: &'r Client,
+    form: &'r Form,
+    store: &'r Store,
+    key: SigningKey,
+    now_ms: i64,
+}
+
+impl Exchange<'_> {
+    /// A code (RFC 6749, section 4.1.3). It is worth nothing afterwards, whatever was wrong.
+    async fn redeem(&self) -> Result<Response, Refusal> {
+        let text = self.form.need("code", "code is missing")?;
+        let verifier = self
+            .form
+            .need("code_verifier", "code_verifier is missing")?;
+        let tenant = &self.server.tenant.name;
+        let code = match self.store.take_code(tenant, &secret::hash(text)).await? {
+            TakenCode::First(code) => code,
+            TakenCode::Again { used_ms, grant } => {
+                self.replayed(used_ms, grant).await?;
+                return Err(BAD_CODE);
+            }
+            TakenCode::Unknown => return Err(BAD_CODE),
+        };
+        self.judge(&code, verifier)?;
+        let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
+        let refresh = secret::generate(&self.state.random, Kind::Refresh).ok_or(NO_RANDOM)?;
+        let first = NewRefresh {
+            hash: secret::hash(&refresh),
+            expires_ms: self.idle_until(),
+        };
+        if !self.store.start_grant(tenant, &code, &first).await? {
+            return Err(BAD_CODE);
+        }
+        self.client
+            .renew(self.state, self.store, self.server)
+            .await?;
+        let answer = self.issue(&code.grant, &groups, &code.grant.scope, &refresh)?;
+        let (target, detail) = about(&code.grant);
+        let actor = &code.grant.subject;
+        note(
+            self.state,
+            self.server,
+            "grant.started",
+            actor,
+            &target,
+            detail,
+        );
+        self.state.trail.settle().await;
+        Ok(answer)
+    }
+
+    /// Whether a code that was taken is for this request.
+    fn judge(&self, code: &NewCode, verifier: &str) -> Result<(), Refusal> {
+        if code.expires_ms <= self.now_ms || code.grant.client_id != self.client.id {
+            return Err(BAD_CODE);
+        }
+        // OAuth 2.1, section 10.1: who still sends it must send that of the request; with PKCE
+        // nothing depends on it.
+        let redirect_uri = self.form.get("redirect_uri");
+        if redirect_uri.is_some_and(|uri| uri != code.redirect_uri) {
+            return Err(BAD_CODE);
+        }
+        let computed = secret::hash(&secret::challenge(verifier));
+        let is_proven = secret::is_same(&computed, &secret::hash(&code.challenge));
+        if !is_verifier(verifier) || !is_proven {
+            return Err(BAD_CODE);
+        }
+        self.check_resource(&code.grant)
+    }
+
+    /// A code that comes again was stolen, or its answer was lost and the client tries again at
+    /// once (RFC 6749, section 4.1.2).
+    async fn replayed(&self, used_ms: i64, grant: Option<uuid::Uuid>) -> Result<(), Refusal> {
+        let replay = millis(self.state.config.oauth.replay);
+        let Some(grant) = grant.filter(|_| self.now_ms.saturating_sub(used_ms) > replay) else {
+            return Ok(());
+        };
+        let tenant = &self.server.tenant.name;
+        self.store.revoke(tenant, &Revoked::Grant(grant)).await?;
+        self.note_revoked(grant, "a code came again");
+        Ok(())
+    }
+
+    /// A refresh token (RFC 6749, section 6).
+    async fn refresh(&self) -> Result<Response, Refusal> {
+        let text = self
+            .form
+            .need("refresh_token", "refresh_token is missing")?;
+        let (tenant, hash) = (&self.server.tenant.name, secret::hash(text));
+        // A request for too much must not cost the token, which would be missed later.
+        let known = self.store.grant_of_refresh(tenant, &hash).await?;
+        let known = known.filter(|grant| grant.client_id == self.client.id);
+        let known = known.ok_or(BAD_REFRESH)?;
+        self.check_resource(&known)?;
+        let scope = narrowed(&known.scope, self.form.get("scope"))?;
+        let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
+        let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
+        let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
+        let succession = Succession {
+            salt,
+            successor: NewRefresh {
+                hash: secret::hash(&next),
+                expires_ms: self.idle_until(),
+            },
+            grace_ms: millis(self.state.config.oauth.grace),
+        };
+        let used = self
+            .store
+            .refresh(tenant, &self.client.id, &hash, &succession);
+        let (grant, salt) = match used.await? {
+            Refreshed::Good { grant, salt } => (grant, salt),
+            Refreshed::Refused => return Err(BAD_REFRESH),
+            Refreshed::Reused { grant } => {
+                self.note_revoked(grant, "a refresh token came again");
+                return Err(BAD_REFRESH);
+            }
+        };
+        let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
+        self.client
+            .renew(self.state, self.store, self.server)
+            .await?;
+        self.issue(&grant, &groups, &scope, &next)
+    }
+
+    /// The resource may be left out, and is never another one (RFC 8707, section 2.2).
+    fn check_resource(&self, grant: &Grant) -> Result<(), Refusal> {
+        let resource = self.form.get("resource");
+        if resource.is_some_and(|resource| resource != grant.resource) {
+            let what = "the grant is for another resource";
+            return Err(Refusal::new(Code::InvalidTarget, what));
+        }
+        Ok(())
+    }
+
+    /// The answer (RFC 6749, section 5.1). No token outlives its grant.
+    fn issue(
+        &self,
+        grant: &Grant,
+        groups: &[String],
+        scope: &str,
+        refresh: &str,
+    ) -> Result<Response, Refusal> {
+        let until_ms = self.now_ms + millis(self.state.config.oauth.access);
+        let (issued, expires) = (self.now_ms / 1000, until_ms.min(grant.expires_ms) / 1000);
+        let token = AccessToken {
+            issuer: &self.server.issuer,
+            grant,
+            groups,
+            scope,
+            issued,
+            expires,
+        };
+        let token = token.sign(&self.key).ok_or_else(|| {
+            tracing::error!("a signing key cannot sign");
+            Refusal::later("nothing can be signed now")
+        })?;
+        let body = json!({
+            "access_token": token, "token_type": "Bearer", "expires_in": expires - issued,
+            "refresh_token": refresh, "scope": scope,
+        });
+        Ok(answer(StatusCode::OK, &body))
+    }
+
+    /// The end of a refresh token that is made now, unless it is used; that of its grant comes
+    /// first.
+    fn idle_until(&self) -> i64 {
+        self.now_ms + millis(self.state.config.oauth.refresh_idle)
+    }
+
+    fn note_revoked(&self, grant: uuid::Uuid, why: &str) {
+        let (target, detail) = (format!("grant {grant}"), json!({ "why": why }));
+        let actor = format!("client:{}", self.client.id);
+        note(
+            self.state,
+            self.server,
+            "grant.revoked",
+            &actor,
+            &target,
+            detail,
+        );
+    }
+}
+
+/// The groups of a grant's subject as they are now; none if it may do nothing any more.
+fn groups(server: &Server, grant: &Grant) -> Option<Vec<String>> {
+    let builtin = &server.builtin;
+    if let Some(user) = builtin.users.get(&grant.subject) {
+        return (!user.disabled).then(|| user.groups.clone());
+    }
+    // A local name has no such sign: whoever had it is gone.
+    let (issuer, _) = grant.subject.rsplit_once('#')?;
+    let is_its = |kind: &ProviderKind| match kind {
+        ProviderKind::OpenId { issuer: own, .. } | ProviderKind::OAuth { issuer: own, .. } => grant
+            .subject
+            .strip_prefix(own.as_str())
+            .is_some_and(|rest| rest.starts_with('#')),
+    };
+    let is_known = builtin.providers.values().any(|known| is_its(&known.kind));
+    (is_known && !issuer.is_empty()).then(|| grant.groups.clone())
+}
+
+/// What of a grant is put on record.
+fn about(grant: &Grant) -> (String, serde_json::Value) {
+    let detail = json!({
+        "client": grant.client_id, "resource": grant.resource, "scope": grant.scope,
+    });
+    (format!("grant {}", grant.id), detail)
+}
+
+/// The scopes of a grant, or those of them that were asked for.
+fn narrowed(granted: &str, asked: Option<&str>) -> Result<String, Refusal> {
+    let Some(asked) = asked else {
+        return Ok(granted.to_owned());
+    };
+    let has = |scope: &str| granted.split(' ').any(|own| own == scope);
+    let asked: Vec<&str> = asked.split(' ').filter(|scope| !scope.is_empty()).collect();
+    if !asked.iter().all(|scope| has(scope)) {
+        let what = "more scopes than were granted";
+        return Err(Refusal::new(Code::InvalidScope, what));
+    }
+    Ok(asked.join(" "))
+}
+
+/// RFC 7636, section 4.1.
+fn is_verifier(text: &str) -> bool {
+    let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    (43..=128).contains(&text.len()) && text.bytes().all(is_unreserved)
+}
+
+fn millis(duration: std::time::Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2)
+}
+
+/// Whatever is wrong with a code.
+const BAD_CODE: Refusal = Refusal::new(
+    Code::InvalidGrant,
+    "the code is not known, has ended, or is not for this request",
+);
+/// Whatever is wrong with a refresh token.
+const BAD_REFRESH: Refusal = Refusal::new(
+    Code::InvalidGrant,
+    "the refresh token is not known, has ended, or was used",
+);
+const NO_RANDOM: Refusal = Refusal::later("there is no randomness now");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_only_become_fewer() {
+        let of = |asked: Option<&str>| narrowed("a b c", asked).map_err(|refusal| refusal.code());
+        for (asked, wanted) in [
+            (None, Ok("a b c")),
+            (Some("a"), Ok("a")),
+            (Some("c  a"), Ok("c a")),
+            (Some("a b c"), Ok("a b c")),
+            (Some("d"), Err(Code::InvalidScope)),
+            (Some("a d"), Err(Code::InvalidScope)),
+            (Some("ab"), Err(Code::InvalidScope)),
+            (Some("a\tb"), Err(Code::InvalidScope)),
+        ] {
+            assert_eq!(of(asked), wanted.map(str::to_owned), "{asked:?}");
+        }
+        assert!(narrowed("", Some("a")).is_err());
+    }
+
+    #[test]
+    fn verifiers_are_long_and_plain() {
+        let long = "a".repeat(43);
+        for (text, wanted) in [
+            (long.as_str(), true),
+            (&long[1..], false),
+            (&"a".repeat(128), true),
+            (&"a".repeat(129), false),
+            (&format!("{long}-._~"), true),
+            (&format!("{long}="), false),
+            (&format!("{long} "), false),
+            (&format!("{long}ü"), false),
+        ] {
+            assert_eq!(is_verifier(text), wanted, "{text}");
+        }
+    }
+}

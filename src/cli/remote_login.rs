@@ -76,8 +76,8 @@ struct AddUser {
     /// A group that it is in
     #[arg(long, value_name = "GROUP", conflicts_with = "file")]
     group: Vec<String>,
-    /// Read its password from the first line of stdin; else LOCKGATE_USER_PASSWORD holds it, or LOCKGATE_USER_PASSWORD_FILE
-    /// names its file
+    /// Read its password from the first line of stdin, else from the environment
+    /// (`LOCKGATE_USER_PASSWORD`, or the file that `LOCKGATE_USER_PASSWORD_FILE` names)
     #[arg(long, conflicts_with = "file")]
     password_stdin: bool,
     /// It may do nothing yet

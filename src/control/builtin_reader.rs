@@ -354,6 +354,7 @@ mod tests {
     const HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one table")]
     fn reads_every_key() {
         let found = builtin(
             r#"tenants:
@@ -461,9 +462,10 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one table")]
     fn all_mistakes_at_once() {
         let found = read(
-            r##"tenants:
+            r#"tenants:
   a:
     auth: {scopes: ["a b"], registration: 1, issuer: x}
     users:
@@ -493,7 +495,7 @@ mod tests {
         allow: {domains: [X.com], groups: [g]}
       bare: {}
       saml: {kind: saml}
-"##,
+"#,
         )
         .unwrap_err();
         assert!(!found.contains("s3cret"), "{found}");

@@ -306,18 +306,9 @@ fn whole() -> Json {
 
 fn described(operation: &Operation) -> Json {
     let in_path = operation.path.split(['{', '}']).skip(1).step_by(2);
-    let name = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,62}$"});
-    // Of users and clients the manifest's schema says more.
-    let user = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9._@-]*$", "maxLength": 254});
-    let client = json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"});
     let mut parameters: Vec<Json> = in_path
         .map(|part| {
-            let schema = match part {
-                "id" | "kid" => json!({"type": "string"}),
-                "name" if operation.path.contains("/users/") => user.clone(),
-                "name" if operation.path.contains("/clients/") => client.clone(),
-                _ => name.clone(),
-            };
+            let schema = path_part(operation.path, part);
             json!({"name": part, "in": "path", "required": true, "schema": schema})
         })
         .collect();
@@ -367,6 +358,17 @@ fn described(operation: &Operation) -> Json {
         described["requestBody"] = json!({"required": true, "content": content});
     }
     described
+}
+
+/// What may stand in a path; of users and clients the manifest's schema says more.
+fn path_part(path: &str, part: &str) -> Json {
+    let pattern = match part {
+        "id" | "kid" => return json!({"type": "string"}),
+        "name" if path.contains("/users/") => "^[a-z0-9][a-z0-9._@-]{0,253}$",
+        "name" if path.contains("/clients/") => "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        _ => "^[a-z0-9][a-z0-9-]{0,62}$",
+    };
+    json!({"type": "string", "pattern": pattern})
 }
 
 fn success(operation: &Operation) -> Json {

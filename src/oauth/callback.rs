@@ -17,12 +17,13 @@ use zeroize::Zeroizing;
 use super::{
     Oauth,
     ask::Refusal,
-    authorize::{AGAIN, Asked, Step, Stop, Visit, no_randomness, nobody, unreadable},
+    authorize::nobody,
     flow::Flow,
     form::Form,
     login::gone,
     pages::{Trouble, redirect},
     provider::{self, Found, Journey, Unknown, Wanted},
+    visit::{AGAIN, Asked, Step, Stop, Visit, no_randomness, unreadable},
 };
 use crate::control::{builtin::Provider, logins::Person};
 
@@ -46,7 +47,7 @@ pub(super) async fn callback(
 ) -> Response {
     let (parts, _) = request.into_parts();
     let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody();
+        return nobody(&oauth);
     };
     let query = parts.uri.query().unwrap_or_default();
     let step = visit.returned(&provider, query).await;
@@ -111,7 +112,7 @@ impl Visit {
         let trip = trip.filter(|trip| trip.provider == name).ok_or_else(lost)?;
         let provider = Arc::clone(self.provider(name).ok_or_else(gone)?);
         // RFC 9207: an answer of another provider is nobody's answer (mix-up).
-        let issuer = provider::issuer(&provider);
+        let issuer = provider.issuer();
         if fields.get("iss").is_some_and(|iss| iss != issuer) {
             return Err(lost().into());
         }
@@ -137,7 +138,7 @@ impl Visit {
 
     /// Somebody is known: logs them in, and ends the flow that they allowed before.
     async fn arrived(&self, provider: &Provider, asked: &Asked, trip: &Trip, found: Found) -> Step {
-        let subject = format!("{}#{}", provider::issuer(provider), found.subject);
+        let subject = format!("{}#{}", provider.issuer(), found.subject);
         if !provider::may(&provider.allow, &found) {
             let target = format!("tenant {}", self.tenant());
             let detail = serde_json::json!({"by": provider.name});

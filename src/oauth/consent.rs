@@ -15,12 +15,13 @@ use serde_json::json;
 use super::{
     Oauth,
     ask::{OFFLINE, Refusal},
-    authorize::{AGAIN, Asked, Step, Stop, Visit, fields, nobody},
+    authorize::{fields, nobody},
     client::Kind,
     flow::{Flow, Page},
     form::Form,
     login::gone,
     pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
+    visit::{AGAIN, Asked, Step, Stop, Visit},
 };
 use crate::control::{builtin::Provider, logins::Person};
 
@@ -28,7 +29,7 @@ use crate::control::{builtin::Provider, logins::Person};
 pub(super) async fn consent(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody();
+        return nobody(&oauth);
     };
     let step = async {
         let fields = fields(&parts, body).await?;
@@ -157,7 +158,14 @@ impl Visit {
                 .log_out(self.tenant(), &browser.hash())
                 .await?;
         }
-        let again = self.again(flow, &flow.query);
+        // Else a provider at which somebody is logged in would say that name again.
+        let is_silent = Form::parse(&flow.query).is_ok_and(|form| form.count("prompt") == 0);
+        let query = if is_silent {
+            format!("{}&prompt=login", flow.query)
+        } else {
+            flow.query.clone()
+        };
+        let again = self.again(flow, &query);
         let mut response = redirect(StatusCode::SEE_OTHER, &again);
         let stranger = Self::stranger(&self.oauth.0.random)?;
         self.remember(&mut response, &stranger);

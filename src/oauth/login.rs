@@ -12,12 +12,13 @@ use serde_json::json;
 use super::{
     Oauth, State,
     ask::after_log_in,
-    authorize::{AGAIN, Asked, Step, Stop, Visit, fields, nobody},
+    authorize::{fields, nobody},
     browser::Browser,
     flow::{Flow, Page},
     form::Form,
     pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
     throttle::account,
+    visit::{AGAIN, Asked, Step, Stop, Visit},
 };
 use crate::{
     auth::denials::{Caller, Denial},
@@ -32,7 +33,7 @@ pub(super) async fn login(
 ) -> Response {
     let (parts, body) = request.into_parts();
     let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody();
+        return nobody(&oauth);
     };
     let step = async {
         let fields = fields(&parts, body).await?;

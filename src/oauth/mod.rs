@@ -2,6 +2,9 @@
 //!
 //! `metadata` says where everything is; `register` and `cimd` are how clients become known, `client`
 //! is who they are and how they prove it; `token` and `revoke` are the rest of the machine side.
+//! The browser side begins at `authorize`: `ask` is what a request means, `visit` what its steps
+//! share, `flow` what it carries from page to page, `login` and `consent` are the pages' steps, `provider` and `callback` the way
+//! to somebody else who knows people.
 //! Not here: what tokens are worth (`auth`), and the rows (`control`).
 
 use std::{net::IpAddr, sync::Arc};
@@ -21,7 +24,6 @@ use crate::{
     config::Config,
     control::{AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail},
     outbound::Outbound,
-    telemetry::Metrics,
 };
 
 mod ask;
@@ -51,6 +53,7 @@ mod revoke;
 pub(crate) mod secret;
 pub(crate) mod throttle;
 mod token;
+mod visit;
 
 use cimd::Documents;
 use error::Refusal;
@@ -72,8 +75,6 @@ pub(crate) struct State {
     pub(crate) clock: Clock,
     /// The audit trail.
     pub(crate) trail: Trail,
-    /// Counters.
-    pub(crate) metrics: Arc<Metrics>,
     /// Randomness.
     pub(crate) random: SystemRandom,
     /// Wrong codes, secrets, tokens and passwords, by address.
@@ -96,7 +97,6 @@ impl Oauth {
         outbound: Outbound,
         clock: Clock,
         trail: Trail,
-        metrics: Arc<Metrics>,
         denials: Denials,
     ) -> Self {
         Self(Arc::new(State {
@@ -106,7 +106,6 @@ impl Oauth {
             outbound,
             clock,
             trail,
-            metrics,
             random: SystemRandom::new(),
             failures: Throttle::new(),
             registrations: Throttle::new(),

@@ -272,18 +272,16 @@ const SHOWN: usize = 60;
 const MARKS: usize = 3;
 /// The one style of all pages; its hash stands in the policy.
 pub(super) const STYLE: &str = include_str!("templates/style.css");
-const FIELDS: [(HeaderName, &str); 8] = [
+const FIELDS: [(HeaderName, &str); 7] = [
     (CONTENT_TYPE, "text/html; charset=utf-8"),
     (CACHE_CONTROL, "no-store"),
     (PRAGMA, "no-cache"),
     (REFERRER_POLICY, "no-referrer"),
     (X_FRAME_OPTIONS, "DENY"),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    // Not `same-origin`: a client that opened a window to ask may wait for it to close.
-    (
-        HeaderName::from_static("cross-origin-opener-policy"),
-        "same-origin-allow-popups",
-    ),
+    // No opener policy: it would cut a window that a client opened for this from the client, and
+    // the answer, which goes back to the client in that window, could not reach it. What an opener
+    // may still do, navigate the window elsewhere, shows in the window's address.
     (
         HeaderName::from_static("cross-origin-resource-policy"),
         "same-origin",

@@ -65,9 +65,8 @@ pub(super) enum Unknown {
 impl From<Refused> for Unknown {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::Unreachable(what) => Self::Away(what),
             // An answer that is no document says that something stands before it that is broken.
-            Refused::Answer(what) => Self::Away(what),
+            Refused::Unreachable(what) | Refused::Answer(what) => Self::Away(what),
             Refused::Url(what) => Self::Wrong(what.to_owned()),
         }
     }
@@ -111,13 +110,6 @@ pub(super) fn of(state: &State, provider: &Arc<Provider>) -> Box<dyn IdentityPro
             Box::new(OpenId::new(provider, outbound, clock, state.openid.clone()))
         }
         ProviderKind::OAuth { .. } => Box::new(OAuth::new(provider, outbound)),
-    }
-}
-
-/// The issuer of a provider's subjects.
-pub(super) fn issuer(provider: &Provider) -> &str {
-    match &provider.kind {
-        ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
     }
 }
 

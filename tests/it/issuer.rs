@@ -103,6 +103,11 @@ impl Provider {
         self.tell("retire\n").await;
     }
 
+    /// From now on the client `gateway` may send people back to `url`.
+    pub(crate) async fn callback(&mut self, url: &str) {
+        self.tell(&format!("callback {url}\n")).await;
+    }
+
     async fn tell(&mut self, what: &str) {
         self.stdin.write_all(what.as_bytes()).await.unwrap();
         line(&mut self.stdout, |line| line == "done").await;

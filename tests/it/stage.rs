@@ -1,0 +1,126 @@
+//! An HTTP server that answers what a test says, and remembers what it was asked.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+/// The server.
+pub(crate) struct Stage {
+    /// The beginning of its URLs.
+    pub(crate) url: String,
+    state: Arc<Mutex<State>>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct State {
+    answers: HashMap<String, Answer>,
+    asked: Vec<String>,
+}
+
+/// How a path is answered.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    /// With this status and this JSON.
+    Json(u16, Value),
+    /// With a redirect.
+    Redirect(String),
+    /// Never.
+    Slow,
+}
+
+impl Stage {
+    /// One that knows no path yet.
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let state = Arc::<Mutex<State>>::default();
+        let shared = Arc::clone(&state);
+        let task = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                tokio::spawn(answer(socket, Arc::clone(&shared)));
+            }
+        });
+        Self { url, state, task }
+    }
+
+    /// How a path is answered from now on.
+    pub(crate) fn set(&self, path: &str, answer: Answer) {
+        self.lock().answers.insert(path.to_owned(), answer);
+    }
+
+    /// The same for a good answer.
+    pub(crate) fn json(&self, path: &str, body: Value) {
+        self.set(path, Answer::Json(200, body));
+    }
+
+    /// The requests so far that begin like this, heads and bodies.
+    pub(crate) fn asked(&self, begin: &str) -> Vec<String> {
+        let state = self.lock();
+        let found = state.asked.iter().filter(|asked| asked.starts_with(begin));
+        found.cloned().collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn answer(mut socket: TcpStream, state: Arc<Mutex<State>>) {
+    let mut request = Vec::new();
+    while !is_whole(&request) {
+        let mut some = [0; 4096];
+        match socket.read(&mut some).await {
+            Ok(count @ 1..) => request.extend_from_slice(&some[..count]),
+            _ => return,
+        }
+    }
+    let request = String::from_utf8_lossy(&request).into_owned();
+    let target = request.split(' ').nth(1).unwrap_or_default();
+    let path = target.split('?').next().unwrap_or_default().to_owned();
+    let found = {
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.asked.push(request);
+        state.answers.get(&path).cloned()
+    };
+    let (status, more, body) = match found {
+        Some(Answer::Json(status, body)) => (status, String::new(), body),
+        Some(Answer::Redirect(to)) => (302, format!("Location: {to}\r\n"), json!({})),
+        Some(Answer::Slow) => {
+            // Until the other side has had enough.
+            let _ = socket.read(&mut [0; 1]).await;
+            return;
+        }
+        None => (404, String::new(), json!({})),
+    };
+    let body = body.to_string();
+    let head = format!(
+        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n{more}\r\n",
+        body.len()
+    );
+    let _ = socket.write_all((head + &body).as_bytes()).await;
+}
+
+fn is_whole(request: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(request).to_ascii_lowercase();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        return false;
+    };
+    let length = head.split("content-length: ").nth(1);
+    let length = length.and_then(|rest| rest.split("\r\n").next()?.parse().ok());
+    body.len() >= length.unwrap_or(0)
+}

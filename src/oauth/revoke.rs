@@ -26,7 +26,7 @@ pub(super) async fn revoke(
 ) -> Response {
     let state = &*oauth.0;
     let (address, act) = (address(&request), end(state, &server, request));
-    attempt(state, &server, address, "revoke", act).await
+    attempt(state, &server, address, "revoke", Box::pin(act)).await
 }
 
 async fn end(state: &State, server: &Server, request: Request) -> Result<Response, Refusal> {

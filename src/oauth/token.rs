@@ -37,7 +37,7 @@ pub(super) async fn token(
 ) -> Response {
     let state = &*oauth.0;
     let (address, act) = (address(&request), exchange(state, &server, request));
-    attempt(state, &server, address, "token", act).await
+    attempt(state, &server, address, "token", Box::pin(act)).await
 }
 
 async fn exchange(state: &State, server: &Server, request: Request) -> Result<Response, Refusal> {

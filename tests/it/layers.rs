@@ -202,7 +202,12 @@ const PLACES: &[(&str, &[&str])] = &[
     ),
     (
         "moka::",
-        &["auth/builtin.rs", "auth/external.rs", "oauth/cimd.rs", "oauth/provider_openid.rs"],
+        &[
+            "auth/builtin.rs",
+            "auth/external.rs",
+            "oauth/cimd.rs",
+            "oauth/provider_openid.rs",
+        ],
     ),
     ("reqwest::", &["cli/", "outbound.rs"]),
 ];

@@ -184,7 +184,6 @@ pub(crate) async fn run(
             outbound,
             WallClock::system(),
             trail,
-            Arc::clone(&metrics),
             front.auth.denials().clone(),
         );
         app = app.merge(limited(oauth.routes(), Arc::clone(&front)));

@@ -18,7 +18,8 @@ use url::Url;
 
 use super::{
     Principal,
-    jwt::{Claims, KeyId, KeySet, Signature, Token},
+    jws::{KeyId, KeySet, Signature},
+    jwt::{Claims, Token},
 };
 use crate::{control::identity::External, outbound::Outbound};
 

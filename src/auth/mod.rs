@@ -29,7 +29,8 @@ pub(crate) mod api_key;
 pub(crate) mod builtin;
 pub(crate) mod denials;
 mod external;
-pub(crate) mod jwt;
+pub(crate) mod jws;
+mod jwt;
 pub(crate) mod policy;
 mod principals;
 
@@ -145,6 +146,19 @@ impl Access {
     /// What may be used.
     pub(crate) fn server(&self) -> &Arc<Server> {
         &self.server
+    }
+
+    /// It, resting also on what `other` rests on, whoever of the same principal proved that; none if
+    /// that is nothing new.
+    pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
+        let (Basis::Own(own), Basis::Own(theirs)) = (&self.basis, &other.basis) else {
+            return None;
+        };
+        let basis = Basis::Own(own.joined(theirs)?);
+        Some(Self {
+            basis,
+            ..self.clone()
+        })
     }
 }
 

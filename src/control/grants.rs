@@ -261,17 +261,15 @@ impl Store {
         Ok(outcome)
     }
 
-    /// The grant that a refresh token belongs to, and whose client it is, if it is known.
+    /// The grant that a refresh token belongs to, if it is known, whatever has become of it.
     pub(crate) async fn grant_of_refresh(
         &self,
         tenant: &str,
         hash: &[u8; 32],
-    ) -> Result<Option<(Uuid, String)>, Failure> {
+    ) -> Result<Option<Grant>, Failure> {
         let values = vec![hash.into(), tenant.into()];
         let rows = self.0.pool.read(GRANT_OF_REFRESH, values).await?;
-        let found = rows.first();
-        let found = found.map(|row| Ok((row.get("id")?, row.get("client_id")?)));
-        found.transpose()
+        rows.first().map(grant).transpose()
     }
 }
 
@@ -411,7 +409,8 @@ const USED_REFRESH: &str = "
      WHERE hash = $1";
 
 const GRANT_OF_REFRESH: &str = "
-    SELECT grants.id AS id, grants.client_id AS client_id
+    SELECT grants.id AS id, subject, groups, client_id, resource, scope, auth_ms,
+           grants.expires_ms AS expires_ms
       FROM refresh_tokens
       JOIN grants ON grants.id = refresh_tokens.grant_id
      WHERE refresh_tokens.hash = $1 AND grants.tenant = $2";

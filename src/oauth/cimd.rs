@@ -19,7 +19,7 @@ use super::{
     throttle::Throttle,
 };
 use crate::{
-    auth::jwt::KeySet,
+    auth::jws::KeySet,
     outbound::{Outbound, Refused},
 };
 

@@ -30,8 +30,6 @@ pub(crate) struct Client {
     pub(crate) kind: Kind,
     /// Where answers may go; at least one.
     pub(crate) redirect_uris: Vec<String>,
-    /// A page about it (https); somebody's text.
-    pub(crate) uri: Option<String>,
     /// The SHA-256 of all that it says about itself: when that changes, consent is asked again.
     pub(crate) digest: [u8; 32],
     /// How it proves who it is.
@@ -160,7 +158,6 @@ impl Client {
             title: client.title.clone(),
             kind: Kind::Declared,
             redirect_uris: client.redirect_uris.clone(),
-            uri: None,
             digest: digest(&client.title, &client.redirect_uris),
             proof,
         }
@@ -192,7 +189,6 @@ impl Client {
                 expires_ms: row.expires_ms,
             },
             redirect_uris: metadata.redirect_uris,
-            uri: metadata.uri,
             digest,
             proof,
         })
@@ -210,7 +206,6 @@ impl Client {
                 host: host.to_owned(),
             },
             redirect_uris: metadata.redirect_uris.clone(),
-            uri: metadata.uri.clone(),
             digest: document.digest,
             proof,
         }

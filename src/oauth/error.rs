@@ -132,9 +132,10 @@ impl Refusal {
 impl From<Failure> for Refusal {
     /// What the store cannot do now is nobody's fault who asks.
     fn from(failure: Failure) -> Self {
-        match &failure {
-            Failure::Unavailable(_) => tracing::warn!(%failure, "an authorization server waits"),
-            _ => tracing::error!(%failure, "an authorization server cannot answer"),
+        if let Failure::Unavailable(_) = &failure {
+            tracing::warn!(%failure, "an authorization server waits");
+        } else {
+            tracing::error!(%failure, "an authorization server cannot answer");
         }
         Self::later("the store is not available")
     }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::{
-    auth::jwt::{Jws, moment, opened, string, strings},
+    auth::jws::{Jws, moment, opened, string, strings},
     control::{
         grants::Grant,
         identity::Algorithm,

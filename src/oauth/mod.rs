@@ -24,7 +24,6 @@ use crate::{
     config::Config,
     control::{AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail},
     outbound::Outbound,
-    telemetry::Metrics,
 };
 
 mod ask;
@@ -76,8 +75,6 @@ pub(crate) struct State {
     pub(crate) clock: Clock,
     /// The audit trail.
     pub(crate) trail: Trail,
-    /// Counters.
-    pub(crate) metrics: Arc<Metrics>,
     /// Randomness.
     pub(crate) random: SystemRandom,
     /// Wrong codes, secrets, tokens and passwords, by address.
@@ -100,7 +97,6 @@ impl Oauth {
         outbound: Outbound,
         clock: Clock,
         trail: Trail,
-        metrics: Arc<Metrics>,
         denials: Denials,
     ) -> Self {
         Self(Arc::new(State {
@@ -110,7 +106,6 @@ impl Oauth {
             outbound,
             clock,
             trail,
-            metrics,
             random: SystemRandom::new(),
             failures: Throttle::new(),
             registrations: Throttle::new(),

@@ -24,7 +24,7 @@ use super::{
     provider_oauth::{Through, owned, unknown, url},
 };
 use crate::{
-    auth::jwt::{KeySet, Signature, moment, opened, string, strings},
+    auth::jws::{KeySet, Signature, moment, opened, string, strings},
     control::{
         builtin::{Hidden, Provider, ProviderKind},
         clock::Clock,

@@ -34,7 +34,7 @@ pub(super) async fn register(
     let state = &*oauth.0;
     let address = address(&request);
     let act = add(state, &server, address, request);
-    attempt(state, &server, address, "register", act).await
+    attempt(state, &server, address, "register", Box::pin(act)).await
 }
 
 /// GET: what is registered.
@@ -47,9 +47,9 @@ pub(super) async fn read(
     let act = async {
         let (head, _) = request.into_parts();
         let managed = Managed::find(state, &server, &head).await?;
-        managed.answer(state, &server, &managed.metadata, None)
+        Ok(managed.answer(state, &server, &managed.metadata, None))
     };
-    attempt(state, &server, address, "register", act).await
+    attempt(state, &server, address, "register", Box::pin(act)).await
 }
 
 /// PUT: other metadata, all of them.
@@ -65,7 +65,7 @@ pub(super) async fn replace(
         let all = object(&head, body).await?;
         managed.replaced(state, &server, &all).await
     };
-    attempt(state, &server, address, "register", act).await
+    attempt(state, &server, address, "register", Box::pin(act)).await
 }
 
 /// DELETE: the client, with all that it was granted.
@@ -89,7 +89,7 @@ pub(super) async fn remove(
         forbid_keeping(response.headers_mut());
         Ok(response)
     };
-    attempt(state, &server, address, "register", act).await
+    attempt(state, &server, address, "register", Box::pin(act)).await
 }
 
 async fn add(
@@ -218,7 +218,7 @@ impl Managed {
         let detail = json!({"client_name": metadata.name, "redirect_uris": redirect_uris});
         note(state, server, "client.changed", &actor, &target, detail);
         let client_secret = client_secret.as_deref().map(String::as_str);
-        self.answer(state, server, &metadata, client_secret)
+        Ok(self.answer(state, server, &metadata, client_secret))
     }
 
     fn answer(
@@ -227,13 +227,13 @@ impl Managed {
         server: &Server,
         metadata: &ClientMetadata,
         client_secret: Option<&str>,
-    ) -> Result<Response, Refusal> {
+    ) -> Response {
         let told = Told {
             access: &self.access,
             client_secret,
         };
         let body = told.about(state, server, &self.row, metadata);
-        Ok(answer(StatusCode::OK, &body))
+        answer(StatusCode::OK, &body)
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) async fn revoke(
 ) -> Response {
     let state = &*oauth.0;
     let (address, act) = (address(&request), end(state, &server, request));
-    attempt(state, &server, address, "revoke", act).await
+    attempt(state, &server, address, "revoke", Box::pin(act)).await
 }
 
 async fn end(state: &State, server: &Server, request: Request) -> Result<Response, Refusal> {
@@ -36,7 +36,8 @@ async fn end(state: &State, server: &Server, request: Request) -> Result<Respons
     let (tenant, store) = (&server.tenant.name, state.live.store()?);
     // What it is shows by itself: the hint is of no use (section 2.1).
     let found = if text.starts_with(Kind::Refresh.prefix()) {
-        store.grant_of_refresh(tenant, &secret::hash(text)).await?
+        let grant = store.grant_of_refresh(tenant, &secret::hash(text)).await?;
+        grant.map(|grant| (grant.id, grant.client_id))
     } else {
         let catalog = state.live.current();
         let keys = catalog.issued.keys.get(tenant);

@@ -37,7 +37,7 @@ pub(super) async fn token(
 ) -> Response {
     let state = &*oauth.0;
     let (address, act) = (address(&request), exchange(state, &server, request));
-    attempt(state, &server, address, "token", act).await
+    attempt(state, &server, address, "token", Box::pin(act)).await
 }
 
 async fn exchange(state: &State, server: &Server, request: Request) -> Result<Response, Refusal> {
@@ -163,6 +163,13 @@ impl Exchange<'_> {
             .form
             .need("refresh_token", "refresh_token is missing")?;
         let (tenant, hash) = (&self.server.tenant.name, secret::hash(text));
+        // A request for too much must not cost the token, which would be missed later.
+        let known = self.store.grant_of_refresh(tenant, &hash).await?;
+        let known = known.filter(|grant| grant.client_id == self.client.id);
+        let known = known.ok_or(BAD_REFRESH)?;
+        self.check_resource(&known)?;
+        let scope = narrowed(&known.scope, self.form.get("scope"))?;
+        let groups = groups(self.server, &known).ok_or(BAD_REFRESH)?;
         let salt = secret::salt(&self.state.random).ok_or(NO_RANDOM)?;
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
         let succession = Succession {
@@ -184,9 +191,6 @@ impl Exchange<'_> {
                 return Err(BAD_REFRESH);
             }
         };
-        self.check_resource(&grant)?;
-        let scope = narrowed(&grant.scope, self.form.get("scope"))?;
-        let groups = groups(self.server, &grant).ok_or(BAD_REFRESH)?;
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
         self.client
             .renew(self.state, self.store, self.server)

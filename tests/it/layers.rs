@@ -167,6 +167,7 @@ const PLACES: &[(&str, &[&str])] = &[
         &[
             "control/change.rs",
             "control/live.rs",
+            "control/signing.rs",
             "control/store.rs",
             "http/tls.rs",
         ],
@@ -174,8 +175,9 @@ const PLACES: &[(&str, &[&str])] = &[
     (
         "base64::",
         &[
-            "auth/jwt.rs",
+            "auth/jws.rs",
             "control/seal.rs",
+            "control/signing.rs",
             "oauth/authenticate.rs",
             "oauth/browser.rs",
             "oauth/callback.rs",
@@ -191,7 +193,7 @@ const PLACES: &[(&str, &[&str])] = &[
         "ipnet::",
         &["address.rs", "config.rs", "http/", "outbound.rs"],
     ),
-    ("jsonwebtoken::", &["auth/jwt.rs", "oauth/jose.rs"]),
+    ("jsonwebtoken::", &["auth/jws.rs", "oauth/jose.rs"]),
     ("askama::", &["oauth/pages.rs"]),
     (
         "oauth2::",
@@ -200,6 +202,7 @@ const PLACES: &[(&str, &[&str])] = &[
     (
         "moka::",
         &[
+            "auth/builtin.rs",
             "auth/external.rs",
             "oauth/cimd.rs",
             "oauth/provider_openid.rs",

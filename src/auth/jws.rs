@@ -1,0 +1,377 @@
+//! Signed texts and the keys that make them (RFC 7515, 7517), as pure functions.
+//!
+//! Not here: what a token says (`jwt`), and where keys come from.
+
+use std::{collections::HashSet, fmt};
+
+use aws_lc_rs::{
+    digest::{SHA256, digest},
+    signature::{ED25519, UnparsedPublicKey},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use jsonwebtoken::{Algorithm as Alg, DecodingKey, crypto};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::control::identity::{ALGORITHMS, Algorithm};
+
+/// Something signed, without what it says, whose signature nobody has looked at yet.
+pub(crate) struct Jws<'t> {
+    /// What is signed: the first two parts.
+    signed: &'t str,
+    /// The third part.
+    signature: &'t str,
+    algorithm: Algorithm,
+    pub(super) kid: Option<String>,
+}
+
+impl Jws<'_> {
+    /// Whether this Ed25519 key signed it. The key says what it is for; the token does not.
+    pub(super) fn is_signed_by(&self, public: &[u8; 32]) -> bool {
+        let Ok(signature) = URL_SAFE_NO_PAD.decode(self.signature) else {
+            return false;
+        };
+        let key = UnparsedPublicKey::new(&ED25519, public);
+        self.algorithm == Algorithm::EdDsa && key.verify(self.signed.as_bytes(), &signature).is_ok()
+    }
+
+    /// Whether it is signed by an Ed25519 key of these, each with its id: by the one that it names.
+    pub(crate) fn is_of<'k>(
+        &self,
+        mut keys: impl Iterator<Item = (&'k str, &'k [u8; 32])>,
+    ) -> bool {
+        let named = keys.find(|(kid, _)| self.kid.as_deref() == Some(*kid));
+        named.is_some_and(|(_, public)| self.is_signed_by(public))
+    }
+}
+
+/// The header and the payload of a JWT whose signature nobody has looked at yet.
+pub(crate) type Opened<'t> = (Map<String, Value>, Map<String, Value>, Jws<'t>);
+
+/// Takes a JWT apart that is signed by one of `algorithms`.
+///
+/// # Errors
+///
+/// Why it cannot be believed, for the log.
+pub(crate) fn opened<'t>(
+    text: &'t str,
+    algorithms: &[Algorithm],
+) -> Result<Opened<'t>, &'static str> {
+    if text.len() > TOKEN_MAX {
+        return Err("too long");
+    }
+    let (signed, signature) = text.rsplit_once('.').ok_or("no JWT")?;
+    let (header, payload) = signed.split_once('.').ok_or("no JWT")?;
+    let header = object(header)?;
+    let algorithm = string(&header, "alg")?.ok_or("no alg")?;
+    let known = ALGORITHMS.iter().find(|(name, _)| *name == algorithm);
+    let algorithm = known.map(|(_, algorithm)| *algorithm);
+    let algorithm = algorithm.filter(|algorithm| algorithms.contains(algorithm));
+    let algorithm = algorithm.ok_or("an algorithm that is not allowed")?;
+    // What must be understood is not (RFC 7515, section 4.1.11). Keys and places of keys that a
+    // token brings along (jwk, jku, x5c, x5u) are never looked at.
+    if header.contains_key("crit") || header.contains_key("b64") || header.contains_key("zip") {
+        return Err("a header that is not understood");
+    }
+    let kid = string(&header, "kid")?.map(str::to_owned);
+    if kid.as_ref().is_some_and(|kid| kid.len() > KID_MAX) {
+        return Err("a kid that is too long");
+    }
+    let jws = Jws {
+        signed,
+        signature,
+        algorithm,
+        kid,
+    };
+    Ok((header, object(payload)?, jws))
+}
+
+/// A member that is a text, if it is there.
+pub(crate) fn string<'p>(
+    object: &'p Map<String, Value>,
+    name: &str,
+) -> Result<Option<&'p str>, &'static str> {
+    match object.get(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err("a member that is no text"),
+    }
+}
+
+/// One text, or an array of texts.
+pub(crate) fn strings(value: &Value) -> Result<Vec<String>, &'static str> {
+    let text = |value: &Value| match value {
+        Value::String(text) => Ok(text.clone()),
+        _ => Err("a member that is no text"),
+    };
+    match value {
+        Value::Array(items) => items.iter().map(text).collect(),
+        one => Ok(vec![text(one)?]),
+    }
+}
+
+/// A `NumericDate` (RFC 7519, section 2), which may have a fraction.
+pub(crate) fn moment(
+    payload: &Map<String, Value>,
+    name: &str,
+) -> Result<Option<u64>, &'static str> {
+    let bad = "a time that is no number";
+    match payload.get(name) {
+        None => Ok(None),
+        Some(Value::Number(number)) => {
+            let whole = number.as_u64();
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "the conversion saturates"
+            )]
+            let rounded = number.as_f64().filter(|n| *n >= 0.0).map(|n| n as u64);
+            whole.or(rounded).ok_or(bad).map(Some)
+        }
+        Some(_) => Err(bad),
+    }
+}
+
+/// A part of a token: an object in which no name comes twice.
+fn object(part: &str) -> Result<Map<String, Value>, &'static str> {
+    let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| "no base64url")?;
+    match serde_json::from_slice(&bytes) {
+        Ok(Strict(Value::Object(members))) => Ok(members),
+        _ => Err("no JSON object, or a name twice"),
+    }
+}
+
+/// JSON in which names are unique (RFC 7519, section 4): of two readers, one would take the first
+/// and the other the last.
+struct Strict(Value);
+
+impl<'de> Deserialize<'de> for Strict {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Unique.deserialize(from).map(Strict)
+    }
+}
+
+struct Unique;
+
+impl<'de> DeserializeSeed<'de> for Unique {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Unique {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<Value, E> {
+        Ok(flag.into())
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(item) = items.next_element_seed(Self)? {
+            all.push(item);
+        }
+        Ok(Value::Array(all))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        let mut all = Map::new();
+        while let Some(name) = members.next_key::<String>()? {
+            let value = members.next_value_seed(Self)?;
+            if all.insert(name, value).is_some() {
+                return Err(A::Error::custom("a name twice"));
+            }
+        }
+        Ok(Value::Object(all))
+    }
+}
+
+/// The keys of an issuer.
+pub(crate) struct KeySet {
+    keys: Vec<Key>,
+    ids: HashSet<KeyId>,
+}
+
+/// Tells keys apart, whatever the issuer calls them.
+pub(crate) type KeyId = [u8; 32];
+
+struct Key {
+    kid: Option<String>,
+    /// What it can verify, and may.
+    algorithms: Vec<Algorithm>,
+    key: DecodingKey,
+    id: KeyId,
+}
+
+/// What a key set makes of a token.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Signature {
+    /// Made by this key.
+    By(KeyId),
+    /// Not made by the key that it names.
+    Bad,
+    /// No key here is the one that it names: the issuer may have a newer one.
+    NoKey,
+}
+
+impl KeySet {
+    /// Reads a JWK set; keys that are not ours to use are passed over, as RFC 7517, section 5 says.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
+        let Ok(Strict(set)) = serde_json::from_slice(bytes) else {
+            return Err("no JSON, or a name twice");
+        };
+        let keys = set.get("keys").and_then(Value::as_array).ok_or("no keys")?;
+        let keys: Vec<Key> = keys.iter().filter_map(Key::parse).take(KEYS_MAX).collect();
+        let ids = keys.iter().map(|key| key.id).collect();
+        Ok(Self { keys, ids })
+    }
+
+    /// Whether a key is still one of them.
+    pub(super) fn has(&self, id: &KeyId) -> bool {
+        self.ids.contains(id)
+    }
+
+    /// Whether there is nothing in it that could be used.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Looks at a token's signature.
+    pub(crate) fn check(&self, token: &Jws<'_>) -> Signature {
+        let is_meant = |key: &&Key| match (&token.kid, &key.kid) {
+            (Some(wanted), Some(kid)) => wanted == kid,
+            _ => true,
+        };
+        let mut meant = self.keys.iter().filter(is_meant).peekable();
+        if meant.peek().is_none() {
+            return Signature::NoKey;
+        }
+        let fits = |key: &&Key| key.algorithms.contains(&token.algorithm);
+        let signer = meant.filter(fits).take(TRIES).find(|key| key.made(token));
+        match signer {
+            Some(key) => Signature::By(key.id),
+            // A token without a kid says nothing about which key it means.
+            None if token.kid.is_none() => Signature::NoKey,
+            None => Signature::Bad,
+        }
+    }
+}
+
+impl Key {
+    fn parse(jwk: &Value) -> Option<Self> {
+        let text = |name: &str| jwk.get(name).and_then(Value::as_str);
+        if text("use").is_some_and(|purpose| purpose != "sig") {
+            return None;
+        }
+        let operations = jwk.get("key_ops").and_then(Value::as_array);
+        if operations.is_some_and(|all| !all.iter().any(|one| one == "verify")) {
+            return None;
+        }
+        // The curve, or the size, decides what a key is for; a token does not.
+        let (key, able, parts): (_, &[Algorithm], _) = match (text("kty")?, text("crv")) {
+            ("RSA", _) => {
+                let (n, e) = (text("n")?, text("e")?);
+                let bytes = URL_SAFE_NO_PAD.decode(n).ok()?;
+                if bytes.len() < RSA_MIN {
+                    return None;
+                }
+                (DecodingKey::from_rsa_components(n, e), &RSA, [n, e])
+            }
+            ("EC", Some(curve)) => {
+                let (x, y) = (text("x")?, text("y")?);
+                let able: &[Algorithm] = match curve {
+                    "P-256" => &[Algorithm::Es256],
+                    "P-384" => &[Algorithm::Es384],
+                    _ => return None,
+                };
+                (DecodingKey::from_ec_components(x, y), able, [x, y])
+            }
+            ("OKP", Some("Ed25519")) => {
+                let x = text("x")?;
+                (
+                    DecodingKey::from_ed_components(x),
+                    &[Algorithm::EdDsa],
+                    [x, ""],
+                )
+            }
+            _ => return None,
+        };
+        let named = |algorithm: &Algorithm| match text("alg") {
+            None => true,
+            // RFC 9864 gives EdDSA on this curve a name of its own.
+            Some("Ed25519") => *algorithm == Algorithm::EdDsa,
+            Some(alg) => ALGORITHMS.contains(&(alg, *algorithm)),
+        };
+        let kid = text("kid").map(str::to_owned);
+        let named_parts = format!("{kid:?} {parts:?}");
+        let mut id = KeyId::default();
+        id.copy_from_slice(digest(&SHA256, named_parts.as_bytes()).as_ref());
+        Some(Self {
+            kid,
+            algorithms: able.iter().copied().filter(named).collect(),
+            key: key.ok()?,
+            id,
+        })
+    }
+
+    fn made(&self, token: &Jws<'_>) -> bool {
+        let algorithm = match token.algorithm {
+            Algorithm::Rs256 => Alg::RS256,
+            Algorithm::Rs384 => Alg::RS384,
+            Algorithm::Rs512 => Alg::RS512,
+            Algorithm::Ps256 => Alg::PS256,
+            Algorithm::Ps384 => Alg::PS384,
+            Algorithm::Ps512 => Alg::PS512,
+            Algorithm::Es256 => Alg::ES256,
+            Algorithm::Es384 => Alg::ES384,
+            Algorithm::EdDsa => Alg::EdDSA,
+        };
+        let signed = token.signed.as_bytes();
+        crypto::verify(token.signature, signed, &self.key, algorithm).unwrap_or(false)
+    }
+}
+
+const RSA: [Algorithm; 6] = [
+    Algorithm::Rs256,
+    Algorithm::Rs384,
+    Algorithm::Rs512,
+    Algorithm::Ps256,
+    Algorithm::Ps384,
+    Algorithm::Ps512,
+];
+/// Larger ones do not fit into what proxies take as one header field.
+pub(super) const TOKEN_MAX: usize = 8 << 10;
+/// Longer ones are not names of keys.
+const KID_MAX: usize = 256;
+/// Keys of one issuer that are kept.
+const KEYS_MAX: usize = 64;
+/// Keys that are tried for a token that names none.
+const TRIES: usize = 8;
+/// 2048 bits.
+const RSA_MIN: usize = 256;

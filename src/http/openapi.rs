@@ -10,8 +10,7 @@ use http::{
 };
 use serde_json::{Map, Value as Json, json};
 
-use super::openapi_issued;
-use crate::control::declared::Kind;
+use super::{openapi_bodies, openapi_issued};
 
 /// GET: the document.
 pub(crate) async fn document() -> Response {
@@ -137,24 +136,11 @@ fn operations() -> Vec<Operation> {
         list(users, "listUsers", "Users of a tenant", "Objects"),
         one(user, "getUser", "A user"),
         put(user, "putUser", "Make or replace a user"),
-        delete(
-            user,
-            "deleteUser",
-            "Remove a user; its tokens are worth nothing",
-        ),
-        list(
-            clients,
-            "listClients",
-            "Clients of a tenant that an operator wrote down",
-            "Objects",
-        ),
+        delete(user, "deleteUser", "Remove a user with its tokens"),
+        list(clients, "listClients", "Clients of a tenant", "Objects"),
         one(client, "getClient", "A client"),
         put(client, "putClient", "Make or replace a client"),
-        delete(
-            client,
-            "deleteClient",
-            "Remove a client; its tokens are worth nothing",
-        ),
+        delete(client, "deleteClient", "Remove a client with its tokens"),
         list(
             providers,
             "listProviders",
@@ -319,18 +305,9 @@ fn whole() -> Json {
 
 fn described(operation: &Operation) -> Json {
     let in_path = operation.path.split(['{', '}']).skip(1).step_by(2);
-    let name = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,62}$"});
-    // Of users and clients the manifest's schema says more.
-    let user = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9._+@-]*$", "maxLength": 254});
-    let client = json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"});
     let mut parameters: Vec<Json> = in_path
         .map(|part| {
-            let schema = match part {
-                "id" | "kid" => json!({"type": "string"}),
-                "name" if operation.path.contains("/users/") => user.clone(),
-                "name" if operation.path.contains("/clients/") => client.clone(),
-                _ => name.clone(),
-            };
+            let schema = path_part(operation.path, part);
             json!({"name": part, "in": "path", "required": true, "schema": schema})
         })
         .collect();
@@ -382,6 +359,17 @@ fn described(operation: &Operation) -> Json {
     described
 }
 
+/// What may stand in a path; of users and clients the manifest's schema says more.
+fn path_part(path: &str, part: &str) -> Json {
+    let pattern = match part {
+        "id" | "kid" => return json!({"type": "string"}),
+        "name" if path.contains("/users/") => "^[a-z0-9][a-z0-9._@-]{0,253}$",
+        "name" if path.contains("/clients/") => "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        _ => "^[a-z0-9][a-z0-9-]{0,62}$",
+    };
+    json!({"type": "string", "pattern": pattern})
+}
+
 fn success(operation: &Operation) -> Json {
     let Some(name) = operation.gives.1 else {
         return json!({"description": "Done"});
@@ -416,7 +404,7 @@ pub(super) fn reference(name: &str) -> Json {
 }
 
 fn all_schemas() -> Json {
-    let mut all = schemas();
+    let mut all = openapi_bodies::schemas();
     for (name, schema) in openapi_issued::schemas() {
         all[name] = schema;
     }
@@ -430,78 +418,6 @@ pub(super) fn page(item: &str) -> Json {
         ("items", items),
         ("next", json!({"type": ["string", "null"]})),
     ])
-}
-
-#[expect(clippy::too_many_lines, reason = "one table")]
-fn schemas() -> Json {
-    let text = || json!({"type": "string"});
-    let whole = || json!({"type": "integer"});
-    let number = || json!({"type": "number"});
-    let maybe = || json!({"type": ["string", "null"]});
-    let texts = || json!({"type": "array", "items": {"type": "string"}});
-    let free = || json!({"type": "object", "additionalProperties": true});
-    let own = [
-        ("kind", json!({"enum": Kind::ALL.map(Kind::as_str)})),
-        ("tenant", maybe()),
-        ("name", text()),
-        ("version", whole()),
-        ("created", text()),
-        ("updated", text()),
-        ("spec", free()),
-    ];
-    let mut made = own.to_vec();
-    made.push(("key", text()));
-    let new_key = json!({
-        "type": "object", "required": ["name", "subject", "servers"],
-        "properties": {
-            "name": text(), "subject": text(), "scopes": texts(), "servers": texts(),
-            "expires": {"type": "string", "format": "date-time"},
-        },
-    });
-    let new_operator = json!({
-        "type": "object", "required": ["name"],
-        "properties": {"name": text(), "expires": {"type": "string", "format": "date-time"}},
-    });
-    let error = object(&[("key", text()), ("what", text()), ("remedy", text())]);
-    json!({
-        "Spec": free(),
-        "Manifest": free(),
-        "NewKey": new_key,
-        "NewOperatorKey": new_operator,
-        "Object": object(&own),
-        "MadeKey": object(&made),
-        "Objects": page("Object"),
-        "Applied": object(&[
-            ("changes", json!({"type": "array", "items": free()})),
-            ("dry_run", json!({"type": "boolean"})),
-        ]),
-        "Session": object(&[
-            ("id", text()), ("server", text()), ("transport", text()), ("issuer", maybe()),
-            ("subject", maybe()), ("client", maybe()), ("age_seconds", number()),
-        ]),
-        "Sessions": page("Session"),
-        "Child": object(&[
-            ("number", whole()), ("pid", json!({"type": ["integer", "null"]})), ("state", text()),
-            ("age_seconds", number()), ("restarts", whole()), ("calls", whole()),
-            ("memory_bytes", whole()), ("cpu_seconds", number()),
-        ]),
-        "Children": object(&[("items", json!({"type": "array", "items": reference("Child")}))]),
-        "LogLines": {"type": "string", "description": "One object with child and line for each line"},
-        "Restarted": object(&[("children", whole())]),
-        "Quotas": object(&[("tenant", free()), ("principal", free()), ("used", free())]),
-        "Record": object(&[
-            ("id", text()), ("at", text()), ("tenant", maybe()), ("kind", text()),
-            ("actor", text()), ("target", text()), ("detail", free()),
-        ]),
-        "Records": page("Record"),
-        "Problem": {
-            "type": "object", "required": ["type", "title", "status", "detail"],
-            "properties": {
-                "type": text(), "title": text(), "status": whole(), "detail": text(),
-                "errors": {"type": "array", "items": error},
-            },
-        },
-    })
 }
 
 /// An object that has all of these, and may come to have more.

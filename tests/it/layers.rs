@@ -162,6 +162,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("serde_saphyr::", &["document.rs"]),
     ("toml::", &["document.rs"]),
     ("anyhow::", &["cli/", "run.rs"]),
+    ("argon2::", &["control/password.rs"]),
     (
         "arc_swap::",
         &[

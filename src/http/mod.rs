@@ -39,6 +39,7 @@ mod legacy;
 pub(crate) mod limits;
 mod mcp;
 pub(crate) mod openapi;
+mod openapi_bodies;
 mod openapi_issued;
 pub(crate) mod ops;
 pub(crate) mod page;

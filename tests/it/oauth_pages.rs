@@ -360,7 +360,7 @@ async fn a_state_comes_back_as_it_was() {
     // None was sent, none comes back.
     let shown = browser.open(&request(&gateway, &[("state", "")])).await;
     assert!(!shown.answer().contains_key("state") && shown.answer().contains_key("code"));
-    let huge = request(&gateway, &[("state", &"x".repeat(64 << 10))]);
+    let huge = request(&gateway, &[("state", &"x".repeat(60 << 10))]);
     assert_eq!(browser.open(&huge).await.status, StatusCode::URI_TOO_LONG);
 }
 

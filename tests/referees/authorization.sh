@@ -160,7 +160,7 @@ for kind in mcp sse; do
   check "python-$kind-provider" "$python" py_oauth.py "$url/t/house/one/$kind" --provider people
 done
 if [ -e pages.mjs ]; then
-  check pages "$node" pages.mjs "$one/mcp" "$url/t/house/one/mcp"
+  limit=400 check pages "$node" pages.mjs "$one/mcp" "$url/t/house/one/mcp"
 fi
 drain
 if ! kill -0 "$gateway" 2>/dev/null; then

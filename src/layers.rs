@@ -263,7 +263,14 @@ const RUN_DEFAULTS: [(&str, &str); 4] = [
 const SEE: &str = "see config.default.toml for all keys";
 const PREFIX: &str = "LOCKGATE_";
 /// Variables that are flags or secrets of other parts, not keys of the configuration.
-const ELSEWHERE: [&str; 5] = ["CONFIG", "APPLY", "URL", "KEY", "ADMIN_KEY"];
+const ELSEWHERE: [&str; 6] = [
+    "CONFIG",
+    "APPLY",
+    "URL",
+    "KEY",
+    "ADMIN_KEY",
+    "USER_PASSWORD",
+];
 
 #[cfg(test)]
 mod tests {

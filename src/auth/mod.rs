@@ -147,6 +147,19 @@ impl Access {
     pub(crate) fn server(&self) -> &Arc<Server> {
         &self.server
     }
+
+    /// It, resting also on what `other` rests on, whoever of the same principal proved that; none if
+    /// that is nothing new.
+    pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
+        let (Basis::Own(own), Basis::Own(theirs)) = (&self.basis, &other.basis) else {
+            return None;
+        };
+        let basis = Basis::Own(own.joined(theirs)?);
+        Some(Self {
+            basis,
+            ..self.clone()
+        })
+    }
 }
 
 /// What a request carries to show who calls.

@@ -76,7 +76,8 @@ struct AddUser {
     /// A group that it is in
     #[arg(long, value_name = "GROUP", conflicts_with = "file")]
     group: Vec<String>,
-    /// Read its password from the first line of stdin; else from LOCKGATE_USER_PASSWORD
+    /// Read its password from the first line of stdin, else from the environment
+    /// (`LOCKGATE_USER_PASSWORD`, or the file that `LOCKGATE_USER_PASSWORD_FILE` names)
     #[arg(long, conflicts_with = "file")]
     password_stdin: bool,
     /// It may do nothing yet
@@ -177,9 +178,18 @@ impl Adding for AddUser {
         if let Some(file) = &self.file {
             return document(file);
         }
-        let password = match environment().remove(PASSWORD) {
-            _ if self.password_stdin => Some(first_line("--password-stdin")?),
-            given => given,
+        let mut env = environment();
+        let password = if self.password_stdin {
+            Some(first_line("--password-stdin", std::io::stdin().lock())?)
+        } else if let Some(file) = env.get(PASSWORD_FILE) {
+            let unreadable = |error: std::io::Error| {
+                let what = format!("{file} cannot be read: {error}");
+                Failure::usage(PASSWORD_FILE, &what, "name a readable file")
+            };
+            let file = std::fs::File::open(file).map_err(unreadable)?;
+            Some(first_line(PASSWORD_FILE, file)?)
+        } else {
+            env.remove(PASSWORD)
         };
         self.declared(password)
     }
@@ -226,7 +236,7 @@ impl Adding for AddClient {
             document["title"] = word(title);
         }
         if self.secret_stdin {
-            document["secret"] = word(&first_line("--secret-stdin")?);
+            document["secret"] = word(&first_line("--secret-stdin", std::io::stdin().lock())?);
         }
         Ok(document)
     }
@@ -251,22 +261,27 @@ fn word(text: impl AsRef<str>) -> Json {
     text.as_ref().replace('$', "$$").into()
 }
 
-fn first_line(flag: &str) -> Result<String, Failure> {
+fn first_line(key: &str, source: impl Read) -> Result<String, Failure> {
     let mut text = String::new();
-    let read = std::io::stdin().lock().take(MOST).read_to_string(&mut text);
-    if let Err(error) = read {
-        let what = format!("stdin cannot be read: {error}");
-        return Err(Failure::usage(flag, &what, "write UTF-8 to it"));
+    if let Err(error) = source.take(MOST).read_to_string(&mut text) {
+        let what = format!("cannot be read: {error}");
+        return Err(Failure::usage(key, &what, "write UTF-8 to it"));
     }
     match text.lines().next() {
         Some(line) if !line.is_empty() => Ok(line.to_owned()),
-        _ => Err(Failure::usage(flag, "stdin is empty", "write it to stdin")),
+        _ => Err(Failure::usage(
+            key,
+            "nothing is there",
+            "write it there, on one line",
+        )),
     }
 }
 
 /// The variable that holds the password of a new user.
 const PASSWORD: &str = "LOCKGATE_USER_PASSWORD";
-/// Bytes of stdin that are looked at.
+/// The variable that names the file with it.
+const PASSWORD_FILE: &str = "LOCKGATE_USER_PASSWORD_FILE";
+/// Bytes that are looked at.
 const MOST: u64 = 64 << 10;
 
 const USERS: [Column; 4] = [

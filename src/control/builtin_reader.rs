@@ -1,20 +1,16 @@
-//! Reading what a tenant declares for its own authorization server: users, clients, providers.
+//! Reading what a tenant declares for its own authorization server, its users and its clients.
 //!
-//! Every mistake names its key and a remedy, and no secret. Not here: whether addresses may be
-//! asked with this configuration (`checks`).
+//! Every mistake names its key and a remedy, and no secret. Not here: identity providers
+//! (`provider_reader`).
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value as Json;
-use url::Url;
 
 use super::{
-    builtin::{Allow, Builtin, DeclaredClient, Hidden, Provider, ProviderKind, User},
+    builtin::{Builtin, DeclaredClient, Hidden, User},
     declared::Kind,
-    identity::{issuer, not_empty, scopes},
+    identity::{not_empty, scopes},
     interpolation::interpolate,
     manifest::Reader,
     password::{PASSWORD, PASSWORD_HASH, check_hash, check_password},
@@ -22,7 +18,7 @@ use super::{
 };
 use crate::{
     document::{Node, Value},
-    settings::{Fields, Wrong, choice, name},
+    settings::{Fields, Wrong, name},
 };
 
 /// The keys of `auth` in mode `builtin`.
@@ -166,119 +162,8 @@ impl Reader<'_> {
         (!keys.is_empty()).then(|| serde_json::json!({"keys": keys}).to_string())
     }
 
-    fn provider(&mut self, node: &Node, key: &str, name: &str) -> Provider {
-        let any = Fields::any(node, key, &mut Vec::new());
-        let kinds = [("openid", true), ("oauth", false)];
-        let kind = |node: &Node| choice(&node.text()?, &kinds);
-        let is_openid = any.read("kind", true, kind, &mut self.mistakes);
-        let own: &[&str] = if is_openid { &OPENID } else { &OAUTH };
-        let fields = Fields::of(node, key, &[&PROVIDER, own].concat(), &mut self.mistakes);
-        self.needed(&fields, node, "client_id", "write our client id there");
-        let (kind, default) = if is_openid {
-            (self.openid(&fields, node), &OPENID_SCOPES[..])
-        } else {
-            (self.oauth(&fields, node), &[][..])
-        };
-        let default: Vec<String> = default.iter().map(|scope| (*scope).to_owned()).collect();
-        let asked = |node: &Node| {
-            let asked = scopes(node)?;
-            if is_openid && !asked.iter().any(|scope| scope == "openid") {
-                // OpenID Connect Core, section 3.1.2.1.
-                let remedy = "add openid, without which there is no ID token";
-                return Err(Wrong::new("asks for no openid", remedy));
-            }
-            Ok(asked)
-        };
-        let (env, found) = (self.env, &mut self.mistakes);
-        let text = |node: &Node| interpolate(&node.text()?, env).and_then(not_empty);
-        let hidden = |node: &Node| text(node).map(|text| Some(Hidden::of(text)));
-        let provider = Provider {
-            name: name.to_owned(),
-            title: fields.read("title", name.to_owned(), title, found),
-            kind,
-            client_id: fields.read("client_id", String::new(), text, found),
-            client_secret: fields.read("client_secret", None, hidden, found),
-            scopes: fields.read("scopes", default, asked, found),
-            allow: self.allow(&fields, is_openid),
-        };
-        if provider.allow.is_empty() && provider.is_public() {
-            let what = "is missing or empty, and this provider knows everybody of the world";
-            let remedy = "say who may come in: allow: {domains: [example.com]} or subjects";
-            self.wrong(
-                Wrong::new(what, remedy),
-                &fields.place,
-                &fields.key("allow"),
-            );
-        }
-        provider
-    }
-
-    fn openid(&mut self, fields: &Fields<'_>, node: &Node) -> ProviderKind {
-        self.needed(fields, node, "issuer", "write its issuer, https://…");
-        let claim = |node: &Node| node.text().and_then(not_empty);
-        let groups = "groups".to_owned();
-        ProviderKind::OpenId {
-            issuer: fields.read("issuer", String::new(), issuer, &mut self.mistakes),
-            groups_claim: fields.read("groups_claim", groups, claim, &mut self.mistakes),
-        }
-    }
-
-    fn oauth(&mut self, fields: &Fields<'_>, node: &Node) -> ProviderKind {
-        let called = "write what it is called in subjects, like https://github.com";
-        self.needed(fields, node, "issuer", called);
-        for key in &OAUTH[..3] {
-            self.needed(fields, node, key, "write its URL, https://…");
-        }
-        let found = &mut self.mistakes;
-        let member = |node: &Node| node.text().and_then(not_empty);
-        let mut url = |key| fields.read(key, String::new(), web, found);
-        ProviderKind::OAuth {
-            authorization_url: url("authorization_url"),
-            token_url: url("token_url"),
-            user_url: url("user_url"),
-            issuer: fields.read("issuer", String::new(), issuer, found),
-            subject_member: fields.read("subject_member", "id".to_owned(), member, found),
-        }
-    }
-
-    fn allow(&mut self, provider: &Fields<'_>, is_openid: bool) -> Allow {
-        let Some(fields) = self.inner(provider, "allow", &ALLOW) else {
-            return Allow::default();
-        };
-        for key in ["domains", "groups"] {
-            if let Some(node) = fields.member(key).filter(|_| !is_openid) {
-                let what = "cannot be known where kind is oauth";
-                let wrong = Wrong::new(what, "list subjects");
-                self.wrong(wrong, &node.place, &fields.key(key));
-            }
-        }
-        let found = &mut self.mistakes;
-        Allow {
-            subjects: fields.read("subjects", Vec::new(), names, found),
-            domains: fields.read("domains", Vec::new(), domains, found),
-            groups: fields.read("groups", Vec::new(), names, found),
-        }
-    }
-
-    /// Two providers with one issuer would make one subject of two people.
-    fn distinct(&mut self, tenant: &Fields<'_>, all: &BTreeMap<String, Arc<Provider>>) {
-        let mut seen = HashMap::new();
-        for (name, provider) in all {
-            let issuer = provider.issuer();
-            if issuer.is_empty() {
-                continue;
-            }
-            if let Some(other) = seen.insert(issuer, name) {
-                let key = format!("{}.{name}", tenant.key(Kind::Provider.plural()));
-                let what = format!("has the issuer of {other}: their subjects would be the same");
-                let place = self.places.get(&key).unwrap_or(&tenant.place).clone();
-                let wrong = Wrong::new(what, "keep one of the two");
-                self.wrong(wrong, &place, &format!("{key}.issuer"));
-            }
-        }
-    }
-
-    fn needed(&mut self, fields: &Fields<'_>, node: &Node, key: &str, remedy: &str) {
+    /// Misses a key of a table.
+    pub(super) fn needed(&mut self, fields: &Fields<'_>, node: &Node, key: &str, remedy: &str) {
         // What is no table was said to be none.
         if matches!(node.value, Value::Map(_)) {
             self.needed_in(fields, key, remedy);
@@ -293,46 +178,6 @@ impl Reader<'_> {
     }
 }
 
-impl Provider {
-    /// What it is called in subjects.
-    pub(crate) fn issuer(&self) -> &str {
-        match &self.kind {
-            ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
-        }
-    }
-
-    /// The URLs at which it is asked, by their keys.
-    pub(crate) fn urls(&self) -> Vec<(&'static str, &str)> {
-        match &self.kind {
-            ProviderKind::OpenId { issuer, .. } => vec![("issuer", issuer)],
-            ProviderKind::OAuth {
-                authorization_url,
-                token_url,
-                user_url,
-                ..
-            } => vec![
-                ("authorization_url", authorization_url),
-                ("token_url", token_url),
-                ("user_url", user_url),
-            ],
-        }
-    }
-
-    /// Whether anybody can have an account there.
-    fn is_public(&self) -> bool {
-        let urls = self.urls().into_iter().map(|(_, url)| url);
-        let mut all = urls
-            .chain([self.issuer()])
-            .filter_map(|url| Url::parse(url).ok());
-        all.any(|url| {
-            let host = url.host_str().unwrap_or_default();
-            let first = url.path_segments().and_then(|mut parts| parts.next());
-            let first = first.unwrap_or_default();
-            PUBLIC.contains(&host) || (ENTRA.contains(&host) && EVERYBODYS.contains(&first))
-        })
-    }
-}
-
 /// What a user may be called: the subject of tokens, so never what a provider's subject looks
 /// like, and never the same as another's but for the case.
 fn user_name(text: &str) -> Result<String, Wrong> {
@@ -343,9 +188,9 @@ fn user_name(text: &str) -> Result<String, Wrong> {
     Err(Wrong::new(format!("{text:?} is no name of a user"), remedy))
 }
 
-fn is_address(text: &str) -> bool {
+pub(super) fn is_address(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let is_local = |byte: u8| is_plain(byte) || b"._+-".contains(&byte);
+    let is_local = |byte: u8| is_plain(byte) || b"._-".contains(&byte);
     let is_label = |label: &str| {
         let is_letter = |byte| is_plain(byte) || byte == b'-';
         label.bytes().next().is_some_and(is_plain) && label.bytes().all(is_letter)
@@ -372,7 +217,7 @@ fn client_id(text: &str) -> Result<String, Wrong> {
             "do not begin it with c_",
         );
     }
-    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let begins = text
         .bytes()
         .next()
@@ -380,11 +225,11 @@ fn client_id(text: &str) -> Result<String, Wrong> {
     if begins && text.len() <= 128 && text.bytes().all(is_letter) {
         return Ok(text.to_owned());
     }
-    let remedy = "use letters, digits, -, _, . and :, at most 128, the first a letter or digit";
+    let remedy = "use letters, digits, -, _ and ., at most 128, the first a letter or digit";
     wrong("is no client id", remedy)
 }
 
-fn title(node: &Node) -> Result<String, Wrong> {
+pub(super) fn title(node: &Node) -> Result<String, Wrong> {
     let text = node.text().and_then(not_empty)?;
     if text.chars().count() > 100 || text.chars().any(char::is_control) {
         return Err(Wrong::new(
@@ -395,7 +240,7 @@ fn title(node: &Node) -> Result<String, Wrong> {
     Ok(text)
 }
 
-fn names(node: &Node) -> Result<Vec<String>, Wrong> {
+pub(super) fn names(node: &Node) -> Result<Vec<String>, Wrong> {
     let mut names = Vec::new();
     for item in node.items()? {
         let name = item.text().and_then(not_empty)?;
@@ -404,21 +249,6 @@ fn names(node: &Node) -> Result<Vec<String>, Wrong> {
         }
     }
     Ok(names)
-}
-
-fn domains(node: &Node) -> Result<Vec<String>, Wrong> {
-    let domains = names(node)?;
-    let is_domain = |text: &String| is_address(&format!("x@{text}"));
-    match domains.iter().find(|text| !is_domain(text)) {
-        None => Ok(domains),
-        Some(text) => {
-            let what = format!("{text:?} is no domain");
-            Err(Wrong::new(
-                what,
-                "write it like example.com, in small letters",
-            ))
-        }
-    }
 }
 
 fn redirect_uris(node: &Node) -> Result<Vec<String>, Wrong> {
@@ -476,20 +306,6 @@ fn plain_json(node: &Node) -> Result<Json, Wrong> {
     }
 }
 
-/// An http or https URL with a host and without fragment and user name.
-fn web(node: &Node) -> Result<String, Wrong> {
-    let text = node.text()?;
-    let wrong = |what: &str| Wrong::new(format!("{text:?} {what}"), "write its URL, https://…");
-    let url = Url::parse(&text).map_err(|_| wrong("is no URL"))?;
-    if !matches!(url.scheme(), "https" | "http") || url.host_str().is_none() {
-        return Err(wrong("is no https URL"));
-    }
-    if url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
-        return Err(wrong("has a fragment or a user name"));
-    }
-    Ok(text)
-}
-
 fn no_admin(node: &Node) -> Result<bool, Wrong> {
     if node.flag()? {
         let what = "is not available yet: users administrate nothing";
@@ -501,54 +317,13 @@ fn no_admin(node: &Node) -> Result<bool, Wrong> {
 
 const USER: [&str; 5] = [PASSWORD, PASSWORD_HASH, "groups", "admin", "disabled"];
 const CLIENT: [&str; 4] = ["title", "redirect_uris", "secret", "jwks"];
-const PROVIDER: [&str; 7] = [
-    "kind",
-    "title",
-    "issuer",
-    "client_id",
-    "client_secret",
-    "scopes",
-    "allow",
-];
-const OPENID: [&str; 1] = ["groups_claim"];
-const OAUTH: [&str; 4] = [
-    "authorization_url",
-    "token_url",
-    "user_url",
-    "subject_member",
-];
-const ALLOW: [&str; 3] = ["subjects", "domains", "groups"];
-const OPENID_SCOPES: [&str; 3] = ["openid", "profile", "email"];
 /// Letters of a client's secret at least.
 const SECRET: usize = 16;
-/// Hosts of providers at which anybody can have an account.
-const PUBLIC: [&str; 11] = [
-    "accounts.google.com",
-    "appleid.apple.com",
-    "bitbucket.org",
-    "discord.com",
-    "github.com",
-    "gitlab.com",
-    "id.twitch.tv",
-    "login.live.com",
-    "slack.com",
-    "www.facebook.com",
-    "www.linkedin.com",
-];
-/// Hosts of Microsoft's, where the first part of the path says whose accounts are meant.
-const ENTRA: [&str; 2] = ["login.microsoftonline.com", "login.microsoftonline.us"];
-/// Accounts of every organisation, and of everybody; the last is how `consumers` names itself.
-const EVERYBODYS: [&str; 4] = [
-    "common",
-    "organizations",
-    "consumers",
-    "9188040d-6c67-4c5b-b112-36a304b66dad",
-];
 
 #[cfg(test)]
 mod tests {
     use crate::{
-        control::{AuthMode, Tenant, manifest::parse},
+        control::{AuthMode, Tenant, builtin::ProviderKind, manifest::parse},
         document::Format,
     };
 
@@ -579,6 +354,7 @@ mod tests {
     const HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one table")]
     fn reads_every_key() {
         let found = builtin(
             r#"tenants:
@@ -586,7 +362,7 @@ mod tests {
     auth: {mode: builtin, scopes: [b, a], registration: false, documents: false}
     users:
       ada: {password_hash: "${env:HASH}", groups: [g, h, g], admin: false}
-      bob+x@example.com: {password: "${env:SECRET}", disabled: true}
+      bob@example.com: {password: "${env:SECRET}", disabled: true}
       nobody: {}
     clients:
       My.App_1:
@@ -625,7 +401,7 @@ mod tests {
             (&ada.groups[..], ada.disabled),
             (&["g".to_owned(), "h".to_owned()][..], false)
         );
-        let bob = &found.users["bob+x@example.com"];
+        let bob = &found.users["bob@example.com"];
         assert!(
             bob.disabled && bob.password.is_none(),
             "it is hashed when it is applied"
@@ -646,7 +422,7 @@ mod tests {
             groups_claim: "groups".to_owned(),
         };
         assert_eq!((corp.title.as_str(), &corp.kind), ("corp", &openid));
-        assert_eq!(corp.scopes, OPENID_SCOPES);
+        assert_eq!(corp.scopes, ["openid", "profile", "email"]);
         assert!(corp.allow.is_empty() && corp.client_secret.is_none());
         let entra = &found.providers["entra"];
         assert_eq!(
@@ -686,9 +462,10 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one table")]
     fn all_mistakes_at_once() {
         let found = read(
-            r##"tenants:
+            r#"tenants:
   a:
     auth: {scopes: ["a b"], registration: 1, issuer: x}
     users:
@@ -718,7 +495,7 @@ mod tests {
         allow: {domains: [X.com], groups: [g]}
       bare: {}
       saml: {kind: saml}
-"##,
+"#,
         )
         .unwrap_err();
         assert!(!found.contains("s3cret"), "{found}");
@@ -734,7 +511,7 @@ mod tests {
         F:7: tenants.a.users.a@b@c.email: unknown key; known here: password, password_hash, groups, admin, disabled
         F:7: tenants.a.users.a@b@c.password_hash: stands beside password; keep one of the two
         F:8: tenants.a.users.x: a number where a table is expected; write a table
-        F:12: tenants.a.clients.a b: "a b" is no client id; use letters, digits, -, _, . and :, at most 128, the first a letter or digit
+        F:12: tenants.a.clients.a b: "a b" is no client id; use letters, digits, -, _ and ., at most 128, the first a letter or digit
         F:12: tenants.a.clients.a b.redirect_uris: "javascript:alert(1)": a redirect URI has a scheme that is nobody's own; write https://…, http:// on loopback, or an app's own scheme
         F:12: tenants.a.clients.a b.secret: is shorter than 16 letters, or not of ASCII; make a random one, for example by openssl rand -hex 32
         F:13: tenants.a.clients.both.jwks: stands beside secret: a client proves itself in one way; keep one of the two
@@ -822,7 +599,7 @@ mod tests {
 
     #[test]
     fn names_are_nobody_elses() {
-        for good in ["ada", "0-x", "ada@example.com", "a.b_c+d@x.y-z.test"] {
+        for good in ["ada", "0-x", "ada@example.com", "a.b_c-d@x.y-z.test"] {
             assert!(user_name(good).is_ok(), "{good}");
         }
         let long = format!("{}@x.test", "a".repeat(250));
@@ -840,12 +617,13 @@ mod tests {
             "a@b.",
             "a b",
             "a/b",
+            "a+b@c.test",
             "-a@b",
             long.as_str(),
         ] {
             assert!(user_name(bad).is_err(), "{bad}");
         }
-        for good in ["app", "My.App_1", "urn:x:y", "0", "cx_"] {
+        for good in ["app", "My.App_1", "0", "cx_"] {
             assert!(client_id(good).is_ok(), "{good}");
         }
         let long = "a".repeat(129);
@@ -856,6 +634,7 @@ mod tests {
             "http://x",
             "https://x",
             "a/b",
+            "a:b",
             "a b",
             "a#",
             "é",

@@ -256,6 +256,10 @@ async fn end_issued(
             revocations::end(transaction, tenant, &person, now_ms).await?;
             revocations::forget_consents(transaction, tenant, name.name()).await
         }
+        (Kind::Client, Some(tenant)) => {
+            let all = Revoked::Client(name.name().to_owned());
+            revocations::end(transaction, tenant, &all, now_ms).await
+        }
         _ => Ok(()),
     }
 }

@@ -37,6 +37,7 @@ mod packages;
 pub(crate) mod password;
 mod pattern;
 pub(crate) mod policy;
+mod provider_reader;
 mod pruning;
 pub(crate) mod quotas;
 pub(crate) mod recipe;

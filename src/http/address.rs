@@ -201,8 +201,8 @@ fn origin_of(text: &str) -> Option<String> {
 /// Everything else would have to be decoded or cut to be compared, and two readers of one path
 /// (we, a proxy before us, an authorization rule) would decode it differently.
 pub(crate) fn canonical(path: &str) -> bool {
-    let is_plain =
-        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'~' | b'-' | b'/');
+    // An @ stands for itself in a path (RFC 3986, section 3.3): users may be called so.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._~-/@".contains(&byte);
     let Some(rest) = path.strip_prefix('/') else {
         return false;
     };
@@ -442,6 +442,7 @@ mod tests {
             "/.well-known/x",
             "/a/",
             "/a.b_c~d-e",
+            "/users/ada@example.com",
         ] {
             assert!(canonical(path), "{path}");
         }

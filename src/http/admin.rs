@@ -2,7 +2,7 @@
 //!
 //! An operator sees every tenant; a tenant's administrator its own, and may not say what is
 //! started for it. Errors are RFC 9457 problem details. Not here: declared objects
-//! (`admin_objects`), what runs (`admin_running`).
+//! (`admin_objects`), what runs (`admin_running`), what was issued (`admin_issued`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,8 +22,8 @@ use http::{
 use serde_json::{Value as Json, json};
 
 use super::{
-    Front, admin_objects as objects, admin_running as running, bearer, gate, limits, openapi,
-    reply::Failure,
+    Front, admin_issued as issued, admin_objects as objects, admin_running as running, bearer,
+    gate, limits, openapi, reply::Failure,
 };
 use crate::{
     auth::administrator::{Administrator, NoAdministrator, SCOPE},
@@ -35,6 +35,7 @@ use crate::{
 pub(crate) fn routes(front: Arc<Front>) -> Router {
     let api = object_routes()
         .merge(running_routes())
+        .merge(issued_routes())
         .method_not_allowed_fallback(async || {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
         })
@@ -118,6 +119,20 @@ fn running_routes() -> Router<Arc<Front>> {
             post(running::restart),
         )
         .route("/audit", get(running::audit))
+}
+
+fn issued_routes() -> Router<Arc<Front>> {
+    Router::new()
+        .route(
+            "/tenants/{tenant}/signing-keys",
+            get(issued::keys).post(issued::rotate),
+        )
+        .route(
+            "/tenants/{tenant}/signing-keys/{kid}",
+            axum::routing::delete(issued::remove),
+        )
+        .route("/tenants/{tenant}/grants", get(issued::grants))
+        .route("/tenants/{tenant}/revocations", post(issued::revoke))
 }
 
 /// A request of somebody who may administrate.

@@ -10,6 +10,7 @@ use http::{
 };
 use serde_json::{Map, Value as Json, json};
 
+use super::openapi_issued;
 use crate::control::declared::Kind;
 
 /// GET: the document.
@@ -28,23 +29,24 @@ pub(crate) fn text() -> String {
 }
 
 /// One operation.
-struct Operation {
-    method: &'static str,
-    path: &'static str,
+pub(super) struct Operation {
+    pub(super) method: &'static str,
+    pub(super) path: &'static str,
     /// Its name for generated clients.
-    id: &'static str,
-    summary: &'static str,
+    pub(super) id: &'static str,
+    pub(super) summary: &'static str,
     /// Parameters of the query.
-    query: &'static [&'static str],
+    pub(super) query: &'static [&'static str],
     /// The schema of the body, by name.
-    takes: Option<&'static str>,
+    pub(super) takes: Option<&'static str>,
     /// The status of success, and the schema of its body, by name.
-    gives: (&'static str, Option<&'static str>),
+    pub(super) gives: (&'static str, Option<&'static str>),
     /// Statuses of problems that only some operations have.
-    fails: &'static [&'static str],
+    pub(super) fails: &'static [&'static str],
 }
 
-const fn get(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
+/// One that reads.
+pub(super) const fn get(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     Operation {
         method: "get",
         path,
@@ -135,24 +137,11 @@ fn operations() -> Vec<Operation> {
         list(users, "listUsers", "Users of a tenant", "Objects"),
         one(user, "getUser", "A user"),
         put(user, "putUser", "Make or replace a user"),
-        delete(
-            user,
-            "deleteUser",
-            "Remove a user; its tokens are worth nothing",
-        ),
-        list(
-            clients,
-            "listClients",
-            "Clients of a tenant that an operator wrote down",
-            "Objects",
-        ),
+        delete(user, "deleteUser", "Remove a user with its tokens"),
+        list(clients, "listClients", "Clients of a tenant", "Objects"),
         one(client, "getClient", "A client"),
         put(client, "putClient", "Make or replace a client"),
-        delete(
-            client,
-            "deleteClient",
-            "Remove a client; its tokens are worth nothing",
-        ),
+        delete(client, "deleteClient", "Remove a client with its tokens"),
         list(
             providers,
             "listProviders",
@@ -290,7 +279,7 @@ const CHANGE: &[&str] = &["400", "404", "408", "409", "412", "413", "415", "422"
 
 fn whole() -> Json {
     let mut paths = Map::new();
-    for operation in operations() {
+    for operation in operations().into_iter().chain(openapi_issued::operations()) {
         let path = paths
             .entry(format!("/api/v1{}", operation.path))
             .or_insert_with(|| json!({}));
@@ -310,25 +299,16 @@ fn whole() -> Json {
                 "type": "http", "scheme": "bearer",
                 "description": "An API key with the scope admin: an operator's, or a tenant's.",
             }},
-            "schemas": schemas(),
+            "schemas": all_schemas(),
         },
     })
 }
 
 fn described(operation: &Operation) -> Json {
     let in_path = operation.path.split(['{', '}']).skip(1).step_by(2);
-    let name = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,62}$"});
-    // Of users and clients the manifest's schema says more.
-    let user = json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9._+@-]*$", "maxLength": 254});
-    let client = json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"});
     let mut parameters: Vec<Json> = in_path
         .map(|part| {
-            let schema = match part {
-                "id" => json!({"type": "string"}),
-                "name" if operation.path.contains("/users/") => user.clone(),
-                "name" if operation.path.contains("/clients/") => client.clone(),
-                _ => name.clone(),
-            };
+            let schema = path_part(operation.path, part);
             json!({"name": part, "in": "path", "required": true, "schema": schema})
         })
         .collect();
@@ -380,6 +360,17 @@ fn described(operation: &Operation) -> Json {
     described
 }
 
+/// What may stand in a path; of users and clients the manifest's schema says more.
+fn path_part(path: &str, part: &str) -> Json {
+    let pattern = match part {
+        "id" | "kid" => return json!({"type": "string"}),
+        "name" if path.contains("/users/") => "^[a-z0-9][a-z0-9._@-]{0,253}$",
+        "name" if path.contains("/clients/") => "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        _ => "^[a-z0-9][a-z0-9-]{0,62}$",
+    };
+    json!({"type": "string", "pattern": pattern})
+}
+
 fn success(operation: &Operation) -> Json {
     let Some(name) = operation.gives.1 else {
         return json!({"description": "Done"});
@@ -409,8 +400,25 @@ fn parameter(name: &str) -> Json {
     }
 }
 
-fn reference(name: &str) -> Json {
+pub(super) fn reference(name: &str) -> Json {
     json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
+fn all_schemas() -> Json {
+    let mut all = schemas();
+    for (name, schema) in openapi_issued::schemas() {
+        all[name] = schema;
+    }
+    all
+}
+
+/// A part of a list, and where the next one begins.
+pub(super) fn page(item: &str) -> Json {
+    let items = json!({"type": "array", "items": reference(item)});
+    object(&[
+        ("items", items),
+        ("next", json!({"type": ["string", "null"]})),
+    ])
 }
 
 #[expect(clippy::too_many_lines, reason = "one table")]
@@ -421,12 +429,6 @@ fn schemas() -> Json {
     let maybe = || json!({"type": ["string", "null"]});
     let texts = || json!({"type": "array", "items": {"type": "string"}});
     let free = || json!({"type": "object", "additionalProperties": true});
-    let page = |item: &str| {
-        object(&[
-            ("items", json!({"type": "array", "items": reference(item)})),
-            ("next", maybe()),
-        ])
-    };
     let own = [
         ("kind", json!({"enum": Kind::ALL.map(Kind::as_str)})),
         ("tenant", maybe()),
@@ -492,7 +494,7 @@ fn schemas() -> Json {
 }
 
 /// An object that has all of these, and may come to have more.
-fn object(members: &[(&str, Json)]) -> Json {
+pub(super) fn object(members: &[(&str, Json)]) -> Json {
     let names: Vec<&str> = members.iter().map(|(name, _)| *name).collect();
     let properties: Map<String, Json> = members
         .iter()
@@ -518,7 +520,9 @@ mod tests {
 
     #[test]
     fn every_operation_has_a_name_of_its_own() {
-        let mut ids: Vec<&str> = operations().iter().map(|one| one.id).collect();
+        let all = operations().into_iter();
+        let all = all.chain(openapi_issued::operations());
+        let mut ids: Vec<&str> = all.map(|one| one.id).collect();
         ids.sort_unstable();
         let count = ids.len();
         ids.dedup();

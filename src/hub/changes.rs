@@ -91,6 +91,11 @@ impl Core {
         }
     }
 
+    /// Whether an access that was just proven holds no longer.
+    pub(super) fn is_lost(&self, access: &Access) -> bool {
+        matches!(self.changed(access), Changed::Lost)
+    }
+
     /// Tells a session what has become of its access.
     pub(super) async fn tell(&self, handle: &Handle) {
         let access = match self.changed(&handle.access) {

@@ -453,11 +453,32 @@ impl Core {
         let handle = sessions.get(id).ok_or(Error::NoSession)?;
         let is_own = handle.access.principal() == access.principal()
             && handle.access.server().name == access.server().name;
-        if is_own {
-            Ok(handle.clone())
-        } else {
-            Err(Error::NoSession)
+        if !is_own {
+            return Err(Error::NoSession);
         }
+        let handle = handle.clone();
+        drop(sessions);
+        if handle.access.joined(access).is_some() {
+            self.join(access, id)?;
+        }
+        Ok(handle)
+    }
+
+    /// Lets a session end also with what this access rests on.
+    fn join(&self, access: &Access, id: &str) -> Result<(), Error> {
+        let mut sessions = self
+            .sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        // As long as this is held nobody is told of a change: one that is not known yet comes after.
+        if self.is_lost(access) {
+            return Err(Error::NoSession);
+        }
+        let handle = sessions.get_mut(id).ok_or(Error::NoSession)?;
+        if let Some(joined) = handle.access.joined(access) {
+            handle.access = Arc::new(joined);
+        }
+        Ok(())
     }
 
     fn keep(&self, id: &SessionId, handle: Handle) {

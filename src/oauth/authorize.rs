@@ -1,10 +1,7 @@
-//! The authorization endpoint (RFC 6749, section 4.1.1), and what every step of a log-in shares.
+//! The authorization endpoint (RFC 6749, section 4.1.1), and the routes of browsers.
 //!
 //! Not here: what a request means (`ask`), and the steps behind it (`login`, `consent`, `callback`).
 
-use std::{net::IpAddr, sync::Arc};
-
-use aws_lc_rs::rand::SystemRandom;
 use axum::{
     Router,
     body::Body,
@@ -12,351 +9,21 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use http::{StatusCode, header::SET_COOKIE, request::Parts};
-use serde_json::json;
-use uuid::Uuid;
+use http::{StatusCode, request::Parts};
 
 use super::{
-    Oauth, Server,
-    ask::{Refusal, Return, Wish},
-    browser::{Browser, Jar},
-    callback,
-    client::{Client, NoClient},
-    consent,
-    flow::{Flow, Page},
+    Oauth,
+    ask::Refusal,
+    callback, consent,
+    flow::Flow,
     form::{Form, collected, is_form},
     login,
-    pages::{Trouble, redirect},
-    provider::{Found, may},
-    resource::Place,
-    secret,
+    pages::Trouble,
+    visit::{Asked, Step, Stop, Visit, unreadable},
 };
-use crate::control::{
-    audit::Record,
-    builtin::Provider,
-    grants::{Grant, NewCode},
-    logins::Person,
-    store::{Failure, Store},
-};
-
-/// Somebody's browser at one tenant, for the time of one request.
-pub(super) struct Visit {
-    pub(super) oauth: Oauth,
-    pub(super) server: Server,
-    /// The browser that asks, if it was here before.
-    pub(super) browser: Option<Browser>,
-    /// Where it is.
-    pub(super) address: Option<IpAddr>,
-}
-
-/// An authorization request that may be answered at its client.
-pub(super) struct Asked {
-    pub(super) client: Client,
-    pub(super) back: Return,
-    pub(super) wish: Wish,
-    /// Of all that a consent is about.
-    pub(super) digest: [u8; 32],
-}
-
-/// Why a step leads no further.
-#[derive(Debug)]
-pub(super) enum Stop {
-    /// The person is told.
-    Page(Trouble),
-    /// The client is told.
-    Back(Return, Refusal),
-}
-
-impl From<Trouble> for Stop {
-    fn from(trouble: Trouble) -> Self {
-        Self::Page(trouble)
-    }
-}
-
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
-        tracing::warn!(%failure, "a log-in finds no store");
-        Self::Page(Trouble::away("The gateway cannot reach its store."))
-    }
-}
-
-/// What a step leads to.
-pub(super) type Step = Result<Response, Stop>;
+use crate::control::logins::Person;
 
 impl Visit {
-    /// The visit of whoever sent this; none where no log-in is.
-    pub(super) fn of(oauth: &Oauth, parts: &Parts) -> Option<Self> {
-        let server = Server::at(&oauth.0, parts.uri.path())?;
-        let jar = Jar::of(&server.tenant.name, &oauth.0.config.public_url);
-        let browser = jar.browser(&parts.headers);
-        Some(Self {
-            oauth: oauth.clone(),
-            server,
-            browser,
-            address: super::address(parts),
-        })
-    }
-
-    pub(super) fn tenant(&self) -> &str {
-        &self.server.tenant.name
-    }
-
-    pub(super) fn store(&self) -> Result<&Store, Failure> {
-        self.oauth.0.live.store()
-    }
-
-    pub(super) fn now_ms(&self) -> i64 {
-        self.oauth.0.clock.now_ms()
-    }
-
-    /// The path of an endpoint of this tenant, as the browser sees it.
-    pub(super) fn path(&self, endpoint: &str) -> String {
-        let (tenant, prefix) = (self.tenant(), self.prefix());
-        format!("{prefix}/t/{tenant}/oauth/{endpoint}")
-    }
-
-    /// The path of the public URL, where a proxy has put us below one.
-    fn prefix(&self) -> String {
-        let public_url = url::Url::parse(&self.oauth.0.config.public_url);
-        public_url.map_or(String::new(), |url| {
-            url.path().trim_end_matches('/').to_owned()
-        })
-    }
-
-    /// The authorization request of a flow, to begin again with.
-    pub(super) fn again(&self, flow: &Flow, query: &str) -> String {
-        let path = if flow.is_short {
-            format!("{}/authorize", self.prefix())
-        } else {
-            self.path("authorize")
-        };
-        format!("{path}?{query}")
-    }
-
-    /// The answer to a step, whatever came of it.
-    pub(super) fn answer(&self, step: Step, redirecting: StatusCode) -> Response {
-        match step {
-            Ok(response) => response,
-            Err(Stop::Page(trouble)) => trouble.page(self.tenant()),
-            Err(Stop::Back(back, refusal)) => redirect(redirecting, &back.refusing(&refusal)),
-        }
-    }
-
-    /// Gives the browser its cookie.
-    pub(super) fn remember(&self, response: &mut Response, browser: &Browser) {
-        let jar = Jar::of(self.tenant(), &self.oauth.0.config.public_url);
-        let cookie = jar.cookie(browser, self.oauth.0.config.oauth.login);
-        response.headers_mut().append(SET_COOKIE, cookie);
-    }
-
-    /// A browser that was never here.
-    pub(super) fn stranger(random: &SystemRandom) -> Result<Browser, Stop> {
-        Browser::new(random).ok_or_else(no_randomness)
-    }
-
-    /// Reads a request (CONTRACT C17): until client and redirect URI are known to belong together,
-    /// nothing is sent anywhere.
-    pub(super) async fn read(&self, query: &str) -> Result<Asked, Stop> {
-        let parameters = Form::parse(query).map_err(|_| unreadable())?;
-        let (client, uri, sent) = self.addressee(&parameters).await?;
-        let back = Return {
-            uri,
-            sent,
-            // One that is there twice cannot be echoed; the refusal goes without.
-            state: parameters
-                .get("state")
-                .filter(|_| parameters.count("state") == 1)
-                .map(str::to_owned),
-            issuer: self.server.issuer.clone(),
-        };
-        let config = &self.oauth.0.config;
-        let place = Place {
-            public_url: &config.public_url,
-            default: config.default.as_ref(),
-        };
-        match Wish::read(
-            &parameters,
-            place,
-            &self.server.tenant,
-            &self.server.builtin,
-        ) {
-            Ok(wish) => {
-                let digest = wish.digest(&back, &client.digest);
-                Ok(Asked {
-                    client,
-                    back,
-                    wish,
-                    digest,
-                })
-            }
-            Err(refusal) => Err(Stop::Back(back, refusal)),
-        }
-    }
-
-    /// The client, where its answer goes, and the redirect URI as it was sent.
-    async fn addressee(&self, parameters: &Form) -> Result<(Client, String, String), Stop> {
-        for name in ["client_id", "redirect_uri"] {
-            if parameters.count(name) > 1 {
-                let what = format!("The request has more than one {name}.");
-                return Err(Trouble::bad(NO_ANSWER, what, APP).into());
-            }
-        }
-        let Some(id) = parameters.get("client_id") else {
-            let what = "The request does not say which application asks: client_id is missing.";
-            return Err(Trouble::bad(NO_ANSWER, what, APP).into());
-        };
-        let found = Client::find(&self.oauth.0, &self.server, id).await;
-        let client = found.map_err(|error| match error {
-            NoClient::Unknown => {
-                let what = "The application is not known here, or not any more: its client_id \
-                            is neither registered nor declared.";
-                Trouble::bad("Unknown application", what, REGISTER).into()
-            }
-            NoClient::Document(why) => {
-                let what = format!("The document that describes the application {why}.");
-                Trouble::bad("Unknown application", what, APP).into()
-            }
-            NoClient::Later(failure) => {
-                tracing::warn!(%failure, "a client cannot be looked up");
-                Trouble::away("The gateway cannot look up the application.").into()
-            }
-        })?;
-        let sent = parameters.get("redirect_uri");
-        let uri = match (sent, client.redirect_uris.as_slice()) {
-            (Some(sent), _) => client.matches(sent).then(|| sent.to_owned()),
-            // OAuth 2.1, section 2.3.1: only where there is no choice.
-            (None, [only]) => Some(only.clone()),
-            (None, _) => None,
-        };
-        let uri = uri.ok_or_else(|| {
-            let what = "The answer is to go to an address (redirect_uri) that the application \
-                        has not registered. Nothing was sent there.";
-            Trouble::bad("Wrong return address", what, REGISTER)
-        })?;
-        let sent = sent.unwrap_or_default().to_owned();
-        Ok((client, uri, sent))
-    }
-
-    /// Who is logged in in this browser, as far as that still holds.
-    pub(super) async fn person(&self) -> Result<Option<Person>, Stop> {
-        let Some(browser) = &self.browser else {
-            return Ok(None);
-        };
-        let person = self
-            .store()?
-            .logged_in(self.tenant(), &browser.hash())
-            .await?;
-        let builtin = &self.server.builtin;
-        Ok(person.filter(|person| match &person.provider {
-            None => builtin
-                .users
-                .get(&person.subject)
-                .is_some_and(|user| !user.disabled),
-            Some(provider) => {
-                let provider = builtin.providers.get(provider);
-                provider.is_some_and(|provider| is_still_let_in(provider, person))
-            }
-        }))
-    }
-
-    /// Until when a person may take for what begins now.
-    pub(super) fn flow_ends(&self) -> i64 {
-        let lasts = i64::try_from(self.oauth.0.config.oauth.flow.as_millis());
-        self.now_ms().saturating_add(lasts.unwrap_or(i64::MAX))
-    }
-
-    /// A provider by its name.
-    pub(super) fn provider(&self, name: &str) -> Option<&Arc<Provider>> {
-        self.server.builtin.providers.get(name)
-    }
-
-    /// Whether anybody can log in with a password.
-    pub(super) fn has_passwords(&self) -> bool {
-        let mut users = self.server.builtin.users.values();
-        users.any(|user| user.password.is_some())
-    }
-
-    /// Ends a flow well: with a code for the client.
-    pub(super) async fn grant(
-        &self,
-        asked: &Asked,
-        person: &Person,
-        redirecting: StatusCode,
-    ) -> Step {
-        self.check_server(asked, person)?;
-        let issuing = &self.oauth.0.config.oauth;
-        let code = secret::generate(&self.oauth.0.random, secret::Kind::Code);
-        let code = code.ok_or_else(no_randomness)?;
-        let now_ms = self.now_ms();
-        let after = |time: std::time::Duration| {
-            let ms = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-            now_ms.saturating_add(ms)
-        };
-        let new = NewCode {
-            hash: secret::hash(&code),
-            grant: Grant {
-                id: Uuid::new_v4(),
-                subject: person.subject.clone(),
-                groups: person.groups.clone(),
-                client_id: asked.client.id.clone(),
-                resource: asked.wish.resource.url.clone(),
-                scope: asked.wish.scope(),
-                auth_ms: person.auth_ms,
-                expires_ms: after(issuing.refresh_max),
-            },
-            redirect_uri: asked.back.sent.clone(),
-            challenge: asked.wish.challenge.clone(),
-            expires_ms: after(issuing.code),
-        };
-        self.store()?.add_code(self.tenant(), &new).await?;
-        Ok(redirect(redirecting, &asked.back.with(&[("code", &code)])))
-    }
-
-    /// Whether the person may use the server at all. Whoever may not is told what is told of a
-    /// server that does not exist.
-    pub(super) fn check_server(&self, asked: &Asked, person: &Person) -> Result<(), Stop> {
-        let server = self.server.tenant.servers.get(&asked.wish.resource.server);
-        let local = self.server.builtin.users.get(&person.subject);
-        let groups = match (&person.provider, local) {
-            (None, Some(user)) => &user.groups,
-            _ => &person.groups,
-        };
-        let may = server.is_some_and(|server| {
-            let grants = server.grants.as_ref();
-            grants.is_none_or(|grants| grants.fit(&person.subject, groups, Some(&asked.client.id)))
-        });
-        let refusal = Refusal {
-            error: "invalid_target",
-            description: "there is no such server for this person",
-        };
-        let back = || Stop::Back(asked.back.clone(), refusal);
-        may.then_some(()).ok_or_else(back)
-    }
-
-    /// Notes in the audit trail what a person did, and waits for it: it is on record before it is
-    /// answered.
-    pub(super) async fn note(
-        &self,
-        kind: &str,
-        actor: &str,
-        target: String,
-        more: serde_json::Value,
-    ) {
-        let mut detail = json!({"address": self.address.map(|address| address.to_string())});
-        if let (Some(detail), serde_json::Value::Object(more)) = (detail.as_object_mut(), more) {
-            detail.extend(more);
-        }
-        let trail = &self.oauth.0.trail;
-        trail.note(Record {
-            tenant: Some(self.tenant().to_owned()),
-            kind: kind.to_owned(),
-            actor: actor.to_owned(),
-            target,
-            detail,
-        });
-        trail.settle().await;
-    }
-
     /// A request that begins, or begins again after a log-in.
     async fn authorize(&self, query: String, is_short: bool, redirecting: StatusCode) -> Step {
         let asked = self.read(&query).await?;
@@ -411,42 +78,6 @@ impl Visit {
         }
         self.login_page(asked, &flow, None, StatusCode::OK)
     }
-
-    /// A flow as the value of a hidden field.
-    pub(super) fn sealed(&self, flow: &Flow, page: Page) -> Result<String, Stop> {
-        flow.seal(self.store()?, self.tenant(), page)
-            .ok_or_else(no_randomness)
-    }
-
-    /// The flow of a form that came back.
-    pub(super) fn opened(&self, fields: &Form, page: Page) -> Result<Flow, Stop> {
-        let text = fields.get("form");
-        let browser = self.browser.as_ref();
-        let now_ms = self.now_ms();
-        let store = self.store()?;
-        let open = |text| Flow::open(store, self.tenant(), page, text, browser, now_ms);
-        let flow = text.and_then(open);
-        Ok(flow.ok_or_else(|| {
-            let what = "This page is too old, was opened in another browser, or its form was \
-                        changed. Nothing was allowed by it.";
-            Trouble::bad("This page does not hold any more", what, AGAIN)
-        })?)
-    }
-}
-
-/// Whether a provider's rules let somebody in who came from there before. Addresses are not kept:
-/// where rules are about them, they are asked for at the next log-in.
-fn is_still_let_in(provider: &Provider, person: &Person) -> bool {
-    let subject = person.subject.strip_prefix(provider.issuer());
-    let Some(subject) = subject.and_then(|rest| rest.strip_prefix('#')) else {
-        return false;
-    };
-    let found = Found {
-        subject: subject.to_owned(),
-        groups: person.groups.clone(),
-        ..Found::default()
-    };
-    !provider.allow.domains.is_empty() || may(&provider.allow, &found)
 }
 
 /// The routes of browsers.
@@ -528,24 +159,7 @@ pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, Trouble> {
     is_good.then_some(form).ok_or_else(unreadable)
 }
 
-pub(super) fn unreadable() -> Trouble {
-    let what = "The request's parameters cannot be read.";
-    Trouble::bad(NO_ANSWER, what, APP)
-}
-
-pub(super) fn no_randomness() -> Stop {
-    tracing::error!("the system has no randomness");
-    Trouble::away("The gateway cannot make what it needs for this.").into()
-}
-
 /// What a query may be, so that it fits into a target behind any path of ours (CONTRACT C11).
 const QUERY: usize = 7 << 10;
 /// A form of ours: the sealed state of the longest query, and what a person writes.
 const FORM: usize = 32 << 10;
-const NO_ANSWER: &str = "This request cannot be answered";
-const APP: &str = "This is a mistake of the application that sent you here: tell its makers.";
-const REGISTER: &str = "Remove the connection in your application and add it again, so that it \
-                        registers anew. If an operator of this gateway declared the application, \
-                        they can correct its declaration.";
-pub(super) const AGAIN: &str = "Go back to your application and connect again. Cookies must be \
-                                allowed for this site.";

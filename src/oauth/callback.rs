@@ -17,12 +17,13 @@ use zeroize::Zeroizing;
 use super::{
     Oauth,
     ask::Refusal,
-    authorize::{AGAIN, Asked, Step, Stop, Visit, no_randomness, nobody, unreadable},
+    authorize::nobody,
     flow::Flow,
     form::Form,
     login::gone,
     pages::{Trouble, redirect},
     provider::{self, Found, Journey, Unknown, Wanted},
+    visit::{AGAIN, Asked, Step, Stop, Visit, no_randomness, unreadable},
 };
 use crate::control::{builtin::Provider, logins::Person};
 
@@ -136,13 +137,7 @@ impl Visit {
     }
 
     /// Somebody is known: logs them in, and ends the flow that they allowed before.
-    async fn arrived(
-        &self,
-        provider: &Provider,
-        asked: &Asked,
-        trip: &Trip,
-        found: Found,
-    ) -> Step {
+    async fn arrived(&self, provider: &Provider, asked: &Asked, trip: &Trip, found: Found) -> Step {
         let subject = format!("{}#{}", provider.issuer(), found.subject);
         if !provider::may(&provider.allow, &found) {
             let target = format!("tenant {}", self.tenant());

@@ -15,12 +15,13 @@ use serde_json::json;
 use super::{
     Oauth,
     ask::{OFFLINE, Refusal},
-    authorize::{AGAIN, Asked, Step, Stop, Visit, fields, nobody},
+    authorize::{fields, nobody},
     client::Kind,
     flow::{Flow, Page},
     form::Form,
     login::gone,
     pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
+    visit::{AGAIN, Asked, Step, Stop, Visit},
 };
 use crate::control::{builtin::Provider, logins::Person};
 

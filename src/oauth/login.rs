@@ -12,12 +12,13 @@ use serde_json::json;
 use super::{
     Oauth, State,
     ask::after_log_in,
-    authorize::{AGAIN, Asked, Step, Stop, Visit, fields, nobody},
+    authorize::{fields, nobody},
     browser::Browser,
     flow::{Flow, Page},
     form::Form,
     pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
     throttle::account,
+    visit::{AGAIN, Asked, Step, Stop, Visit},
 };
 use crate::{
     auth::denials::{Caller, Denial},

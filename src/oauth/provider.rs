@@ -65,9 +65,8 @@ pub(super) enum Unknown {
 impl From<Refused> for Unknown {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::Unreachable(what) => Self::Away(what),
             // An answer that is no document says that something stands before it that is broken.
-            Refused::Answer(what) => Self::Away(what),
+            Refused::Unreachable(what) | Refused::Answer(what) => Self::Away(what),
             Refused::Url(what) => Self::Wrong(what.to_owned()),
         }
     }

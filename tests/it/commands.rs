@@ -377,6 +377,116 @@ async fn an_administrator_of_a_tenant_uses_the_same_commands() {
 }
 
 #[tokio::test]
+async fn who_logs_in_is_declared_by_commands() {
+    let shell = Shell::new().await;
+    shell.done(&["tenant", "add", "a"]).await;
+    let canary = "canary-$-2f9c01-long";
+    // No password is an argument, which everybody on the machine could read.
+    let args = [
+        "user",
+        "add",
+        "a",
+        "ada",
+        "--group",
+        "g",
+        "--password-stdin",
+    ];
+    let said = shell.fed(&args, &format!("{canary}\nnot of it\n")).await;
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.out.starts_with("user a/ada, version "), "{}", said.out);
+    assert!(said.out.contains("\"password_hash\": null"), "{}", said.out);
+    assert!(!said.out.contains("canary"), "{}", said.out);
+    let same = ["user", "add", "a", "ada", "--group", "g", "--replace"];
+    let before = shell.done_json(&["user", "show", "a", "ada"]).await;
+    let with = async |args: &[&str], (name, value): (&str, &str)| {
+        let mut command = shell.command(args);
+        command.env(name, value);
+        let said = Said::of(within("a command", command.output()).await.unwrap());
+        assert_eq!(said.code, 0, "{}", said.err);
+        shell.done_json(&["user", "show", "a", "ada"]).await["version"].clone()
+    };
+    let file = shell.file("password", &format!("{canary}\n"));
+    for given in [
+        ("LOCKGATE_USER_PASSWORD", canary),
+        ("LOCKGATE_USER_PASSWORD_FILE", file.as_str()),
+    ] {
+        assert_eq!(with(&same, given).await, before["version"], "{given:?}");
+    }
+    let other = ("LOCKGATE_USER_PASSWORD", "another one");
+    assert_ne!(with(&same, other).await, before["version"]);
+    shell.done(&[&same[..], &["--disabled"]].concat()).await;
+    let table = shell.done(&["user", "list", "a"]).await;
+    let row = table.lines().nth(1).unwrap();
+    assert!(row.starts_with("ada   g       true"), "{table}");
+    let said = shell.fails(2, &["user", "add", "a", "eve"]).await;
+    assert!(
+        said.starts_with("--password-stdin: no password; "),
+        "{said}"
+    );
+    let said = shell
+        .fails(2, &["user", "add", "a", "eve", "--password-stdin"])
+        .await;
+    assert!(
+        said.starts_with("--password-stdin: nothing is there; "),
+        "{said}"
+    );
+    let client = [
+        "client",
+        "add",
+        "a",
+        "app",
+        "--redirect-uri",
+        "https://a.test/cb",
+    ];
+    let secret = [&client[..], &["--title", "App", "--secret-stdin"]].concat();
+    let said = shell.fed(&secret, &format!("{canary}\n")).await;
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.out.contains("\"secret\": null"), "{}", said.out);
+    let said = shell.fails(1, &client).await;
+    assert!(said.ends_with("(412)\n"), "{said}");
+    let wrong = [
+        "client",
+        "add",
+        "a",
+        "x",
+        "--redirect-uri",
+        "http://a.test/cb",
+    ];
+    let said = shell.fails(2, &wrong).await;
+    assert!(
+        said.starts_with("tenants.a.clients.x.redirect_uris: "),
+        "{said}"
+    );
+    shell.fails(2, &["client", "add", "a", "x"]).await;
+    // What its document names is the caller's.
+    let text = "issuer: https://corp.test\nclient_id: us\nclient_secret: \"${env:OURS}\"\n";
+    let file = shell.file("corp.yaml", text);
+    let said = shell
+        .fails(2, &["provider", "add", "a", "corp", &file])
+        .await;
+    assert!(
+        said.contains(":3: client_secret: the variable OURS is not set"),
+        "{said}"
+    );
+    let mut command = shell.command(&["provider", "add", "a", "corp", &file]);
+    command.env("OURS", canary);
+    let said = Said::of(within("a command", command.output()).await.unwrap());
+    assert_eq!(said.code, 0, "{}", said.err);
+    let table = shell.done(&["provider", "list", "a"]).await;
+    assert!(table.contains("corp  https://corp.test  us"), "{table}");
+    for (kind, name) in [("user", "ada"), ("client", "app"), ("provider", "corp")] {
+        let shown = shell.done(&[kind, "show", "a", name]).await;
+        assert!(
+            shown.contains("null") && !shown.contains("canary"),
+            "{shown}"
+        );
+        shell.done(&[kind, "remove", "a", name]).await;
+        shell.fails(1, &[kind, "remove", "a", name]).await;
+        assert_eq!(shell.done(&[kind, "list", "a"]).await.lines().count(), 1);
+    }
+}
+
+#[tokio::test]
 async fn the_audit_trail_is_shown_and_exported() {
     let shell = Shell::new().await;
     shell.session("a").await;

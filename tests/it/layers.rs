@@ -88,7 +88,15 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     (
         "oauth",
-        &["address", "auth", "config", "control", "outbound", "settings", "telemetry"],
+        &[
+            "address",
+            "auth",
+            "config",
+            "control",
+            "outbound",
+            "settings",
+            "telemetry",
+        ],
     ),
     // Builds the parts and hands them to each other.
     (
@@ -154,11 +162,13 @@ const PLACES: &[(&str, &[&str])] = &[
     ("serde_saphyr::", &["document.rs"]),
     ("toml::", &["document.rs"]),
     ("anyhow::", &["cli/", "run.rs"]),
+    ("argon2::", &["control/password.rs"]),
     (
         "arc_swap::",
         &[
             "control/change.rs",
             "control/live.rs",
+            "control/signing.rs",
             "control/store.rs",
             "http/tls.rs",
         ],
@@ -168,6 +178,7 @@ const PLACES: &[(&str, &[&str])] = &[
         &[
             "auth/jws.rs",
             "control/seal.rs",
+            "control/signing.rs",
             "oauth/authenticate.rs",
             "oauth/browser.rs",
             "oauth/callback.rs",
@@ -191,7 +202,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ),
     (
         "moka::",
-        &["auth/external.rs", "oauth/cimd.rs", "oauth/provider_openid.rs"],
+        &["auth/builtin.rs", "auth/external.rs", "oauth/cimd.rs", "oauth/provider_openid.rs"],
     ),
     ("reqwest::", &["cli/", "outbound.rs"]),
 ];

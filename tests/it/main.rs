@@ -21,6 +21,7 @@ mod drains;
 mod gauges;
 mod harness;
 mod http2;
+mod issued;
 mod issuer;
 mod keys;
 mod layers;

@@ -33,8 +33,7 @@ pub(crate) async fn gateway(config: Value) -> Served {
             "servers": {"x": {"command": child(), "policy": policy}, "y": {"command": child()}},
         })
     };
-    let mut keys = json!({"command": child()});
-    keys = json!({"auth": {"mode": "keys"}, "servers": {"oauth": keys}});
+    let keys = json!({"auth": {"mode": "keys"}, "servers": {"oauth": {"command": child()}}});
     Served::start(config, json!({"a": tenant(), "b": tenant(), "k": keys})).await
 }
 
@@ -97,10 +96,19 @@ pub(crate) async fn post(url: &str, fields: &[(&str, &str)]) -> Answer {
 
 /// Posts a form, with `Authorization`.
 pub(crate) async fn post_with(url: &str, fields: &[(&str, &str)], by: Option<&str>) -> Answer {
+    post_by(&client(), url, fields, by).await
+}
+
+async fn post_by(
+    http: &reqwest::Client,
+    url: &str,
+    fields: &[(&str, &str)],
+    by: Option<&str>,
+) -> Answer {
     let body = url::form_urlencoded::Serializer::new(String::new())
         .extend_pairs(fields)
         .finish();
-    let mut request = client()
+    let mut request = http
         .post(url)
         .header("Content-Type", "application/x-www-form-urlencoded")
         .body(body);
@@ -139,6 +147,8 @@ pub(crate) struct App {
     pub(crate) back: String,
     /// For `client_secret_post`.
     pub(crate) secret: Option<String>,
+    /// One for all, which takes long to make.
+    pub(crate) http: reqwest::Client,
 }
 
 impl App {
@@ -158,6 +168,7 @@ impl App {
             id: id.to_owned(),
             back: BACK.to_owned(),
             secret: None,
+            http: client(),
         }
     }
 
@@ -193,6 +204,10 @@ impl App {
         let ada = [("username", "ada"), ("password", "correct horse")];
         let sent = browser.submit(&login, &ada).await;
         let consent = browser.follow(sent, &self.origin).await;
+        if consent.location().is_some() {
+            // She allowed it before.
+            return consent.answer();
+        }
         let done = browser.submit(&consent, &[("decision", "allow")]).await;
         done.answer()
     }
@@ -215,7 +230,7 @@ impl App {
         fields.retain(|(name, _)| changed.iter().all(|(new, _)| new != name));
         fields.extend_from_slice(changed);
         fields.retain(|(_, value)| !value.is_empty());
-        post(&self.endpoint("token"), &fields).await
+        post_by(&self.http, &self.endpoint("token"), &fields, None).await
     }
 
     /// Redeems a code; `changed` are in place of what belongs to it.

@@ -335,7 +335,7 @@ async fn other_mistakes_are_told_to_the_client() {
 async fn a_state_comes_back_as_it_was() {
     let gateway = plain().await;
     let mut browser = Browser::new();
-    let long = "sté\0\r\nLocation: https://evil.test/ &code=x#+%".repeat(40);
+    let long = "sté\0\r\nLocation: https://evil.test/ &code=x#+%".repeat(44);
     let state = long.as_str();
     assert!(state.len() > 1900);
     let shown = browser
@@ -578,7 +578,7 @@ async fn forms_come_from_our_pages() {
             );
         }
     }
-    for end in ["/t/a/oauth/token", "/t/a/x/mcp", "/mcp"] {
+    for end in ["/t/a/oauth/callback/x", "/t/a/x/mcp", "/mcp"] {
         assert_eq!(post(end, &own).await, StatusCode::FORBIDDEN, "{end}");
     }
 }
@@ -740,4 +740,70 @@ async fn the_default_tenant_has_short_paths() {
     assert_eq!(answer["iss"], gateway.origin());
     let claims = claims(&redeem(&gateway, &answer["code"], &[]).await);
     assert_eq!(claims["aud"], format!("{}/mcp", gateway.origin()));
+}
+
+/// A client that registered itself, and what its registration may be changed with.
+pub(crate) struct Registered {
+    pub(crate) id: String,
+    url: String,
+    token: String,
+}
+
+impl Registered {
+    /// One that is called `name`.
+    pub(crate) async fn new(gateway: &Served, name: &str) -> Self {
+        let asked = client()
+            .post(format!("{}/t/a/oauth/register", gateway.origin()))
+            .header("Content-Type", "application/json")
+            .body(Self::metadata(name).to_string());
+        let all = json_of(within("a client", asked.send()).await.unwrap()).await;
+        let text = |name: &str| {
+            all[name]
+                .as_str()
+                .unwrap_or_else(|| panic!("{all}"))
+                .to_owned()
+        };
+        Self {
+            id: text("client_id"),
+            url: text("registration_client_uri"),
+            token: text("registration_access_token"),
+        }
+    }
+
+    fn metadata(name: &str) -> Value {
+        json!({"client_name": name, "redirect_uris": [BACK], "token_endpoint_auth_method": "none"})
+    }
+
+    /// Calls it otherwise.
+    pub(crate) async fn rename(&self, name: &str) {
+        let mut metadata = Self::metadata(name);
+        metadata["client_id"] = json!(self.id);
+        let asked = client()
+            .put(&self.url)
+            .bearer_auth(&self.token)
+            .header("Content-Type", "application/json")
+            .body(metadata.to_string());
+        let answer = within("a client", asked.send()).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+    }
+}
+
+/// P86: also between the page and the answer to it.
+#[tokio::test]
+async fn a_client_that_changes_is_asked_about_again() {
+    let gateway = plain().await;
+    let registered = Registered::new(&gateway, "Before").await;
+    let url = request(&gateway, &[("client_id", registered.id.as_str())]);
+    let mut browser = Browser::new();
+    let page = consent_page(&gateway, &mut browser, &url).await;
+    registered.rename("Between").await;
+    let shown = browser.submit(&page, &ALLOW).await;
+    assert_eq!(shown.status, StatusCode::OK, "{}", shown.text);
+    assert!(shown.text.contains("Between") && shown.text.contains("not verified"));
+    let done = browser.submit(&shown, &ALLOW).await;
+    assert!(done.answer()["code"].starts_with("lgc_"));
+    assert!(browser.open(&url).await.answer().contains_key("code"));
+    registered.rename("After").await;
+    let again = browser.open(&url).await;
+    assert!(again.text.contains("After") && again.text.contains("name=\"decision\""));
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{
     browser::{Browser, Shown},
     issuer::{Key, Provider, now},
-    oauth_pages::{claims, gateway, redeem, request},
+    oauth_pages::{Registered, claims, gateway, redeem, request},
     postgres::Postgres,
     served::Served,
     stage::{Answer, Stage},
@@ -58,7 +58,11 @@ async fn a_real_provider_logs_people_in(config: Value) {
     let before = browser.cookie("lockgate-a").unwrap();
     // Through the provider's own pages, and back.
     let back = browser.follow(sent, &provider.issuer).await;
-    assert!(back.location().unwrap().as_str().starts_with(&callback), "{}", back.text);
+    assert!(
+        back.location().unwrap().as_str().starts_with(&callback),
+        "{}",
+        back.text
+    );
     let done = browser.follow(back, gateway.origin()).await;
     assert_eq!(done.status, StatusCode::FOUND, "{}", done.text);
     assert_ne!(browser.cookie("lockgate-a").unwrap(), before);
@@ -67,7 +71,13 @@ async fn a_real_provider_logs_people_in(config: Value) {
     let claims = claims(&redeem(&gateway, &answer["code"], &[]).await);
     assert_eq!(claims["sub"], format!("{}#ada", provider.issuer));
     // It is logged in and has consented: neither page comes again, and the callback is used up.
-    assert!(browser.open(&request(&gateway, &[])).await.answer().contains_key("code"));
+    assert!(
+        browser
+            .open(&request(&gateway, &[]))
+            .await
+            .answer()
+            .contains_key("code")
+    );
     let replayed = browser.open(done.url.as_str()).await;
     assert_eq!(replayed.status, StatusCode::BAD_REQUEST);
     assert!(!replayed.headers.contains_key(LOCATION));
@@ -154,7 +164,10 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
     };
     type Case<'c> = (&'c str, Box<dyn Fn(&Value) -> String + 'c>);
     let set = |name: &'static str, value: Value| -> Case<'_> {
-        (name, Box::new(move |claims| changed(claims, name, value.clone())))
+        (
+            name,
+            Box::new(move |claims| changed(claims, name, value.clone())),
+        )
     };
     let cases: Vec<Case<'_>> = vec![
         set("nonce", json!("another")),
@@ -166,19 +179,40 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
         set("exp", json!(now() - 61)),
         set("iat", json!(now() + 3600)),
         set("sub", json!("")),
-        ("none", Box::new(|claims| bare(json!({"alg": "none"}), claims, ""))),
-        ("None", Box::new(|claims| bare(json!({"alg": "None"}), claims, "c2ln"))),
-        ("HS256", Box::new(|claims| bare(json!({"alg": "HS256", "kid": "k"}), claims, "c2ln"))),
-        ("unsigned", Box::new(|claims| bare(json!({"alg": "ES256", "kid": "k"}), claims, ""))),
-        ("another key", Box::new(|claims| {
-            let header = json!({"alg": "ES256", "kid": "k"}).to_string();
-            own.sign_as(&header, &claims.to_string())
-        })),
-        ("its own key", Box::new(|claims| {
-            let header = json!({"alg": "ES256", "jwk": own.public()}).to_string();
-            own.sign_as(&header, &claims.to_string())
-        })),
-        ("an access token", Box::new(|claims| hostile.key.sign(claims))),
+        (
+            "none",
+            Box::new(|claims| bare(json!({"alg": "none"}), claims, "")),
+        ),
+        (
+            "None",
+            Box::new(|claims| bare(json!({"alg": "None"}), claims, "c2ln")),
+        ),
+        (
+            "HS256",
+            Box::new(|claims| bare(json!({"alg": "HS256", "kid": "k"}), claims, "c2ln")),
+        ),
+        (
+            "unsigned",
+            Box::new(|claims| bare(json!({"alg": "ES256", "kid": "k"}), claims, "")),
+        ),
+        (
+            "another key",
+            Box::new(|claims| {
+                let header = json!({"alg": "ES256", "kid": "k"}).to_string();
+                own.sign_as(&header, &claims.to_string())
+            }),
+        ),
+        (
+            "its own key",
+            Box::new(|claims| {
+                let header = json!({"alg": "ES256", "jwk": own.public()}).to_string();
+                own.sign_as(&header, &claims.to_string())
+            }),
+        ),
+        (
+            "an access token",
+            Box::new(|claims| hostile.key.sign(claims)),
+        ),
         ("no token", Box::new(|_| String::new())),
     ];
     for (name, token) in &cases {
@@ -186,7 +220,12 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
         let sent = departed(&gateway, &mut browser, "acme").await;
         hostile.give(&token(&hostile.claims(&sent)));
         let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
-        assert_eq!(shown.status, StatusCode::BAD_REQUEST, "{name}: {}", shown.text);
+        assert_eq!(
+            shown.status,
+            StatusCode::BAD_REQUEST,
+            "{name}: {}",
+            shown.text
+        );
         assert!(!shown.headers.contains_key(LOCATION), "{name}");
         shown.assert_guarded();
         // Nobody was logged in either.
@@ -203,8 +242,14 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
     // We proved who we are, by PKCE too, and told nothing of the browser.
     let asked = hostile.stage.asked("POST /token");
     let asked = asked.last().unwrap();
-    assert!(asked.contains("code_verifier=") && asked.contains("redirect_uri="), "{asked}");
-    assert!(asked.to_ascii_lowercase().contains("authorization: basic "), "{asked}");
+    assert!(
+        asked.contains("code_verifier=") && asked.contains("redirect_uri="),
+        "{asked}"
+    );
+    assert!(
+        asked.to_ascii_lowercase().contains("authorization: basic "),
+        "{asked}"
+    );
     assert!(!asked.to_ascii_lowercase().contains("cookie"), "{asked}");
 }
 
@@ -215,14 +260,21 @@ async fn an_address_is_nobodys_name() {
     let providers = json!({"acme": openid(&one.stage.url), "other": openid(&two.stage.url)});
     let gateway = behind(json!({}), providers).await;
     let mut subjects = Vec::new();
-    for (hostile, name, sub) in [(&one, "acme", "1"), (&one, "acme", "2"), (&two, "other", "1")] {
+    for (hostile, name, sub) in [
+        (&one, "acme", "1"),
+        (&one, "acme", "2"),
+        (&two, "other", "1"),
+    ] {
         let mut browser = Browser::new();
         let sent = departed(&gateway, &mut browser, name).await;
         let mut claims = hostile.claims(&sent);
         claims["sub"] = json!(sub);
         hostile.give(&hostile.signed(&claims));
         let state = &sent.answer()["state"];
-        let url = format!("{}/t/a/oauth/callback/{name}?code=c&state={state}", gateway.origin());
+        let url = format!(
+            "{}/t/a/oauth/callback/{name}?code=c&state={state}",
+            gateway.origin()
+        );
         let done = browser.open(&url).await;
         let tokens = redeem(&gateway, &done.answer()["code"], &[]).await;
         subjects.push(super::oauth_pages::claims(&tokens)["sub"].clone());
@@ -242,7 +294,12 @@ async fn only_who_left_comes_back() {
     eve.open(&request(&gateway, &[])).await;
     let refused = async |browser: &mut Browser, more: &str| {
         let shown = returned(&gateway, browser, &sent, more).await;
-        assert_eq!(shown.status, StatusCode::BAD_REQUEST, "{more}: {}", shown.text);
+        assert_eq!(
+            shown.status,
+            StatusCode::BAD_REQUEST,
+            "{more}: {}",
+            shown.text
+        );
         assert!(!shown.headers.contains_key(LOCATION) && !shown.text.contains("lgc_"));
         shown.assert_guarded();
     };
@@ -257,7 +314,10 @@ async fn only_who_left_comes_back() {
     refused(&mut ada, "&code=c").await;
     // Another provider's answer.
     for (more, wanted) in [
-        ("&code=c&iss=https%3A%2F%2Fevil.test", StatusCode::BAD_REQUEST),
+        (
+            "&code=c&iss=https%3A%2F%2Fevil.test",
+            StatusCode::BAD_REQUEST,
+        ),
         ("", StatusCode::BAD_REQUEST),
         ("&error=access_denied", StatusCode::FOUND),
     ] {
@@ -267,7 +327,10 @@ async fn only_who_left_comes_back() {
         assert_eq!(shown.status, wanted, "{more}: {}", shown.text);
         if wanted == StatusCode::FOUND {
             let answer = shown.answer();
-            assert_eq!((&*answer["error"], &*answer["state"]), ("access_denied", "s"));
+            assert_eq!(
+                (&*answer["error"], &*answer["state"]),
+                ("access_denied", "s")
+            );
             assert_eq!(answer["iss"], format!("{}/t/a", gateway.origin()));
         }
     }
@@ -300,19 +363,47 @@ async fn a_provider_is_nobodys_deputy() {
     assert!(!shown.headers.contains_key(LOCATION));
 }
 
+/// What a client became while somebody was at the provider was not allowed before.
+#[tokio::test]
+async fn a_client_that_changes_meanwhile_is_shown_again() {
+    let hostile = Hostile::start().await;
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let registered = Registered::new(&gateway, "Before").await;
+    let mut browser = Browser::new();
+    let url = request(&gateway, &[("client_id", registered.id.as_str())]);
+    let login = browser.open(&url).await;
+    let consent = browser.submit(&login, &[("provider", "acme")]).await;
+    let sent = browser.submit(&consent, &ALLOW).await;
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    registered.rename("After").await;
+    let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    assert_eq!(shown.status, StatusCode::OK, "{}", shown.text);
+    assert!(shown.text.contains("After") && shown.text.contains("ada@acme.test"));
+    let done = browser.submit(&shown, &ALLOW).await;
+    assert!(done.answer()["code"].starts_with("lgc_"));
+}
+
 #[tokio::test]
 async fn who_may_come_in_is_the_tenants_to_say() {
     let hostile = Hostile::start().await;
     for (allow, claims, status) in [
         (json!({"subjects": ["1"]}), json!({}), StatusCode::FOUND),
         (json!({"subjects": ["2"]}), json!({}), StatusCode::FORBIDDEN),
-        (json!({"domains": ["acme.test"]}), json!({}), StatusCode::FOUND),
+        (
+            json!({"domains": ["acme.test"]}),
+            json!({}),
+            StatusCode::FOUND,
+        ),
         (
             json!({"domains": ["acme.test"]}),
             json!({"email_verified": false}),
             StatusCode::FORBIDDEN,
         ),
-        (json!({"domains": ["me.test"]}), json!({}), StatusCode::FORBIDDEN),
+        (
+            json!({"domains": ["me.test"]}),
+            json!({}),
+            StatusCode::FORBIDDEN,
+        ),
         (json!({"groups": ["eng"]}), json!({}), StatusCode::FOUND),
         (json!({"groups": ["ops"]}), json!({}), StatusCode::FORBIDDEN),
     ] {
@@ -339,7 +430,9 @@ async fn user_info_is_of_the_same_person() {
     provider["allow"] = json!({"groups": ["eng"]});
     let gateway = behind(json!({}), json!({"acme": provider})).await;
     for (sub, status) in [("1", StatusCode::FOUND), ("2", StatusCode::BAD_REQUEST)] {
-        hostile.stage.json("/user", json!({"sub": sub, "groups": ["eng"]}));
+        hostile
+            .stage
+            .json("/user", json!({"sub": sub, "groups": ["eng"]}));
         let mut browser = Browser::new();
         let sent = departed(&gateway, &mut browser, "acme").await;
         let mut all = hostile.claims(&sent);
@@ -362,8 +455,14 @@ async fn providers_that_do_not_answer() {
     let foreign = json!({"issuer": format!("{}/", hostile.stage.url)});
     for (answer, status) in [
         (Answer::Slow, StatusCode::SERVICE_UNAVAILABLE),
-        (Answer::Json(500, json!({})), StatusCode::SERVICE_UNAVAILABLE),
-        (Answer::Redirect(format!("{}/keys", hostile.stage.url)), StatusCode::SERVICE_UNAVAILABLE),
+        (
+            Answer::Json(500, json!({})),
+            StatusCode::SERVICE_UNAVAILABLE,
+        ),
+        (
+            Answer::Redirect(format!("{}/keys", hostile.stage.url)),
+            StatusCode::SERVICE_UNAVAILABLE,
+        ),
         (Answer::Json(200, foreign), StatusCode::BAD_REQUEST),
         (Answer::Json(200, steering), StatusCode::BAD_REQUEST),
     ] {
@@ -390,7 +489,12 @@ async fn providers_that_do_not_answer() {
         let sent = departed(&gateway, &mut browser, "acme").await;
         hostile.stage.set("/token", answer);
         let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
-        assert_eq!(shown.status, StatusCode::SERVICE_UNAVAILABLE, "{}", shown.text);
+        assert_eq!(
+            shown.status,
+            StatusCode::SERVICE_UNAVAILABLE,
+            "{}",
+            shown.text
+        );
     }
 }
 
@@ -404,10 +508,15 @@ async fn a_provider_without_openid() {
         "token_url": at("/login/oauth/access_token"), "user_url": at("/user"),
         "scopes": ["read:user"], "allow": {"subjects": ["583231"]}});
     let gateway = behind(json!({}), json!({"acme": provider})).await;
-    stage.json("/login/oauth/access_token",
-        json!({"access_token": "gho_x", "token_type": "bearer", "scope": "read:user"}));
+    stage.json(
+        "/login/oauth/access_token",
+        json!({"access_token": "gho_x", "token_type": "bearer", "scope": "read:user"}),
+    );
     for (user, status) in [
-        (json!({"id": 583_231, "login": "octocat"}), StatusCode::FOUND),
+        (
+            json!({"id": 583_231, "login": "octocat"}),
+            StatusCode::FOUND,
+        ),
         (json!({"id": 1, "login": "octocat"}), StatusCode::FORBIDDEN),
         (json!({"login": "583231"}), StatusCode::BAD_REQUEST),
         (json!({"id": 583_231.5}), StatusCode::BAD_REQUEST),
@@ -417,7 +526,10 @@ async fn a_provider_without_openid() {
         let mut browser = Browser::new();
         let sent = departed(&gateway, &mut browser, "acme").await;
         let asked = sent.answer();
-        assert_eq!((&*asked["scope"], &*asked["response_type"]), ("read:user", "code"));
+        assert_eq!(
+            (&*asked["scope"], &*asked["response_type"]),
+            ("read:user", "code")
+        );
         assert_eq!(asked["code_challenge_method"], "S256");
         assert!(!asked.contains_key("nonce"));
         let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
@@ -429,7 +541,10 @@ async fn a_provider_without_openid() {
     }
     assert!(stage.asked("GET /user")[0].contains("Bearer gho_x"));
     // GitHub's errors come with 200.
-    stage.json("/login/oauth/access_token", json!({"error": "bad_verification_code"}));
+    stage.json(
+        "/login/oauth/access_token",
+        json!({"error": "bad_verification_code"}),
+    );
     let mut browser = Browser::new();
     let sent = departed(&gateway, &mut browser, "acme").await;
     let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;

@@ -149,12 +149,17 @@ impl Served {
     }
 
     fn signal(&self) {
+        self.send(rustix::process::Signal::TERM);
+    }
+
+    /// Sends a signal to the gateway's own process.
+    pub(crate) fn send(&self, signal: rustix::process::Signal) {
         let pid = self
             .process
             .id()
             .and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed()));
         if let Some(pid) = pid {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let _ = rustix::process::kill_process(pid, signal);
         }
     }
 

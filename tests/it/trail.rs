@@ -12,6 +12,7 @@ use super::{
 
 on_both! {
     a_denial_is_on_record_before_its_answer_and_folded
+    each_denial_is_on_record_before_its_answer
     calls_are_on_record_without_what_is_in_them
 }
 
@@ -87,6 +88,26 @@ async fn a_denial_is_on_record_before_its_answer_and_folded(ground: Ground) {
     replica.stop().await;
 }
 
+/// One may be quick by chance; twenty are not.
+async fn each_denial_is_on_record_before_its_answer(ground: Ground) {
+    let replica = ground.serve(&[]).await;
+    let admin = Admin::first(&ground, &replica);
+    let tenants: serde_json::Map<_, _> = (0..20)
+        .map(|number| (format!("t{number}"), json!({"auth": {"mode": "keys"}})))
+        .collect();
+    let manifest = json!({"version": 1, "tenants": tenants});
+    let (status, said) = admin.post("/apply", manifest).await;
+    assert_eq!(status, 200, "{said}");
+    for tenant in tenants.keys() {
+        let answer = replica.stranger(tenant, "x").post(&opening(NEWEST)).await;
+        assert_eq!(answer.status(), 401);
+        let path = format!("/audit?kind=denied&tenant={tenant}");
+        let (_, page) = admin.get(&path).await;
+        assert_eq!(page["items"].as_array().unwrap().len(), 1, "{tenant}");
+    }
+    replica.stop().await;
+}
+
 async fn calls_are_on_record_without_what_is_in_them(ground: Ground) {
     let replica = ground.serve(&[]).await;
     let admin = Admin::first(&ground, &replica);
@@ -125,7 +146,7 @@ async fn calls_are_on_record_without_what_is_in_them(ground: Ground) {
     );
     assert_eq!(
         (&detail["method"], &detail["client"], &detail["outcome"]),
-        (&json!("tools/call"), &json!("all"), &json!("ok"))
+        (&json!("tools/call"), &json!("all"), &json!("result"))
     );
     assert!(detail["ms"].is_u64(), "{detail}");
     let members: Vec<&String> = detail.as_object().unwrap().keys().collect();
@@ -153,6 +174,7 @@ async fn records_that_a_lost_store_costs_are_counted() {
     let mut session = replica.stranger("a", "x");
     session.http = bearer(&admin.key("a", "ci", &[]).await);
     session.initialize(NEWEST).await;
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
     until("nothing is dropped while all is well", || async {
         !records(&admin, "call").await.is_empty()
     })

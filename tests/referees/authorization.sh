@@ -13,7 +13,7 @@ pattern=${2:-.}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 node=$(realpath "$here/node_modules/.bin/node")
 python=$(command -v "${REFEREE_PYTHON:-python3}")
-limit=${REFEREE_LIMIT:-120}
+limit=${REFEREE_LIMIT:-180}
 jobs=${REFEREE_JOBS:-3}
 work=$(mktemp -d)
 started=()
@@ -140,7 +140,7 @@ drain() { while [ "${#pending[@]}" -gt 0 ]; do collect; done; }
 cd "$here"
 one=$url/t/acme/one
 # The long ones first.
-check suites "$here/oauth-suites.sh" "$one/mcp" "$url/t/acme/polling/mcp"
+limit=400 check suites "$here/oauth-suites.sh" "$one/mcp" "$url/t/acme/polling/mcp"
 check authlab "$python" py_authlab.py "$one/mcp"
 check remote-mcp "$node" oauth-remote.mjs "$one/mcp"
 check remote-sse "$node" oauth-remote.mjs "$one/sse"
@@ -160,7 +160,7 @@ for kind in mcp sse; do
   check "python-$kind-provider" "$python" py_oauth.py "$url/t/house/one/$kind" --provider people
 done
 if [ -e pages.mjs ]; then
-  check pages "$node" pages.mjs "$one/mcp" "$url/t/house/one/mcp"
+  limit=400 check pages "$node" pages.mjs "$one/mcp" "$url/t/house/one/mcp"
 fi
 drain
 if ! kill -0 "$gateway" 2>/dev/null; then

@@ -189,11 +189,22 @@ pub(crate) enum Denied {
     NoGrant,
     /// A wrong password, or somebody who may not log in.
     BadPassword,
+    /// A client that does not prove who it is.
+    BadClient,
+    /// A code or a refresh token that is worth nothing, or not for whoever has it.
+    BadGrant,
 }
 
 impl Denied {
     /// The values of the label, in the order of the variants: change both together.
-    const LABELS: [&str; 4] = ["no_token", "bad_token", "no_grant", "bad_password"];
+    const LABELS: [&str; 6] = [
+        "no_token",
+        "bad_token",
+        "no_grant",
+        "bad_password",
+        "bad_client",
+        "bad_grant",
+    ];
 
     /// As an operator reads it.
     pub(crate) fn as_str(self) -> &'static str {

@@ -207,7 +207,8 @@ pub(super) fn groups(
 /// Whether there still may be such a client: those that registered are ended by a revocation, the
 /// others by the operator's word.
 fn is_client(builtin: &Builtin, client: &str) -> bool {
-    if client.starts_with("https://") {
+    // A document may be asked for without TLS where `outbound.allow` says so.
+    if client.starts_with("https://") || client.starts_with("http://") {
         builtin.documents
     } else {
         client.starts_with(REGISTERED) || builtin.clients.contains_key(client)

@@ -7,14 +7,18 @@ use axum::{
     extract::Request,
     response::{IntoResponse, Response},
 };
-use serde_json::json;
 
 use super::{
     Server, State,
     error::{Code, Refusal},
     throttle,
 };
-use crate::{address::ClientAddress, control::audit::Record};
+use crate::{
+    address::ClientAddress,
+    auth::denials::{Caller, Denial},
+    control::audit::Record,
+    telemetry::Denied,
+};
 
 /// The address that a request is accounted to.
 pub(super) fn address(request: &Request) -> Option<IpAddr> {
@@ -39,26 +43,23 @@ pub(super) async fn attempt(
         Err(refusal) => refusal,
     };
     // What somebody tries who guesses; the rest are mistakes of programs.
-    let is_guess = matches!(
-        refusal.code(),
-        Code::InvalidClient | Code::InvalidGrant | Code::InvalidToken
-    );
-    if is_guess {
-        state.failures.note(&account);
-        note(
-            state,
-            server,
-            "oauth.refused",
-            "",
-            what,
-            json!({
-                "address": address.map(|address| address.to_string()),
-                "why": refusal.what(),
-            }),
-        );
-        // A denial is on record before it is answered.
-        state.trail.settle().await;
-    }
+    let reason = match refusal.code() {
+        Code::InvalidClient => Denied::BadClient,
+        Code::InvalidGrant => Denied::BadGrant,
+        Code::InvalidToken => Denied::BadToken,
+        _ => return refusal.into_response(),
+    };
+    state.failures.note(&account);
+    state.denials.report(Denial {
+        who: Caller::At(address),
+        tenant: server.tenant.name.as_str().into(),
+        server: "".into(),
+        route: what,
+        reason,
+        detail: refusal.what(),
+    });
+    // A denial is on record before it is answered.
+    state.denials.settle().await;
     refusal.into_response()
 }
 

@@ -285,8 +285,8 @@ impl Store {
     }
 
     /// Seals everything anew: under a new key if the key file is ours, else under the first of
-    /// those that were given. The old keys are worth nothing afterwards, and log-ins that are under
-    /// way begin again: what seals them lives for minutes. Returns the new key's id.
+    /// those that were given. The old keys are worth nothing then, and log-ins that are under way
+    /// begin again. Returns the new key's id.
     ///
     /// # Errors
     ///

@@ -40,6 +40,7 @@ pub(crate) mod limits;
 mod mcp;
 pub(crate) mod openapi;
 mod openapi_issued;
+mod openapi_schemas;
 pub(crate) mod ops;
 pub(crate) mod page;
 pub(crate) mod refusal;

@@ -2,7 +2,10 @@
 
 use serde_json::{Value as Json, json};
 
-use super::openapi::{Operation, get, object, page, reference};
+use super::{
+    openapi::{Operation, get},
+    openapi_schemas::{object, page, reference},
+};
 
 /// What `admin_issued` answers.
 pub(super) fn operations() -> Vec<Operation> {

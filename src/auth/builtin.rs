@@ -227,7 +227,7 @@ const VERIFIED: u64 = 32_768;
 const VERIFIED_LIFE: Duration = Duration::from_mins(17);
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::collections::{BTreeMap, HashMap};
 
     use aws_lc_rs::{
@@ -250,18 +250,18 @@ pub(super) mod tests {
     };
     use crate::document::Format;
 
-    pub(in crate::auth) const ISSUER: &str = "https://gw.test/t/a";
+    const ISSUER: &str = "https://gw.test/t/a";
     const RESOURCE: &str = "https://gw.test/t/a/x/mcp";
     const NOW: u64 = 1_000_000;
 
     /// A key of a tenant.
-    pub(in crate::auth) struct Key {
+    struct Key {
         pair: Ed25519KeyPair,
-        pub(in crate::auth) public: PublicKey,
+        public: PublicKey,
     }
 
     impl Key {
-        pub(in crate::auth) fn new(kid: &str) -> Self {
+        fn new(kid: &str) -> Self {
             let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
             let pair = Ed25519KeyPair::from_pkcs8(pkcs8.as_ref()).unwrap();
             let x = pair.public_key().as_ref().try_into().unwrap();
@@ -281,7 +281,7 @@ pub(super) mod tests {
             self.sign_raw(&header.to_string(), &payload.to_string())
         }
 
-        pub(in crate::auth) fn sign(&self, payload: &Value) -> String {
+        fn sign(&self, payload: &Value) -> String {
             self.sign_with(&header(&self.public.kid), payload)
         }
     }
@@ -290,7 +290,7 @@ pub(super) mod tests {
         json!({"typ": "at+jwt", "alg": "EdDSA", "kid": kid})
     }
 
-    pub(in crate::auth) fn claims(grant: Uuid) -> Value {
+    fn claims(grant: Uuid) -> Value {
         json!({"iss": ISSUER, "sub": "ada", "aud": RESOURCE, "client_id": "c_app",
             "iat": NOW - 10, "exp": NOW + 890, "jti": "1", "scope": "r w", "groups": ["said"],
             "grant": grant.to_string()})
@@ -323,7 +323,7 @@ pub(super) mod tests {
     }
 
     /// The authorization server of tenant `a`.
-    pub(in crate::auth) fn declared() -> Builtin {
+    fn declared() -> Builtin {
         let client = DeclaredClient {
             id: "desk".to_owned(),
             title: "Desk".to_owned(),
@@ -342,7 +342,7 @@ pub(super) mod tests {
     }
 
     /// Tenants `a` and `b`, each with servers `x` and `y`, of which the keys are published.
-    pub(in crate::auth) fn catalog(builtin: Builtin, keys: &[&Key]) -> Catalog {
+    fn catalog(builtin: Builtin, keys: &[&Key]) -> Catalog {
         let servers = "{auth: {mode: keys}, servers: {x: {command: cat}, y: {command: cat}, few: {command: cat, grants: {groups: [declared]}}}}";
         let text = format!("tenants: {{a: {servers}, b: {servers}}}");
         let read = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap();
@@ -356,7 +356,7 @@ pub(super) mod tests {
         catalog
     }
 
-    pub(in crate::auth) fn issued(keys: &[&Key]) -> Issued {
+    fn issued(keys: &[&Key]) -> Issued {
         let keys = keys.iter().map(|key| key.public.clone()).collect();
         Issued {
             keys: HashMap::from([("a".to_owned(), keys)]),

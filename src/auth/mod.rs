@@ -37,71 +37,11 @@ mod principals;
 use builtin::{Groups, Tokens};
 use denials::Denials;
 use external::{Issuers, Means, Refusal};
+pub(crate) use principals::Principal;
 use principals::Principals;
 
 /// The issuer of everybody who calls with an API key: no URL, so that no other can have it.
 pub(crate) const API_KEY_ISSUER: &str = "lockgate:api-key";
-
-/// Who calls. Sessions belong to one of these. Clones are the same.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Principal(Arc<Identity>);
-
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Identity {
-    tenant: String,
-    /// None is the anonymous principal of a tenant without authentication.
-    issuer: Option<String>,
-    subject: Option<String>,
-    client: Option<String>,
-    /// All of it as one text.
-    key: String,
-}
-
-impl Principal {
-    fn new(
-        tenant: &str,
-        issuer: Option<&str>,
-        subject: Option<&str>,
-        client: Option<&str>,
-    ) -> Self {
-        // As JSON: no part can end early and lend its end to the next.
-        // Texts alone: writing them cannot fail.
-        let key = serde_json::to_string(&(tenant, issuer, subject, client)).unwrap_or_default();
-        let own = |text: Option<&str>| text.map(str::to_owned);
-        Self(Arc::new(Identity {
-            tenant: tenant.to_owned(),
-            issuer: own(issuer),
-            subject: own(subject),
-            client: own(client),
-            key,
-        }))
-    }
-
-    /// The tenant that it belongs to.
-    fn tenant(&self) -> &str {
-        &self.0.tenant
-    }
-
-    /// Who says so; none is nobody, where everybody may call.
-    pub(crate) fn issuer(&self) -> Option<&str> {
-        self.0.issuer.as_deref()
-    }
-
-    /// For whom it acts.
-    pub(crate) fn subject(&self) -> Option<&str> {
-        self.0.subject.as_deref()
-    }
-
-    /// The client id, or the name of the API key.
-    pub(crate) fn client(&self) -> Option<&str> {
-        self.0.client.as_deref()
-    }
-
-    /// What tells it from every other principal.
-    pub(crate) fn key(&self) -> &str {
-        &self.0.key
-    }
-}
 
 /// Proof that a principal may use a server.
 #[derive(Clone, Debug)]
@@ -463,13 +403,11 @@ impl Known {
     /// The proof, if this somebody may use `server`.
     fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
         let reaches = |key: &Arc<ApiKey>| key.servers.contains(&server.name);
-        let Identity {
-            subject, client, ..
-        } = &*self.principal.0;
+        let (subject, client) = (self.principal.subject(), self.principal.client());
         let fits = match (&server.grants, subject) {
             // Without authentication there is nobody to tell from others.
             (None, _) | (_, None) => true,
-            (Some(grants), Some(subject)) => grants.fit(subject, &self.groups, client.as_deref()),
+            (Some(grants), Some(subject)) => grants.fit(subject, &self.groups, client),
         };
         let may = fits && self.key.as_ref().is_none_or(reaches);
         may.then(|| Access {

@@ -1,14 +1,76 @@
-//! Principals that come with every request and are the same each time.
+//! Who calls, as sessions know it; and those who come with every request and are the same each time.
 //!
-//! Not here: those of tokens, which are kept with what was verified.
+//! Those of tokens are kept with what was verified.
 
 use std::{
     collections::HashMap,
     sync::{Arc, PoisonError, RwLock},
 };
 
-use super::{API_KEY_ISSUER, Principal};
+use super::API_KEY_ISSUER;
 use crate::control::{Tenant, identity::ApiKey};
+
+/// Who calls. Sessions belong to one of these. Clones are the same.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Principal(Arc<Identity>);
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Identity {
+    tenant: String,
+    /// None is the anonymous principal of a tenant without authentication.
+    issuer: Option<String>,
+    subject: Option<String>,
+    client: Option<String>,
+    /// All of it as one text.
+    key: String,
+}
+
+impl Principal {
+    /// Of a tenant, shown by an issuer, acting for a subject through a client.
+    pub(super) fn new(
+        tenant: &str,
+        issuer: Option<&str>,
+        subject: Option<&str>,
+        client: Option<&str>,
+    ) -> Self {
+        // As JSON: no part can end early and lend its end to the next.
+        // Texts alone: writing them cannot fail.
+        let key = serde_json::to_string(&(tenant, issuer, subject, client)).unwrap_or_default();
+        let own = |text: Option<&str>| text.map(str::to_owned);
+        Self(Arc::new(Identity {
+            tenant: tenant.to_owned(),
+            issuer: own(issuer),
+            subject: own(subject),
+            client: own(client),
+            key,
+        }))
+    }
+
+    /// The tenant that it belongs to.
+    pub(super) fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
+
+    /// Who says so; none is nobody, where everybody may call.
+    pub(crate) fn issuer(&self) -> Option<&str> {
+        self.0.issuer.as_deref()
+    }
+
+    /// For whom it acts.
+    pub(crate) fn subject(&self) -> Option<&str> {
+        self.0.subject.as_deref()
+    }
+
+    /// The client id, or the name of the API key.
+    pub(crate) fn client(&self) -> Option<&str> {
+        self.0.client.as_deref()
+    }
+
+    /// What tells it from every other principal.
+    pub(crate) fn key(&self) -> &str {
+        &self.0.key
+    }
+}
 
 /// Those that were seen; read on every request, never held across an await.
 #[derive(Default)]

@@ -284,9 +284,8 @@ impl Store {
         Ok(())
     }
 
-    /// Seals everything anew: under a new key if the key file is ours, else under the first of
-    /// those that were given. The old keys are worth nothing afterwards, and log-ins that are under
-    /// way begin again: what seals them lives for minutes. Returns the new key's id.
+    /// Seals everything anew: under a new key if the key file is ours, else under the first given.
+    /// The old keys are worth nothing then; log-ins under way begin again. Returns the new key's id.
     ///
     /// # Errors
     ///

@@ -18,6 +18,7 @@ use crate::{
     auth::{self, Access},
     backend::roster::Restart,
     control::{Catalog, Server},
+    error::Error,
 };
 
 impl Hub {
@@ -91,9 +92,21 @@ impl Core {
         }
     }
 
-    /// Whether an access that was just proven holds no longer.
-    pub(super) fn is_lost(&self, access: &Access) -> bool {
-        matches!(self.changed(access), Changed::Lost)
+    /// Lets a session end also with what this access rests on.
+    pub(super) fn join(&self, access: &Access, id: &str) -> Result<(), Error> {
+        let mut sessions = self
+            .sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        // As long as this is held nobody is told of a change: one that is not known yet comes after.
+        if matches!(self.changed(access), Changed::Lost) {
+            return Err(Error::NoSession);
+        }
+        let handle = sessions.get_mut(id).ok_or(Error::NoSession)?;
+        if let Some(joined) = handle.access.joined(access) {
+            handle.access = Arc::new(joined);
+        }
+        Ok(())
     }
 
     /// Tells a session what has become of its access.

@@ -464,23 +464,6 @@ impl Core {
         Ok(handle)
     }
 
-    /// Lets a session end also with what this access rests on.
-    fn join(&self, access: &Access, id: &str) -> Result<(), Error> {
-        let mut sessions = self
-            .sessions
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        // As long as this is held nobody is told of a change: one that is not known yet comes after.
-        if self.is_lost(access) {
-            return Err(Error::NoSession);
-        }
-        let handle = sessions.get_mut(id).ok_or(Error::NoSession)?;
-        if let Some(joined) = handle.access.joined(access) {
-            handle.access = Arc::new(joined);
-        }
-        Ok(())
-    }
-
     fn keep(&self, id: &SessionId, handle: Handle) {
         let mut sessions = self
             .sessions

@@ -208,9 +208,7 @@ impl Store {
     pub(crate) async fn open(opening: Opening) -> Result<Self, Failure> {
         let pool = match &opening.location {
             Location::File(file) => {
-                make_private(file).map_err(|error| {
-                    Failure::Unavailable(format!("cannot open {}: {error}", file.display()))
-                })?;
+                make_private(file).map_err(|error| Failure::Unavailable(error.to_string()))?;
                 Pool::sqlite(file).await?
             }
             Location::Url(url) => Pool::postgres(url.expose()).await?,

@@ -1,5 +1,11 @@
 //! Client ids that are URLs (CONTRACT P63, P86, and what must not be asked).
 
+#![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
+#![expect(
+    clippy::disallowed_types,
+    reason = "held for a few instructions, never across an await"
+)]
+
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},

@@ -1,5 +1,7 @@
 //! Where clients find everything (CONTRACT P62, P89, P93).
 
+#![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
+
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 

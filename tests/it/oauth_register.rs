@@ -1,5 +1,7 @@
 //! Clients that register themselves (CONTRACT P65, P77 to P79, and floods).
 
+#![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
+
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 

@@ -1,5 +1,7 @@
 //! Codes, tokens and what becomes of them (CONTRACT P65, P68, P69, P71 to P76, P80, P90, P91, P95).
 
+#![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
+
 use std::time::Duration;
 
 use reqwest::{StatusCode, header::WWW_AUTHENTICATE};

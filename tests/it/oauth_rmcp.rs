@@ -53,7 +53,7 @@ async fn rmcp_gets_in_with_nothing_but_a_url() {
     let asked = state.get_authorization_url().await.unwrap();
     assert!(asked.starts_with(&format!("{}/t/a/oauth/authorize?", gateway.origin())));
     let landed = browsed(&asked).await;
-    // Another issuer in the answer ends it, before the code goes anywhere (RFC 9207).
+    // `rmcp` holds it against the issuer whose metadata it read (RFC 9207).
     let issuer = format!("{}/t/a", gateway.origin());
     let escaped: String = url::form_urlencoded::byte_serialize(issuer.as_bytes()).collect();
     assert!(landed.contains(&format!("iss={escaped}")), "{landed}");

@@ -76,8 +76,11 @@ impl Principal {
 #[derive(Default)]
 pub(super) struct Principals {
     anonymous: RwLock<HashMap<String, Principal>>,
-    keys: RwLock<HashMap<[u8; 32], (Arc<ApiKey>, Principal)>>,
+    keys: RwLock<HashMap<[u8; 32], OfKey>>,
 }
+
+/// The key that a principal was made from: another one with the same hash makes another.
+type OfKey = (Arc<ApiKey>, Principal);
 
 impl Principals {
     /// Everybody, where nobody has to prove anything.

@@ -149,17 +149,16 @@ impl Store {
         let mut transaction = self.0.pool.begin_beside().await?;
         let values = vec![hash.into(), tenant.into(), now_ms.into()];
         let first = transaction.run(TAKE_CODE, values).await?;
-        let taken = match first.first() {
-            Some(row) => TakenCode::First(Box::new(new_code(row, hash)?)),
-            None => {
-                let values = vec![hash.into(), tenant.into()];
-                match transaction.run(USED_CODE, values).await?.first() {
-                    Some(row) => TakenCode::Again {
-                        used_ms: row.get("used_ms")?,
-                        grant: Some(row.get("grant_id")?),
-                    },
-                    None => TakenCode::Unknown,
-                }
+        let taken = if let Some(row) = first.first() {
+            TakenCode::First(Box::new(new_code(row, hash)?))
+        } else {
+            let values = vec![hash.into(), tenant.into()];
+            match transaction.run(USED_CODE, values).await?.first() {
+                Some(row) => TakenCode::Again {
+                    used_ms: row.get("used_ms")?,
+                    grant: Some(row.get("grant_id")?),
+                },
+                None => TakenCode::Unknown,
             }
         };
         // An error here leaves it open whether the code was taken: then it was, for everybody.

@@ -242,7 +242,7 @@ impl Live {
                 new.catalog = Arc::new(Catalog { tenants, issued });
             } else if !is_declared_newer {
                 new.version = shown.version;
-                new.operator_keys = shown.operator_keys.clone();
+                new.operator_keys.clone_from(&shown.operator_keys);
                 let issued = Arc::clone(&new.catalog.issued);
                 let tenants = shown.catalog.tenants.clone();
                 new.catalog = Arc::new(Catalog { tenants, issued });

@@ -377,6 +377,7 @@ async fn an_administrator_of_a_tenant_uses_the_same_commands() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story, told as a table")]
 async fn who_logs_in_is_declared_by_commands() {
     let shell = Shell::new().await;
     shell.done(&["tenant", "add", "a"]).await;

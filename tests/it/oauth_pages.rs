@@ -470,6 +470,7 @@ async fn prompts_and_ages_are_obeyed() {
 
 /// CSRF, changed fields, other browsers, other forms, other tenants, old forms.
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story, told as a table")]
 async fn forms_hold_where_they_were_given() {
     let gateway = gateway(json!({"oauth": {"flow": "3s"}}), json!({})).await;
     let (mut ada, mut eve) = (Browser::new(), Browser::new());

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, PoisonError},
 };
 
 use serde_json::{Value, json};
@@ -12,11 +12,17 @@ use tokio::{
     task::JoinHandle,
 };
 
+#[expect(
+    clippy::disallowed_types,
+    reason = "held for a few instructions, never across an await"
+)]
+type Shared = Arc<std::sync::Mutex<State>>;
+
 /// The server.
 pub(crate) struct Stage {
     /// The beginning of its URLs.
     pub(crate) url: String,
-    state: Arc<Mutex<State>>,
+    state: Shared,
     task: JoinHandle<()>,
 }
 
@@ -42,7 +48,7 @@ impl Stage {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let state = Arc::<Mutex<State>>::default();
+        let state = Shared::default();
         let shared = Arc::clone(&state);
         let task = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
@@ -80,7 +86,7 @@ impl Drop for Stage {
     }
 }
 
-async fn answer(mut socket: TcpStream, state: Arc<Mutex<State>>) {
+async fn answer(mut socket: TcpStream, state: Shared) {
     let mut request = Vec::new();
     while !is_whole(&request) {
         let mut some = [0; 4096];

@@ -104,21 +104,25 @@ async function judged(page, name) {
   assert.ok(wide <= room, `${name} is ${wide} wide in ${room}`);
 }
 
+/** Does what sends a form, and waits for what comes of it. */
+async function sent(page, does) {
+  const [answer] = await Promise.all([page.waitForNavigation(), does()]);
+  return answer;
+}
+
 async function passwords(page, look, client, listener) {
   const answer = listener.next();
   await page.goto(client.ask());
   await look(page, 'log-in');
   await page.getByLabel(/user ?name/i).fill('ada');
   await page.getByLabel(/password/i).fill('wrong');
-  await page.keyboard.press('Enter');
-  await page.waitForLoadState();
+  await sent(page, () => page.keyboard.press('Enter'));
   await look(page, 'log-in-wrong');
   const body = await page.innerText('body');
   assert.ok(!body.includes('wrong password for'), 'nobody learns which users there are');
   await page.getByLabel(/user ?name/i).fill('ada');
   await page.getByLabel(/password/i).fill('correct horse battery');
-  await page.keyboard.press('Enter');
-  await page.waitForLoadState();
+  await sent(page, () => page.keyboard.press('Enter'));
   await look(page, 'consent');
   const said = await page.innerText('body');
   assert.ok(said.includes('Referee') && said.includes('127.0.0.1') && said.includes(url), said);
@@ -134,8 +138,7 @@ async function strangers(page, look, client) {
   await page.goto(client.ask());
   await page.getByLabel(/user ?name/i).fill('ada');
   await page.getByLabel(/password/i).fill('correct horse battery');
-  await page.keyboard.press('Enter');
-  await page.waitForLoadState();
+  await sent(page, () => page.keyboard.press('Enter'));
   await look(page, 'consent-hostile');
   const said = await page.innerText('body');
   assert.ok(said.includes('client.example'), said);
@@ -165,7 +168,7 @@ async function mistakes(page, look, client) {
   await page.context().clearCookies();
   await page.getByLabel(/user ?name/i).fill('ada');
   await page.getByLabel(/password/i).fill('correct horse battery');
-  const [answer] = await Promise.all([page.waitForNavigation(), page.keyboard.press('Enter')]);
+  const answer = await sent(page, () => page.keyboard.press('Enter'));
   assert.equal(answer.status(), 400, 'a form without its cookie');
   await look(page, 'error-form');
 }
@@ -174,14 +177,13 @@ async function provider(page, look, client, listener) {
   const answer = listener.next();
   await page.goto(client.ask());
   await look(page, 'log-in-provider');
-  await page.getByRole('button', { name: /people/i }).click();
-  await page.waitForLoadState();
+  await sent(page, () => page.getByRole('button', { name: /people/i }).click());
   await look(page, 'consent-provider');
-  await page.getByRole('button', { name: /^allow/i }).click();
+  await sent(page, () => page.getByRole('button', { name: /^allow/i }).click());
   // Theirs: a name, then their own question.
   await page.locator('input[name=login]').fill('grace');
   await page.locator('input[name=password]').fill('x');
-  await page.locator('button[type=submit]').click();
+  await sent(page, () => page.locator('button[type=submit]').click());
   await page.locator('button[type=submit]').click();
   const parameters = await answer;
   assert.deepEqual([...parameters.keys()].sort(), ['code', 'iss', 'state']);

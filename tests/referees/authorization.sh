@@ -17,6 +17,7 @@ limit=${REFEREE_LIMIT:-180}
 jobs=${REFEREE_JOBS:-3}
 work=$(mktemp -d)
 started=()
+pending=()
 passed=0
 failed=0
 # browser.mjs names `node`: the one that came with npm ci.
@@ -26,7 +27,7 @@ finish() {
   local pid
   # The provider ends with its standard input.
   if [ -n "$people_stdin" ]; then exec {people_stdin}>&-; fi
-  for pid in "${started[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  for pid in "${started[@]}" "${pending[@]##*:}"; do kill -TERM "$pid" 2>/dev/null || true; done
   for pid in "${started[@]}"; do
     for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
     kill -KILL "$pid" 2>/dev/null || true
@@ -104,7 +105,6 @@ for _ in $(seq 200); do
 done
 
 # check NAME COMMAND…: runs in the background, its outcome in $work/NAME.rc
-pending=()
 check() {
   local name=$1
   shift
@@ -112,7 +112,10 @@ check() {
   (
     began=$SECONDS
     rc=0
-    timeout --kill-after=5 "$limit" "$@" >"$work/$name.log" 2>&1 </dev/null || rc=$?
+    timeout --kill-after=5 "$limit" "$@" >"$work/$name.log" 2>&1 </dev/null &
+    # Whoever ends this one ends the check with it.
+    trap 'kill "$!" 2>/dev/null' TERM
+    wait "$!" || rc=$?
     echo "$rc $((SECONDS - began))" >"$work/$name.rc"
   ) &
   pending+=("$name:$!")
@@ -160,7 +163,7 @@ for kind in mcp sse; do
   check "python-$kind-provider" "$python" py_oauth.py "$url/t/house/one/$kind" --provider people
 done
 if [ -e pages.mjs ]; then
-  limit=400 check pages "$node" pages.mjs "$one/mcp" "$url/t/house/one/mcp"
+  limit=300 check pages "$node" pages.mjs "$one/mcp" "$url/t/house/one/mcp"
 fi
 drain
 if ! kill -0 "$gateway" 2>/dev/null; then

@@ -23,6 +23,8 @@
 //! * `store` holds the seams behind which state is kept: event log, directory, limits.
 //! * `auth` makes the proof (`Access`) that every hub method takes, from a bearer token or an API
 //!   key and from nothing else, and judges messages by policy.
+//! * `oauth` is the authorization server of each tenant: metadata, clients, log-in and consent, tokens.
+//!   What a token is worth is `auth`'s to say, by keys and revocations of the snapshot.
 //! * `outbound` fetches what others name, from public addresses only.
 //! * `control` is what an operator declares; `config` is how the gateway itself is set.
 //! * `http` is the skin: fronts that turn HTTP into messages and events into HTTP.
@@ -50,7 +52,11 @@
 //! | ask | a request of the child that the client has to answer |
 //! | cursor | the place behind an event of a stream; as text, the event id |
 //! | principal | who calls: tenant, issuer, subject and client id |
-//! | grant | who of a tenant may use a server |
+//! | grant | what a person allowed: subject, client, resource, scopes; tokens hang on it |
+//! | grants of a server | who of a tenant may use it |
+//! | flow | an authorization request on its way through a browser, sealed into its forms |
+//! | trip | a log-in that is at an identity provider |
+//! | revocation | a numbered row that ends grants on every replica |
 //! | API key | a secret for machines, which stands for a subject |
 //! | object | one thing that an operator declares: a tenant, a server, a user or an API key |
 //! | store | what is declared and who changed it, in SQLite or PostgreSQL |

@@ -20,6 +20,9 @@ OUTER = {
     "servers": lambda part: {"tenants": {"n": {"auth": {"mode": "keys"}, **part}}},
     "api_keys": lambda part: {"tenants": {"n": {"auth": {"mode": "keys"}, **part}}},
     "quotas": lambda part: {"tenants": {"n": {"auth": {"mode": "keys"}, **part}}},
+    "users": lambda part: {"tenants": {"n": {"auth": {"mode": "builtin"}, **part}}},
+    "clients": lambda part: {"tenants": {"n": {"auth": {"mode": "builtin"}, **part}}},
+    "providers": lambda part: {"tenants": {"n": {"auth": {"mode": "builtin"}, **part}}},
 }
 
 
@@ -35,6 +38,8 @@ def whole(found):
         return {"tenants": {"n": {"auth": {"mode": "keys"}, "servers": {"n": {"command": "x", **found}}}}}
     if all(isinstance(one, dict) and "command" in one for one in found.values()):
         return OUTER["servers"]({"servers": found})
+    if all(isinstance(one, dict) and "client_id" in one for one in found.values()):
+        return OUTER["providers"]({"providers": found})
     outer = next((key for key in OUTER if key in found), None)
     return OUTER[outer](found) if outer else None
 

@@ -1,10 +1,6 @@
 //! Runs a gateway from its settings to its last child.
 
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SystemRandom;
 use tokio::net::TcpListener;
@@ -12,12 +8,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use url::Url;
 
 use crate::{
-    auth::{Clock, Verifier, administrator::ensure_operator},
+    auth::{Verifier, administrator::ensure_operator},
     backend::launcher::Launcher,
     config::{Config, Secret},
     control::{
         Catalog, Server,
-        clock::Clock as WallClock,
+        clock::Clock,
         confinement::Offer,
         keeper::{Keeper, Reach},
         live::Live,
@@ -163,7 +159,7 @@ pub(crate) async fn run(
     let auth = Verifier::new(
         &config,
         outbound.clone(),
-        (wall_clock(), trail.clone(), live.asked().clone()),
+        (Clock::system(), trail.clone(), live.asked().clone()),
         &metrics,
         &tracker,
         &release,
@@ -182,7 +178,7 @@ pub(crate) async fn run(
             Arc::clone(&config),
             Arc::clone(&front.live),
             outbound,
-            WallClock::system(),
+            Clock::system(),
             trail,
             front.auth.denials().clone(),
         );
@@ -339,19 +335,6 @@ const ADMINISTRATORS: usize = 256;
 
 /// Connections of the operations listener: probes and scrapers.
 const OPERATIONS: usize = 64;
-
-/// The one place where wall time is read.
-fn wall_clock() -> Clock {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this is the clock that is passed in"
-    )]
-    let now = || {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        since.map_or(0, |since| since.as_secs())
-    };
-    Arc::new(now)
-}
 
 async fn within(delay: Duration, halt: &CancellationToken) {
     if !delay.is_zero() {

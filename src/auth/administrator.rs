@@ -103,7 +103,7 @@ impl Verifier {
             }
             Credential::Bearer(text) => text,
         };
-        let now = (self.0.clock)();
+        let now = self.0.now();
         let hash = api_key::hash_of(text);
         if let Some(key) = hash
             .and_then(|hash| operators.get(&hash))

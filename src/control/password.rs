@@ -83,13 +83,14 @@ pub(crate) async fn hash(random: &Random, password: Hidden) -> Result<Hidden, Fa
 }
 
 /// Whether `given` is the password with the hash `stored`. Where there is none, as of a user whom
-/// nobody knows, it costs the same and is false; so it is when too many others are waiting.
-pub(crate) async fn verify(stored: Option<&str>, given: &str) -> bool {
+/// nobody knows, it costs the same and is false. None says that it was not looked at, since too
+/// many others were waiting.
+pub(crate) async fn verify(stored: Option<&str>, given: &str) -> Option<bool> {
     let Ok(permit) = timeout(WAIT, permit()).await else {
         tracing::warn!("too many passwords at once: one was not looked at");
-        return false;
+        return None;
     };
-    is_password(permit, stored, given).await
+    Some(is_password(permit, stored, given).await)
 }
 
 async fn is_password(permit: SemaphorePermit<'static>, stored: Option<&str>, given: &str) -> bool {
@@ -241,7 +242,10 @@ mod tests {
         assert_ne!(one, again, "a salt of its own");
         assert!(one.expose().starts_with("$argon2id$v=19$m=19456,t=2,p=1$"));
         assert_eq!(check_hash(one.expose()), Ok(()));
-        assert!(verify(Some(one.expose()), "correct horse").await);
+        assert_eq!(
+            verify(Some(one.expose()), "correct horse").await,
+            Some(true)
+        );
         for wrong in [
             "",
             "correct hors",
@@ -249,10 +253,14 @@ mod tests {
             "Correct horse",
             "correct horse\0",
         ] {
-            assert!(!verify(Some(one.expose()), wrong).await, "{wrong:?}");
+            assert_eq!(
+                verify(Some(one.expose()), wrong).await,
+                Some(false),
+                "{wrong:?}"
+            );
         }
-        assert!(!verify(None, "correct horse").await);
-        assert!(!verify(Some("x"), "x").await);
+        assert_eq!(verify(None, "correct horse").await, Some(false));
+        assert_eq!(verify(Some("x"), "x").await, Some(false));
     }
 
     #[tokio::test]
@@ -270,7 +278,7 @@ mod tests {
         for _ in 0..5 {
             for (at, stored) in [Some(known.expose()), None].into_iter().enumerate() {
                 let began = Instant::now();
-                assert!(!verify(stored, "wrong horse").await);
+                assert_eq!(verify(stored, "wrong horse").await, Some(false));
                 took[at].push(began.elapsed());
             }
         }

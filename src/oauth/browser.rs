@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use aws_lc_rs::rand::SystemRandom;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{HeaderMap, HeaderValue, header::COOKIE};
 
@@ -25,9 +25,7 @@ pub(super) struct Jar<'j> {
 impl Browser {
     /// One that was never seen; none when the system has no randomness.
     pub(super) fn new(random: &SystemRandom) -> Option<Self> {
-        let mut bytes = [0; BYTES];
-        random.fill(&mut bytes).ok()?;
-        Some(Self(URL_SAFE_NO_PAD.encode(bytes)))
+        secret::plain(random).map(Self)
     }
 
     /// What is known of it to others than itself.

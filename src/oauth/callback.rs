@@ -9,7 +9,6 @@ use axum::{
     extract::{self, Request},
     response::Response,
 };
-use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
@@ -23,6 +22,7 @@ use super::{
     login::gone,
     pages::{Trouble, redirect},
     provider::{self, Found, Journey, Unknown, Wanted},
+    secret,
     visit::{AGAIN, Asked, Step, Stop, Visit, no_randomness, unreadable},
 };
 use crate::control::{builtin::Provider, logins::Person};
@@ -181,11 +181,7 @@ impl Visit {
 
     /// 256 random bits as text.
     fn random(&self) -> Result<String, Stop> {
-        use aws_lc_rs::rand::SecureRandom;
-        let mut bytes = [0; 32];
-        let filled = self.oauth.0.random.fill(&mut bytes);
-        filled.map_err(|_| no_randomness())?;
-        Ok(URL_SAFE_NO_PAD.encode(bytes))
+        secret::plain(&self.oauth.0.random).ok_or_else(no_randomness)
     }
 }
 

@@ -59,7 +59,9 @@ impl Visit {
         let usable = user.filter(|user| !user.disabled);
         let stored = usable.and_then(|user| user.password.as_ref());
         let stored = stored.map(Hidden::expose);
-        let is_right = password::verify(stored, given).await;
+        let Some(is_right) = password::verify(stored, given).await else {
+            return Err(Trouble::away("Too many people log in at this moment.").into());
+        };
         let Some(user) = usable.filter(|_| is_right) else {
             return self.refused(&asked, &flow, name).await;
         };

@@ -3,8 +3,8 @@
 //! `metadata` says where everything is; `register` and `cimd` are how clients become known, `client`
 //! is who they are and how they prove it; `token` and `revoke` are the rest of the machine side.
 //! The browser side begins at `authorize`: `ask` is what a request means, `visit` what its steps
-//! share, `flow` what it carries from page to page, `login` and `consent` are the pages' steps, `provider` and `callback` the way
-//! to somebody else who knows people.
+//! share, `flow` what it carries from page to page, `login` and `consent` are the pages' steps,
+//! `provider` and `callback` the way to somebody else who knows people.
 //! Not here: what tokens are worth (`auth`), and the rows (`control`).
 
 use std::{net::IpAddr, sync::Arc};

@@ -44,6 +44,14 @@ pub(crate) fn generate(random: &dyn SecureRandom, kind: Kind) -> Option<Zeroizin
     Some(written(kind, &bytes))
 }
 
+/// 256 random bits as a text of no kind, for what is never kept by somebody else; none without
+/// randomness.
+pub(crate) fn plain(random: &dyn SecureRandom) -> Option<String> {
+    let mut bytes = [0; 32];
+    random.fill(&mut bytes).ok()?;
+    Some(encoded(&bytes))
+}
+
 /// A new id of a client: it is not secret, and no URL (CONTRACT P77).
 pub(crate) fn client_id(random: &dyn SecureRandom) -> Option<String> {
     let mut bytes = [0; 16];

@@ -181,7 +181,6 @@ const PLACES: &[(&str, &[&str])] = &[
             "control/signing.rs",
             "oauth/authenticate.rs",
             "oauth/browser.rs",
-            "oauth/callback.rs",
             "oauth/flow.rs",
             "oauth/pages.rs",
             "oauth/secret.rs",

@@ -318,11 +318,20 @@ impl Hub {
         let seats = core.limits.session(access).await?;
         let id = core.new_id()?;
         let record = Record {
-            principal: access.principal().clone(),
+            principal: access.principal().key().into(),
             server: access.server().name.clone(),
+            owner: None,
             fence: Fence(1),
+            kept: Bytes::new(),
+            ttl: core.config.session.idle,
+            age: Duration::ZERO,
         };
-        if !core.directory.insert(&id, record).await {
+        if !core
+            .directory
+            .insert(&id, record, core.epoch)
+            .await
+            .unwrap_or(false)
+        {
             return Err(Error::Bug("a session id came twice"));
         }
         let (commands, received) = mpsc::channel(COMMANDS);

@@ -113,7 +113,11 @@ impl Session {
         }
     }
 
-    async fn said(&mut self, said: Said, message: &Message) -> Result<(), crate::store::LogError> {
+    async fn said(
+        &mut self,
+        said: Said,
+        message: &Message,
+    ) -> Result<(), crate::store::StoreError> {
         let now = Instant::now();
         let (stream, line) = match said {
             Said::Done { call, line } => return self.done(call, line, message).await,
@@ -167,7 +171,7 @@ impl Session {
         stream: StreamId,
         line: Bytes,
         now: Instant,
-    ) -> Result<(), crate::store::LogError> {
+    ) -> Result<(), crate::store::StoreError> {
         self.streams.message(stream, line).await?;
         // A shared child waits for none of its sessions: retention ends those that are behind.
         if !self.link.is_shared() && self.streams.is_behind(stream) {
@@ -181,7 +185,7 @@ impl Session {
         id: CallId,
         line: Bytes,
         message: &Message,
-    ) -> Result<(), crate::store::LogError> {
+    ) -> Result<(), crate::store::StoreError> {
         let Some(call) = self.calls.end(id) else {
             return Ok(());
         };

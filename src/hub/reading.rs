@@ -18,7 +18,7 @@ use crate::{
         event::{Cursor, EventKey, StreamId},
         revision::Revision,
     },
-    store::{EventLog, LogError, SessionId},
+    store::{EventLog, SessionId},
 };
 
 /// What the owner of a stream tells its readers.
@@ -185,7 +185,7 @@ impl Reading {
                     Ok(page) if page.events.is_empty() && page.is_end => return Next::Finished,
                     Ok(page) => return self.take(page),
                     // 2025-11-25 has no word for it on an open stream; the resume gets 410.
-                    Err(LogError::Trimmed { .. } | LogError::Fenced) => return Next::Released,
+                    Err(_) => return Next::Released,
                 }
             }
             match tail.end {

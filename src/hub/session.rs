@@ -258,7 +258,7 @@ impl Session {
         self.handle = None;
         let was_kept = self.core.drop_session(&self.id);
         self.seats.clear();
-        self.core.directory.remove(&self.id).await;
+        let _ = self.core.directory.remove(&self.id, Fence(1)).await;
         Box::pin(self.finish(&mut commands, was_kept)).await;
     }
 

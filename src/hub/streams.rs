@@ -27,7 +27,7 @@ use crate::{
         event::{Cursor, EventKey, LISTENER, StreamId},
         revision::Revision,
     },
-    store::{EventLog, Fence, LogError, SessionId},
+    store::{EventLog, Fence, SessionId, Spot, StoreError},
 };
 
 /// All streams of a session that have not ended.
@@ -223,7 +223,7 @@ impl Streams {
     }
 
     /// Sends the headers of a held response as SSE.
-    pub(crate) async fn open(&mut self, id: StreamId) -> Result<(), LogError> {
+    pub(crate) async fn open(&mut self, id: StreamId) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
             return Ok(());
         };
@@ -262,17 +262,24 @@ impl Streams {
     }
 
     /// Puts a message on a stream, which becomes SSE by it. Returns its number.
-    pub(crate) async fn message(&mut self, id: StreamId, line: Bytes) -> Result<u64, LogError> {
+    pub(crate) async fn message(&mut self, id: StreamId, line: Bytes) -> Result<u64, StoreError> {
         self.open(id).await?;
         self.append(id, line).await
     }
 
-    async fn append(&mut self, id: StreamId, line: Bytes) -> Result<u64, LogError> {
+    async fn append(&mut self, id: StreamId, line: Bytes) -> Result<u64, StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
             return Ok(0);
         };
+        let at = Spot {
+            session: self.session.clone(),
+            stream: id,
+            fence: self.fence,
+            epoch: self.epoch,
+        };
         let bytes = line.len() as u64;
-        let last = self.log.append(&self.session, id, self.fence, line).await?;
+        let last = stream.tail.borrow().last + 1;
+        self.log.append(&at, last, line, None).await?;
         stream.bytes += bytes;
         stream.tail.send_modify(|tail| tail.last = last);
         Ok(last)
@@ -283,7 +290,7 @@ impl Streams {
         &mut self,
         id: StreamId,
         line: Option<Bytes>,
-    ) -> Result<(), LogError> {
+    ) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
             return Ok(());
         };
@@ -315,7 +322,7 @@ impl Streams {
         id: StreamId,
         line: Bytes,
         status: Status,
-    ) -> Result<(), LogError> {
+    ) -> Result<(), StoreError> {
         if let Some(stream) = self.open.get_mut(&id).filter(|stream| !stream.is_batch)
             && let Some(held) = stream.held.take()
         {
@@ -348,11 +355,17 @@ impl Streams {
         let _ = reply.send(answer);
     }
 
-    async fn finish(&mut self, id: StreamId) -> Result<(), LogError> {
+    async fn finish(&mut self, id: StreamId) -> Result<(), StoreError> {
         let Some(stream) = self.open.remove(&id) else {
             return Ok(());
         };
-        let ended = self.log.end(&self.session, id, self.fence).await;
+        let at = Spot {
+            session: self.session.clone(),
+            stream: id,
+            fence: self.fence,
+            epoch: self.epoch,
+        };
+        let ended = self.log.end(&at).await;
         stream
             .tail
             .send_modify(|tail| tail.end = Some(StreamEnd::Finished));
@@ -410,8 +423,8 @@ impl Streams {
         if seq < last {
             match self.log.read(&self.session, id, seq).await {
                 Ok(_) => {}
-                Err(LogError::Trimmed { oldest }) if cursor.is_none() => seq = oldest,
-                Err(LogError::Trimmed { .. } | LogError::Fenced) => return Err(Error::Gone),
+                Err(StoreError::Trimmed { oldest }) if cursor.is_none() => seq = oldest,
+                Err(_) => return Err(Error::Gone),
             }
         }
         let Some(stream) = self.open.get_mut(&id) else {
@@ -426,7 +439,7 @@ impl Streams {
         match self.log.read(&self.session, id, seq).await {
             Ok(page) if page.events.is_empty() => return Ok(None),
             Ok(_) => {}
-            Err(LogError::Trimmed { .. } | LogError::Fenced) => return Err(Error::Gone),
+            Err(_) => return Err(Error::Gone),
         }
         // Nobody writes to it any more.
         let mut stream = Stream::new(0, None, false, Instant::now());

@@ -15,7 +15,10 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{Directory, EventLog, Fence, Later, LogError, Page, Record, SessionId};
+use super::{
+    Beat, Directory, EventLog, Fence, Found, Later, OpenStream, Page, Record, Replica, SessionId,
+    Spot, StoreError, Streams,
+};
 use crate::protocol::event::StreamId;
 
 /// How much of each stream is kept.
@@ -39,13 +42,14 @@ const PAGE: usize = 256 * 1024;
 /// The event log in memory.
 pub(crate) struct MemoryLog {
     retention: Retention,
-    sessions: RwLock<HashMap<SessionId, Arc<Mutex<Streams>>>>,
+    sessions: RwLock<HashMap<SessionId, Arc<Mutex<OfSession>>>>,
 }
 
 /// The streams of one session.
 #[derive(Default)]
-struct Streams {
+struct OfSession {
     fence: Option<Fence>,
+    highest: StreamId,
     streams: HashMap<StreamId, Stream>,
     /// Ended streams, oldest first, with the bytes they still hold.
     ended: VecDeque<(StreamId, Instant, usize)>,
@@ -58,6 +62,7 @@ struct Stream {
     bytes: usize,
     /// How many events were trimmed: the number of the first kept one is one more.
     trimmed: u64,
+    calls: Bytes,
     is_ended: bool,
 }
 
@@ -70,7 +75,7 @@ impl MemoryLog {
         }
     }
 
-    fn session(&self, id: &SessionId) -> Option<Arc<Mutex<Streams>>> {
+    fn session(&self, id: &SessionId) -> Option<Arc<Mutex<OfSession>>> {
         self.sessions
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -78,7 +83,7 @@ impl MemoryLog {
             .cloned()
     }
 
-    fn session_or_new(&self, id: &SessionId) -> Arc<Mutex<Streams>> {
+    fn session_or_new(&self, id: &SessionId) -> Arc<Mutex<OfSession>> {
         self.session(id).unwrap_or_else(|| {
             let mut sessions = self
                 .sessions
@@ -87,39 +92,50 @@ impl MemoryLog {
             Arc::clone(sessions.entry(id.clone()).or_default())
         })
     }
+
+    fn write(
+        &self,
+        at: &Spot,
+        write: impl FnOnce(&mut OfSession) -> Result<(), StoreError>,
+    ) -> Later<'static, Result<(), StoreError>> {
+        let session = self.session_or_new(&at.session);
+        let mut session = locked(&session);
+        let written = session.check(at.fence).and_then(|()| write(&mut session));
+        Box::pin(ready(written))
+    }
+
+    fn drop_all(&self, session: &SessionId) {
+        self.sessions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(session);
+    }
 }
 
-fn locked(streams: &Mutex<Streams>) -> MutexGuard<'_, Streams> {
-    streams.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(session: &Mutex<OfSession>) -> MutexGuard<'_, OfSession> {
+    session.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Streams {
-    fn check(&mut self, fence: Fence) -> Result<(), LogError> {
+impl OfSession {
+    fn check(&mut self, fence: Fence) -> Result<(), StoreError> {
         if self.fence.is_some_and(|last| fence < last) {
-            return Err(LogError::Fenced);
+            return Err(StoreError::Fenced);
         }
         self.fence = Some(fence);
         Ok(())
     }
 
-    fn append(
-        &mut self,
-        id: StreamId,
-        event: Bytes,
-        now: Instant,
-        keep: Retention,
-    ) -> Result<u64, LogError> {
+    fn open(&mut self, id: StreamId) -> Result<&mut Stream, StoreError> {
+        self.highest = self.highest.max(id);
         let stream = self.streams.entry(id).or_default();
         if stream.is_ended {
-            return Err(LogError::Fenced);
+            return Err(StoreError::Fenced);
         }
-        stream.bytes += event.len();
-        stream.events.push_back((now, event));
-        stream.trim(now, keep);
-        Ok(stream.trimmed + stream.events.len() as u64)
+        Ok(stream)
     }
 
     fn end(&mut self, id: StreamId, now: Instant, keep: Retention) {
+        self.highest = self.highest.max(id);
         let stream = self.streams.entry(id).or_default();
         if stream.is_ended {
             return;
@@ -147,6 +163,24 @@ impl Streams {
 }
 
 impl Stream {
+    fn last(&self) -> u64 {
+        self.trimmed + self.events.len() as u64
+    }
+
+    fn append(&mut self, number: u64, event: Bytes, now: Instant, keep: Retention) {
+        if number <= self.last() {
+            return;
+        }
+        if number > self.last() + 1 {
+            // Numbers go on where nothing of what stood before is kept here.
+            (self.bytes, self.trimmed) = (0, number - 1);
+            self.events.clear();
+        }
+        self.bytes += event.len();
+        self.events.push_back((now, event));
+        self.trim(now, keep);
+    }
+
     fn trim(&mut self, now: Instant, keep: Retention) {
         while let Some((since, event)) = self.events.front() {
             let is_too_much = self.events.len() > keep.events || self.bytes > keep.bytes;
@@ -161,10 +195,9 @@ impl Stream {
         }
     }
 
-    fn read(&self, after: u64) -> Result<Page, LogError> {
-        let last = self.trimmed + self.events.len() as u64;
-        if after < self.trimmed || after > last {
-            return Err(LogError::Trimmed {
+    fn read(&self, after: u64) -> Result<Page, StoreError> {
+        if after < self.trimmed || after > self.last() {
+            return Err(StoreError::Trimmed {
                 oldest: self.trimmed,
             });
         }
@@ -184,34 +217,35 @@ impl Stream {
 }
 
 impl EventLog for MemoryLog {
-    fn append<'a>(
-        &'a self,
-        session: &'a SessionId,
-        stream: StreamId,
-        fence: Fence,
-        event: Bytes,
-    ) -> Later<'a, Result<u64, LogError>> {
-        let streams = self.session_or_new(session);
-        let mut streams = locked(&streams);
-        let kept = streams
-            .check(fence)
-            .and_then(|()| streams.append(stream, event, Instant::now(), self.retention));
-        Box::pin(ready(kept))
+    fn open(&self, at: &Spot, calls: Bytes) -> Later<'static, Result<(), StoreError>> {
+        self.write(at, |session| {
+            session.open(at.stream)?.calls = calls;
+            Ok(())
+        })
     }
 
-    fn end<'a>(
-        &'a self,
-        session: &'a SessionId,
-        stream: StreamId,
-        fence: Fence,
-    ) -> Later<'a, Result<(), LogError>> {
-        let streams = self.session_or_new(session);
-        let mut streams = locked(&streams);
-        let checked = streams.check(fence);
-        if checked.is_ok() {
-            streams.end(stream, Instant::now(), self.retention);
-        }
-        Box::pin(ready(checked))
+    fn append(
+        &self,
+        at: &Spot,
+        number: u64,
+        event: Bytes,
+        calls: Option<Bytes>,
+    ) -> Later<'static, Result<(), StoreError>> {
+        self.write(at, |session| {
+            let stream = session.open(at.stream)?;
+            stream.append(number, event, Instant::now(), self.retention);
+            if let Some(calls) = calls {
+                stream.calls = calls;
+            }
+            Ok(())
+        })
+    }
+
+    fn end(&self, at: &Spot) -> Later<'static, Result<(), StoreError>> {
+        self.write(at, |session| {
+            session.end(at.stream, Instant::now(), self.retention);
+            Ok(())
+        })
     }
 
     fn read<'a>(
@@ -219,62 +253,176 @@ impl EventLog for MemoryLog {
         session: &'a SessionId,
         stream: StreamId,
         after: u64,
-    ) -> Later<'a, Result<Page, LogError>> {
+    ) -> Later<'a, Result<Page, StoreError>> {
         let page = match self.session(session) {
-            Some(streams) => {
-                let mut streams = locked(&streams);
-                streams.drop_ended(Instant::now(), self.retention);
-                match streams.streams.get_mut(&stream) {
+            Some(session) => {
+                let mut session = locked(&session);
+                session.drop_ended(Instant::now(), self.retention);
+                match session.streams.get_mut(&stream) {
                     Some(stream) => {
                         if !stream.is_ended {
                             stream.trim(Instant::now(), self.retention);
                         }
                         stream.read(after)
                     }
-                    None => Err(LogError::Trimmed { oldest: 0 }),
+                    None => Err(StoreError::Trimmed { oldest: 0 }),
                 }
             }
-            None => Err(LogError::Trimmed { oldest: 0 }),
+            None => Err(StoreError::Trimmed { oldest: 0 }),
         };
         Box::pin(ready(page))
     }
 
+    fn streams<'a>(&'a self, session: &'a SessionId) -> Later<'a, Result<Streams, StoreError>> {
+        let found = self.session(session).map(|session| {
+            let session = locked(&session);
+            let open = session
+                .streams
+                .iter()
+                .filter(|(_, stream)| !stream.is_ended);
+            let open = open.map(|(id, stream)| OpenStream {
+                stream: *id,
+                last: stream.last(),
+                calls: stream.calls.clone(),
+            });
+            Streams {
+                highest: session.highest,
+                open: open.collect(),
+            }
+        });
+        Box::pin(ready(Ok(found.unwrap_or_default())))
+    }
+
     fn forget<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()> {
-        self.sessions
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(session);
+        self.drop_all(session);
         Box::pin(ready(()))
+    }
+
+    /// There is no other process that could read it.
+    fn release<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()> {
+        self.forget(session)
     }
 }
 
-/// The directory in memory.
+/// The directory in memory: all replicas that there are hold it.
 #[derive(Default)]
 pub(crate) struct MemoryDirectory {
-    records: RwLock<HashMap<SessionId, Record>>,
+    records: RwLock<HashMap<SessionId, (Record, Instant)>>,
 }
 
-impl Directory for MemoryDirectory {
-    fn insert<'a>(&'a self, session: &'a SessionId, record: Record) -> Later<'a, bool> {
+impl MemoryDirectory {
+    fn change<T>(
+        &self,
+        session: &SessionId,
+        fence: Fence,
+        change: impl FnOnce(&mut HashMap<SessionId, (Record, Instant)>) -> T,
+    ) -> Later<'static, Result<T, StoreError>>
+    where
+        T: Send + 'static,
+    {
         let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
-        let is_new = !records.contains_key(session);
-        if is_new {
-            records.insert(session.clone(), record);
-        }
-        Box::pin(ready(is_new))
+        let is_own = records
+            .get(session)
+            .is_some_and(|(record, _)| record.fence == fence);
+        let changed = is_own.then(|| change(&mut records));
+        Box::pin(ready(changed.ok_or(StoreError::Fenced)))
+    }
+}
+
+/// The one life of a store that ends with its process.
+const EPOCH: u32 = 1;
+
+impl Directory for MemoryDirectory {
+    fn beat<'a>(&'a self, _: &'a Replica) -> Later<'a, Result<Beat, StoreError>> {
+        Box::pin(ready(Ok(Beat {
+            epoch: EPOCH,
+            is_recovering: false,
+        })))
     }
 
-    fn find<'a>(&'a self, session: &'a SessionId) -> Later<'a, Option<Record>> {
-        let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
-        Box::pin(ready(records.get(session).cloned()))
-    }
-
-    fn remove<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()> {
-        self.records
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(session);
+    fn leave<'a>(&'a self, _: &'a Replica) -> Later<'a, ()> {
         Box::pin(ready(()))
+    }
+
+    fn insert<'a>(
+        &'a self,
+        session: &'a SessionId,
+        record: Record,
+        _: u32,
+    ) -> Later<'a, Result<bool, StoreError>> {
+        let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
+        let is_free = records
+            .get(session)
+            .is_none_or(|(known, _)| known.owner == record.owner && known.fence == record.fence);
+        if is_free {
+            records.insert(session.clone(), (record, Instant::now()));
+        }
+        Box::pin(ready(Ok(is_free)))
+    }
+
+    fn find<'a>(&'a self, session: &'a SessionId) -> Later<'a, Result<Option<Found>, StoreError>> {
+        let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+        let found = records.get(session).map(|(record, since)| Found {
+            record: Record {
+                age: since.elapsed(),
+                ..record.clone()
+            },
+            is_owner_alive: record.owner.is_some(),
+        });
+        Box::pin(ready(Ok(found)))
+    }
+
+    fn claim<'a>(
+        &'a self,
+        session: &'a SessionId,
+        seen: &'a Record,
+        me: &'a Replica,
+    ) -> Later<'a, Result<Option<Fence>, StoreError>> {
+        let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
+        let claimed = records.get_mut(session).and_then(|(record, _)| {
+            let is_same = record.owner == seen.owner && record.fence == seen.fence;
+            is_same.then(|| {
+                record.owner = Some(me.clone());
+                record.fence.0 += 1;
+                record.fence
+            })
+        });
+        Box::pin(ready(Ok(claimed)))
+    }
+
+    fn keep<'a>(
+        &'a self,
+        session: &'a SessionId,
+        fence: Fence,
+        kept: Option<Bytes>,
+    ) -> Later<'a, Result<(), StoreError>> {
+        self.change(session, fence, |records| {
+            if let Some(((record, _), kept)) = records.get_mut(session).zip(kept) {
+                record.kept = kept;
+            }
+        })
+    }
+
+    fn release<'a>(
+        &'a self,
+        session: &'a SessionId,
+        fence: Fence,
+    ) -> Later<'a, Result<(), StoreError>> {
+        self.change(session, fence, |records| {
+            if let Some((record, _)) = records.get_mut(session) {
+                record.owner = None;
+            }
+        })
+    }
+
+    fn remove<'a>(
+        &'a self,
+        session: &'a SessionId,
+        fence: Fence,
+    ) -> Later<'a, Result<(), StoreError>> {
+        self.change(session, fence, |records| {
+            records.remove(session);
+        })
     }
 }
 
@@ -287,6 +435,15 @@ mod tests {
         bytes: 1024,
         age: Duration::from_secs(60),
     };
+
+    fn spot(id: &str, stream: StreamId, fence: u64) -> Spot {
+        Spot {
+            session: session(id),
+            stream,
+            fence: Fence(fence),
+            epoch: EPOCH,
+        }
+    }
 
     fn session(name: &str) -> SessionId {
         SessionId(name.into())
@@ -311,41 +468,36 @@ mod tests {
         id: &str,
         stream: StreamId,
         fence: u64,
-    ) -> Result<u64, LogError> {
-        log.append(
-            &session(id),
-            stream,
-            Fence(fence),
-            Bytes::from_static(b"event"),
-        )
-        .await
+        number: u64,
+    ) -> Result<(), StoreError> {
+        let event = Bytes::from_static(b"event");
+        log.append(&spot(id, stream, fence), number, event, None)
+            .await
     }
 
     async fn promise_1_numbers_and_fences(log: &dyn EventLog) {
         for number in 1..=3 {
-            assert_eq!(append(log, "a", 0, 2).await, Ok(number));
+            assert_eq!(append(log, "a", 0, 2, number).await, Ok(()));
             assert_eq!(read(log, "a", 0, number - 1).await.0.len(), 1);
         }
+        assert_eq!(append(log, "a", 0, 2, 3).await, Ok(()), "kept once");
         assert_eq!(
-            append(log, "a", 7, 2).await,
-            Ok(1),
+            append(log, "a", 7, 2, 1).await,
+            Ok(()),
             "each stream counts by itself"
         );
-        assert_eq!(append(log, "b", 0, 1).await, Ok(1), "each session too");
-        assert_eq!(append(log, "a", 0, 1).await, Err(LogError::Fenced));
-        assert_eq!(
-            log.end(&session("a"), 0, Fence(1)).await,
-            Err(LogError::Fenced)
-        );
+        assert_eq!(append(log, "b", 0, 1, 1).await, Ok(()), "each session too");
+        assert_eq!(append(log, "a", 0, 1, 4).await, Err(StoreError::Fenced));
+        assert_eq!(log.end(&spot("a", 0, 1)).await, Err(StoreError::Fenced));
         let (events, is_end) = read(log, "a", 0, 0).await;
         assert_eq!((events.len(), is_end), (3, false), "nothing was kept");
-        assert_eq!(append(log, "a", 0, 3).await, Ok(4));
-        assert_eq!(append(log, "a", 0, 2).await, Err(LogError::Fenced));
+        assert_eq!(append(log, "a", 0, 3, 4).await, Ok(()));
+        assert_eq!(append(log, "a", 0, 2, 5).await, Err(StoreError::Fenced));
     }
 
     async fn promise_2_reads_without_a_gap(log: &dyn EventLog) {
         for number in 1..=5 {
-            assert_eq!(append(log, "a", 0, 1).await, Ok(number));
+            assert_eq!(append(log, "a", 0, 1, number).await, Ok(()));
         }
         let numbers = |(events, _): (Vec<(u64, Bytes)>, bool)| -> Vec<u64> {
             events.into_iter().map(|(number, _)| number).collect()
@@ -362,38 +514,46 @@ mod tests {
         ] {
             let found = log.read(&session(id), stream, after).await;
             assert!(
-                matches!(found, Err(LogError::Trimmed { .. })),
+                matches!(found, Err(StoreError::Trimmed { .. })),
                 "{id} {stream} {after}"
             );
         }
     }
 
-    async fn promise_3_nothing_follows_the_end(log: &dyn EventLog) {
-        assert_eq!(append(log, "a", 1, 1).await, Ok(1));
-        assert_eq!(log.end(&session("a"), 1, Fence(1)).await, Ok(()));
-        assert!(append(log, "a", 1, 1).await.is_err());
-        assert_eq!(log.end(&session("a"), 1, Fence(1)).await, Ok(()));
+    async fn promise_4_nothing_follows_the_end(log: &dyn EventLog) {
+        assert_eq!(append(log, "a", 1, 1, 1).await, Ok(()));
+        assert_eq!(log.end(&spot("a", 1, 1)).await, Ok(()));
+        assert!(append(log, "a", 1, 1, 2).await.is_err());
+        assert_eq!(log.end(&spot("a", 1, 1)).await, Ok(()));
         let (events, is_end) = read(log, "a", 1, 0).await;
         assert_eq!((events.len(), is_end), (1, true));
         assert_eq!(read(log, "a", 1, 1).await, (Vec::new(), true));
-        assert_eq!(append(log, "a", 2, 1).await, Ok(1), "other streams go on");
+        assert_eq!(
+            append(log, "a", 2, 1, 1).await,
+            Ok(()),
+            "other streams go on"
+        );
     }
 
-    async fn promise_5_forget_leaves_nothing(log: &dyn EventLog) {
-        assert_eq!(append(log, "a", 1, 5).await, Ok(1));
-        assert_eq!(append(log, "b", 1, 5).await, Ok(1));
+    async fn promise_7_forget_leaves_nothing(log: &dyn EventLog) {
+        assert_eq!(append(log, "a", 1, 5, 1).await, Ok(()));
+        assert_eq!(append(log, "b", 1, 5, 1).await, Ok(()));
         log.forget(&session("a")).await;
         assert!(log.read(&session("a"), 1, 0).await.is_err());
         assert_eq!(read(log, "b", 1, 0).await.0.len(), 1);
-        assert_eq!(append(log, "a", 1, 1).await, Ok(1), "not even the fence");
+        assert_eq!(
+            append(log, "a", 1, 1, 1).await,
+            Ok(()),
+            "not even the fence"
+        );
     }
 
     #[tokio::test]
     async fn keeps_the_promises_of_an_event_log() {
         promise_1_numbers_and_fences(&log()).await;
         promise_2_reads_without_a_gap(&log()).await;
-        promise_3_nothing_follows_the_end(&log()).await;
-        promise_5_forget_leaves_nothing(&log()).await;
+        promise_4_nothing_follows_the_end(&log()).await;
+        promise_7_forget_leaves_nothing(&log()).await;
     }
 
     fn event(bytes: usize) -> Bytes {
@@ -401,20 +561,23 @@ mod tests {
     }
 
     #[test]
-    fn promise_4_count_bytes_and_age_bound_a_stream() {
+    fn promise_5_count_bytes_and_age_bound_a_stream() {
         let now = Instant::now();
-        let mut streams = Streams::default();
+        let mut streams = OfSession::default();
         for number in 1..=10 {
-            assert_eq!(streams.append(0, event(1), now, KEEP), Ok(number));
+            streams.open(0).unwrap().append(number, event(1), now, KEEP);
         }
         assert_eq!(streams.streams[&0].events.len(), 3);
         assert_eq!(
             streams.streams[&0].read(6).err(),
-            Some(LogError::Trimmed { oldest: 7 })
+            Some(StoreError::Trimmed { oldest: 7 })
         );
 
         for number in 1..=3 {
-            assert_eq!(streams.append(1, event(512), now, KEEP), Ok(number));
+            streams
+                .open(1)
+                .unwrap()
+                .append(number, event(512), now, KEEP);
         }
         let stream = &streams.streams[&1];
         assert_eq!(
@@ -422,24 +585,27 @@ mod tests {
             (2, 1024, 1)
         );
         // The newest stays, however large.
-        assert_eq!(streams.append(1, event(5000), now, KEEP), Ok(4));
+        streams.open(1).unwrap().append(4, event(5000), now, KEEP);
         let stream = &streams.streams[&1];
         assert_eq!((stream.events.len(), stream.bytes), (1, 5000));
 
-        assert_eq!(streams.append(2, event(1), now, KEEP), Ok(1));
-        assert_eq!(streams.append(2, event(1), now + KEEP.age, KEEP), Ok(2));
+        streams.open(2).unwrap().append(1, event(1), now, KEEP);
+        streams
+            .open(2)
+            .unwrap()
+            .append(2, event(1), now + KEEP.age, KEEP);
         assert_eq!(streams.streams[&2].trimmed, 0);
         let later = now + KEEP.age + Duration::from_secs(1);
-        assert_eq!(streams.append(2, event(1), later, KEEP), Ok(3));
+        streams.open(2).unwrap().append(3, event(1), later, KEEP);
         assert_eq!(streams.streams[&2].trimmed, 1);
     }
 
     #[test]
     fn ended_streams_go_in_order() {
         let now = Instant::now();
-        let mut streams = Streams::default();
+        let mut streams = OfSession::default();
         for id in 1..=3 {
-            assert_eq!(streams.append(id, event(400), now, KEEP), Ok(1));
+            streams.open(id).unwrap().append(1, event(400), now, KEEP);
         }
         for id in [2, 1, 3] {
             streams.end(id, now, KEEP);
@@ -469,9 +635,12 @@ mod tests {
             bytes: 10 * PAGE,
             ..KEEP
         };
-        let mut streams = Streams::default();
+        let mut streams = OfSession::default();
         for number in 1..=3 {
-            assert_eq!(streams.append(0, event(PAGE), now, keep), Ok(number));
+            streams
+                .open(0)
+                .unwrap()
+                .append(number, event(PAGE), now, keep);
         }
         streams.end(0, now, keep);
         let first = streams.streams[&0].read(0).unwrap();

@@ -3,11 +3,11 @@
 //! Each contract is the prose on its trait. The memory implementation is a product
 //! feature: it is all that a gateway on one machine needs.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
-use crate::{auth::Principal, protocol::event::StreamId};
+use crate::protocol::event::StreamId;
 
 pub(crate) mod memory;
 pub(crate) mod memory_limiter;
@@ -50,46 +50,91 @@ pub(crate) struct Page {
     pub(crate) is_end: bool,
 }
 
-/// Why the log could not do it.
+/// Why a store did not do it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum LogError {
+pub(crate) enum StoreError {
     /// Events behind the cursor are no longer kept, or the stream itself is not.
     #[error("events behind the cursor are gone")]
     Trimmed {
         /// The number before the oldest event that is kept.
         oldest: u64,
     },
-    /// Somebody else owns the session now.
+    /// Somebody else owns the session now, or it was removed.
     #[error("fenced")]
     Fenced,
+    /// The store lost what it had: it has another epoch than the caller.
+    #[error("the store was flushed")]
+    Flushed,
+    /// The store cannot be reached, is full, or takes no writes.
+    #[error("the store is away")]
+    Away,
+}
+
+/// Where an owner writes: one stream of one session, with what its right to it rests on.
+#[derive(Clone, Debug)]
+pub(crate) struct Spot {
+    /// The session.
+    pub(crate) session: SessionId,
+    /// Its stream.
+    pub(crate) stream: StreamId,
+    /// The owner's number.
+    pub(crate) fence: Fence,
+    /// The life of the log that the owner knows.
+    pub(crate) epoch: u32,
+}
+
+/// An open stream, as a new owner finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OpenStream {
+    /// Which one.
+    pub(crate) stream: StreamId,
+    /// The number of its last event.
+    pub(crate) last: u64,
+    /// What `open` or a later `append` said of the calls that it still waits for.
+    pub(crate) calls: Bytes,
+}
+
+/// The streams of a session, as a new owner finds them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Streams {
+    /// The highest stream that was ever opened, whether it is still kept or not.
+    pub(crate) highest: StreamId,
+    /// Those that have not ended.
+    pub(crate) open: Vec<OpenStream>,
 }
 
 /// The ordered events of every stream.
 ///
-/// 1. `append` gives each event of a stream the next number, from 1 on, and keeps it before
-///    it returns; an append with a smaller fence than the last one fails and keeps nothing.
-/// 2. `read` returns the events behind a cursor in order, without a gap: where a part of
-///    them is no longer kept it fails with `Trimmed` and returns none.
-/// 3. `end` is the last thing that happens to a stream; afterwards `append` fails.
-/// 4. A stream is kept within the bounds of events, bytes and age; the oldest go first.
-/// 5. `forget` leaves nothing of a session.
+/// 1. What is written for one session happens in the order of the calls, whether their futures
+///    are polled or not; a future is ready when its event is kept. Dropping one may undo it.
+/// 2. The owner numbers the events of a stream, from 1 on without a gap. An event that is kept
+///    already is kept once, however often it is appended under its number.
+/// 3. `read` returns the events behind a cursor in order, without a gap: where a part of
+///    them is no longer kept it fails with `Trimmed` and returns none. It may return events whose
+///    append is not ready yet; its caller knows which are.
+/// 4. `end` is the last thing that happens to a stream; afterwards `append` fails with `Fenced`.
+/// 5. A stream is kept within the bounds of events, bytes and age; the oldest go first, and the
+///    newest always stays.
+/// 6. A write with a smaller fence than the session's fails with `Fenced`, one with another epoch
+///    than the store's with `Flushed`; either keeps nothing. While the store is away, a write
+///    waits; a read fails with `Away`.
+/// 7. `forget` leaves nothing of a session; `release` leaves nothing of it in this process that
+///    another replica could not read.
 pub(crate) trait EventLog: Send + Sync {
-    /// Keeps one event and returns its number.
-    fn append<'a>(
-        &'a self,
-        session: &'a SessionId,
-        stream: StreamId,
-        fence: Fence,
+    /// Makes a stream known before anybody is told of it; `calls` is for the next owner.
+    fn open(&self, at: &Spot, calls: Bytes) -> Later<'static, Result<(), StoreError>>;
+
+    /// Keeps one event under its number; `calls` replaces what was said of them.
+    fn append(
+        &self,
+        at: &Spot,
+        number: u64,
         event: Bytes,
-    ) -> Later<'a, Result<u64, LogError>>;
+        calls: Option<Bytes>,
+    ) -> Later<'static, Result<(), StoreError>>;
 
     /// Marks a stream as ended.
-    fn end<'a>(
-        &'a self,
-        session: &'a SessionId,
-        stream: StreamId,
-        fence: Fence,
-    ) -> Later<'a, Result<(), LogError>>;
+    fn end(&self, at: &Spot) -> Later<'static, Result<(), StoreError>>;
 
     /// Reads what stands behind number `after`, at most about 256 KiB of it.
     fn read<'a>(
@@ -97,37 +142,116 @@ pub(crate) trait EventLog: Send + Sync {
         session: &'a SessionId,
         stream: StreamId,
         after: u64,
-    ) -> Later<'a, Result<Page, LogError>>;
+    ) -> Later<'a, Result<Page, StoreError>>;
+
+    /// What a new owner has to go on with.
+    fn streams<'a>(&'a self, session: &'a SessionId) -> Later<'a, Result<Streams, StoreError>>;
 
     /// Drops every stream of a session.
     fn forget<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()>;
+
+    /// Drops what this process keeps of a session that goes on elsewhere.
+    fn release<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()>;
+}
+
+/// A replica in one of its lives.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Replica {
+    /// Where others reach it: `host:port`.
+    pub(crate) address: Arc<str>,
+    /// Random at each start.
+    pub(crate) boot: Arc<str>,
 }
 
 /// What the directory knows of a session.
-#[expect(dead_code, reason = "a second replica will read what this one inserts")]
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
-    /// Whose session it is; nobody else learns that it exists.
-    pub(crate) principal: Principal,
+    /// Whose session it is, as one text; nobody else learns that it exists.
+    pub(crate) principal: Arc<str>,
     /// The tenant's server that it belongs to.
     pub(crate) server: String,
-    /// The number of its present owner.
+    /// Its present owner; none while nobody owns it.
+    pub(crate) owner: Option<Replica>,
+    /// The number of its present or last owner.
     pub(crate) fence: Fence,
+    /// What the owner keeps for the next one.
+    pub(crate) kept: Bytes,
+    /// For how long it outlives its owner's last sign.
+    pub(crate) ttl: Duration,
+    /// How long ago the session began, by the store's clock.
+    pub(crate) age: Duration,
+}
+
+/// A record that was found.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    /// It.
+    pub(crate) record: Record,
+    /// Whether its owner has given a sign of life within the last 5 s.
+    pub(crate) is_owner_alive: bool,
+}
+
+/// What a replica learns by its heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Beat {
+    /// The life of the store; another one after it lost what it had.
+    pub(crate) epoch: u32,
+    /// Whether what was lost may still be registered again by its owners: an id that is not
+    /// there may be there soon.
+    pub(crate) is_recovering: bool,
 }
 
 /// Which sessions there are, and who owns them.
 ///
-/// 1. `insert` fails for an id that is there.
-/// 2. `find` returns what was inserted, until `remove`.
-/// 3. `remove` does nothing for an id that is not there.
+/// 1. `insert` returns false for an id that is there, unless it has the same owner and fence.
+/// 2. `find` returns what was inserted and kept, until `remove` or its `ttl` has passed since the
+///    owner's last `insert`, `keep` or `claim`.
+/// 3. `claim` takes place only if owner and fence are still those that the claimer has seen; the
+///    fence grows by one.
+/// 4. `keep`, `release` and `remove` with an old fence fail with `Fenced`, and do nothing.
+/// 5. `remove` drops the session's streams too. `release` leaves a session without an owner.
+/// 6. Everything fails with `Away` while the store is; nothing waits longer than a second.
+/// 7. A heartbeat stands for 5 s. `insert` fails with `Flushed` under another epoch.
 pub(crate) trait Directory: Send + Sync {
+    /// Says that a replica lives.
+    fn beat<'a>(&'a self, replica: &'a Replica) -> Later<'a, Result<Beat, StoreError>>;
+    /// Takes back the heartbeat: the replica ends.
+    fn leave<'a>(&'a self, replica: &'a Replica) -> Later<'a, ()>;
     /// Adds a session; false if the id is taken.
-    fn insert<'a>(&'a self, session: &'a SessionId, record: Record) -> Later<'a, bool>;
+    fn insert<'a>(
+        &'a self,
+        session: &'a SessionId,
+        record: Record,
+        epoch: u32,
+    ) -> Later<'a, Result<bool, StoreError>>;
     /// Looks a session up.
-    #[expect(dead_code, reason = "a second replica will look sessions up")]
-    fn find<'a>(&'a self, session: &'a SessionId) -> Later<'a, Option<Record>>;
+    fn find<'a>(&'a self, session: &'a SessionId) -> Later<'a, Result<Option<Found>, StoreError>>;
+    /// Makes `me` the owner, if what was `seen` is still true. Returns the new fence.
+    fn claim<'a>(
+        &'a self,
+        session: &'a SessionId,
+        seen: &'a Record,
+        me: &'a Replica,
+    ) -> Later<'a, Result<Option<Fence>, StoreError>>;
+    /// The session lives; its `kept` is replaced.
+    fn keep<'a>(
+        &'a self,
+        session: &'a SessionId,
+        fence: Fence,
+        kept: Option<Bytes>,
+    ) -> Later<'a, Result<(), StoreError>>;
+    /// The owner lets go of a session, which goes on.
+    fn release<'a>(
+        &'a self,
+        session: &'a SessionId,
+        fence: Fence,
+    ) -> Later<'a, Result<(), StoreError>>;
     /// Drops a session.
-    fn remove<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()>;
+    fn remove<'a>(
+        &'a self,
+        session: &'a SessionId,
+        fence: Fence,
+    ) -> Later<'a, Result<(), StoreError>>;
 }
 
 /// What is counted together: one limit of one tenant, principal or address.

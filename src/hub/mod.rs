@@ -53,6 +53,7 @@ pub(crate) mod limits;
 mod link;
 mod outbound;
 mod pages;
+pub(crate) mod place;
 pub(crate) mod reading;
 mod restore;
 mod routes;

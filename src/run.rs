@@ -30,7 +30,7 @@ use crate::{
         routes,
         tls::Files,
     },
-    hub::Hub,
+    hub::{Hub, stores::Stores},
     logs::Logs,
     oauth::Oauth,
     outbound::Outbound,
@@ -105,7 +105,9 @@ pub(crate) async fn run(
     } else {
         Trail::none()
     };
-    let hub = Hub::in_memory(
+    let stores = Stores::in_memory(&config, &SystemRandom::new())?;
+    let hub = Hub::new(
+        stores,
         Arc::clone(&config),
         Arc::new(SystemRandom::new()),
         launcher,
@@ -113,7 +115,7 @@ pub(crate) async fn run(
         Arc::clone(&metrics),
         (release.clone(), halt.clone()),
         tracker.clone(),
-    )?;
+    );
     if !live.is_loaded() {
         health.lost("sql", Loss::All);
     }

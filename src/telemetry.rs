@@ -44,11 +44,15 @@ pub(crate) enum Ended {
     Lost,
     /// The gateway stops.
     Drained,
+    /// Another replica owns it now.
+    Fenced,
+    /// Its replica was cut off from the others for too long.
+    Orphaned,
 }
 
 impl Ended {
     /// The values of the label, in the order of the variants: change both together.
-    const LABELS: [&str; 7] = [
+    const LABELS: [&str; 9] = [
         "deleted",
         "revoked",
         "idle",
@@ -56,6 +60,8 @@ impl Ended {
         "disconnected",
         "lost",
         "drained",
+        "fenced",
+        "orphaned",
     ];
 }
 

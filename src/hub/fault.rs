@@ -78,6 +78,12 @@ impl Fault {
         "the backend ended before it answered",
         "backend_exited",
     );
+    /// The replica ended that had the call, which may have had its effect.
+    pub(super) const OWNER_LOST: Self = Self::new(
+        -31001,
+        "the replica that served the session was lost",
+        "owner_lost",
+    );
     /// The clock of the call ran out.
     pub(super) const TIMEOUT: Self =
         Self::new(-31002, "the backend did not answer in time", "timeout");

@@ -6,7 +6,7 @@ use aws_lc_rs::rand::SystemRandom;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Answer, Form, Hub};
+use super::{Answer, Form, Hub, Stores};
 use crate::{
     auth::Access,
     backend::{
@@ -64,8 +64,10 @@ impl Bench {
             run: true,
             ..Sources::default()
         };
-        let hub = Hub::in_memory(
-            Arc::new(Config::load(&sources).unwrap()),
+        let config = Config::load(&sources).unwrap();
+        let hub = Hub::new(
+            Stores::in_memory(&config, &SystemRandom::new()).unwrap(),
+            Arc::new(config),
             Arc::new(SystemRandom::new()),
             launcher,
             (Live::unread(), Trail::none()),
@@ -74,7 +76,7 @@ impl Bench {
             tracker.clone(),
         );
         Self {
-            hub: hub.unwrap(),
+            hub,
             tenant,
             server,
             halt,

@@ -12,7 +12,7 @@ use super::{
     limits::Seats,
     link::State,
     restore::Subscription,
-    session::{Delivery, Over, Phase, Session, Transport, or_never},
+    session::{Delivery, Phase, Session, Transport, or_never},
 };
 use crate::{
     auth::policy::{self, Denied, Listed},
@@ -150,8 +150,9 @@ impl Session {
             Ok(stream) => {
                 // The front may have gone; then nobody will ask to open the stream.
                 let _ = begun.send(stream);
-                if form == Form::Sse && self.streams.open(stream).await.is_err() {
-                    self.over = Some(Over::Lost);
+                if form == Form::Sse {
+                    let opened = self.streams.open(stream);
+                    self.stored(opened);
                 }
                 Some(stream)
             }
@@ -166,10 +167,8 @@ impl Session {
     /// Passes a request on to the child, unless it is answered here.
     async fn send(&mut self, message: &Message, stream: StreamId, (form, seats): (Form, Seats)) {
         if let Some(line) = self.answered_here(message) {
-            if self.streams.finish_call(stream, Some(line)).await.is_err() {
-                self.over = Some(Over::Lost);
-            }
-            return;
+            let finished = self.streams.finish_call(stream, Some(line));
+            return self.stored(finished);
         }
         let Ok(unsealed) = self.unsealed(message) else {
             let id = message.id().unwrap_or_default();
@@ -210,6 +209,10 @@ impl Session {
                 list: Listed::of(method).map(|listed| (listed, Arc::clone(&self.policy))),
             },
         );
+        let awaited = self
+            .streams
+            .awaits(stream, message.id().unwrap_or_default());
+        self.stored(awaited);
         self.link.set_calls(self.calls.count());
         self.wake_by(clock.deadline());
         if let Some(subscription) = subscription {
@@ -221,10 +224,8 @@ impl Session {
     async fn refuse(&mut self, id: &[u8], stream: StreamId, why: &str) {
         let mut line = BytesMut::new();
         push_error(id, -32602, why, None, &mut line);
-        let finished = self.streams.finish_call(stream, Some(line.freeze())).await;
-        if finished.is_err() {
-            self.over = Some(Over::Lost);
-        }
+        let finished = self.streams.finish_call(stream, Some(line.freeze()));
+        self.stored(finished);
     }
 
     /// Writes a request for the backend, and returns the gateway's id of it. A shared child has
@@ -285,6 +286,7 @@ impl Session {
                     return Some(line.freeze());
                 };
                 self.kept.level = Some((&*name).into());
+                self.remember();
                 if let State::Shared(member) = &self.link.state {
                     member.set_level(level);
                 }
@@ -317,6 +319,7 @@ impl Session {
         if matches!(self.link.state, State::Absent) {
             // It has asked nothing and knows nothing: what it must know it is told at its start.
             self.kept.is_initialized |= message.method() == Method::Initialized;
+            self.remember();
             return Ok(());
         }
         if message.kind() != Kind::Notification {
@@ -335,6 +338,7 @@ impl Session {
         match message.method() {
             Method::Initialized if self.server.supervision.isolation == Isolation::Session => {
                 self.kept.is_initialized = true;
+                self.remember();
             }
             // A shared child was told what the gateway itself is, and nothing of its sessions.
             Method::Initialized | Method::ListChanged
@@ -356,9 +360,11 @@ impl Session {
                 };
                 self.link.set_calls(self.calls.count());
                 self.call_ended(&call, telemetry::Outcome::Cancelled);
-                if self.streams.finish_call(call.stream, None).await.is_err() {
-                    self.over = Some(Over::Lost);
-                }
+                let id = message.request_id().map(|span| span.of(message.bytes()));
+                let forgotten = self.streams.forgets(call.stream, id.unwrap_or_default());
+                self.stored(forgotten);
+                let finished = self.streams.finish_call(call.stream, None);
+                self.stored(finished);
             }
         }
         Ok(())

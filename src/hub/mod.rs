@@ -8,11 +8,9 @@
 use std::{
     collections::HashMap,
     sync::{Arc, PoisonError},
-    time::Duration,
 };
 
 use aws_lc_rs::rand::SecureRandom;
-use bytes::Bytes;
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
@@ -35,14 +33,11 @@ use crate::{
         event::{Cursor, EventKey},
         message::{Body, Message},
     },
-    store::{
-        Directory, EventLog, Fence, Record, SessionId,
-        memory::{MemoryDirectory, MemoryLog, Retention},
-        memory_limiter::MemoryLimiter,
-    },
+    store::{Directory, EventLog, SessionId},
     telemetry::Metrics,
 };
 
+mod answer;
 mod audited;
 mod calls;
 mod changes;
@@ -52,25 +47,34 @@ mod inbound;
 pub(crate) mod limits;
 mod link;
 mod outbound;
+pub(crate) mod owner;
 mod pages;
 pub(crate) mod place;
 pub(crate) mod reading;
+mod record;
 mod restore;
 mod routes;
 mod seen;
 mod session;
+mod standstill;
 mod start;
+pub(crate) mod stores;
+mod stream;
 mod streams;
 mod tools;
+mod writing;
 
 #[cfg(test)]
 mod hub_tests;
 
 pub(crate) use crate::backend::roster::{Restart as HowToEnd, Seen as SeenChild};
+pub(crate) use answer::{Answer, Form, Pending};
 use limits::{Limits, Seats};
+use owner::Owner;
 use reading::Reading;
 pub(crate) use seen::SeenSession;
 use session::{Command, Delivery, Session, Transport};
+use stores::{Patience, Stores};
 
 /// A handle on the core; clones are the same hub.
 #[derive(Clone)]
@@ -80,13 +84,15 @@ pub(crate) struct Hub(Arc<Core>);
 pub(crate) struct Core {
     log: Arc<dyn EventLog>,
     directory: Arc<dyn Directory>,
+    owner: Arc<Owner>,
+    patience: Patience,
+    places: place::Places,
     sessions: Sessions,
     /// What is declared.
     live: Arc<Live>,
     /// What was declared when children were last told.
     told: std::sync::RwLock<Arc<Catalog>>,
     key: EventKey,
-    epoch: u32,
     random: Arc<dyn SecureRandom + Send + Sync>,
     config: Arc<Config>,
     pool: Arc<Pool>,
@@ -116,76 +122,13 @@ struct Handle {
     born: Instant,
 }
 
-/// How the response to a POST may look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// JSON if the response is the first message and comes in time, else SSE.
-    Auto,
-    /// SSE.
-    Sse,
-    /// JSON.
-    Json,
-}
-
-/// What the hub answers to a delivered message.
-pub(crate) enum Answer {
-    /// The response, or the array of a batch.
-    Json(Bytes),
-    /// An `initialize` that failed: its error, and no session.
-    Failed(Bytes),
-    /// A stream to be read.
-    Stream(Box<Reading>),
-    /// Taken; there is nothing to answer.
-    Accepted,
-    /// The client cancelled its call before anything was sent.
-    Silent,
-    /// Not taken.
-    Refused(Error),
-}
-
-/// A response whose headers may still be held.
-pub(crate) struct Pending {
-    reply: oneshot::Receiver<Answer>,
-    commands: mpsc::Sender<Command>,
-    stream: oneshot::Receiver<u32>,
-    /// For the stream that the response may become.
-    seats: Seats,
-}
-
-impl Pending {
-    /// The answer; held as JSON for at most `hold` where the form is `Auto`.
-    pub(crate) async fn answer(mut self, hold: Option<Duration>) -> Answer {
-        let mut answer = self.wait(hold).await;
-        if let Answer::Stream(reading) = &mut answer {
-            reading.hold(self.seats);
-        }
-        answer
-    }
-
-    async fn wait(&mut self, hold: Option<Duration>) -> Answer {
-        if let Some(hold) = hold {
-            match tokio::time::timeout(hold, &mut self.reply).await {
-                Ok(answer) => return answer.unwrap_or(Answer::Refused(Error::NoSession)),
-                Err(_) => {
-                    if let Ok(stream) = self.stream.try_recv() {
-                        // A session that has ended answers below.
-                        let _ = self.commands.send(Command::Open(stream)).await;
-                    }
-                }
-            }
-        }
-        (&mut self.reply)
-            .await
-            .unwrap_or(Answer::Refused(Error::NoSession))
-    }
-}
-
 /// Messages waiting for a session; beyond, senders wait.
 const COMMANDS: usize = 64;
 
 impl Hub {
-    /// A hub that keeps its state in memory.
-    pub(crate) fn in_memory(
+    /// A hub without sessions.
+    pub(crate) fn new(
+        stores: Stores,
         config: Arc<Config>,
         random: Arc<dyn SecureRandom + Send + Sync>,
         launcher: Launcher,
@@ -193,26 +136,17 @@ impl Hub {
         metrics: Arc<Metrics>,
         (drain, halt): (CancellationToken, CancellationToken),
         tracker: TaskTracker,
-    ) -> Result<Self, Error> {
-        let retention = Retention {
-            events: config.log.events,
-            bytes: usize::try_from(config.log.bytes).unwrap_or(usize::MAX),
-            age: config.log.age,
-        };
-        let mut secret = [0; 32];
-        random
-            .fill(&mut secret)
-            .map_err(|_| Error::Bug("no randomness"))?;
+    ) -> Self {
         let limits = Limits::new(
-            Arc::new(MemoryLimiter::default()),
+            stores.limiter,
             Arc::clone(&metrics),
             tracker.clone(),
             halt.clone(),
         );
-        let stores = launcher.prepared.clone();
+        let prepared = launcher.prepared.clone();
         let pool = Arc::new(Pool::new(
             launcher,
-            Preparations::new(stores, tracker.clone(), drain.clone()),
+            Preparations::new(prepared, tracker.clone(), drain.clone()),
             config.spawn,
             Arc::clone(&random),
             Arc::clone(&metrics),
@@ -224,14 +158,16 @@ impl Hub {
             drain.clone(),
             halt.clone(),
         );
-        Ok(Self(Arc::new(Core {
-            log: Arc::new(MemoryLog::new(retention)),
-            directory: Arc::new(MemoryDirectory::default()),
+        Self(Arc::new(Core {
+            log: stores.log,
+            directory: stores.directory,
+            owner: stores.owner,
+            patience: stores.patience,
+            places: place::places(),
             sessions: Sessions::default(),
             live,
             told: std::sync::RwLock::default(),
-            key: EventKey::new(&secret),
-            epoch: 1,
+            key: stores.key,
             random,
             config,
             pool,
@@ -243,7 +179,7 @@ impl Hub {
             tracker,
             drain,
             halt,
-        })))
+        }))
     }
 
     /// What tenants, principals and addresses may use.
@@ -316,25 +252,9 @@ impl Hub {
         if core.drain.is_cancelled() {
             return Err(Error::Draining);
         }
+        core.owner.check()?;
         let seats = core.limits.session(access).await?;
         let id = core.new_id()?;
-        let record = Record {
-            principal: access.principal().key().into(),
-            server: access.server().name.clone(),
-            owner: None,
-            fence: Fence(1),
-            kept: Bytes::new(),
-            ttl: core.config.session.idle,
-            age: Duration::ZERO,
-        };
-        if !core
-            .directory
-            .insert(&id, record, core.epoch)
-            .await
-            .unwrap_or(false)
-        {
-            return Err(Error::Bug("a session id came twice"));
-        }
         let (commands, received) = mpsc::channel(COMMANDS);
         let handle = Handle {
             commands,
@@ -468,6 +388,7 @@ impl Core {
         }
         let handle = handle.clone();
         drop(sessions);
+        self.owner.check()?;
         if handle.access.joined(access).is_some() {
             self.join(access, id)?;
         }

@@ -11,7 +11,7 @@ use super::{
     fault::Fault,
     link::{Heard, State},
     routes::About,
-    session::{Over, Phase, Session, or_never},
+    session::{Phase, Session, or_never},
 };
 use crate::{
     auth::policy,
@@ -107,27 +107,21 @@ impl Session {
         };
         let said = self.dialect.line(message, out);
         self.pace(&said);
-        if let Err(error) = self.said(said, message).await {
-            tracing::error!(session.id = self.id.short(), %error, "the event log failed");
-            self.over = Some(Over::Lost);
-        }
+        let said = self.said(said, message);
+        self.stored(said);
     }
 
-    async fn said(
-        &mut self,
-        said: Said,
-        message: &Message,
-    ) -> Result<(), crate::store::StoreError> {
+    fn said(&mut self, said: Said, message: &Message) -> Result<(), crate::store::StoreError> {
         let now = Instant::now();
         let (stream, line) = match said {
-            Said::Done { call, line } => return self.done(call, line, message).await,
+            Said::Done { call, line } => return self.done(call, line, message),
             Said::Progress { call, line } => (self.calls.route_progress(call, now), line),
             Said::Ask { ask, task, line } => {
                 let stream = self
                     .calls
                     .route(About::Ask(task.as_deref()))
                     .unwrap_or(LISTENER);
-                let number = self.streams.message(stream, line).await?;
+                let number = self.streams.message(stream, line)?;
                 let clocks = &self.server.clocks;
                 let clocks = (or_never(clocks.ask), or_never(clocks.ask_unclaimed));
                 let due = self.calls.ask(ask, (stream, number), now, clocks);
@@ -163,16 +157,16 @@ impl Session {
             self.core.metrics.message_dropped(Dropped::NoStream);
             return Ok(());
         };
-        self.tell(stream, line, now).await
+        self.tell(stream, line, now)
     }
 
-    async fn tell(
+    fn tell(
         &mut self,
         stream: StreamId,
         line: Bytes,
         now: Instant,
     ) -> Result<(), crate::store::StoreError> {
-        self.streams.message(stream, line).await?;
+        self.streams.message(stream, line)?;
         // A shared child waits for none of its sessions: retention ends those that are behind.
         if !self.link.is_shared() && self.streams.is_behind(stream) {
             self.choke(now, PATIENCE);
@@ -180,7 +174,7 @@ impl Session {
         Ok(())
     }
 
-    async fn done(
+    fn done(
         &mut self,
         id: CallId,
         line: Bytes,
@@ -218,15 +212,24 @@ impl Session {
             }
             _ => line,
         };
-        self.streams.finish_call(call.stream, Some(line)).await
+        self.streams.finish_call(call.stream, Some(line))
     }
 
     fn take_effect(&mut self, effect: Effect, message: &Message) {
         match effect {
             Effect::None => {}
-            Effect::Level(level) => self.kept.level = Some(level),
-            Effect::Subscribed(uri) => _ = self.kept.subscriptions.insert(uri),
-            Effect::Unsubscribed(uri) => _ = self.kept.subscriptions.remove(&uri),
+            Effect::Level(level) => {
+                self.kept.level = Some(level);
+                self.remember();
+            }
+            Effect::Subscribed(uri) => {
+                self.kept.subscriptions.insert(uri);
+                self.remember();
+            }
+            Effect::Unsubscribed(uri) => {
+                self.kept.subscriptions.remove(&uri);
+                self.remember();
+            }
             Effect::Tools => {
                 let tools = message
                     .result()
@@ -321,6 +324,7 @@ impl Session {
         for due in overdue {
             self.overdue(due, now).await;
         }
+        let keep = self.keep_record(now);
         let (end, why) = self.end_of_life(now);
         if end <= now {
             self.over.get_or_insert(why);
@@ -330,7 +334,7 @@ impl Session {
         } else {
             None
         };
-        let others = [next, self.choked, self.paced, self.probe, start, rest];
+        let others = [next, self.choked, self.paced, self.probe, start, rest, keep];
         self.wake = others.into_iter().flatten().fold(end, Instant::min);
     }
 

@@ -1,7 +1,28 @@
-//! Where a session is served: here, or by another replica.
+//! Where a session is served: here, or by another replica; and how this one becomes the owner of
+//! a session that has none which lives (DESIGN section 5, "Claims").
 
-use super::{Core, Hub};
-use crate::{auth::Access, error::Error, store::Replica};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+
+use super::{
+    COMMANDS, Core, Handle, Hub,
+    owner::AWAY,
+    record::Remembered,
+    session::{Adopted, Session, Transport},
+};
+use crate::{
+    auth::Access,
+    control::supervision::OnLoss,
+    error::Error,
+    store::{Fence, Found, Record, Replica, SessionId},
+};
 
 /// Which replica serves a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +44,25 @@ pub(crate) enum Look {
     Refused(Replica),
 }
 
+/// Sessions of other replicas whose place is remembered, and for how long.
+const PLACES: u64 = 100_000;
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// Where sessions of other replicas were found.
+pub(super) type Places = moka::sync::Cache<SessionId, Replica>;
+
+/// An empty table of places.
+pub(super) fn places() -> Places {
+    moka::sync::Cache::builder()
+        .max_capacity(PLACES)
+        .time_to_live(REMEMBERED)
+        .build()
+}
+
+/// How long a session may be on its way to this replica.
+const PATIENCE: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(10);
+
 impl Hub {
     /// Finds the replica that serves a session; this one becomes its owner if it has none that
     /// lives.
@@ -36,8 +76,169 @@ impl Hub {
         id: &str,
         look: Look,
     ) -> Result<Place, Error> {
-        let _ = look;
-        let core: &Core = &self.0;
-        core.find(access, id).map(|_| Place::Here)
+        let core = &self.0;
+        if core.owner.is_alone() || core.is_here(id) {
+            return core.find(access, id).map(|_| Place::Here);
+        }
+        core.owner.check()?;
+        let id = SessionId(id.into());
+        match &look {
+            Look::Known => {
+                if let Some(replica) = core.places.get(&id) {
+                    return Ok(Place::There(replica));
+                }
+            }
+            Look::Anew | Look::Refused(_) => core.places.invalidate(&id),
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = core.directory.find(&id).await.map_err(|_| AWAY)?;
+            let Some(found) = found.filter(|found| is_of(found, access)) else {
+                return Err(core.nowhere());
+            };
+            let is_late = Instant::now() >= deadline;
+            match core.whose(&found, &look, is_late) {
+                Whose::Other(replica) => {
+                    core.places.insert(id, replica.clone());
+                    return Ok(Place::There(replica));
+                }
+                Whose::Nobody => {
+                    if core.claim(access, &id, found.record).await? {
+                        return Ok(Place::Here);
+                    }
+                }
+                // It is being restored, or has just ended.
+                Whose::Ours => sleep(AGAIN).await,
+            }
+            if core.is_here(id.as_str()) {
+                return core.find(access, id.as_str()).map(|_| Place::Here);
+            }
+        }
     }
+}
+
+/// Who owns what was found.
+enum Whose {
+    Other(Replica),
+    Ours,
+    Nobody,
+}
+
+fn is_of(found: &Found, access: &Access) -> bool {
+    *found.record.principal == *access.principal().key()
+        && found.record.server == access.server().name
+}
+
+impl Core {
+    pub(super) fn is_here(&self, id: &str) -> bool {
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        sessions.contains_key(id)
+    }
+
+    /// What is said of an id that is nowhere: soon it may be somewhere again.
+    fn nowhere(&self) -> Error {
+        if self.owner.is_recovering() {
+            AWAY
+        } else {
+            Error::NoSession
+        }
+    }
+
+    fn whose(&self, found: &Found, look: &Look, is_late: bool) -> Whose {
+        match &found.record.owner {
+            None => Whose::Nobody,
+            Some(owner) if owner.boot == self.owner.me.boot => {
+                if is_late {
+                    Whose::Nobody
+                } else {
+                    Whose::Ours
+                }
+            }
+            Some(owner) => {
+                let is_refused = matches!(look, Look::Refused(replica) if replica == owner);
+                if found.is_owner_alive && !is_refused {
+                    Whose::Other(owner.clone())
+                } else {
+                    Whose::Nobody
+                }
+            }
+        }
+    }
+
+    /// Becomes the owner of a session; false if somebody else was faster.
+    async fn claim(
+        self: &Arc<Self>,
+        access: &Access,
+        id: &SessionId,
+        record: Record,
+    ) -> Result<bool, Error> {
+        if self.drain.is_cancelled() {
+            return Err(Error::Draining);
+        }
+        let (core, access, id) = (Arc::clone(self), access.clone(), id.clone());
+        // To the end, whatever becomes of the request: half claimed it would be nobody's.
+        let claiming = self.tracker.spawn(async move {
+            let claimed = core.directory.claim(&id, &record, &core.owner.me).await;
+            let Some(fence) = claimed.map_err(|_| AWAY)? else {
+                return Ok(false);
+            };
+            core.adopt(&access, &id, fence, record).await.map(|()| true)
+        });
+        claiming
+            .await
+            .unwrap_or(Err(Error::Bug("a claim panicked")))
+    }
+
+    /// Goes on with a session that was claimed, or ends it.
+    async fn adopt(
+        self: &Arc<Self>,
+        access: &Access,
+        id: &SessionId,
+        fence: Fence,
+        record: Record,
+    ) -> Result<(), Error> {
+        let max = self.config.session.max;
+        let remembered = Remembered::parse(&record.kept);
+        let remembered = remembered.filter(|_| {
+            let is_kept = access.server().supervision.on_loss == OnLoss::Restore;
+            is_kept && (max.is_zero() || record.age < max)
+        });
+        let revision = remembered.as_ref().and_then(Remembered::revision);
+        let transport = remembered.as_ref().map(Remembered::transport);
+        let adopted = remembered.and_then(Remembered::kept).zip(revision);
+        let Some((kept, revision)) = adopted else {
+            // What is not removed now ends with its time to live.
+            let _ = self.directory.remove(id, fence).await;
+            return Err(Error::NoSession);
+        };
+        let Ok(streams) = self.log.streams(id).await else {
+            let _ = self.directory.release(id, fence).await;
+            return Err(AWAY);
+        };
+        let seats = self.limits.session(access).await.unwrap_or_default();
+        let (commands, received) = mpsc::channel(COMMANDS);
+        let handle = Handle {
+            commands,
+            access: Arc::new(access.clone()),
+            transport: transport.unwrap_or(Transport::Streamable),
+            born: born(record.age),
+        };
+        let mut session = Session::new(Arc::clone(self), id.clone(), access, handle.clone(), seats);
+        session.adopt(Adopted {
+            fence,
+            revision,
+            kept,
+            streams,
+            born: born(record.age),
+        });
+        self.keep(id, handle);
+        self.tracker.spawn(session.run(received));
+        Ok(())
+    }
+}
+
+/// When something began that is so old; a machine that started later does not know.
+fn born(age: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_sub(age).unwrap_or(now)
 }

@@ -3,7 +3,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use bytes::Bytes;
@@ -12,13 +12,13 @@ use tokio::{
     time::Instant,
 };
 
-use super::limits::Seats;
+use super::{limits::Seats, owner::Owner};
 use crate::{
     protocol::{
         event::{Cursor, EventKey, StreamId},
         revision::Revision,
     },
-    store::{EventLog, SessionId},
+    store::{EventLog, Page, SessionId},
 };
 
 /// What the owner of a stream tells its readers.
@@ -26,6 +26,10 @@ use crate::{
 pub(crate) struct Tail {
     /// The number of the last event in the log.
     pub(crate) last: u64,
+    /// The life of the log that its numbers belong to.
+    pub(crate) epoch: u32,
+    /// Connections up to this number have to end, and come again.
+    pub(crate) released: u32,
     /// Whether and how the stream is over.
     pub(crate) end: Option<StreamEnd>,
     /// The one connection that gets events; the others get comments only.
@@ -71,16 +75,20 @@ pub(crate) struct Pulse {
     pub(crate) notify: Notify,
     /// Whether the session waits for readers to catch up.
     pub(crate) is_choked: AtomicBool,
+    /// The lapse of the lease after which the session's fence was read.
+    pub(crate) confirmed: AtomicU32,
+    /// Whether the session was found to be another replica's.
+    pub(crate) is_fenced: AtomicBool,
 }
 
 /// One connection's place in a stream. Dropping it detaches the connection; the stream and
 /// its calls go on.
 pub(crate) struct Reading {
     log: Arc<dyn EventLog>,
+    owner: Arc<Owner>,
     key: EventKey,
     session: SessionId,
     stream: StreamId,
-    epoch: u32,
     cursor: u64,
     is_over: bool,
     is_displaced: bool,
@@ -102,27 +110,22 @@ pub(crate) enum Next {
 }
 
 impl Reading {
-    /// A place behind event `cursor` of a stream.
+    /// A place behind an event of a stream.
     pub(crate) fn new(
-        log: Arc<dyn EventLog>,
+        (log, owner): (Arc<dyn EventLog>, Arc<Owner>),
         key: EventKey,
         session: SessionId,
-        at: Cursor,
+        (stream, cursor): (StreamId, u64),
         tail: watch::Receiver<Tail>,
         attachment: Arc<Attachment>,
         revision: Option<Revision>,
     ) -> Self {
-        let Cursor {
-            stream,
-            epoch,
-            seq: cursor,
-        } = at;
         Self {
             log,
+            owner,
             key,
             session,
             stream,
-            epoch,
             cursor,
             is_over: false,
             is_displaced: false,
@@ -151,7 +154,7 @@ impl Reading {
     fn id_of(&self, seq: u64) -> String {
         let cursor = Cursor {
             stream: self.stream,
-            epoch: self.epoch,
+            epoch: self.tail.borrow().epoch,
             seq,
         };
         self.key.encode(self.session.as_str(), cursor)
@@ -170,6 +173,16 @@ impl Reading {
                 return Next::Finished;
             }
             let tail = *self.tail.borrow_and_update();
+            if tail.released >= self.attachment.number {
+                return Next::Released;
+            }
+            if tail.end.is_none() && !self.is_served() {
+                // Comments only: events may be another replica's to send.
+                if self.tail.changed().await.is_err() {
+                    return Next::Released;
+                }
+                continue;
+            }
             let is_attached = tail.attached == self.attachment.number;
             if is_attached && self.is_displaced && tail.resume > self.cursor {
                 // Connections of one client can arrive in another order than it made them:
@@ -183,7 +196,7 @@ impl Reading {
             if is_attached && tail.last > self.cursor {
                 match self.log.read(&self.session, self.stream, self.cursor).await {
                     Ok(page) if page.events.is_empty() && page.is_end => return Next::Finished,
-                    Ok(page) => return self.take(page),
+                    Ok(page) => return self.take(page, tail.last),
                     // 2025-11-25 has no word for it on an open stream; the resume gets 410.
                     Err(_) => return Next::Released,
                 }
@@ -199,8 +212,18 @@ impl Reading {
         }
     }
 
-    fn take(&mut self, page: crate::store::Page) -> Next {
-        self.is_over = page.is_end;
+    /// Whether the session is this replica's at this moment.
+    fn is_served(&self) -> bool {
+        let confirmed = &self.attachment.pulse.confirmed;
+        self.owner.serves(confirmed.load(Ordering::Acquire))
+    }
+
+    /// Takes what is kept for certain: up to number `last`.
+    fn take(&mut self, mut page: Page, last: u64) -> Next {
+        let is_kept = |(number, _): &(u64, Bytes)| *number <= last;
+        let kept = page.events.partition_point(is_kept);
+        self.is_over = page.is_end && kept == page.events.len();
+        page.events.truncate(kept);
         let bytes: usize = page.events.iter().map(|(_, event)| event.len()).sum();
         if let Some((last, _)) = page.events.last() {
             self.cursor = *last;

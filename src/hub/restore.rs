@@ -44,7 +44,7 @@ pub(super) struct Kept {
     pub(super) crashes: Circuit,
     pub(super) restarts: u32,
     /// Whether lists may have changed behind the client's back.
-    is_stale: bool,
+    pub(super) is_stale: bool,
     /// Whether the shared child that it uses takes no further calls.
     pub(super) is_leaving: bool,
     /// Its number towards shared children; none is 0.
@@ -156,9 +156,8 @@ impl Session {
 
     /// Puts a message on the listener.
     pub(super) async fn message(&mut self, line: Bytes) {
-        if self.streams.message(LISTENER, line).await.is_err() {
-            self.over = Some(Over::Lost);
-        }
+        let written = self.streams.message(LISTENER, line).map(drop);
+        self.stored(written);
     }
 
     /// Ends the link, and with it all that waits for its backend. Returns the session's own child.
@@ -237,9 +236,8 @@ impl Session {
         for (ask, stream) in self.calls.drop_asks(Instant::now()) {
             let mut line = BytesMut::new();
             push_cancelled(ask, "the backend ended", &mut line);
-            if self.streams.message(stream, line.freeze()).await.is_err() {
-                self.over.get_or_insert(Over::Lost);
-            }
+            let written = self.streams.message(stream, line.freeze()).map(drop);
+            self.stored(written);
         }
     }
 

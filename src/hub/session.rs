@@ -21,16 +21,22 @@ use super::{
     limits::Seats,
     link::Link,
     reading::{Pulse, Reading, StreamEnd},
+    record::Keeping,
     restore::Kept,
-    streams::{Bounds, Streams},
+    stream::Bounds,
+    streams::Streams,
 };
 use crate::{
     auth::{Access, Principal},
     backend::legacy::{CallId, Dialect},
     control::{Server, Tenant, policy::Policy},
     error::Error,
-    protocol::{event::Cursor, message::Body, revision::Revision},
-    store::{Fence, SessionId},
+    protocol::{
+        event::{Cursor, LISTENER},
+        message::Body,
+        revision::Revision,
+    },
+    store::{self, Fence, SessionId},
     telemetry::{self, Ended, Outcome},
 };
 
@@ -47,7 +53,7 @@ pub(crate) enum Command {
         /// The connection's place.
         reply: oneshot::Sender<Result<Option<Reading>, Error>>,
     },
-    /// End.
+    /// End; said when nobody can find it any more.
     End(oneshot::Sender<()>),
     /// End when the calls have ended.
     Drain(oneshot::Sender<()>),
@@ -114,12 +120,18 @@ pub(super) enum Over {
     Failed,
     /// The gateway stops.
     Drained,
+    /// Another replica owns it now.
+    Fenced,
+    /// The store was away for so long that another replica must be its owner.
+    Orphaned,
 }
 
 /// The state of a session.
 pub(super) struct Session {
     pub(super) core: Arc<Core>,
     pub(super) id: SessionId,
+    /// The number of this owner.
+    pub(super) fence: Fence,
     pub(super) tenant: Arc<Tenant>,
     pub(super) server: Arc<Server>,
     pub(super) principal: Principal,
@@ -149,8 +161,25 @@ pub(super) struct Session {
     pub(super) paced: Option<Instant>,
     pub(super) over: Option<Over>,
     pub(super) is_draining: bool,
+    pub(super) keeping: Keeping,
+    /// Who wait for its end.
+    ended: Vec<oneshot::Sender<()>>,
     /// For as long as anybody can find it.
     seats: Seats,
+}
+
+/// What a session that another replica had goes on with.
+pub(super) struct Adopted {
+    /// The number of its new owner.
+    pub(super) fence: Fence,
+    /// What it negotiated.
+    pub(super) revision: Revision,
+    /// What its next backend needs.
+    pub(super) kept: Kept,
+    /// Its streams.
+    pub(super) streams: store::Streams,
+    /// When it began.
+    pub(super) born: Instant,
 }
 
 /// How long an HTTP+SSE session outlives its connection (DESIGN section 2).
@@ -178,9 +207,14 @@ impl Session {
             bytes: config.log.bytes,
             silence: or_never(config.stream.keep_alive) * 4,
         };
-        let (log, key) = (Arc::clone(&core.log), core.key.clone());
-        let at = (Fence(1), core.epoch);
-        let streams = Streams::new(log, key, id.clone(), at, bounds, Arc::<Pulse>::default());
+        let pulse = Pulse::default();
+        pulse
+            .confirmed
+            .store(core.owner.lapses(), Ordering::Release);
+        let (log, owner) = (Arc::clone(&core.log), Arc::clone(&core.owner));
+        let (key, fence) = (core.key.clone(), Fence(1));
+        let pulse = Arc::new(pulse);
+        let streams = Streams::new((log, owner), key, id.clone(), fence, bounds, pulse);
         // On the heap: a future that holds a session by value would hold it several times.
         Box::new(Self {
             tenant: Arc::clone(access.tenant()),
@@ -188,6 +222,7 @@ impl Session {
             policy: Arc::clone(&access.server().policy),
             core,
             id,
+            fence,
             transport: handle.transport,
             principal: access.principal().clone(),
             handle: Some(handle),
@@ -210,8 +245,44 @@ impl Session {
             paced: None,
             over: None,
             is_draining: false,
+            keeping: Keeping::default(),
+            ended: Vec::new(),
             seats,
         })
+    }
+
+    /// Goes on with what another replica left: its calls are lost with it.
+    pub(super) fn adopt(&mut self, adopted: Adopted) {
+        let Adopted {
+            fence,
+            revision,
+            kept,
+            streams,
+            born,
+        } = adopted;
+        // Late answers to what the last owner asked must not be taken for answers to this one.
+        self.dialect.rebase(fence.0 << 32);
+        (self.fence, self.born, self.handle) = (fence, born, None);
+        (self.phase, *self.kept) = (Phase::Ready(revision), kept);
+        self.keeping = Keeping::begun();
+        self.streams.settle(revision);
+        for (stream, ids) in self.streams.adopt(fence, streams) {
+            for id in &ids {
+                let line = Fault::OWNER_LOST.line(id);
+                let answered = self.streams.message(stream, line).map(drop);
+                self.stored(answered);
+            }
+            if stream != LISTENER {
+                let finished = self.streams.finish(stream);
+                self.stored(finished);
+            }
+        }
+        tracing::info!(
+            tenant.id = self.tenant.name,
+            server.name = self.server.name,
+            session.id = self.id.short(),
+            "session taken over"
+        );
     }
 
     /// Lives until the session is over, and leaves nothing of it.
@@ -222,7 +293,14 @@ impl Session {
         let alarm = sleep_until(self.wake);
         pin!(drain, halt, alarm);
         self.core.metrics.session_began();
+        if self.transport == Transport::Sse2024 && matches!(self.phase, Phase::New) {
+            self.register().await;
+        }
         while self.over.is_none() {
+            if !self.may_serve() {
+                Box::pin(self.stand_still(&mut commands)).await;
+                continue;
+            }
             if self.wake != alarm.deadline() {
                 alarm.as_mut().reset(self.wake);
             }
@@ -230,6 +308,9 @@ impl Session {
                 biased;
                 () = &mut halt => self.over = Some(Over::Drained),
                 () = &mut drain, if !self.is_draining => self.is_draining = true,
+                written = self.streams.written(), if !self.streams.is_kept() => {
+                    self.stored(written);
+                }
                 Some(command) = commands.recv() => {
                     let (mut next, mut room) = (Some(command), BATCH);
                     while let Some(command) = next {
@@ -239,8 +320,9 @@ impl Session {
                     }
                     self.link.try_flush();
                 }
-                heard = self.link.next(), if self.choked.is_none() && self.paced.is_none() => {
-                    self.heard(heard).await;
+                heard = self.link.next(), if self.may_hear() => self.heard(heard).await,
+                kept = self.keeping.done(), if self.keeping.is_under_way() => {
+                    self.record_kept(kept);
                 }
                 () = pulse.notify.notified() => self.readers_moved(),
                 () = &mut alarm => Box::pin(self.tick()).await,
@@ -258,11 +340,11 @@ impl Session {
         self.handle = None;
         let was_kept = self.core.drop_session(&self.id);
         self.seats.clear();
-        let _ = self.core.directory.remove(&self.id, Fence(1)).await;
+        Box::pin(self.unregister()).await;
         Box::pin(self.finish(&mut commands, was_kept)).await;
     }
 
-    async fn command(&mut self, command: Command) {
+    pub(super) async fn command(&mut self, command: Command) {
         if let Command::Change(access) = command {
             // No sign of life of its client.
             return self.change(access.as_deref());
@@ -271,9 +353,8 @@ impl Session {
         match command {
             Command::Deliver(delivery) => self.deliver(*delivery).await,
             Command::Open(stream) => {
-                if self.streams.open(stream).await.is_err() {
-                    self.over = Some(Over::Lost);
-                }
+                let opened = self.streams.open(stream);
+                self.stored(opened);
             }
             Command::Attach { cursor, reply } => {
                 let attached = self.streams.attach(cursor).await;
@@ -287,7 +368,7 @@ impl Session {
             Command::End(done) => {
                 self.over = Some(Over::Deleted);
                 self.core.drop_session(&self.id);
-                let _ = done.send(());
+                self.ended.push(done);
             }
             Command::Drain(done) => {
                 self.is_draining = true;
@@ -295,6 +376,11 @@ impl Session {
             }
             Command::Change(_) => {}
         }
+    }
+
+    /// Whether the child is read: not while somebody has to catch up with what it said.
+    fn may_hear(&self) -> bool {
+        self.choked.is_none() && self.paced.is_none() && !self.streams.is_full()
     }
 
     fn readers_moved(&mut self) {
@@ -362,15 +448,23 @@ impl Session {
     /// Ends what is open, lets readers finish, and stops the child.
     async fn finish(mut self: Box<Self>, commands: &mut mpsc::Receiver<Command>, was_kept: bool) {
         let over = self.over.unwrap_or(Over::Lost);
+        let fault = match over {
+            Over::Fenced | Over::Orphaned => {
+                // What is still held is answered here; the log is another's.
+                self.streams.close();
+                Fault::OWNER_LOST
+            }
+            _ => Fault::EXITED,
+        };
         if let Phase::Starting { id, .. } = &self.phase {
             let line = Fault::EXITED.of_start().line(id);
             self.answer_start(Answer::Failed(line)).await;
         }
-        self.fail_calls(Fault::EXITED).await;
-        let end = if over == Over::Drained {
-            StreamEnd::Released
-        } else {
-            StreamEnd::Finished
+        self.fail_calls(fault).await;
+        self.flush_log().await;
+        let end = match over {
+            Over::Drained | Over::Fenced | Over::Orphaned => StreamEnd::Released,
+            _ => StreamEnd::Finished,
         };
         self.streams
             .release(end, || Answer::Refused(Error::NoSession));
@@ -378,6 +472,7 @@ impl Session {
         if let Some(own) = self.link.down() {
             let why = match over {
                 Over::Lost => telemetry::Exit::Crashed,
+                Over::Fenced | Over::Orphaned => telemetry::Exit::Stopped,
                 Over::Failed => telemetry::Exit::FailedStart,
                 Over::Idle | Over::Expired | Over::Disconnected => telemetry::Exit::Idle,
                 Over::Deleted | Over::Revoked | Over::Drained => telemetry::Exit::Stopped,
@@ -396,11 +491,50 @@ impl Session {
             Over::Disconnected => Ended::Disconnected,
             Over::Lost | Over::Failed => Ended::Lost,
             Over::Drained => Ended::Drained,
+            Over::Fenced => Ended::Fenced,
+            Over::Orphaned => Ended::Orphaned,
         });
         if was_kept || matches!(over, Over::Deleted | Over::Revoked) {
             Self::last_words(Arc::clone(self.streams.pulse())).await;
         }
-        self.core.log.forget(&self.id).await;
+        if self.is_left() {
+            self.core.log.release(&self.id).await;
+            if over == Over::Drained {
+                // The next request finds an owner, or a heartbeat that has ended.
+                let _ = self.core.directory.release(&self.id, self.fence).await;
+            }
+        } else {
+            self.core.log.forget(&self.id).await;
+        }
+    }
+
+    /// Whether it goes on elsewhere.
+    fn is_left(&self) -> bool {
+        let over = self.over.unwrap_or(Over::Lost);
+        let is_left = matches!(over, Over::Drained | Over::Fenced | Over::Orphaned);
+        is_left && !self.core.owner.is_alone() && matches!(self.phase, Phase::Ready(_))
+    }
+
+    /// Lets the other replicas forget it, if it does not go on there.
+    async fn unregister(&mut self) {
+        if !self.core.owner.is_alone() && !self.is_left() {
+            // A store that is away forgets it when its time has passed.
+            let _ = self.core.directory.remove(&self.id, self.fence).await;
+        }
+        for ended in self.ended.drain(..) {
+            let _ = ended.send(());
+        }
+    }
+
+    /// Waits for what was written last.
+    async fn flush_log(&mut self) {
+        let deadline = Instant::now() + LAST_WORDS;
+        while !self.streams.is_kept() {
+            let written = tokio::time::timeout_at(deadline, self.streams.written()).await;
+            if !matches!(written, Ok(Ok(()))) {
+                return;
+            }
+        }
     }
 
     /// Readers hold the pulse; when only the session and this wait do, all of them are gone.
@@ -436,12 +570,10 @@ impl Session {
         let line = fault.line(&id);
         let finished = match fault.status {
             // What no backend has seen is refused as a whole, where that can still be said.
-            Some(status) => self.streams.refuse_call(ended.stream, line, status).await,
-            None => self.streams.finish_call(ended.stream, Some(line)).await,
+            Some(status) => self.streams.refuse_call(ended.stream, line, status),
+            None => self.streams.finish_call(ended.stream, Some(line)),
         };
-        if finished.is_err() {
-            self.over.get_or_insert(Over::Lost);
-        }
+        self.stored(finished);
     }
 }
 

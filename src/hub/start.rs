@@ -9,6 +9,7 @@ use super::{
     Answer,
     fault::{Fault, quota},
     link::{Got, Own, State},
+    owner::AWAY,
     restore::push_state,
     session::{Over, Phase, Session, or_never},
 };
@@ -59,8 +60,10 @@ impl Session {
         let shares = Arc::clone(&self.core.shares);
         if self.kept.number == 0 {
             self.kept.number = shares.number();
+            // No late answer to what another owner asked is taken for one to this owner.
+            let owners = (self.fence.0 % 64) << (CALL_BITS - 6);
             self.dialect
-                .rebase(u64::from(self.kept.number) << CALL_BITS);
+                .rebase((u64::from(self.kept.number) << CALL_BITS) + owners);
         }
         let number = self.kept.number;
         self.link.state = State::Waiting(Box::pin(async move {
@@ -224,8 +227,14 @@ impl Session {
             "session began"
         );
         let Some((reply, _)) = reply else {
+            self.remember();
             return self.message(line).await;
         };
+        self.register().await;
+        if self.over.is_some() {
+            let _ = reply.send(Answer::Refused(AWAY));
+            return;
+        }
         if let Some(handle) = self.handle.take() {
             let access = Arc::clone(&handle.access);
             self.core.keep(&self.id, handle);

@@ -3,14 +3,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use bytes::Bytes;
+use serde_json::value::RawValue;
 use tokio::{
     sync::{oneshot, watch},
     time::Instant,
@@ -19,168 +17,57 @@ use tokio::{
 use super::{
     Answer, Form,
     fault::Status,
+    owner::Owner,
     reading::{Attachment, Pulse, Reading, StreamEnd, Tail},
+    stream::{Bounds, Held, Stream},
+    writing::{What, Writing},
 };
 use crate::{
     error::Error,
     protocol::{
         event::{Cursor, EventKey, LISTENER, StreamId},
+        json,
         revision::Revision,
     },
-    store::{EventLog, Fence, SessionId, Spot, StoreError},
+    store::{self, EventLog, Fence, SessionId, StoreError},
 };
 
 /// All streams of a session that have not ended.
 pub(crate) struct Streams {
     log: Arc<dyn EventLog>,
+    owner: Arc<Owner>,
     key: EventKey,
     session: SessionId,
-    fence: Fence,
-    epoch: u32,
     bounds: Bounds,
     last: StreamId,
     open: HashMap<StreamId, Stream>,
+    writing: Writing,
     pulse: Arc<Pulse>,
     revision: Option<Revision>,
-}
-
-/// What bounds the streams of a session.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    /// Streams of calls, and connections, that a session may have at a time.
-    pub(crate) streams: usize,
-    /// A reader further behind than half of these makes the child wait.
-    pub(crate) events: u64,
-    /// Likewise in bytes.
-    pub(crate) bytes: u64,
-    /// A connection that took nothing for this long does not count as alive.
-    pub(crate) silence: Duration,
-}
-
-/// One stream.
-struct Stream {
-    /// Calls whose response it waits for; the listener never ends with them.
-    calls: usize,
-    /// The response as long as it may still become JSON.
-    held: Option<Held>,
-    is_batch: bool,
-    tail: watch::Sender<Tail>,
-    bytes: u64,
-    written: u64,
-    attachments: Vec<Arc<Attachment>>,
-    last_attachment: u32,
-    /// When the last connection went; none while there is one.
-    detached: Option<Instant>,
-    /// Whether the child no longer waits for the attached connection.
-    is_given_up: bool,
-}
-
-/// A response whose headers have not been sent.
-struct Held {
-    reply: oneshot::Sender<Answer>,
-    form: Form,
-    done: Vec<Bytes>,
-}
-
-impl Stream {
-    fn new(calls: usize, held: Option<Held>, is_batch: bool, now: Instant) -> Self {
-        Self {
-            calls,
-            held,
-            is_batch,
-            tail: watch::Sender::new(Tail::default()),
-            bytes: 0,
-            written: 0,
-            attachments: Vec::new(),
-            last_attachment: 0,
-            detached: Some(now),
-            is_given_up: false,
-        }
-    }
-
-    fn written(&self) -> u64 {
-        let of_all = self
-            .attachments
-            .iter()
-            .map(|attachment| attachment.written.load(Ordering::Relaxed));
-        of_all.max().unwrap_or(0).max(self.written)
-    }
-
-    fn attach(&mut self, cursor: u64, is_named: bool, pulse: &Arc<Pulse>) -> Arc<Attachment> {
-        self.written = self.written();
-        self.last_attachment += 1;
-        let attachment = Arc::new(Attachment {
-            number: self.last_attachment,
-            is_named,
-            written: AtomicU64::new(cursor),
-            bytes: AtomicU64::new(self.bytes),
-            taken: AtomicU64::new(0),
-            is_closed: AtomicBool::new(false),
-            born: Instant::now(),
-            pulse: Arc::clone(pulse),
-        });
-        self.attachments.push(Arc::clone(&attachment));
-        (self.detached, self.is_given_up) = (None, false);
-        let number = attachment.number;
-        self.tail.send_modify(|tail| tail.attached = number);
-        attachment
-    }
-
-    /// Lets go of connections that are gone; the youngest that is left is attached again.
-    fn sweep(&mut self, now: Instant) {
-        let is_open = |attachment: &Arc<Attachment>| !attachment.is_closed.load(Ordering::Relaxed);
-        if self.attachments.iter().all(is_open) {
-            return;
-        }
-        self.written = self.written();
-        self.attachments.retain(is_open);
-        match self.attachments.last() {
-            Some(last) if last.number != self.tail.borrow().attached => {
-                let (number, written) = (last.number, self.written);
-                last.bytes.store(self.bytes, Ordering::Relaxed);
-                self.tail
-                    .send_modify(|tail| (tail.attached, tail.resume) = (number, written));
-            }
-            Some(_) => {}
-            None => {
-                self.detached.get_or_insert(now);
-            }
-        }
-    }
-
-    /// Whether the attached connection is so far behind that retention may overtake it.
-    fn is_behind(&self, bounds: Bounds) -> bool {
-        self.attachments.last().is_some_and(|attachment| {
-            let last = self.tail.borrow().last;
-            let events = last.saturating_sub(attachment.written.load(Ordering::Relaxed));
-            let bytes = self
-                .bytes
-                .saturating_sub(attachment.bytes.load(Ordering::Relaxed));
-            events > bounds.events / 2 || bytes > bounds.bytes / 2
-        })
-    }
 }
 
 impl Streams {
     /// The listener alone.
     pub(crate) fn new(
-        log: Arc<dyn EventLog>,
+        (log, owner): (Arc<dyn EventLog>, Arc<Owner>),
         key: EventKey,
         session: SessionId,
-        (fence, epoch): (Fence, u32),
+        fence: Fence,
         bounds: Bounds,
         pulse: Arc<Pulse>,
     ) -> Self {
-        let open = HashMap::from([(LISTENER, Stream::new(0, None, false, Instant::now()))]);
+        let epoch = owner.epoch();
+        let writing = Writing::new(Arc::clone(&log), session.clone(), (fence, epoch));
+        let open = HashMap::from([(LISTENER, Stream::new(0, None, false, epoch))]);
         Self {
             log,
+            owner,
             key,
             session,
-            fence,
-            epoch,
             bounds,
             last: LISTENER,
             open,
+            writing,
             pulse,
             revision: None,
         }
@@ -189,6 +76,65 @@ impl Streams {
     /// The session has negotiated a revision.
     pub(crate) fn settle(&mut self, revision: Revision) {
         self.revision = Some(revision);
+    }
+
+    /// Lets other replicas know the listener.
+    pub(super) fn announce(&mut self) -> Result<(), StoreError> {
+        if self.owner.is_alone() {
+            return Ok(());
+        }
+        let calls = self.open.get(&LISTENER).map(Stream::open_calls);
+        self.write(LISTENER, What::Open(0, calls.unwrap_or_default()))
+    }
+
+    /// Goes on with what another replica left. Returns the open streams with the raw ids of the
+    /// calls that each waits for.
+    pub(super) fn adopt(
+        &mut self,
+        fence: Fence,
+        left: store::Streams,
+    ) -> Vec<(StreamId, Vec<Box<[u8]>>)> {
+        self.last = left.highest;
+        self.writing.adopt(fence);
+        let mut calls = Vec::new();
+        for store::OpenStream {
+            stream,
+            last,
+            calls: ids,
+        } in left.open
+        {
+            let ids: Vec<&RawValue> = serde_json::from_slice(&ids).unwrap_or_default();
+            let ids = ids.into_iter().map(|id| id.get().as_bytes().into());
+            let mut known = Stream::known(last, self.writing.epoch());
+            known.ids = ids.collect();
+            calls.push((stream, known.ids.clone()));
+            self.open.insert(stream, known);
+        }
+        calls
+    }
+
+    /// The life of the store that the streams are in.
+    pub(super) fn epoch(&self) -> u32 {
+        self.writing.epoch()
+    }
+
+    /// From now on nothing is written: the log is another's.
+    pub(super) fn close(&mut self) {
+        self.writing.close();
+    }
+
+    /// Another life of the store, which knows nothing of this session's streams.
+    pub(super) fn renew(&mut self, epoch: u32) {
+        let known = self.open.iter().filter(|(_, stream)| stream.held.is_none());
+        let known = known.map(|(id, stream)| {
+            let last = stream.tail.borrow().last;
+            (*id, What::Open(last, stream.open_calls()))
+        });
+        let known: Vec<_> = known.collect();
+        self.writing.renew(epoch, known);
+        for stream in self.open.values() {
+            stream.tail.send_modify(|tail| tail.epoch = epoch);
+        }
     }
 
     /// Begins the response to `calls` requests of one POST.
@@ -215,15 +161,43 @@ impl Streams {
             form,
             done: Vec::new(),
         };
-        self.open.insert(
-            self.last,
-            Stream::new(calls, Some(held), is_batch, Instant::now()),
-        );
+        let stream = Stream::new(calls, Some(held), is_batch, self.writing.epoch());
+        self.open.insert(self.last, stream);
         Ok(self.last)
     }
 
-    /// Sends the headers of a held response as SSE.
-    pub(crate) async fn open(&mut self, id: StreamId) -> Result<(), StoreError> {
+    /// A request whose response a stream waits for: another replica may have to answer it.
+    pub(super) fn awaits(&mut self, id: StreamId, request: &[u8]) -> Result<(), StoreError> {
+        if self.owner.is_alone() {
+            return Ok(());
+        }
+        let Some(stream) = self.open.get_mut(&id) else {
+            return Ok(());
+        };
+        stream.ids.push(request.into());
+        if id == LISTENER {
+            let (last, calls) = (stream.last, stream.open_calls());
+            return self.write(id, What::Open(last, calls));
+        }
+        Ok(())
+    }
+
+    /// A request whose response nobody waits for any more.
+    pub(super) fn forgets(&mut self, id: StreamId, request: &[u8]) -> Result<(), StoreError> {
+        let Some(stream) = self.open.get_mut(&id) else {
+            return Ok(());
+        };
+        let before = stream.ids.len();
+        stream.ids.retain(|known| **known != *request);
+        if stream.ids.len() < before && stream.held.is_none() && !stream.is_ending {
+            let (last, calls) = (stream.last, stream.open_calls());
+            return self.write(id, What::Open(last, calls));
+        }
+        Ok(())
+    }
+
+    /// Sends the headers of a held response as SSE, once the log knows the stream.
+    pub(crate) fn open(&mut self, id: StreamId) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
             return Ok(());
         };
@@ -231,12 +205,19 @@ impl Streams {
             return Ok(());
         };
         let attachment = stream.attach(0, false, &self.pulse);
-        let tail = stream.tail.subscribe();
-        let reading = self.reading(id, 0, tail, attachment);
-        // A client that went away while the response was held: its stream goes on.
-        let _ = held.reply.send(Answer::Stream(Box::new(reading)));
+        let (tail, calls) = (stream.tail.subscribe(), stream.open_calls());
+        let reading = Box::new(self.reading(id, 0, tail, attachment));
+        if self.owner.is_alone() {
+            // A client that went away while the response was held: its stream goes on.
+            let _ = held.reply.send(Answer::Stream(reading));
+        } else {
+            if let Some(stream) = self.open.get_mut(&id) {
+                stream.opening = Some((held.reply, reading));
+            }
+            self.write(id, What::Open(0, calls))?;
+        }
         for line in held.done {
-            self.append(id, line).await?;
+            self.append(id, line)?;
         }
         Ok(())
     }
@@ -248,45 +229,96 @@ impl Streams {
         tail: watch::Receiver<Tail>,
         attachment: Arc<Attachment>,
     ) -> Reading {
-        let at = Cursor {
-            stream,
-            epoch: self.epoch,
-            seq,
-        };
-        let (log, key, session) = (
-            Arc::clone(&self.log),
+        Reading::new(
+            (Arc::clone(&self.log), Arc::clone(&self.owner)),
             self.key.clone(),
             self.session.clone(),
-        );
-        Reading::new(log, key, session, at, tail, attachment, self.revision)
+            (stream, seq),
+            tail,
+            attachment,
+            self.revision,
+        )
     }
 
     /// Puts a message on a stream, which becomes SSE by it. Returns its number.
-    pub(crate) async fn message(&mut self, id: StreamId, line: Bytes) -> Result<u64, StoreError> {
-        self.open(id).await?;
-        self.append(id, line).await
+    pub(crate) fn message(&mut self, id: StreamId, line: Bytes) -> Result<u64, StoreError> {
+        self.open(id)?;
+        self.append(id, line)
     }
 
-    async fn append(&mut self, id: StreamId, line: Bytes) -> Result<u64, StoreError> {
+    fn append(&mut self, id: StreamId, line: Bytes) -> Result<u64, StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
             return Ok(0);
         };
-        let at = Spot {
-            session: self.session.clone(),
-            stream: id,
-            fence: self.fence,
-            epoch: self.epoch,
+        if stream.is_ending {
+            return Ok(0);
+        }
+        stream.last += 1;
+        let number = stream.last;
+        // A response is the end of a call that another replica would have to answer.
+        let before = stream.ids.len();
+        if before > 0 {
+            let answered = json::get(&line, "method").is_none();
+            let answered = answered.then(|| json::get(&line, "id")).flatten();
+            stream.ids.retain(|id| Some(&**id) != answered);
+        }
+        let calls = (stream.ids.len() < before).then(|| stream.open_calls());
+        self.write(id, What::Event(number, line, calls))?;
+        Ok(number)
+    }
+
+    fn write(&mut self, id: StreamId, what: What) -> Result<(), StoreError> {
+        if let Some(what) = self.writing.write(id, what)? {
+            self.kept(id, &what);
+        }
+        Ok(())
+    }
+
+    /// What was written is kept now: it may be sent.
+    fn kept(&mut self, id: StreamId, what: &What) {
+        let Some(stream) = self.open.get_mut(&id) else {
+            return;
         };
-        let bytes = line.len() as u64;
-        let last = stream.tail.borrow().last + 1;
-        self.log.append(&at, last, line, None).await?;
-        stream.bytes += bytes;
-        stream.tail.send_modify(|tail| tail.last = last);
-        Ok(last)
+        match what {
+            What::Open(..) => {
+                if let Some((reply, reading)) = stream.opening.take() {
+                    // A client that went away while the response was held: its stream goes on.
+                    let _ = reply.send(Answer::Stream(reading));
+                }
+            }
+            What::Event(number, line, _) => {
+                stream.bytes += line.len() as u64;
+                stream.tail.send_modify(|tail| tail.last = *number);
+            }
+            What::End => {
+                stream
+                    .tail
+                    .send_modify(|tail| tail.end = Some(StreamEnd::Finished));
+                self.open.remove(&id);
+            }
+        }
+    }
+
+    /// Waits until the oldest write that is under way is kept; for ever, where none is.
+    /// Cancel-safe.
+    pub(super) async fn written(&mut self) -> Result<(), StoreError> {
+        let (stream, what) = self.writing.next().await?;
+        self.kept(stream, &what);
+        Ok(())
+    }
+
+    /// Whether every write is kept.
+    pub(super) fn is_kept(&self) -> bool {
+        self.writing.is_empty()
+    }
+
+    /// Whether so much is under way to the log that the child should wait.
+    pub(super) fn is_full(&self) -> bool {
+        self.writing.is_full()
     }
 
     /// Ends one call of a stream: with its response, or without (cancelled).
-    pub(crate) async fn finish_call(
+    pub(crate) fn finish_call(
         &mut self,
         id: StreamId,
         line: Option<Bytes>,
@@ -307,17 +339,13 @@ impl Streams {
             _ => {}
         }
         if let Some(line) = line {
-            self.message(id, line).await?;
+            self.message(id, line)?;
         }
-        if is_last {
-            self.finish(id).await
-        } else {
-            Ok(())
-        }
+        if is_last { self.finish(id) } else { Ok(()) }
     }
 
     /// Ends a call that no backend has seen: by a status where nothing was sent.
-    pub(super) async fn refuse_call(
+    pub(super) fn refuse_call(
         &mut self,
         id: StreamId,
         line: Bytes,
@@ -330,7 +358,7 @@ impl Streams {
             let _ = held.reply.send(Answer::Refused(status.error()));
             return Ok(());
         }
-        self.finish_call(id, Some(line)).await
+        self.finish_call(id, Some(line))
     }
 
     fn answer_held(&mut self, id: StreamId) {
@@ -355,30 +383,35 @@ impl Streams {
         let _ = reply.send(answer);
     }
 
-    async fn finish(&mut self, id: StreamId) -> Result<(), StoreError> {
-        let Some(stream) = self.open.remove(&id) else {
+    /// Nothing follows on a stream.
+    pub(super) fn finish(&mut self, id: StreamId) -> Result<(), StoreError> {
+        let Some(stream) = self.open.get_mut(&id).filter(|stream| !stream.is_ending) else {
             return Ok(());
         };
-        let at = Spot {
-            session: self.session.clone(),
-            stream: id,
-            fence: self.fence,
-            epoch: self.epoch,
-        };
-        let ended = self.log.end(&at).await;
-        stream
-            .tail
-            .send_modify(|tail| tail.end = Some(StreamEnd::Finished));
-        ended
+        stream.is_ending = true;
+        self.write(id, What::End)
     }
 
     /// Ends every stream, held ones with `refusal`; for the end of the session.
     pub(crate) fn release(&mut self, end: StreamEnd, refusal: impl Fn() -> Answer) {
         for (_, stream) in self.open.drain() {
-            if let Some(held) = stream.held {
-                let _ = held.reply.send(refusal());
+            let opening = stream.opening.map(|(reply, _)| reply);
+            if let Some(reply) = stream.held.map(|held| held.reply).or(opening) {
+                let _ = reply.send(refusal());
             }
             stream.tail.send_modify(|tail| tail.end = Some(end));
+        }
+    }
+
+    /// Ends every connection, to come again; the streams go on.
+    pub(super) fn send_away(&self) {
+        self.open.values().for_each(Stream::release);
+    }
+
+    /// Wakes every connection: whether it may be served is another matter now.
+    pub(super) fn wake(&self) {
+        for stream in self.open.values() {
+            stream.tail.send_modify(|_| {});
         }
     }
 
@@ -404,7 +437,7 @@ impl Streams {
                 retry,
             });
         }
-        if cursor.is_some_and(|cursor| cursor.epoch != self.epoch) {
+        if cursor.is_some_and(|cursor| cursor.epoch != self.writing.epoch()) {
             return Err(Error::Gone);
         }
         let id = cursor.map_or(LISTENER, |cursor| cursor.stream);
@@ -424,7 +457,7 @@ impl Streams {
             match self.log.read(&self.session, id, seq).await {
                 Ok(_) => {}
                 Err(StoreError::Trimmed { oldest }) if cursor.is_none() => seq = oldest,
-                Err(_) => return Err(Error::Gone),
+                Err(error) => return Err(unread(error)),
             }
         }
         let Some(stream) = self.open.get_mut(&id) else {
@@ -435,14 +468,14 @@ impl Streams {
         Ok(Some(self.reading(id, seq, tail, attachment)))
     }
 
-    async fn attach_ended(&self, id: StreamId, seq: u64) -> Result<Option<Reading>, Error> {
+    async fn attach_ended(&mut self, id: StreamId, seq: u64) -> Result<Option<Reading>, Error> {
         match self.log.read(&self.session, id, seq).await {
             Ok(page) if page.events.is_empty() => return Ok(None),
             Ok(_) => {}
-            Err(_) => return Err(Error::Gone),
+            Err(error) => return Err(unread(error)),
         }
         // Nobody writes to it any more.
-        let mut stream = Stream::new(0, None, false, Instant::now());
+        let mut stream = Stream::known(seq, self.writing.epoch());
         let attachment = stream.attach(seq, true, &self.pulse);
         stream.tail.send_modify(|tail| {
             (tail.last, tail.end) = (u64::MAX, Some(StreamEnd::Finished));
@@ -506,5 +539,13 @@ impl Streams {
     /// Held by every reader.
     pub(crate) fn pulse(&self) -> &Arc<Pulse> {
         &self.pulse
+    }
+}
+
+/// Why a cursor cannot be read from.
+fn unread(error: StoreError) -> Error {
+    match error {
+        StoreError::Away => super::owner::AWAY,
+        StoreError::Trimmed { .. } | StoreError::Fenced | StoreError::Flushed => Error::Gone,
     }
 }

@@ -330,7 +330,7 @@ impl MemoryDirectory {
 }
 
 /// The one life of a store that ends with its process.
-const EPOCH: u32 = 1;
+pub(crate) const EPOCH: u32 = 1;
 
 impl Directory for MemoryDirectory {
     fn beat<'a>(&'a self, _: &'a Replica) -> Later<'a, Result<Beat, StoreError>> {

@@ -1,0 +1,229 @@
+//! This replica as an owner of sessions: its lease, and the life of the store that it knows
+//! (DESIGN section 5, "Leases").
+//!
+//! A session serves while the lease runs and the session's fence was read after its last lapse.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    error::Error,
+    store::{Beat, Directory, Replica, StoreError},
+};
+
+/// How long a lease runs from when its heartbeat was sent; the key in the store lives longer.
+const LEASE: Duration = Duration::from_secs(3);
+/// From one heartbeat to the next.
+const BEAT: Duration = Duration::from_secs(1);
+/// The same after one that failed: whoever waits for the store is served soon after its return.
+const AGAIN: Duration = Duration::from_millis(200);
+/// How long a heartbeat may take.
+const ANSWER: Duration = Duration::from_millis(800);
+
+/// The lease of this replica.
+pub(crate) struct Owner {
+    /// This replica.
+    pub(crate) me: Replica,
+    directory: Arc<dyn Directory>,
+    /// Whether nobody else can own anything: the lease never ends.
+    is_alone: bool,
+    began: Instant,
+    /// Milliseconds after `began` at which the lease ends.
+    until: AtomicU64,
+    lapses: AtomicU32,
+    epoch: AtomicU32,
+    is_recovering: AtomicBool,
+    changed: watch::Sender<()>,
+}
+
+impl Owner {
+    /// The only replica there is.
+    pub(crate) fn alone(directory: Arc<dyn Directory>, epoch: u32) -> Self {
+        let nobody = Replica {
+            address: "".into(),
+            boot: "".into(),
+        };
+        Self {
+            is_alone: true,
+            until: AtomicU64::new(u64::MAX),
+            epoch: AtomicU32::new(epoch),
+            ..Self::new(nobody, directory)
+        }
+    }
+
+    /// One of several; it has no lease before its first heartbeat.
+    pub(crate) fn new(me: Replica, directory: Arc<dyn Directory>) -> Self {
+        Self {
+            me,
+            directory,
+            is_alone: false,
+            began: Instant::now(),
+            until: AtomicU64::new(0),
+            lapses: AtomicU32::new(0),
+            epoch: AtomicU32::new(0),
+            is_recovering: AtomicBool::new(false),
+            changed: watch::Sender::new(()),
+        }
+    }
+
+    /// Whether no other replica can be there.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.is_alone
+    }
+
+    /// Whether the lease runs.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.is_alone || self.runs_at(self.now())
+    }
+
+    /// Whether a session may serve whose fence was read after lapse number `confirmed`.
+    pub(crate) fn serves(&self, confirmed: u32) -> bool {
+        self.is_alone || self.serves_at(self.now(), confirmed)
+    }
+
+    fn runs_at(&self, now: u64) -> bool {
+        now < self.until.load(Ordering::Acquire)
+    }
+
+    fn serves_at(&self, now: u64, confirmed: u32) -> bool {
+        self.runs_at(now) && self.lapses.load(Ordering::Acquire) == confirmed
+    }
+
+    /// How often the lease has ended before it was renewed.
+    pub(crate) fn lapses(&self) -> u32 {
+        self.lapses.load(Ordering::Acquire)
+    }
+
+    /// The life of the store that was last heard of.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Whether owners may still register again what the store lost.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.is_recovering.load(Ordering::Acquire)
+    }
+
+    /// Fails while this replica is cut off from the others (CONTRACT C15).
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.is_valid() { Ok(()) } else { Err(AWAY) }
+    }
+
+    /// Waits for the next heartbeat that was acknowledged.
+    pub(crate) async fn renewed(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.changed.subscribe().changed().await;
+    }
+
+    /// Sends a heartbeat.
+    pub(crate) async fn beat(&self) -> Result<Beat, StoreError> {
+        let sent = self.now();
+        let beat = tokio::time::timeout(ANSWER, self.directory.beat(&self.me)).await;
+        let beat = beat.unwrap_or(Err(StoreError::Away))?;
+        self.acknowledged((sent, self.now()), beat);
+        Ok(beat)
+    }
+
+    fn acknowledged(&self, (sent, now): (u64, u64), beat: Beat) {
+        // What owners of another life of the store wrote is gone: it counts as a lapse.
+        let is_other = self.epoch.swap(beat.epoch, Ordering::AcqRel) != beat.epoch;
+        if is_other || !self.runs_at(now) {
+            self.lapses.fetch_add(1, Ordering::AcqRel);
+        }
+        self.is_recovering
+            .store(beat.is_recovering, Ordering::Release);
+        let lease = u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX);
+        self.until.fetch_max(sent + lease, Ordering::AcqRel);
+        self.changed.send_replace(());
+    }
+
+    /// Sends heartbeats until `stop`, tells `report` whether the lease runs, and takes the last
+    /// heartbeat back.
+    pub(crate) async fn run(self: Arc<Self>, report: impl Fn(bool), stop: CancellationToken) {
+        loop {
+            let next = Instant::now();
+            let is_acknowledged = self.beat().await.is_ok();
+            report(self.is_valid());
+            let next = next + if is_acknowledged { BEAT } else { AGAIN };
+            let sleep = tokio::time::sleep_until(next);
+            if stop.run_until_cancelled(sleep).await.is_none() {
+                break;
+            }
+        }
+        let _ = tokio::time::timeout(ANSWER, self.directory.leave(&self.me)).await;
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// What is answered while the other replicas cannot be asked.
+pub(crate) const AWAY: Error = Error::Busy {
+    what: "sessions cannot be served at this moment",
+    retry: Duration::from_secs(1),
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::memory::MemoryDirectory;
+
+    fn owner() -> Owner {
+        let me = Replica {
+            address: "127.0.0.1:1".into(),
+            boot: "a".into(),
+        };
+        Owner::new(me, Arc::new(MemoryDirectory::default()))
+    }
+
+    const BEAT: Beat = Beat {
+        epoch: 7,
+        is_recovering: false,
+    };
+
+    #[test]
+    fn a_lease_runs_three_seconds_from_when_its_heartbeat_was_sent() {
+        let owner = owner();
+        assert!(!owner.runs_at(0), "none before the first heartbeat");
+        owner.acknowledged((0, 500), BEAT);
+        let confirmed = owner.lapses();
+        assert!(owner.serves_at(2999, confirmed));
+        assert!(!owner.serves_at(3000, confirmed), "from when it was sent");
+        owner.acknowledged((1000, 2900), BEAT);
+        owner.acknowledged((500, 2950), BEAT);
+        assert!(owner.serves_at(3999, confirmed), "renewed before it ended");
+        owner.acknowledged((3900, 4000), BEAT);
+        assert!(owner.runs_at(4000));
+        assert!(
+            !owner.serves_at(4000, confirmed),
+            "the fence has to be read again"
+        );
+        assert!(owner.serves_at(4000, owner.lapses()));
+    }
+
+    #[test]
+    fn another_life_of_the_store_is_a_lapse() {
+        let owner = owner();
+        owner.acknowledged((0, 0), BEAT);
+        let confirmed = owner.lapses();
+        owner.acknowledged((1000, 1000), BEAT);
+        assert!(owner.serves_at(1000, confirmed));
+        owner.acknowledged((2000, 2000), Beat { epoch: 8, ..BEAT });
+        assert!(owner.runs_at(2000) && !owner.serves_at(2000, confirmed));
+    }
+
+    #[test]
+    fn one_that_is_alone_has_it_for_ever() {
+        let owner = Owner::alone(Arc::new(MemoryDirectory::default()), 1);
+        assert!(owner.is_valid() && owner.serves(7) && owner.check().is_ok());
+    }
+}

@@ -1,0 +1,141 @@
+//! A session whose replica may not serve it for now: its lease lapsed, or the store lost what it
+//! had (DESIGN section 5, "Fenced and cut off are different").
+//!
+//! Its child is not read and nothing is sent. Once the store answers, the session's fence is read:
+//! unchanged, it goes on where it was; another's, it ends at once.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use tokio::{
+    select,
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    Answer,
+    owner::AWAY,
+    session::{Command, Over, Session, or_never},
+};
+use crate::store::StoreError;
+
+/// Between two attempts to read a fence.
+const AGAIN: Duration = Duration::from_millis(250);
+
+impl Session {
+    /// Whether this replica may serve the session now.
+    pub(super) fn may_serve(&self) -> bool {
+        let confirmed = &self.streams.pulse().confirmed;
+        let owner = &self.core.owner;
+        owner.is_alone() || owner.serves(confirmed.load(Ordering::Acquire))
+    }
+
+    /// What the store did not do.
+    pub(super) fn stored(&mut self, done: Result<(), StoreError>) {
+        match done {
+            Ok(()) => {}
+            // `u32::MAX` lapses never happen: the fence is read before anything else.
+            Err(StoreError::Flushed | StoreError::Away) => {
+                let confirmed = &self.streams.pulse().confirmed;
+                confirmed.store(u32::MAX, Ordering::Release);
+            }
+            Err(StoreError::Fenced) if !self.core.owner.is_alone() => {
+                self.over.get_or_insert(Over::Fenced);
+            }
+            Err(error @ (StoreError::Fenced | StoreError::Trimmed { .. })) => {
+                tracing::error!(session.id = self.id.short(), %error, "the event log failed");
+                self.over.get_or_insert(Over::Lost);
+            }
+        }
+    }
+
+    /// Waits until the session may be served, or is over.
+    pub(super) async fn stand_still(&mut self, commands: &mut mpsc::Receiver<Command>) {
+        let began = Instant::now();
+        let patience = self.core.patience;
+        let orphaned = began + or_never(patience.orphan_after);
+        let (mut close, mut put_off) = (Some(began + or_never(patience.close_after)), Vec::new());
+        let mut again = began;
+        let halt = self.core.halt.clone();
+        while self.over.is_none() {
+            let is_valid = self.core.owner.is_valid();
+            if is_valid && again <= Instant::now() {
+                if self.confirm().await.is_ok() {
+                    break;
+                }
+                again = Instant::now() + AGAIN;
+            }
+            select! {
+                biased;
+                () = halt.cancelled() => self.over = Some(Over::Drained),
+                () = sleep_until(orphaned) => self.over = Some(Over::Orphaned),
+                () = sleep_until(close.unwrap_or(orphaned)), if close.is_some() => {
+                    close = None;
+                    self.streams.send_away();
+                }
+                Some(command) = commands.recv() => put_off.extend(refuse(command)),
+                () = sleep_until(again), if is_valid => {}
+                () = self.core.owner.renewed() => {}
+            }
+        }
+        if self.over.is_none() {
+            // Nobody was read meanwhile: what waited for an answer waits on.
+            self.calls.restart(Instant::now());
+            self.streams.wake();
+            for command in put_off {
+                self.command(command).await;
+            }
+        }
+    }
+
+    /// Reads whose the session is.
+    async fn confirm(&mut self) -> Result<(), StoreError> {
+        let (lapses, core) = (self.core.owner.lapses(), &self.core);
+        let found = core.directory.find(&self.id).await?;
+        match found {
+            Some(found)
+                if found.record.owner.as_ref() == Some(&core.owner.me)
+                    && found.record.fence == self.fence =>
+            {
+                if core.owner.epoch() != self.streams.epoch() {
+                    let epoch = core.owner.epoch();
+                    self.streams.renew(epoch);
+                }
+            }
+            Some(_) => self.over = Some(Over::Fenced),
+            None => {
+                let epoch = core.owner.beat().await?.epoch;
+                if epoch == self.streams.epoch() {
+                    // It was removed by somebody who had it meanwhile.
+                    self.over = Some(Over::Fenced);
+                } else if !self.register_again(epoch).await? {
+                    self.over = Some(Over::Fenced);
+                }
+                return self.confirmed(self.core.owner.lapses());
+            }
+        }
+        self.confirmed(lapses)
+    }
+
+    fn confirmed(&self, lapses: u32) -> Result<(), StoreError> {
+        let confirmed = &self.streams.pulse().confirmed;
+        confirmed.store(lapses, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Refuses what wants to be served; returns what can wait.
+fn refuse(command: Command) -> Option<Command> {
+    match command {
+        Command::Deliver(delivery) => {
+            // A client that is gone needs no answer.
+            let _ = delivery.reply.send(Answer::Refused(AWAY));
+            None
+        }
+        Command::Attach { reply, .. } => {
+            let _ = reply.send(Err(AWAY));
+            None
+        }
+        other => Some(other),
+    }
+}

@@ -1,0 +1,74 @@
+//! What a hub keeps its state in: this process, or what several replicas share.
+
+use std::{sync::Arc, time::Duration};
+
+use aws_lc_rs::rand::SecureRandom;
+
+use super::owner::Owner;
+use crate::{
+    config::Config,
+    error::Error,
+    protocol::event::EventKey,
+    store::{
+        Directory, EventLog, Limiter,
+        memory::{EPOCH, MemoryDirectory, MemoryLog, Retention},
+        memory_limiter::MemoryLimiter,
+    },
+};
+
+/// The stores of a hub.
+pub(crate) struct Stores {
+    /// The events of all streams.
+    pub(crate) log: Arc<dyn EventLog>,
+    /// Which sessions there are.
+    pub(crate) directory: Arc<dyn Directory>,
+    /// What is used of limits.
+    pub(crate) limiter: Arc<dyn Limiter>,
+    /// This replica's lease.
+    pub(crate) owner: Arc<Owner>,
+    /// The key of event ids, the same on all replicas.
+    pub(crate) key: EventKey,
+    /// How this replica behaves while it is cut off from the others.
+    pub(crate) patience: Patience,
+}
+
+/// How long a replica that is cut off keeps what it has; zero is for ever.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Patience {
+    /// Connections that read streams.
+    pub(crate) close_after: Duration,
+    /// Children and sessions.
+    pub(crate) orphan_after: Duration,
+}
+
+/// How much of each stream is kept.
+pub(crate) fn retention(config: &Config) -> Retention {
+    Retention {
+        events: config.log.events,
+        bytes: usize::try_from(config.log.bytes).unwrap_or(usize::MAX),
+        age: config.log.age,
+    }
+}
+
+impl Stores {
+    /// Everything in this process, which is the only one.
+    ///
+    /// # Errors
+    ///
+    /// `Bug` where the system has no randomness.
+    pub(crate) fn in_memory(config: &Config, random: &dyn SecureRandom) -> Result<Self, Error> {
+        let mut secret = [0; 32];
+        random
+            .fill(&mut secret)
+            .map_err(|_| Error::Bug("no randomness"))?;
+        let directory: Arc<dyn Directory> = Arc::new(MemoryDirectory::default());
+        Ok(Self {
+            log: Arc::new(MemoryLog::new(retention(config))),
+            owner: Arc::new(Owner::alone(Arc::clone(&directory), EPOCH)),
+            directory,
+            limiter: Arc::new(MemoryLimiter::default()),
+            key: EventKey::new(&secret),
+            patience: Patience::default(),
+        })
+    }
+}

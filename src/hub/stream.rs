@@ -1,0 +1,180 @@
+//! One stream of a session: its calls, the response as long as it is held, its connections.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{
+    sync::{oneshot, watch},
+    time::Instant,
+};
+
+use super::{
+    Answer, Form,
+    reading::{Attachment, Pulse, Reading, Tail},
+};
+
+/// What bounds the streams of a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Streams of calls, and connections, that a session may have at a time.
+    pub(crate) streams: usize,
+    /// A reader further behind than half of these makes the child wait.
+    pub(crate) events: u64,
+    /// Likewise in bytes.
+    pub(crate) bytes: u64,
+    /// A connection that took nothing for this long does not count as alive.
+    pub(crate) silence: Duration,
+}
+
+/// One stream.
+pub(super) struct Stream {
+    /// Calls whose response it waits for; the listener never ends with them.
+    pub(super) calls: usize,
+    /// Their raw ids, where another replica may have to answer them.
+    pub(super) ids: Vec<Box<[u8]>>,
+    /// The response as long as it may still become JSON.
+    pub(super) held: Option<Held>,
+    /// The response that waits for the log to know the stream.
+    pub(super) opening: Option<(oneshot::Sender<Answer>, Box<Reading>)>,
+    pub(super) is_batch: bool,
+    /// Whether nothing follows what was written.
+    pub(super) is_ending: bool,
+    /// The number of the last event that was written, acknowledged or not.
+    pub(super) last: u64,
+    pub(super) tail: watch::Sender<Tail>,
+    pub(super) bytes: u64,
+    written: u64,
+    pub(super) attachments: Vec<Arc<Attachment>>,
+    last_attachment: u32,
+    /// When the last connection went; none while there is one.
+    pub(super) detached: Option<Instant>,
+    /// Whether the child no longer waits for the attached connection.
+    pub(super) is_given_up: bool,
+}
+
+/// A response whose headers have not been sent.
+pub(super) struct Held {
+    pub(super) reply: oneshot::Sender<Answer>,
+    pub(super) form: Form,
+    pub(super) done: Vec<Bytes>,
+}
+
+impl Stream {
+    pub(super) fn new(calls: usize, held: Option<Held>, is_batch: bool, epoch: u32) -> Self {
+        Self {
+            calls,
+            ids: Vec::new(),
+            held,
+            opening: None,
+            is_batch,
+            is_ending: false,
+            last: 0,
+            tail: watch::Sender::new(Tail {
+                epoch,
+                ..Tail::default()
+            }),
+            bytes: 0,
+            written: 0,
+            attachments: Vec::new(),
+            last_attachment: 0,
+            detached: Some(Instant::now()),
+            is_given_up: false,
+        }
+    }
+
+    /// One that went on before: event `last` is its last.
+    pub(super) fn known(last: u64, epoch: u32) -> Self {
+        let stream = Self::new(0, None, false, epoch);
+        stream.tail.send_modify(|tail| tail.last = last);
+        Self {
+            last,
+            written: last,
+            ..stream
+        }
+    }
+
+    /// What its next owner has to answer: an array of raw ids.
+    pub(super) fn open_calls(&self) -> Bytes {
+        let ids: Vec<&[u8]> = self.ids.iter().map(|id| &**id).collect();
+        [b"[", &*ids.join(&b","[..]), b"]"].concat().into()
+    }
+
+    pub(super) fn written(&self) -> u64 {
+        let of_all = self
+            .attachments
+            .iter()
+            .map(|attachment| attachment.written.load(Ordering::Relaxed));
+        of_all.max().unwrap_or(0).max(self.written)
+    }
+
+    pub(super) fn attach(
+        &mut self,
+        cursor: u64,
+        is_named: bool,
+        pulse: &Arc<Pulse>,
+    ) -> Arc<Attachment> {
+        self.written = self.written();
+        self.last_attachment += 1;
+        let attachment = Arc::new(Attachment {
+            number: self.last_attachment,
+            is_named,
+            written: AtomicU64::new(cursor),
+            bytes: AtomicU64::new(self.bytes),
+            taken: AtomicU64::new(0),
+            is_closed: AtomicBool::new(false),
+            born: Instant::now(),
+            pulse: Arc::clone(pulse),
+        });
+        self.attachments.push(Arc::clone(&attachment));
+        (self.detached, self.is_given_up) = (None, false);
+        let number = attachment.number;
+        self.tail.send_modify(|tail| tail.attached = number);
+        attachment
+    }
+
+    /// Ends the connections that there are; the stream goes on for others.
+    pub(super) fn release(&self) {
+        let last = self.last_attachment;
+        self.tail.send_modify(|tail| tail.released = last);
+    }
+
+    /// Lets go of connections that are gone; the youngest that is left is attached again.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        let is_open = |attachment: &Arc<Attachment>| !attachment.is_closed.load(Ordering::Relaxed);
+        if self.attachments.iter().all(is_open) {
+            return;
+        }
+        self.written = self.written();
+        self.attachments.retain(is_open);
+        match self.attachments.last() {
+            Some(last) if last.number != self.tail.borrow().attached => {
+                let (number, written) = (last.number, self.written);
+                last.bytes.store(self.bytes, Ordering::Relaxed);
+                self.tail
+                    .send_modify(|tail| (tail.attached, tail.resume) = (number, written));
+            }
+            Some(_) => {}
+            None => {
+                self.detached.get_or_insert(now);
+            }
+        }
+    }
+
+    /// Whether the attached connection is so far behind that retention may overtake it.
+    pub(super) fn is_behind(&self, bounds: Bounds) -> bool {
+        self.attachments.last().is_some_and(|attachment| {
+            let last = self.tail.borrow().last;
+            let events = last.saturating_sub(attachment.written.load(Ordering::Relaxed));
+            let bytes = self
+                .bytes
+                .saturating_sub(attachment.bytes.load(Ordering::Relaxed));
+            events > bounds.events / 2 || bytes > bounds.bytes / 2
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! What a session has written to the event log and the log has not acknowledged yet.
+//!
+//! In memory that is never anything. In a shared store it is what is under way: nothing of it
+//! goes to a socket before it is kept (DESIGN section 5, "Append before send").
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+
+use crate::{
+    protocol::event::StreamId,
+    store::{EventLog, Fence, Later, SessionId, Spot, StoreError},
+};
+
+/// The writes of one session, in order.
+pub(super) struct Writing {
+    log: Arc<dyn EventLog>,
+    session: SessionId,
+    fence: Fence,
+    epoch: u32,
+    queue: VecDeque<Write>,
+    bytes: usize,
+    is_closed: bool,
+}
+
+struct Write {
+    kept: Later<'static, Result<(), StoreError>>,
+    stream: StreamId,
+    what: What,
+}
+
+/// What is written.
+#[derive(Clone, Debug)]
+pub(super) enum What {
+    /// A stream begins: the number of its last event, and the calls that it waits for.
+    Open(u64, Bytes),
+    /// Event, its number, and the calls that are left, where they changed.
+    Event(u64, Bytes, Option<Bytes>),
+    /// A stream ends.
+    End,
+}
+
+/// Writes and bytes under way beyond which the child is not read.
+const FULL: (usize, usize) = (512, 4 * 1024 * 1024);
+
+impl Writing {
+    pub(super) fn new(
+        log: Arc<dyn EventLog>,
+        session: SessionId,
+        (fence, epoch): (Fence, u32),
+    ) -> Self {
+        Self {
+            log,
+            session,
+            fence,
+            epoch,
+            queue: VecDeque::new(),
+            bytes: 0,
+            is_closed: false,
+        }
+    }
+
+    /// The session has another owner's number now.
+    pub(super) fn adopt(&mut self, fence: Fence) {
+        self.fence = fence;
+    }
+
+    /// Gives up what is under way; from now on nothing is written.
+    pub(super) fn close(&mut self) {
+        (self.is_closed, self.bytes) = (true, 0);
+        self.queue.clear();
+    }
+
+    pub(super) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether so much is under way that there should be no more.
+    pub(super) fn is_full(&self) -> bool {
+        self.queue.len() > FULL.0 || self.bytes > FULL.1
+    }
+
+    /// Whether something of `stream` is under way.
+    pub(super) fn has(&self, stream: StreamId) -> bool {
+        self.queue.iter().any(|write| write.stream == stream)
+    }
+
+    /// Writes; returns `what` if it is kept already.
+    pub(super) fn write(
+        &mut self,
+        stream: StreamId,
+        what: What,
+    ) -> Result<Option<What>, StoreError> {
+        if self.is_closed {
+            return Ok(None);
+        }
+        let mut kept = self.begin(stream, &what);
+        if self.queue.is_empty()
+            && let Poll::Ready(kept) = kept.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        {
+            return kept.map(|()| Some(what));
+        }
+        self.bytes += what.bytes();
+        self.queue.push_back(Write { kept, stream, what });
+        Ok(None)
+    }
+
+    /// Waits for the oldest write under way; for ever, where there is none. Cancel-safe. One that
+    /// failed with `Flushed` stays under way for [`Self::renew`].
+    pub(super) async fn next(&mut self) -> Result<(StreamId, What), StoreError> {
+        let Some(first) = self.queue.front_mut() else {
+            return std::future::pending().await;
+        };
+        let kept = (&mut first.kept).await;
+        if kept == Err(StoreError::Flushed) {
+            // Done is done: it must not be polled again.
+            first.kept = Box::pin(std::future::pending());
+            return Err(StoreError::Flushed);
+        }
+        let Some(write) = self.queue.pop_front() else {
+            return Err(StoreError::Fenced);
+        };
+        self.bytes -= write.what.bytes();
+        kept.map(|()| (write.stream, write.what))
+    }
+
+    /// Another life of the store: `first` is written anew, then what was under way.
+    pub(super) fn renew(&mut self, epoch: u32, first: impl IntoIterator<Item = (StreamId, What)>) {
+        self.epoch = epoch;
+        let left = std::mem::take(&mut self.queue);
+        let left = left.into_iter().map(|write| (write.stream, write.what));
+        let all: Vec<_> = first.into_iter().chain(left).collect();
+        self.bytes = 0;
+        for (stream, what) in all {
+            let kept = self.begin(stream, &what);
+            self.bytes += what.bytes();
+            self.queue.push_back(Write { kept, stream, what });
+        }
+    }
+
+    fn begin(&self, stream: StreamId, what: &What) -> Later<'static, Result<(), StoreError>> {
+        let at = Spot {
+            session: self.session.clone(),
+            stream,
+            fence: self.fence,
+            epoch: self.epoch,
+        };
+        match what {
+            What::Open(_, calls) => self.log.open(&at, calls.clone()),
+            What::Event(number, event, calls) => {
+                self.log.append(&at, *number, event.clone(), calls.clone())
+            }
+            What::End => self.log.end(&at),
+        }
+    }
+}
+
+impl What {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Event(_, event, _) => event.len(),
+            Self::Open(..) | Self::End => 0,
+        }
+    }
+}

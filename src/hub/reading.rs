@@ -77,8 +77,6 @@ pub(crate) struct Pulse {
     pub(crate) is_choked: AtomicBool,
     /// The lapse of the lease after which the session's fence was read.
     pub(crate) confirmed: AtomicU32,
-    /// Whether the session was found to be another replica's.
-    pub(crate) is_fenced: AtomicBool,
 }
 
 /// One connection's place in a stream. Dropping it detaches the connection; the stream and

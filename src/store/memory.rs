@@ -34,10 +34,10 @@ pub(crate) struct Retention {
 
 /// How many ended streams of a session are kept for a late resume: clients resume the
 /// streams that they were reading, and those are bounded by `stream.per_session`.
-const ENDED_STREAMS: usize = 256;
+pub(super) const ENDED_STREAMS: usize = 256;
 
 /// What one `read` returns at most: enough to fill a socket, little enough to hold.
-const PAGE: usize = 256 * 1024;
+pub(super) const PAGE: usize = 256 * 1024;
 
 /// The event log in memory.
 pub(crate) struct MemoryLog {
@@ -47,7 +47,7 @@ pub(crate) struct MemoryLog {
 
 /// The streams of one session.
 #[derive(Default)]
-struct OfSession {
+pub(super) struct OfSession {
     fence: Option<Fence>,
     highest: StreamId,
     streams: HashMap<StreamId, Stream>,
@@ -57,11 +57,13 @@ struct OfSession {
 }
 
 #[derive(Default)]
-struct Stream {
+pub(super) struct Stream {
     events: VecDeque<(Instant, Bytes)>,
     bytes: usize,
     /// How many events were trimmed: the number of the first kept one is one more.
     trimmed: u64,
+    /// How many of them were never here.
+    foreign: u64,
     calls: Bytes,
     is_ended: bool,
 }
@@ -125,7 +127,8 @@ impl OfSession {
         Ok(())
     }
 
-    fn open(&mut self, id: StreamId) -> Result<&mut Stream, StoreError> {
+    /// A stream that has not ended; it begins if it is not there.
+    pub(super) fn open(&mut self, id: StreamId) -> Result<&mut Stream, StoreError> {
         self.highest = self.highest.max(id);
         let stream = self.streams.entry(id).or_default();
         if stream.is_ended {
@@ -134,7 +137,8 @@ impl OfSession {
         Ok(stream)
     }
 
-    fn end(&mut self, id: StreamId, now: Instant, keep: Retention) {
+    /// Marks a stream as ended.
+    pub(super) fn end(&mut self, id: StreamId, now: Instant, keep: Retention) {
         self.highest = self.highest.max(id);
         let stream = self.streams.entry(id).or_default();
         if stream.is_ended {
@@ -145,6 +149,29 @@ impl OfSession {
         self.ended.push_back((id, now, stream.bytes));
         self.ended_bytes += stream.bytes;
         self.drop_ended(now, keep);
+    }
+
+    /// See [`EventLog::read`].
+    pub(super) fn read(
+        &mut self,
+        id: StreamId,
+        after: u64,
+        now: Instant,
+        keep: Retention,
+    ) -> Result<Page, StoreError> {
+        self.drop_ended(now, keep);
+        let gone = StoreError::Trimmed { oldest: 0 };
+        let stream = self.streams.get_mut(&id).ok_or(gone)?;
+        if !stream.is_ended {
+            stream.trim(now, keep);
+        }
+        stream.read(after)
+    }
+
+    /// The bytes of a stream that is here, if it was here from its beginning.
+    pub(super) fn all_bytes(&self, id: StreamId) -> Option<Option<usize>> {
+        let stream = self.streams.get(&id)?;
+        Some((stream.foreign == 0).then_some(stream.bytes))
     }
 
     /// Ended streams go when they are too many, too large together, or too old.
@@ -167,13 +194,22 @@ impl Stream {
         self.trimmed + self.events.len() as u64
     }
 
-    fn append(&mut self, number: u64, event: Bytes, now: Instant, keep: Retention) {
+    /// The number of the oldest event that is left of what was trimmed here; 0 if nothing was.
+    pub(super) fn cut(&self) -> u64 {
+        if self.trimmed > self.foreign {
+            self.trimmed + 1
+        } else {
+            0
+        }
+    }
+
+    pub(super) fn append(&mut self, number: u64, event: Bytes, now: Instant, keep: Retention) {
         if number <= self.last() {
             return;
         }
         if number > self.last() + 1 {
             // Numbers go on where nothing of what stood before is kept here.
-            (self.bytes, self.trimmed) = (0, number - 1);
+            (self.bytes, self.trimmed, self.foreign) = (0, number - 1, number - 1);
             self.events.clear();
         }
         self.bytes += event.len();
@@ -255,19 +291,7 @@ impl EventLog for MemoryLog {
         after: u64,
     ) -> Later<'a, Result<Page, StoreError>> {
         let page = match self.session(session) {
-            Some(session) => {
-                let mut session = locked(&session);
-                session.drop_ended(Instant::now(), self.retention);
-                match session.streams.get_mut(&stream) {
-                    Some(stream) => {
-                        if !stream.is_ended {
-                            stream.trim(Instant::now(), self.retention);
-                        }
-                        stream.read(after)
-                    }
-                    None => Err(StoreError::Trimmed { oldest: 0 }),
-                }
-            }
+            Some(session) => locked(&session).read(stream, after, Instant::now(), self.retention),
             None => Err(StoreError::Trimmed { oldest: 0 }),
         };
         Box::pin(ready(page))

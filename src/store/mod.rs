@@ -11,6 +11,14 @@ use crate::protocol::event::StreamId;
 
 pub(crate) mod memory;
 pub(crate) mod memory_limiter;
+pub(crate) mod redis;
+pub(crate) mod redis_appender;
+mod redis_cache;
+pub(crate) mod redis_directory;
+pub(crate) mod redis_limiter;
+pub(crate) mod redis_log;
+#[cfg(test)]
+mod store_tests;
 
 /// A future that a seam returns.
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

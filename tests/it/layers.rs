@@ -52,7 +52,7 @@ const TABLE: &[(&str, &[&str])] = &[
         ],
     ),
     // `auth` stands above `store` in DESIGN; a record names its principal.
-    ("store", &["auth", "protocol"]),
+    ("store", &["auth", "config", "protocol"]),
     (
         "backend",
         &["config", "control", "error", "protocol", "telemetry"],
@@ -188,6 +188,7 @@ const PLACES: &[(&str, &[&str])] = &[
         ],
     ),
     ("sqlx", &["control/sql.rs"]),
+    ("redis::", &["store/redis"]),
     ("notify::", &["control/keeper.rs"]),
     (
         "ipnet::",

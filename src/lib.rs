@@ -120,6 +120,7 @@ mod logs;
 mod oauth;
 mod outbound;
 mod protocol;
+mod replicas;
 mod run;
 mod separation;
 mod settings;

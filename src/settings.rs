@@ -113,12 +113,25 @@ impl Node {
         count.ok_or_else(|| Wrong::new(format!("{whole} is out of range"), range()))
     }
 
+    /// It as a number of things of which there is one at least.
+    pub(crate) fn at_least_one(&self) -> Result<usize, Wrong> {
+        self.count(1)
+            .map(|count| usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
     /// It as a duration; `"0s"` and `""` are zero.
     pub(crate) fn duration(&self) -> Result<Duration, Wrong> {
         match &self.value {
             Value::Text(text) => duration(text),
             _ => Err(self.unexpected("a text like \"250ms\", \"30s\" or \"1m30s\"")),
         }
+    }
+
+    /// It as a size that something has to fit into.
+    pub(crate) fn some_bytes<T: TryFrom<u64>>(&self) -> Result<T, Wrong> {
+        let bytes = Some(self.size()?).filter(|bytes| *bytes > 0);
+        let fits = bytes.and_then(|bytes| T::try_from(bytes).ok());
+        fits.ok_or_else(|| Wrong::new("must hold at least one byte", "write a size like \"4MiB\""))
     }
 
     /// It as a size in bytes; a bare number counts bytes, `""` is zero.

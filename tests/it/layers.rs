@@ -23,6 +23,10 @@ const TABLE: &[(&str, &[&str])] = &[
     ("issuing", &["document", "layers", "settings"]),
     ("listeners", &["address", "document", "layers", "settings"]),
     (
+        "replicas",
+        &["address", "document", "keeping", "layers", "settings"],
+    ),
+    (
         "config",
         &[
             "address",
@@ -31,6 +35,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "keeping",
             "layers",
             "listeners",
+            "replicas",
             "separation",
             "settings",
         ],

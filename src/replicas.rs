@@ -1,0 +1,267 @@
+//! Settings of replicas: what they share, how they reach each other, how one of them ends.
+//!
+//! Not here: Redis itself (`store`), and requests between replicas (`http`).
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use crate::{
+    address::{address, host},
+    document::Node,
+    keeping::Secret,
+    layers::Layers,
+    settings::Wrong,
+};
+
+/// What replicas share.
+#[derive(Clone, Debug)]
+pub(crate) struct Redis {
+    /// Where it is; a secret, since it may hold a password.
+    pub(crate) url: Secret,
+    /// What stands before every key.
+    pub(crate) prefix: String,
+}
+
+impl Redis {
+    /// The keys `redis.url` (else `REDIS_URL`) and `redis.prefix`; none without a URL.
+    pub(crate) fn read(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Self> {
+        if let Some(url) = env.get("REDIS_URL").filter(|url| !url.is_empty())
+            && layers.is_default("redis.url")
+            && !layers.run
+        {
+            layers.add("redis.url", Node::from_word("REDIS_URL", url));
+        }
+        let url = layers.leaf("redis.url", |node| {
+            let text = node.text()?;
+            let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme));
+            if !text.is_empty() && !is_known {
+                // Without the text: it may hold a password.
+                let what = "is no URL of Redis";
+                let remedy = "write redis://HOST:6379 or rediss://…, or \"\" for memory";
+                return Err(Wrong::new(what, remedy));
+            }
+            Ok(Secret::of(text))
+        });
+        let prefix = layers.leaf("redis.prefix", prefix);
+        if layers.run && url.is_some() {
+            let what = "is written, and run keeps everything in memory";
+            layers.mistake("redis.url", what, "leave it out, or use serve");
+            return None;
+        }
+        url.map(|url| Self { url, prefix })
+    }
+}
+
+/// How replicas reach each other, and what one does that is cut off from what they share.
+#[derive(Clone, Debug)]
+pub(crate) struct Cluster {
+    /// Where other replicas reach this one; bound only with Redis.
+    pub(crate) listen: SocketAddr,
+    /// The same as others see it, `host:port`; none is to be found out.
+    pub(crate) advertise: Option<String>,
+    /// When the children of a replica that is cut off end.
+    pub(crate) orphan_after: Duration,
+    /// When its streams end.
+    pub(crate) close_after: Duration,
+}
+
+impl Cluster {
+    /// The keys `cluster.…`.
+    pub(crate) fn read(layers: &mut Layers, redis: Option<&Redis>) -> Self {
+        // Only to be compared: nobody here counts replicas.
+        let replicas = layers.leaf("cluster.replicas", |node| node.count(0));
+        if replicas > 1 && redis.is_none() {
+            let what = "is more than 1, and redis.url is not set";
+            let remedy = "write redis.url, which replicas share sessions by, or run one replica";
+            layers.mistake("cluster.replicas", what, remedy);
+        }
+        Self {
+            listen: layers.leaf("cluster.listen", |node| address(&node.text()?)),
+            advertise: layers.leaf("cluster.advertise", advertised),
+            orphan_after: layers.leaf("cluster.orphan_after", Node::duration),
+            close_after: layers.leaf("cluster.close_after", Node::duration),
+        }
+    }
+}
+
+/// Bounds of the event log, per stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    /// Events that are kept.
+    pub(crate) events: usize,
+    /// Bytes that are kept.
+    pub(crate) bytes: u64,
+    /// How long they are kept; zero is without end.
+    pub(crate) age: Duration,
+    /// The largest event that is kept in Redis, in bytes.
+    pub(crate) max_event: u64,
+}
+
+impl Log {
+    /// The keys `log.…`.
+    pub(crate) fn read(layers: &mut Layers) -> Self {
+        Self {
+            events: layers.leaf("log.events", Node::at_least_one),
+            bytes: layers.leaf("log.bytes", Node::some_bytes),
+            age: layers.leaf("log.age", Node::duration),
+            max_event: layers.leaf("log.max_event", Node::some_bytes),
+        }
+    }
+}
+
+/// How the gateway ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Drain {
+    /// How long it still accepts.
+    pub(crate) delay: Duration,
+    /// How long calls may take to end.
+    pub(crate) timeout: Duration,
+}
+
+impl Drain {
+    /// The keys `drain.…`; a replica has others that take over, once load balancers know.
+    pub(crate) fn read(layers: &mut Layers, redis: Option<&Redis>) -> Self {
+        let delay = layers.leaf("drain.delay", Node::duration);
+        let is_usual = redis.is_some() && layers.is_default("drain.delay");
+        Self {
+            delay: if is_usual { DELAY } else { delay },
+            timeout: layers.leaf("drain.timeout", Node::duration),
+        }
+    }
+}
+
+/// What may stand before keys: nothing that Redis or its tools read something into.
+fn prefix(node: &Node) -> Result<String, Wrong> {
+    let text = node.text()?;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if (1..=64).contains(&text.len()) && text.bytes().all(is_plain) {
+        return Ok(text);
+    }
+    let remedy = "write up to 64 letters, digits, dots, dashes";
+    Err(Wrong::new(format!("{text:?} is no prefix"), remedy))
+}
+
+/// A host with its port; empty is none.
+fn advertised(node: &Node) -> Result<Option<String>, Wrong> {
+    let text = node.text()?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let port = text.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
+    if !matches!(port, Some(Ok(1..))) {
+        let what = format!("{text:?} has no port that others can connect to");
+        return Err(Wrong::new(what, "write HOST:PORT like 10.0.0.7:7080"));
+    }
+    host(&text).map(Some)
+}
+
+const SCHEMES: [&str; 7] = [
+    "redis://",
+    "rediss://",
+    "redis+unix://",
+    "unix://",
+    "valkey://",
+    "valkeys://",
+    "valkey+unix://",
+];
+/// What load balancers take to notice.
+const DELAY: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Settings {
+        redis: Option<Redis>,
+        cluster: Cluster,
+        drain: Drain,
+        mistakes: Vec<String>,
+    }
+
+    fn read(is_run: bool, env: &[(&str, &str)], set: &[&str]) -> Settings {
+        let pairs = env
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let env: BTreeMap<String, String> = pairs.collect();
+        let mut layers = Layers::new(is_run);
+        layers.add_env(&env);
+        for set in set {
+            layers.add_set(set);
+        }
+        let redis = Redis::read(&mut layers, &env);
+        let cluster = Cluster::read(&mut layers, redis.as_ref());
+        let drain = Drain::read(&mut layers, redis.as_ref());
+        let mistakes = layers.mistakes.iter().map(ToString::to_string).collect();
+        Settings {
+            redis,
+            cluster,
+            drain,
+            mistakes,
+        }
+    }
+
+    fn url(env: &[(&str, &str)], set: &[&str]) -> Option<String> {
+        let read = read(false, env, set);
+        assert!(read.mistakes.is_empty(), "{:?}", read.mistakes);
+        read.redis.map(|redis| redis.url.expose().to_owned())
+    }
+
+    #[test]
+    fn the_usual_variable_names_redis_where_nothing_else_does() {
+        let usual = ("REDIS_URL", "redis://usual");
+        let own = ("LOCKGATE_REDIS__URL", "rediss://own");
+        assert_eq!(url(&[], &[]), None);
+        assert_eq!(url(&[usual], &[]).as_deref(), Some("redis://usual"));
+        assert_eq!(url(&[usual, own], &[]).as_deref(), Some("rediss://own"));
+        assert_eq!(url(&[usual], &["redis.url="]), None);
+        assert!(read(true, &[usual], &[]).redis.is_none());
+        assert_eq!(read(true, &[], &["redis.url=redis://x"]).mistakes.len(), 1);
+    }
+
+    #[test]
+    fn a_wrong_url_is_not_shown() {
+        let read = read(false, &[("REDIS_URL", "http://u:s3cret@h")], &[]);
+        let shown = format!("{:?}{:?}", read.redis, read.mistakes);
+        assert!(read.mistakes.len() == 1 && !shown.contains("s3cret"));
+        assert!(shown.contains("redis.url"), "{shown}");
+    }
+
+    #[test]
+    fn several_replicas_need_redis() {
+        let wrong = read(false, &[], &["cluster.replicas=2"]).mistakes;
+        assert!(wrong[0].contains("cluster.replicas: is more than 1"));
+        assert!(
+            read(false, &[], &["cluster.replicas=1"])
+                .mistakes
+                .is_empty()
+        );
+        let set = ["cluster.replicas=2", "redis.url=redis://h"];
+        assert!(read(false, &[], &set).mistakes.is_empty());
+    }
+
+    #[test]
+    fn draining_takes_longer_where_others_take_over() {
+        let delay = |set: &[&str]| read(false, &[], set).drain.delay;
+        assert_eq!(delay(&[]), Duration::ZERO);
+        assert_eq!(delay(&["redis.url=redis://h"]), DELAY);
+        let written = ["redis.url=redis://h", "drain.delay=0s"];
+        assert_eq!(delay(&written), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_others_connect_to_has_a_port() {
+        for (text, is_good) in [
+            ("10.0.0.7:7080", true),
+            ("[::1]:7080", true),
+            ("replica-1.lockgate:7080", true),
+            ("10.0.0.7", false),
+            ("10.0.0.7:0", false),
+            ("10.0.0.7:x", false),
+            ("h/x:1", false),
+        ] {
+            let read = read(false, &[], &[&format!("cluster.advertise={text}")]);
+            assert_eq!(read.mistakes.is_empty(), is_good, "{text}");
+            assert_eq!(read.cluster.advertise.is_some(), is_good, "{text}");
+        }
+        assert!(read(false, &[], &["redis.prefix=a b"]).mistakes.len() == 1);
+    }
+}

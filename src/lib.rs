@@ -51,6 +51,9 @@
 //! | call | a request of the client that the child has |
 //! | ask | a request of the child that the client has to answer |
 //! | cursor | the place behind an event of a stream; as text, the event id |
+//! | replica | one of several gateways that share a store and sessions |
+//! | owner | the replica that runs a session's backend |
+//! | hop | a request on its way from the replica that took it to the owner of its session |
 //! | principal | who calls: tenant, issuer, subject and client id |
 //! | grant | what a person allowed: subject, client, resource, scopes; tokens hang on it |
 //! | grants of a server | who of a tenant may use it |
@@ -110,6 +113,7 @@ mod config;
 mod control;
 mod document;
 mod error;
+mod hops;
 mod http;
 mod hub;
 mod issuing;

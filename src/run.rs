@@ -17,23 +17,30 @@ use crate::{
         confinement::Offer,
         keeper::{Keeper, Reach},
         live::Live,
+        seal::Keyring,
         trail::Trail,
     },
     http::{
         Front,
         accept::{self, Bounds},
         address::Allowed,
-        admin, counted,
+        admin,
+        cluster::{self, Cluster},
+        counted,
         gate::Gate,
+        hop::{self, HopKeys},
         limited,
         ops::{self, Health, Loss},
+        peers::Peers,
         routes,
+        stream::Retry,
         tls::Files,
     },
     hub::{Hub, stores::Stores},
     logs::Logs,
     oauth::Oauth,
     outbound::Outbound,
+    store::Replica,
     telemetry::Metrics,
 };
 
@@ -45,6 +52,16 @@ pub(crate) struct Listeners {
     pub(crate) ops: Option<TcpListener>,
     /// For administration, where that has a listener of its own.
     pub(crate) admin: Option<TcpListener>,
+    /// For other replicas, where there can be any.
+    pub(crate) cluster: Option<Reached>,
+}
+
+/// The listener for other replicas.
+pub(crate) struct Reached {
+    /// It.
+    pub(crate) listener: TcpListener,
+    /// Where they reach it: `host:port`.
+    pub(crate) address: Arc<str>,
 }
 
 /// What is served.
@@ -53,6 +70,8 @@ pub(crate) struct Served {
     pub(crate) live: Arc<Live>,
     /// What keeps it up to date; none where it never changes.
     pub(crate) keeper: Option<Keeper>,
+    /// The master keys that replicas have in common; none without Redis.
+    pub(crate) keys: Option<Keyring>,
 }
 
 /// When to stop.
@@ -81,7 +100,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 )]
 pub(crate) async fn run(
     config: Config,
-    Served { live, keeper }: Served,
+    Served { live, keeper, keys }: Served,
     launcher: Launcher,
     listeners: Listeners,
     shutdown: Shutdown,
@@ -93,6 +112,19 @@ pub(crate) async fn run(
     let offer = *launcher.sandbox.offer();
     let health = Health::default();
     let (release, halt) = (CancellationToken::new(), CancellationToken::new());
+    // Other replicas are heard, and answer, until no session is left here.
+    let (clustering, stop_cluster) = (TaskTracker::new(), CancellationToken::new());
+    let cluster = match (&listeners.cluster, &keys) {
+        (Some(reached), Some(keys)) => Some(Arc::new(Cluster {
+            me: replica(&reached.address)?,
+            keys: hop_keys(keys),
+            peers: Peers::new(clustering.clone(), stop_cluster.clone()),
+            clock: Clock::system(),
+            release: release.clone(),
+            halt: halt.clone(),
+        })),
+        _ => None,
+    };
     let stop_accepting = CancellationToken::new();
     // The store outlives what may still write to it.
     let (keeping, stop_keeping) = (TaskTracker::new(), CancellationToken::new());
@@ -172,8 +204,20 @@ pub(crate) async fn run(
         live,
         config: Arc::clone(&config),
         metrics: Arc::clone(&metrics),
+        retry: Retry::new(config.stream.retry, Arc::new(SystemRandom::new())),
+        cluster: cluster.clone(),
     };
     let front = Arc::new(front);
+    if let (Some(reached), Some(cluster)) = (listeners.cluster, cluster) {
+        let app = cluster::routes(Arc::clone(&front), cluster);
+        let bounds = Bounds {
+            max_connections: REPLICAS,
+            finish: LAST_WORDS,
+        };
+        let (stop, tracker) = (stop_cluster.clone(), clustering.clone());
+        let serving = accept::serve_replicas(reached.listener, app, bounds, stop, tracker);
+        clustering.spawn(serving);
+    }
     let mut app = routes(Arc::clone(&front), health.clone());
     if is_administered {
         let oauth = Oauth::new(
@@ -259,6 +303,9 @@ pub(crate) async fn run(
     }
     halt.cancel();
     let _ = tokio::time::timeout(LAST, tracker.wait()).await;
+    stop_cluster.cancel();
+    clustering.close();
+    let _ = tokio::time::timeout(LAST_WORDS, clustering.wait()).await;
     stop_trail.cancel();
     trailing.close();
     let _ = tokio::time::timeout(LAST_WORDS, trailing.wait()).await;
@@ -327,6 +374,25 @@ fn reports(health: Health) -> Box<dyn Fn(Reach) + Send + Sync> {
     })
 }
 
+/// This replica in this life.
+fn replica(address: &Arc<str>) -> anyhow::Result<Replica> {
+    let mut boot = [0_u8; 16];
+    let filled = aws_lc_rs::rand::fill(&mut boot);
+    filled.map_err(|_| anyhow::anyhow!("no randomness"))?;
+    let boot: String = boot.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Replica {
+        address: Arc::clone(address),
+        boot: boot.into(),
+    })
+}
+
+/// What hops are signed with: of each master key, so that one can replace another.
+fn hop_keys(keys: &Keyring) -> HopKeys {
+    let derived = keys.keys().iter().map(|key| key.derive(hop::LABEL));
+    let derived: Vec<_> = derived.collect();
+    HopKeys::new(derived.iter().map(|key| &**key))
+}
+
 /// The URL of a listener of its own.
 fn own_url(bound: std::net::SocketAddr) -> anyhow::Result<Url> {
     Ok(Url::parse(&format!("http://{bound}"))?)
@@ -334,6 +400,9 @@ fn own_url(bound: std::net::SocketAddr) -> anyhow::Result<Url> {
 
 /// Connections of the listener for administration.
 const ADMINISTRATORS: usize = 256;
+
+/// Connections of other replicas: each makes one, and another one while that drains.
+const REPLICAS: usize = 1024;
 
 /// Connections of the operations listener: probes and scrapers.
 const OPERATIONS: usize = 64;

@@ -7,7 +7,7 @@ use opentelemetry::metrics::{Counter, Meter, MeterProvider, UpDownCounter};
 use opentelemetry_sdk::metrics::SdkMeterProvider;
 use prometheus::{Registry, TextEncoder};
 
-use crate::logs::Logs;
+use crate::{hops::Hops, logs::Logs};
 
 /// Which kind of route answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,6 +250,8 @@ pub(crate) struct Metrics {
     limited: Counter<u64>,
     unenforced: UpDownCounter<i64>,
     denied: Family<{ Denied::LABELS.len() }>,
+    /// Requests to other replicas.
+    pub(crate) hops: Hops,
 }
 
 /// A counter with one label of `N` values.
@@ -316,6 +318,7 @@ impl Metrics {
             limited: meter.u64_counter(LIMITED).build(),
             unenforced: meter.i64_up_down_counter(UNENFORCED).build(),
             denied: Family::new(&meter, DENIED, "reason", Denied::LABELS),
+            hops: Hops::new(&meter),
             _provider: provider,
         })
     }

@@ -5,6 +5,7 @@ use std::{future::Future, path::PathBuf, process::ExitCode};
 use clap::{Args, Parser, Subcommand};
 
 mod apply;
+mod bound;
 mod check;
 mod client;
 mod demo;

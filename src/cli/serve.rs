@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fs::Permissions,
-    io::Write,
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -12,10 +11,8 @@ use std::{
 
 use anyhow::Context;
 use rustix::process::DumpableBehavior;
-use tokio::net::TcpListener;
-use url::Url;
 
-use super::{RunArgs, ServeArgs, stored};
+use super::{RunArgs, ServeArgs, bound, stored};
 use crate::{
     backend::{
         launcher::{Ambient, Launcher},
@@ -32,9 +29,8 @@ use crate::{
         single,
         store::When,
     },
-    http::page::snippets,
     logs::{self, Format, Logs},
-    run::{self, Listeners, Shutdown},
+    run::{self, Shutdown},
     settings::Wrong,
 };
 
@@ -293,16 +289,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         offer,
         is_run,
     } = plan;
-    let http = bind(config.http.listen).await?;
-    let ops = match config.ops.listen {
-        Some(address) => Some(bind(address).await?),
-        None => None,
-    };
-    let admin = match config.admin.listen.filter(|_| !is_run) {
-        Some(address) => Some(bind(address).await?),
-        None => None,
-    };
-    config.bind(http.local_addr()?);
+    let listeners = bound::listeners(&config, is_run).await?;
+    config.bind(listeners.http.local_addr()?);
     let work = match work {
         Some(work) => work,
         None => config.data_dir.join("work"),
@@ -316,11 +304,8 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         // To be passed through: what lies in it is everybody's own.
         std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
     }
-    let mut ports = vec![http.local_addr()?.port()];
-    for own in [&ops, &admin].into_iter().flatten() {
-        ports.push(own.local_addr()?.port());
-    }
-    ports.extend(stored::port(&config));
+    let mut ports = bound::ports(&listeners)?;
+    ports.extend(stored::ports(&config));
     // `run` keeps nothing that would have to be hidden. To hide means to list all that lies
     // beside: it costs every start, and what is created there later would not be seen.
     let hidden = (!is_run).then(|| hidden(&config, &work, &env));
@@ -337,8 +322,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
     let shutdown = Shutdown::default();
     let signals = signals(shutdown.clone())?;
-    announce(&config, &http, [ops.as_ref(), admin.as_ref()], is_run)?;
-    let listeners = Listeners { http, ops, admin };
+    bound::announce(&config, &listeners, is_run)?;
     let running = run::run(config, served, launcher, listeners, shutdown, logs);
     tokio::pin!(signals);
     tokio::select! {
@@ -362,6 +346,7 @@ fn hidden(config: &Config, work: &Path, env: &BTreeMap<String, String>) -> Vec<P
         "LOCKGATE_ADMIN_KEY_FILE",
         "LOCKGATE_MASTER_KEY_FILE",
         "LOCKGATE_SQL__URL_FILE",
+        "LOCKGATE_REDIS__URL_FILE",
     ];
     let secrets = secrets.iter().filter_map(|name| env.get(*name));
     paths
@@ -401,12 +386,6 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
             );
         }
     }
-}
-
-async fn bind(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}"))
 }
 
 /// Sees to a directory that nobody else may enter.
@@ -463,34 +442,4 @@ fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output = ()>> {
         }
         // The guards end what is left when this process is gone.
     })
-}
-
-fn announce(
-    config: &Config,
-    http: &TcpListener,
-    [ops, admin]: [Option<&TcpListener>; 2],
-    is_run: bool,
-) -> anyhow::Result<()> {
-    let bound = http.local_addr()?;
-    let ops = ops.map(TcpListener::local_addr).transpose()?;
-    let admin = admin.map(TcpListener::local_addr).transpose()?;
-    if !is_run {
-        tracing::info!(
-            event = "listening",
-            http = %bound,
-            ops = ops.map(|address| address.to_string()),
-            admin = admin.map(|address| address.to_string()),
-            "listening"
-        );
-        return Ok(());
-    }
-    let url = Url::parse(&config.public_url)?;
-    let url = format!("{}/mcp", url.as_str().trim_end_matches('/'));
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{url}")?;
-    for (client, snippet) in snippets("lockgate", &url) {
-        writeln!(out, "\n{client}:\n{snippet}")?;
-    }
-    out.flush()?;
-    Ok(())
 }

@@ -13,10 +13,11 @@ use std::{
 };
 
 use anyhow::Context;
+use aws_lc_rs::rand::SystemRandom;
 use url::Url;
 
 use super::{
-    CopyArgs, StoreArgs,
+    CopyArgs, StoreArgs, bound,
     serve::{Source, path_of},
     wait,
 };
@@ -29,6 +30,7 @@ use crate::{
         confinement::Offer,
         keeper::Keeper,
         live::Live,
+        master::Make,
         sql::inspect,
         store::{Failure, Judge, Location, Opening, Store},
     },
@@ -45,8 +47,11 @@ pub(super) async fn open(
 ) -> anyhow::Result<Result<Served, Vec<Mistake>>> {
     let applied = match source {
         Source::Fixed(catalog) => {
-            let (live, keeper) = (Live::fixed(catalog), None);
-            return Ok(Ok(Served { live, keeper }));
+            return Ok(Ok(Served {
+                live: Live::fixed(catalog),
+                keeper: None,
+                keys: None,
+            }));
         }
         Source::Stored(applied) => applied,
     };
@@ -59,6 +64,7 @@ pub(super) async fn open(
     let judge: Judge =
         Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
     let opening = Opening::of(config, judge, Clock::system());
+    let source = opening.keys.clone();
     let live = Live::unread();
     let mut keeper = Keeper::new(Arc::clone(&live), opening, applied, env.clone(), config);
     let mut started = keeper.start().await;
@@ -68,19 +74,35 @@ pub(super) async fn open(
         started = ensure_operator(&live, given, &config.data_dir).await;
     }
     match started {
-        Ok(()) => Ok(Ok(Served {
-            live,
-            keeper: Some(keeper),
-        })),
+        Ok(()) => {
+            // A replica signs with what all of them have; where a file is made, it was made by now.
+            let keys = config.redis.as_ref();
+            let keys = keys.map(|_| source.keyring(&SystemRandom::new(), Make::Never));
+            Ok(match keys.transpose() {
+                Ok(keys) => Ok(Served {
+                    live,
+                    keeper: Some(keeper),
+                    keys,
+                }),
+                Err(mistake) => Err(vec![mistake]),
+            })
+        }
         Err(Failure::Invalid(mistakes)) => Ok(Err(mistakes)),
         Err(failure) => Err(anyhow::Error::new(failure).context("cannot use the store")),
     }
 }
 
-/// The port of PostgreSQL, which no child may reach.
-pub(super) fn port(config: &Config) -> Option<u16> {
-    let url = Url::parse(config.keeping.sql_url.as_ref()?.expose()).ok()?;
-    Some(url.port().unwrap_or(POSTGRES))
+/// The ports of PostgreSQL and Redis, which no child may reach.
+pub(super) fn ports(config: &Config) -> impl Iterator<Item = u16> {
+    let redis = config.redis.as_ref().map(|redis| &redis.url);
+    let urls = [
+        (config.keeping.sql_url.as_ref(), POSTGRES),
+        (redis, bound::REDIS),
+    ];
+    urls.into_iter().filter_map(|(url, usual)| {
+        let url = Url::parse(url?.expose()).ok()?;
+        Some(url.port().unwrap_or(usual))
+    })
 }
 
 /// Tells other commands, as long as it is held, that this data directory is in use.

@@ -56,8 +56,32 @@ pub(crate) async fn serve(
     stop: CancellationToken,
     tracker: TaskTracker,
 ) {
+    let protocols = Protocols::new();
+    accept(listener, tls, app, bounds, protocols, (stop, tracker)).await;
+}
+
+/// The same for other replicas, each of which sends all that it has over one connection.
+pub(crate) async fn serve_replicas(
+    listener: TcpListener,
+    app: Router,
+    bounds: Bounds,
+    stop: CancellationToken,
+    tracker: TaskTracker,
+) {
+    let protocols = Protocols::of_replicas();
+    accept(listener, None, app, bounds, protocols, (stop, tracker)).await;
+}
+
+async fn accept(
+    listener: TcpListener,
+    tls: Option<TlsReload>,
+    app: Router,
+    bounds: Bounds,
+    protocols: Protocols,
+    (stop, tracker): (CancellationToken, TaskTracker),
+) {
     let places = Arc::new(Semaphore::new(bounds.max_connections));
-    let protocols = Arc::new(Protocols::new());
+    let protocols = Arc::new(protocols);
     let mut pause = FIRST_PAUSE;
     let mut is_full = false;
     loop {
@@ -337,6 +361,22 @@ impl Protocols {
             .max_send_buf_size(64 << 10);
         Self { http1, http2 }
     }
+
+    fn of_replicas() -> Self {
+        let mut protocols = Self::new();
+        protocols
+            .http2
+            .max_concurrent_streams(REPLICA_STREAMS)
+            // The other end says that it lives more often; here a dead one only holds places.
+            .keep_alive_interval(REPLICA_SILENCE)
+            .keep_alive_timeout(REPLICA_SILENCE)
+            // No request waits because another one's body is not read.
+            .initial_connection_window_size((1 << 31) - 1)
+            // When a crowd of clients goes, so do all their streams at once: that is no attack.
+            .max_pending_accept_reset_streams(REPLICA_STREAMS as usize)
+            .max_local_error_reset_streams(REPLICA_STREAMS as usize);
+        protocols
+    }
 }
 
 /// For the TLS handshake, for the first byte, and for a header block (P103).
@@ -346,6 +386,10 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// A shorter wait for the first byte is not worth settings of its own.
 const NOTICED: Duration = Duration::from_millis(500);
+/// Requests and responses of one other replica at a time; it keeps to the same bound (`peers`).
+const REPLICA_STREAMS: u32 = 10_000;
+/// Between signs of life of another replica, and for its answer.
+const REPLICA_SILENCE: Duration = Duration::from_secs(5);
 /// C11.
 const HEADER_BLOCK: usize = 64 << 10;
 const HEADER_BLOCK_H2: u32 = 64 << 10;

@@ -27,6 +27,7 @@ use super::accept::Peer;
 use super::address::{Allowed, HostCheck, OriginCheck, canonical, client};
 use super::body::{Read, meter};
 use super::cors;
+use super::hop::HOP;
 use super::refusal::{in_form_of, refusal};
 pub(crate) use crate::address::ClientAddress;
 
@@ -66,9 +67,7 @@ impl Gate {
     ///
     /// Call it last: routes added afterwards would stand outside.
     pub(crate) fn guard(self: Arc<Self>, routes: Router) -> Router {
-        routes
-            .layer(CatchPanicLayer::custom(panicked))
-            .layer(from_fn_with_state(self, pass))
+        catching(routes).layer(from_fn_with_state(self, pass))
     }
 
     fn request_id(&self) -> RequestId {
@@ -86,6 +85,10 @@ impl Gate {
             .map_or(0, |target| target.as_str().len());
         if target > TARGET_MAX {
             return Err(refusal(StatusCode::URI_TOO_LONG, "request target too long"));
+        }
+        if head.headers.contains_key(HOP) {
+            // Only replicas say that, and only on the cluster listener.
+            return Err(refusal(StatusCode::FORBIDDEN, "header not allowed"));
         }
         check_size(&head.headers)?;
         check_framing(&head.headers)?;
@@ -140,6 +143,11 @@ impl Gate {
         }
         Ok(())
     }
+}
+
+/// Puts the net for panics behind every route.
+pub(super) fn catching(routes: Router) -> Router {
+    routes.layer(CatchPanicLayer::custom(panicked))
 }
 
 /// One request through the gate and back.

@@ -16,7 +16,7 @@ use http::{
 use tokio::time::Instant;
 
 use super::{
-    Front,
+    Front, forward,
     mcp::{self, Admitted},
     page,
     reply::Failure,
@@ -42,10 +42,20 @@ pub(crate) async fn post(
     admitted: Admitted,
     request: Request,
 ) -> Response {
+    let request = match forward::place(&front, &admitted, named, request).await {
+        Ok(request) => request,
+        Err(answer) => return answer,
+    };
     let (parts, body) = request.into_parts();
     take(&front, &admitted, &parts.headers, body)
         .await
         .unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The session that a request names; one that names it badly is refused where it is read.
+fn named(request: &Request) -> Option<String> {
+    let named = mcp::single(request.headers(), SESSION_ID).ok()?;
+    named.map(str::to_owned)
 }
 
 async fn take(
@@ -149,32 +159,28 @@ fn answered(
 pub(crate) async fn get(
     State(front): State<Arc<Front>>,
     admitted: Admitted,
-    method: HttpMethod,
-    headers: HeaderMap,
+    request: Request,
 ) -> Response {
-    let Admitted { access, base, .. } = admitted;
-    if page::is_browser(&method, &headers) {
-        let url = format!("{}{base}/mcp", front.config.public_url);
+    let (method, access) = (request.method(), &admitted.access);
+    if page::is_browser(method, request.headers()) {
+        let url = format!("{}{}/mcp", front.config.public_url, admitted.base);
         return page::page(&access.tenant().name, &access.server().name, &url);
     }
-    listen(&front, &access, &method, &headers)
+    if method == HttpMethod::HEAD {
+        // It would attach a connection that cannot be read.
+        let text = "GET, POST or DELETE";
+        return Failure::http(StatusCode::METHOD_NOT_ALLOWED, text).into_response();
+    }
+    let request = match forward::place(&front, &admitted, named, request).await {
+        Ok(request) => request,
+        Err(answer) => return answer,
+    };
+    listen(&front, access, request.headers())
         .await
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn listen(
-    front: &Front,
-    access: &Access,
-    method: &HttpMethod,
-    headers: &HeaderMap,
-) -> Result<Response, Failure> {
-    if method == HttpMethod::HEAD {
-        // It would attach a connection that cannot be read.
-        return Err(Failure::http(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "GET, POST or DELETE",
-        ));
-    }
+async fn listen(front: &Front, access: &Access, headers: &HeaderMap) -> Result<Response, Failure> {
     if !mcp::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";
         return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
@@ -192,11 +198,16 @@ async fn listen(
 pub(crate) async fn delete(
     State(front): State<Arc<Front>>,
     admitted: Admitted,
-    headers: HeaderMap,
+    request: Request,
 ) -> Response {
+    let request = match forward::place(&front, &admitted, named, request).await {
+        Ok(request) => request,
+        Err(answer) => return answer,
+    };
+    let headers = request.headers();
     let ended = async {
-        mcp::check_version(&headers)?;
-        let id = mcp::session_id(&headers)?;
+        mcp::check_version(headers)?;
+        let id = mcp::session_id(headers)?;
         front.hub.end(&admitted.access, id).await?;
         Ok::<_, Failure>(StatusCode::NO_CONTENT)
     };
@@ -213,7 +224,7 @@ fn open(front: &Front, access: &Access, reading: Reading, close_after: Duration)
     let is_polled = has_priming && !close_after.is_zero();
     let writing = Writing {
         keep_alive: stream.keep_alive,
-        retry: stream.retry,
+        retry: front.retry.clone(),
         close_at: is_polled.then(|| Instant::now() + close_after),
         first,
         prefix: String::new(),
@@ -222,7 +233,8 @@ fn open(front: &Front, access: &Access, reading: Reading, close_after: Duration)
     stream::respond(&front.metrics, reading, writing)
 }
 
-fn json(line: Bytes) -> Response {
+/// A JSON-RPC message as a whole answer.
+pub(super) fn json(line: Bytes) -> Response {
     let mut response = Response::new(Body::from(line));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

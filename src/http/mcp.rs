@@ -14,6 +14,7 @@ use http_body_util::BodyExt;
 use super::{
     Front, bearer, challenge,
     gate::ClientAddress,
+    hop::Hop,
     limits, page,
     reply::Failure,
     wellknown::{self, Endpoint},
@@ -113,10 +114,13 @@ impl FromRequestParts<Arc<Front>> for Admitted {
             }
             Refused::Later(error) => Failure::from(error).into_response(),
         })?;
-        let left = front.hub.limits().request(&access);
-        let left = left.map_err(|error| Failure::from(error).into_response())?;
-        if let Some((left, notice)) = left.zip(parts.extensions.get::<limits::Notice>()) {
-            notice.set(left);
+        // A hop was counted by the replica that the client asked.
+        if parts.extensions.get::<Hop>().is_none() {
+            let left = front.hub.limits().request(&access);
+            let left = left.map_err(|error| Failure::from(error).into_response())?;
+            if let Some((left, notice)) = left.zip(parts.extensions.get::<limits::Notice>()) {
+                notice.set(left);
+            }
         }
         let (base, kind) = (endpoint.base.to_owned(), endpoint.kind);
         Ok(Self { access, base, kind })

@@ -1,7 +1,9 @@
 //! The HTTP skin: all routes, and what stands before them.
 //!
 //! `accept` owns connections, `gate` what every request passes, `mcp` the part that all MCP
-//! endpoints share, with `bearer` for credentials; `legacy` and `sse_2024` are the fronts; `stream` and `reply` write.
+//! endpoints share, with `bearer` for credentials; `legacy` and `sse_2024` are the fronts; `stream`
+//! and `reply` write. Between replicas `forward` sends what belongs to another one there, over `peers`,
+//! and `splice` keeps its streams going; `cluster` takes what others send, by the header of `hop`.
 
 use std::sync::Arc;
 
@@ -33,8 +35,12 @@ mod admin_running;
 mod bearer;
 pub(crate) mod body;
 mod challenge;
+pub(crate) mod cluster;
 pub(crate) mod cors;
+mod cutter;
+mod forward;
 pub(crate) mod gate;
+pub(crate) mod hop;
 mod legacy;
 pub(crate) mod limits;
 mod mcp;
@@ -43,10 +49,12 @@ mod openapi_bodies;
 mod openapi_issued;
 pub(crate) mod ops;
 pub(crate) mod page;
+pub(crate) mod peers;
 pub(crate) mod refusal;
 mod reply;
+mod splice;
 mod sse_2024;
-mod stream;
+pub(crate) mod stream;
 #[cfg(test)]
 mod surface_tests;
 pub(crate) mod tls;
@@ -65,10 +73,14 @@ pub(crate) struct Front {
     pub(crate) config: Arc<Config>,
     /// Counters.
     pub(crate) metrics: Arc<Metrics>,
+    /// When clients come again whose connection is closed.
+    pub(crate) retry: stream::Retry,
+    /// The other replicas; none is one gateway alone.
+    pub(crate) cluster: Option<Arc<cluster::Cluster>>,
 }
 
-/// Every route of the public listener.
-pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
+/// Every route of MCP endpoints.
+fn mcp_routes() -> Router<Arc<Front>> {
     let mcp = || {
         let methods = get(legacy::get).post(legacy::post).delete(legacy::delete);
         methods.fallback(mcp::other_method)
@@ -82,6 +94,11 @@ pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
         .route("/mcp", mcp())
         .route("/sse", sse())
         .route("/messages", messages())
+}
+
+/// Every route of the public listener.
+pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
+    mcp_routes()
         .route(
             &format!("{}/{{*path}}", wellknown::PROTECTED_RESOURCE),
             get(wellknown::protected_resource),

@@ -11,7 +11,7 @@ use bytes::BytesMut;
 use http::{HeaderMap, Method, StatusCode};
 
 use super::{
-    Front,
+    Front, forward,
     mcp::{self, Admitted},
     page,
     reply::Failure,
@@ -28,20 +28,35 @@ use crate::{
 pub(crate) async fn connect(
     State(front): State<Arc<Front>>,
     admitted: Admitted,
-    method: Method,
-    headers: HeaderMap,
+    request: Request,
 ) -> Response {
-    let Admitted { access, base, .. } = admitted;
-    if page::is_browser(&method, &headers) {
+    let (access, base) = (&admitted.access, &admitted.base);
+    if page::is_browser(request.method(), request.headers()) {
         let url = format!("{}{base}/mcp", front.config.public_url);
         return page::page(&access.tenant().name, &access.server().name, &url);
     }
-    if method == Method::HEAD {
+    if request.method() == Method::HEAD {
         return Failure::http(StatusCode::METHOD_NOT_ALLOWED, "GET only").into_response();
     }
-    listen(&front, &access, &base, &headers)
+    let request = match forward::place(&front, &admitted, resumed, request).await {
+        Ok(request) => request,
+        Err(answer) => return answer,
+    };
+    listen(&front, access, base, request.headers())
         .await
         .unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The session of the event behind which a connection reads on; without one it begins a session.
+fn resumed(request: &Request) -> Option<String> {
+    let cursor = mcp::single(request.headers(), LAST_EVENT_ID).ok()??;
+    let (id, _) = cursor.split_once('.')?;
+    Some(id.to_owned())
+}
+
+/// The session that a message is for.
+fn addressed(request: &Request) -> Option<String> {
+    session_id(request.uri().query()?).map(str::to_owned)
 }
 
 async fn listen(
@@ -79,7 +94,7 @@ async fn listen(
     );
     push_endpoint(&mut first, &uri, &format!("{prefix}{}", reading.id()));
     let settings = &front.config.stream;
-    let (keep_alive, retry) = (settings.keep_alive, settings.retry);
+    let (keep_alive, retry) = (settings.keep_alive, front.retry.clone());
     Ok(stream::respond(
         &front.metrics,
         reading,
@@ -100,6 +115,10 @@ pub(crate) async fn post(
     admitted: Admitted,
     request: Request,
 ) -> Response {
+    let request = match forward::place(&front, &admitted, addressed, request).await {
+        Ok(request) => request,
+        Err(answer) => return answer,
+    };
     let (parts, body) = request.into_parts();
     let taken = async {
         let body = mcp::read(&parts.headers, body, front.config.http.max_body).await?;

@@ -16,6 +16,7 @@ use tokio::{
 };
 
 use crate::{
+    control::seal::Random,
     hub::{
         limits::Flow,
         reading::{Next, Reading},
@@ -29,7 +30,7 @@ pub(crate) struct Writing {
     /// Silence after which a comment is sent.
     pub(crate) keep_alive: Duration,
     /// What a client waits before it comes again.
-    pub(crate) retry: Duration,
+    pub(crate) retry: Retry,
     /// When the connection is closed to be polled.
     pub(crate) close_at: Option<Instant>,
     /// What comes first: the priming event, or the endpoint of HTTP+SSE.
@@ -38,6 +39,30 @@ pub(crate) struct Writing {
     pub(crate) prefix: String,
     /// The bytes that may be written.
     pub(crate) flow: Flow,
+}
+
+/// How long clients wait before they come again; a handle.
+#[derive(Clone)]
+pub(crate) struct Retry {
+    usual: Duration,
+    random: Arc<Random>,
+}
+
+impl Retry {
+    /// About `usual` (`stream.retry`).
+    pub(crate) fn new(usual: Duration, random: Arc<Random>) -> Self {
+        Self { usual, random }
+    }
+
+    /// A time from a half of the usual one to one and a half: what is closed at once must not come
+    /// back at once (P168).
+    pub(crate) fn next(&self) -> Duration {
+        let mut bytes = [0; 2];
+        // Without randomness all of them take the shortest time: correct, and the more crowded.
+        let _ = self.random.fill(&mut bytes);
+        let share = f64::from(u16::from_le_bytes(bytes)) / f64::from(u16::MAX);
+        self.usual.mul_f64(0.5 + share)
+    }
 }
 
 /// One connection while it is being written.
@@ -144,7 +169,7 @@ impl Connection {
     fn release(&mut self) -> Bytes {
         self.is_over = true;
         let mut chunk = BytesMut::new();
-        push_retry(&mut chunk, self.writing.retry);
+        push_retry(&mut chunk, self.writing.retry.next());
         chunk.freeze()
     }
 }

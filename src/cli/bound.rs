@@ -1,0 +1,191 @@
+//! The sockets of a gateway: bound before anything is started, and told to whoever waits for it.
+
+use std::{
+    io::Write,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use anyhow::Context;
+use tokio::net::{TcpListener, UdpSocket, lookup_host};
+use url::Url;
+
+use crate::{
+    config::Config,
+    http::page::snippets,
+    run::{Listeners, Reached},
+};
+
+/// Binds every listener that is asked for.
+pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<Listeners> {
+    let http = bind(config.http.listen).await?;
+    let ops = maybe(config.ops.listen).await?;
+    let admin = maybe(config.admin.listen.filter(|_| !is_run)).await?;
+    let cluster = match &config.redis {
+        Some(_) => {
+            let listener = bind(config.cluster.listen).await?;
+            let address = advertised(config, listener.local_addr()?).await?;
+            Some(Reached { listener, address })
+        }
+        None => None,
+    };
+    Ok(Listeners {
+        http,
+        ops,
+        admin,
+        cluster,
+    })
+}
+
+async fn maybe(address: Option<SocketAddr>) -> anyhow::Result<Option<TcpListener>> {
+    match address {
+        Some(address) => bind(address).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}"))
+}
+
+/// The ports that no child may reach.
+pub(super) fn ports(listeners: &Listeners) -> anyhow::Result<Vec<u16>> {
+    let Listeners {
+        http,
+        ops,
+        admin,
+        cluster,
+    } = listeners;
+    let cluster = cluster.as_ref().map(|reached| &reached.listener);
+    let others = [ops.as_ref(), admin.as_ref(), cluster];
+    let all = std::iter::once(http).chain(others.into_iter().flatten());
+    let port = |listener: &TcpListener| Ok(listener.local_addr()?.port());
+    all.map(port).collect()
+}
+
+/// Says that it listens, and where.
+pub(super) fn announce(config: &Config, listeners: &Listeners, is_run: bool) -> anyhow::Result<()> {
+    let of = |listener: Option<&TcpListener>| {
+        let address = listener.map(TcpListener::local_addr).transpose()?;
+        anyhow::Ok(address.map(|address| address.to_string()))
+    };
+    if !is_run {
+        let cluster = listeners.cluster.as_ref();
+        tracing::info!(
+            event = "listening",
+            http = %listeners.http.local_addr()?,
+            ops = of(listeners.ops.as_ref())?,
+            admin = of(listeners.admin.as_ref())?,
+            cluster = of(cluster.map(|reached| &reached.listener))?,
+            advertised = cluster.map(|reached| &*reached.address),
+            "listening"
+        );
+        return Ok(());
+    }
+    let url = Url::parse(&config.public_url)?;
+    let url = format!("{}/mcp", url.as_str().trim_end_matches('/'));
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{url}")?;
+    for (client, snippet) in snippets("lockgate", &url) {
+        writeln!(out, "\n{client}:\n{snippet}")?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Where other replicas reach the cluster listener.
+async fn advertised(config: &Config, bound: SocketAddr) -> anyhow::Result<Arc<str>> {
+    if let Some(written) = &config.cluster.advertise {
+        return Ok(written.as_str().into());
+    }
+    if !bound.ip().is_unspecified() {
+        return Ok(bound.to_string().into());
+    }
+    let own = own_address(config).await;
+    let own = own.context("cannot find this machine's own address; set cluster.advertise")?;
+    Ok(SocketAddr::new(own, bound.port()).to_string().into())
+}
+
+/// This machine's address on the network where Redis is; where that is here, or does not answer to
+/// its name, the one that its own name stands for, or that it would reach others from.
+async fn own_address(config: &Config) -> Option<IpAddr> {
+    let url = config.redis.as_ref().map(|redis| redis.url.expose());
+    let url = url.and_then(|url| Url::parse(url).ok());
+    let redis = url.and_then(|url| {
+        let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
+        Some((host, url.port().unwrap_or(REDIS)))
+    });
+    let towards = match redis {
+        Some(redis) => from(redis).await,
+        None => None,
+    };
+    if let Some(own) = towards.filter(|own| !own.is_loopback()) {
+        return Some(own);
+    }
+    let name = rustix::system::uname();
+    let named = match name.nodename().to_str() {
+        Ok(name) => lookup_host((name, 0)).await.ok(),
+        Err(_) => None,
+    };
+    let mut named = named.into_iter().flatten().map(|address| address.ip());
+    if let Some(own) = named.find(|own| !own.is_loopback() && !own.is_unspecified()) {
+        return Some(own);
+    }
+    for elsewhere in ELSEWHERE {
+        if let Some(own) = from((elsewhere.to_string(), 9)).await {
+            return Some(own);
+        }
+    }
+    // Nothing but loopback: then the others are here too.
+    towards
+}
+
+/// The address from which this machine reaches another one; nothing is sent.
+async fn from(there: (String, u16)) -> Option<IpAddr> {
+    let there = lookup_host(there).await.ok()?.next()?;
+    let any: IpAddr = if there.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
+    let socket = UdpSocket::bind((any, 0)).await.ok()?;
+    socket.connect(there).await.ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// The port of a URL that names none.
+pub(super) const REDIS: u16 = 6379;
+/// Addresses that nobody has (RFC 5737, RFC 3849): they are reached by the way to everybody.
+const ELSEWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Sources;
+
+    async fn of(set: &[&str], bound: &str) -> String {
+        let mut sources = Sources::default();
+        let home = ("HOME".to_owned(), "/home/ada".to_owned());
+        sources.env.extend([home]);
+        sources.set = set.iter().map(|set| (*set).to_owned()).collect();
+        let config = Config::load(&sources).unwrap();
+        let address = advertised(&config, bound.parse().unwrap()).await;
+        address.unwrap().to_string()
+    }
+
+    #[tokio::test]
+    async fn what_is_advertised_can_be_connected_to() {
+        let redis = "redis.url=redis://127.0.0.1:1";
+        let written = ["cluster.advertise=replica-1:7081", redis];
+        assert_eq!(of(&written, "0.0.0.0:7080").await, "replica-1:7081");
+        assert_eq!(of(&[redis], "127.0.0.1:17").await, "127.0.0.1:17");
+        assert_eq!(of(&[redis], "[::1]:17").await, "[::1]:17");
+        let found: SocketAddr = of(&[redis], "0.0.0.0:17").await.parse().unwrap();
+        assert!(!found.ip().is_unspecified() && found.port() == 17);
+    }
+}

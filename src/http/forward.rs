@@ -1,0 +1,411 @@
+//! Requests for sessions of other replicas: sent on to the owner, and its answer back.
+//!
+//! A request goes on before any route has read it, and comes back as if the owner were here. What
+//! nobody has taken is sent once more; what may have been taken never is. How a stream whose hop
+//! breaks goes on is `splice`.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    extract::Request,
+    response::{IntoResponse, Response},
+};
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::unfold;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
+    header::{self, CONTENT_TYPE},
+    request::Parts,
+};
+use http_body_util::Full;
+use tokio::time::Instant;
+
+use super::{
+    Front,
+    cluster::{Cluster, not_here},
+    gate::ClientAddress,
+    hop::{Asked, HOP, Hop},
+    legacy,
+    mcp::{self, Admitted},
+    peers::{Answer, Cut, NotSent},
+    reply::Failure,
+    splice, stream,
+};
+use crate::{
+    auth::Access,
+    error::Error,
+    hops::Hopped,
+    hub::place::{Look, Place},
+    protocol::{
+        event::push_message,
+        headers::LAST_EVENT_ID,
+        message::{Body as Said, Kind, Message},
+    },
+    store::Replica,
+};
+
+/// Gives a request back that is to be served here; else its answer.
+///
+/// Call it before anything of the body is read. `session_of` finds the session that a request
+/// names; one that names none stays here.
+pub(super) async fn place(
+    front: &Arc<Front>,
+    admitted: &Admitted,
+    session_of: impl FnOnce(&Request) -> Option<String>,
+    request: Request,
+) -> Result<Request, Response> {
+    let Some(cluster) = &front.cluster else {
+        return Ok(request);
+    };
+    let Some(session) = session_of(&request) else {
+        return Ok(request);
+    };
+    let Some(owner) = owner(front, &admitted.access, &session, Look::Known).await? else {
+        return Ok(request);
+    };
+    if request.extensions().get::<Hop>().is_some() {
+        return Err(not_here());
+    }
+    let (parts, body) = request.into_parts();
+    // Whole before it leaves: it may have to be sent once more, and if the owner is lost with it, its
+    // requests are to be answered by their ids.
+    let body = mcp::whole(body, front.config.http.max_body).await;
+    let body = body.map_err(IntoResponse::into_response)?;
+    let errand = Errand {
+        front: Arc::clone(front),
+        cluster: Arc::clone(cluster),
+        access: admitted.access.clone(),
+        session,
+        parcel: Parcel::of(&parts, body.clone()),
+    };
+    let ran = tokio::select! {
+        ran = errand.run(owner) => ran,
+        () = cluster.halt.cancelled() => Some(errand.lost()),
+    };
+    match ran {
+        Some(answer) => Err(answer),
+        None => Ok(Request::from_parts(parts, Body::from(body))),
+    }
+}
+
+/// The other replica that owns a session; none if it is to be served, or refused, here.
+async fn owner(
+    front: &Front,
+    access: &Access,
+    session: &str,
+    look: Look,
+) -> Result<Option<Replica>, Response> {
+    match front.hub.locate(access, session, look).await {
+        Ok(Place::There(owner)) => Ok(Some(owner)),
+        // The route says so, in its own words; `initialize` needs no session.
+        Ok(Place::Here) | Err(Error::NoSession) => Ok(None),
+        Err(error) => Err(Failure::from(error).into_response()),
+    }
+}
+
+/// A request on its way, and on whose behalf.
+#[derive(Clone)]
+pub(super) struct Errand {
+    pub(super) front: Arc<Front>,
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) access: Access,
+    pub(super) session: String,
+    pub(super) parcel: Parcel,
+}
+
+/// What is sent.
+#[derive(Clone)]
+pub(super) struct Parcel {
+    pub(super) method: Method,
+    /// Path and query.
+    pub(super) target: String,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+    client: Option<IpAddr>,
+}
+
+/// Why a hop has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missed {
+    /// Nobody saw it.
+    Not(NotSent),
+    /// The other replica is not the owner.
+    Moved,
+}
+
+impl Errand {
+    /// The answer of the owner, or of whoever owns the session then; none if that is here.
+    async fn run(&self, mut owner: Replica) -> Option<Response> {
+        for _ in 0..TRIES {
+            let missed = match self.hop(&owner, &self.parcel).await {
+                Ok(answer) => match self.relay(answer).await {
+                    Ok(response) => return Some(response),
+                    Err(Cut) => Missed::Not(NotSent::Broken),
+                },
+                Err(missed) => missed,
+            };
+            let look = match missed {
+                Missed::Not(NotSent::Full) => break,
+                // To listen once more does nothing twice.
+                Missed::Not(NotSent::Broken) if self.parcel.method != Method::GET => {
+                    return Some(self.lost());
+                }
+                missed => missed.look(owner),
+            };
+            match self::owner(&self.front, &self.access, &self.session, look).await {
+                Ok(Some(next)) => owner = next,
+                Ok(None) => return None,
+                Err(refused) => return Some(refused),
+            }
+        }
+        Some(busy())
+    }
+
+    /// Sends `parcel` to a replica; returns when the head of an answer is there.
+    pub(super) async fn hop(
+        &self,
+        to: &Replica,
+        parcel: &Parcel,
+    ) -> Result<http::Response<Answer>, Missed> {
+        let began = Instant::now();
+        let request = self.request(to, parcel).ok_or(Missed::Moved)?;
+        let sent = self.cluster.peers.send(&to.address, request).await;
+        let sent = sent.map_err(Missed::Not).and_then(|answer| {
+            // No route answered it: it knows another owner, or is another life of that replica.
+            if answer.headers().contains_key(HOP) {
+                return Err(Missed::Moved);
+            }
+            Ok(answer)
+        });
+        let outcome = match &sent {
+            Ok(_) => Hopped::Ok,
+            Err(Missed::Moved) => Hopped::Moved,
+            Err(Missed::Not(NotSent::Refused | NotSent::NotTaken)) => Hopped::Refused,
+            Err(Missed::Not(NotSent::Full)) => Hopped::Full,
+            Err(Missed::Not(NotSent::Broken)) => Hopped::Broken,
+        };
+        self.front.metrics.hops.hop(outcome, began.elapsed());
+        if let Err(missed) = &sent {
+            let (session, address) = (self.session.get(..8), &*to.address);
+            tracing::debug!(
+                session.id = session,
+                address,
+                ?missed,
+                "a hop has no answer"
+            );
+        }
+        sent
+    }
+
+    fn request(&self, to: &Replica, parcel: &Parcel) -> Option<http::Request<Full<Bytes>>> {
+        let trace = parcel.headers.get("traceparent");
+        let hop = Hop {
+            target: Arc::clone(&to.boot),
+            sender: Arc::clone(&self.cluster.me.boot),
+            client: parcel.client,
+            is_tls: self.front.config.http.tls.is_some(),
+            trace: trace
+                .and_then(|trace| trace.to_str().ok())
+                .unwrap_or_default()
+                .to_owned(),
+        };
+        let asked = Asked {
+            method: &parcel.method,
+            target: &parcel.target,
+            length: parcel.body.len() as u64,
+        };
+        let now = self.cluster.clock.now_ms();
+        let signed = self.cluster.keys.sign(&hop, asked, now)?;
+        let uri = format!("http://{}{}", to.address, parcel.target);
+        let request = http::Request::builder()
+            .method(parcel.method.clone())
+            .uri(uri);
+        let mut request = request.body(Full::new(parcel.body.clone())).ok()?;
+        let headers = request.headers_mut();
+        headers.clone_from(&parcel.headers);
+        if !parcel.body.is_empty() {
+            let length = HeaderValue::from(parcel.body.len());
+            headers.insert(header::CONTENT_LENGTH, length);
+        }
+        headers.insert(HOP, signed);
+        Some(request)
+    }
+
+    /// The owner's answer as that of this replica.
+    async fn relay(&self, answer: http::Response<Answer>) -> Result<Response, Cut> {
+        let (head, body) = answer.into_parts();
+        let mut headers = head.headers;
+        strip(&mut headers);
+        let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let is_stream = kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"));
+        let body = if is_stream && head.status == StatusCode::OK {
+            splice::body(self.clone(), body)
+        } else {
+            held(body).await?
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = head.status;
+        *response.headers_mut() = headers;
+        Ok(response)
+    }
+
+    /// The answer to a request that may have been taken, and whose owner is gone.
+    fn lost(&self) -> Response {
+        let lines = self.parcel.losses();
+        let is_2024 = self.parcel.path().ends_with("/messages");
+        if lines.is_empty() || is_2024 {
+            return busy();
+        }
+        if !mcp::accepts(&self.parcel.headers).json {
+            let mut events = BytesMut::new();
+            lines
+                .iter()
+                .for_each(|line| push_message(&mut events, "", line));
+            return stream::event_stream(Body::from(events.freeze()));
+        }
+        let is_batch = self.parcel.body.trim_ascii_start().starts_with(b"[");
+        legacy::json(match lines.as_slice() {
+            [line] if !is_batch => line.clone(),
+            lines => [b"[", &*lines.join(&b","[..]), b"]"].concat().into(),
+        })
+    }
+}
+
+impl Missed {
+    /// What is known of a session whose owner was `owner`.
+    pub(super) fn look(self, owner: Replica) -> Look {
+        match self {
+            Self::Not(NotSent::Refused) => Look::Refused(owner),
+            Self::Not(NotSent::NotTaken | NotSent::Full | NotSent::Broken) | Self::Moved => {
+                Look::Anew
+            }
+        }
+    }
+}
+
+impl Parcel {
+    fn of(parts: &Parts, body: Bytes) -> Self {
+        let mut headers = parts.headers.clone();
+        strip(&mut headers);
+        let target = parts.uri.path_and_query();
+        let client = parts.extensions.get::<ClientAddress>();
+        Self {
+            method: parts.method.clone(),
+            target: target.map_or("/", |target| target.as_str()).to_owned(),
+            headers,
+            body,
+            client: client.map(|client| client.0),
+        }
+    }
+
+    /// A request to read on behind `cursor` what the answer to this one was.
+    pub(super) fn resume(&self, cursor: Option<&str>) -> Self {
+        let mut headers = self.headers.clone();
+        headers.remove(CONTENT_TYPE);
+        headers.remove(LAST_EVENT_ID);
+        let accept = HeaderValue::from_static("text/event-stream");
+        headers.insert(header::ACCEPT, accept);
+        if let Some(cursor) = cursor.and_then(|cursor| HeaderValue::try_from(cursor).ok()) {
+            headers.insert(LAST_EVENT_ID, cursor);
+        }
+        Self {
+            method: Method::GET,
+            target: self.target.clone(),
+            headers,
+            body: Bytes::new(),
+            client: self.client,
+        }
+    }
+
+    /// The path alone.
+    pub(super) fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+
+    /// An error for each request in the body: it may have had its effect, and nobody knows.
+    pub(super) fn losses(&self) -> Vec<Bytes> {
+        let line = |message: &Message| {
+            let id = message.id().filter(|_| message.kind() == Kind::Request)?;
+            Some([b"{\"jsonrpc\":\"2.0\",\"id\":", id, LOST].concat().into())
+        };
+        match Said::parse(self.body.clone()) {
+            Ok(Said::One(message)) => line(&message).into_iter().collect(),
+            Ok(Said::Batch(items)) => items.iter().flatten().filter_map(line).collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+/// An answer that is no stream, whole: so that what breaks in its middle is still answered.
+async fn held(mut answer: Answer) -> Result<Body, Cut> {
+    let mut pieces = BytesMut::new();
+    while let Some(piece) = answer.next().await? {
+        pieces.extend_from_slice(&piece);
+        if pieces.len() > HELD {
+            let first = Some(pieces.freeze());
+            let rest = unfold((first, Some(answer)), async |(first, answer)| {
+                let mut answer = answer?;
+                if let Some(first) = first {
+                    return Some((Ok(first), (None, Some(answer))));
+                }
+                match answer.next().await {
+                    Ok(None) => None,
+                    Ok(Some(piece)) => Some((Ok(piece), (None, Some(answer)))),
+                    Err(cut) => Some((Err(cut), (None, None))),
+                }
+            });
+            return Ok(Body::from_stream(rest));
+        }
+    }
+    Ok(Body::from(pieces.freeze()))
+}
+
+/// Takes off what belongs to one connection (RFC 9110, section 7.6.1), what only a replica may say,
+/// and what is said anew for each connection.
+fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&OF_ONE_CONNECTION) {
+        headers.remove(name);
+    }
+    for name in ["keep-alive", "proxy-connection"] {
+        headers.remove(name);
+    }
+}
+
+/// The session goes on, and nobody can say where.
+pub(super) fn busy() -> Response {
+    let what = "the replica that has the session cannot be reached";
+    let retry = AGAIN;
+    Failure::from(Error::Busy { what, retry }).into_response()
+}
+
+const OF_ONE_CONNECTION: [HeaderName; 11] = [
+    HOP,
+    header::CONNECTION,
+    header::CONTENT_LENGTH,
+    header::EXPECT,
+    header::HOST,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+/// A request is sent once, and once more if nobody took it.
+const TRIES: usize = 2;
+/// When to come back.
+const AGAIN: Duration = Duration::from_secs(1);
+/// The longest answer that is held; one that breaks behind it breaks its client's connection. As
+/// long as the longest line of a child by default.
+const HELD: usize = 16 << 20;
+/// Behind the id of a request whose owner is lost (DESIGN section 10, "Errors of ours").
+const LOST: &[u8] = b",\"error\":{\"code\":-31001,\"message\":\"the replica that had the call is \
+gone\",\"data\":{\"reason\":\"owner_lost\",\"retryable\":false}}}";

@@ -1,0 +1,260 @@
+//! A stream of another replica as an HTTP body, which goes on when that replica is lost.
+//!
+//! The client's connection is here and still good: what the next owner, or the log, has behind the
+//! last event that the client got is written to it as if nothing had happened.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::unfold;
+use http::{Method, StatusCode};
+use http_body_util::BodyExt;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::{
+    cutter::Cutter,
+    forward::{Errand, Missed},
+    peers::{Answer, NotSent},
+    stream::{self, Writing},
+};
+use crate::{
+    error::Error,
+    hub::place::{Look, Place},
+    protocol::{
+        event::{push_message, push_retry},
+        headers::LAST_EVENT_ID,
+    },
+    store::Replica,
+};
+
+/// One connection of a client while it is written.
+struct Splice {
+    errand: Errand,
+    cutter: Cutter,
+    source: Source,
+}
+
+/// Where its events come from.
+enum Source {
+    /// Another replica.
+    There(Answer),
+    /// This one.
+    Here(Body),
+    /// Nowhere any more.
+    Over,
+}
+
+/// What came of looking for the rest of a stream.
+enum Found {
+    /// It goes on.
+    Rest(Source),
+    /// The client has all of it.
+    End,
+    /// Nowhere; a resume says why.
+    Nowhere,
+    /// Nobody can say yet.
+    Later(Look),
+}
+
+/// The answer to `errand` as a body.
+pub(super) fn body(errand: Errand, answer: Answer) -> Body {
+    let splice = Splice {
+        errand,
+        cutter: Cutter::default(),
+        source: Source::There(answer),
+    };
+    let chunks = unfold(splice, async |mut splice| {
+        let chunk = splice.next().await?;
+        Some((Ok::<_, Infallible>(chunk), splice))
+    });
+    Body::from_stream(chunks)
+}
+
+impl Splice {
+    async fn next(&mut self) -> Option<Bytes> {
+        // The owner goes on, and this connection ends with this replica: one that only listens at
+        // once, as it would at its owner's end.
+        let cluster = &self.errand.cluster;
+        let until = if self.errand.parcel.method == Method::GET {
+            cluster.release.clone()
+        } else {
+            cluster.halt.clone()
+        };
+        loop {
+            let chunk = match &mut self.source {
+                Source::Over => return None,
+                Source::Here(body) => match body.frame().await {
+                    Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+                    Some(Err(_)) | None => return None,
+                },
+                Source::There(answer) => {
+                    let next = tokio::select! {
+                        biased;
+                        next = answer.next() => Some(next),
+                        () = until.cancelled() => None,
+                    };
+                    match next {
+                        Some(Ok(Some(data))) => self.cutter.push(data),
+                        Some(Ok(None)) => return None,
+                        Some(Err(_)) => self.mend().await,
+                        None => self.release(),
+                    }
+                }
+            };
+            if self.cutter.last_id().is_some() && !self.errand.parcel.body.is_empty() {
+                // From here on it can be resumed; what was asked for is no more needed.
+                self.errand.parcel.body = Bytes::new();
+            }
+            // A frame without bytes says nothing, and HTTP/2 counts them.
+            if !chunk.is_empty() {
+                return Some(chunk);
+            }
+        }
+    }
+
+    /// Looks for the rest of the stream; what is returned is to be written before it.
+    async fn mend(&mut self) -> Bytes {
+        self.source = Source::Over;
+        self.cutter.broke();
+        let parcel = &self.errand.parcel;
+        let named = parcel.headers.get(LAST_EVENT_ID);
+        let named = named.filter(|_| parcel.method == Method::GET);
+        let named = named.and_then(|id| id.to_str().ok());
+        let cursor = self.cutter.last_id().or(named).map(str::to_owned);
+        if cursor.is_none() && parcel.method != Method::GET {
+            return self.lost();
+        }
+        let deadline = Instant::now() + MEND;
+        let (mut look, mut pause) = (Look::Anew, FIRST_PAUSE);
+        loop {
+            let found = timeout_at(deadline, self.errand.look(look, cursor.as_deref())).await;
+            match found.unwrap_or(Found::Nowhere) {
+                Found::Rest(source) => {
+                    self.errand.front.metrics.hops.spliced();
+                    self.source = source;
+                    self.cutter.resumed();
+                    return Bytes::new();
+                }
+                Found::End => return Bytes::new(),
+                Found::Later(next) if Instant::now() + pause < deadline => look = next,
+                Found::Later(_) | Found::Nowhere => break,
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+        self.release()
+    }
+
+    /// Ends the connection: its client is to come again, unless it could not read on.
+    fn release(&mut self) -> Bytes {
+        self.source = Source::Over;
+        if self.cutter.last_id().is_none() && self.errand.parcel.method != Method::GET {
+            return self.lost();
+        }
+        let mut chunk = BytesMut::new();
+        push_retry(&mut chunk, self.errand.front.retry.next());
+        chunk.freeze()
+    }
+
+    /// Nothing of the stream is resumable: its calls end here.
+    fn lost(&self) -> Bytes {
+        let mut events = BytesMut::new();
+        for line in self.errand.parcel.losses() {
+            push_message(&mut events, "", &line);
+        }
+        events.freeze()
+    }
+}
+
+impl Errand {
+    /// Finds who has the rest of a stream behind `cursor`.
+    async fn look(&self, look: Look, cursor: Option<&str>) -> Found {
+        let Self {
+            front,
+            access,
+            session,
+            ..
+        } = self;
+        match front.hub.locate(access, session, look).await {
+            Ok(Place::Here) => self.attach(cursor).await,
+            Ok(Place::There(owner)) => self.resume(owner, cursor).await,
+            Err(error) => later(&error),
+        }
+    }
+
+    /// Reads on here: the session is this replica's now, or its log is readable.
+    async fn attach(&self, cursor: Option<&str>) -> Found {
+        let Self {
+            front,
+            access,
+            session,
+            parcel,
+            ..
+        } = self;
+        // Event ids of HTTP+SSE begin with the session.
+        let prefix = if parcel.path().ends_with("/sse") {
+            format!("{session}.")
+        } else {
+            String::new()
+        };
+        let bare = cursor.map(|cursor| cursor.strip_prefix(&prefix).unwrap_or(cursor));
+        let attached = front.hub.attach(access, session, bare.map(str::as_bytes));
+        let reading = match attached.await {
+            Ok(Some(reading)) => reading,
+            Ok(None) => return Found::End,
+            Err(error) => return later(&error),
+        };
+        let writing = Writing {
+            keep_alive: front.config.stream.keep_alive,
+            retry: front.retry.clone(),
+            close_at: None,
+            first: BytesMut::new(),
+            prefix,
+            flow: front.hub.limits().flow(access),
+        };
+        let response = stream::respond(&front.metrics, reading, writing);
+        Found::Rest(Source::Here(response.into_body()))
+    }
+
+    /// Reads on at the next owner.
+    async fn resume(&self, owner: Replica, cursor: Option<&str>) -> Found {
+        let parcel = self.parcel.resume(cursor);
+        let answer = match self.hop(&owner, &parcel).await {
+            Ok(answer) => answer,
+            Err(Missed::Not(NotSent::Full)) => return Found::Nowhere,
+            Err(missed) => return Found::Later(missed.look(owner)),
+        };
+        match answer.status() {
+            StatusCode::OK => Found::Rest(Source::There(answer.into_body())),
+            StatusCode::NO_CONTENT => Found::End,
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                Found::Later(Look::Anew)
+            }
+            _ => Found::Nowhere,
+        }
+    }
+}
+
+/// Whether what cannot be had now may be had soon.
+fn later(error: &Error) -> Found {
+    match error {
+        Error::Busy { .. } | Error::Limit { .. } | Error::Quota(_) => Found::Later(Look::Anew),
+        Error::NoSession
+        | Error::NoServer
+        | Error::Invalid(_)
+        | Error::NotJson(_)
+        | Error::NoCursor
+        | Error::Gone
+        | Error::Scopes(_)
+        | Error::Draining
+        | Error::Bug(_) => Found::Nowhere,
+    }
+}
+
+/// For so long a stream waits for its next owner; its client's own attempt costs it no more.
+const MEND: Duration = Duration::from_secs(10);
+/// After the first look.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Between later ones.
+const LAST_PAUSE: Duration = Duration::from_secs(1);

@@ -40,7 +40,10 @@ use crate::{
     logs::Logs,
     oauth::Oauth,
     outbound::Outbound,
-    store::Replica,
+    store::{
+        Replica,
+        redis::{Redis, Settings},
+    },
     telemetry::Metrics,
 };
 
@@ -137,11 +140,29 @@ pub(crate) async fn run(
     } else {
         Trail::none()
     };
-    let stores = Stores::in_memory(&config, &SystemRandom::new())?;
+    let (sharing, stop_sharing) = (TaskTracker::new(), CancellationToken::new());
+    let stores = match (&config.redis, &cluster, &keys) {
+        (Some(at), Some(cluster), Some(keys)) => {
+            let settings = Settings {
+                url: at.url.clone(),
+                prefix: at.prefix.clone(),
+            };
+            let redis = Redis::open(&settings, &sharing, &stop_sharing)?;
+            redis.check().await?;
+            let key = keys.first().derive(EVENT_IDS);
+            let me = cluster.me.clone();
+            let (sharing, stop) = (&sharing, &stop_sharing);
+            let stores = Stores::shared(&config, &redis, me, &key, (sharing, stop));
+            health.lost("redis", Loss::All);
+            let beating = Arc::clone(&stores.owner).run(redis_reports(&health), stop.clone());
+            sharing.spawn(beating);
+            stores
+        }
+        _ => Stores::in_memory(&config, &SystemRandom::new())?,
+    };
     let hub = Hub::new(
         stores,
-        Arc::clone(&config),
-        Arc::new(SystemRandom::new()),
+        (Arc::clone(&config), Arc::new(SystemRandom::new())),
         launcher,
         (Arc::clone(&live), trail.clone()),
         Arc::clone(&metrics),
@@ -306,6 +327,9 @@ pub(crate) async fn run(
     stop_cluster.cancel();
     clustering.close();
     let _ = tokio::time::timeout(LAST_WORDS, clustering.wait()).await;
+    stop_sharing.cancel();
+    sharing.close();
+    let _ = tokio::time::timeout(LAST_WORDS, sharing.wait()).await;
     stop_trail.cancel();
     trailing.close();
     let _ = tokio::time::timeout(LAST_WORDS, trailing.wait()).await;
@@ -373,6 +397,21 @@ fn reports(health: Health) -> Box<dyn Fn(Reach) + Send + Sync> {
         Reach::Never => health.lost("sql", Loss::All),
     })
 }
+
+/// Without Redis no session can be served.
+fn redis_reports(health: &Health) -> impl Fn(bool) + use<> {
+    let health = health.clone();
+    move |has_lease| {
+        if has_lease {
+            health.back("redis");
+        } else {
+            health.lost("redis", Loss::All);
+        }
+    }
+}
+
+/// What event ids are signed with.
+const EVENT_IDS: &str = "lockgate event ids v1";
 
 /// This replica in this life.
 fn replica(address: &Arc<str>) -> anyhow::Result<Replica> {

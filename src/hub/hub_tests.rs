@@ -67,8 +67,7 @@ impl Bench {
         let config = Config::load(&sources).unwrap();
         let hub = Hub::new(
             Stores::in_memory(&config, &SystemRandom::new()).unwrap(),
-            Arc::new(config),
-            Arc::new(SystemRandom::new()),
+            (Arc::new(config), Arc::new(SystemRandom::new())),
             launcher,
             (Live::unread(), Trail::none()),
             Arc::new(Metrics::new(None).unwrap()),

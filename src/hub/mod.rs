@@ -129,8 +129,7 @@ impl Hub {
     /// A hub without sessions.
     pub(crate) fn new(
         stores: Stores,
-        config: Arc<Config>,
-        random: Arc<dyn SecureRandom + Send + Sync>,
+        (config, random): (Arc<Config>, Arc<dyn SecureRandom + Send + Sync>),
         launcher: Launcher,
         (live, trail): (Arc<Live>, Trail),
         metrics: Arc<Metrics>,

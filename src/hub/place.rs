@@ -44,9 +44,10 @@ pub(crate) enum Look {
     Refused(Replica),
 }
 
-/// Sessions of other replicas whose place is remembered, and for how long.
+/// Sessions of other replicas whose place is remembered.
 const PLACES: u64 = 100_000;
-const REMEMBERED: Duration = Duration::from_secs(60);
+/// For how long: an owner that froze is asked no longer than its heartbeat stands, and this.
+const REMEMBERED: Duration = Duration::from_secs(1);
 
 /// Where sessions of other replicas were found.
 pub(super) type Places = moka::sync::Cache<SessionId, Replica>;

@@ -472,10 +472,11 @@ impl Session {
         if let Some(own) = self.link.down() {
             let why = match over {
                 Over::Lost => telemetry::Exit::Crashed,
-                Over::Fenced | Over::Orphaned => telemetry::Exit::Stopped,
                 Over::Failed => telemetry::Exit::FailedStart,
                 Over::Idle | Over::Expired | Over::Disconnected => telemetry::Exit::Idle,
-                Over::Deleted | Over::Revoked | Over::Drained => telemetry::Exit::Stopped,
+                Over::Deleted | Over::Revoked | Over::Drained | Over::Fenced | Over::Orphaned => {
+                    telemetry::Exit::Stopped
+                }
             };
             self.end_child(own, why);
         }

@@ -90,7 +90,7 @@ impl Session {
 
     /// Reads whose the session is.
     async fn confirm(&mut self) -> Result<(), StoreError> {
-        let (lapses, core) = (self.core.owner.lapses(), &self.core);
+        let (mut lapses, core) = (self.core.owner.lapses(), &self.core);
         let found = core.directory.find(&self.id).await?;
         match found {
             Some(found)
@@ -111,16 +111,16 @@ impl Session {
                 } else if !self.register_again(epoch).await? {
                     self.over = Some(Over::Fenced);
                 }
-                return self.confirmed(self.core.owner.lapses());
+                lapses = self.core.owner.lapses();
             }
         }
-        self.confirmed(lapses)
+        self.confirmed(lapses);
+        Ok(())
     }
 
-    fn confirmed(&self, lapses: u32) -> Result<(), StoreError> {
+    fn confirmed(&self, lapses: u32) {
         let confirmed = &self.streams.pulse().confirmed;
         confirmed.store(lapses, Ordering::Release);
-        Ok(())
     }
 }
 

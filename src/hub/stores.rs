@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SecureRandom;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::owner::Owner;
 use crate::{
@@ -10,9 +11,13 @@ use crate::{
     error::Error,
     protocol::event::EventKey,
     store::{
-        Directory, EventLog, Limiter,
+        Directory, EventLog, Limiter, Replica,
         memory::{EPOCH, MemoryDirectory, MemoryLog, Retention},
         memory_limiter::MemoryLimiter,
+        redis::Redis,
+        redis_directory::RedisDirectory,
+        redis_limiter::RedisLimiter,
+        redis_log::RedisLog,
     },
 };
 
@@ -70,5 +75,37 @@ impl Stores {
             key: EventKey::new(&secret),
             patience: Patience::default(),
         })
+    }
+
+    /// What all replicas share; `key` is that of event ids. What runs for it ends with `stop`.
+    pub(crate) fn shared(
+        config: &Config,
+        redis: &Redis,
+        me: Replica,
+        key: &[u8; 32],
+        (tracker, stop): (&TaskTracker, &CancellationToken),
+    ) -> Self {
+        let directory: Arc<dyn Directory> = Arc::new(RedisDirectory::new(redis.clone()));
+        let max_event = usize::try_from(config.log.max_event).unwrap_or(usize::MAX);
+        let boot = Arc::clone(&me.boot);
+        let limiter = RedisLimiter::new(redis.clone(), boot, tracker, stop.clone());
+        let log = RedisLog::new(
+            redis.clone(),
+            retention(config),
+            max_event,
+            tracker,
+            stop.clone(),
+        );
+        Self {
+            log: Arc::new(log),
+            owner: Arc::new(Owner::new(me, Arc::clone(&directory))),
+            directory,
+            limiter: Arc::new(limiter),
+            key: EventKey::new(key),
+            patience: Patience {
+                close_after: config.cluster.close_after,
+                orphan_after: config.cluster.orphan_after,
+            },
+        }
     }
 }

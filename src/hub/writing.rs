@@ -89,11 +89,6 @@ impl Writing {
         self.queue.len() > FULL.0 || self.bytes > FULL.1
     }
 
-    /// Whether something of `stream` is under way.
-    pub(super) fn has(&self, stream: StreamId) -> bool {
-        self.queue.iter().any(|write| write.stream == stream)
-    }
-
     /// Writes; returns `what` if it is kept already.
     pub(super) fn write(
         &mut self,

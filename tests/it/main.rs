@@ -41,6 +41,8 @@ mod policy;
 mod postgres;
 mod prepare;
 mod quotas;
+mod redis;
+mod replicas;
 mod sandbox;
 mod secure;
 mod served;

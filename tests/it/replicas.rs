@@ -1,0 +1,511 @@
+//! Replicas that share Redis: any one serves any session, and losing one loses nothing
+//! (CONTRACT 4.2 and 4.7, DESIGN section 5). They are processes of the real binary.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use reqwest::StatusCode;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::{
+    harness::{
+        Event, Events, Gateway, Session, is_stream, json_of, last, text_of, tool_call, until,
+        within,
+    },
+    redis::{Kind, Redis},
+};
+
+/// Replicas over one Redis, each with a data directory of its own.
+pub(crate) struct Replicas {
+    nodes: Vec<Option<Gateway>>,
+    pub(crate) redis: Redis,
+    _dirs: Vec<tempfile::TempDir>,
+}
+
+/// What all replicas of a test have in common.
+const COMMON: [&str; 5] = [
+    "public_url=http://127.0.0.1:8080",
+    "master_key=MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=",
+    "cluster.listen=127.0.0.1:0",
+    "drain.delay=0s",
+    "stream.retry=100ms",
+];
+
+impl Replicas {
+    /// Two of them.
+    pub(crate) async fn two(sets: &[&str]) -> Self {
+        Self::with(2, sets, "idle: 10m").await
+    }
+
+    /// `count` of them, whose servers have `keys`.
+    pub(crate) async fn with(count: usize, sets: &[&str], keys: &str) -> Self {
+        let redis = Redis::start(Kind::Redis);
+        let url = redis.url();
+        let urls: Vec<&str> = (0..count).map(|_| url.as_str()).collect();
+        Self::over(redis, &urls, sets, keys).await
+    }
+
+    /// One for each of the URLs by which they reach their Redis.
+    pub(crate) async fn over(redis: Redis, urls: &[&str], sets: &[&str], keys: &str) -> Self {
+        let (mut nodes, mut dirs) = (Vec::new(), Vec::new());
+        for url in urls {
+            let dir = tempfile::tempdir().unwrap();
+            nodes.push(Some(node(dir.path(), url, sets, keys).await));
+            dirs.push(dir);
+        }
+        let replicas = Self {
+            nodes,
+            redis,
+            _dirs: dirs,
+        };
+        for at in 0..urls.len() {
+            replicas.ready(at).await;
+        }
+        replicas
+    }
+
+    pub(crate) fn node(&self, at: usize) -> &Gateway {
+        self.nodes[at].as_ref().unwrap()
+    }
+
+    /// Waits until one serves.
+    pub(crate) async fn ready(&self, at: usize) {
+        let node = self.node(at);
+        let url = node.url.replace("/t/a/x/mcp", "/readyz");
+        until("a replica that is ready", || async {
+            let answer = node.http.get(&url).send().await;
+            answer.is_ok_and(|answer| answer.status() == StatusCode::OK)
+        })
+        .await;
+    }
+
+    /// Kills one: nothing of it gets a chance to say goodbye.
+    pub(crate) async fn kill(&mut self, at: usize) {
+        let mut node = self.nodes[at].take().unwrap();
+        node.process.start_kill().unwrap();
+        node.process.wait().await.unwrap();
+    }
+
+    /// The same session by way of another replica.
+    pub(crate) fn by(&self, session: &Session, at: usize) -> Session {
+        let mut other = session.again();
+        other.url.clone_from(&self.node(at).url);
+        other
+    }
+}
+
+async fn node(dir: &std::path::Path, redis: &str, sets: &[&str], keys: &str) -> Gateway {
+    let redis = format!("redis.url={redis}");
+    Gateway::serve(dir, &[&[redis.as_str()], COMMON.as_slice(), sets].concat(), keys).await
+}
+
+/// The process id of the session's child.
+async fn child_of(session: &Session) -> u64 {
+    let text = session.text("whoami", json!({})).await;
+    let whoami: Value = serde_json::from_str(&text).unwrap();
+    whoami["pid"].as_u64().unwrap()
+}
+
+/// The sequence numbers in the progress of a stream, with the ids of its events.
+fn progress(events: &[Event]) -> Vec<(String, u64)> {
+    let numbers = events.iter().filter(|event| event.is_message());
+    let numbers = numbers.filter_map(|event| {
+        let message: Value = serde_json::from_str(event.data.as_deref()?).ok()?;
+        let number = message["params"]["progress"].as_u64()?;
+        Some((event.id.clone().unwrap_or_default(), number))
+    });
+    numbers.collect()
+}
+
+/// The last message of a stream.
+fn final_message(events: &[Event]) -> Value {
+    let last = events.iter().rfind(|event| event.is_message());
+    serde_json::from_str(last.and_then(|event| event.data.as_deref()).unwrap()).unwrap()
+}
+
+/// Reads progress until `count` messages came.
+async fn read(events: &mut Events, count: usize) -> Vec<Event> {
+    let mut read = Vec::new();
+    while progress(&read).len() < count {
+        read.push(within("an event", events.next()).await.unwrap());
+    }
+    read
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_replica_serves_a_session_and_its_child_is_one() {
+    let replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let child = child_of(&here).await;
+    assert_eq!(child_of(&there).await, child);
+    assert_eq!(
+        there.text("echo", json!({"text": "by the other"})).await,
+        "by the other"
+    );
+    let mut listener = there.listen().await;
+    here.call(
+        "notify",
+        json!({"method": "notifications/tools/list_changed", "params": {}}),
+    )
+    .await;
+    let heard = within("a notification", listener.message()).await.unwrap();
+    assert_eq!(heard.1["method"], "notifications/tools/list_changed");
+    assert_eq!(there.delete().await.status(), StatusCode::NO_CONTENT);
+    for session in [&here, &there] {
+        let answer = session.post(&tool_call(json!(1), "echo", json!({}))).await;
+        assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+    }
+    until("the child's end", || async {
+        replicas.node(0).descendants().is_empty()
+    })
+    .await;
+    let keys = replicas.redis.keys();
+    let id = here.id.as_deref().unwrap();
+    assert!(!keys.iter().any(|key| key.contains(id)), "{keys:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p164_a_thousand_requests_of_a_session_without_stickiness() {
+    let replicas = Replicas::with(3, &[], "idle: 10m").await;
+    let first = replicas.node(0).session().await;
+    let ways: Vec<Session> = (0..3).map(|at| replicas.by(&first, at)).collect();
+    for number in 1..=1000 {
+        let way = &ways[number % 3];
+        let response = way.begin("counter", json!({})).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(text_of(&json_of(response).await), number.to_string());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_is_no_other_tenants_on_any_replica() {
+    let replicas = Replicas::two(&[]).await;
+    let session = replicas.node(0).session().await;
+    let mut answers = BTreeSet::new();
+    for at in 0..2 {
+        for id in [
+            session.id.clone().unwrap(),
+            "0123456789abcdef0123456789abcdef".to_owned(),
+        ] {
+            let mut foreign = replicas.by(&session, at);
+            foreign.url = foreign.url.replace("/t/a/", "/t/b/");
+            foreign.id = Some(id);
+            let response = foreign.begin("counter", json!({})).await;
+            assert_eq!(response.status(), StatusCode::NOT_FOUND);
+            answers.insert(response.text().await.unwrap());
+            assert_eq!(foreign.delete().await.status(), StatusCode::NOT_FOUND);
+        }
+    }
+    assert_eq!(answers.len(), 1, "one answer for all of them");
+    assert_eq!(session.text("counter", json!({})).await, "1", "untouched");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p35_a_stream_is_resumed_by_the_other_replica_and_twice_the_same() {
+    let replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let mut events = here
+        .stream("slow", json!({"n": 20, "ms": 20}), json!("t"))
+        .await;
+    let seen = read(&mut events, 5).await;
+    drop(events);
+    let cursor = progress(&seen).last().unwrap().0.clone();
+    let rest = there.resume(&cursor).await.rest().await;
+    let numbers: Vec<u64> = progress(&seen)
+        .into_iter()
+        .chain(progress(&rest))
+        .map(|(_, n)| n)
+        .collect();
+    assert_eq!(numbers, (1..=20).collect::<Vec<_>>());
+    let again = here.resume(&cursor).await.rest().await;
+    assert_eq!(progress(&again), progress(&rest));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_replica_loses_no_event_and_its_calls_end() {
+    let mut replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let mut listener = here.listen().await;
+    let mut events = here
+        .stream("slow", json!({"n": 1000, "ms": 10}), json!("t"))
+        .await;
+    let seen = read(&mut events, 10).await;
+    // A call that was forwarded, and waits for its answer.
+    let message = tool_call(json!("forwarded"), "hang", json!({}));
+    let mut waiting = std::pin::pin!(there.post(&message));
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut waiting).await;
+    assert!(early.is_err() || early.is_ok_and(|response| is_stream(&response)));
+    let began = Instant::now();
+    replicas.kill(0).await;
+    while let Some(event) = events.next().await {
+        drop(event);
+    }
+    let cursor = progress(&seen).last().unwrap().0.clone();
+    let mut resumed = there.resume(&cursor).await;
+    let rest = resumed.rest().await;
+    assert!(began.elapsed() < Duration::from_secs(10));
+    let numbers: Vec<u64> = progress(&seen)
+        .into_iter()
+        .chain(progress(&rest))
+        .map(|(_, n)| n)
+        .collect();
+    let expected: Vec<u64> = (1..=numbers.len() as u64).collect();
+    assert_eq!(numbers, expected, "no gap, none twice");
+    let end: Value = final_message(&rest);
+    assert_eq!(end["error"]["code"], -31001);
+    assert_eq!(
+        end["error"]["data"],
+        json!({"reason": "owner_lost", "retryable": false})
+    );
+    while listener.next().await.is_some() {}
+    // The session goes on with another child.
+    assert_eq!(there.text("counter", json!({})).await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_forwarded_to_a_killed_replica_ends() {
+    let mut replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let mut json_only = replicas.by(&here, 1);
+    json_only.accept = "application/json";
+    let held = tokio::spawn(async move {
+        last(
+            json_only
+                .post(&tool_call(json!("held"), "hang", json!({})))
+                .await,
+        )
+        .await
+    });
+    let mut events = there
+        .stream("slow", json!({"n": 1000, "ms": 10}), json!("t"))
+        .await;
+    let mut seen = read(&mut events, 10).await;
+    replicas.kill(0).await;
+    let held = within("the held call's end", held).await.unwrap();
+    assert_eq!(
+        (&held["id"], &held["error"]["code"]),
+        (&json!("held"), &json!(-31001))
+    );
+    assert_eq!(held["error"]["data"]["reason"], "owner_lost");
+    // The stream by way of the living replica goes on to its end, without a reconnect.
+    seen.extend(events.rest().await);
+    let numbers: Vec<u64> = progress(&seen)
+        .into_iter()
+        .map(|(_, number)| number)
+        .collect();
+    assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
+    let end: Value = final_message(&seen);
+    assert_eq!(end["error"]["code"], -31001, "{end}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p21_a_replica_that_stops_hands_its_sessions_over() {
+    let replicas = Replicas::two(&["drain.timeout=2s"]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    here.notify("notifications/roots/list_changed", json!({}))
+        .await;
+    let mut listener = here.listen().await;
+    here.call(
+        "notify",
+        json!({"method": "notifications/tools/list_changed", "params": {}}),
+    )
+    .await;
+    let (cursor, _) = within("a notification", listener.message()).await.unwrap();
+    replicas.node(0).signal(Signal::TERM);
+    let rest = listener.rest().await;
+    assert!(
+        rest.iter().any(|event| event.retry.is_some()),
+        "come again: {rest:?}"
+    );
+    let began = Instant::now();
+    let mut resumed = there.resume(&cursor).await;
+    assert!(began.elapsed() < Duration::from_secs(2));
+    there
+        .call(
+            "notify",
+            json!({"method": "notifications/prompts/list_changed", "params": {}}),
+        )
+        .await;
+    loop {
+        let (_, heard) = within("a notification", resumed.message()).await.unwrap();
+        if heard["method"] == "notifications/prompts/list_changed" {
+            break;
+        }
+    }
+    assert_eq!(there.text("echo", json!({"text": "on"})).await, "on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_was_frozen_is_fenced_when_it_wakes() {
+    let replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let first = child_of(&here).await;
+    let mut events = here
+        .stream("slow", json!({"n": 100_000, "ms": 20}), json!("t"))
+        .await;
+    let seen = read(&mut events, 3).await;
+    replicas.node(0).signal(Signal::STOP);
+    let cursor = progress(&seen).last().unwrap().0.clone();
+    until("an owner that lives", || async {
+        let response = there.begin("echo", json!({"text": "alive"})).await;
+        response.status() == StatusCode::OK && json_of(response).await["result"].is_object()
+    })
+    .await;
+    let second = child_of(&there).await;
+    assert_ne!(first, second);
+    let rest = there.resume(&cursor).await.rest().await;
+    let end: Value = final_message(&rest);
+    assert_eq!(end["error"]["data"]["reason"], "owner_lost");
+    replicas.node(0).signal(Signal::CONT);
+    // The zombie says nothing more of what it had, ends its child, and serves as one of two.
+    let late = events.rest().await;
+    let frozen: Vec<u64> = progress(&late)
+        .into_iter()
+        .map(|(_, number)| number)
+        .collect();
+    let before = progress(&rest).last().map_or(3, |(_, number)| *number);
+    assert!(
+        frozen.iter().all(|number| *number <= before),
+        "{frozen:?} after {before}"
+    );
+    until("the end of the zombie's child", || async {
+        !replicas
+            .node(0)
+            .descendants()
+            .contains(&u32::try_from(first).unwrap())
+    })
+    .await;
+    until("the woken one serves", || async {
+        let response = here.begin("whoami", json!({})).await;
+        response.status() == StatusCode::OK
+    })
+    .await;
+    assert_eq!(child_of(&here).await, second, "one session, one child");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_away_is_503_and_costs_no_child() {
+    let replicas = Replicas::two(&[]).await;
+    let sessions = [
+        replicas.node(0).session().await,
+        replicas.node(1).session().await,
+    ];
+    let mut children = Vec::new();
+    for session in &sessions {
+        children.push(child_of(session).await);
+    }
+    replicas.redis.pause();
+    let began = Instant::now();
+    for at in 0..2 {
+        let node = replicas.node(at);
+        let url = node.url.replace("/t/a/x/mcp", "/readyz");
+        until("a replica that is not ready", || async {
+            let answer = node.http.get(&url).send().await.unwrap();
+            answer.status() == StatusCode::SERVICE_UNAVAILABLE
+        })
+        .await;
+    }
+    assert!(began.elapsed() < Duration::from_secs(5));
+    let strangers = [replicas.node(0).stranger(), replicas.node(1).stranger()];
+    for (at, session) in sessions.iter().enumerate() {
+        for way in [session, &replicas.by(session, 1 - at)] {
+            let began = Instant::now();
+            let response = way.begin("whoami", json!({})).await;
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert!(response.headers().contains_key("retry-after"));
+            assert!(
+                began.elapsed() < Duration::from_millis(2250),
+                "{:?}",
+                began.elapsed()
+            );
+            assert_eq!(
+                way.get(None).await.status(),
+                StatusCode::SERVICE_UNAVAILABLE
+            );
+            assert_eq!(way.delete().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        }
+        let response = strangers[at]
+            .post(&crate::harness::opening("2025-11-25"))
+            .await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    replicas.redis.resume();
+    let began = Instant::now();
+    for (session, child) in sessions.iter().zip(children) {
+        until("normal service", || async {
+            let response = session.begin("whoami", json!({})).await;
+            assert!([200, 503].contains(&response.status().as_u16()));
+            response.status() == StatusCode::OK
+        })
+        .await;
+        assert_eq!(child_of(session).await, child);
+    }
+    assert!(
+        began.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flushed_redis_is_filled_again_by_the_owners() {
+    let replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let child = child_of(&here).await;
+    let mut listener = here.listen().await;
+    here.call(
+        "notify",
+        json!({"method": "notifications/tools/list_changed", "params": {}}),
+    )
+    .await;
+    let (old, _) = within("a notification", listener.message()).await.unwrap();
+    drop(listener);
+    replicas.redis.command(&["FLUSHALL"]);
+    let began = Instant::now();
+    until("the session by way of the other", || async {
+        let response = there.begin("echo", json!({"text": "x"})).await;
+        assert!(
+            [200, 503].contains(&response.status().as_u16()),
+            "{}",
+            response.status()
+        );
+        response.status() == StatusCode::OK
+    })
+    .await;
+    assert!(
+        began.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(child_of(&there).await, child);
+    until("an old cursor is gone", || async {
+        there.get(Some(&old)).await.status() == StatusCode::GONE
+    })
+    .await;
+    let mut listener = there.listen().await;
+    here.call(
+        "notify",
+        json!({"method": "notifications/prompts/list_changed", "params": {}}),
+    )
+    .await;
+    let (new, heard) = within("a notification", listener.message()).await.unwrap();
+    assert_eq!(heard["method"], "notifications/prompts/list_changed");
+    drop(listener);
+    assert_eq!(there.get(Some(&new)).await.status(), StatusCode::OK);
+    let mut unknown = there.again();
+    unknown.id = Some("0123456789abcdef0123456789abcdef".to_owned());
+    until("unknown sessions are 404 again", || async {
+        let status = unknown.begin("echo", json!({})).await.status();
+        assert!([404, 503].contains(&status.as_u16()));
+        status == StatusCode::NOT_FOUND
+    })
+    .await;
+}

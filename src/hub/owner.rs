@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -40,8 +40,9 @@ pub(crate) struct Owner {
     until: AtomicU64,
     lapses: AtomicU32,
     epoch: AtomicU32,
-    is_recovering: AtomicBool,
-    changed: watch::Sender<()>,
+    beats: watch::Sender<()>,
+    /// Whether the lease runs, and how often it has ended.
+    standing: watch::Sender<(bool, u32)>,
 }
 
 impl Owner {
@@ -69,8 +70,8 @@ impl Owner {
             until: AtomicU64::new(0),
             lapses: AtomicU32::new(0),
             epoch: AtomicU32::new(0),
-            is_recovering: AtomicBool::new(false),
-            changed: watch::Sender::new(()),
+            beats: watch::Sender::new(()),
+            standing: watch::Sender::new((false, 0)),
         }
     }
 
@@ -107,20 +108,29 @@ impl Owner {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Whether owners may still register again what the store lost.
-    pub(crate) fn is_recovering(&self) -> bool {
-        self.is_recovering.load(Ordering::Acquire)
-    }
-
     /// Fails while this replica is cut off from the others (CONTRACT C15).
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.is_valid() { Ok(()) } else { Err(AWAY) }
     }
 
+    /// Changes whenever sessions have to look whether they may be served.
+    pub(crate) fn standing(&self) -> watch::Receiver<(bool, u32)> {
+        self.standing.subscribe()
+    }
+
+    fn stand(&self, now: u64) {
+        let standing = (self.runs_at(now), self.lapses());
+        self.standing.send_if_modified(|known| {
+            let is_other = *known != standing;
+            *known = standing;
+            is_other
+        });
+    }
+
     /// Waits for the next heartbeat that was acknowledged.
     pub(crate) async fn renewed(&self) {
         // The sender lives as long as `self`.
-        let _ = self.changed.subscribe().changed().await;
+        let _ = self.beats.subscribe().changed().await;
     }
 
     /// Sends a heartbeat.
@@ -138,11 +148,10 @@ impl Owner {
         if is_other || !self.runs_at(now) {
             self.lapses.fetch_add(1, Ordering::AcqRel);
         }
-        self.is_recovering
-            .store(beat.is_recovering, Ordering::Release);
         let lease = u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX);
         self.until.fetch_max(sent + lease, Ordering::AcqRel);
-        self.changed.send_replace(());
+        self.beats.send_replace(());
+        self.stand(now);
     }
 
     /// Sends heartbeats until `stop`, tells `report` whether the lease runs, and takes the last
@@ -151,6 +160,7 @@ impl Owner {
         loop {
             let next = Instant::now();
             let is_acknowledged = self.beat().await.is_ok();
+            self.stand(self.now());
             report(self.is_valid());
             let next = next + if is_acknowledged { BEAT } else { AGAIN };
             let sleep = tokio::time::sleep_until(next);

@@ -95,7 +95,7 @@ impl Hub {
         loop {
             let found = core.directory.find(&id).await.map_err(|_| AWAY)?;
             let Some(found) = found.filter(|found| is_of(found, access)) else {
-                return Err(core.nowhere());
+                return Err(core.nowhere().await);
             };
             let is_late = Instant::now() >= deadline;
             match core.whose(&found, &look, is_late) {
@@ -136,12 +136,13 @@ impl Core {
         sessions.contains_key(id)
     }
 
-    /// What is said of an id that is nowhere: soon it may be somewhere again.
-    fn nowhere(&self) -> Error {
-        if self.owner.is_recovering() {
-            AWAY
-        } else {
-            Error::NoSession
+    /// What is said of an id that is nowhere. Where the store lost what it had, it may soon be
+    /// somewhere again; a heartbeat tells, before which nobody here may know.
+    async fn nowhere(&self) -> Error {
+        let known = self.owner.epoch();
+        match self.owner.beat().await {
+            Ok(beat) if beat.epoch == known && !beat.is_recovering => Error::NoSession,
+            _ => AWAY,
         }
     }
 

@@ -290,6 +290,7 @@ impl Session {
         let (drain, halt) = (self.core.drain.clone(), self.core.halt.clone());
         let (drain, halt) = (drain.cancelled_owned(), halt.cancelled_owned());
         let pulse = Arc::clone(self.streams.pulse());
+        let mut standing = self.core.owner.standing();
         let alarm = sleep_until(self.wake);
         pin!(drain, halt, alarm);
         self.core.metrics.session_began();
@@ -325,6 +326,8 @@ impl Session {
                     self.record_kept(kept);
                 }
                 () = pulse.notify.notified() => self.readers_moved(),
+                // Looked at above.
+                _ = standing.changed() => {}
                 () = &mut alarm => Box::pin(self.tick()).await,
             }
             if self.is_draining

@@ -9,6 +9,8 @@ use bytes::Bytes;
 
 use crate::protocol::event::StreamId;
 
+#[cfg(test)]
+mod limiter_tests;
 pub(crate) mod memory;
 pub(crate) mod memory_limiter;
 pub(crate) mod redis;
@@ -17,6 +19,8 @@ mod redis_cache;
 pub(crate) mod redis_directory;
 pub(crate) mod redis_limiter;
 pub(crate) mod redis_log;
+#[cfg(test)]
+mod redis_tests;
 #[cfg(test)]
 mod store_tests;
 
@@ -213,7 +217,8 @@ pub(crate) struct Beat {
 ///
 /// 1. `insert` returns false for an id that is there, unless it has the same owner and fence.
 /// 2. `find` returns what was inserted and kept, until `remove` or its `ttl` has passed since the
-///    owner's last `insert`, `keep` or `claim`.
+///    owner's last `insert`, `keep` or `claim`. It fails with `Flushed` where an id is not there
+///    because the store has another epoch than at the last heartbeat.
 /// 3. `claim` takes place only if owner and fence are still those that the claimer has seen; the
 ///    fence grows by one.
 /// 4. `keep`, `release` and `remove` with an old fence fail with `Fenced`, and do nothing.

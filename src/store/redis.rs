@@ -105,22 +105,29 @@ impl Redis {
     pub(super) async fn call(&self, call: Call) -> Result<Value, StoreError> {
         let (link, health) = (&self.0.calls, &self.0.health);
         let until = Instant::now() + PATIENCE;
+        let mut lost = Ok(());
         for _ in 0..2 {
             let (mut connection, life) = link.connection(until).await.ok_or(StoreError::Away)?;
             let Ok(answer) = timeout_at(until, call.run(&mut connection)).await else {
-                return Err(lost(link, life, health, LATE));
+                return Err(gave_up(link, life, health, LATE));
             };
             match answer {
                 Ok(value) => {
                     health.answered(call.lua);
                     return Ok(value);
                 }
-                Err(error) if is_broken(&error) => link.broke(life),
+                Err(error) if is_broken(&error) => {
+                    lost = Err(error);
+                    link.broke(life);
+                }
                 Err(error) => {
-                    health.failed(&error.to_string());
-                    return Err(StoreError::Away);
+                    lost = Err(error);
+                    break;
                 }
             }
+        }
+        if let Err(error) = lost {
+            health.failed(&error.to_string());
         }
         Err(StoreError::Away)
     }
@@ -182,8 +189,8 @@ impl Redis {
         let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
         let answers = match timeout_at(until, asked).await {
             Ok(Ok(answers)) => answers,
-            Ok(Err(error)) => return Err(lost(link, life, health, &error.to_string())),
-            Err(_) => return Err(lost(link, life, health, LATE)),
+            Ok(Err(error)) => return Err(gave_up(link, life, health, &error.to_string())),
+            Err(_) => return Err(gave_up(link, life, health, LATE)),
         };
         let mut results = Vec::with_capacity(answers.len());
         for (answer, lua) in answers.into_iter().zip(luas) {
@@ -199,6 +206,9 @@ impl Redis {
                 }
                 Err(error) => {
                     health.failed(&error.to_string());
+                    if is_broken(&error) {
+                        link.broke(life);
+                    }
                     Err(StoreError::Away)
                 }
             });
@@ -207,7 +217,7 @@ impl Redis {
     }
 }
 
-fn lost(link: &Link, life: u64, health: &Health, why: &str) -> StoreError {
+fn gave_up(link: &Link, life: u64, health: &Health, why: &str) -> StoreError {
     health.failed(why);
     link.broke(life);
     StoreError::Away
@@ -531,7 +541,8 @@ impl Health {
     }
 }
 
-/// Whether the connection is gone, rather than that the server said no.
+/// Whether to connect again: the connection is gone, or leads to a server that takes no writes and
+/// whose name may belong to another one by now.
 fn is_broken(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
 }

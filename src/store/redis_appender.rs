@@ -268,11 +268,14 @@ impl Appender {
                 (_, Value::Int(-2)) => Err(StoreError::Flushed),
                 (_, Value::Int(_)) => Err(StoreError::Fenced),
                 _ => match results.next() {
-                    Some(Value::Int(0)) if matches!(write.what, What::Open(_)) => {
-                        self.cache.open(&write.at);
+                    Some(Value::Int(last @ 0..)) => {
+                        let is_new = *last == 0 && matches!(write.what, What::Open(_));
+                        // Nobody waits any more: the session may have been released.
+                        if is_new && !write.done.is_closed() {
+                            self.cache.open(&write.at);
+                        }
                         Ok(())
                     }
-                    Some(Value::Int(0..)) => Ok(()),
                     _ => Err(StoreError::Fenced),
                 },
             };

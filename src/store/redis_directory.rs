@@ -46,6 +46,14 @@ impl RedisDirectory {
         read(self.redis.call(call).await?)
     }
 
+    /// The epoch that this replica knows; empty for none.
+    fn known(&self) -> String {
+        match self.epoch.load(Ordering::Relaxed) {
+            0 => String::new(),
+            epoch => epoch.to_string(),
+        }
+    }
+
     fn on(&self, lua: Lua, session: &SessionId) -> Call {
         Call::new(lua, &[&self.redis.session(session)])
     }
@@ -58,12 +66,6 @@ fn read<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
 impl Directory for RedisDirectory {
     fn beat<'a>(&'a self, replica: &'a Replica) -> Later<'a, Result<Beat, StoreError>> {
         Box::pin(async move {
-            let known = self.epoch.load(Ordering::Relaxed);
-            let known = if known == 0 {
-                String::new()
-            } else {
-                known.to_string()
-            };
             let keys = [
                 self.redis.key("epoch"),
                 self.redis.key("recovering"),
@@ -73,7 +75,7 @@ impl Directory for RedisDirectory {
                 .arg(&*replica.address)
                 .arg(ms(STANDS))
                 .arg(new_epoch())
-                .arg(known)
+                .arg(self.known())
                 .arg(ms(EPOCH))
                 .arg(ms(RECOVERY));
             let (epoch, is_recovering): (u32, bool) = self.ask(call).await?;
@@ -122,9 +124,12 @@ impl Directory for RedisDirectory {
 
     fn find<'a>(&'a self, session: &'a SessionId) -> Later<'a, Result<Option<Found>, StoreError>> {
         Box::pin(async move {
-            let heartbeats = self.redis.key("replica:");
-            let answer = self.redis.call(self.on(Lua::Find, session).arg(heartbeats));
-            match answer.await? {
+            let keys = [self.redis.session(session), self.redis.key("epoch")];
+            let call = Call::new(Lua::Find, &keys.each_ref().map(String::as_str))
+                .arg(self.redis.key("replica:"))
+                .arg(self.known());
+            match self.redis.call(call).await? {
+                Value::Int(_) => Err(StoreError::Flushed),
                 Value::Nil | Value::Boolean(false) => Ok(None),
                 answer => found(answer).map(Some),
             }

@@ -1,0 +1,201 @@
+//! The promises of the limiter, kept in memory, on Redis and on Valkey.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Account, Directory, Limiter, Seat,
+    memory_limiter::MemoryLimiter,
+    redis::Redis,
+    redis_directory::RedisDirectory,
+    redis_limiter::RedisLimiter,
+    store_tests::{KINDS, Kind, Server, redis, replica, until},
+};
+
+fn account(name: &str) -> Account {
+    Account(name.into())
+}
+
+async fn enter(limiter: &Arc<dyn Limiter>, name: &str, most: u64) -> Option<Seat> {
+    Arc::clone(limiter).enter(account(name), most).await
+}
+
+async fn seats_are_as_many_as_allowed_and_come_back(limiter: &Arc<dyn Limiter>) {
+    let (one, two) = (enter(limiter, "a", 2).await, enter(limiter, "a", 2).await);
+    assert!(one.is_some() && two.is_some());
+    assert!(enter(limiter, "a", 2).await.is_none());
+    assert!(enter(limiter, "b", 2).await.is_some(), "another account");
+    drop(one);
+    // A future that is dropped before it is done leaves nothing.
+    drop(Arc::clone(limiter).enter(account("a"), 2));
+    let again = enter(limiter, "a", 2).await;
+    assert!(again.is_some() && enter(limiter, "a", 2).await.is_none());
+}
+
+async fn many_tasks_take_no_more_than_there_is(limiter: &Arc<dyn Limiter>) {
+    let tasks = (0..200).map(|_| enter(limiter, "many", 50));
+    let seats = futures_util::future::join_all(tasks).await;
+    assert_eq!(seats.iter().flatten().count(), 50);
+    drop(seats);
+    let tasks = (0..200).map(|_| enter(limiter, "many", 50));
+    let seats = futures_util::future::join_all(tasks).await;
+    assert_eq!(seats.iter().flatten().count(), 50, "and the same again");
+}
+
+/// Draws for so long as fast as it can; returns what it got, and what it could have got.
+async fn drawn(limiters: &[&Arc<dyn Limiter>], name: &str, rate: u64, ms: u64) -> (u64, f64) {
+    let began = Instant::now();
+    let mut given = 0;
+    while began.elapsed() < Duration::from_millis(ms) {
+        for limiter in limiters {
+            given += Arc::clone(limiter).draw(account(name), rate, 7).await;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let most = rate as f64 * (1.0 + began.elapsed().as_secs_f64());
+    (given, most)
+}
+
+async fn a_rate_is_kept_whoever_draws(limiters: &[&Arc<dyn Limiter>]) {
+    let (given, most) = drawn(limiters, "a", 1000, 500).await;
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let share = given as f64 / most;
+    assert!((0.9..=1.0).contains(&share), "{given} of {most}");
+    let limiter = limiters[0];
+    let other = Arc::clone(limiter).draw(account("b"), 10, 100).await;
+    assert_eq!(
+        other, 10,
+        "another account has its second at once, and no more"
+    );
+    assert_eq!(Arc::clone(limiter).draw(account("b"), 10, 1).await, 0);
+}
+
+/// The limiter of one replica that lives.
+struct Side {
+    limiter: Arc<dyn Limiter>,
+    redis: Redis,
+    boot: &'static str,
+    tracker: TaskTracker,
+    halt: CancellationToken,
+}
+
+impl Side {
+    async fn on(server: &Server, boot: &'static str) -> Self {
+        let (tracker, halt) = (TaskTracker::new(), CancellationToken::new());
+        let redis = redis(server, &tracker, &halt);
+        let limiter = RedisLimiter::new(redis.clone(), boot.into(), &tracker, halt.clone());
+        let side = Self {
+            limiter: Arc::new(limiter),
+            redis,
+            boot,
+            tracker,
+            halt,
+        };
+        side.beat().await;
+        side
+    }
+
+    async fn beat(&self) {
+        let directory = RedisDirectory::new(self.redis.clone());
+        directory.beat(&replica(self.boot)).await.unwrap();
+    }
+
+    async fn leave(&self) {
+        let directory = RedisDirectory::new(self.redis.clone());
+        directory.leave(&replica(self.boot)).await;
+    }
+
+    async fn enter(&self, most: u64) -> Option<Seat> {
+        enter(&self.limiter, "shared", most).await
+    }
+
+    async fn end(self) {
+        self.halt.cancel();
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+}
+
+#[tokio::test]
+async fn memory_keeps_the_promises() {
+    let limiter: Arc<dyn Limiter> = Arc::new(MemoryLimiter::default());
+    seats_are_as_many_as_allowed_and_come_back(&limiter).await;
+    many_tasks_take_no_more_than_there_is(&limiter).await;
+    a_rate_is_kept_whoever_draws(&[&limiter]).await;
+}
+
+#[tokio::test]
+async fn redis_keeps_the_promises_of_a_limiter() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let (one, two) = (
+            Side::on(&server, "one").await,
+            Side::on(&server, "two").await,
+        );
+        seats_are_as_many_as_allowed_and_come_back(&one.limiter).await;
+        many_tasks_take_no_more_than_there_is(&two.limiter).await;
+        a_rate_is_kept_whoever_draws(&[&one.limiter, &two.limiter]).await;
+        (one.end().await, two.end().await);
+        let left = || {
+            let keys = server.keys();
+            keys.into_iter().filter(|key| key.contains(":rate:"))
+        };
+        until("buckets go", async || left().count() == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn seats_are_counted_over_all_living_replicas() {
+    let server = Server::start(Kind::Redis);
+    let (one, two) = (
+        Side::on(&server, "one").await,
+        Side::on(&server, "two").await,
+    );
+    let seats = [one.enter(3).await, one.enter(3).await, two.enter(3).await];
+    assert!(seats.iter().all(Option::is_some));
+    assert!(one.enter(3).await.is_none() && two.enter(3).await.is_none());
+    let [first, ..] = seats;
+    drop(first);
+    let mut again = None;
+    until("a seat comes back", async || {
+        again = two.enter(3).await;
+        again.is_some()
+    })
+    .await;
+    // One is gone without a word: what it had counts no longer.
+    one.leave().await;
+    let more = [two.enter(3).await, two.enter(3).await];
+    assert!(more.iter().flatten().count() == 1 && more[0].is_some());
+    // A number that was lost is right with the next one.
+    server.command(&["FLUSHALL"]);
+    (one.beat().await, two.beat().await);
+    assert!(two.enter(2).await.is_none());
+    assert!(two.enter(4).await.is_some());
+    (one.end().await, two.end().await);
+}
+
+#[tokio::test]
+async fn while_redis_is_away_a_replica_counts_for_itself() {
+    let mut server = Server::start(Kind::Redis);
+    let one = Side::on(&server, "one").await;
+    let first = one.enter(2).await;
+    assert!(first.is_some());
+    server.kill();
+    let second = one.enter(2).await;
+    assert!(second.is_some() && one.enter(2).await.is_none());
+    let draw = || Arc::clone(&one.limiter).draw(account("a"), 10, 100);
+    assert_eq!((draw().await, draw().await), (10, 0));
+    drop(second);
+    server.restart();
+    until("it is told again", async || {
+        let keys = server.keys();
+        keys.iter().any(|key| key.contains(":seats:"))
+    })
+    .await;
+    one.beat().await;
+    assert!(one.enter(1).await.is_none(), "the first one is out still");
+    one.end().await;
+}

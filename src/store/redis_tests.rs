@@ -1,0 +1,462 @@
+//! What the stores in Redis do when Redis fails, loses what it had, or fills up.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Directory, Fence, Later, StoreError,
+    memory::Retention,
+    redis::{Redis, Settings},
+    redis_directory::RedisDirectory,
+    store_tests::{
+        KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, replica, session, until,
+    },
+};
+use crate::{config::Secret, protocol::event::StreamId};
+
+type Kept = Later<'static, Result<(), StoreError>>;
+
+fn append(side: &Side, numbers: impl Iterator<Item = u64>) -> Vec<Kept> {
+    let at = side.spot("s", 0, 1);
+    let append = |number| side.log.append(&at, number, event(number), None);
+    numbers.map(append).collect()
+}
+
+/// All events of a stream, as another replica reads them.
+async fn all(side: &Side, stream: StreamId) -> Vec<u64> {
+    let mut all = Vec::new();
+    loop {
+        let after = all.last().copied().unwrap_or(0);
+        let (numbers, _) = side.read("s", stream, after).await.unwrap();
+        if numbers.is_empty() {
+            return all;
+        }
+        all.extend(numbers);
+    }
+}
+
+/// A thousand events, with trouble before, in the middle and at the end of what is written.
+async fn in_trouble(server: &Server, begin: impl Fn(&Server), end: impl AsyncFn(&Server)) {
+    let (one, two) = (
+        Side::on(server, "one", PLENTY).await,
+        Side::on(server, "two", PLENTY).await,
+    );
+    one.add("s", 1).await.unwrap();
+    let mut kept = append(&one, 1..=400);
+    tokio::task::yield_now().await;
+    sleep(Duration::from_millis(2)).await;
+    begin(server);
+    kept.extend(append(&one, 401..=800));
+    end(server).await;
+    kept.extend(append(&one, 801..=1000));
+    let healed = Instant::now();
+    let results = timeout(Duration::from_secs(10), join_all(kept))
+        .await
+        .unwrap();
+    let took = healed.elapsed();
+    assert!(results.iter().all(Result::is_ok));
+    assert!(
+        took < Duration::from_secs(2),
+        "{took:?} after the end of the trouble"
+    );
+    assert_eq!(all(&two, 0).await, (1..=1000).collect::<Vec<u64>>());
+    (one.end().await, two.end().await);
+}
+
+#[tokio::test]
+async fn events_keep_their_order_and_arrive_once() {
+    for kind in KINDS {
+        in_trouble(&Server::start(kind), |_| {}, async |_| {}).await;
+    }
+}
+
+#[tokio::test]
+async fn events_wait_for_a_frozen_server() {
+    let end = async |server: &Server| {
+        sleep(Duration::from_secs(2)).await;
+        server.resume();
+    };
+    in_trouble(&Server::start(Kind::Redis), Server::pause, end).await;
+}
+
+#[tokio::test]
+async fn events_survive_cut_connections() {
+    let cut = |server: &Server| {
+        server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    };
+    for kind in KINDS {
+        in_trouble(&Server::start(kind), cut, async |server| cut(server)).await;
+    }
+}
+
+#[tokio::test]
+async fn events_wait_for_a_full_server() {
+    let full = |server: &Server| {
+        server.command(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    };
+    let end = async |server: &Server| {
+        sleep(Duration::from_millis(700)).await;
+        server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    };
+    for kind in KINDS {
+        in_trouble(&Server::start(kind), full, end).await;
+    }
+}
+
+#[tokio::test]
+async fn events_wait_for_a_server_that_takes_no_writes() {
+    let begin = |server: &Server| {
+        server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    };
+    let end = async |server: &Server| {
+        sleep(Duration::from_millis(700)).await;
+        server.command(&["REPLICAOF", "NO", "ONE"]);
+    };
+    for kind in KINDS {
+        in_trouble(&Server::start(kind), begin, end).await;
+    }
+}
+
+#[tokio::test]
+async fn nobody_waits_long_for_a_server_that_is_away() {
+    let mut server = Server::start(Kind::Redis);
+    let mut side = Side::on(&server, "one", KEEP).await;
+    side.add("s", 1).await.unwrap();
+    let away = async |side: &Side| {
+        let began = Instant::now();
+        let id = session("s");
+        let found = side.directory.find(&id).await;
+        assert_eq!(found.err(), Some(StoreError::Away));
+        assert_eq!(side.add("t", 1).await, Err(StoreError::Away));
+        assert_eq!(side.read("s", 0, 0).await, Err(StoreError::Away));
+        assert_eq!(
+            side.directory.keep(&id, Fence(1), None).await,
+            Err(StoreError::Away)
+        );
+        let took = began.elapsed();
+        assert!(took < Duration::from_millis(1500), "{took:?} for all four");
+    };
+    server.pause();
+    away(&side).await;
+    server.resume();
+    let is_there = async |side: &Side| side.directory.find(&session("s")).await.is_ok();
+    let took = until("it is there again", async || is_there(&side).await).await;
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    // One that is full or takes no writes says so at once, and still finds.
+    server.command(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    assert_eq!(side.add("t", 1).await, Err(StoreError::Away));
+    assert!(is_there(&side).await);
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(side.add("t", 1).await, Ok(true));
+    server.kill();
+    away(&side).await;
+    server.restart();
+    let took = until("it is there again", async || {
+        side.directory.beat(&side.me).await.is_ok()
+    })
+    .await;
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    side.beat().await;
+    assert_eq!(side.add("s", 1).await, Ok(true));
+    side.end().await;
+}
+
+#[tokio::test]
+async fn another_life_of_the_store_is_noticed() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let (mut one, mut two) = (
+            Side::on(&server, "one", KEEP).await,
+            Side::on(&server, "two", KEEP).await,
+        );
+        assert!(!one.beat().await, "a new store recovers from nothing");
+        one.add("s", 1).await.unwrap();
+        one.append("s", 0, 1, 1).await.unwrap();
+        server.command(&["FLUSHALL"]);
+        let flushed = Err(StoreError::Flushed);
+        assert_eq!(one.append("s", 0, 1, 2).await, flushed);
+        assert_eq!(one.add("s", 1).await, Err(StoreError::Flushed));
+        let found = two.directory.find(&session("s")).await;
+        assert_eq!(found.err(), Some(StoreError::Flushed), "not there yet");
+        // Somebody new is the first to be there.
+        let mut three = Side::on(&server, "three", KEEP).await;
+        assert_eq!(one.append("s", 0, 1, 2).await, flushed, "another epoch now");
+        assert!(one.beat().await && two.beat().await && three.beat().await);
+        assert_eq!(one.add("s", 1).await, Ok(true), "it is there again");
+        assert_eq!(one.append("s", 0, 1, 2).await, Ok(()), "numbers go on");
+        assert!(gone(&one.read("s", 0, 0).await) && gone(&two.read("s", 0, 0).await));
+        assert_eq!(two.read("s", 0, 1).await, Ok((vec![2], false)));
+        let left = server.command(&["PTTL", "t:v1:recovering"]).number();
+        assert!((1..=5000).contains(&left), "{left}");
+        server.command(&["DEL", "t:v1:recovering"]);
+        assert!(!one.beat().await && !two.beat().await);
+        assert!(
+            two.directory
+                .find(&session("none"))
+                .await
+                .unwrap()
+                .is_none()
+        );
+        (one.end().await, two.end().await, three.end().await);
+    }
+}
+
+#[tokio::test]
+async fn scripts_that_the_server_forgot_are_there_again() {
+    let server = Server::start(Kind::Redis);
+    let side = Side::on(&server, "one", KEEP).await;
+    for number in 1..=3 {
+        server.command(&["SCRIPT", "FLUSH"]);
+        assert_eq!(side.add("s", 1).await, Ok(true));
+        server.command(&["SCRIPT", "FLUSH"]);
+        assert_eq!(side.append("s", 0, 1, number).await, Ok(()));
+    }
+    side.end().await;
+}
+
+#[tokio::test]
+async fn a_stream_is_bounded_in_redis_too() {
+    let server = Server::start(Kind::Redis);
+    let keep = Retention {
+        age: Duration::from_secs(1),
+        ..KEEP
+    };
+    let side = Side::on(&server, "one", keep).await;
+    side.add("s", 1).await.unwrap();
+    let length = |stream: StreamId| server.command(&["XLEN", &format!("t:v1:{{s}}:{stream}")]);
+    let write = async |stream, number, bytes: usize| {
+        let at = side.spot("s", stream, 1);
+        let kept = side.log.append(&at, number, vec![b'x'; bytes].into(), None);
+        kept.await.unwrap();
+    };
+    for number in 1..=10 {
+        write(1, number, 1).await;
+    }
+    assert_eq!(length(1), Reply::Number(3), "events");
+    for number in 1..=3 {
+        write(2, number, 512).await;
+    }
+    assert_eq!(length(2), Reply::Number(2), "bytes");
+    write(3, 1, 1).await;
+    sleep(Duration::from_millis(700)).await;
+    write(3, 2, 1).await;
+    sleep(Duration::from_millis(500)).await;
+    write(3, 3, 1).await;
+    assert_eq!(length(3), Reply::Number(2), "age");
+    assert_eq!(
+        length(1),
+        Reply::Number(0),
+        "a stream that is left alone goes"
+    );
+    assert!(side.read("s", 1, 10).await.is_ok(), "its end is known");
+    // A new owner does not know how large what it found is: at least not how long.
+    for number in 1..=3 {
+        write(4, number, 1).await;
+    }
+    side.log.release(&session("s")).await;
+    for number in 4..=6 {
+        write(4, number, 1).await;
+        assert_eq!(length(4), Reply::Number(3));
+    }
+    side.end().await;
+}
+
+#[tokio::test]
+async fn ended_streams_go_in_order() {
+    let server = Server::start(Kind::Redis);
+    let keep = Retention {
+        bytes: 10_000,
+        ..KEEP
+    };
+    let side = Side::on(&server, "one", keep).await;
+    side.add("s", 1).await.unwrap();
+    let large = Bytes::from(vec![b'x'; 4000]);
+    let mut kept = Vec::new();
+    for stream in 1..=3 {
+        let at = side.spot("s", stream, 1);
+        kept.push(side.log.append(&at, 1, large.clone(), None));
+        kept.push(side.log.end(&at));
+    }
+    join_all(kept).await;
+    let exists = |stream: StreamId| {
+        let key = format!("t:v1:{{s}}:{stream}");
+        server.command(&["EXISTS", &key]) == Reply::Number(1)
+    };
+    assert!(!exists(1) && exists(2) && exists(3), "by bytes");
+    let ends: Vec<Kept> = (4..=300)
+        .map(|stream| side.log.end(&side.spot("s", stream, 1)))
+        .collect();
+    assert!(join_all(ends).await.iter().all(Result::is_ok));
+    let ended = server.command(&["LLEN", "t:v1:{s}:ended"]);
+    assert_eq!(ended, Reply::Number(256), "by number");
+    let other = Side::on(&server, "two", keep).await;
+    assert!(!exists(3) && gone(&other.read("s", 44, 0).await));
+    assert_eq!(other.read("s", 45, 0).await, Ok((vec![], true)));
+    assert_eq!(server.command(&["HGET", "t:v1:{s}", "eb"]).text(), "0");
+    (side.end().await, other.end().await);
+}
+
+#[tokio::test]
+async fn a_large_event_is_sent_and_not_kept() {
+    let server = Server::start(Kind::Valkey);
+    let (one, two) = (
+        Side::on(&server, "one", PLENTY).await,
+        Side::on(&server, "two", PLENTY).await,
+    );
+    one.add("s", 1).await.unwrap();
+    one.append("s", 0, 1, 1).await.unwrap();
+    let large = Bytes::from(vec![b'x'; 5000]);
+    let at = one.spot("s", 0, 1);
+    one.log.append(&at, 2, large.clone(), None).await.unwrap();
+    one.append("s", 0, 1, 3).await.unwrap();
+    let page = one.log.read(&session("s"), 0, 1).await.unwrap();
+    assert_eq!(page.events[0], (2, large));
+    assert_eq!(two.read("s", 0, 0).await, Ok((vec![1], false)));
+    assert_eq!(
+        two.read("s", 0, 1).await,
+        Err(StoreError::Trimmed { oldest: 2 })
+    );
+    assert_eq!(two.read("s", 0, 2).await, Ok((vec![3], false)));
+    // Pages have a bound.
+    for number in 4..=200 {
+        let event = Bytes::from(vec![b'x'; 4000]);
+        one.log.append(&at, number, event, None).await.unwrap();
+    }
+    let page = two.log.read(&session("s"), 0, 2).await.unwrap();
+    let bytes: usize = page.events.iter().map(|(_, event)| event.len()).sum();
+    assert!((256 * 1024..300 * 1024).contains(&bytes), "{bytes}");
+    (one.end().await, two.end().await);
+}
+
+#[tokio::test]
+async fn every_key_ends_by_itself_and_nothing_is_left_of_a_session() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let side = Side::on(&server, "one", KEEP).await;
+        side.add("s", 1).await.unwrap();
+        for stream in 0..5 {
+            side.append("s", stream, 1, 1).await.unwrap();
+        }
+        side.log.end(&side.spot("s", 3, 1)).await.unwrap();
+        side.directory
+            .keep(&session("s"), Fence(1), None)
+            .await
+            .unwrap();
+        let keys = server.keys();
+        // Its hash, five streams and the list of those that ended; epoch and heartbeat.
+        assert_eq!(keys.len(), 9, "{keys:?}");
+        for key in &keys {
+            let left = server.command(&["PTTL", key]).number();
+            assert!(left > 0, "{key}: {left}");
+        }
+        let left = |key: &str| server.command(&["PTTL", key]).number();
+        assert!(
+            (150_000..=160_000).contains(&left("t:v1:{s}")),
+            "ttl and margin"
+        );
+        assert!((50_000..=60_000).contains(&left("t:v1:{s}:0")), "age");
+        // What another version added is nobody's business.
+        server.command(&["HSET", "t:v1:{s}", "later", "x", "n:x", "y"]);
+        assert!(side.directory.find(&session("s")).await.unwrap().is_some());
+        assert_eq!(side.append("s", 0, 1, 2).await, Ok(()));
+        assert_eq!(side.log.streams(&session("s")).await.unwrap().open.len(), 4);
+        side.directory
+            .remove(&session("s"), Fence(1))
+            .await
+            .unwrap();
+        assert_eq!(side.append("s", 0, 1, 3).await, Err(StoreError::Fenced));
+        side.directory.leave(&side.me).await;
+        assert_eq!(server.keys(), ["t:v1:epoch"]);
+        side.end().await;
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_replica_writes_what_it_has() {
+    let server = Server::start(Kind::Redis);
+    let (one, two) = (
+        Side::on(&server, "one", PLENTY).await,
+        Side::on(&server, "two", PLENTY).await,
+    );
+    one.add("s", 1).await.unwrap();
+    let kept = append(&one, 1..=2000);
+    one.end().await;
+    assert!(join_all(kept).await.iter().all(Result::is_ok));
+    assert_eq!(all(&two, 0).await.len(), 2000);
+    two.end().await;
+}
+
+#[tokio::test]
+async fn a_write_that_nobody_waits_for_may_be_undone() {
+    let server = Server::start(Kind::Redis);
+    let (one, two) = (
+        Side::on(&server, "one", PLENTY).await,
+        Side::on(&server, "two", PLENTY).await,
+    );
+    one.add("s", 1).await.unwrap();
+    one.append("s", 0, 1, 1).await.unwrap();
+    server.pause();
+    let mut kept = append(&one, 2..=5);
+    drop(kept.drain(1..3));
+    kept.extend(append(&one, 3..=6));
+    server.resume();
+    assert!(join_all(kept).await.iter().all(Result::is_ok));
+    // What was read before it was undone is not what is read now.
+    let of_two = two.read("s", 0, 4).await;
+    assert_eq!(one.read("s", 0, 4).await, of_two);
+    assert_eq!(of_two, Ok((vec![5, 6], false)));
+    (one.end().await, two.end().await);
+}
+
+#[tokio::test]
+async fn a_server_that_will_not_do_is_refused_until_it_does() {
+    let server = Server::start(Kind::Redis);
+    let (tracker, halt) = (TaskTracker::new(), CancellationToken::new());
+    let open = |url: String| {
+        let settings = Settings {
+            url: Secret::of(url).unwrap(),
+            prefix: "t".into(),
+        };
+        Redis::open(&settings, &tracker, &halt)
+    };
+    let why = open("http://ada:s3cret@x".into())
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        why.starts_with("redis.url: is no URL") && !why.contains("s3cret"),
+        "{why}"
+    );
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let redis = open(server.url()).unwrap();
+    let why = redis.check().await.unwrap_err().to_string();
+    assert!(why.contains("allkeys-lru"), "{why}");
+    let directory = RedisDirectory::new(redis.clone());
+    let beat = async || directory.beat(&replica("one")).await.is_ok();
+    assert!(!beat().await);
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    let took = until("it will do", beat).await;
+    assert!(took < Duration::from_secs(2) && redis.check().await.is_ok());
+    // A user of its own, and none.
+    server.command(&["ACL", "SETUSER", "ada", "on", ">s3cret", "~t:*", "+@all"]);
+    server.command(&["ACL", "SETUSER", "default", "resetpass", ">other"]);
+    let own = server.url().replace("//", "//ada:s3cret@");
+    let own = open(own).unwrap();
+    assert!(own.check().await.is_ok());
+    assert!(RedisDirectory::new(own).beat(&replica("x")).await.is_ok());
+    let why = open(server.url())
+        .unwrap()
+        .check()
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(why.contains("does not let this user in"), "{why}");
+    // One that is away is no error.
+    let nobody = Server::prepared(Kind::Redis);
+    assert!(open(nobody.url()).unwrap().check().await.is_ok());
+    halt.cancel();
+}

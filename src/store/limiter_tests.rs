@@ -50,7 +50,9 @@ async fn drawn(limiters: &[&Arc<dyn Limiter>], name: &str, rate: u64, ms: u64) -
     let mut given = 0;
     while began.elapsed() < Duration::from_millis(ms) {
         for limiter in limiters {
-            given += Arc::clone(limiter).draw(account(name), rate, 7).await;
+            given += Arc::clone(limiter)
+                .draw(account(name), rate, rate / 10)
+                .await;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

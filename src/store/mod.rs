@@ -13,6 +13,8 @@ use crate::protocol::event::StreamId;
 mod limiter_tests;
 pub(crate) mod memory;
 pub(crate) mod memory_limiter;
+#[cfg(test)]
+mod model_tests;
 pub(crate) mod redis;
 pub(crate) mod redis_appender;
 mod redis_cache;

@@ -155,6 +155,7 @@ impl Redis {
     }
 
     /// Runs scripts in order, in one go. Where the answer is lost it is unknown which of them ran.
+    /// A call that would fail for ever is `Fenced`: nobody waits for it.
     pub(super) async fn all(
         &self,
         calls: Vec<Call>,
@@ -203,6 +204,10 @@ impl Redis {
                     // Its caller comes again.
                     let _ = timeout(PATIENCE, lua.load().exec_async(&mut connection)).await;
                     Err(StoreError::Away)
+                }
+                Err(error) if is_wrong(&error) => {
+                    tracing::error!(event = "redis.wrong", why = %error, "a script fails");
+                    Err(StoreError::Fenced)
                 }
                 Err(error) => {
                     health.failed(&error.to_string());
@@ -426,7 +431,7 @@ impl Keeper {
 
     async fn connect(&self) -> Result<MultiplexedConnection, Refusal> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
+            .set_connection_timeout(Some(PATIENCE * 2))
             .set_response_timeout(Some(self.patience));
         let greeted = async {
             let connection = self
@@ -436,7 +441,8 @@ impl Keeper {
             greet(&mut connection).await?;
             Ok(connection)
         };
-        let greeted = timeout(PATIENCE, greeted).await;
+        // Several round trips, over a line that may be slow.
+        let greeted = timeout(PATIENCE * 3, greeted).await;
         greeted.unwrap_or_else(|_| Err(Refusal::Away(LATE.into())))
     }
 }
@@ -545,6 +551,11 @@ impl Health {
 /// whose name may belong to another one by now.
 fn is_broken(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
+}
+
+/// Whether it is not the server's state but what was asked, or what is kept there.
+fn is_wrong(error: &RedisError) -> bool {
+    matches!(error.code(), Some("ERR" | "WRONGTYPE"))
 }
 
 /// Whether the server does not have the script: it was restarted, or flushed.

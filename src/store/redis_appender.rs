@@ -204,10 +204,13 @@ impl Appender {
         let mut left: Vec<Option<Write>> = batch.drain(..).map(Some).collect();
         for (at, part) in parts.iter().enumerate() {
             let answer = answers.remove(&at).unwrap_or(Ok(Value::Nil));
-            if let Ok(answer) = answer {
-                let writes = part.writes.iter().filter_map(|at| left[*at].take());
-                self.answer(writes, &answer);
-            }
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(StoreError::Away) => continue,
+                Err(_) => Value::Int(-1),
+            };
+            let writes = part.writes.iter().filter_map(|at| left[*at].take());
+            self.answer(writes, &answer);
         }
         batch.extend(left.into_iter().flatten());
     }

@@ -1,9 +1,6 @@
 //! The promises of the log and the directory, kept in memory, on Redis and on Valkey.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -53,6 +50,18 @@ impl Side {
     pub(super) async fn in_memory(retention: Retention) -> Self {
         let log = Arc::new(MemoryLog::new(retention));
         Self::with("a", log, Arc::new(MemoryDirectory::default())).await
+    }
+
+    /// Another replica on the same log and directory.
+    pub(super) fn again(&self, boot: &str) -> Self {
+        Self {
+            log: Arc::clone(&self.log),
+            directory: Arc::clone(&self.directory),
+            me: replica(boot),
+            epoch: self.epoch,
+            tracker: TaskTracker::new(),
+            halt: CancellationToken::new(),
+        }
     }
 
     async fn with(boot: &str, log: Arc<dyn EventLog>, directory: Arc<dyn Directory>) -> Self {

@@ -1,0 +1,329 @@
+//! Two owners and one session, on schedules that a seed repeats: messages get lost or late,
+//! owners freeze and die, and whatever happens nobody reads two different streams.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::{
+    Fence, Record, SessionId, StoreError,
+    store_tests::{KINDS, PLENTY, Server, Side, session},
+};
+
+/// What a seed gives, always the same.
+struct Chance(u64);
+
+impl Chance {
+    /// Below `most`.
+    fn below(&mut self, most: u64) -> u64 {
+        // xorshift64*
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % most
+    }
+
+    fn is_one_in(&mut self, number: u64) -> bool {
+        self.below(number) == 0
+    }
+}
+
+/// A replica that may own the session.
+struct Owner {
+    side: Side,
+    /// What it believes to hold; another one may have taken it.
+    hold: Option<Hold>,
+    /// What it saw when it began to claim.
+    seen: Option<Record>,
+    /// Steps for which it is frozen.
+    frozen: u64,
+}
+
+/// A tenure, as its owner knows it.
+#[derive(Clone, Copy)]
+struct Hold {
+    fence: u64,
+    /// The number of the last event that was acknowledged; none before it has looked.
+    last: Option<u64>,
+}
+
+/// What is true.
+struct World<'a> {
+    server: Option<&'a Server>,
+    id: SessionId,
+    owners: [Owner; 2],
+    chance: Chance,
+    /// Events that an owner was told are kept: those that may have been sent.
+    kept: BTreeMap<u64, Bytes>,
+    /// What anybody has read.
+    read: BTreeMap<u64, Bytes>,
+    /// The session's fence.
+    fence: u64,
+    /// The highest fence of a write that took place.
+    written: u64,
+    lives: u64,
+}
+
+impl World<'_> {
+    async fn step(&mut self) {
+        let at = usize::from(self.chance.is_one_in(2));
+        if self.owners[at].frozen > 0 {
+            self.owners[at].frozen -= 1;
+            return;
+        }
+        match self.chance.below(20) {
+            0 => self.owners[at].frozen = self.chance.below(20),
+            1 => self.kill(at).await,
+            2 => self.cut(),
+            3..8 => self.read(at).await,
+            8 => self.keep(at).await,
+            _ => match self.owners[at].hold {
+                Some(Hold { last: Some(_), .. }) => self.append(at).await,
+                Some(_) => self.look(at).await,
+                None => self.claim(at).await,
+            },
+        }
+    }
+
+    async fn append(&mut self, at: usize) {
+        let owner = &mut self.owners[at];
+        let hold = owner.hold.unwrap();
+        let number = hold.last.unwrap() + 1;
+        let event = Bytes::from(format!("{} {number}", hold.fence));
+        let write = owner.side.log.append(
+            &owner.side.spot(&self.id.0, 0, hold.fence),
+            number,
+            event.clone(),
+            None,
+        );
+        if self.chance.is_one_in(5) {
+            // Never sent, or its answer is lost: it comes again.
+            tokio::task::yield_now().await;
+            return;
+        }
+        match write.await {
+            Ok(()) => {
+                owner.hold = Some(Hold {
+                    last: Some(number),
+                    ..hold
+                });
+                assert!(hold.fence >= self.written, "a write of an old owner");
+                self.written = hold.fence;
+                let other = self.kept.insert(number, event.clone());
+                assert!(
+                    other.is_none_or(|other| other == event),
+                    "two events {number}"
+                );
+            }
+            Err(StoreError::Fenced) => self.fenced(at).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// What a new owner does first: whoever was it before writes nothing from here on.
+    async fn look(&mut self, at: usize) {
+        let owner = &mut self.owners[at];
+        let hold = owner.hold.unwrap();
+        let spot = owner.side.spot(&self.id.0, 0, hold.fence);
+        match owner.side.log.open(&spot, Bytes::new()).await {
+            Ok(()) => {
+                assert!(hold.fence >= self.written, "a write of an old owner");
+                self.written = hold.fence;
+                let found = owner.side.log.streams(&self.id).await.unwrap();
+                owner.hold = Some(Hold {
+                    last: Some(found.open[0].last),
+                    ..hold
+                });
+            }
+            Err(StoreError::Fenced) => self.fenced(at).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    async fn claim(&mut self, at: usize) {
+        let owner = &mut self.owners[at];
+        // What was seen may be old when it is used.
+        let Some(seen) = owner.seen.take() else {
+            let found = owner.side.directory.find(&self.id).await.unwrap();
+            owner.seen = Some(found.unwrap().record);
+            return;
+        };
+        let directory = &owner.side.directory;
+        let claimed = directory.claim(&self.id, &seen, &owner.side.me).await;
+        if let Some(Fence(fence)) = claimed.unwrap() {
+            assert_eq!(fence, self.fence + 1, "one owner for each number");
+            self.fence = fence;
+            // Its own answer may be lost: then nobody owns it until somebody claims.
+            owner.hold = (!self.chance.is_one_in(10)).then_some(Hold { fence, last: None });
+        }
+    }
+
+    async fn fenced(&mut self, at: usize) {
+        let hold = self.owners[at].hold.take().unwrap();
+        assert!(hold.fence < self.fence, "only an old owner is fenced");
+        self.release(at).await;
+    }
+
+    /// In memory there is nothing but what all have together.
+    async fn release(&self, at: usize) {
+        if self.server.is_some() {
+            self.owners[at].side.log.release(&self.id).await;
+        }
+    }
+
+    async fn keep(&mut self, at: usize) {
+        let Some(hold) = self.owners[at].hold else {
+            return;
+        };
+        let directory = &self.owners[at].side.directory;
+        let kept = directory.keep(&self.id, Fence(hold.fence), None).await;
+        assert_eq!(kept.is_ok(), hold.fence == self.fence);
+    }
+
+    /// A client reads through this replica: what its owner was told is kept, or what is in the log.
+    async fn read(&mut self, at: usize) {
+        let owner = &self.owners[at];
+        let last = match owner.hold {
+            Some(Hold { last: None, .. }) => return,
+            Some(hold) => hold.last.unwrap(),
+            None => u64::MAX,
+        };
+        let after = self.chance.below(self.kept.len() as u64 + 1);
+        if let Ok(page) = owner.side.log.read(&self.id, 0, after).await {
+            for (expected, (number, event)) in (after + 1..).zip(page.events) {
+                assert_eq!(number, expected, "no gap");
+                if number > last {
+                    break;
+                }
+                let other = self.read.insert(number, event.clone());
+                assert!(
+                    other.is_none_or(|other| other == event),
+                    "another event {number}"
+                );
+            }
+        }
+    }
+
+    async fn kill(&mut self, at: usize) {
+        self.lives += 1;
+        let boot = format!("{at} {}", self.lives);
+        let side = match self.server {
+            Some(server) => Side::on(server, &boot, PLENTY).await,
+            None => self.owners[at].side.again(&boot),
+        };
+        let owner = Owner {
+            side,
+            hold: None,
+            seen: None,
+            frozen: 0,
+        };
+        // Not a word to anybody, nor to the log.
+        std::mem::replace(&mut self.owners[at], owner)
+            .side
+            .halt
+            .cancel();
+    }
+
+    fn cut(&self) {
+        if let Some(server) = self.server {
+            server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+        }
+    }
+
+    /// All that anybody was told is there, once and in order.
+    async fn judge(&self, reader: &Side) {
+        let mut all = BTreeMap::new();
+        loop {
+            let after = all.len() as u64;
+            let page = reader.log.read(&self.id, 0, after).await;
+            let events = page.map(|page| page.events).unwrap_or_default();
+            if events.is_empty() {
+                break;
+            }
+            all.extend(events);
+        }
+        assert!(all.keys().copied().eq(1..=all.len() as u64), "no gap");
+        for (number, event) in self.kept.iter().chain(&self.read) {
+            assert_eq!(all.get(number), Some(event), "event {number}");
+        }
+    }
+}
+
+async fn run(seed: u64, server: Option<&Server>) -> usize {
+    let id = format!("s{seed}");
+    let sides = match server {
+        Some(server) => [
+            Side::on(server, "0", PLENTY).await,
+            Side::on(server, "1", PLENTY).await,
+        ],
+        None => {
+            let side = Side::in_memory(PLENTY).await;
+            [side.again("0"), side.again("1")]
+        }
+    };
+    sides[0].add(&id, 1).await.unwrap();
+    let mut world = World {
+        server,
+        id: session(&id),
+        owners: sides.map(|side| Owner {
+            side,
+            hold: None,
+            seen: None,
+            frozen: 0,
+        }),
+        chance: Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+        kept: BTreeMap::new(),
+        read: BTreeMap::new(),
+        fence: 1,
+        written: 0,
+        lives: 0,
+    };
+    world.owners[0].hold = Some(Hold {
+        fence: 1,
+        last: None,
+    });
+    for _ in 0..200 {
+        world.step().await;
+    }
+    world.release(0).await;
+    world.judge(&world.owners[0].side).await;
+    let kept = world.kept.len();
+    for owner in world.owners {
+        owner.side.halt.cancel();
+    }
+    kept
+}
+
+/// Runs seeds; says which one fails.
+async fn all(seeds: std::ops::Range<u64>, server: Option<&Server>) {
+    let mut kept = 0;
+    for seed in seeds.clone() {
+        let said = Said(seed);
+        kept += run(seed, server).await;
+        std::mem::forget(said);
+    }
+    let each = kept as u64 / (seeds.end - seeds.start);
+    assert!(each >= 10, "too little happens: {each} events a seed");
+}
+
+/// Names the seed when its run panics.
+struct Said(u64);
+
+impl Drop for Said {
+    fn drop(&mut self) {
+        println!("seed {}", self.0);
+    }
+}
+
+#[tokio::test]
+async fn no_schedule_makes_two_streams_of_one_in_memory() {
+    all(1..1001, None).await;
+}
+
+#[tokio::test]
+async fn no_schedule_makes_two_streams_of_one_in_redis() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        all(1..21, Some(&server)).await;
+    }
+}

@@ -140,7 +140,8 @@ async fn redis_keeps_the_promises_of_a_limiter() {
         seats_are_as_many_as_allowed_and_come_back(&one.limiter).await;
         many_tasks_take_no_more_than_there_is(&two.limiter).await;
         a_rate_is_kept_whoever_draws(&[&one.limiter, &two.limiter]).await;
-        (one.end().await, two.end().await);
+        one.end().await;
+        two.end().await;
         let left = || {
             let keys = server.keys();
             keys.into_iter().filter(|key| key.contains(":rate:"))
@@ -173,10 +174,12 @@ async fn seats_are_counted_over_all_living_replicas() {
     assert!(more.iter().flatten().count() == 1 && more[0].is_some());
     // A number that was lost is right with the next one.
     server.command(&["FLUSHALL"]);
-    (one.beat().await, two.beat().await);
+    one.beat().await;
+    two.beat().await;
     assert!(two.enter(2).await.is_none());
     assert!(two.enter(4).await.is_some());
-    (one.end().await, two.end().await);
+    one.end().await;
+    two.end().await;
 }
 
 #[tokio::test]

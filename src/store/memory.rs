@@ -168,10 +168,15 @@ impl OfSession {
         stream.read(after)
     }
 
-    /// The bytes of a stream that is here, if it was here from its beginning.
-    pub(super) fn all_bytes(&self, id: StreamId) -> Option<Option<usize>> {
+    /// Whether a stream is here.
+    pub(super) fn has(&self, id: StreamId) -> bool {
+        self.streams.contains_key(&id)
+    }
+
+    /// The bytes of a stream, if it was here from its beginning.
+    pub(super) fn all_bytes(&self, id: StreamId) -> Option<usize> {
         let stream = self.streams.get(&id)?;
-        Some((stream.foreign == 0).then_some(stream.bytes))
+        (stream.foreign == 0).then_some(stream.bytes)
     }
 
     /// Ended streams go when they are too many, too large together, or too old.

@@ -251,15 +251,14 @@ impl World<'_> {
 
 async fn run(seed: u64, server: Option<&Server>) -> usize {
     let id = format!("s{seed}");
-    let sides = match server {
-        Some(server) => [
+    let sides = if let Some(server) = server {
+        [
             Side::on(server, "0", PLENTY).await,
             Side::on(server, "1", PLENTY).await,
-        ],
-        None => {
-            let side = Side::in_memory(PLENTY).await;
-            [side.again("0"), side.again("1")]
-        }
+        ]
+    } else {
+        let side = Side::in_memory(PLENTY).await;
+        [side.again("0"), side.again("1")]
     };
     sides[0].add(&id, 1).await.unwrap();
     let mut world = World {

@@ -437,7 +437,7 @@ impl Keeper {
             let connection = self
                 .client
                 .get_multiplexed_async_connection_with_config(&config);
-            let mut connection = connection.await.map_err(Refusal::of)?;
+            let mut connection = connection.await.map_err(|error| Refusal::of(&error))?;
             greet(&mut connection).await?;
             Ok(connection)
         };
@@ -454,7 +454,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    fn of(error: RedisError) -> Self {
+    fn of(error: &RedisError) -> Self {
         let is_denied = error.kind() == ErrorKind::AuthenticationFailed
             || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"));
         if is_denied {
@@ -480,10 +480,10 @@ async fn greet(connection: &mut MultiplexedConnection) -> Result<(), Refusal> {
     let answers = pipeline
         .query_async::<Vec<RedisResult<String>>>(connection)
         .await
-        .map_err(Refusal::of)?;
+        .map_err(|error| Refusal::of(&error))?;
     let mut texts = Vec::new();
     for answer in answers {
-        texts.push(answer.map_err(Refusal::of)?);
+        texts.push(answer.map_err(|error| Refusal::of(&error))?);
     }
     let facts = texts.iter().take(2).flat_map(|text| text.lines());
     judge(&facts).map_err(Refusal::Unsuitable)

@@ -72,10 +72,12 @@ impl Cache {
     pub(super) fn end(&self, at: &Spot) -> Option<usize> {
         let tenure = self.find(&at.session)?;
         let mut tenure = locked(&tenure);
-        if (tenure.fence, tenure.epoch) != (at.fence, at.epoch) {
+        // One that is not here has events elsewhere: it must not seem to end empty.
+        let is_here = tenure.streams.has(at.stream);
+        if !is_here || (tenure.fence, tenure.epoch) != (at.fence, at.epoch) {
             return None;
         }
-        let bytes = tenure.streams.all_bytes(at.stream)?;
+        let bytes = tenure.streams.all_bytes(at.stream);
         tenure
             .streams
             .end(at.stream, Instant::now(), self.retention);

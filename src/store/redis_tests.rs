@@ -64,7 +64,8 @@ async fn in_trouble(server: &Server, begin: impl Fn(&Server), end: impl AsyncFn(
         "{took:?} after the end of the trouble"
     );
     assert_eq!(all(&two, 0).await, (1..=1000).collect::<Vec<u64>>());
-    (one.end().await, two.end().await);
+    one.end().await;
+    two.end().await;
 }
 
 #[tokio::test]
@@ -201,7 +202,9 @@ async fn another_life_of_the_store_is_noticed() {
                 .unwrap()
                 .is_none()
         );
-        (one.end().await, two.end().await, three.end().await);
+        one.end().await;
+        two.end().await;
+        three.end().await;
     }
 }
 
@@ -297,7 +300,8 @@ async fn ended_streams_go_in_order() {
     assert!(!exists(3) && gone(&other.read("s", 44, 0).await));
     assert_eq!(other.read("s", 45, 0).await, Ok((vec![], true)));
     assert_eq!(server.command(&["HGET", "t:v1:{s}", "eb"]).text(), "0");
-    (side.end().await, other.end().await);
+    side.end().await;
+    other.end().await;
 }
 
 #[tokio::test]
@@ -329,7 +333,8 @@ async fn a_large_event_is_sent_and_not_kept() {
     let page = two.log.read(&session("s"), 0, 2).await.unwrap();
     let bytes: usize = page.events.iter().map(|(_, event)| event.len()).sum();
     assert!((256 * 1024..300 * 1024).contains(&bytes), "{bytes}");
-    (one.end().await, two.end().await);
+    one.end().await;
+    two.end().await;
 }
 
 #[tokio::test]
@@ -409,7 +414,8 @@ async fn a_write_that_nobody_waits_for_may_be_undone() {
     let of_two = two.read("s", 0, 4).await;
     assert_eq!(one.read("s", 0, 4).await, of_two);
     assert_eq!(of_two, Ok((vec![5, 6], false)));
-    (one.end().await, two.end().await);
+    one.end().await;
+    two.end().await;
 }
 
 #[tokio::test]

@@ -470,7 +470,8 @@ async fn another_replica_reads_what_is_kept() {
         assert_eq!(one.read("s", 0, 6).await, Ok((vec![], true)));
         two.log.release(&session("s")).await;
         assert_eq!(two.read("s", 0, 5).await, Ok((vec![6], true)));
-        (one.end().await, two.end().await);
+        one.end().await;
+        two.end().await;
     }
 }
 

@@ -3,7 +3,7 @@
 //! Also part of the library's own tests, so it needs nothing of the rest of the harness.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},

@@ -233,6 +233,16 @@ impl Calls {
     }
 }
 
+impl Effect {
+    /// Whether another owner of the session would have to know it.
+    pub(crate) fn is_kept(&self) -> bool {
+        matches!(
+            self,
+            Self::Level(_) | Self::Subscribed(_) | Self::Unsubscribed(_)
+        )
+    }
+}
+
 impl Call {
     fn in_flight(&self, call: CallId) -> InFlight<'_> {
         let Self {

@@ -10,7 +10,7 @@ use std::{
     num::NonZeroU64,
     sync::{
         Arc, PoisonError, RwLock,
-        atomic::{AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
     time::Duration,
@@ -62,6 +62,8 @@ struct Meter {
     balance: AtomicI64,
     /// When the last one was drawn, in milliseconds; 0 is never.
     drawn: AtomicU64,
+    /// Whether a draw is under way.
+    is_drawing: AtomicBool,
 }
 
 /// Seats of one call, session or stream: of its tenant and of its principal.
@@ -255,11 +257,14 @@ impl Limits {
 
     fn spend(&self, rate: &Rate) -> Result<Left, Error> {
         let (meter, drawn) = self.fill(rate);
+        let least = signed(rate.bound.get()).saturating_neg();
         let taken = meter
             .balance
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |balance| {
-                // Where a draw is under way it is not known whether there is something.
-                (balance > 0 || drawn == Drawn::Underway).then_some(balance - 1)
+                // Where a draw is under way it is not known whether there is something: what a
+                // second gives is lent.
+                let lent = if drawn == Drawn::Underway { least } else { 0 };
+                (balance > lent).then_some(balance - 1)
             });
         let Rate { limit, bound, .. } = *rate;
         match taken {
@@ -289,6 +294,9 @@ impl Limits {
         let last = meter.drawn.load(Ordering::Relaxed);
         let balance = meter.balance.load(Ordering::Relaxed);
         let wanted = wanted(bound, balance, (last > 0).then(|| now.saturating_sub(last)));
+        if meter.is_drawing.load(Ordering::Relaxed) {
+            return (meter, Drawn::Underway);
+        }
         if wanted == 0 {
             return (meter, Drawn::Done);
         }
@@ -309,12 +317,14 @@ impl Limits {
                 Drawn::Done
             }
             Poll::Pending => {
+                meter.is_drawing.store(true, Ordering::Relaxed);
                 let (meter, halt) = (Arc::clone(&meter), self.halt.clone());
                 self.tracker.spawn(async move {
                     let given = halt.run_until_cancelled(timeout(PATIENCE, draw)).await;
                     if let Some(Ok(given)) = given {
                         meter.add(given, credit);
                     }
+                    meter.is_drawing.store(false, Ordering::Relaxed);
                 });
                 Drawn::Underway
             }
@@ -394,6 +404,7 @@ impl Meter {
         Self {
             balance: AtomicI64::new(balance),
             drawn: AtomicU64::new(0),
+            is_drawing: AtomicBool::new(false),
         }
     }
 

@@ -195,6 +195,7 @@ impl Session {
             Outcome::Error
         };
         self.call_ended(&call, outcome);
+        let has_effect = call.effect.is_kept();
         if call.wants_task
             && let Some(task) = message
                 .result()
@@ -212,6 +213,9 @@ impl Session {
             }
             _ => line,
         };
+        if has_effect {
+            return self.finish_kept(call.stream, line);
+        }
         self.streams.finish_call(call.stream, Some(line))
     }
 

@@ -12,7 +12,7 @@ use super::{
     session::{Over, Phase, Session, Transport},
 };
 use crate::{
-    protocol::{message::Message, revision::Revision},
+    protocol::{event::StreamId, message::Message, revision::Revision},
     store::{Later, Record, StoreError},
 };
 
@@ -79,6 +79,8 @@ pub(super) struct Keeping {
     is_changed: bool,
     /// When the directory last heard of the session.
     since: Option<Instant>,
+    /// Answers whose effect the directory has to know first.
+    answers: Vec<(StreamId, Bytes)>,
 }
 
 /// For how long a session that never idles outlives its owner's last sign.
@@ -162,6 +164,15 @@ impl Session {
         }
     }
 
+    /// Ends a call whose effect another owner would have to know: the answer comes behind it.
+    pub(super) fn finish_kept(&mut self, stream: StreamId, line: Bytes) -> Result<(), StoreError> {
+        if self.keeping.under_way.is_none() {
+            return self.streams.finish_call(stream, Some(line));
+        }
+        self.keeping.answers.push((stream, line));
+        Ok(())
+    }
+
     /// Writes what changed, or that the session lives, unless a write is under way. Returns when
     /// to come again.
     pub(super) fn keep_record(&mut self, now: Instant) -> Option<Instant> {
@@ -184,9 +195,11 @@ impl Session {
     pub(super) fn record_kept(&mut self, kept: Result<(), StoreError>) {
         self.keeping.under_way = None;
         match kept {
+            Ok(()) if self.keeping.is_changed => _ = self.keep_record(Instant::now()),
             Ok(()) => {
-                if self.keeping.is_changed {
-                    self.keep_record(Instant::now());
+                for (stream, line) in std::mem::take(&mut self.keeping.answers) {
+                    let finished = self.streams.finish_call(stream, Some(line));
+                    self.stored(finished);
                 }
             }
             // The lease says what is to be done; until then it is tried again.

@@ -20,6 +20,7 @@ use super::{
     fault::Fault,
     limits::Seats,
     link::Link,
+    owner::AWAY,
     reading::{Pulse, Reading, StreamEnd},
     record::Keeping,
     restore::Kept,
@@ -469,8 +470,10 @@ impl Session {
             Over::Drained | Over::Fenced | Over::Orphaned => StreamEnd::Released,
             _ => StreamEnd::Finished,
         };
-        self.streams
-            .release(end, || Answer::Refused(Error::NoSession));
+        let is_left = self.is_left();
+        self.streams.release(end, || {
+            Answer::Refused(if is_left { AWAY } else { Error::NoSession })
+        });
         commands.close();
         if let Some(own) = self.link.down() {
             let why = match over {

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
+    faulty::{Faulty, Mode},
     harness::{
-        Event, Events, Gateway, Session, is_stream, json_of, last, text_of, tool_call, until,
-        within,
+        Event, Events, Gateway, Legacy, Session, client, is_stream, json_of, last, text_of,
+        tool_call, until, within,
     },
     redis::{Kind, Redis},
 };
@@ -509,4 +510,186 @@ async fn a_flushed_redis_is_filled_again_by_the_owners() {
         status == StatusCode::NOT_FOUND
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p167_a_replica_cut_off_from_redis_sends_its_streams_elsewhere() {
+    let redis = Redis::start(Kind::Redis);
+    let address = redis.url();
+    let address = address
+        .trim_start_matches("redis://")
+        .trim_end_matches("/0");
+    let way = Faulty::before(address).await;
+    let (first, second) = (format!("redis://{}/0", way.address), redis.url());
+    let sets = ["cluster.close_after=3s", "cluster.orphan_after=8s"];
+    let replicas = Replicas::over(redis, &[&first, &second], &sets, "idle: 10m").await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    assert_eq!(count(&here).await, 1);
+    let mut events = here
+        .stream("slow", json!({"n": 100_000, "ms": 20}), json!("t"))
+        .await;
+    let seen = read(&mut events, 5).await;
+    let first = replicas.node(0).descendants();
+    way.set(Mode::Cut);
+    let began = Instant::now();
+    let rest = within("the end of the stream", events.rest()).await;
+    assert!(began.elapsed() < Duration::from_secs(3 + 3 + 1));
+    assert!(rest.iter().any(|event| event.retry.is_some()), "{rest:?}");
+    let url = replicas.node(0).url.replace("/t/a/x/mcp", "/readyz");
+    let ready = replicas.node(0).http.get(&url).send().await.unwrap();
+    assert_eq!(ready.status(), StatusCode::SERVICE_UNAVAILABLE);
+    // Elsewhere it goes on behind the last event that was sent.
+    let all: Vec<_> = seen.iter().chain(&rest).cloned().collect();
+    let (cursor, last_seen) = progress(&all).last().unwrap().clone();
+    until("another owner", || async {
+        let response = there.get(Some(&cursor)).await;
+        response.status() == StatusCode::OK
+    })
+    .await;
+    let rest = there.resume(&cursor).await.rest().await;
+    let numbers: Vec<u64> = progress(&rest).into_iter().map(|(_, n)| n).collect();
+    let expected: Vec<u64> = (last_seen + 1..).take(numbers.len()).collect();
+    assert_eq!(numbers, expected);
+    assert_eq!(
+        final_message(&rest)["error"]["data"]["reason"],
+        "owner_lost"
+    );
+    assert_eq!(count(&there).await, 1, "another child");
+    until("the children of the replica that is cut off", || async {
+        let left = replicas.node(0).descendants();
+        !left.iter().any(|child| first.contains(child))
+    })
+    .await;
+    way.set(Mode::Pass);
+    replicas.ready(0).await;
+    assert_eq!(count(&here).await, 2, "by way of the owner");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http_sse_works_by_way_of_any_replica() {
+    let replicas = Replicas::two(&[]).await;
+    let origin = |at: usize| replicas.node(at).url.replace("/t/a/x/mcp", "");
+    let mut legacy = Legacy::at(&origin(0), "/t/a/x").await;
+    legacy.initialize().await;
+    let url = format!("{}{}", origin(1), legacy.endpoint);
+    let post = async |message: Value| {
+        let request = client()
+            .post(&url)
+            .header("Content-Type", "application/json");
+        let sent = request.body(message.to_string()).send();
+        within("a response", sent).await.unwrap().status()
+    };
+    let call = tool_call(json!("there"), "echo", json!({"text": "by the other"}));
+    assert_eq!(post(call).await, StatusCode::ACCEPTED);
+    let (_, answer) = within("an answer", legacy.events.message()).await.unwrap();
+    assert_eq!(
+        (&answer["id"], text_of(&answer)),
+        (&json!("there"), "by the other".to_owned())
+    );
+    let unknown = url.replace("session_id=", "session_id=0");
+    let refused = client()
+        .post(&unknown)
+        .header("Content-Type", "application/json");
+    let refused = refused.body("{}").send().await.unwrap();
+    assert_ne!(refused.status(), StatusCode::ACCEPTED);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_is_on_one_stream_also_of_two_replicas() {
+    let replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let (mut one, mut other) = (here.listen().await, there.listen().await);
+    let changed = json!({"method": "notifications/tools/list_changed", "params": {}});
+    for _ in 0..5 {
+        there.call("notify", changed.clone()).await;
+    }
+    let mut heard = 0;
+    while heard < 5 {
+        tokio::select! {
+            message = one.message() => { message.unwrap(); heard += 1; }
+            message = other.message() => { message.unwrap(); heard += 1; }
+        }
+    }
+    drop((one, other));
+    // Nothing of it was kept for a sixth.
+    let mut third = here.listen().await;
+    here.call(
+        "notify",
+        json!({"method": "notifications/prompts/list_changed", "params": {}}),
+    )
+    .await;
+    let (_, next) = within("a notification", third.message()).await.unwrap();
+    assert_eq!(next["method"], "notifications/prompts/list_changed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_must_not_be_restored_ends_its_sessions_with_their_replica() {
+    let mut replicas = Replicas::with(2, &[], "on_loss: end").await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    assert_eq!(count(&there).await, 1);
+    replicas.kill(0).await;
+    let response = there.begin("counter", json!({})).await;
+    assert_eq!(response.status(), StatusCode::NOT_FOUND);
+    let id = here.id.as_deref().unwrap();
+    assert!(!replicas.redis.keys().iter().any(|key| key.contains(id)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p18_abandoned_sessions_leave_no_key() {
+    let replicas = Replicas::two(&["session.idle=1s"]).await;
+    let before = replicas.redis.keys().len();
+    for number in 0..20 {
+        let session = replicas.node(number % 2).session().await;
+        session
+            .call("log", json!({"level": "error", "text": "kept"}))
+            .await;
+        drop(session.listen().await);
+    }
+    assert!(replicas.redis.keys().len() >= before + 20);
+    until("as many keys as before", || async {
+        replicas.redis.keys().len() <= before
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_survives_every_replica_it_had() {
+    let mut replicas = Replicas::with(3, &[], "idle: 10m").await;
+    let first = replicas.node(0).session().await;
+    first
+        .ask("logging/setLevel", json!({"level": "error"}))
+        .await;
+    first
+        .ask("resources/subscribe", json!({"uri": "test://a"}))
+        .await;
+    for at in 0..2 {
+        replicas.kill(at).await;
+        let next = replicas.by(&first, at + 1);
+        assert_eq!(count(&next).await, 1, "a new child each time");
+        let subscribed = next.text("subscribed", json!({})).await;
+        assert!(subscribed.contains("test://a"), "{subscribed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_claims_is_enough_when_many_ask_at_once() {
+    let mut replicas = Replicas::with(3, &[], "idle: 10m").await;
+    let first = replicas.node(0).session().await;
+    assert_eq!(count(&first).await, 1);
+    replicas.kill(0).await;
+    let ways: Vec<Session> = (0..40).map(|n| replicas.by(&first, 1 + n % 2)).collect();
+    let counts = ways.iter().map(async |way| {
+        let response = way.begin("counter", json!({})).await;
+        (response.status(), text_of(&last(response).await))
+    });
+    let counts = futures_util::future::join_all(counts).await;
+    assert!(
+        counts.iter().all(|(status, _)| *status == StatusCode::OK),
+        "{counts:?}"
+    );
+    let numbers: BTreeSet<u64> = counts.iter().map(|(_, n)| n.parse().unwrap()).collect();
+    assert_eq!(numbers, (1..=40).collect(), "one child counted them all");
 }

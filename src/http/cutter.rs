@@ -66,7 +66,8 @@ impl Cutter {
     fn note(&mut self, events: &[u8]) {
         // The last one counts: from the end, and data is one line that begins with `data:`.
         for line in events.rsplit(|byte| *byte == b'\n') {
-            if let Some(id) = line.strip_prefix(b"id: ") {
+            // An empty one says that there is nothing to resume.
+            if let Some(id) = line.strip_prefix(b"id: ").filter(|id| !id.is_empty()) {
                 if self.last_id.as_deref().map(str::as_bytes) != Some(id) {
                     self.last_id = std::str::from_utf8(id).ok().map(str::to_owned);
                 }

@@ -39,6 +39,8 @@ pub(crate) mod cluster;
 pub(crate) mod cors;
 mod cutter;
 mod forward;
+#[cfg(test)]
+mod forward_tests;
 pub(crate) mod gate;
 pub(crate) mod hop;
 mod legacy;
@@ -50,6 +52,8 @@ mod openapi_issued;
 pub(crate) mod ops;
 pub(crate) mod page;
 pub(crate) mod peers;
+#[cfg(test)]
+mod peers_tests;
 pub(crate) mod refusal;
 mod reply;
 mod splice;

@@ -1,0 +1,580 @@
+//! Two replicas in one process: real hubs, children and connections; what they share is in memory.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use aws_lc_rs::rand::SystemRandom;
+use reqwest::{Method, RequestBuilder, StatusCode};
+use serde_json::{Value, json};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Runtime,
+    sync::oneshot,
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Front,
+    accept::{self, Bounds},
+    address::Allowed,
+    cluster::{self, Cluster},
+    gate::Gate,
+    hop::{Asked, Hop, HopKeys},
+    ops::Health,
+    peers::Peers,
+    routes,
+    stream::Retry,
+};
+use crate::{
+    auth::Verifier,
+    backend::{
+        launcher::{Ambient, Launcher},
+        sandbox::Sandbox,
+    },
+    config::{Config, Sources},
+    control::{clock::Clock, live::Live, manifest, trail::Trail},
+    document::Format,
+    hub::{
+        Hub,
+        owner::Owner,
+        stores::{Patience, Stores, retention},
+    },
+    outbound::Outbound,
+    protocol::event::EventKey,
+    store::{
+        Replica,
+        memory::{MemoryDirectory, MemoryLog},
+        memory_limiter::MemoryLimiter,
+    },
+    telemetry::Metrics,
+};
+
+fn built(name: &str) -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    own.parent().unwrap().parent().unwrap().join(name)
+}
+
+/// What both replicas share.
+#[derive(Clone)]
+struct Shared {
+    log: Arc<MemoryLog>,
+    directory: Arc<MemoryDirectory>,
+    config: Arc<Config>,
+    work: Arc<tempfile::TempDir>,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let sources = Sources {
+            run: true,
+            set: vec!["http.per_address.requests_per_second=0".to_owned()],
+            ..Sources::default()
+        };
+        let config = Config::load(&sources).unwrap();
+        Self {
+            log: Arc::new(MemoryLog::new(retention(&config))),
+            directory: Arc::default(),
+            config: Arc::new(config),
+            work: Arc::new(tempfile::tempdir().unwrap()),
+        }
+    }
+}
+
+/// One replica, with threads of its own so that it can be killed.
+struct Gateway {
+    runtime: Option<Runtime>,
+    /// Ends what others reach.
+    reached: CancellationToken,
+    url: String,
+    me: Replica,
+    metrics: Arc<Metrics>,
+    client: reqwest::Client,
+    /// Its directory among them.
+    _shared: Shared,
+}
+
+const KEY: [u8; 32] = [9; 32];
+
+impl Gateway {
+    async fn start(shared: &Shared, boot: &str) -> Self {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(2).enable_all().build().unwrap();
+        let (tell, told) = oneshot::channel();
+        let (own, boot) = (shared.clone(), Arc::from(boot));
+        let reached = CancellationToken::new();
+        let stop = reached.clone();
+        runtime.spawn(async move {
+            let _ = tell.send(serve(own, boot, stop).await);
+            std::future::pending::<()>().await;
+        });
+        let (url, me, metrics) = told.await.unwrap();
+        Self {
+            runtime: Some(runtime),
+            reached,
+            url,
+            me,
+            metrics,
+            client: reqwest::Client::new(),
+            _shared: shared.clone(),
+        }
+    }
+
+    /// Ends it as others see the end of a process: first its connections break and nobody listens,
+    /// whatever its tasks do while they are dropped.
+    async fn kill(&mut self) {
+        self.reached.cancel();
+        while TcpStream::connect(&*self.me.address).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    fn ask(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self.client.request(method, format!("{}{path}", self.url));
+        let request = request.timeout(Duration::from_secs(30));
+        request.header("accept", "application/json, text/event-stream")
+    }
+
+    async fn open(&self, revision: &str) -> String {
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+            "protocolVersion": revision, "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"}}});
+        let answer = self.ask(Method::POST, PATH).json(&message).send().await;
+        let answer = answer.unwrap();
+        assert_eq!(answer.status(), 200);
+        let Some(id) = answer.headers().get("mcp-session-id").cloned() else {
+            panic!("no session: {}", answer.text().await.unwrap());
+        };
+        let id = id.to_str().unwrap().to_owned();
+        let message = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+        let answer = self.of(Method::POST, &id).json(&message).send().await;
+        assert_eq!(answer.unwrap().status(), 202);
+        id
+    }
+
+    fn of(&self, method: Method, session: &str) -> RequestBuilder {
+        self.ask(method, PATH).header("mcp-session-id", session)
+    }
+
+    fn call(&self, session: &str, id: u32, tool: &str, args: &Value) -> RequestBuilder {
+        let params = json!({"name": tool, "arguments": args, "_meta": {"progressToken": 1}});
+        let message = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
+        self.of(Method::POST, session).json(&message)
+    }
+
+    fn count(&self, line: &str) -> u64 {
+        let shown = self.metrics.render();
+        let found = shown.lines().find_map(|shown| shown.strip_prefix(line));
+        found.map_or(0, |count| count.trim().parse().unwrap())
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+const PATH: &str = "/t/a/main/mcp";
+
+async fn serve(
+    shared: Shared,
+    boot: Arc<str>,
+    reached: CancellationToken,
+) -> (String, Replica, Arc<Metrics>) {
+    let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hops = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = hops.local_addr().unwrap().to_string().into();
+    let me = Replica { address, boot };
+    let metrics = Arc::new(Metrics::new(None).unwrap());
+    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let front = Arc::new(front(&shared, &me, &metrics, &stop, &tracker));
+    let cluster = front.cluster.clone().unwrap();
+    let bounds = Bounds {
+        max_connections: 100,
+        finish: Duration::ZERO,
+    };
+    let app = cluster::routes(Arc::clone(&front), cluster);
+    let serving = accept::serve_replicas(hops, app, bounds, reached, tracker.clone());
+    tracker.spawn(serving);
+    let bound = http.local_addr().unwrap();
+    let url = format!("http://{bound}");
+    let allowed = Allowed::new(&url.parse().unwrap(), bound, false, &[], &[]).unwrap();
+    let gate = Gate::new(allowed, Vec::new(), 4 << 20);
+    let app = gate.guard(routes(front, Health::default()));
+    let serving = accept::serve(http, None, app, bounds, stop, tracker.clone());
+    tracker.spawn(serving);
+    (url, me, metrics)
+}
+
+fn front(
+    shared: &Shared,
+    me: &Replica,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+    tracker: &TaskTracker,
+) -> Front {
+    let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
+        "servers": {"main": {"command": built("examples/child")}}}}});
+    let manifest = manifest::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+    let live = Live::fixed(manifest.unwrap().catalog);
+    let work = shared.work.path().join(&*me.boot);
+    std::fs::create_dir(&work).unwrap();
+    let launcher = Launcher {
+        program: built("lockgate"),
+        ambient: Ambient {
+            cwd: "/".into(),
+            ..Ambient::default()
+        },
+        prepared: work.join("prepared"),
+        work,
+        sandbox: Arc::new(Sandbox::none()),
+    };
+    let owner = Arc::new(Owner::new(me.clone(), shared.directory.clone()));
+    tracker.spawn(Arc::clone(&owner).run(|_| {}, stop.clone()));
+    let stores = Stores {
+        log: shared.log.clone(),
+        directory: shared.directory.clone(),
+        limiter: Arc::new(MemoryLimiter::default()),
+        owner,
+        key: EventKey::new(&[7; 32]),
+        patience: Patience::default(),
+    };
+    let random = Arc::new(SystemRandom::new());
+    let hub = Hub::new(
+        stores,
+        (Arc::clone(&shared.config), random.clone()),
+        launcher,
+        (Arc::clone(&live), Trail::none()),
+        Arc::clone(metrics),
+        (stop.clone(), stop.clone()),
+        tracker.clone(),
+    );
+    let asked = live.asked().clone();
+    let auth = Verifier::new(
+        &shared.config,
+        Outbound::new(Vec::new()),
+        (Clock::system(), Trail::none(), asked),
+        metrics,
+        tracker,
+        stop,
+    );
+    let cluster = Cluster {
+        me: me.clone(),
+        keys: HopKeys::new([&KEY]),
+        peers: Peers::new(tracker.clone(), stop.clone()),
+        clock: Clock::system(),
+        release: stop.clone(),
+        halt: stop.clone(),
+    };
+    Front {
+        hub,
+        auth,
+        live,
+        config: Arc::clone(&shared.config),
+        metrics: Arc::clone(metrics),
+        retry: Retry::new(Duration::from_secs(1), random),
+        cluster: Some(Arc::new(cluster)),
+    }
+}
+
+/// Two replicas, and what they share.
+async fn two() -> (Gateway, Gateway) {
+    let shared = Shared::new();
+    let one = Gateway::start(&shared, "aaaa").await;
+    (one, Gateway::start(&shared, "bbbb").await)
+}
+
+/// The events of a response as they come.
+struct Events {
+    response: reqwest::Response,
+    text: String,
+}
+
+/// Id and data of an event; comments are left out.
+type Event = (Option<String>, Option<String>);
+
+impl Events {
+    fn of(response: reqwest::Response) -> Self {
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let text = String::new();
+        Self { response, text }
+    }
+
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some((event, rest)) = self.text.split_once("\n\n") {
+                let field = |name: &str| {
+                    let mut lines = event.lines();
+                    let found = lines.find_map(|line| line.strip_prefix(name));
+                    found.map(str::to_owned)
+                };
+                let found = (field("id: "), field("data: "));
+                self.text = rest.to_owned();
+                if found != (None, None) {
+                    return Some(found);
+                }
+                continue;
+            }
+            let chunk = timeout(Duration::from_secs(20), self.response.chunk());
+            let chunk = chunk.await.expect("a stream that stands still").unwrap()?;
+            self.text.push_str(std::str::from_utf8(&chunk).unwrap());
+        }
+    }
+
+    async fn rest(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        while let Some(event) = self.next().await {
+            events.push(event);
+        }
+        events
+    }
+}
+
+fn ids(events: &[Event]) -> Vec<&String> {
+    events.iter().filter_map(|(id, _)| id.as_ref()).collect()
+}
+
+#[tokio::test]
+async fn any_replica_serves_any_session() {
+    let (one, two) = two().await;
+    let session = one.open("2025-11-25").await;
+    let direct = one.call(&session, 1, "echo", &json!({"text": "hi"}));
+    let direct = direct.send().await.unwrap();
+    let hopped = two.call(&session, 1, "echo", &json!({"text": "hi"}));
+    let hopped = hopped.send().await.unwrap();
+    let names = |headers: &reqwest::header::HeaderMap| {
+        let mut names: Vec<_> = headers
+            .keys()
+            .map(|name| name.as_str().to_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(direct.headers()), names(hopped.headers()));
+    assert_eq!(direct.text().await.unwrap(), hopped.text().await.unwrap());
+    // A stream, and the listener.
+    let slow = two.call(&session, 2, "slow", &json!({"n": 5, "ms": 60}));
+    let events = Events::of(slow.send().await.unwrap()).rest().await;
+    assert_eq!(events.len(), 7, "{events:?}");
+    let mut listener = Events::of(two.of(Method::GET, &session).send().await.unwrap());
+    assert_eq!(listener.next().await.unwrap().1.as_deref(), Some(""));
+    let notify = json!({"method": "notifications/prompts/list_changed", "params": {"hello": 1}});
+    let sent = one.call(&session, 3, "notify", &notify).send().await;
+    assert_eq!(sent.unwrap().status(), 200);
+    let (_, data) = listener.next().await.unwrap();
+    assert!(data.unwrap().contains("hello"));
+    // Its end, and what comes behind it.
+    let ended = two.of(Method::DELETE, &session).send().await.unwrap();
+    assert_eq!(ended.status(), 204);
+    for gateway in [&one, &two] {
+        let gone = gateway.call(&session, 4, "echo", &json!({})).send().await;
+        assert_eq!(gone.unwrap().status(), 404);
+    }
+    assert!(two.count("lockgate_hops_total{outcome=\"ok\"}") >= 4);
+    assert_eq!(one.count("lockgate_hops_total{outcome=\"ok\"}"), 0);
+}
+
+#[tokio::test]
+async fn a_call_whose_owner_is_lost_ends_with_an_error() {
+    let (mut one, two) = two().await;
+    let session = one.open("2025-11-25").await;
+    let batch = one.open("2025-03-26").await;
+    let hang = two.call(&session, 7, "hang", &json!({}));
+    let hang = hang.header("accept", "application/json");
+    let item = |id| {
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
+        "params": {"name": "hang", "arguments": {}}})
+    };
+    let several = two.ask(Method::POST, PATH).header("mcp-session-id", &batch);
+    let several = several.json(&json!([item("a"), item("b")])).send();
+    let kill = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        one.kill().await;
+    };
+    let (hang, several, ()) = tokio::join!(hang.send(), several, kill);
+    let answer = hang.unwrap();
+    assert_eq!(answer.status(), 200);
+    let answer: Value = answer.json().await.unwrap();
+    assert_eq!(answer["id"], 7);
+    assert_eq!(answer["error"]["code"], -31001);
+    let data = json!({"reason": "owner_lost", "retryable": false});
+    assert_eq!(answer["error"]["data"], data);
+    let answer: Value = several.unwrap().json().await.unwrap();
+    let ids: Vec<_> = answer
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| &one["id"])
+        .collect();
+    assert_eq!(ids, ["a", "b"]);
+    // The session goes on, here.
+    let next = two.call(&session, 8, "echo", &json!({"text": "hi"}));
+    let next: Value = next.send().await.unwrap().json().await.unwrap();
+    assert_eq!(next["result"]["content"][0]["text"], "hi");
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_when_its_owner_is_lost() {
+    let (mut one, two) = two().await;
+    let session = one.open("2025-11-25").await;
+    let mut listener = Events::of(two.of(Method::GET, &session).send().await.unwrap());
+    listener.next().await.unwrap();
+    let slow = two.call(&session, 7, "slow", &json!({"n": 1000, "ms": 20}));
+    let mut stream = Events::of(slow.send().await.unwrap());
+    let mut events = Vec::new();
+    for _ in 0..10 {
+        events.push(stream.next().await.unwrap());
+    }
+    one.kill().await;
+    events.extend(stream.rest().await);
+    let (_, last) = events.last().unwrap();
+    let last: Value = serde_json::from_str(last.as_ref().unwrap()).unwrap();
+    assert_eq!(
+        (&last["id"], &last["error"]["code"]),
+        (&json!(7), &json!(-31001))
+    );
+    let ids = ids(&events);
+    let mut once = ids.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(once.len(), ids.len(), "no event comes twice");
+    let progress: Vec<u64> = events
+        .iter()
+        .filter_map(|(_, data)| serde_json::from_str::<Value>(data.as_ref()?).ok())
+        .filter_map(|data| data["params"]["progress"].as_u64())
+        .collect();
+    let wanted: Vec<u64> = (1..=progress.len() as u64).collect();
+    assert_eq!(progress, wanted, "none is missing");
+    // What the next child says comes over the connection that the client has.
+    let notify = json!({"method": "notifications/prompts/list_changed", "params": {"hello": 1}});
+    let sent = two.call(&session, 8, "notify", &notify).send().await;
+    assert_eq!(sent.unwrap().status(), 200);
+    loop {
+        let (id, data) = listener.next().await.unwrap();
+        assert!(id.is_some());
+        if data.unwrap().contains("hello") {
+            break;
+        }
+    }
+    assert_eq!(two.count("lockgate_streams_spliced_total"), 2);
+}
+
+#[tokio::test]
+async fn a_stream_without_ids_ends_with_errors_when_its_owner_is_lost() {
+    let (mut one, two) = two().await;
+    let session = one.open("2025-06-18").await;
+    let hang = two.call(&session, 7, "hang", &json!({}));
+    let mut stream = Events::of(hang.send().await.unwrap());
+    one.kill().await;
+    let events = stream.rest().await;
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert_eq!(events[0].0.as_deref(), Some(""), "not resumable");
+    assert!(events[0].1.as_ref().unwrap().contains("owner_lost"));
+}
+
+#[tokio::test]
+async fn http_with_sse_goes_on_at_another_replica() {
+    let (mut one, two) = two().await;
+    let first = one.ask(Method::GET, "/t/a/main/sse").send().await.unwrap();
+    let mut first = Events::of(first);
+    let (id, endpoint) = first.next().await.unwrap();
+    let endpoint = endpoint.unwrap();
+    let message = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2024-11-05", "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"}}});
+    let posted = two.ask(Method::POST, &endpoint).json(&message).send().await;
+    assert_eq!(posted.unwrap().status(), 202);
+    let (cursor, answer) = first.next().await.unwrap();
+    assert!(answer.unwrap().contains("serverInfo"));
+    drop(first);
+    // Read again from its beginning, through the other one.
+    let again = two.ask(Method::GET, "/t/a/main/sse");
+    let again = again.header("last-event-id", id.unwrap()).send().await;
+    let mut again = Events::of(again.unwrap());
+    assert_eq!(again.next().await.unwrap().1, Some(endpoint.clone()));
+    assert_eq!(again.next().await.unwrap().0, cursor);
+    one.kill().await;
+    let message = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call",
+        "params": {"name": "echo", "arguments": {"text": "hi"}}});
+    let posted = two.ask(Method::POST, &endpoint).json(&message).send().await;
+    assert_eq!(posted.unwrap().status(), 202);
+    // The next child is another one, and says so first.
+    let session = endpoint.split_once("session_id=").unwrap().1;
+    loop {
+        let (id, answer) = again.next().await.unwrap();
+        assert!(id.unwrap().starts_with(session));
+        if answer.unwrap().contains("hi") {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn nobody_but_a_replica_is_heard_on_the_cluster_listener() {
+    let (one, two) = two().await;
+    let session = one.open("2025-11-25").await;
+    let client = reqwest::Client::builder().http2_prior_knowledge().build();
+    let client = client.unwrap();
+    let post = |to: &Replica, path: &str, hop: Option<&str>| {
+        let request = client.post(format!("http://{}{path}", to.address));
+        let request = request.header("mcp-session-id", &session).body("{}");
+        match hop {
+            Some(hop) => request.header("lockgate-hop", hop).send(),
+            None => request.send(),
+        }
+    };
+    for path in [
+        PATH,
+        "/t/a/main/sse",
+        "/livez",
+        "/metrics",
+        "/api/v1/tenants",
+    ] {
+        let refused = post(&one.me, path, None).await.unwrap();
+        assert_eq!(refused.status(), StatusCode::FORBIDDEN, "{path}");
+    }
+    let hop = |to: &Replica| {
+        let hop = Hop {
+            target: Arc::clone(&to.boot),
+            sender: "cccc".into(),
+            client: None,
+            is_tls: false,
+            trace: String::new(),
+        };
+        let asked = Asked {
+            method: &Method::POST,
+            target: PATH,
+            length: 2,
+        };
+        let signed = HopKeys::new([&KEY]).sign(&hop, asked, Clock::system().now_ms());
+        signed.unwrap().to_str().unwrap().to_owned()
+    };
+    let (for_one, for_two) = (hop(&one.me), hop(&two.me));
+    let status = async |to: &Replica, path: &str, hop: &str| {
+        let answer = post(to, path, Some(hop)).await.unwrap();
+        answer.status().as_u16()
+    };
+    // The body is no message: a route read it, and refuses the type.
+    assert_eq!(status(&one.me, PATH, &for_one).await, 415);
+    assert_eq!(status(&one.me, "/t/a/main/messages", &for_one).await, 403);
+    assert_eq!(status(&one.me, PATH, &for_two).await, 403);
+    assert_eq!(
+        status(&one.me, PATH, &for_one.replace("cccc", "dddd")).await,
+        403
+    );
+    // Not the owner: told before the body is read, and never sent on.
+    assert_eq!(status(&two.me, PATH, &for_two).await, 421);
+    assert_eq!(two.count("lockgate_hops_total{outcome=\"ok\"}"), 0);
+    // And never on the public one, be it good or not.
+    for hop in [for_one.as_str(), "", "x"] {
+        let asked = one.call(&session, 1, "echo", &json!({}));
+        let refused = asked.header("lockgate-hop", hop).send().await.unwrap();
+        assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+    }
+}

@@ -1,0 +1,236 @@
+//! Connections to replicas that refuse, drain, freeze, break, or have slow readers.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{Router, body::Body, routing::get};
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use tokio::{
+    io::AsyncReadExt,
+    net::TcpListener,
+    time::{Instant, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    accept::{Bounds, serve_replicas},
+    peers::{NotSent, PLACES, Peers},
+};
+
+struct Other {
+    address: Arc<str>,
+    stop: CancellationToken,
+    tracker: TaskTracker,
+}
+
+/// A replica that answers `/quick`, never `/never`, and `/endless` without an end.
+async fn other(finish: Duration) -> Other {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string().into();
+    let app = Router::new()
+        .route("/quick", get(async || "quick"))
+        .route("/never", get(std::future::pending::<&str>))
+        .route(
+            "/endless",
+            get(async || {
+                let chunk = Ok::<_, std::convert::Infallible>(Bytes::from(vec![b'x'; 1 << 14]));
+                Body::from_stream(futures_util::stream::repeat(chunk))
+            }),
+        );
+    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let bounds = Bounds {
+        max_connections: 10,
+        finish,
+    };
+    let serving = serve_replicas(listener, app, bounds, stop.clone(), tracker.clone());
+    tracker.spawn(serving);
+    Other {
+        address,
+        stop,
+        tracker,
+    }
+}
+
+struct Bench {
+    peers: Peers,
+    stop: CancellationToken,
+    tracker: TaskTracker,
+}
+
+fn bench() -> Bench {
+    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    Bench {
+        peers: Peers::new(tracker.clone(), stop.clone()),
+        stop,
+        tracker,
+    }
+}
+
+impl Bench {
+    async fn get(
+        &self,
+        address: &Arc<str>,
+        path: &str,
+    ) -> Result<http::Response<super::peers::Answer>, NotSent> {
+        let request = Request::builder().uri(format!("http://{address}{path}"));
+        let request = request.body(Full::default()).unwrap();
+        self.peers.send(address, request).await
+    }
+
+    async fn ends(&self) {
+        self.stop.cancel();
+        self.tracker.close();
+        let ended = timeout(Duration::from_secs(5), self.tracker.wait()).await;
+        ended.expect("tasks that do not end");
+    }
+}
+
+#[tokio::test]
+async fn a_crowd_shares_one_connection() {
+    let (bench, other) = (bench(), other(Duration::ZERO).await);
+    let asked = (0..100).map(|_| async {
+        let mut answer = bench
+            .get(&other.address, "/quick")
+            .await
+            .unwrap()
+            .into_body();
+        assert_eq!(answer.next().await.unwrap().unwrap(), "quick");
+        assert!(answer.next().await.unwrap().is_none());
+    });
+    futures_util::future::join_all(asked).await;
+    // The accept loop and one connection.
+    assert_eq!(other.tracker.len(), 2);
+    bench.ends().await;
+}
+
+#[tokio::test]
+async fn nobody_listens() {
+    let bench = bench();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
+    drop(listener);
+    let asked = bench.get(&address, "/quick").await;
+    assert_eq!(asked.err(), Some(NotSent::Refused));
+    bench.ends().await;
+}
+
+#[tokio::test]
+async fn what_a_draining_replica_never_took_may_be_sent_again() {
+    let (bench, other) = (bench(), other(Duration::from_secs(3)).await);
+    let waiting = bench.get(&other.address, "/never");
+    tokio::pin!(waiting);
+    let early = timeout(Duration::from_millis(200), &mut waiting).await;
+    assert!(early.is_err());
+    other.stop.cancel();
+    // Sent before or after its farewell arrives, and nobody listens behind it.
+    for _ in 0..50 {
+        let asked = bench.get(&other.address, "/quick").await;
+        let why = asked.err();
+        assert!(
+            matches!(why, None | Some(NotSent::NotTaken | NotSent::Refused)),
+            "{why:?}"
+        );
+    }
+    // It was taken, and then its time was over.
+    assert_eq!(waiting.await.err(), Some(NotSent::Broken));
+    bench.ends().await;
+}
+
+#[tokio::test]
+async fn a_frozen_replica_is_noticed() {
+    let bench = bench();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
+    let began = Instant::now();
+    let asked = bench.get(&address, "/quick").await;
+    assert_eq!(asked.err(), Some(NotSent::Broken));
+    let took = began.elapsed();
+    assert!(
+        took > Duration::from_secs(3) && took < Duration::from_secs(6),
+        "{took:?}"
+    );
+    bench.ends().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_is_no_end() {
+    let (bench, other) = (bench(), other(Duration::ZERO).await);
+    let mut answer = bench
+        .get(&other.address, "/endless")
+        .await
+        .unwrap()
+        .into_body();
+    assert!(answer.next().await.unwrap().is_some());
+    other.stop.cancel();
+    let broke = async { while answer.next().await.is_ok_and(|data| data.is_some()) {} };
+    timeout(Duration::from_secs(5), broke)
+        .await
+        .expect("it breaks");
+    assert!(answer.next().await.is_err());
+    bench.ends().await;
+}
+
+#[tokio::test]
+async fn a_slow_reader_stops_nobody_else() {
+    let (bench, other) = (bench(), other(Duration::ZERO).await);
+    let mut slow = Vec::new();
+    for _ in 0..500 {
+        slow.push(bench.get(&other.address, "/endless").await.unwrap());
+    }
+    let began = Instant::now();
+    for _ in 0..20 {
+        let mut answer = bench
+            .get(&other.address, "/quick")
+            .await
+            .unwrap()
+            .into_body();
+        assert!(answer.next().await.unwrap().is_some());
+    }
+    assert!(began.elapsed() < Duration::from_secs(5));
+    drop(slow);
+    let mut answer = bench
+        .get(&other.address, "/quick")
+        .await
+        .unwrap()
+        .into_body();
+    assert!(answer.next().await.unwrap().is_some());
+    bench.ends().await;
+}
+
+#[tokio::test]
+async fn what_is_too_much_is_refused_at_once() {
+    let (bench, other) = (bench(), other(Duration::ZERO).await);
+    // Full of requests that are never answered: one poll of each sends it.
+    let all: Vec<_> = (0..PLACES)
+        .map(|_| Box::pin(bench.get(&other.address, "/never")))
+        .collect();
+    let all = futures_util::future::join_all(all);
+    tokio::pin!(all);
+    assert!(timeout(Duration::from_secs(2), &mut all).await.is_err());
+    let asked = bench.get(&other.address, "/quick").await;
+    assert_eq!(asked.err(), Some(NotSent::Full));
+    bench.ends().await;
+}
+
+/// Who reads nothing of a connection that nobody uses must not keep it either.
+#[tokio::test]
+async fn a_connection_ends_with_the_gateway() {
+    let bench = bench();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
+    let asked = bench.get(&address, "/quick");
+    tokio::pin!(asked);
+    assert!(
+        timeout(Duration::from_millis(100), &mut asked)
+            .await
+            .is_err()
+    );
+    let (mut stream, _) = listener.accept().await.unwrap();
+    bench.stop.cancel();
+    assert!(asked.await.is_err());
+    let mut all = Vec::new();
+    let read = timeout(Duration::from_secs(2), stream.read_to_end(&mut all)).await;
+    let _ = read.expect("the connection is closed");
+    bench.ends().await;
+}

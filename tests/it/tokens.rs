@@ -42,6 +42,7 @@ pub(crate) fn bearer(token: &str) -> reqwest::Client {
 fn client_with(headers: HeaderMap) -> reqwest::Client {
     reqwest::Client::builder()
         .no_proxy()
+        .tls_certs_only([])
         .redirect(reqwest::redirect::Policy::none())
         .retry(reqwest::retry::never())
         .default_headers(headers)

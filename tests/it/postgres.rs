@@ -45,7 +45,7 @@ impl Postgres {
         let mode = std::fs::Permissions::from_mode(0o755);
         let dir = tempfile::Builder::new()
             .permissions(mode)
-            .tempdir()
+            .tempdir_in(quick_place())
             .unwrap();
         let made = Self {
             programs: programs(),
@@ -62,7 +62,7 @@ impl Postgres {
         let done = made
             .command("initdb")
             .args(["-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8"])
-            .arg("--no-locale")
+            .args(["--no-locale", "--wal-segsize=1"])
             .arg("-D")
             .arg(&data)
             .output()
@@ -168,6 +168,19 @@ impl Drop for Postgres {
     fn drop(&mut self) {
         // Immediate shutdown: nobody reads its data any more.
         self.end(rustix::process::Signal::QUIT);
+    }
+}
+
+/// Where its files are best kept: in memory, if there is room for many, where to make them takes a
+/// third of the processor time.
+fn quick_place() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    let room = rustix::fs::statvfs(memory).map_or(0, |found| found.f_bavail * found.f_frsize);
+    let is_writable = rustix::fs::access(memory, rustix::fs::Access::WRITE_OK).is_ok();
+    if is_writable && room > 4 << 30 {
+        memory.to_owned()
+    } else {
+        std::env::temp_dir()
     }
 }
 

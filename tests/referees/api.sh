@@ -53,7 +53,7 @@ done
 # One worker: Python 3.11 parses its own source for hypothesis, and two threads of it may fail at that.
 rc=0
 ask() {
-  timeout --kill-after=5 "${REFEREE_API_LIMIT:-60}" \
+  timeout --kill-after=5 "${REFEREE_API_LIMIT:-240}" \
     "$(dirname "$python")/schemathesis" --config-file "$1" run "$url/api/openapi.json" --url "$url" \
     --header "Authorization: Bearer $LOCKGATE_KEY" --no-color --warnings off \
     --phases examples,coverage,fuzzing --mode all --max-examples 20 --workers 1 \

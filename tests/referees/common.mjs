@@ -88,7 +88,7 @@ export const BACKENDS = {
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Waits for a condition; says what it waited for when it does not come. */
-export async function until(what, condition, ms = 5000) {
+export async function until(what, condition, ms = 20_000) {
   const end = Date.now() + ms;
   while (!(await condition())) {
     if (Date.now() > end) throw new Error(`waited ${ms} ms in vain: ${what}`);

@@ -89,7 +89,7 @@ def main(story):
         sys.exit(1)
 
 
-async def until(what, condition, seconds=5.0):
+async def until(what, condition, seconds=20.0):
     try:
         with anyio.fail_after(seconds):
             while not condition():

@@ -17,7 +17,7 @@ limit=${REFEREE_LIMIT:-180}
 jobs=${REFEREE_JOBS:-3}
 work=$(mktemp -d)
 started=()
-pending=()
+declare -A pending=()
 passed=0
 failed=0
 # browser.mjs names `node`: the one that came with npm ci.
@@ -27,7 +27,7 @@ finish() {
   local pid
   # The provider ends with its standard input.
   if [ -n "$people_stdin" ]; then exec {people_stdin}>&-; fi
-  for pid in "${started[@]}" "${pending[@]##*:}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  for pid in "${started[@]}" "${!pending[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
   for pid in "${started[@]}"; do
     for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
     kill -KILL "$pid" 2>/dev/null || true
@@ -109,6 +109,7 @@ check() {
   local name=$1
   shift
   [[ $name =~ $pattern ]] || return 0
+  while [ "${#pending[@]}" -ge "$jobs" ]; do collect; done
   (
     began=$SECONDS
     rc=0
@@ -118,15 +119,15 @@ check() {
     wait "$!" || rc=$?
     echo "$rc $((SECONDS - began))" >"$work/$name.rc"
   ) &
-  pending+=("$name:$!")
-  if [ "${#pending[@]}" -ge "$jobs" ]; then collect; fi
+  pending[$!]=$name
 }
 
-# Waits for the oldest check under way and says how it went.
+# Waits for a check that ends, and says how it went.
 collect() {
-  local name=${pending[0]%%:*} pid=${pending[0]##*:} rc seconds
-  pending=("${pending[@]:1}")
-  wait "$pid" || true
+  local pid name rc seconds
+  wait -n -p pid "${!pending[@]}" || true
+  name=${pending[$pid]}
+  unset "pending[$pid]"
   read -r rc seconds <"$work/$name.rc" || rc=none
   if [ "$rc" = 0 ]; then
     passed=$((passed + 1))

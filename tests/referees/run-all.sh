@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# All external referees against one gateway binary: run-all.sh LOCKGATE_BINARY [NAME_PATTERN]
-# Starts `lockgate run` per backend, runs each script with a time limit, two at a time, and ends
-# only what it started. One line per script; the last line is "N passed, N failed".
+# The external referees of the protocol against one gateway binary: run-all.sh LOCKGATE_BINARY
+# [NAME_PATTERN]. Starts `lockgate run` per backend, runs each script with a time limit, REFEREE_JOBS
+# (3) at a time, and ends only what it started. One line per script; the last line is
+# "N passed, N failed". packages.py is not among them: it measures, and wants the machine for itself.
 # REFEREE_PYTHON: the Python with requirements.txt (default: python3).
 set -euo pipefail
 
@@ -12,14 +13,16 @@ node="$here/node_modules/.bin/node"
 python=${REFEREE_PYTHON:-python3}
 everything="$here/node_modules/@modelcontextprotocol/server-everything/dist/index.js"
 limit=${REFEREE_LIMIT:-90}
+jobs=${REFEREE_JOBS:-3}
 work=$(mktemp -d)
 gateways=()
+declare -A pending=()
 passed=0
 failed=0
 
 finish() {
   local pid
-  for pid in "${gateways[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  for pid in "${gateways[@]}" "${!pending[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
   for pid in "${gateways[@]}"; do
     # A gateway that does not stop within its drain time is ended the hard way.
     for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
@@ -50,29 +53,33 @@ start() {
 }
 
 # check NAME COMMAND…: runs in the background, its outcome in $work/NAME.rc (slashes as dashes)
-pending=()
 check() {
   local name=$1
   shift
   [[ $name =~ $pattern ]] || return 0
+  while [ "${#pending[@]}" -ge "$jobs" ]; do collect; done
   (
+    began=$SECONDS
     rc=0
-    timeout --kill-after=5 "$limit" "$@" >"$work/${name//\//-}.log" 2>&1 </dev/null || rc=$?
-    echo "$rc" >"$work/${name//\//-}.rc"
+    timeout --kill-after=5 "$limit" "$@" >"$work/${name//\//-}.log" 2>&1 </dev/null &
+    # Whoever ends this one ends the check with it.
+    trap 'kill "$!" 2>/dev/null' TERM
+    wait "$!" || rc=$?
+    echo "$rc $((SECONDS - began))" >"$work/${name//\//-}.rc"
   ) &
-  pending+=("$name:$!")
-  if [ "${#pending[@]}" -ge 2 ]; then collect; fi
+  pending[$!]=$name
 }
 
-# Waits for the oldest check under way and says how it went.
+# Waits for a check that ends, and says how it went.
 collect() {
-  local name=${pending[0]%%:*} pid=${pending[0]##*:} rc
-  pending=("${pending[@]:1}")
-  wait "$pid" || true
-  rc=$(cat "$work/${name//\//-}.rc" 2>/dev/null || echo none)
+  local pid name rc seconds
+  wait -n -p pid "${!pending[@]}" || true
+  name=${pending[$pid]}
+  unset "pending[$pid]"
+  read -r rc seconds <"$work/${name//\//-}.rc" || rc=none
   if [ "$rc" = 0 ]; then
     passed=$((passed + 1))
-    echo "ok $name"
+    echo "ok $name ($seconds s)"
   else
     failed=$((failed + 1))
     echo "FAILED $name (exit $rc)"
@@ -86,7 +93,6 @@ drain() { while [ "${#pending[@]}" -gt 0 ]; do collect; done; }
 clients() {
   local backend=$1 sse=${url%/mcp}/sse
   [ -n "$url" ] || return 0
-  cd "$here"
   check "$backend/ts-quiet" "$node" ts-quiet.mjs "$url" --backend "$backend"
   check "$backend/ts-streamable" "$node" ts-streamable.mjs "$url" --backend "$backend"
   check "$backend/ts-sse" "$node" ts-sse.mjs "$sse" --backend "$backend"
@@ -95,9 +101,9 @@ clients() {
   check "$backend/py_streamable" "$python" py_streamable.py "$url" --backend "$backend"
   check "$backend/py_sse" "$python" py_sse.py "$sse" --backend "$backend"
   check "$backend/py_quiet" "$python" py_quiet.py "$url" --backend "$backend"
-  drain
 }
 
+cd "$here"
 fixture="$here/../fixtures/conformance/server.mjs"
 # Absolute commands: a child's environment is not ours. The Node 22 that came with npm ci.
 node_real=$(realpath "$node")
@@ -105,11 +111,18 @@ python_real=$(command -v "$python")
 
 start fixture -- "$node_real" "$(realpath "$fixture")"
 fixture_url=$url
+start polling --set server.reply.close_after=300ms -- "$node_real" "$(realpath "$fixture")"
+# The long one first.
+if [ -n "$url" ] && [ -n "$fixture_url" ]; then
+  limit=400 check conformance "$here/conformance.sh" "$fixture_url" "$url"
+fi
+url=$fixture_url
 clients fixture
 start everything -- "$node_real" "$everything" stdio
 clients everything
 start python -- "$python_real" "$(realpath "$here/../fixtures/python/server.py")"
 clients python
+drain
 
 # One session at a time: what is killed is the only child with the marker.
 export MARKER="$$-$RANDOM"
@@ -120,18 +133,6 @@ if [ -n "$url" ]; then
   check restore/py_restore "$python" py_restore.py "$url" --backend fixture
   drain
 fi
-
-start polling --set server.reply.close_after=300ms -- "$node_real" "$(realpath "$fixture")"
-if [ -n "$url" ] && [ -n "$fixture_url" ]; then
-  limit=400
-  check conformance "$here/conformance.sh" "$fixture_url" "$url"
-  drain
-fi
-
-# Real packages from the registries that npm and uv are set to.
-limit=600
-check packages "$python" "$here/packages.py" "$binary"
-drain
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -259,9 +259,9 @@ impl Errand {
         }
         if !mcp::accepts(&self.parcel.headers).json {
             let mut events = BytesMut::new();
-            lines
-                .iter()
-                .for_each(|line| push_message(&mut events, "", line));
+            for line in &lines {
+                push_message(&mut events, "", line);
+            }
             return stream::event_stream(Body::from(events.freeze()));
         }
         let is_batch = self.parcel.body.trim_ascii_start().starts_with(b"[");

@@ -150,7 +150,7 @@ impl Writing {
             epoch: self.epoch,
         };
         match what {
-            What::Open(_, calls) => self.log.open(&at, calls.clone()),
+            What::Open(last, calls) => self.log.open(&at, *last, calls.clone()),
             What::Event(number, event, calls) => {
                 self.log.append(&at, *number, event.clone(), calls.clone())
             }

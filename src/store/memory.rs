@@ -258,9 +258,13 @@ impl Stream {
 }
 
 impl EventLog for MemoryLog {
-    fn open(&self, at: &Spot, calls: Bytes) -> Later<'static, Result<(), StoreError>> {
+    fn open(&self, at: &Spot, last: u64, calls: Bytes) -> Later<'static, Result<(), StoreError>> {
         self.write(at, |session| {
-            session.open(at.stream)?.calls = calls;
+            let stream = session.open(at.stream)?;
+            if stream.last() == 0 {
+                stream.trimmed = last;
+            }
+            stream.calls = calls;
             Ok(())
         })
     }

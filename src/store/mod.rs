@@ -135,8 +135,9 @@ pub(crate) struct Streams {
 /// 7. `forget` leaves nothing of a session; `release` leaves nothing of it in this process that
 ///    another replica could not read.
 pub(crate) trait EventLog: Send + Sync {
-    /// Makes a stream known before anybody is told of it; `calls` is for the next owner.
-    fn open(&self, at: &Spot, calls: Bytes) -> Later<'static, Result<(), StoreError>>;
+    /// Makes a stream known before anybody is told of it, or what of it changed; `calls` is for the
+    /// next owner. One that the log does not know goes on behind event `last`.
+    fn open(&self, at: &Spot, last: u64, calls: Bytes) -> Later<'static, Result<(), StoreError>>;
 
     /// Keeps one event under its number; `calls` replaces what was said of them.
     fn append(

@@ -125,7 +125,7 @@ impl World<'_> {
         let owner = &mut self.owners[at];
         let hold = owner.hold.unwrap();
         let spot = owner.side.spot(&self.id.0, 0, hold.fence);
-        match owner.side.log.open(&spot, Bytes::new()).await {
+        match owner.side.log.open(&spot, 0, Bytes::new()).await {
             Ok(()) => {
                 assert!(hold.fence >= self.written, "a write of an old owner");
                 self.written = hold.fence;

@@ -40,7 +40,7 @@ pub(super) struct Write {
 /// What is written.
 pub(super) enum What {
     /// A stream begins, with its calls.
-    Open(Bytes),
+    Open(u64, Bytes),
     /// An event; none is too large to be kept.
     Append {
         number: u64,
@@ -229,8 +229,8 @@ impl Appender {
         for write in part.writes.iter().map(|at| &batch[*at]) {
             let stream = write.at.stream;
             match &write.what {
-                What::Open(calls) => {
-                    call = call.arg("o").arg(stream).arg(&calls[..]);
+                What::Open(last, calls) => {
+                    call = call.arg("o").arg(stream).arg(*last).arg(&calls[..]);
                 }
                 What::Append {
                     number,
@@ -272,7 +272,7 @@ impl Appender {
                 (_, Value::Int(_)) => Err(StoreError::Fenced),
                 _ => match results.next() {
                     Some(Value::Int(last @ 0..)) => {
-                        let is_new = *last == 0 && matches!(write.what, What::Open(_));
+                        let is_new = *last == 0 && matches!(write.what, What::Open(..));
                         // Nobody waits any more: the session may have been released.
                         if is_new && !write.done.is_closed() {
                             self.cache.open(&write.at);

@@ -77,8 +77,8 @@ fn outcome(
 }
 
 impl EventLog for RedisLog {
-    fn open(&self, at: &Spot, calls: Bytes) -> Later<'static, Result<(), StoreError>> {
-        outcome(self.write(at, What::Open(calls)))
+    fn open(&self, at: &Spot, last: u64, calls: Bytes) -> Later<'static, Result<(), StoreError>> {
+        outcome(self.write(at, What::Open(last, calls)))
     }
 
     fn append(

@@ -281,7 +281,7 @@ async fn a_new_owner_finds_what_is_open(side: &Side) {
     let calls = |text: &'static str| Bytes::from_static(text.as_bytes());
     for stream in [1, 2, 3] {
         let at = side.spot("open", stream, 1);
-        assert_eq!(side.log.open(&at, calls("two")).await, Ok(()));
+        assert_eq!(side.log.open(&at, 0, calls("two")).await, Ok(()));
     }
     assert_eq!(
         side.read("open", 2, 0).await,
@@ -313,7 +313,7 @@ async fn writes_keep_their_order_unpolled(side: &Side) {
     let mut kept = Vec::new();
     for stream in [1, 2] {
         let at = side.spot("order", stream, 1);
-        kept.push(side.log.open(&at, Bytes::new()));
+        kept.push(side.log.open(&at, 0, Bytes::new()));
         for number in 1..=3 {
             kept.push(side.log.append(&at, number, event(number), None));
         }
@@ -438,7 +438,7 @@ async fn another_replica_reads_what_is_kept() {
         );
         one.add("s", 1).await.unwrap();
         one.log
-            .open(&one.spot("s", 0, 1), Bytes::new())
+            .open(&one.spot("s", 0, 1), 0, Bytes::new())
             .await
             .unwrap();
         assert_eq!(two.read("s", 0, 0).await, Ok((vec![], false)));

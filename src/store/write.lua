@@ -2,7 +2,7 @@
 -- KEYS: session, epoch.
 -- ARGV: epoch, fence, what is kept of a stream: ms, events, bytes; how many ended streams; ms of
 -- margin; then the writes:
---   'o' stream calls              a stream begins
+--   'o' stream number calls       a stream begins, behind that event; or its calls changed
 --   'c' stream calls              what its next owner needs to know changed; no result
 --   'a' stream number cut event   an event; what stands before number `cut` goes (0: nothing)
 --   'm' stream number cut         the mark of an event that is too large to be kept
@@ -33,15 +33,15 @@ local function stream_of(id)
 end
 
 -- False for a stream that has ended; one that nobody knows begins.
-local function open(id, stream, calls)
+local function open(id, stream, calls, last)
   if stream.is_open then
     if calls then redis.call('HSET', session, 'o:' .. id, calls) end
     return true
   end
   if stream.last then return false end
-  stream.is_open, stream.last = true, 0
+  stream.is_open, stream.last = true, tonumber(last) or 0
   redis.call('UNLINK', stream.key)
-  redis.call('HSET', session, 'n:' .. id, 0, 'o:' .. id, calls or '')
+  redis.call('HSET', session, 'n:' .. id, last or 0, 'o:' .. id, calls or '')
   if tonumber(id) > highest then
     highest = tonumber(id)
     redis.call('HSET', session, 'h', id)
@@ -127,8 +127,8 @@ while ARGV[at] do
     at = at + 3
   elseif kind == 'o' then
     local stream = stream_of(id)
-    done = open(id, stream, ARGV[at + 2]) and stream.last or -1
-    at = at + 3
+    done = open(id, stream, ARGV[at + 3], ARGV[at + 2]) and stream.last or -1
+    at = at + 4
   elseif kind == 'e' then
     done = finish(id, tonumber(ARGV[at + 2]))
     at = at + 3

@@ -16,10 +16,11 @@ pub(crate) mod memory_limiter;
 #[cfg(test)]
 mod model_tests;
 pub(crate) mod redis;
-pub(crate) mod redis_appender;
+mod redis_appender;
 mod redis_cache;
 pub(crate) mod redis_directory;
 pub(crate) mod redis_limiter;
+mod redis_link;
 pub(crate) mod redis_log;
 #[cfg(test)]
 mod redis_tests;

@@ -42,6 +42,7 @@ mod policy;
 mod postgres;
 mod prepare;
 mod quotas;
+#[expect(dead_code, reason = "the tests of the library use the rest of it")]
 mod redis;
 mod replicas;
 mod sandbox;

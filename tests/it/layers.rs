@@ -198,7 +198,8 @@ const PLACES: &[(&str, &[&str])] = &[
         ],
     ),
     ("sqlx", &["control/sql.rs"]),
-    ("redis::", &["store/redis"]),
+    // Two name the module of that name.
+    ("redis::", &["hub/stores.rs", "run.rs", "store/redis"]),
     ("notify::", &["control/keeper.rs"]),
     (
         "ipnet::",

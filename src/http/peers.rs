@@ -92,10 +92,9 @@ impl Answer {
                         return Ok(Some(data));
                     }
                 }
-                Some(Err(_)) => return Err(Cut),
                 // hyper takes a reset without an error for the end; only one that was said is one.
                 None if self.body.is_end_stream() => return Ok(None),
-                None => return Err(Cut),
+                None | Some(Err(_)) => return Err(Cut),
             }
         }
     }

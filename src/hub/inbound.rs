@@ -34,7 +34,7 @@ use crate::{
 const MAX_QUEUED: usize = 8 * 1024 * 1024;
 
 impl Session {
-    pub(super) async fn deliver(&mut self, delivery: Delivery) {
+    pub(super) fn deliver(&mut self, delivery: Delivery) {
         let Delivery {
             body,
             form,
@@ -48,7 +48,7 @@ impl Session {
         let message = match body {
             Body::One(message) => message,
             Body::Batch(items) => {
-                return Box::pin(self.batch(items, (form, calls), reply, begun)).await;
+                return self.batch(items, (form, calls), reply, begun);
             }
         };
         match (message.kind(), message.method()) {
@@ -57,10 +57,10 @@ impl Session {
             }
             (Kind::Request, _) => {
                 let seats = calls.next().unwrap_or_default();
-                self.request(message, (form, seats), reply, begun).await;
+                self.request(message, (form, seats), reply, begun);
             }
             _ => {
-                let taken = self.one_way(&message).await;
+                let taken = self.one_way(&message);
                 let _ = reply.send(taken.map_or_else(Answer::Refused, |()| Answer::Accepted));
             }
         }
@@ -92,7 +92,7 @@ impl Session {
     }
 
     /// Takes one request: its response has a stream of its own, or the listener.
-    async fn request(
+    fn request(
         &mut self,
         message: Message,
         (form, seats): (Form, Seats),
@@ -103,10 +103,10 @@ impl Session {
             let _ = reply.send(Answer::Refused(error));
             return;
         }
-        let Some(stream) = self.begin(1, form, false, reply, begun).await else {
+        let Some(stream) = self.begin(1, form, false, reply, begun) else {
             return;
         };
-        self.send(&message, stream, (form, seats)).await;
+        self.send(&message, stream, (form, seats));
     }
 
     fn check_room(&self, method: Method) -> Result<(), Error> {
@@ -134,7 +134,7 @@ impl Session {
     }
 
     /// Begins the response to `calls` requests; nothing if it was refused.
-    async fn begin(
+    fn begin(
         &mut self,
         calls: usize,
         form: Form,
@@ -165,14 +165,14 @@ impl Session {
     }
 
     /// Passes a request on to the child, unless it is answered here.
-    async fn send(&mut self, message: &Message, stream: StreamId, (form, seats): (Form, Seats)) {
+    fn send(&mut self, message: &Message, stream: StreamId, (form, seats): (Form, Seats)) {
         if let Some(line) = self.answered_here(message) {
             let finished = self.streams.finish_call(stream, Some(line));
             return self.stored(finished);
         }
         let Ok(unsealed) = self.unsealed(message) else {
             let id = message.id().unwrap_or_default();
-            return self.refuse(id, stream, "Invalid cursor").await;
+            return self.refuse(id, stream, "Invalid cursor");
         };
         let message = unsealed.as_ref().unwrap_or(message);
         self.get_backend();
@@ -216,12 +216,12 @@ impl Session {
         self.link.set_calls(self.calls.count());
         self.wake_by(clock.deadline());
         if let Some(subscription) = subscription {
-            Box::pin(self.subscribe(subscription)).await;
+            self.subscribe(subscription);
         }
     }
 
     /// Answers a request with −32602.
-    async fn refuse(&mut self, id: &[u8], stream: StreamId, why: &str) {
+    fn refuse(&mut self, id: &[u8], stream: StreamId, why: &str) {
         let mut line = BytesMut::new();
         push_error(id, -32602, why, None, &mut line);
         let finished = self.streams.finish_call(stream, Some(line.freeze()));
@@ -304,7 +304,7 @@ impl Session {
     }
 
     /// Takes a notification or a response.
-    async fn one_way(&mut self, message: &Message) -> Result<(), Error> {
+    fn one_way(&mut self, message: &Message) -> Result<(), Error> {
         if !matches!(self.phase, Phase::Ready(_)) {
             return Err(Error::Invalid("initialize comes first"));
         }
@@ -355,23 +355,28 @@ impl Session {
                 .metrics
                 .message_dropped(telemetry::Dropped::Unknown),
             Noted::Cancelled(call) => {
-                let Some(call) = self.calls.end(call) else {
-                    return Ok(());
-                };
-                self.link.set_calls(self.calls.count());
-                self.call_ended(&call, telemetry::Outcome::Cancelled);
                 let id = message.request_id().map(|span| span.of(message.bytes()));
-                let forgotten = self.streams.forgets(call.stream, id.unwrap_or_default());
-                self.stored(forgotten);
-                let finished = self.streams.finish_call(call.stream, None);
-                self.stored(finished);
+                self.cancelled(call, id.unwrap_or_default());
             }
         }
         Ok(())
     }
 
+    /// The client wants no answer to a call, which it knows by a raw id.
+    fn cancelled(&mut self, call: CallId, id: &[u8]) {
+        let Some(call) = self.calls.end(call) else {
+            return;
+        };
+        self.link.set_calls(self.calls.count());
+        self.call_ended(&call, telemetry::Outcome::Cancelled);
+        let forgotten = self.streams.forgets(call.stream, id);
+        self.stored(forgotten);
+        let finished = self.streams.finish_call(call.stream, None);
+        self.stored(finished);
+    }
+
     /// Takes an array (2025-03-26 basic, "Batching"), all of it or nothing.
-    async fn batch(
+    fn batch(
         &mut self,
         items: Vec<Result<Message, Refusal>>,
         (form, mut calls): (Form, std::vec::IntoIter<Seats>),
@@ -393,7 +398,7 @@ impl Session {
             let _ = reply.send(Answer::Accepted);
             LISTENER
         } else {
-            let Some(stream) = self.begin(requests, form, true, reply, begun).await else {
+            let Some(stream) = self.begin(requests, form, true, reply, begun) else {
                 return;
             };
             stream
@@ -401,14 +406,14 @@ impl Session {
         for message in &messages {
             match message.kind() {
                 Kind::Request if message.method() == Method::Ping => {
-                    self.send(message, stream, (form, Seats::new())).await;
+                    self.send(message, stream, (form, Seats::new()));
                 }
                 Kind::Request => {
                     let seats = calls.next().unwrap_or_default();
-                    self.send(message, stream, (form, seats)).await;
+                    self.send(message, stream, (form, seats));
                 }
                 // Checked before: what can fail here is only a child that does not read.
-                _ => _ = self.one_way(message).await,
+                _ => _ = self.one_way(message),
             }
         }
     }

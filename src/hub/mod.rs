@@ -38,10 +38,12 @@ use crate::{
 };
 
 mod answer;
+mod attaching;
 mod audited;
 mod calls;
 mod changes;
 mod clock;
+mod ending;
 mod fault;
 mod inbound;
 pub(crate) mod limits;

@@ -46,14 +46,14 @@ impl Session {
             Heard::Happened(happened) => self.happened(happened).await,
             Heard::Shared(shared::Heard::Message(message)) => self.message_of(&message).await,
             Heard::Shared(shared::Heard::Garbage(call)) => {
-                self.fail_call(call, Fault::INVALID).await;
+                self.fail_call(call, Fault::INVALID);
             }
             Heard::Shared(shared::Heard::Closing) => {
                 self.kept.is_leaving = true;
                 self.leave_closing();
             }
             Heard::Shared(shared::Heard::Ended(loss)) => {
-                Box::pin(self.shared_ended(loss)).await;
+                self.shared_ended(loss);
             }
             Heard::Got(got) => Box::pin(self.got(got)).await,
         }
@@ -69,9 +69,9 @@ impl Session {
                     "a line above limits.line: the child is ended"
                 );
                 self.core.metrics.message_dropped(Dropped::TooLarge);
-                Box::pin(self.lose(Fault::TOO_LONG)).await;
+                self.lose(Fault::TOO_LONG);
             }
-            Happened::Closed => Box::pin(self.lose(Fault::EXITED)).await,
+            Happened::Closed => self.lose(Fault::EXITED),
             Happened::Exited(exit) => {
                 tracing::warn!(
                     server.name = self.server.name, session.id = self.id.short(),
@@ -79,7 +79,7 @@ impl Session {
                     stderr = %String::from_utf8_lossy(tail(&exit.stderr_tail)).escape_debug(),
                     "the child ended by itself"
                 );
-                Box::pin(self.lose(Fault::EXITED)).await;
+                self.lose(Fault::EXITED);
             }
         }
     }
@@ -269,8 +269,8 @@ impl Session {
             return;
         };
         match self.link.state {
-            State::Starting { hello, .. } if hello == call => self.lose(Fault::INVALID).await,
-            _ => self.fail_call(call, Fault::INVALID).await,
+            State::Starting { hello, .. } if hello == call => self.lose(Fault::INVALID),
+            _ => self.fail_call(call, Fault::INVALID),
         }
     }
 
@@ -292,7 +292,7 @@ impl Session {
     }
 
     /// Does what is due, and sets the time of the next look.
-    pub(super) async fn tick(&mut self) {
+    pub(super) fn tick(&mut self) {
         let now = Instant::now();
         if self.choked.is_some_and(|until| until <= now) {
             self.streams.give_up();
@@ -307,26 +307,26 @@ impl Session {
                 session.id = self.id.short(),
                 "the child does not answer a ping: it is ended"
             );
-            self.lose(Fault::EXITED).await;
+            self.lose(Fault::EXITED);
             return;
         }
         if let State::Starting { until, .. } = self.link.state
             && until <= now
         {
-            self.lose(Fault::TIMEOUT).await;
+            self.lose(Fault::TIMEOUT);
             return;
         }
         if !self.link.is_up() {
             // The time of a call is the child's, and there is none yet.
             self.calls.restart(now);
         }
-        let rest = self.rest(now).await;
+        let rest = self.rest(now);
         let (overdue, next) = {
             let Self { calls, streams, .. } = self;
             calls.overdue(now, |stream, number| streams.is_written(stream, number))
         };
         for due in overdue {
-            self.overdue(due, now).await;
+            self.overdue(due, now);
         }
         let keep = self.keep_record(now);
         let (end, why) = self.end_of_life(now);
@@ -342,7 +342,7 @@ impl Session {
         self.wake = others.into_iter().flatten().fold(end, Instant::min);
     }
 
-    async fn overdue(&mut self, due: Overdue, now: Instant) {
+    fn overdue(&mut self, due: Overdue, now: Instant) {
         match due {
             Overdue::Ask(ask) => {
                 let text = "the client did not answer in time";
@@ -359,7 +359,7 @@ impl Session {
                     self.probe.get_or_insert(now + PROBE);
                 }
                 self.link.try_flush();
-                self.fail_call(call, Fault::TIMEOUT).await;
+                self.fail_call(call, Fault::TIMEOUT);
             }
         }
     }

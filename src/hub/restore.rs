@@ -81,7 +81,7 @@ impl Subscription {
 
 impl Session {
     /// Passes a subscription on to the shared child, or keeps it until there is one.
-    pub(super) async fn subscribe(&mut self, subscription: Subscription) {
+    pub(super) fn subscribe(&mut self, subscription: Subscription) {
         let call = subscription.call;
         let is_taken = if let State::Shared(member) = &mut self.link.state {
             subscription.send(member)
@@ -90,7 +90,7 @@ impl Session {
             true
         };
         if !is_taken {
-            self.fail_call(call, Fault::of(&Refused::Busy)).await;
+            self.fail_call(call, Fault::of(&Refused::Busy));
         }
     }
 
@@ -120,7 +120,7 @@ impl Session {
     }
 
     /// The session goes on with another backend.
-    pub(super) async fn resume(&mut self) {
+    pub(super) fn resume(&mut self) {
         tracing::info!(
             tenant.id = self.tenant.name,
             server.name = self.server.name,
@@ -132,7 +132,7 @@ impl Session {
         self.link.set_calls(self.calls.count());
         if std::mem::take(&mut self.kept.is_stale) {
             for line in hello::list_changed(&self.kept.capabilities) {
-                self.message(line).await;
+                self.message(line);
             }
         }
     }
@@ -155,7 +155,7 @@ impl Session {
     }
 
     /// Puts a message on the listener.
-    pub(super) async fn message(&mut self, line: Bytes) {
+    pub(super) fn message(&mut self, line: Bytes) {
         let written = self.streams.message(LISTENER, line).map(drop);
         self.stored(written);
     }
@@ -170,7 +170,7 @@ impl Session {
     }
 
     /// The backend is lost with what it was doing.
-    pub(super) async fn lose(&mut self, fault: Fault) {
+    pub(super) fn lose(&mut self, fault: Fault) {
         let is_crash = self.link.is_up();
         if let Some(mut own) = self.unlink() {
             if is_crash || !own.place.is_starting() {
@@ -188,9 +188,9 @@ impl Session {
         if let Phase::Starting { id, .. } = &self.phase {
             let line = fault.of_start().line(id);
             self.over = Some(Over::Failed);
-            return self.answer_start(Answer::Failed(line)).await;
+            return self.answer_start(Answer::Failed(line));
         }
-        self.lost(fault).await;
+        self.lost(fault);
         if is_crash && self.over.is_none() && self.is_awaited() {
             self.get_backend();
         }
@@ -213,10 +213,10 @@ impl Session {
     }
 
     /// What a lost backend had of the session ends; the session goes on, if it may.
-    async fn lost(&mut self, fault: Fault) {
+    fn lost(&mut self, fault: Fault) {
         self.kept.is_stale = true;
-        self.end_asks().await;
-        self.fail_calls(fault).await;
+        self.end_asks();
+        self.fail_calls(fault);
         self.dialect.forget();
         self.calls.forget_tasks();
         if self.server.supervision.on_loss == OnLoss::End {
@@ -232,7 +232,7 @@ impl Session {
     }
 
     /// Tells the client that what it was asked is not wanted any more.
-    pub(super) async fn end_asks(&mut self) {
+    pub(super) fn end_asks(&mut self) {
         for (ask, stream) in self.calls.drop_asks(Instant::now()) {
             let mut line = BytesMut::new();
             push_cancelled(ask, "the backend ended", &mut line);
@@ -242,27 +242,27 @@ impl Session {
     }
 
     /// A shared child ended.
-    pub(super) async fn shared_ended(&mut self, loss: Loss) {
+    pub(super) fn shared_ended(&mut self, loss: Loss) {
         self.unlink();
         match loss {
             Loss::Idle if self.calls.is_empty() => {}
             Loss::Idle | Loss::Crash => {
-                self.lost(Fault::EXITED).await;
+                self.lost(Fault::EXITED);
                 if self.over.is_none() && self.is_awaited() {
                     self.get_backend();
                 }
             }
-            Loss::TooLong => self.lost(Fault::TOO_LONG).await,
+            Loss::TooLong => self.lost(Fault::TOO_LONG),
             Loss::Restart => {
-                self.lost_by_order().await;
+                self.lost_by_order();
             }
         }
     }
 
-    async fn lost_by_order(&mut self) {
+    fn lost_by_order(&mut self) {
         self.kept.is_stale = true;
-        self.end_asks().await;
-        self.fail_calls(Fault::EXITED).await;
+        self.end_asks();
+        self.fail_calls(Fault::EXITED);
         self.dialect.forget();
         if self.is_awaited() {
             self.get_backend();
@@ -271,11 +271,11 @@ impl Session {
 
     /// Ends a child that has nothing to do, or that an operator wants to be replaced. Returns
     /// when it has to be looked at again.
-    pub(super) async fn rest(&mut self, now: Instant) -> Option<Instant> {
+    pub(super) fn rest(&mut self, now: Instant) -> Option<Instant> {
         let has_ended = matches!(self.phase, Phase::Ready(_)) && !self.calls.is_in_use();
         match self.link.restart() {
-            Some(Restart::Now) => self.replace().await,
-            Some(Restart::Drain) if has_ended => self.replace().await,
+            Some(Restart::Now) => self.replace(),
+            Some(Restart::Drain) if has_ended => self.replace(),
             _ => {}
         }
         let State::Ready(_) = &self.link.state else {
@@ -318,13 +318,13 @@ impl Session {
         }
     }
 
-    async fn replace(&mut self) {
+    fn replace(&mut self) {
         if matches!(self.phase, Phase::Ready(_))
             && let Some(own) = self.unlink()
         {
             self.kept.crashes.succeeded();
             self.end_child(own, Exit::Stopped);
-            self.lost_by_order().await;
+            self.lost_by_order();
         }
     }
 

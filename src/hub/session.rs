@@ -20,8 +20,7 @@ use super::{
     fault::Fault,
     limits::Seats,
     link::Link,
-    owner::AWAY,
-    reading::{Pulse, Reading, StreamEnd},
+    reading::{Pulse, Reading},
     record::Keeping,
     restore::Kept,
     stream::Bounds,
@@ -29,7 +28,7 @@ use super::{
 };
 use crate::{
     auth::{Access, Principal},
-    backend::legacy::{CallId, Dialect},
+    backend::legacy::Dialect,
     control::{Server, Tenant, policy::Policy},
     error::Error,
     protocol::{
@@ -38,7 +37,7 @@ use crate::{
         revision::Revision,
     },
     store::{self, Fence, SessionId},
-    telemetry::{self, Ended, Outcome},
+    telemetry,
 };
 
 /// What others want of a session.
@@ -164,7 +163,7 @@ pub(super) struct Session {
     pub(super) is_draining: bool,
     pub(super) keeping: Keeping,
     /// Who wait for its end.
-    ended: Vec<oneshot::Sender<()>>,
+    pub(super) ended: Vec<oneshot::Sender<()>>,
     /// For as long as anybody can find it.
     seats: Seats,
 }
@@ -185,9 +184,6 @@ pub(super) struct Adopted {
 
 /// How long an HTTP+SSE session outlives its connection (DESIGN section 2).
 const DISCONNECTED: Duration = Duration::from_secs(60);
-
-/// How long the readers of an ended session have for what is left in the log (CONTRACT C7).
-const LAST_WORDS: Duration = Duration::from_millis(900);
 
 /// Commands taken before what they wrote is flushed to the child.
 const BATCH: usize = 32;
@@ -329,7 +325,7 @@ impl Session {
                 () = pulse.notify.notified() => self.readers_moved(),
                 // Looked at above.
                 _ = standing.changed() => {}
-                () = &mut alarm => Box::pin(self.tick()).await,
+                () = &mut alarm => self.tick(),
             }
             if self.is_draining
                 && self.calls.is_empty()
@@ -355,7 +351,7 @@ impl Session {
         }
         self.touched = Instant::now();
         match command {
-            Command::Deliver(delivery) => self.deliver(*delivery).await,
+            Command::Deliver(delivery) => self.deliver(*delivery),
             Command::Open(stream) => {
                 let opened = self.streams.open(stream);
                 self.stored(opened);
@@ -447,140 +443,6 @@ impl Session {
         } else {
             by_idleness
         }
-    }
-
-    /// Ends what is open, lets readers finish, and stops the child.
-    async fn finish(mut self: Box<Self>, commands: &mut mpsc::Receiver<Command>, was_kept: bool) {
-        let over = self.over.unwrap_or(Over::Lost);
-        let fault = match over {
-            Over::Fenced | Over::Orphaned => {
-                // What is still held is answered here; the log is another's.
-                self.streams.close();
-                Fault::OWNER_LOST
-            }
-            _ => Fault::EXITED,
-        };
-        if let Phase::Starting { id, .. } = &self.phase {
-            let line = Fault::EXITED.of_start().line(id);
-            self.answer_start(Answer::Failed(line)).await;
-        }
-        self.fail_calls(fault).await;
-        self.flush_log().await;
-        let end = match over {
-            Over::Drained | Over::Fenced | Over::Orphaned => StreamEnd::Released,
-            _ => StreamEnd::Finished,
-        };
-        let is_left = self.is_left();
-        self.streams.release(end, || {
-            Answer::Refused(if is_left { AWAY } else { Error::NoSession })
-        });
-        commands.close();
-        if let Some(own) = self.link.down() {
-            let why = match over {
-                Over::Lost => telemetry::Exit::Crashed,
-                Over::Failed => telemetry::Exit::FailedStart,
-                Over::Idle | Over::Expired | Over::Disconnected => telemetry::Exit::Idle,
-                Over::Deleted | Over::Revoked | Over::Drained | Over::Fenced | Over::Orphaned => {
-                    telemetry::Exit::Stopped
-                }
-            };
-            self.end_child(own, why);
-        }
-        tracing::info!(
-            tenant.id = self.tenant.name, server.name = self.server.name,
-            session.id = self.id.short(), reason = ?over, "session ended"
-        );
-        self.core.metrics.session_ended(match over {
-            Over::Deleted => Ended::Deleted,
-            Over::Revoked => Ended::Revoked,
-            Over::Idle => Ended::Idle,
-            Over::Expired => Ended::Expired,
-            Over::Disconnected => Ended::Disconnected,
-            Over::Lost | Over::Failed => Ended::Lost,
-            Over::Drained => Ended::Drained,
-            Over::Fenced => Ended::Fenced,
-            Over::Orphaned => Ended::Orphaned,
-        });
-        if was_kept || matches!(over, Over::Deleted | Over::Revoked) {
-            Self::last_words(Arc::clone(self.streams.pulse())).await;
-        }
-        if self.is_left() {
-            self.core.log.release(&self.id).await;
-            if over == Over::Drained {
-                // The next request finds an owner, or a heartbeat that has ended.
-                let _ = self.core.directory.release(&self.id, self.fence).await;
-            }
-        } else {
-            self.core.log.forget(&self.id).await;
-        }
-    }
-
-    /// Whether it goes on elsewhere.
-    fn is_left(&self) -> bool {
-        let over = self.over.unwrap_or(Over::Lost);
-        let is_left = matches!(over, Over::Drained | Over::Fenced | Over::Orphaned);
-        is_left && !self.core.owner.is_alone() && matches!(self.phase, Phase::Ready(_))
-    }
-
-    /// Lets the other replicas forget it, if it does not go on there.
-    async fn unregister(&mut self) {
-        if !self.core.owner.is_alone() && !self.is_left() {
-            // A store that is away forgets it when its time has passed.
-            let _ = self.core.directory.remove(&self.id, self.fence).await;
-        }
-        for ended in self.ended.drain(..) {
-            let _ = ended.send(());
-        }
-    }
-
-    /// Waits for what was written last.
-    async fn flush_log(&mut self) {
-        let deadline = Instant::now() + LAST_WORDS;
-        while !self.streams.is_kept() {
-            let written = tokio::time::timeout_at(deadline, self.streams.written()).await;
-            if !matches!(written, Ok(Ok(()))) {
-                return;
-            }
-        }
-    }
-
-    /// Readers hold the pulse; when only the session and this wait do, all of them are gone.
-    async fn last_words(pulse: Arc<Pulse>) {
-        let deadline = Instant::now() + LAST_WORDS;
-        while Arc::strong_count(&pulse) > 2 {
-            if tokio::time::timeout_at(deadline, pulse.notify.notified())
-                .await
-                .is_err()
-            {
-                return;
-            }
-        }
-    }
-
-    /// Ends every call in flight with an error of the gateway.
-    pub(super) async fn fail_calls(&mut self, fault: Fault) {
-        for call in self.calls.ids() {
-            self.fail_call(call, fault).await;
-        }
-    }
-
-    pub(super) async fn fail_call(&mut self, call: CallId, fault: Fault) {
-        let ended = self.calls.end(call).zip(self.dialect.abandon(call));
-        let Some((ended, id)) = ended else { return };
-        self.link.set_calls(self.calls.count());
-        let outcome = if fault.reason == Fault::TIMEOUT.reason {
-            Outcome::TimedOut
-        } else {
-            Outcome::Lost
-        };
-        self.call_ended(&ended, outcome);
-        let line = fault.line(&id);
-        let finished = match fault.status {
-            // What no backend has seen is refused as a whole, where that can still be said.
-            Some(status) => self.streams.refuse_call(ended.stream, line, status),
-            None => self.streams.finish_call(ended.stream, Some(line)),
-        };
-        self.stored(finished);
     }
 }
 

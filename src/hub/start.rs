@@ -79,7 +79,7 @@ impl Session {
         match got {
             Ok(Got::Own(started)) => self.greet(*started),
             Ok(Got::Shared(member)) => self.joined(member).await,
-            Err(refused) => self.refused(&refused).await,
+            Err(refused) => self.refused(&refused),
         }
     }
 
@@ -141,7 +141,7 @@ impl Session {
             self.core.metrics.call(Method::Initialize, outcome);
             if is_error {
                 self.over = Some(Over::Failed);
-                return self.answer_start(Answer::Failed(line)).await;
+                return self.answer_start(Answer::Failed(line));
             }
         }
         let revision = message
@@ -153,7 +153,7 @@ impl Session {
             .map(hello::capabilities)
             .unwrap_or_default();
         let Some(revision) = revision else {
-            return self.lose(Fault::REVISION).await;
+            return self.lose(Fault::REVISION);
         };
         if is_first {
             self.make_ready();
@@ -161,7 +161,7 @@ impl Session {
         }
         if self.is_same(revision, capabilities) {
             self.make_ready();
-            self.resume().await;
+            self.resume();
         }
     }
 
@@ -193,7 +193,7 @@ impl Session {
             }
             self.link.up(State::Shared(member));
             self.resume_shared();
-            return self.resume().await;
+            return self.resume();
         };
         let settled = self
             .kept
@@ -228,7 +228,7 @@ impl Session {
         );
         let Some((reply, _)) = reply else {
             self.remember();
-            return self.message(line).await;
+            return self.message(line);
         };
         self.register().await;
         if self.over.is_some() {
@@ -247,7 +247,7 @@ impl Session {
     }
 
     /// Answers an `initialize` that failed, where this transport has its answer.
-    pub(super) async fn answer_start(&mut self, answer: Answer) {
+    pub(super) fn answer_start(&mut self, answer: Answer) {
         let Phase::Starting { reply, .. } = std::mem::replace(&mut self.phase, Phase::New) else {
             return;
         };
@@ -256,13 +256,13 @@ impl Session {
                 // A client that is gone needs no answer.
                 let _ = reply.send(answer);
             }
-            (None, Answer::Failed(line)) => self.message(line).await,
+            (None, Answer::Failed(line)) => self.message(line),
             (None, _) => {}
         }
     }
 
     /// There is no backend: what waits for one is answered.
-    async fn refused(&mut self, refused: &Refused) {
+    fn refused(&mut self, refused: &Refused) {
         tracing::warn!(
             tenant.id = self.tenant.name, server.name = self.server.name,
             session.id = self.id.short(), why = ?refused,
@@ -281,9 +281,9 @@ impl Session {
                 _ => Answer::Failed(line),
             };
             self.over = Some(Over::Failed);
-            return self.answer_start(answer).await;
+            return self.answer_start(answer);
         }
-        self.fail_calls(fault).await;
-        self.end_asks().await;
+        self.fail_calls(fault);
+        self.end_asks();
     }
 }

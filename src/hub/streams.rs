@@ -25,7 +25,7 @@ use super::{
 use crate::{
     error::Error,
     protocol::{
-        event::{Cursor, EventKey, LISTENER, StreamId},
+        event::{EventKey, LISTENER, StreamId},
         json,
         revision::Revision,
     },
@@ -34,15 +34,15 @@ use crate::{
 
 /// All streams of a session that have not ended.
 pub(crate) struct Streams {
-    log: Arc<dyn EventLog>,
+    pub(super) log: Arc<dyn EventLog>,
     owner: Arc<Owner>,
     key: EventKey,
-    session: SessionId,
-    bounds: Bounds,
+    pub(super) session: SessionId,
+    pub(super) bounds: Bounds,
     last: StreamId,
-    open: HashMap<StreamId, Stream>,
-    writing: Writing,
-    pulse: Arc<Pulse>,
+    pub(super) open: HashMap<StreamId, Stream>,
+    pub(super) writing: Writing,
+    pub(super) pulse: Arc<Pulse>,
     revision: Option<Revision>,
 }
 
@@ -222,7 +222,7 @@ impl Streams {
         Ok(())
     }
 
-    fn reading(
+    pub(super) fn reading(
         &self,
         stream: StreamId,
         seq: u64,
@@ -415,79 +415,6 @@ impl Streams {
         }
     }
 
-    /// Attaches a connection to the listener (no cursor), or to the stream of a cursor.
-    ///
-    /// # Errors
-    ///
-    /// `Gone` for a cursor whose events are not kept, `NoCursor` for one that never was,
-    /// `Limit` for too many connections; `Ok(None)` at the end of a stream that has ended.
-    pub(crate) async fn attach(
-        &mut self,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<Reading>, Error> {
-        let attached: usize = self
-            .open
-            .values()
-            .map(|stream| stream.attachments.len())
-            .sum();
-        if attached >= self.bounds.streams * 2 {
-            let retry = Duration::from_secs(1);
-            return Err(Error::Limit {
-                what: "connections of the session",
-                retry,
-            });
-        }
-        if cursor.is_some_and(|cursor| cursor.epoch != self.writing.epoch()) {
-            return Err(Error::Gone);
-        }
-        let id = cursor.map_or(LISTENER, |cursor| cursor.stream);
-        let (last, written) = match self.open.get(&id) {
-            Some(stream) => (stream.tail.borrow().last, stream.written()),
-            None => {
-                return self
-                    .attach_ended(id, cursor.map_or(0, |cursor| cursor.seq))
-                    .await;
-            }
-        };
-        let mut seq = cursor.map_or(written, |cursor| cursor.seq);
-        if seq > last {
-            return Err(Error::NoCursor);
-        }
-        if seq < last {
-            match self.log.read(&self.session, id, seq).await {
-                Ok(_) => {}
-                Err(StoreError::Trimmed { oldest }) if cursor.is_none() => seq = oldest,
-                Err(error) => return Err(unread(error)),
-            }
-        }
-        let Some(stream) = self.open.get_mut(&id) else {
-            return Err(Error::Bug("a stream vanished"));
-        };
-        let attachment = stream.attach(seq, cursor.is_some(), &self.pulse);
-        let tail = stream.tail.subscribe();
-        Ok(Some(self.reading(id, seq, tail, attachment)))
-    }
-
-    async fn attach_ended(&mut self, id: StreamId, seq: u64) -> Result<Option<Reading>, Error> {
-        match self.log.read(&self.session, id, seq).await {
-            Ok(page) if page.events.is_empty() => return Ok(None),
-            Ok(_) => {}
-            Err(error) => return Err(unread(error)),
-        }
-        // Nobody writes to it any more.
-        let mut stream = Stream::known(seq, self.writing.epoch());
-        let attachment = stream.attach(seq, true, &self.pulse);
-        stream.tail.send_modify(|tail| {
-            (tail.last, tail.end) = (u64::MAX, Some(StreamEnd::Finished));
-        });
-        Ok(Some(self.reading(
-            id,
-            seq,
-            stream.tail.subscribe(),
-            attachment,
-        )))
-    }
-
     /// Lets go of connections that are gone.
     pub(crate) fn sweep(&mut self, now: Instant) {
         self.open.values_mut().for_each(|stream| stream.sweep(now));
@@ -539,13 +466,5 @@ impl Streams {
     /// Held by every reader.
     pub(crate) fn pulse(&self) -> &Arc<Pulse> {
         &self.pulse
-    }
-}
-
-/// Why a cursor cannot be read from.
-fn unread(error: StoreError) -> Error {
-    match error {
-        StoreError::Away => super::owner::AWAY,
-        StoreError::Trimmed { .. } | StoreError::Fenced | StoreError::Flushed => Error::Gone,
     }
 }

@@ -216,6 +216,7 @@ const PLACES: &[(&str, &[&str])] = &[
         &[
             "auth/builtin.rs",
             "auth/external.rs",
+            "hub/place.rs",
             "oauth/cimd.rs",
             "oauth/provider_openid.rs",
         ],

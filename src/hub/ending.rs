@@ -1,0 +1,171 @@
+//! The end of a session: what is open ends, its child stops, and what others know of it goes, or
+//! is left to its next owner.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::mpsc, time::Instant};
+
+use super::{
+    Answer,
+    fault::Fault,
+    owner::AWAY,
+    reading::{Pulse, StreamEnd},
+    session::{Command, Over, Phase, Session},
+};
+use crate::{
+    backend::legacy::CallId,
+    error::Error,
+    telemetry::{Ended, Exit, Outcome},
+};
+
+/// How long the readers of an ended session have for what is left in the log (CONTRACT C7).
+const LAST_WORDS: Duration = Duration::from_millis(900);
+
+impl Session {
+    /// Ends what is open, lets readers finish, and stops the child.
+    pub(super) async fn finish(
+        mut self: Box<Self>,
+        commands: &mut mpsc::Receiver<Command>,
+        was_kept: bool,
+    ) {
+        let over = self.over.unwrap_or(Over::Lost);
+        let fault = match over {
+            Over::Fenced | Over::Orphaned => {
+                // What is still held is answered here; the log is another's.
+                self.streams.close();
+                Fault::OWNER_LOST
+            }
+            _ => Fault::EXITED,
+        };
+        if let Phase::Starting { id, .. } = &self.phase {
+            let line = Fault::EXITED.of_start().line(id);
+            self.answer_start(Answer::Failed(line));
+        }
+        self.fail_calls(fault);
+        self.flush_log().await;
+        let end = match over {
+            Over::Drained | Over::Fenced | Over::Orphaned => StreamEnd::Released,
+            _ => StreamEnd::Finished,
+        };
+        let is_left = self.is_left();
+        self.streams.release(end, || {
+            Answer::Refused(if is_left { AWAY } else { Error::NoSession })
+        });
+        commands.close();
+        if let Some(own) = self.link.down() {
+            self.end_child(own, exit(over));
+        }
+        tracing::info!(
+            tenant.id = self.tenant.name, server.name = self.server.name,
+            session.id = self.id.short(), reason = ?over, "session ended"
+        );
+        self.core.metrics.session_ended(counted(over));
+        if was_kept || matches!(over, Over::Deleted | Over::Revoked) {
+            Self::last_words(Arc::clone(self.streams.pulse())).await;
+        }
+        if self.is_left() {
+            self.core.log.release(&self.id).await;
+            if over == Over::Drained {
+                // The next request finds an owner, or a heartbeat that has ended.
+                let _ = self.core.directory.release(&self.id, self.fence).await;
+            }
+        } else {
+            self.core.log.forget(&self.id).await;
+        }
+    }
+
+    /// Whether it goes on elsewhere.
+    fn is_left(&self) -> bool {
+        let over = self.over.unwrap_or(Over::Lost);
+        let is_left = matches!(over, Over::Drained | Over::Fenced | Over::Orphaned);
+        is_left && !self.core.owner.is_alone() && matches!(self.phase, Phase::Ready(_))
+    }
+
+    /// Lets the other replicas forget it, if it does not go on there.
+    pub(super) async fn unregister(&mut self) {
+        if !self.core.owner.is_alone() && !self.is_left() {
+            // A store that is away forgets it when its time has passed.
+            let _ = self.core.directory.remove(&self.id, self.fence).await;
+        }
+        for ended in self.ended.drain(..) {
+            let _ = ended.send(());
+        }
+    }
+
+    /// Waits for what was written last.
+    async fn flush_log(&mut self) {
+        let deadline = Instant::now() + LAST_WORDS;
+        while !self.streams.is_kept() {
+            let written = tokio::time::timeout_at(deadline, self.streams.written()).await;
+            if !matches!(written, Ok(Ok(()))) {
+                return;
+            }
+        }
+    }
+
+    /// Readers hold the pulse; when only the session and this wait do, all of them are gone.
+    async fn last_words(pulse: Arc<Pulse>) {
+        let deadline = Instant::now() + LAST_WORDS;
+        while Arc::strong_count(&pulse) > 2 {
+            if tokio::time::timeout_at(deadline, pulse.notify.notified())
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Ends every call in flight with an error of the gateway.
+    pub(super) fn fail_calls(&mut self, fault: Fault) {
+        for call in self.calls.ids() {
+            self.fail_call(call, fault);
+        }
+    }
+
+    pub(super) fn fail_call(&mut self, call: CallId, fault: Fault) {
+        let ended = self.calls.end(call).zip(self.dialect.abandon(call));
+        let Some((ended, id)) = ended else { return };
+        self.link.set_calls(self.calls.count());
+        let outcome = if fault.reason == Fault::TIMEOUT.reason {
+            Outcome::TimedOut
+        } else {
+            Outcome::Lost
+        };
+        self.call_ended(&ended, outcome);
+        let line = fault.line(&id);
+        let finished = match fault.status {
+            // What no backend has seen is refused as a whole, where that can still be said.
+            Some(status) => self.streams.refuse_call(ended.stream, line, status),
+            None => self.streams.finish_call(ended.stream, Some(line)),
+        };
+        self.stored(finished);
+    }
+}
+
+/// Why its child ends.
+const fn exit(over: Over) -> Exit {
+    match over {
+        Over::Lost => Exit::Crashed,
+        Over::Failed => Exit::FailedStart,
+        Over::Idle | Over::Expired | Over::Disconnected => Exit::Idle,
+        Over::Deleted | Over::Revoked | Over::Drained | Over::Fenced | Over::Orphaned => {
+            Exit::Stopped
+        }
+    }
+}
+
+/// How it is counted.
+const fn counted(over: Over) -> Ended {
+    match over {
+        Over::Deleted => Ended::Deleted,
+        Over::Revoked => Ended::Revoked,
+        Over::Idle => Ended::Idle,
+        Over::Expired => Ended::Expired,
+        Over::Disconnected => Ended::Disconnected,
+        Over::Lost | Over::Failed => Ended::Lost,
+        Over::Drained => Ended::Drained,
+        Over::Fenced => Ended::Fenced,
+        Over::Orphaned => Ended::Orphaned,
+    }
+}

@@ -78,6 +78,17 @@ impl Shared {
             work: Arc::new(tempfile::tempdir().unwrap()),
         }
     }
+
+    fn stores(&self, owner: Arc<Owner>) -> Stores {
+        Stores {
+            log: self.log.clone(),
+            directory: self.directory.clone(),
+            limiter: Arc::new(MemoryLimiter::default()),
+            owner,
+            key: EventKey::new(&[7; 32]),
+            patience: Patience::default(),
+        }
+    }
 }
 
 /// One replica, with threads of its own so that it can be killed.
@@ -236,14 +247,7 @@ fn front(
     };
     let owner = Arc::new(Owner::new(me.clone(), shared.directory.clone()));
     tracker.spawn(Arc::clone(&owner).run(|_| {}, stop.clone()));
-    let stores = Stores {
-        log: shared.log.clone(),
-        directory: shared.directory.clone(),
-        limiter: Arc::new(MemoryLimiter::default()),
-        owner,
-        key: EventKey::new(&[7; 32]),
-        patience: Patience::default(),
-    };
+    let stores = shared.stores(owner);
     let random = Arc::new(SystemRandom::new());
     let hub = Hub::new(
         stores,

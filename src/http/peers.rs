@@ -94,7 +94,7 @@ impl Answer {
                 }
                 // hyper takes a reset without an error for the end; only one that was said is one.
                 None if self.body.is_end_stream() => return Ok(None),
-                None | Some(Err(_)) => return Err(Cut),
+                Some(Err(_)) | None => return Err(Cut),
             }
         }
     }

@@ -43,6 +43,7 @@ use crate::{
     store::{
         Replica,
         redis::{Redis, Settings},
+        redis_agreement,
     },
     telemetry::Metrics,
 };
@@ -141,6 +142,7 @@ pub(crate) async fn run(
         Trail::none()
     };
     let (sharing, stop_sharing) = (TaskTracker::new(), CancellationToken::new());
+    let disagreement = CancellationToken::new();
     let stores = match (&config.redis, &cluster, &keys) {
         (Some(at), Some(cluster), Some(keys)) => {
             let settings = Settings {
@@ -149,6 +151,11 @@ pub(crate) async fn run(
             };
             let redis = Redis::open(&settings, &sharing, &stop_sharing)?;
             redis.check().await?;
+            let fingerprints = keys.keys().iter();
+            let fingerprints = fingerprints.map(|key| key.fingerprint(&config.public_url));
+            let agreeing = agree(redis.clone(), fingerprints.collect(), disagreement.clone());
+            let stop = stop_sharing.clone();
+            sharing.spawn(async move { stop.run_until_cancelled(agreeing).await });
             let key = keys.first().derive(EVENT_IDS);
             let me = cluster.me.clone();
             let (sharing, stop) = (&sharing, &stop_sharing);
@@ -310,7 +317,10 @@ pub(crate) async fn run(
         );
         operations.spawn(serving);
     }
-    shutdown.drain.cancelled().await;
+    tokio::select! {
+        () = shutdown.drain.cancelled() => {}
+        () = disagreement.cancelled() => {}
+    }
     tracing::info!("draining");
     health.drain();
     within(config.drain.delay, &shutdown.halt).await;
@@ -339,6 +349,7 @@ pub(crate) async fn run(
     stop_operations.cancel();
     operations.close();
     let _ = tokio::time::timeout(Duration::from_secs(1), operations.wait()).await;
+    anyhow::ensure!(!disagreement.is_cancelled(), DISAGREEMENT);
     Ok(())
 }
 
@@ -409,6 +420,36 @@ fn redis_reports(health: &Health) -> impl Fn(bool) + use<> {
         }
     }
 }
+
+/// Says, as long as this replica lives, which deployment it is of; cancels `disagreement` when at
+/// its start the others are of another.
+async fn agree(redis: Redis, mine: Vec<String>, disagreement: CancellationToken) {
+    let mut has_agreed = false;
+    loop {
+        match redis_agreement::agree(&redis, &mine).await {
+            Ok(true) => has_agreed = true,
+            // A master key is being replaced: those that start later say so.
+            Ok(false) if has_agreed => {
+                tracing::warn!("replicas with another master key or public_url have started");
+            }
+            Ok(false) => {
+                tracing::error!("{DISAGREEMENT}");
+                return disagreement.cancel();
+            }
+            Err(_) => {}
+        }
+        let pause = if has_agreed {
+            redis_agreement::EVERY
+        } else {
+            Duration::from_millis(250)
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// What keeps a replica from starting.
+const DISAGREEMENT: &str = "replicas with this redis.url and redis.prefix have another master_key or \
+    public_url: make them the same, or give this deployment a redis.prefix of its own";
 
 /// What event ids are signed with.
 const EVENT_IDS: &str = "lockgate event ids v1";

@@ -1,12 +1,16 @@
 //! What the hub answers to a delivered message, and how it is waited for.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{limits::Seats, reading::Reading, session::Command};
-use crate::error::Error;
+use super::{
+    limits::{Limits, Seats},
+    reading::Reading,
+    session::Command,
+};
+use crate::{auth::Access, error::Error};
 
 /// How the response to a POST may look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +46,8 @@ pub(crate) struct Pending {
     pub(super) stream: oneshot::Receiver<u32>,
     /// For the stream that the response may become.
     pub(super) seats: Seats,
+    /// Who sent it.
+    pub(super) whose: Option<(Arc<Limits>, Access)>,
 }
 
 impl Pending {
@@ -49,6 +55,9 @@ impl Pending {
     pub(crate) async fn answer(mut self, hold: Option<Duration>) -> Answer {
         let mut answer = self.wait(hold).await;
         if let Answer::Stream(reading) = &mut answer {
+            if let Some((limits, access)) = &self.whose {
+                self.seats.extend(limits.became_stream(access).await);
+            }
             reading.hold(self.seats);
         }
         answer

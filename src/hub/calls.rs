@@ -84,7 +84,7 @@ struct Ask {
 const TASKS: usize = 256;
 
 /// What a clock brings about.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overdue {
     /// This call.
     Call(CallId),

@@ -57,7 +57,7 @@ impl Session {
             }
             (Kind::Request, _) => {
                 let seats = calls.next().unwrap_or_default();
-                self.request(message, (form, seats), reply, begun);
+                self.request(&message, (form, seats), reply, begun);
             }
             _ => {
                 let taken = self.one_way(&message);
@@ -94,7 +94,7 @@ impl Session {
     /// Takes one request: its response has a stream of its own, or the listener.
     fn request(
         &mut self,
-        message: Message,
+        message: &Message,
         (form, seats): (Form, Seats),
         reply: oneshot::Sender<Answer>,
         begun: oneshot::Sender<StreamId>,
@@ -106,7 +106,7 @@ impl Session {
         let Some(stream) = self.begin(1, form, false, reply, begun) else {
             return;
         };
-        self.send(&message, stream, (form, seats));
+        self.send(message, stream, (form, seats));
     }
 
     fn check_room(&self, method: Method) -> Result<(), Error> {

@@ -139,7 +139,7 @@ impl Hub {
         tracker: TaskTracker,
     ) -> Self {
         let limits = Limits::new(
-            stores.limiter,
+            (stores.limiter, !stores.owner.is_alone()),
             Arc::clone(&metrics),
             tracker.clone(),
             halt.clone(),
@@ -289,12 +289,13 @@ impl Hub {
         let calls = core.limits.calls(access, &body)?;
         let may_stream = form != Form::Json && handle.transport == Transport::Streamable;
         let seats = if may_stream && !calls.is_empty() {
-            core.limits.stream(access).await?
+            core.limits.post(access).await?
         } else {
             Seats::new()
         };
         let mut pending = deliver(&handle, access, body, form, calls).await?;
         pending.seats = seats;
+        pending.whose = Some((Arc::clone(&core.limits), access.clone()));
         Ok(pending)
     }
 
@@ -367,6 +368,7 @@ async fn deliver(
         commands: handle.commands.clone(),
         stream,
         seats: Seats::new(),
+        whose: None,
     })
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod memory_limiter;
 #[cfg(test)]
 mod model_tests;
 pub(crate) mod redis;
+pub(crate) mod redis_agreement;
 mod redis_appender;
 mod redis_cache;
 pub(crate) mod redis_directory;

@@ -126,22 +126,20 @@ impl Redis {
     pub(super) async fn hash(&self, key: &str) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         let mut command = redis::cmd("HGETALL");
         command.arg(key);
-        let call = Call {
-            lua: Lua::Read,
-            command,
-        };
-        redis::from_redis_value(self.call(call).await?).map_err(|_| StoreError::Away)
+        redis::from_redis_value(self.command(command).await?).map_err(|_| StoreError::Away)
+    }
+
+    /// Runs one command that may run twice.
+    pub(super) async fn command(&self, command: Cmd) -> Result<Value, StoreError> {
+        let lua = Lua::Read;
+        self.call(Call { lua, command }).await
     }
 
     /// Removes a key.
     pub(super) async fn remove(&self, key: &str) -> Result<(), StoreError> {
         let mut command = redis::cmd("UNLINK");
         command.arg(key);
-        let call = Call {
-            lua: Lua::Read,
-            command,
-        };
-        self.call(call).await.map(drop)
+        self.command(command).await.map(drop)
     }
 
     /// Runs scripts in order, in one go. Where the answer is lost it is unknown which of them ran.

@@ -693,3 +693,80 @@ async fn one_that_claims_is_enough_when_many_ask_at_once() {
     let numbers: BTreeSet<u64> = counts.iter().map(|(_, n)| n.parse().unwrap()).collect();
     assert_eq!(numbers, (1..=40).collect(), "one child counted them all");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p168_a_slow_redis_makes_streams_late_and_calls_not() {
+    let redis = Redis::start(Kind::Redis);
+    let address = redis.url();
+    let address = address
+        .trim_start_matches("redis://")
+        .trim_end_matches("/0");
+    let way = Faulty::before(address).await;
+    let url = format!("redis://{}/0", way.address);
+    let replicas = Replicas::over(redis, &[&url, &url], &[], "isolation: tenant").await;
+    let mut sessions = Vec::new();
+    for number in 0..20 {
+        sessions.push(replicas.node(number % 2).session().await);
+    }
+    way.set(Mode::Delay(Duration::from_millis(100)));
+    let began = Instant::now();
+    let mut waits = Vec::new();
+    let asked = sessions.iter().map(async |session| {
+        let began = Instant::now();
+        let text = session.text("echo", json!({"text": "json"})).await;
+        assert_eq!(text, "json");
+        began.elapsed()
+    });
+    waits.extend(futures_util::future::join_all(asked).await);
+    waits.sort();
+    assert!(
+        waits[10] < Duration::from_millis(150),
+        "no call waits for Redis: {waits:?}"
+    );
+    // All listeners come at once, each by way of the other replica.
+    let came = sessions.iter().enumerate().map(async |(number, session)| {
+        let began = Instant::now();
+        let response = replicas.by(session, (number + 1) % 2).get(None).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        (began.elapsed(), response)
+    });
+    let came = futures_util::future::join_all(came).await;
+    let slowest = came.iter().map(|(wait, _)| *wait).max().unwrap();
+    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
+    let mut events = sessions[0]
+        .stream("slow", json!({"n": 50, "ms": 10}), json!("t"))
+        .await;
+    let numbers = progress(&events.rest().await);
+    assert_eq!(numbers.len(), 50, "late, and all of them");
+    assert!(began.elapsed() < Duration::from_secs(15));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_of_another_deployment_does_not_start() {
+    let replicas = Replicas::two(&[]).await;
+    let redis = replicas.redis.url();
+    for other in [
+        "master_key=QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWY=",
+        "public_url=http://127.0.0.1:8081",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut stranger = node(dir.path(), &redis, &[other], "idle: 10m").await;
+        let exit = within("its end", stranger.process.wait()).await.unwrap();
+        assert_eq!(exit.code(), Some(1));
+        assert!(
+            stranger.stderr().contains("redis.prefix"),
+            "{}",
+            stranger.stderr()
+        );
+    }
+    // One more of the same is welcome.
+    let dir = tempfile::tempdir().unwrap();
+    let third = node(dir.path(), &redis, &[], "idle: 10m").await;
+    let session = replicas.node(0).session().await;
+    let mut by_third = session.again();
+    by_third.url.clone_from(&third.url);
+    until("the third serves", || async {
+        by_third.begin("counter", json!({})).await.status() == StatusCode::OK
+    })
+    .await;
+}

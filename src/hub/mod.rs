@@ -48,6 +48,7 @@ mod fault;
 mod inbound;
 pub(crate) mod limits;
 mod link;
+mod meters;
 mod outbound;
 pub(crate) mod owner;
 mod pages;

@@ -770,3 +770,40 @@ async fn a_replica_of_another_deployment_does_not_start() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_sent_that_redis_does_not_have() {
+    let replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let mut events = here
+        .stream("slow", json!({"n": 150, "ms": 20}), json!("t"))
+        .await;
+    let mut seen = read(&mut events, 5).await;
+    replicas.redis.pause();
+    // What was acknowledged before may still be on its way.
+    let quiet = Duration::from_millis(500);
+    while let Ok(event) = tokio::time::timeout(quiet, events.next()).await {
+        seen.push(event.unwrap());
+        assert!(progress(&seen).len() < 40, "it goes on without Redis");
+    }
+    replicas.redis.resume();
+    seen.extend(events.rest().await);
+    let numbers: Vec<u64> = progress(&seen).into_iter().map(|(_, n)| n).collect();
+    assert_eq!(numbers, (1..=150).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_session_of_a_dead_replica_is_still_nobody_elses() {
+    let mut replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    replicas.kill(0).await;
+    let mut foreign = there.again();
+    foreign.url = foreign.url.replace("/t/a/", "/t/b/");
+    for _ in 0..3 {
+        let response = foreign.begin("counter", json!({})).await;
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+    }
+    assert!(replicas.node(1).descendants().is_empty(), "no child for it");
+    assert_eq!(count(&there).await, 1);
+}

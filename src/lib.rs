@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  client ──HTTP──▶ http ──Access, Message──▶ hub ──▶ session task ──line──▶ child's stdin
-//!                    ▲                                     │
+//!                    ▲ └─ owner elsewhere: hop to its http │
 //!                    └──── EventLog.read(cursor) ◀── EventLog.append(stream, event) ◀── stdout
 //! ```
 //!
@@ -20,7 +20,8 @@
 //!   parsed into types; ids and progress tokens are rewritten by splicing.
 //! * `hub` is the core. One task owns a session: its backend, its calls, its streams.
 //! * `backend` moves lines to and from a child through the guard, and translates.
-//! * `store` holds the seams behind which state is kept: event log, directory, limits.
+//! * `store` holds the seams behind which state is kept: event log, directory, limits; in memory for
+//!   one gateway alone, in Redis for replicas.
 //! * `auth` makes the proof (`Access`) that every hub method takes, from a bearer token or an API
 //!   key and from nothing else, and judges messages by policy.
 //! * `oauth` is the authorization server of each tenant: metadata, clients, log-in and consent, tokens.
@@ -53,6 +54,11 @@
 //! | cursor | the place behind an event of a stream; as text, the event id |
 //! | replica | one of several gateways that share a store and sessions |
 //! | owner | the replica that runs a session's backend |
+//! | heartbeat | a replica's sign of life in the directory, which stands for 5 s |
+//! | lease | for how long a replica may serve its sessions behind its last heartbeat: 3 s |
+//! | claim | to become the owner of a session whose owner is gone |
+//! | fence | a session's number, which grows with each claim; writes under an older one fail |
+//! | epoch | which life of the store this is: another one after it lost what it had |
 //! | hop | a request on its way from the replica that took it to the owner of its session |
 //! | principal | who calls: tenant, issuer, subject and client id |
 //! | grant | what a person allowed: subject, client, resource, scopes; tokens hang on it |
@@ -99,6 +105,19 @@
 //! Every call in flight ends with −31001; the session goes on. `hub::link` is its side of the
 //! backend, `hub::start` gets one and `hub::restore` loses it: the next request gets another
 //! child, which is told what the first one was. `backend::pool` says when one may start.
+//!
+//! # The loss of a replica
+//!
+//! Any replica takes any request. `http::forward` asks `hub::place` whose its session is and sends it on
+//! as a hop; `http::cluster` is where it arrives, and serves it as if the client had come itself. While
+//! `hub::owner` gets its heartbeats acknowledged it holds a lease; without one every session stands still
+//! (`hub::standstill`): its child is not read, and nothing is sent. A session whose owner has no
+//! heartbeat, or refuses connections, is claimed by the replica that is asked for it. What its fence
+//! keeps out is the old owner, should that one wake. The claimer reads `hub::record`, ends the calls that
+//! were open with −31001 in the log, and goes on as after the loss of a child. A client whose connection
+//! was to the owner resumes by any replica; one whose connection was to another replica notices
+//! nothing but the end of its calls (`http::splice`). A replica that ends by itself gives its sessions back
+//! before it goes (`hub::ending`). What operators are promised is in `docs/replicas.md`.
 //!
 //! # A child that sessions share
 //!

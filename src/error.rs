@@ -47,6 +47,9 @@ pub(crate) enum Error {
         /// When to come back.
         retry: Duration,
     },
+    /// The session has just gone to another replica, which has not seen the request.
+    #[error("the session is another replica's now")]
+    Moved,
     /// The gateway is about to end.
     #[error("draining")]
     Draining,

@@ -156,10 +156,11 @@ pub(crate) async fn run(
             let agreeing = agree(redis.clone(), fingerprints.collect(), disagreement.clone());
             let stop = stop_sharing.clone();
             sharing.spawn(async move { stop.run_until_cancelled(agreeing).await });
-            let key = keys.first().derive(EVENT_IDS);
+            let event_ids = keys.keys().iter().map(|key| *key.derive(EVENT_IDS));
+            let event_ids: Vec<[u8; 32]> = event_ids.collect();
             let me = cluster.me.clone();
             let (sharing, stop) = (&sharing, &stop_sharing);
-            let stores = Stores::shared(&config, &redis, me, &key, (sharing, stop));
+            let stores = Stores::shared(&config, &redis, me, &event_ids, (sharing, stop));
             health.lost("redis", Loss::All);
             let beating = Arc::clone(&stores.owner).run(redis_reports(&health), stop.clone());
             sharing.spawn(beating);

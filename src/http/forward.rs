@@ -61,12 +61,14 @@ pub(super) async fn place(
     let Some(session) = session_of(&request) else {
         return Ok(request);
     };
-    let Some(owner) = owner(front, &admitted.access, &session, Look::Known).await? else {
-        return Ok(request);
+    let is_hop = request.extensions().get::<Hop>().is_some();
+    let owner = match owner(front, &admitted.access, &session, Look::Known).await {
+        Ok(None) => return Ok(request),
+        // A replica that ends claims nothing; whoever sent it here may.
+        Ok(Some(_)) | Err(Error::Draining) if is_hop => return Err(not_here()),
+        Ok(Some(owner)) => owner,
+        Err(error) => return Err(Failure::from(error).into_response()),
     };
-    if request.extensions().get::<Hop>().is_some() {
-        return Err(not_here());
-    }
     let (parts, body) = request.into_parts();
     // Whole before it leaves: it may have to be sent once more, and if the owner is lost with it, its
     // requests are to be answered by their ids.
@@ -95,12 +97,12 @@ async fn owner(
     access: &Access,
     session: &str,
     look: Look,
-) -> Result<Option<Replica>, Response> {
+) -> Result<Option<Replica>, Error> {
     match front.hub.locate(access, session, look).await {
         Ok(Place::There(owner)) => Ok(Some(owner)),
         // The route says so, in its own words; `initialize` needs no session.
         Ok(Place::Here) | Err(Error::NoSession) => Ok(None),
-        Err(error) => Err(Failure::from(error).into_response()),
+        Err(error) => Err(error),
     }
 }
 
@@ -137,7 +139,9 @@ pub(super) enum Missed {
 impl Errand {
     /// The answer of the owner, or of whoever owns the session then; none if that is here.
     async fn run(&self, mut owner: Replica) -> Option<Response> {
-        for _ in 0..TRIES {
+        let (mut tries, deadline) = (0, Instant::now() + PATIENCE);
+        while tries < TRIES {
+            tries += 1;
             let missed = match self.hop(&owner, &self.parcel).await {
                 Ok(answer) => match self.relay(answer).await {
                     Ok(response) => return Some(response),
@@ -145,6 +149,7 @@ impl Errand {
                 },
                 Err(missed) => missed,
             };
+            let before = owner.clone();
             let look = match missed {
                 Missed::Not(NotSent::Full) => break,
                 // To listen once more does nothing twice.
@@ -154,9 +159,17 @@ impl Errand {
                 missed => missed.look(owner),
             };
             match self::owner(&self.front, &self.access, &self.session, look).await {
-                Ok(Some(next)) => owner = next,
+                Ok(Some(next)) => {
+                    // It says that it is not, and the directory that it is: it is about to let go.
+                    let is_leaving = missed == Missed::Moved && next == before;
+                    if is_leaving && Instant::now() < deadline {
+                        tries = 1;
+                        tokio::time::sleep(LEAVING).await;
+                    }
+                    owner = next;
+                }
                 Ok(None) => return None,
-                Err(refused) => return Some(refused),
+                Err(error) => return Some(Failure::from(error).into_response()),
             }
         }
         Some(busy())
@@ -401,6 +414,9 @@ const OF_ONE_CONNECTION: [HeaderName; 11] = [
 ];
 /// A request is sent once, and once more if nobody took it.
 const TRIES: usize = 2;
+/// How long a replica may take to let go of a session, and between two looks whether it has.
+const PATIENCE: Duration = Duration::from_secs(1);
+const LEAVING: Duration = Duration::from_millis(20);
 /// When to come back.
 const AGAIN: Duration = Duration::from_secs(1);
 /// The longest answer that is held; one that breaks behind it breaks its client's connection. As

@@ -507,7 +507,9 @@ async fn http_with_sse_goes_on_at_another_replica() {
     let message = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call",
         "params": {"name": "echo", "arguments": {"text": "hi"}}});
     let posted = two.ask(Method::POST, &endpoint).json(&message).send().await;
-    assert_eq!(posted.unwrap().status(), 202);
+    let posted = posted.unwrap();
+    let (status, text) = (posted.status(), posted.text().await.unwrap());
+    assert_eq!(status, 202, "{text}");
     // The next child is another one, and says so first.
     let session = endpoint.split_once("session_id=").unwrap().1;
     loop {

@@ -12,7 +12,7 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 
-use super::limits;
+use super::{hop::HOP, limits};
 use crate::{
     error::{Error, Quota},
     protocol::message::Refusal,
@@ -38,6 +38,14 @@ impl Failure {
             retry: None,
             fields: Vec::new(),
         }
+    }
+
+    /// A replica that forwarded the request may send it to another one; a client has to come again.
+    fn moved() -> Self {
+        let what = "the session is about to be another replica's";
+        let retry = Duration::from_secs(1);
+        let busy = Self::from(Error::Busy { what, retry });
+        busy.with(HOP, HeaderValue::from_static("refused"))
     }
 
     /// Its status and text, for an answer of another form.
@@ -81,6 +89,7 @@ impl From<Error> for Failure {
             Error::Busy { what, retry } => {
                 (StatusCode::SERVICE_UNAVAILABLE, -31004, what, Some(retry))
             }
+            Error::Moved => return Self::moved(),
             Error::Draining => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 -31004,
@@ -189,6 +198,7 @@ mod tests {
                 what: "busy",
                 retry: second,
             },
+            Error::Moved,
             Error::Draining,
             Error::Bug("secret"),
         ]
@@ -218,6 +228,7 @@ mod tests {
         Quota: 429 -31004 requests of the tenant retry 1
         Limit: 429 -31004 limit retry 1
         Busy: 503 -31004 busy retry 1
+        Moved: 503 -31004 the session is about to be another replica's retry 1
         Draining: 503 -31004 the gateway is about to end retry 1
         Bug: 503 -32603 internal error retry 5
         ");

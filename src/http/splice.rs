@@ -239,7 +239,9 @@ impl Errand {
 /// Whether what cannot be had now may be had soon.
 fn later(error: &Error) -> Found {
     match error {
-        Error::Busy { .. } | Error::Limit { .. } | Error::Quota(_) => Found::Later(Look::Anew),
+        Error::Busy { .. } | Error::Limit { .. } | Error::Quota(_) | Error::Moved => {
+            Found::Later(Look::Anew)
+        }
         Error::NoSession
         | Error::NoServer
         | Error::Invalid(_)

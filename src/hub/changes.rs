@@ -145,7 +145,7 @@ impl Session {
     pub(super) fn change(&mut self, access: Option<&Access>) {
         let Some(access) = access else {
             self.over.get_or_insert(Over::Revoked);
-            self.core.drop_session(&self.id);
+            self.core.drop_session(&self.id, self.fence);
             return;
         };
         self.tenant = Arc::clone(access.tenant());

@@ -11,6 +11,7 @@ use super::{
     owner::AWAY,
     reading::{Pulse, StreamEnd},
     session::{Command, Over, Phase, Session},
+    standstill::refuse,
 };
 use crate::{
     backend::legacy::CallId,
@@ -43,15 +44,25 @@ impl Session {
         }
         self.fail_calls(fault);
         self.flush_log().await;
+        let is_left = self.is_left();
+        if is_left && over == Over::Drained {
+            // Before its readers have gone: whoever comes by way of another replica finds it free.
+            let _ = self.core.directory.release(&self.id, self.fence).await;
+        }
         let end = match over {
             Over::Drained | Over::Fenced | Over::Orphaned => StreamEnd::Released,
             _ => StreamEnd::Finished,
         };
-        let is_left = self.is_left();
         self.streams.release(end, || {
             Answer::Refused(if is_left { AWAY } else { Error::NoSession })
         });
         commands.close();
+        while let Ok(command) = commands.try_recv() {
+            // It goes on elsewhere; else what is dropped here is told that there is no session.
+            if is_left {
+                refuse(command, || Error::Moved);
+            }
+        }
         if let Some(own) = self.link.down() {
             self.end_child(own, exit(over));
         }
@@ -63,12 +74,8 @@ impl Session {
         if was_kept || matches!(over, Over::Deleted | Over::Revoked) {
             Self::last_words(Arc::clone(self.streams.pulse())).await;
         }
-        if self.is_left() {
+        if is_left {
             self.core.log.release(&self.id).await;
-            if over == Over::Drained {
-                // The next request finds an owner, or a heartbeat that has ended.
-                let _ = self.core.directory.release(&self.id, self.fence).await;
-            }
         } else {
             self.core.log.forget(&self.id).await;
         }

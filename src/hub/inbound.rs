@@ -116,7 +116,8 @@ impl Session {
         if !matches!(self.phase, Phase::Ready(_)) {
             return Err(Error::Invalid("initialize comes first"));
         }
-        if self.is_draining {
+        // Among replicas a session that has a call goes on until it has none: then it is another's.
+        if self.is_draining && (self.core.owner.is_alone() || self.is_closing) {
             return Err(Error::Draining);
         }
         self.check_queue()

@@ -155,7 +155,9 @@ impl Limits {
                 return Err(self.refuse(rate.limit, rate.bound, wait(owed, rate.bound)));
             }
         }
-        Ok(least.filter(|least| least.left < least.bound.get() / 10))
+        // Among replicas nobody knows what is left of all.
+        let is_little = |least: &Left| least.left < least.bound.get() / 10 && !self.is_shared;
+        Ok(least.filter(is_little))
     }
 
     /// Seats for the calls of a body, in their order: all or none.
@@ -304,7 +306,12 @@ impl Limits {
         let meter = meters.of(&rate.account, bound, now);
         let last = meter.drawn.load(Ordering::Relaxed);
         let balance = meter.balance.load(Ordering::Relaxed);
-        let wanted = wanted(bound, balance, (last > 0).then(|| now.saturating_sub(last)));
+        let since = (last > 0).then(|| now.saturating_sub(last));
+        let wanted = match since {
+            // Others begin as well: each with an allotment.
+            None if self.is_shared => allotment(bound),
+            since => wanted(bound, balance, since),
+        };
         if meter.is_drawing.load(Ordering::Relaxed) {
             return (meter, Drawn::Underway);
         }

@@ -33,7 +33,7 @@ use crate::{
         event::{Cursor, EventKey},
         message::{Body, Message},
     },
-    store::{Directory, EventLog, SessionId},
+    store::{Directory, EventLog, Fence, SessionId},
     telemetry::Metrics,
 };
 
@@ -90,6 +90,7 @@ pub(crate) struct Core {
     owner: Arc<Owner>,
     patience: Patience,
     places: place::Places,
+    claims: place::Claims,
     sessions: Sessions,
     /// What is declared.
     live: Arc<Live>,
@@ -123,6 +124,7 @@ struct Handle {
     access: Arc<Access>,
     transport: Transport,
     born: Instant,
+    fence: Fence,
 }
 
 /// Messages waiting for a session; beyond, senders wait.
@@ -166,6 +168,7 @@ impl Hub {
             owner: stores.owner,
             patience: stores.patience,
             places: place::places(),
+            claims: place::Claims::default(),
             sessions: Sessions::default(),
             live,
             told: std::sync::RwLock::default(),
@@ -263,6 +266,7 @@ impl Hub {
             access: Arc::new(access.clone()),
             transport,
             born: Instant::now(),
+            fence: Fence(1),
         };
         let session = Session::new(Arc::clone(core), id.clone(), access, handle.clone(), seats);
         core.tracker.spawn(session.run(received));
@@ -283,7 +287,7 @@ impl Hub {
         form: Form,
     ) -> Result<Pending, Error> {
         let core = &self.0;
-        let handle = core.find(access, id)?;
+        let handle = core.here(access, id).await?;
         if let Some(needed) = policy::missing_scopes(access, &body) {
             return Err(Error::Scopes(needed));
         }
@@ -294,7 +298,11 @@ impl Hub {
         } else {
             Seats::new()
         };
-        let mut pending = deliver(&handle, access, body, form, calls).await?;
+        let delivered = deliver(&handle, access, body, form, calls).await;
+        let mut pending = match delivered {
+            Err(Error::NoSession) => return Err(core.gone(access, id).await),
+            delivered => delivered?,
+        };
         pending.seats = seats;
         pending.whose = Some((Arc::clone(&core.limits), access.clone()));
         Ok(pending)
@@ -312,11 +320,14 @@ impl Hub {
         id: &str,
         last_event_id: Option<&[u8]>,
     ) -> Result<Option<Reading>, Error> {
-        let handle = self.0.find(access, id)?;
+        let handle = self.0.here(access, id).await?;
         let decode = |text| self.0.key.decode(id, text).ok_or(Error::NoCursor);
         let cursor: Option<Cursor> = last_event_id.map(decode).transpose()?;
         let seats = self.0.limits.stream(access).await?;
-        let mut reading = attach(&handle, cursor).await?;
+        let mut reading = match attach(&handle, cursor).await {
+            Err(Error::NoSession) => return Err(self.0.gone(access, id).await),
+            attached => attached?,
+        };
         if let Some(reading) = &mut reading {
             reading.hold(seats);
         }
@@ -334,7 +345,7 @@ impl Hub {
     ///
     /// `NoSession`.
     pub(crate) async fn end(&self, access: &Access, id: &str) -> Result<(), Error> {
-        let handle = self.0.find(access, id)?;
+        let handle = self.0.here(access, id).await?;
         let (done, ended) = oneshot::channel();
         handle
             .commands
@@ -407,12 +418,14 @@ impl Core {
         sessions.insert(id.clone(), handle);
     }
 
-    fn drop_session(&self, id: &SessionId) -> bool {
+    fn drop_session(&self, id: &SessionId, fence: Fence) -> bool {
         let mut sessions = self
             .sessions
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        let was_there = sessions.remove(id).is_some();
+        // It may have come back under another number before its last task had ended.
+        let is_own = sessions.get(id).is_some_and(|own| own.fence == fence);
+        let was_there = is_own && sessions.remove(id).is_some();
         // After a flood of sessions the table must not keep its size for ever.
         if sessions.capacity() > 1024 && sessions.len() < sessions.capacity() / 4 {
             sessions.shrink_to_fit();

@@ -2,7 +2,8 @@
 //! a session that has none which lives (DESIGN section 5, "Claims").
 
 use std::{
-    sync::{Arc, PoisonError},
+    collections::HashSet,
+    sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -58,6 +59,33 @@ pub(super) fn places() -> Places {
         .max_capacity(PLACES)
         .time_to_live(REMEMBERED)
         .build()
+}
+
+/// Sessions that are being claimed: one request does it for all. Never held across an await.
+pub(super) type Claims = RwLock<HashSet<SessionId>>;
+
+/// One claim; others begin when it is dropped.
+struct Claiming {
+    core: Arc<Core>,
+    id: SessionId,
+}
+
+impl Claiming {
+    fn begin(core: &Arc<Core>, id: &SessionId) -> Option<Self> {
+        let mut claims = core.claims.write().unwrap_or_else(PoisonError::into_inner);
+        claims.insert(id.clone()).then(|| Self {
+            core: Arc::clone(core),
+            id: id.clone(),
+        })
+    }
+}
+
+impl Drop for Claiming {
+    fn drop(&mut self) {
+        let claims = &self.core.claims;
+        let mut claims = claims.write().unwrap_or_else(PoisonError::into_inner);
+        claims.remove(&self.id);
+    }
 }
 
 /// How long a session may be on its way to this replica.
@@ -131,6 +159,30 @@ fn is_of(found: &Found, access: &Access) -> bool {
 }
 
 impl Core {
+    /// A session of this replica, for whoever was told that it is here.
+    ///
+    /// # Errors
+    ///
+    /// `NoSession` where there is none; `Moved` if it has just gone to another replica.
+    pub(super) async fn here(&self, access: &Access, id: &str) -> Result<Handle, Error> {
+        match self.find(access, id) {
+            Err(Error::NoSession) => Err(self.gone(access, id).await),
+            found => found,
+        }
+    }
+
+    /// What is said of a session that has ended here.
+    pub(super) async fn gone(&self, access: &Access, id: &str) -> Error {
+        if self.owner.is_alone() || self.is_here(id) {
+            return Error::NoSession;
+        }
+        match self.directory.find(&SessionId(id.into())).await {
+            Ok(Some(found)) if is_of(&found, access) => Error::Moved,
+            Ok(_) => Error::NoSession,
+            Err(_) => AWAY,
+        }
+    }
+
     pub(super) fn is_here(&self, id: &str) -> bool {
         let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
         sessions.contains_key(id)
@@ -177,18 +229,25 @@ impl Core {
         if self.drain.is_cancelled() {
             return Err(Error::Draining);
         }
+        let Some(claiming) = Claiming::begin(self, id) else {
+            // Another request is about to; what it makes of the session is looked at again.
+            sleep(AGAIN).await;
+            return Ok(false);
+        };
         let (core, access, id) = (Arc::clone(self), access.clone(), id.clone());
         // To the end, whatever becomes of the request: half claimed it would be nobody's.
-        let claiming = self.tracker.spawn(async move {
+        let claimed = self.tracker.spawn(async move {
+            let _claiming = claiming;
+            if core.is_here(id.as_str()) {
+                return Ok(true);
+            }
             let claimed = core.directory.claim(&id, &record, &core.owner.me).await;
             let Some(fence) = claimed.map_err(|_| AWAY)? else {
                 return Ok(false);
             };
             core.adopt(&access, &id, fence, record).await.map(|()| true)
         });
-        claiming
-            .await
-            .unwrap_or(Err(Error::Bug("a claim panicked")))
+        claimed.await.unwrap_or(Err(Error::Bug("a claim panicked")))
     }
 
     /// Goes on with a session that was claimed, or ends it.
@@ -224,6 +283,7 @@ impl Core {
             access: Arc::new(access.clone()),
             transport: transport.unwrap_or(Transport::Streamable),
             born: born(record.age),
+            fence,
         };
         let mut session = Session::new(Arc::clone(self), id.clone(), access, handle.clone(), seats);
         session.adopt(Adopted {

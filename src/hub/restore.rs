@@ -335,11 +335,14 @@ impl Session {
             // Nothing of it may be left after 5 s (CONTRACT P16).
             stop = stop.map(|clock| clock.min(REVOKED));
         }
+        // Another replica has started one of its own.
+        let is_fenced = self.over == Some(Over::Fenced);
         self.core.tracker.spawn(async move {
             let Own { child, place } = *own;
             place.entry().set(ChildState::Stopping);
             let exit = match why {
                 Exit::Crashed | Exit::FailedStart => child.kill().await,
+                _ if is_fenced => child.kill().await,
                 Exit::Stopped | Exit::Idle | Exit::Killed => child.stop(stop).await,
             };
             tracing::debug!(code = exit.code, signal = exit.signal, "child ended");

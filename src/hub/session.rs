@@ -161,6 +161,8 @@ pub(super) struct Session {
     pub(super) paced: Option<Instant>,
     pub(super) over: Option<Over>,
     pub(super) is_draining: bool,
+    /// Whether an operator wants it to end when its calls have.
+    pub(super) is_closing: bool,
     pub(super) keeping: Keeping,
     /// Who wait for its end.
     pub(super) ended: Vec<oneshot::Sender<()>>,
@@ -242,6 +244,7 @@ impl Session {
             paced: None,
             over: None,
             is_draining: false,
+            is_closing: false,
             keeping: Keeping::default(),
             ended: Vec::new(),
             seats,
@@ -327,21 +330,30 @@ impl Session {
                 _ = standing.changed() => {}
                 () = &mut alarm => self.tick(),
             }
-            if self.is_draining
-                && self.calls.is_empty()
-                && !matches!(self.phase, Phase::Starting { .. })
-            {
-                self.over.get_or_insert(Over::Drained);
-            }
+            self.look_for_rest();
         }
         // Held on to, it would look like a reader that has not gone.
         drop(pulse);
         // From here on nobody finds it; what is still in the queue is refused by its end.
         self.handle = None;
-        let was_kept = self.core.drop_session(&self.id);
+        let was_kept = self.core.drop_session(&self.id, self.fence);
         self.seats.clear();
         Box::pin(self.unregister()).await;
         Box::pin(self.finish(&mut commands, was_kept)).await;
+    }
+
+    /// A session that is to end does when its calls have.
+    fn look_for_rest(&mut self) {
+        let is_busy = !self.calls.is_empty() || matches!(self.phase, Phase::Starting { .. });
+        if self.is_draining && !is_busy {
+            let is_over = self.is_closing && !self.core.owner.is_alone();
+            let over = if is_over {
+                Over::Deleted
+            } else {
+                Over::Drained
+            };
+            self.over.get_or_insert(over);
+        }
     }
 
     pub(super) async fn command(&mut self, command: Command) {
@@ -367,11 +379,11 @@ impl Session {
             }
             Command::End(done) => {
                 self.over = Some(Over::Deleted);
-                self.core.drop_session(&self.id);
+                self.core.drop_session(&self.id, self.fence);
                 self.ended.push(done);
             }
             Command::Drain(done) => {
-                self.is_draining = true;
+                (self.is_draining, self.is_closing) = (true, true);
                 let _ = done.send(());
             }
             Command::Change(_) => {}

@@ -17,7 +17,7 @@ use super::{
     owner::AWAY,
     session::{Command, Over, Session, or_never},
 };
-use crate::store::StoreError;
+use crate::{error::Error, store::StoreError};
 
 /// Between two attempts to read a fence.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -73,7 +73,7 @@ impl Session {
                     close = None;
                     self.streams.send_away();
                 }
-                Some(command) = commands.recv() => put_off.extend(refuse(command)),
+                Some(command) = commands.recv() => put_off.extend(refuse(command, || AWAY)),
                 () = sleep_until(again), if is_valid => {}
                 () = self.core.owner.renewed() => {}
             }
@@ -125,15 +125,15 @@ impl Session {
 }
 
 /// Refuses what wants to be served; returns what can wait.
-fn refuse(command: Command) -> Option<Command> {
+pub(super) fn refuse(command: Command, why: impl Fn() -> Error) -> Option<Command> {
     match command {
         Command::Deliver(delivery) => {
             // A client that is gone needs no answer.
-            let _ = delivery.reply.send(Answer::Refused(AWAY));
+            let _ = delivery.reply.send(Answer::Refused(why()));
             None
         }
         Command::Attach { reply, .. } => {
-            let _ = reply.send(Err(AWAY));
+            let _ = reply.send(Err(why()));
             None
         }
         other => Some(other),

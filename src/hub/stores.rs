@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use aws_lc_rs::rand::SecureRandom;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::owner::Owner;
+use super::{owner::Owner, session::or_never};
 use crate::{
     config::Config,
     error::Error,
@@ -51,7 +51,7 @@ pub(crate) fn retention(config: &Config) -> Retention {
     Retention {
         events: config.log.events,
         bytes: usize::try_from(config.log.bytes).unwrap_or(usize::MAX),
-        age: config.log.age,
+        age: or_never(config.log.age),
     }
 }
 
@@ -77,12 +77,12 @@ impl Stores {
         })
     }
 
-    /// What all replicas share; `key` is that of event ids. What runs for it ends with `stop`.
+    /// What all replicas share; `keys` are those of event ids, the first in use. What runs for it ends with `stop`.
     pub(crate) fn shared(
         config: &Config,
         redis: &Redis,
         me: Replica,
-        key: &[u8; 32],
+        keys: &[[u8; 32]],
         (tracker, stop): (&TaskTracker, &CancellationToken),
     ) -> Self {
         let directory: Arc<dyn Directory> = Arc::new(RedisDirectory::new(redis.clone()));
@@ -101,7 +101,7 @@ impl Stores {
             owner: Arc::new(Owner::new(me, Arc::clone(&directory))),
             directory,
             limiter: Arc::new(limiter),
-            key: EventKey::new(key),
+            key: EventKey::of(keys),
             patience: Patience {
                 close_after: config.cluster.close_after,
                 orphan_after: config.cluster.orphan_after,

@@ -4,6 +4,8 @@
 //! to clients and carries a MAC, so that a cursor that was given out and is no longer kept
 //! can be told from one that was never given out, without a look-up.
 
+use std::sync::Arc;
+
 use aws_lc_rs::{constant_time, hmac};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::{BufMut, BytesMut};
@@ -27,7 +29,7 @@ pub(crate) struct Cursor {
 
 /// Makes and reads event ids of one gateway.
 #[derive(Clone)]
-pub(crate) struct EventKey(hmac::Key);
+pub(crate) struct EventKey(Arc<[hmac::Key]>);
 
 /// Bytes of a cursor and of its MAC.
 const CURSOR: usize = 16;
@@ -38,7 +40,14 @@ const MAC_TEXT: usize = 11;
 impl EventKey {
     /// From 32 random bytes, the same for all replicas.
     pub(crate) fn new(secret: &[u8; 32]) -> Self {
-        Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
+        Self::of(&[*secret])
+    }
+
+    /// The same while one secret replaces another: ids are made with the first, and read with any.
+    pub(crate) fn of(secrets: &[[u8; 32]]) -> Self {
+        let keys = secrets.iter();
+        let keys = keys.map(|secret| hmac::Key::new(hmac::HMAC_SHA256, secret));
+        Self(keys.collect())
     }
 
     /// The id of `cursor` in `session`: 32 characters of the URL-safe Base64 alphabet.
@@ -47,7 +56,8 @@ impl EventKey {
         id[..4].copy_from_slice(&cursor.stream.to_be_bytes());
         id[4..8].copy_from_slice(&cursor.epoch.to_be_bytes());
         id[8..CURSOR].copy_from_slice(&cursor.seq.to_be_bytes());
-        let mac = self.mac(session, &id[..CURSOR]);
+        let mac = self.0.first().map(|key| mac(key, session, &id[..CURSOR]));
+        let mac = mac.unwrap_or_default();
         id[CURSOR..].copy_from_slice(&mac);
         URL_SAFE_NO_PAD.encode(id)
     }
@@ -55,8 +65,8 @@ impl EventKey {
     /// The cursor of an id that this key made for `session`; nothing for any other text.
     pub(crate) fn decode(&self, session: &str, id: &[u8]) -> Option<Cursor> {
         let bytes: [u8; CURSOR + MAC] = URL_SAFE_NO_PAD.decode(id).ok()?.try_into().ok()?;
-        let (cursor, mac) = bytes.split_at(CURSOR);
-        constant_time::verify_slices_are_equal(&self.mac(session, cursor), mac).ok()?;
+        let (cursor, tag) = bytes.split_at(CURSOR);
+        self.is_of_any(tag, |key| mac(key, session, cursor))?;
         let number = |range: std::ops::Range<usize>| {
             cursor[range]
                 .iter()
@@ -71,43 +81,47 @@ impl EventKey {
 
     /// A page cursor of a server, bound to whoever was given it.
     pub(crate) fn seal(&self, whose: [&str; 4], cursor: &str) -> String {
-        let mac = URL_SAFE_NO_PAD.encode(self.page_mac(whose, cursor));
-        mac + cursor
+        let tag = self.0.first().map(|key| page_mac(key, whose, cursor));
+        URL_SAFE_NO_PAD.encode(tag.unwrap_or_default()) + cursor
     }
 
     /// The server's own page cursor, if it was sealed for them; nothing for any other text.
     pub(crate) fn unseal<'c>(&self, whose: [&str; 4], sealed: &'c str) -> Option<&'c str> {
-        let (mac, cursor) = sealed.split_at_checked(MAC_TEXT)?;
-        let mac = URL_SAFE_NO_PAD.decode(mac).ok()?;
-        let own = self.page_mac(whose, cursor);
-        constant_time::verify_slices_are_equal(&own, &mac).ok()?;
+        let (tag, cursor) = sealed.split_at_checked(MAC_TEXT)?;
+        let tag = URL_SAFE_NO_PAD.decode(tag).ok()?;
+        self.is_of_any(&tag, |key| page_mac(key, whose, cursor))?;
         Some(cursor)
     }
 
-    fn page_mac(&self, whose: [&str; 4], cursor: &str) -> [u8; MAC] {
-        let mut context = hmac::Context::with_key(&self.0);
-        // Longer than any event id's cursor, so never the MAC of one.
-        context.update(b"the cursor of a page of a list");
-        for part in whose {
-            context.update(&(part.len() as u64).to_be_bytes());
-            context.update(part.as_bytes());
-        }
-        context.update(cursor.as_bytes());
-        let tag = context.sign();
-        let mut mac = [0; MAC];
-        mac.copy_from_slice(&tag.as_ref()[..MAC]);
-        mac
+    fn is_of_any(&self, tag: &[u8], mac: impl Fn(&hmac::Key) -> [u8; MAC]) -> Option<()> {
+        let is_of = |key| constant_time::verify_slices_are_equal(&mac(key), tag).is_ok();
+        self.0.iter().any(is_of).then_some(())
     }
+}
 
-    fn mac(&self, session: &str, cursor: &[u8]) -> [u8; MAC] {
-        let mut context = hmac::Context::with_key(&self.0);
-        context.update(cursor);
-        context.update(session.as_bytes());
-        let tag = context.sign();
-        let mut mac = [0; MAC];
-        mac.copy_from_slice(&tag.as_ref()[..MAC]);
-        mac
+fn page_mac(key: &hmac::Key, whose: [&str; 4], cursor: &str) -> [u8; MAC] {
+    let mut context = hmac::Context::with_key(key);
+    // Longer than any event id's cursor, so never the MAC of one.
+    context.update(b"the cursor of a page of a list");
+    for part in whose {
+        context.update(&(part.len() as u64).to_be_bytes());
+        context.update(part.as_bytes());
     }
+    context.update(cursor.as_bytes());
+    let tag = context.sign();
+    let mut mac = [0; MAC];
+    mac.copy_from_slice(&tag.as_ref()[..MAC]);
+    mac
+}
+
+fn mac(key: &hmac::Key, session: &str, cursor: &[u8]) -> [u8; MAC] {
+    let mut context = hmac::Context::with_key(key);
+    context.update(cursor);
+    context.update(session.as_bytes());
+    let tag = context.sign();
+    let mut mac = [0; MAC];
+    mac.copy_from_slice(&tag.as_ref()[..MAC]);
+    mac
 }
 
 /// Appends an event with a message; `data` is one line (see `message`), so no byte of it
@@ -181,6 +195,10 @@ mod tests {
             prop_assert_eq!(id.len(), 32);
             prop_assert_eq!(key.decode("session", id.as_bytes()), Some(cursor));
             prop_assert_eq!(key.decode("another", id.as_bytes()), None);
+            let both = EventKey::of(&[[8; 32], [7; 32]]);
+            prop_assert_eq!(both.decode("session", id.as_bytes()), Some(cursor));
+            let newer = both.encode("session", cursor);
+            prop_assert_eq!(key.decode("session", newer.as_bytes()), None);
             prop_assert_eq!(EventKey::new(&[8; 32]).decode("session", id.as_bytes()), None);
         }
 

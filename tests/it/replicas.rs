@@ -807,3 +807,28 @@ async fn the_session_of_a_dead_replica_is_still_nobody_elses() {
     assert!(replicas.node(1).descendants().is_empty(), "no child for it");
     assert_eq!(count(&there).await, 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_stops_fails_no_request() {
+    let replicas = Replicas::two(&["drain.timeout=5s"]).await;
+    let mut sessions = Vec::new();
+    for _ in 0..10 {
+        let session = replicas.node(0).session().await;
+        sessions.push(replicas.by(&session, 1));
+    }
+    let asking = sessions.iter().map(async |session| {
+        for number in 0..40 {
+            let response = session.begin("sleep", json!({"ms": 20 + number % 3})).await;
+            assert_eq!(response.status(), StatusCode::OK, "request {number}");
+            let answer = last(response).await;
+            assert!(answer["result"].is_object(), "request {number}: {answer}");
+        }
+    });
+    let stopping = async {
+        tokio::time::timeout(Duration::from_millis(300), std::future::pending::<()>())
+            .await
+            .unwrap_err();
+        replicas.node(0).signal(Signal::TERM);
+    };
+    tokio::join!(futures_util::future::join_all(asking), stopping);
+}

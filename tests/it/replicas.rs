@@ -676,7 +676,7 @@ async fn a_session_survives_every_replica_it_had() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_claims_is_enough_when_many_ask_at_once() {
-    let mut replicas = Replicas::with(3, &[], "idle: 10m").await;
+    let mut replicas = Replicas::with(3, &["stream.per_session=64"], "idle: 10m").await;
     let first = replicas.node(0).session().await;
     assert_eq!(count(&first).await, 1);
     replicas.kill(0).await;

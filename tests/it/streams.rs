@@ -75,7 +75,9 @@ async fn a_polled_stream_closes_with_retry_and_goes_on() {
     let mut stream = Events::of(session.begin("sleep", json!({"ms": 400})).await);
     let blocks = stream.rest().await;
     assert_eq!(blocks.len(), 2, "{blocks:?}");
-    assert_eq!(blocks[1].retry.as_deref(), Some("123"));
+    // Half to one and a half of it: clients that were sent away together come back apart.
+    let retry: u64 = blocks[1].retry.as_deref().unwrap().parse().unwrap();
+    assert!((61..=185).contains(&retry), "{retry}");
     let mut rest = session.resume(blocks[0].id.as_ref().unwrap()).await;
     let messages = rest.messages().await;
     assert_eq!(messages.len(), 1);

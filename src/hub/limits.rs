@@ -270,14 +270,14 @@ impl Limits {
 
     fn spend(&self, rate: &Rate) -> Result<Left, Error> {
         let (meter, drawn) = self.fill(rate);
-        let least = signed(rate.bound.get()).saturating_neg();
+        let lent = signed(rate.bound.get());
         let taken = meter
             .balance
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |balance| {
                 // Where a draw is under way it is not known whether there is something: what a
                 // second gives is lent.
-                let lent = if drawn == Drawn::Underway { least } else { 0 };
-                (balance > lent).then_some(balance - 1)
+                let lent = if drawn == Drawn::Underway { lent } else { 0 };
+                (balance > -lent).then_some(balance - 1)
             });
         let Rate { limit, bound, .. } = *rate;
         match taken {

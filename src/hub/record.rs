@@ -207,7 +207,18 @@ impl Session {
                 self.keeping.is_changed = true;
                 self.wake_by(Instant::now() + Duration::from_secs(1));
             }
-            Err(error) => self.stored(Err(error)),
+            // Another's, or lost with all that the store had: whose it is has to be read.
+            Err(_) => {
+                self.keeping.is_changed = true;
+                self.doubt();
+            }
+        }
+    }
+
+    /// Writes what could not be written while the session stood still.
+    pub(super) fn keep_again(&mut self) {
+        if self.keeping.is_changed {
+            self.keep_record(Instant::now());
         }
     }
 }

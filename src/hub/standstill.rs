@@ -34,11 +34,7 @@ impl Session {
     pub(super) fn stored(&mut self, done: Result<(), StoreError>) {
         match done {
             Ok(()) => {}
-            // `u32::MAX` lapses never happen: the fence is read before anything else.
-            Err(StoreError::Flushed | StoreError::Away) => {
-                let confirmed = &self.streams.pulse().confirmed;
-                confirmed.store(u32::MAX, Ordering::Release);
-            }
+            Err(StoreError::Flushed | StoreError::Away) => self.doubt(),
             Err(StoreError::Fenced) if !self.core.owner.is_alone() => {
                 self.over.get_or_insert(Over::Fenced);
             }
@@ -47,6 +43,12 @@ impl Session {
                 self.over.get_or_insert(Over::Lost);
             }
         }
+    }
+
+    /// From now on nothing is served before the fence is read.
+    pub(super) fn doubt(&self) {
+        // So many lapses never happen.
+        self.confirmed(u32::MAX);
     }
 
     /// Waits until the session may be served, or is over.
@@ -73,7 +75,11 @@ impl Session {
                     close = None;
                     self.streams.send_away();
                 }
-                Some(command) = commands.recv() => put_off.extend(refuse(command, || AWAY)),
+                Some(command) = commands.recv() => match command {
+                    // Who may not use it any more waits for no store.
+                    Command::Change(access) => self.change(access.as_deref()),
+                    command => put_off.extend(refuse(command, || AWAY)),
+                },
                 () = sleep_until(again), if is_valid => {}
                 () = self.core.owner.renewed() => {}
             }
@@ -82,6 +88,7 @@ impl Session {
             // Nobody was read meanwhile: what waited for an answer waits on.
             self.calls.restart(Instant::now());
             self.streams.wake();
+            self.keep_again();
             for command in put_off {
                 self.command(command).await;
             }

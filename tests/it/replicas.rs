@@ -832,3 +832,24 @@ async fn a_replica_that_stops_fails_no_request() {
     };
     tokio::join!(futures_util::future::join_all(asking), stopping);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_changes_a_session_in_a_flushed_redis_does_not_end_it() {
+    let replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    assert_eq!(count(&here).await, 1);
+    replicas.redis.command(&["FLUSHALL"]);
+    // Its record is to be written before the owner knows that there is none.
+    let level = json!({"jsonrpc": "2.0", "id": "level", "method": "logging/setLevel",
+        "params": {"level": "error"}});
+    let answer = last(here.post(&level).await).await;
+    assert_eq!(answer["id"], "level");
+    assert!(answer["result"].is_object(), "{answer}");
+    until("the session by way of the other", || async {
+        let response = replicas.by(&here, 1).begin("echo", json!({})).await;
+        assert!([200, 503].contains(&response.status().as_u16()));
+        response.status() == StatusCode::OK
+    })
+    .await;
+    assert_eq!(count(&here).await, 2, "the same child");
+}

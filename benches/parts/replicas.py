@@ -143,7 +143,14 @@ async def kill(store, replicas, dead, streams, history):
     for session in [*opened, *idle]:
         with contextlib.suppress(*BROKEN):
             await session.end(other)
-    return killed, kept, [answers for answers in counted if answers != ["1", "2", "3", "4"]]
+    return killed, kept, [answers for answers in counted if not of_one_child(answers)]
+
+
+def of_one_child(answers):
+    """Whether those that were served were by one new child; what the dying replica took is lost."""
+    served = [answer for answer in answers if answer.isdigit()]
+    is_lost = (answer == f"200 {OWNER_LOST}" for answer in answers if not answer.isdigit())
+    return served == [str(n + 1) for n in range(len(served))] and all(is_lost)
 
 
 async def at_once(session, address):
@@ -155,7 +162,8 @@ async def at_once(session, address):
         except BROKEN as error:
             return repr(error)
         good = ((said or {}).get("result") or {}).get("content")
-        return good[0]["text"] if good else f"{status} {why(said)}"
+        code = ((said or {}).get("error") or {}).get("code")
+        return good[0]["text"] if good else f"{status} {code or said}"
 
     return sorted(await asyncio.gather(*(one() for _ in range(4))))
 

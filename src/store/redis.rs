@@ -99,13 +99,14 @@ impl Redis {
         for _ in 0..2 {
             let (mut connection, life) = link.connection(until).await.ok_or(StoreError::Away)?;
             let Ok(answer) = timeout_at(until, call.run(&mut connection)).await else {
-                return Err(gave_up(link, life, health, LATE));
+                return Err(was_late(link, life, health));
             };
             match answer {
                 Ok(value) => {
                     health.answered(call.lua);
                     return Ok(value);
                 }
+                Err(error) if error.is_timeout() => return Err(was_late(link, life, health)),
                 Err(error) if is_broken(&error) => {
                     lost = Err(error);
                     link.broke(life);
@@ -178,8 +179,12 @@ impl Redis {
         let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
         let answers = match timeout_at(until, asked).await {
             Ok(Ok(answers)) => answers,
-            Ok(Err(error)) => return Err(gave_up(link, life, health, &error.to_string())),
-            Err(_) => return Err(gave_up(link, life, health, LATE)),
+            Ok(Err(error)) if !error.is_timeout() => {
+                health.failed(&error.to_string());
+                link.broke(life);
+                return Err(StoreError::Away);
+            }
+            _ => return Err(was_late(link, life, health)),
         };
         let mut results = Vec::with_capacity(answers.len());
         for (answer, lua) in answers.into_iter().zip(luas) {
@@ -210,9 +215,9 @@ impl Redis {
     }
 }
 
-fn gave_up(link: &Link, life: u64, health: &Health, why: &str) -> StoreError {
-    health.failed(why);
-    link.broke(life);
+fn was_late(link: &Link, life: u64, health: &Health) -> StoreError {
+    health.failed(LATE);
+    link.was_late(life);
     StoreError::Away
 }
 

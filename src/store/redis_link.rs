@@ -30,8 +30,8 @@ pub(super) struct Link {
 
 #[derive(Clone)]
 enum State {
-    /// Being made, for the first time since there was one.
-    Connecting,
+    /// Being made, for the first time since there was one; waited for until then at most.
+    Connecting(Option<Instant>),
     /// There, in its so-manieth life.
     Up(MultiplexedConnection, u64),
     /// Tried, and not there.
@@ -49,7 +49,7 @@ impl Link {
         halt: &CancellationToken,
     ) -> Self {
         let link = Self {
-            state: watch::Sender::new(State::Connecting),
+            state: watch::Sender::new(State::Connecting(None)),
             broken: Arc::new(Notify::new()),
         };
         let keeper = Keeper {
@@ -68,7 +68,11 @@ impl Link {
     /// where that failed already, does not wait.
     pub(super) async fn connection(&self, until: Instant) -> Option<(MultiplexedConnection, u64)> {
         let mut state = self.state.subscribe();
-        let is_known = |state: &State| !matches!(state, State::Connecting);
+        let until = match *state.borrow_and_update() {
+            State::Connecting(Some(end)) => until.min(end),
+            _ => until,
+        };
+        let is_known = |state: &State| !matches!(state, State::Connecting(_));
         let known = timeout_at(until, state.wait_for(is_known)).await;
         match &*known.ok()?.ok()? {
             State::Up(connection, life) => Some((connection.clone(), *life)),
@@ -79,7 +83,7 @@ impl Link {
     /// Why its server will not do; none while that is not known.
     pub(super) async fn refusal(&self, until: Instant) -> Option<Unsuitable> {
         let mut state = self.state.subscribe();
-        let is_known = |state: &State| !matches!(state, State::Connecting);
+        let is_known = |state: &State| !matches!(state, State::Connecting(_));
         let known = timeout_at(until, state.wait_for(is_known)).await;
         match &*known.ok()?.ok()? {
             State::Refused(why) => Some(why.clone()),
@@ -89,10 +93,20 @@ impl Link {
 
     /// The connection of that life is of no use any more.
     pub(super) fn broke(&self, life: u64) {
+        self.end(life, None);
+    }
+
+    /// Likewise, because its server does not answer: who has waited for that already, as
+    /// `initialize` for its place, does not wait so long again.
+    pub(super) fn was_late(&self, life: u64) {
+        self.end(life, Some(Instant::now() + AGAIN));
+    }
+
+    fn end(&self, life: u64, until: Option<Instant>) {
         let is_changed = self.state.send_if_modified(|state| {
             let is_it = matches!(state, State::Up(_, known) if *known == life);
             if is_it {
-                *state = State::Connecting;
+                *state = State::Connecting(until);
             }
             is_it
         });
@@ -261,6 +275,8 @@ pub(super) const LATE: &str = "it does not answer in time";
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a batch of some megabytes may.
 pub(super) const PATIENCE_WITH_BATCHES: Duration = Duration::from_secs(1);
+/// How long a connection to a server that was late is waited for.
+const AGAIN: Duration = Duration::from_millis(100);
 /// Before the first attempt to connect again, and at most: with the attempt itself, well within
 /// the 2 s in which all is to be well again.
 const DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(300));

@@ -142,7 +142,14 @@ async fn nobody_waits_long_for_a_server_that_is_away() {
         );
     };
     server.pause();
+    // One after the other, as within one `initialize`: only the first waits for an answer.
+    let began = Instant::now();
     away(&side).await;
+    assert!(
+        began.elapsed() < Duration::from_millis(1000),
+        "{:?}",
+        began.elapsed()
+    );
     server.resume();
     let is_there = async |side: &Side| side.directory.find(&session("s")).await.is_ok();
     let took = until("it is there again", async || is_there(&side).await).await;

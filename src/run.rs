@@ -26,7 +26,6 @@ use crate::{
         address::Allowed,
         admin,
         cluster::{self, Cluster},
-        counted,
         gate::Gate,
         hop::{self, HopKeys},
         limited,
@@ -217,7 +216,8 @@ pub(crate) async fn run(
     )
     .map_err(anyhow::Error::msg)?;
     let proxies = config.http.trusted_proxies.clone();
-    let gate = Gate::new(allowed, proxies.clone(), config.http.max_body as u64);
+    let max_body = config.http.max_body as u64;
+    let gate = Gate::new(allowed, proxies.clone(), max_body, Arc::clone(&metrics));
     let outbound = Outbound::new(config.outbound_allow.clone());
     let auth = Verifier::new(
         &config,
@@ -266,8 +266,7 @@ pub(crate) async fn run(
             let (hosts, origins) = (&config.http.allowed_hosts, &config.http.allowed_origins);
             let own = Allowed::new(&own_url(bound)?, bound, false, hosts, origins);
             let own = own.map_err(anyhow::Error::msg)?;
-            let gate = Gate::new(own, proxies, config.http.max_body as u64);
-            let app = counted(gate.guard(api), Arc::clone(&metrics));
+            let app = Gate::new(own, proxies, max_body, Arc::clone(&metrics)).guard(api);
             let bounds = Bounds {
                 max_connections: ADMINISTRATORS,
                 finish: LAST_WORDS,
@@ -286,7 +285,6 @@ pub(crate) async fn run(
         (_, None) => {}
     }
     let app = gate.guard(app);
-    let app = counted(app, Arc::clone(&metrics));
     let bounds = Bounds {
         max_connections: config.http.max_connections,
         finish: config.drain.timeout + LAST_WORDS,

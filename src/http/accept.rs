@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::Router;
+use axum::body::Body;
 use axum::response::Response;
 use http::Request;
 use hyper::body::Incoming;
@@ -27,8 +27,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tower::Service;
 
+use super::gate::App;
 use super::tls::TlsReload;
 use super::wire::Wire;
 
@@ -51,31 +51,47 @@ pub(crate) struct Bounds {
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<TlsReload>,
-    app: Router,
+    app: impl Into<App>,
     bounds: Bounds,
     stop: CancellationToken,
     tracker: TaskTracker,
 ) {
     let protocols = Protocols::new();
-    accept(listener, tls, app, bounds, protocols, (stop, tracker)).await;
+    accept(
+        listener,
+        tls,
+        app.into(),
+        bounds,
+        protocols,
+        (stop, tracker),
+    )
+    .await;
 }
 
 /// The same for other replicas, each of which sends all that it has over one connection.
 pub(crate) async fn serve_replicas(
     listener: TcpListener,
-    app: Router,
+    app: impl Into<App>,
     bounds: Bounds,
     stop: CancellationToken,
     tracker: TaskTracker,
 ) {
     let protocols = Protocols::of_replicas();
-    accept(listener, None, app, bounds, protocols, (stop, tracker)).await;
+    accept(
+        listener,
+        None,
+        app.into(),
+        bounds,
+        protocols,
+        (stop, tracker),
+    )
+    .await;
 }
 
 async fn accept(
     listener: TcpListener,
     tls: Option<TlsReload>,
-    app: Router,
+    app: App,
     bounds: Bounds,
     protocols: Protocols,
     (stop, tracker): (CancellationToken, TaskTracker),
@@ -135,7 +151,7 @@ struct Connection {
     /// The other end.
     peer: SocketAddr,
     /// What answers its requests.
-    app: Router,
+    app: App,
     /// The settings of hyper, shared by all.
     protocols: Arc<Protocols>,
     /// Tells it to finish.
@@ -223,7 +239,7 @@ impl Connection {
 
 /// Requests of one connection, the first of which is noted.
 fn watched(
-    app: Router,
+    app: App,
     peer: SocketAddr,
     asked: Arc<AtomicBool>,
 ) -> impl hyper::service::Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
@@ -248,15 +264,14 @@ async fn if_asked(
     }
 }
 
-/// Hands one request to the router.
+/// Hands one request to what answers it. Boxed: hyper keeps room for it as long as the connection lives.
 fn call(
-    mut app: Router,
+    app: App,
     peer: SocketAddr,
     mut request: Request<Incoming>,
-) -> impl Future<Output = Result<Response, Infallible>> + Send + 'static {
+) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
     request.extensions_mut().insert(Peer(peer));
-    // A router is always ready; `poll_ready` would only say so.
-    app.call(request)
+    Box::pin(async move { Ok(app.answer(request.map(Body::new)).await) })
 }
 
 /// Runs a connection to its end; from `stop` on it takes no further request, and has until

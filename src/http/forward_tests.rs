@@ -215,7 +215,7 @@ async fn serve(
     let bound = http.local_addr().unwrap();
     let url = format!("http://{bound}");
     let allowed = Allowed::new(&url.parse().unwrap(), bound, false, &[], &[]).unwrap();
-    let gate = Gate::new(allowed, Vec::new(), 4 << 20);
+    let gate = Gate::new(allowed, Vec::new(), 4 << 20, Arc::clone(&metrics));
     let app = gate.guard(routes(front, Health::default()));
     let serving = accept::serve(http, None, app, bounds, stop, tracker.clone());
     tracker.spawn(serving);

@@ -1,26 +1,27 @@
-//! The middleware in front of every route of the public listener.
+//! What stands in front of every route of the public listener.
 //!
 //! Refuses what no route should see, and says on every response what no route should forget; who
 //! calls, and what they may do, is decided behind it.
 
 use std::any::Any;
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use axum::RequestExt;
 use axum::Router;
-use axum::extract::{RawPathParams, Request, State};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::extract::Request;
 use axum::response::Response;
+use futures_util::FutureExt;
 use http::header::{
     ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, ORIGIN, TRANSFER_ENCODING,
     X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
 use ipnet::IpNet;
 use tokio::time::Instant;
+use tower::Service;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::accept::Peer;
@@ -30,9 +31,18 @@ use super::cors;
 use super::hop::HOP;
 use super::refusal::{in_form_of, refusal};
 pub(crate) use crate::address::ClientAddress;
+use crate::telemetry::{Metrics, Route};
+
+/// What one listener serves. A handle.
+///
+/// The gate is no layer of the router: axum clones and boxes a layer for each route and request.
+#[derive(Clone)]
+pub(crate) struct App {
+    routes: Router,
+    gate: Option<Arc<Gate>>,
+}
 
 /// What the gate of one listener needs to know.
-#[derive(Debug)]
 pub(crate) struct Gate {
     /// The hosts and origins that are ours.
     allowed: Allowed,
@@ -40,6 +50,8 @@ pub(crate) struct Gate {
     proxies: Vec<IpNet>,
     /// The largest request body, in bytes.
     max_body: u64,
+    /// Counts every answer, refusals too.
+    metrics: Arc<Metrics>,
     /// Makes request ids of one process differ from those of every other.
     boot: u64,
     /// Makes them differ from each other.
@@ -52,22 +64,29 @@ pub(crate) struct RequestId(pub(crate) Arc<str>);
 
 impl Gate {
     /// A gate with a random boot number.
-    pub(crate) fn new(allowed: Allowed, proxies: Vec<IpNet>, max_body: u64) -> Arc<Self> {
+    pub(crate) fn new(
+        allowed: Allowed,
+        proxies: Vec<IpNet>,
+        max_body: u64,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
         let boot = uuid::Uuid::new_v4().as_u64_pair().1;
         Arc::new(Self {
             allowed,
             proxies,
             max_body,
+            metrics,
             boot,
             next: AtomicU64::new(1),
         })
     }
 
     /// Puts the gate, and the net for panics, in front of every route and fallback of `routes`.
-    ///
-    /// Call it last: routes added afterwards would stand outside.
-    pub(crate) fn guard(self: Arc<Self>, routes: Router) -> Router {
-        catching(routes).layer(from_fn_with_state(self, pass))
+    pub(crate) fn guard(self: Arc<Self>, routes: Router) -> App {
+        App {
+            routes,
+            gate: Some(self),
+        }
     }
 
     fn request_id(&self) -> RequestId {
@@ -150,50 +169,100 @@ pub(super) fn catching(routes: Router) -> Router {
     routes.layer(CatchPanicLayer::custom(panicked))
 }
 
-/// One request through the gate and back.
-async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
-    let began = Instant::now();
-    let id = gate.request_id();
-    let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip());
-    let address = peer.map(|peer| client(peer, request.headers(), &gate.proxies));
-    let mut line = Line::of(&request, address);
-    if let Ok(params) = request.extract_parts::<RawPathParams>().await {
-        line.name(&params);
+impl From<Router> for App {
+    /// Routes that need no gate: nobody but operators and replicas reaches them.
+    fn from(routes: Router) -> Self {
+        Self { routes, gate: None }
     }
-    let (mut head, body) = request.into_parts();
-    let version = head.version;
-    let (body, progress) = meter(body, gate.max_body);
-    let path = head.uri.path().to_owned();
-    let response = match gate.check(&head) {
-        Err(refused) => in_form_of(&path, refused),
-        Ok(origin) => {
-            let mut response = if cors::is_preflight(&head.method, &head.headers) {
-                cors::preflight(&head.headers)
-            } else {
-                head.extensions.insert(id.clone());
-                if let Some(address) = address {
-                    head.extensions.insert(ClientAddress(address));
-                }
-                let response = next.run(Request::from_parts(head, body)).await;
-                // The route saw an error and cannot know which; its answer gives way.
-                let refused = match progress.read() {
-                    Read::TooLarge => refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large"),
-                    Read::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
-                    Read::Partly | Read::Whole => response,
-                };
-                in_form_of(&path, refused)
-            };
-            if cors::is_public(&path) {
-                cors::mark_public(response.headers_mut());
-            } else {
-                cors::mark(response.headers_mut(), origin);
-            }
-            response
+}
+
+impl App {
+    /// Answers one request.
+    pub(crate) async fn answer(self, request: Request) -> Response {
+        let Self { mut routes, gate } = self;
+        match gate {
+            Some(gate) => gate.pass(request, routes).await,
+            None => routes
+                .call(request)
+                .await
+                .unwrap_or_else(|never| match never {}),
         }
-    };
-    let response = finish(response, version, progress.read());
-    line.write(&id, response.status(), began);
-    response
+    }
+}
+
+impl Gate {
+    /// One request through the gate and back.
+    async fn pass(&self, request: Request, routes: Router) -> Response {
+        let began = Instant::now();
+        let id = self.request_id();
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip());
+        let address = peer.map(|peer| client(peer, request.headers(), &self.proxies));
+        let (mut head, body) = request.into_parts();
+        let line = Line {
+            method: head.method.clone(),
+            uri: head.uri.clone(),
+            address,
+        };
+        let path = line.uri.path();
+        let version = head.version;
+        let (body, progress) = meter(body, self.max_body);
+        let response = match self.check(&head) {
+            Err(refused) => in_form_of(path, refused),
+            Ok(origin) => {
+                let mut response = if cors::is_preflight(&head.method, &head.headers) {
+                    cors::preflight(&head.headers)
+                } else {
+                    head.extensions.insert(id.clone());
+                    if let Some(address) = address {
+                        head.extensions.insert(ClientAddress(address));
+                    }
+                    let response = route(routes, Request::from_parts(head, body)).await;
+                    // The route saw an error and cannot know which; its answer gives way.
+                    let refused = match progress.read() {
+                        Read::TooLarge => refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large"),
+                        Read::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
+                        Read::Partly | Read::Whole => response,
+                    };
+                    in_form_of(path, refused)
+                };
+                if cors::is_public(path) {
+                    cors::mark_public(response.headers_mut());
+                } else {
+                    cors::mark(response.headers_mut(), origin);
+                }
+                response
+            }
+        };
+        let response = finish(response, version, progress.read());
+        let status = response.status();
+        self.metrics.request(kind(path), status.as_u16());
+        line.write(&id, status, began);
+        response
+    }
+}
+
+/// Hands a request to its route; a panic there costs this request and nothing else.
+async fn route(mut routes: Router, request: Request) -> Response {
+    let answer = async move { routes.call(request).await };
+    match AssertUnwindSafe(answer).catch_unwind().await {
+        Ok(Ok(response)) => response,
+        Ok(Err(never)) => match never {},
+        Err(panic) => panicked(panic),
+    }
+}
+
+/// What a request is counted as.
+fn kind(path: &str) -> Route {
+    if matches!(path, "/livez" | "/readyz") {
+        return Route::Health;
+    }
+    let (parent, end) = path.rsplit_once('/').unwrap_or_default();
+    match end {
+        _ if !parent.is_empty() && !parent.starts_with("/t/") => Route::Other,
+        "mcp" => Route::Mcp,
+        "sse" | "messages" => Route::Sse,
+        _ => Route::Other,
+    }
 }
 
 /// Whether a browser sends a form of one of our own pages. Those say `no-referrer` (CONTRACT P82),
@@ -288,44 +357,19 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 /// The log line of one request: no query, no header, no session id.
 struct Line {
     method: Method,
-    path: String,
-    tenant: Option<String>,
-    server: Option<String>,
+    uri: Uri,
     address: Option<IpAddr>,
 }
 
 impl Line {
-    fn of(request: &Request, address: Option<IpAddr>) -> Self {
-        let path = request.uri().path();
-        let end = path
-            .char_indices()
-            .nth(PATH_LOGGED)
-            .map_or(path.len(), |(at, _)| at);
-        let path = path[..end].to_owned();
-        Self {
-            method: request.method().clone(),
-            path,
-            tenant: None,
-            server: None,
-            address,
-        }
-    }
-
-    /// Remembers what the route matched.
-    fn name(&mut self, params: &RawPathParams) {
-        for (name, value) in params {
-            match name {
-                "tenant" => self.tenant = Some(value.to_owned()),
-                "server" => self.server = Some(value.to_owned()),
-                _ => {}
-            }
-        }
-    }
-
     fn write(&self, id: &RequestId, status: StatusCode, began: Instant) {
         // An unknown method is the client's text and may be long.
         let method = self.method.as_str();
         let method = method.get(..METHOD_LOGGED).unwrap_or(method);
+        let path = self.uri.path();
+        let logged = path.char_indices().nth(PATH_LOGGED);
+        let logged = logged.map_or(path, |(end, _)| &path[..end]);
+        let (tenant, server) = names(logged);
         let id = &*id.0;
         let code = status.as_u16();
         let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -335,9 +379,9 @@ impl Line {
             {
                 request.id = id,
                 http.method = method,
-                url.path = self.path,
-                tenant.id = self.tenant,
-                server.name = self.server,
+                url.path = logged,
+                tenant.id = tenant,
+                server.name = server,
                 http.status = code,
                 client.address = address,
                 ms
@@ -345,6 +389,23 @@ impl Line {
             "request"
         );
     }
+}
+
+/// The tenant and the server that a path names.
+fn names(path: &str) -> (Option<&str>, Option<&str>) {
+    if let Some(rest) = path.strip_prefix("/t/") {
+        let mut parts = rest.split('/');
+        return match (parts.next(), parts.next(), parts.next(), parts.next()) {
+            (Some(tenant), Some(server), Some("mcp" | "sse" | "messages"), None) => {
+                (Some(tenant), Some(server))
+            }
+            (Some(tenant), Some("oauth"), Some(_), _) => (Some(tenant), None),
+            _ => (None, None),
+        };
+    }
+    let tenants = path.strip_prefix("/api/v1/tenants/");
+    let tenant = tenants.and_then(|rest| rest.split('/').next());
+    (tenant.filter(|tenant| !tenant.is_empty()), None)
 }
 
 /// C11.
@@ -361,6 +422,29 @@ const PATH_LOGGED: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_log_says_whom_a_path_names() {
+        let table = [
+            ("/t/a/b/mcp", (Some("a"), Some("b"))),
+            ("/t/a/b/sse", (Some("a"), Some("b"))),
+            ("/t/a/b/messages", (Some("a"), Some("b"))),
+            ("/t/a/oauth/mcp", (Some("a"), Some("oauth"))),
+            ("/t/a/oauth/token", (Some("a"), None)),
+            ("/t/a/oauth/callback/login", (Some("a"), None)),
+            ("/t/a/b/c", (None, None)),
+            ("/t/a/b/c/mcp", (None, None)),
+            ("/t/a", (None, None)),
+            ("/mcp", (None, None)),
+            ("/api/v1/tenants", (None, None)),
+            ("/api/v1/tenants/", (None, None)),
+            ("/api/v1/tenants/a", (Some("a"), None)),
+            ("/api/v1/tenants/a/servers/b", (Some("a"), None)),
+        ];
+        for (path, named) in table {
+            assert_eq!(names(path), named, "{path}");
+        }
+    }
 
     #[test]
     fn only_forms_of_our_own_pages_may_name_no_origin() {

@@ -8,21 +8,9 @@
 use std::sync::Arc;
 
 use ::http::StatusCode;
-use axum::{
-    Router,
-    extract::{Request, State},
-    middleware::{Next, from_fn_with_state},
-    response::Response,
-    routing::get,
-};
+use axum::{Router, middleware::from_fn_with_state, routing::get};
 
-use crate::{
-    auth::Verifier,
-    config::Config,
-    control::live::Live,
-    hub::Hub,
-    telemetry::{Metrics, Route},
-};
+use crate::{auth::Verifier, config::Config, control::live::Live, hub::Hub, telemetry::Metrics};
 
 pub(crate) mod accept;
 pub(crate) mod address;
@@ -116,29 +104,4 @@ pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
 /// Routes of others, under the limits of every route.
 pub(crate) fn limited(routes: Router, front: Arc<Front>) -> Router {
     routes.layer(from_fn_with_state(front, limits::pass))
-}
-
-/// Counts every answer of `app`; call it last, so that refusals are counted too.
-pub(crate) fn counted(app: Router, metrics: Arc<Metrics>) -> Router {
-    app.layer(from_fn_with_state(metrics, count))
-}
-
-async fn count(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
-    let route = kind(request.uri().path());
-    let response = next.run(request).await;
-    metrics.request(route, response.status().as_u16());
-    response
-}
-
-fn kind(path: &str) -> Route {
-    if matches!(path, "/livez" | "/readyz") {
-        return Route::Health;
-    }
-    let (parent, end) = path.rsplit_once('/').unwrap_or_default();
-    match end {
-        _ if !parent.is_empty() && !parent.starts_with("/t/") => Route::Other,
-        "mcp" => Route::Mcp,
-        "sse" | "messages" => Route::Sse,
-        _ => Route::Other,
-    }
 }

@@ -4,7 +4,7 @@
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
 
 use super::admin::Problem;
@@ -31,7 +31,8 @@ pub(crate) fn in_form_of(path: &str, refused: Response) -> Response {
     let mut response = Problem::new(refused.status(), *sentence).into_response();
     let headers = response.headers_mut();
     for (name, value) in refused.headers() {
-        if !headers.contains_key(name) {
+        // The length is of the text that gives way.
+        if name != CONTENT_LENGTH && !headers.contains_key(name) {
             headers.append(name, value.clone());
         }
     }

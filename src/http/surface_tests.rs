@@ -1,6 +1,7 @@
 //! The surface over real sockets: what of CONTRACT 4.5 needs no MCP route.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -17,6 +18,7 @@ use super::accept::{Bounds, serve};
 use super::address::Allowed;
 use super::gate::{ClientAddress, Gate};
 use super::ops::{Health, public};
+use crate::telemetry::Metrics;
 
 struct Surface {
     address: SocketAddr,
@@ -53,7 +55,8 @@ async fn surface(max_connections: usize) -> Surface {
             get(async |client: axum::Extension<ClientAddress>| client.0.0.to_string()),
         )
         .merge(public(Health::default()));
-    let app = Gate::new(allowed, Vec::new(), MAX_BODY).guard(routes);
+    let metrics = Arc::new(Metrics::new(None).expect("metrics"));
+    let app = Gate::new(allowed, Vec::new(), MAX_BODY, metrics).guard(routes);
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let finish = Duration::from_secs(10);
     let bounds = Bounds {

@@ -29,6 +29,7 @@
 //! * `outbound` fetches what others name, from public addresses only.
 //! * `control` is what an operator declares; `config` is how the gateway itself is set.
 //! * `http` is the skin: fronts that turn HTTP into messages and events into HTTP.
+//! * `sharing` connects a replica with the others: Redis, the stores in it, keys that all derive.
 //! * `cli` is `lockgate run`, `serve`, `check`, `import`, the commands on the store, and those that
 //!   speak the administration API of a running gateway (`client`, `remote`, `apply`).
 //!
@@ -147,6 +148,7 @@ mod replicas;
 mod run;
 mod separation;
 mod settings;
+mod sharing;
 mod store;
 mod telemetry;
 

@@ -27,7 +27,6 @@ use crate::{
         admin,
         cluster::{self, Cluster},
         gate::Gate,
-        hop::{self, HopKeys},
         limited,
         ops::{self, Health, Loss},
         peers::Peers,
@@ -39,11 +38,7 @@ use crate::{
     logs::Logs,
     oauth::Oauth,
     outbound::Outbound,
-    store::{
-        Replica,
-        redis::{Redis, Settings},
-        redis_agreement,
-    },
+    sharing::{self, DISAGREEMENT, Sharing},
     telemetry::Metrics,
 };
 
@@ -119,8 +114,8 @@ pub(crate) async fn run(
     let (clustering, stop_cluster) = (TaskTracker::new(), CancellationToken::new());
     let cluster = match (&listeners.cluster, &keys) {
         (Some(reached), Some(keys)) => Some(Arc::new(Cluster {
-            me: replica(&reached.address)?,
-            keys: hop_keys(keys),
+            me: sharing::replica(&reached.address).map_err(|_| anyhow::anyhow!("no randomness"))?,
+            keys: sharing::hop_keys(keys),
             peers: Peers::new(clustering.clone(), stop_cluster.clone()),
             clock: Clock::system(),
             release: release.clone(),
@@ -144,26 +139,13 @@ pub(crate) async fn run(
     let disagreement = CancellationToken::new();
     let stores = match (&config.redis, &cluster, &keys) {
         (Some(at), Some(cluster), Some(keys)) => {
-            let settings = Settings {
-                url: at.url.clone(),
-                prefix: at.prefix.clone(),
+            let sharing = Sharing {
+                redis: sharing::connect(at, (&sharing, &stop_sharing)).await?,
+                tracker: sharing.clone(),
+                stop: stop_sharing.clone(),
             };
-            let redis = Redis::open(&settings, &sharing, &stop_sharing)?;
-            redis.check().await?;
-            let fingerprints = keys.keys().iter();
-            let fingerprints = fingerprints.map(|key| key.fingerprint(&config.public_url));
-            let agreeing = agree(redis.clone(), fingerprints.collect(), disagreement.clone());
-            let stop = stop_sharing.clone();
-            sharing.spawn(async move { stop.run_until_cancelled(agreeing).await });
-            let event_ids = keys.keys().iter().map(|key| *key.derive(EVENT_IDS));
-            let event_ids: Vec<[u8; 32]> = event_ids.collect();
-            let me = cluster.me.clone();
-            let (sharing, stop) = (&sharing, &stop_sharing);
-            let stores = Stores::shared(&config, &redis, me, &event_ids, (sharing, stop));
-            health.lost("redis", Loss::All);
-            let beating = Arc::clone(&stores.owner).run(redis_reports(&health), stop.clone());
-            sharing.spawn(beating);
-            stores
+            sharing.agree(&config, keys, &disagreement);
+            sharing.stores(&config, (cluster.me.clone(), keys), &health)
         }
         _ => Stores::in_memory(&config, &SystemRandom::new())?,
     };
@@ -406,70 +388,6 @@ fn reports(health: Health) -> Box<dyn Fn(Reach) + Send + Sync> {
         Reach::Stale => health.lost("sql", Loss::Some),
         Reach::Never => health.lost("sql", Loss::All),
     })
-}
-
-/// Without Redis no session can be served.
-fn redis_reports(health: &Health) -> impl Fn(bool) + use<> {
-    let health = health.clone();
-    move |has_lease| {
-        if has_lease {
-            health.back("redis");
-        } else {
-            health.lost("redis", Loss::All);
-        }
-    }
-}
-
-/// Says, as long as this replica lives, which deployment it is of; cancels `disagreement` when at
-/// its start the others are of another.
-async fn agree(redis: Redis, mine: Vec<String>, disagreement: CancellationToken) {
-    let mut has_agreed = false;
-    loop {
-        match redis_agreement::agree(&redis, &mine).await {
-            Ok(true) => has_agreed = true,
-            // A master key is being replaced: those that start later say so.
-            Ok(false) if has_agreed => {
-                tracing::warn!("replicas with another master key or public_url have started");
-            }
-            Ok(false) => {
-                tracing::error!("{DISAGREEMENT}");
-                return disagreement.cancel();
-            }
-            Err(_) => {}
-        }
-        let pause = if has_agreed {
-            redis_agreement::EVERY
-        } else {
-            Duration::from_millis(250)
-        };
-        tokio::time::sleep(pause).await;
-    }
-}
-
-/// What keeps a replica from starting.
-const DISAGREEMENT: &str = "replicas with this redis.url and redis.prefix have another master_key or \
-    public_url: make them the same, or give this deployment a redis.prefix of its own";
-
-/// What event ids are signed with.
-const EVENT_IDS: &str = "lockgate event ids v1";
-
-/// This replica in this life.
-fn replica(address: &Arc<str>) -> anyhow::Result<Replica> {
-    let mut boot = [0_u8; 16];
-    let filled = aws_lc_rs::rand::fill(&mut boot);
-    filled.map_err(|_| anyhow::anyhow!("no randomness"))?;
-    let boot: String = boot.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Replica {
-        address: Arc::clone(address),
-        boot: boot.into(),
-    })
-}
-
-/// What hops are signed with: of each master key, so that one can replace another.
-fn hop_keys(keys: &Keyring) -> HopKeys {
-    let derived = keys.keys().iter().map(|key| key.derive(hop::LABEL));
-    let derived: Vec<_> = derived.collect();
-    HopKeys::new(derived.iter().map(|key| &**key))
 }
 
 /// The URL of a listener of its own.

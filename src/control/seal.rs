@@ -60,7 +60,7 @@ impl MasterKey {
     fn of(bytes: Zeroizing<[u8; KEY]>) -> Self {
         let mut id = [0; ID];
         id.copy_from_slice(&derived(&bytes, b"lockgate master key id")[..ID]);
-        let key = Zeroizing::new(derived(&bytes, b"lockgate seal"));
+        let key = derived(&bytes, b"lockgate seal");
         let key = UnboundKey::new(&AES_256_GCM, &*key).expect("an AES-256 key has 32 bytes");
         Self {
             bytes,
@@ -76,7 +76,7 @@ impl MasterKey {
 
     /// A key for the purpose that `label` names, the same at every replica with this master key.
     pub(crate) fn derive(&self, label: &str) -> Zeroizing<[u8; KEY]> {
-        Zeroizing::new(derived(&self.bytes, label.as_bytes()))
+        derived(&self.bytes, label.as_bytes())
     }
 
     /// A text that is the same at two replicas with this master key and the same public URL, and
@@ -201,18 +201,18 @@ impl std::fmt::Debug for Keyring {
 }
 
 /// A key for one purpose (RFC 5869): no purpose learns another's.
-fn derived(master: &[u8; KEY], purpose: &[u8]) -> [u8; KEY] {
+fn derived(master: &[u8; KEY], purpose: &[u8]) -> Zeroizing<[u8; KEY]> {
     struct Length;
     impl KeyType for Length {
         fn len(&self) -> usize {
             KEY
         }
     }
-    let mut key = [0; KEY];
+    let mut key = Zeroizing::new([0; KEY]);
     let extracted = Salt::new(HKDF_SHA256, b"").extract(master);
     let info = [purpose];
     let expanded = extracted.expand(&info, Length);
-    let filled = expanded.and_then(|okm| okm.fill(&mut key));
+    let filled = expanded.and_then(|okm| okm.fill(&mut *key));
     filled.expect("32 bytes are within what HKDF-SHA256 gives");
     key
 }

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SecureRandom;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use zeroize::Zeroizing;
 
 use super::{owner::Owner, session::or_never};
 use crate::{
@@ -62,9 +63,9 @@ impl Stores {
     ///
     /// `Bug` where the system has no randomness.
     pub(crate) fn in_memory(config: &Config, random: &dyn SecureRandom) -> Result<Self, Error> {
-        let mut secret = [0; 32];
+        let mut secret = Zeroizing::new([0; 32]);
         random
-            .fill(&mut secret)
+            .fill(&mut *secret)
             .map_err(|_| Error::Bug("no randomness"))?;
         let directory: Arc<dyn Directory> = Arc::new(MemoryDirectory::default());
         Ok(Self {
@@ -82,7 +83,7 @@ impl Stores {
         config: &Config,
         redis: &Redis,
         me: Replica,
-        keys: &[[u8; 32]],
+        keys: &[Zeroizing<[u8; 32]>],
         (tracker, stop): (&TaskTracker, &CancellationToken),
     ) -> Self {
         let directory: Arc<dyn Directory> = Arc::new(RedisDirectory::new(redis.clone()));
@@ -101,7 +102,7 @@ impl Stores {
             owner: Arc::new(Owner::new(me, Arc::clone(&directory))),
             directory,
             limiter: Arc::new(limiter),
-            key: EventKey::of(keys),
+            key: EventKey::of(keys.iter().map(|key| &**key)),
             patience: Patience {
                 close_after: config.cluster.close_after,
                 orphan_after: config.cluster.orphan_after,

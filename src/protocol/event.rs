@@ -40,14 +40,13 @@ const MAC_TEXT: usize = 11;
 impl EventKey {
     /// From 32 random bytes, the same for all replicas.
     pub(crate) fn new(secret: &[u8; 32]) -> Self {
-        Self::of(&[*secret])
+        Self::of([secret])
     }
 
     /// The same while one secret replaces another: ids are made with the first, and read with any.
-    pub(crate) fn of(secrets: &[[u8; 32]]) -> Self {
-        let keys = secrets.iter();
-        let keys = keys.map(|secret| hmac::Key::new(hmac::HMAC_SHA256, secret));
-        Self(keys.collect())
+    pub(crate) fn of<'s>(secrets: impl IntoIterator<Item = &'s [u8; 32]>) -> Self {
+        let key = |secret: &[u8; 32]| hmac::Key::new(hmac::HMAC_SHA256, secret);
+        Self(secrets.into_iter().map(key).collect())
     }
 
     /// The id of `cursor` in `session`: 32 characters of the URL-safe Base64 alphabet.
@@ -195,7 +194,7 @@ mod tests {
             prop_assert_eq!(id.len(), 32);
             prop_assert_eq!(key.decode("session", id.as_bytes()), Some(cursor));
             prop_assert_eq!(key.decode("another", id.as_bytes()), None);
-            let both = EventKey::of(&[[8; 32], [7; 32]]);
+            let both = EventKey::of([&[8; 32], &[7; 32]]);
             prop_assert_eq!(both.decode("session", id.as_bytes()), Some(cursor));
             let newer = both.encode("session", cursor);
             prop_assert_eq!(key.decode("session", newer.as_bytes()), None);

@@ -106,6 +106,8 @@ const TABLE: &[(&str, &[&str])] = &[
             "telemetry",
         ],
     ),
+    // What replicas share, opened.
+    ("sharing", &["config", "control", "http", "hub", "store"]),
     // Builds the parts and hands them to each other.
     (
         "run",
@@ -119,7 +121,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "logs",
             "oauth",
             "outbound",
-            "store",
+            "sharing",
             "telemetry",
         ],
     ),
@@ -199,7 +201,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ),
     ("sqlx", &["control/sql.rs"]),
     // Two name the module of that name.
-    ("redis::", &["hub/stores.rs", "run.rs", "store/redis"]),
+    ("redis::", &["hub/stores.rs", "sharing.rs", "store/redis"]),
     ("notify::", &["control/keeper.rs"]),
     (
         "ipnet::",

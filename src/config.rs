@@ -234,6 +234,13 @@ impl Config {
         }
     }
 
+    /// What is wrong if there is more than this one replica: they would share sessions, and neither
+    /// users nor revocations.
+    pub(crate) fn separate_stores(&self) -> Option<&'static str> {
+        let is_separate = self.redis.is_some() && self.keeping.sql_url.is_none();
+        is_separate.then_some(SEPARATE_STORES)
+    }
+
     /// Makes the public URL true once it is known which port was bound.
     pub(crate) fn bind(&mut self, bound: SocketAddr) {
         if self.is_url_derived {
@@ -241,6 +248,11 @@ impl Config {
         }
     }
 }
+
+/// Key, what, and remedy.
+const SEPARATE_STORES: &str = "sql.url: is not set while redis.url is: each replica has users, keys, \
+    servers and revocations of its own; write sql.url, the same PostgreSQL for all, or leave \
+    redis.url out";
 
 /// The process's environment; values that are not UTF-8 are replaced in part and so refused
 /// where they are used.
@@ -259,6 +271,7 @@ impl Layers {
         let (public_url, is_url_derived) = self.public_url(&http);
         let ops = Ops::read(self, http.listen);
         let redis = Redis::read(self, env);
+        let keeping = Keeping::read(self, env);
         Config {
             admin: Admin::read(self, http.listen, ops.listen),
             public_url,
@@ -281,7 +294,7 @@ impl Layers {
             },
             log: Log::read(self),
             drain: Drain::read(self, redis.as_ref()),
-            cluster: Cluster::read(self, redis.as_ref()),
+            cluster: Cluster::read(self, redis.as_ref(), keeping.sql_url.as_ref()),
             redis,
             spawn: Spawn {
                 parallel: self.leaf("spawn.parallel", Node::at_least_one),
@@ -293,7 +306,7 @@ impl Layers {
                 uids: self.leaf("sandbox.uids", Uids::read),
                 separation: self.leaf("sandbox.separation", Separation::read),
             },
-            keeping: Keeping::read(self, env),
+            keeping,
             oauth: Issuing::read(self),
             telemetry: Telemetry {
                 log: self.leaf("telemetry.log", filter),

@@ -65,13 +65,18 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// The keys `cluster.…`.
-    pub(crate) fn read(layers: &mut Layers, redis: Option<&Redis>) -> Self {
+    /// The keys `cluster.…`; `sql` is where all replicas keep what is declared, none is a file of
+    /// each.
+    pub(crate) fn read(layers: &mut Layers, redis: Option<&Redis>, sql: Option<&Secret>) -> Self {
         // Only to be compared: nobody here counts replicas.
         let replicas = layers.leaf("cluster.replicas", |node| node.count(0));
         if replicas > 1 && redis.is_none() {
             let what = "is more than 1, and redis.url is not set";
             let remedy = "write redis.url, which replicas share sessions by, or run one replica";
+            layers.mistake("cluster.replicas", what, remedy);
+        } else if replicas > 1 && sql.is_none() {
+            let what = "is more than 1, and sql.url is not set: each would have a store of its own";
+            let remedy = "write sql.url, the same PostgreSQL for all, or run one replica";
             layers.mistake("cluster.replicas", what, remedy);
         }
         Self {
@@ -188,7 +193,8 @@ mod tests {
             layers.add_set(set);
         }
         let redis = Redis::read(&mut layers, &env);
-        let cluster = Cluster::read(&mut layers, redis.as_ref());
+        let sql = crate::keeping::Keeping::read(&mut layers, &env).sql_url;
+        let cluster = Cluster::read(&mut layers, redis.as_ref(), sql.as_ref());
         let drain = Drain::read(&mut layers, redis.as_ref());
         let mistakes = layers.mistakes.iter().map(ToString::to_string).collect();
         Settings {
@@ -226,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn several_replicas_need_redis() {
+    fn several_replicas_need_redis_and_one_store() {
         let wrong = read(false, &[], &["cluster.replicas=2"]).mistakes;
         assert!(wrong[0].contains("cluster.replicas: is more than 1"));
         assert!(
@@ -234,8 +240,12 @@ mod tests {
                 .mistakes
                 .is_empty()
         );
-        let set = ["cluster.replicas=2", "redis.url=redis://h"];
-        assert!(read(false, &[], &set).mistakes.is_empty());
+        let both = ["cluster.replicas=2", "redis.url=redis://h"];
+        let wrong = read(false, &[], &both).mistakes;
+        assert!(wrong[0].contains("sql.url is not set") && wrong.len() == 1);
+        let url = [("DATABASE_URL", "postgres://h/x")];
+        assert!(read(false, &url, &both).mistakes.is_empty());
+        assert!(read(false, &[], &both[1..]).mistakes.is_empty());
     }
 
     #[test]

@@ -129,6 +129,11 @@ fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> Strin
     if config.auth.insecure {
         lines.push("warning: auth.insecure allows everybody who reaches it".to_owned());
     }
+    lines.extend(
+        config
+            .separate_stores()
+            .map(|what| format!("warning: {what}")),
+    );
     if config.sandbox.shared_uid && offer.separation == Separation::None {
         lines.push(
             "warning: sandbox.shared_uid lets tenants' processes reach each other".to_owned(),
@@ -278,6 +283,17 @@ mod tests {
                 .unwrap()
                 .contains("serves nothing")
         );
+    }
+
+    #[test]
+    fn warns_of_replicas_that_share_sessions_and_no_store() {
+        let warned = |set: &[&str]| {
+            let summary = report(&sources(set), None, &KERNEL).unwrap();
+            summary.contains("warning: sql.url: is not set while redis.url is")
+        };
+        assert!(warned(&["redis.url=redis://h"]));
+        assert!(!warned(&["redis.url=redis://h", "sql.url=postgres://h/x"]));
+        assert!(!warned(&[]));
     }
 
     #[test]

@@ -362,6 +362,9 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
     if config.sandbox.shared_uid && offer.separation == Separation::None {
         tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");
     }
+    if let Some(what) = config.separate_stores() {
+        tracing::warn!("{what}");
+    }
     if !config.outbound_allow.is_empty() {
         let allow: Vec<String> = config
             .outbound_allow

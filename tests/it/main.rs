@@ -37,6 +37,7 @@ mod oauth_providers;
 mod oauth_register;
 mod oauth_rmcp;
 mod oauth_tokens;
+mod owners;
 mod payloads;
 mod policy;
 mod postgres;

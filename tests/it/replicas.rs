@@ -96,7 +96,7 @@ impl Replicas {
     }
 }
 
-async fn node(dir: &std::path::Path, redis: &str, sets: &[&str], keys: &str) -> Gateway {
+pub(crate) async fn node(dir: &std::path::Path, redis: &str, sets: &[&str], keys: &str) -> Gateway {
     let redis = format!("redis.url={redis}");
     Gateway::serve(
         dir,
@@ -107,13 +107,13 @@ async fn node(dir: &std::path::Path, redis: &str, sets: &[&str], keys: &str) -> 
 }
 
 /// How often its child was asked so: another child begins anew.
-async fn count(session: &Session) -> u64 {
+pub(crate) async fn count(session: &Session) -> u64 {
     let text = session.text("counter", json!({})).await;
     text.parse().unwrap()
 }
 
 /// The sequence numbers in the progress of a stream, with the ids of its events.
-fn progress(events: &[Event]) -> Vec<(String, u64)> {
+pub(crate) fn progress(events: &[Event]) -> Vec<(String, u64)> {
     let numbers = events.iter().filter(|event| event.is_message());
     let numbers = numbers.filter_map(|event| {
         let message: Value = serde_json::from_str(event.data.as_deref()?).ok()?;
@@ -124,13 +124,13 @@ fn progress(events: &[Event]) -> Vec<(String, u64)> {
 }
 
 /// The last message of a stream.
-fn final_message(events: &[Event]) -> Value {
+pub(crate) fn final_message(events: &[Event]) -> Value {
     let last = events.iter().rfind(|event| event.is_message());
     serde_json::from_str(last.and_then(|event| event.data.as_deref()).unwrap()).unwrap()
 }
 
 /// Reads progress until `count` messages came.
-async fn read(events: &mut Events, count: usize) -> Vec<Event> {
+pub(crate) async fn read(events: &mut Events, count: usize) -> Vec<Event> {
     let mut read = Vec::new();
     while progress(&read).len() < count {
         read.push(within("an event", events.next()).await.unwrap());

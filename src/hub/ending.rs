@@ -42,8 +42,12 @@ impl Session {
             let line = Fault::EXITED.of_start().line(id);
             self.answer_start(Answer::Failed(line));
         }
+        let ending = self.core.keep_off(&self.id);
         self.fail_calls(fault);
         self.flush_log().await;
+        // After the last events: with its entry goes its owner's right to write them.
+        self.unregister().await;
+        drop(ending);
         let is_left = self.is_left();
         if is_left && over == Over::Drained {
             // Before its readers have gone: whoever comes by way of another replica finds it free.
@@ -89,7 +93,7 @@ impl Session {
     }
 
     /// Lets the other replicas forget it, if it does not go on there.
-    pub(super) async fn unregister(&mut self) {
+    async fn unregister(&mut self) {
         if !self.core.owner.is_alone() && !self.is_left() {
             // A store that is away forgets it when its time has passed.
             let _ = self.core.directory.remove(&self.id, self.fence).await;

@@ -65,7 +65,7 @@ pub(super) fn places() -> Places {
 pub(super) type Claims = RwLock<HashSet<SessionId>>;
 
 /// One claim; others begin when it is dropped.
-struct Claiming {
+pub(super) struct Claiming {
     core: Arc<Core>,
     id: SessionId,
 }
@@ -159,6 +159,13 @@ fn is_of(found: &Found, access: &Access) -> bool {
 }
 
 impl Core {
+    /// Keeps this replica from claiming a session, as long as the result is held: it is about to
+    /// end, and still in the directory.
+    pub(super) fn keep_off(self: &Arc<Self>, id: &SessionId) -> Option<Claiming> {
+        let is_shared = !self.owner.is_alone();
+        is_shared.then(|| Claiming::begin(self, id)).flatten()
+    }
+
     /// A session of this replica, for whoever was told that it is here.
     ///
     /// # Errors

@@ -338,7 +338,6 @@ impl Session {
         self.handle = None;
         let was_kept = self.core.drop_session(&self.id, self.fence);
         self.seats.clear();
-        Box::pin(self.unregister()).await;
         Box::pin(self.finish(&mut commands, was_kept)).await;
     }
 

@@ -2,7 +2,12 @@
 //!
 //! Not here: Redis itself (`store`), and requests between replicas (`http`).
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject},
+};
 
 use crate::{
     address::{address, host},
@@ -19,10 +24,13 @@ pub(crate) struct Redis {
     pub(crate) url: Secret,
     /// What stands before every key.
     pub(crate) prefix: String,
+    /// The authorities that its certificate may be of, as PEM; none is the usual ones.
+    pub(crate) authorities: Option<Arc<[u8]>>,
 }
 
 impl Redis {
-    /// The keys `redis.url` (else `REDIS_URL`) and `redis.prefix`; none without a URL.
+    /// The keys `redis.url` (else `REDIS_URL`), `redis.prefix` and `redis.ca_file`; none without a
+    /// URL.
     pub(crate) fn read(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Self> {
         if let Some(url) = env.get("REDIS_URL").filter(|url| !url.is_empty())
             && layers.is_default("redis.url")
@@ -42,12 +50,29 @@ impl Redis {
             Ok(Secret::of(text))
         });
         let prefix = layers.leaf("redis.prefix", prefix);
+        let authorities = layers.leaf("redis.ca_file", authorities);
+        let is_encrypted = |url: &Secret| {
+            let mut schemes = ENCRYPTED.iter();
+            schemes.any(|scheme| url.expose().starts_with(scheme))
+        };
+        if authorities.is_some() && !url.as_ref().is_some_and(is_encrypted) {
+            let what = "is written, and redis.url does not begin with rediss://";
+            layers.mistake(
+                "redis.ca_file",
+                what,
+                "write redis.url so, or leave this out",
+            );
+        }
         if layers.run && url.is_some() {
             let what = "is written, and run keeps everything in memory";
             layers.mistake("redis.url", what, "leave it out, or use serve");
             return None;
         }
-        url.map(|url| Self { url, prefix })
+        url.map(|url| Self {
+            url,
+            prefix,
+            authorities,
+        })
     }
 }
 
@@ -145,6 +170,28 @@ fn prefix(node: &Node) -> Result<String, Wrong> {
     Err(Wrong::new(format!("{text:?} is no prefix"), remedy))
 }
 
+/// What is in a file of certificates; empty is none.
+fn authorities(node: &Node) -> Result<Option<Arc<[u8]>>, Wrong> {
+    let file = node.text()?;
+    if file.is_empty() {
+        return Ok(None);
+    }
+    let remedy = "name a PEM file with the certificates of the authorities of Redis";
+    let text = std::fs::read(&file)
+        .map_err(|error| Wrong::new(format!("{file:?} cannot be read: {error}"), remedy))?;
+    let mut known = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&text) {
+        let added = certificate
+            .map_err(|error| error.to_string())
+            .and_then(|one| known.add(one).map_err(|error| error.to_string()));
+        added.map_err(|why| Wrong::new(format!("{file:?} is not usable: {why}"), remedy))?;
+    }
+    if known.is_empty() {
+        return Err(Wrong::new(format!("{file:?} holds no certificate"), remedy));
+    }
+    Ok(Some(text.into()))
+}
+
 /// A host with its port; empty is none.
 fn advertised(node: &Node) -> Result<Option<String>, Wrong> {
     let text = node.text()?;
@@ -168,6 +215,8 @@ const SCHEMES: [&str; 7] = [
     "valkeys://",
     "valkey+unix://",
 ];
+/// Those with TLS.
+const ENCRYPTED: [&str; 2] = ["rediss://", "valkeys://"];
 /// What load balancers take to notice.
 const DELAY: Duration = Duration::from_secs(5);
 
@@ -229,6 +278,53 @@ mod tests {
         let shown = format!("{:?}{:?}", read.redis, read.mistakes);
         assert!(read.mistakes.len() == 1 && !shown.contains("s3cret"));
         assert!(shown.contains("redis.url"), "{shown}");
+    }
+
+    #[test]
+    fn a_file_of_authorities_has_some_and_a_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = rcgen::generate_simple_self_signed(vec!["h".to_owned()]).unwrap();
+        let begun = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let secure = "redis.url=rediss://h";
+        for (text, url, wrong) in [
+            (&*made.cert.pem(), secure, None),
+            (&*made.cert.pem(), "redis.url=valkeys://h", None),
+            (
+                &*made.cert.pem(),
+                "redis.url=redis://h",
+                Some("does not begin with rediss://"),
+            ),
+            (
+                &*made.cert.pem(),
+                "redis.url=",
+                Some("does not begin with rediss://"),
+            ),
+            (
+                &*made.signing_key.serialize_pem(),
+                secure,
+                Some("holds no certificate"),
+            ),
+            (begun, secure, Some("is not usable")),
+            ("", secure, Some("holds no certificate")),
+        ] {
+            let file = dir.path().join("ca.pem");
+            std::fs::write(&file, text).unwrap();
+            let set = format!("redis.ca_file={}", file.display());
+            let read = read(false, &[], &[url, &set]);
+            assert_eq!(read.mistakes.len(), usize::from(wrong.is_some()), "{url}");
+            if let Some(wrong) = wrong {
+                let mistake = &read.mistakes[0];
+                assert!(
+                    mistake.contains("redis.ca_file") && mistake.contains(wrong),
+                    "{mistake}"
+                );
+            } else {
+                let authorities = read.redis.unwrap().authorities.unwrap();
+                assert_eq!(&*authorities, text.as_bytes());
+            }
+        }
+        let missing = read(false, &[], &[secure, "redis.ca_file=/no/such"]).mistakes;
+        assert!(missing[0].contains("cannot be read"), "{missing:?}");
     }
 
     #[test]

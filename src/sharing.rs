@@ -152,3 +152,4 @@ pub(crate) const DISAGREEMENT: &str = "replicas with this redis.url and redis.pr
 
 /// What event ids are signed with.
 const EVENT_IDS: &str = "lockgate event ids v1";
+        authorities: at.authorities.clone(),

@@ -10,7 +10,7 @@ use std::{
 
 use redis::{
     Client, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Script, ServerErrorKind,
-    ToRedisArgs, Value, aio::MultiplexedConnection,
+    TlsCertificates, ToRedisArgs, Value, aio::MultiplexedConnection,
 };
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -29,6 +29,34 @@ pub(crate) struct Settings {
     pub(crate) url: Secret,
     /// What all keys begin with; gateways with another prefix know nothing of this one.
     pub(crate) prefix: String,
+    /// The authorities that its certificate may be of, as PEM; none is the usual ones.
+    pub(crate) authorities: Option<Arc<[u8]>>,
+}
+
+impl Settings {
+    /// Fails for a URL that is none.
+    fn client(&self) -> Result<Client, Unsuitable> {
+        let url = self.url.expose();
+        let opened = match &self.authorities {
+            None => Client::open(url),
+            Some(authorities) => {
+                let root_cert = Some(authorities.to_vec());
+                let tls = TlsCertificates {
+                    client_tls: None,
+                    root_cert,
+                };
+                Client::build_with_tls(url, tls)
+            }
+        };
+        opened.map_err(|error| {
+            // Without the text: it may hold a password.
+            let what = error.detail().unwrap_or(error.category());
+            Unsuitable::new(&format!(
+                "redis.url: is no URL of Redis ({what}): write redis://USER:PASSWORD@HOST:6379/0, \
+                 or rediss:// for TLS"
+            ))
+        })
+    }
 }
 
 /// Why a server will not do, or a URL: the option, what is wrong, and what to do.
@@ -56,14 +84,7 @@ impl Redis {
         tracker: &TaskTracker,
         halt: &CancellationToken,
     ) -> Result<Self, Unsuitable> {
-        let client = Client::open(settings.url.expose()).map_err(|error| {
-            // Without the text: it may hold a password.
-            let what = error.detail().unwrap_or(error.category());
-            Unsuitable::new(&format!(
-                "redis.url: is no URL of Redis ({what}): write redis://USER:PASSWORD@HOST:6379/0, \
-                 or rediss:// for TLS"
-            ))
-        })?;
+        let client = settings.client()?;
         let health = Arc::new(Health::default());
         let link = |patience| Link::open(&client, patience, &health, tracker, halt);
         Ok(Self(Arc::new(Shared {

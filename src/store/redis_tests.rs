@@ -433,6 +433,7 @@ async fn a_server_that_will_not_do_is_refused_until_it_does() {
         let settings = Settings {
             url: Secret::of(url).unwrap(),
             prefix: "t".into(),
+            authorities: None,
         };
         Redis::open(&settings, &tracker, &halt)
     };

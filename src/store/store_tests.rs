@@ -15,7 +15,7 @@ use super::{
 use crate::{config::Secret, protocol::event::StreamId};
 
 #[path = "../../tests/it/redis.rs"]
-#[expect(clippy::disallowed_methods, reason = "shared with tests/it")]
+#[expect(clippy::disallowed_methods, dead_code, reason = "shared with tests/it")]
 pub(super) mod server;
 
 pub(super) use server::{Kind, Redis as Server, Reply};
@@ -161,6 +161,7 @@ pub(super) fn redis(server: &Server, tracker: &TaskTracker, halt: &CancellationT
     let settings = Settings {
         url: Secret::of(server.url()).unwrap(),
         prefix: "t".into(),
+        authorities: None,
     };
     Redis::open(&settings, tracker, halt).unwrap()
 }

@@ -18,6 +18,7 @@ mod cuts;
 mod cutter;
 mod declared;
 mod drains;
+mod encrypted;
 mod faulty;
 mod gauges;
 mod harness;

@@ -26,6 +26,8 @@ pub(crate) struct Redis {
     program: PathBuf,
     dir: tempfile::TempDir,
     port: u16,
+    /// Another port, with TLS.
+    secure: Option<u16>,
     process: Option<Child>,
 }
 
@@ -53,8 +55,22 @@ impl Redis {
             program: program(kind),
             dir: tempfile::tempdir().unwrap(),
             port: port(),
+            secure: None,
             process: None,
         }
+    }
+
+    /// A server that answers, with TLS on another port: `certificate` and `key` are PEM.
+    pub(crate) fn secured(kind: Kind, certificate: &str, key: &str) -> Self {
+        let mut made = Self::prepared(kind);
+        std::fs::write(made.dir.path().join("cert.pem"), certificate).unwrap();
+        std::fs::write(made.dir.path().join("key.pem"), key).unwrap();
+        // Held, so that it is not found twice.
+        let held = TcpListener::bind(("127.0.0.1", made.port)).unwrap();
+        made.secure = Some(port());
+        drop(held);
+        made.restart();
+        made
     }
 
     /// Starts it on its port, empty; ends it before if it runs. Returns when it answers.
@@ -66,6 +82,7 @@ impl Redis {
             .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
             .arg("--dir")
             .arg(self.dir.path())
+            .args(self.secure.iter().flat_map(|port| self.tls(*port)))
             .env_clear()
             .stdin(Stdio::null())
             .stdout(log)
@@ -102,6 +119,23 @@ impl Redis {
     fn signal(&self, signal: Signal) {
         let process = self.process.as_ref().unwrap();
         kill_process(Pid::from_child(process), signal).unwrap();
+    }
+
+    fn tls(&self, port: u16) -> Vec<String> {
+        let file = |name: &str| self.dir.path().join(name).to_str().unwrap().to_owned();
+        let (certificate, key) = (file("cert.pem"), file("key.pem"));
+        let words = [
+            ["--tls-port", &port.to_string()],
+            ["--tls-cert-file", &certificate],
+            ["--tls-key-file", &key],
+            ["--tls-auth-clients", "no"],
+        ];
+        words.concat().into_iter().map(str::to_owned).collect()
+    }
+
+    /// What a gateway needs to know to come by TLS, as `user` (`NAME:PASSWORD`).
+    pub(crate) fn secure_url(&self, user: &str) -> String {
+        format!("rediss://{user}@127.0.0.1:{}/0", self.secure.unwrap())
     }
 
     /// What a gateway needs to know.

@@ -145,6 +145,7 @@ pub(crate) async fn run(
                 stop: stop_sharing.clone(),
             };
             sharing.agree(&config, keys, &disagreement);
+            sharing.follow(&live);
             sharing.stores(&config, (cluster.me.clone(), keys), &health)
         }
         _ => Stores::in_memory(&config, &SystemRandom::new())?,

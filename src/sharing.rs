@@ -3,7 +3,13 @@
 //!
 //! Not here: what is kept there (`store`), and what a replica does with it (`hub`, `http`).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use aws_lc_rs::error::Unspecified;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -11,7 +17,10 @@ use zeroize::Zeroizing;
 
 use crate::{
     config::{self, Config},
-    control::seal::Keyring,
+    control::{
+        live::{Live, Snapshot},
+        seal::Keyring,
+    },
     http::{
         hop::{self, HopKeys},
         ops::{Health, Loss},
@@ -20,7 +29,7 @@ use crate::{
     store::{
         Replica,
         redis::{Redis, Settings, Unsuitable},
-        redis_agreement,
+        redis_agreement, redis_wake,
     },
 };
 
@@ -50,6 +59,21 @@ impl Sharing {
             .spawn(async move { stop.run_until_cancelled(agreeing).await });
     }
 
+    /// Tells the other replicas of every change of what is declared and of what was revoked, and has
+    /// the store asked at once when one of them does.
+    pub(crate) fn follow(&self, live: &Arc<Live>) {
+        let reached = Arc::new(Reached::default());
+        let (redis, live) = (self.redis.clone(), Arc::clone(live));
+        let following = async move {
+            let telling = told(&redis, &live, &reached);
+            let hearing = redis_wake::listen(&redis, |text| reached.heard(text, &live));
+            tokio::join!(telling, hearing);
+        };
+        let stop = self.stop.clone();
+        self.tracker
+            .spawn(async move { stop.run_until_cancelled(following).await });
+    }
+
     /// The stores of replica `me`, whose heartbeats begin.
     pub(crate) fn stores(
         &self,
@@ -67,6 +91,58 @@ impl Sharing {
     }
 }
 
+/// How far all replicas have come, as was said: the numbers of the last changes of what is declared,
+/// and of what was issued.
+struct Reached([AtomicI64; 2]);
+
+impl Default for Reached {
+    fn default() -> Self {
+        Self([const { AtomicI64::new(i64::MIN) }; 2])
+    }
+}
+
+impl Reached {
+    /// Whether nobody has said so of these yet.
+    fn is_news(&self, numbers: [i64; 2]) -> bool {
+        let known = self.0.each_ref().map(|known| known.load(Ordering::Acquire));
+        numbers[0] > known[0] || numbers[1] > known[1]
+    }
+
+    fn heard(&self, text: Option<&str>, live: &Live) {
+        let numbers = text.and_then(|text| {
+            let (version, revocation) = text.split_once(' ')?;
+            Some([version.parse().ok()?, revocation.parse().ok()?])
+        });
+        let Some(numbers) = numbers else {
+            // Something was missed, or is of a later release.
+            return live.wake();
+        };
+        for (known, number) in self.0.iter().zip(numbers) {
+            known.fetch_max(number, Ordering::AcqRel);
+        }
+        let own = numbers_of(&live.snapshot());
+        if own[0] < numbers[0] || own[1] < numbers[1] {
+            live.wake();
+        }
+    }
+}
+
+fn numbers_of(snapshot: &Snapshot) -> [i64; 2] {
+    [snapshot.version.unwrap_or(i64::MIN), snapshot.revocation]
+}
+
+/// Says how far this replica has come, whenever no other has said it before.
+async fn told(redis: &Redis, live: &Live, reached: &Reached) {
+    let mut changes = live.changes();
+    while changes.changed().await.is_ok() {
+        let numbers = numbers_of(&changes.borrow_and_update());
+        if reached.is_news(numbers) {
+            let [version, revocation] = numbers;
+            redis_wake::tell(redis, &format!("{version} {revocation}")).await;
+        }
+    }
+}
+
 /// Connects to Redis, again and again, until `stop`.
 ///
 /// # Errors
@@ -79,6 +155,7 @@ pub(crate) async fn connect(
     let settings = Settings {
         url: at.url.clone(),
         prefix: at.prefix.clone(),
+        authorities: at.authorities.clone(),
     };
     let redis = Redis::open(&settings, tracker, stop)?;
     redis.check().await?;
@@ -152,4 +229,3 @@ pub(crate) const DISAGREEMENT: &str = "replicas with this redis.url and redis.pr
 
 /// What event ids are signed with.
 const EVENT_IDS: &str = "lockgate event ids v1";
-        authorities: at.authorities.clone(),

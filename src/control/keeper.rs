@@ -13,7 +13,7 @@ use std::{
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -319,7 +319,8 @@ async fn ask(live: &Live, tell: &watch::Sender<Option<Result<i64, String>>>) {
             other => other.to_string(),
         });
         tell.send_replace(Some(answer));
-        sleep(POLL).await;
+        // Nobody has to say that there is news: it is seen all the same, and later.
+        let _ = timeout(POLL, live.woken()).await;
     }
 }
 
@@ -368,7 +369,8 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
     watching.inspect_err(complain).ok()
 }
 
-/// How often other replicas' changes are looked for (DESIGN section 6).
+/// How often other replicas' changes are looked for, where none says that there are any (DESIGN
+/// section 6).
 const POLL: Duration = Duration::from_millis(400);
 /// How long a file may take to be whole.
 const SETTLE: Duration = Duration::from_millis(50);

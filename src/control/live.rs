@@ -12,7 +12,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use super::{
     Catalog,
@@ -42,6 +45,8 @@ pub(crate) struct Live {
     store: OnceLock<Store>,
     /// When the store was asked last how far it has come.
     asked: Asked,
+    /// Where the next question waits for its time, or for news.
+    woken: Notify,
 }
 
 /// When the store was asked last how far it has come, and answered or was away; clones are the
@@ -101,6 +106,7 @@ impl Live {
             changed: watch::Sender::new(snapshot),
             store: OnceLock::new(),
             asked: Asked::never(),
+            woken: Notify::new(),
         })
     }
 
@@ -127,6 +133,16 @@ impl Live {
     /// Tells of every new snapshot; of several that come fast maybe only of the last.
     pub(crate) fn changes(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.changed.subscribe()
+    }
+
+    /// Another replica is said to have changed something: the store is asked at once.
+    pub(crate) fn wake(&self) {
+        self.woken.notify_one();
+    }
+
+    /// Waits for [`Self::wake`], which may have been before.
+    pub(super) async fn woken(&self) {
+        self.woken.notified().await;
     }
 
     /// The store.

@@ -25,6 +25,7 @@ mod redis_link;
 pub(crate) mod redis_log;
 #[cfg(test)]
 mod redis_tests;
+pub(crate) mod redis_wake;
 #[cfg(test)]
 mod store_tests;
 

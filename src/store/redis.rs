@@ -70,6 +70,7 @@ pub(crate) struct Redis(Arc<Shared>);
 
 struct Shared {
     prefix: String,
+    client: Client,
     /// For what somebody waits for.
     calls: Link,
     /// For batches of events: large ones hold nobody else up.
@@ -89,6 +90,7 @@ impl Redis {
         let link = |patience| Link::open(&client, patience, &health, tracker, halt);
         Ok(Self(Arc::new(Shared {
             prefix: format!("{}:v1:", settings.prefix),
+            client: client.clone(),
             calls: link(PATIENCE),
             writes: link(PATIENCE_WITH_BATCHES),
             health,
@@ -99,6 +101,20 @@ impl Redis {
     pub(crate) async fn check(&self) -> Result<(), Unsuitable> {
         let until = Instant::now() + PATIENCE * 2;
         self.0.calls.refusal(until).await.map_or(Ok(()), Err)
+    }
+
+    /// Makes connections of one's own.
+    pub(super) fn client(&self) -> &Client {
+        &self.0.client
+    }
+
+    /// Runs one command whose answer nobody needs.
+    pub(super) async fn tell(&self, command: Cmd) {
+        let until = Instant::now() + PATIENCE;
+        if let Some((mut connection, _)) = self.0.calls.connection(until).await {
+            let told = command.exec_async(&mut connection);
+            let _ = timeout_at(until, told).await;
+        }
     }
 
     /// The key of what is kept once.

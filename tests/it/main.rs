@@ -61,4 +61,5 @@ mod tenancy;
 mod tokens;
 mod torrents;
 mod trail;
+mod wakes;
 mod wire;

@@ -153,7 +153,9 @@ impl Errand {
             let look = match missed {
                 Missed::Not(NotSent::Full) => break,
                 // To listen once more does nothing twice.
-                Missed::Not(NotSent::Broken) if self.parcel.method != Method::GET => {
+                Missed::Not(NotSent::Broken | NotSent::Silent)
+                    if self.parcel.method != Method::GET =>
+                {
                     return Some(self.lost());
                 }
                 missed => missed.look(owner),
@@ -196,7 +198,7 @@ impl Errand {
             Err(Missed::Moved) => Hopped::Moved,
             Err(Missed::Not(NotSent::Refused | NotSent::NotTaken)) => Hopped::Refused,
             Err(Missed::Not(NotSent::Full)) => Hopped::Full,
-            Err(Missed::Not(NotSent::Broken)) => Hopped::Broken,
+            Err(Missed::Not(NotSent::Broken | NotSent::Silent)) => Hopped::Broken,
         };
         self.front.metrics.hops.hop(outcome, began.elapsed());
         if let Err(missed) = &sent {
@@ -230,6 +232,9 @@ impl Errand {
         };
         let now = self.cluster.clock.now_ms();
         let signed = self.cluster.keys.sign(&hop, asked, now)?;
+        if let Err(Missed::Not(NotSent::Silent)) = &sent {
+            self.front.hub.is_silent(to);
+        }
         let uri = format!("http://{}{}", to.address, parcel.target);
         let request = http::Request::builder()
             .method(parcel.method.clone())
@@ -290,9 +295,8 @@ impl Missed {
     pub(super) fn look(self, owner: Replica) -> Look {
         match self {
             Self::Not(NotSent::Refused) => Look::Refused(owner),
-            Self::Not(NotSent::NotTaken | NotSent::Full | NotSent::Broken) | Self::Moved => {
-                Look::Anew
-            }
+            Self::Not(NotSent::NotTaken | NotSent::Full | NotSent::Broken | NotSent::Silent)
+            | Self::Moved => Look::Anew,
         }
     }
 }

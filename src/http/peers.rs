@@ -68,6 +68,8 @@ pub(crate) enum NotSent {
     Full,
     /// It was sent, and may have had its effect.
     Broken,
+    /// Likewise, and the replica does not answer: it is frozen, or cut off.
+    Silent,
 }
 
 /// The body of an answer; the place among those that are under way is held until it is dropped.
@@ -320,6 +322,9 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tracked {
 /// Whether a request that failed after it was handed to the connection may have been taken
 /// (RFC 9113, sections 6.8 and 8.7).
 fn why(error: &hyper::Error) -> NotSent {
+    if error.is_timeout() {
+        return NotSent::Silent;
+    }
     let mut source = error.source();
     while let Some(cause) = source {
         if let Some(error) = cause.downcast_ref::<h2::Error>() {

@@ -59,6 +59,7 @@ mod restore;
 mod routes;
 mod seen;
 mod session;
+mod silence;
 mod standstill;
 mod start;
 pub(crate) mod stores;
@@ -92,6 +93,7 @@ pub(crate) struct Core {
     places: place::Places,
     claims: place::Claims,
     sessions: Sessions,
+    silence: silence::Silence,
     /// What is declared.
     live: Arc<Live>,
     /// What was declared when children were last told.
@@ -170,6 +172,7 @@ impl Hub {
             places: place::places(),
             claims: place::Claims::default(),
             sessions: Sessions::default(),
+            silence: silence::Silence::default(),
             live,
             told: std::sync::RwLock::default(),
             key: stores.key,

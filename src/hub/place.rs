@@ -17,6 +17,7 @@ use super::{
     owner::AWAY,
     record::Remembered,
     session::{Adopted, Session, Transport},
+    silence::SILENT,
 };
 use crate::{
     auth::Access,
@@ -113,7 +114,8 @@ impl Hub {
         let id = SessionId(id.into());
         match &look {
             Look::Known => {
-                if let Some(replica) = core.places.get(&id) {
+                let known = core.places.get(&id);
+                if let Some(replica) = known.filter(|known| !core.silence.has(known)) {
                     return Ok(Place::There(replica));
                 }
             }
@@ -121,13 +123,17 @@ impl Hub {
         }
         let deadline = Instant::now() + PATIENCE;
         loop {
+            let asked = Instant::now();
             let found = core.directory.find(&id).await.map_err(|_| AWAY)?;
             let Some(found) = found.filter(|found| is_of(found, access)) else {
                 return Err(core.nowhere().await);
             };
             let is_late = Instant::now() >= deadline;
             match core.whose(&found, &look, is_late) {
-                Whose::Other(replica) => {
+                Whose::Other(replica, sign) => {
+                    if core.silence.lasts(&replica, asked, sign) {
+                        return Err(SILENT);
+                    }
                     core.places.insert(id, replica.clone());
                     return Ok(Place::There(replica));
                 }
@@ -148,12 +154,13 @@ impl Hub {
 
 /// Who owns what was found.
 enum Whose {
-    Other(Replica),
+    /// One that lives, and how long ago it gave its last sign of that.
+    Other(Replica, Duration),
     Ours,
     Nobody,
 }
 
-fn is_of(found: &Found, access: &Access) -> bool {
+pub(super) fn is_of(found: &Found, access: &Access) -> bool {
     *found.record.principal == *access.principal().key()
         && found.record.server == access.server().name
 }
@@ -197,7 +204,7 @@ impl Core {
 
     /// What is said of an id that is nowhere. Where the store lost what it had, it may soon be
     /// somewhere again; a heartbeat tells, before which nobody here may know.
-    async fn nowhere(&self) -> Error {
+    pub(super) async fn nowhere(&self) -> Error {
         let known = self.owner.epoch();
         match self.owner.beat().await {
             Ok(beat) if beat.epoch == known && !beat.is_recovering => Error::NoSession,
@@ -217,10 +224,9 @@ impl Core {
             }
             Some(owner) => {
                 let is_refused = matches!(look, Look::Refused(replica) if replica == owner);
-                if found.is_owner_alive && !is_refused {
-                    Whose::Other(owner.clone())
-                } else {
-                    Whose::Nobody
+                match found.sign.filter(|_| !is_refused) {
+                    Some(sign) => Whose::Other(owner.clone(), sign),
+                    None => Whose::Nobody,
                 }
             }
         }

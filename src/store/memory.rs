@@ -400,7 +400,7 @@ impl Directory for MemoryDirectory {
                 age: since.elapsed(),
                 ..record.clone()
             },
-            is_owner_alive: record.owner.is_some(),
+            sign: record.owner.is_some().then_some(Duration::ZERO),
         });
         Box::pin(ready(Ok(found)))
     }

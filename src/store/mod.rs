@@ -205,8 +205,8 @@ pub(crate) struct Record {
 pub(crate) struct Found {
     /// It.
     pub(crate) record: Record,
-    /// Whether its owner has given a sign of life within the last 5 s.
-    pub(crate) is_owner_alive: bool,
+    /// How long ago its owner gave its last sign of life; none within the last 5 s.
+    pub(crate) sign: Option<Duration>,
 }
 
 /// What a replica learns by its heartbeat.

@@ -196,9 +196,8 @@ fn owner(owner: Option<&Replica>) -> (&str, &str) {
 
 /// What `find.lua` returned.
 fn found(answer: Value) -> Result<Found, StoreError> {
-    type Row = (String, String, String, String, u64, Vec<u8>, u64, u64, bool);
-    let (principal, server, address, boot, fence, kept, ttl, age, is_owner_alive): Row =
-        read(answer)?;
+    type Row = (String, String, String, String, u64, Vec<u8>, u64, u64, i64);
+    let (principal, server, address, boot, fence, kept, ttl, age, stands): Row = read(answer)?;
     let owner = (!boot.is_empty()).then(|| Replica {
         address: address.into(),
         boot: boot.into(),
@@ -212,9 +211,10 @@ fn found(answer: Value) -> Result<Found, StoreError> {
         ttl: Duration::from_millis(ttl),
         age: Duration::from_millis(age),
     };
+    let stands = u64::try_from(stands).ok().map(Duration::from_millis);
     Ok(Found {
         record,
-        is_owner_alive,
+        sign: stands.map(|left| STANDS.saturating_sub(left)),
     })
 }
 

@@ -363,7 +363,7 @@ async fn sessions_are_added_once_and_found(side: &Side, other: &Replica) {
     assert_eq!((&*known.principal, &*known.server), ("ada", "files"));
     assert_eq!((known.owner, known.fence), (expected.owner, Fence(1)));
     assert_eq!((known.kept, known.ttl), (expected.kept, expected.ttl));
-    assert!(known.age < Duration::from_secs(5) && found.is_owner_alive);
+    assert!(known.age < Duration::from_secs(5) && found.sign.is_some());
 }
 
 async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
@@ -394,7 +394,7 @@ async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
     assert_eq!(directory.keep(&id, Fence(2), None).await, Ok(()));
     assert_eq!(directory.release(&id, Fence(2)).await, Ok(()));
     let found = directory.find(&id).await.unwrap().unwrap();
-    assert!(found.record.owner.is_none() && !found.is_owner_alive);
+    assert!(found.record.owner.is_none() && found.sign.is_none());
     assert_eq!(found.record.kept, kept);
     let claimed = directory.claim(&id, &found.record, &side.me).await;
     assert_eq!(claimed, Ok(Some(Fence(3))));

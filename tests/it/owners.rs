@@ -1,11 +1,16 @@
 //! Sessions between replicas: how they end, and who goes on with them (DESIGN section 5).
 
+use std::time::Duration;
+
 use reqwest::StatusCode;
+use rustix::process::Signal;
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::{
+    harness::{last, within},
     redis::{Kind, Redis},
-    replicas::{Replicas, final_message, read},
+    replicas::{Replicas, count, final_message, read},
     served::Served,
 };
 
@@ -47,5 +52,36 @@ async fn a_replica_with_a_store_of_its_own_says_so() {
             line["level"] == "WARN" && text.contains("sql.url: is not set while redis.url is")
         });
         assert_eq!(of_it.count(), usize::from(is_told), "{logs:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_owner_is_found_out_once() {
+    let replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let other = replicas.node(0).session().await;
+    let ways = [replicas.by(&here, 1), replicas.by(&other, 1)];
+    assert_eq!(count(&ways[0]).await, 1);
+    replicas.node(0).signal(Signal::STOP);
+    let first = last(ways[0].begin("echo", json!({"text": "x"})).await).await;
+    assert_eq!(first["error"]["data"]["reason"], "owner_lost", "{first}");
+    // Neither it nor another session of that owner waits so long again.
+    for way in &ways {
+        loop {
+            let began = Instant::now();
+            let response = within("an answer", way.begin("counter", json!({}))).await;
+            let took = began.elapsed();
+            assert!(took < Duration::from_secs(2), "{took:?}");
+            if response.status() == StatusCode::OK {
+                assert!(last(response).await["result"].is_object());
+                break;
+            }
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert!(response.headers().contains_key("retry-after"));
+        }
+    }
+    replicas.node(0).signal(Signal::CONT);
+    for way in &ways {
+        assert_eq!(count(way).await, 2, "it stays where it is");
     }
 }

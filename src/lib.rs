@@ -117,7 +117,9 @@
 //! keeps out is the old owner, should that one wake. The claimer reads `hub::record`, ends the calls that
 //! were open with −31001 in the log, and goes on as after the loss of a child. A client whose connection
 //! was to the owner resumes by any replica; one whose connection was to another replica notices
-//! nothing but the end of its calls (`http::splice`). A replica that ends by itself gives its sessions back
+//! nothing but the end of its calls (`http::splice`). While the heartbeat of an owner stands that nobody
+//! can reach, no second hop is lost to it (`hub::silence`), and streams are read on from the log alone
+//! (`hub::unowned`). A replica that ends by itself gives its sessions back
 //! before it goes (`hub::ending`). What operators are promised is in `docs/replicas.md`.
 //!
 //! # A child that sessions share

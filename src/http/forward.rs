@@ -19,7 +19,7 @@ use http::{
     request::Parts,
 };
 use http_body_util::Full;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{
     Front,
@@ -62,12 +62,14 @@ pub(super) async fn place(
         return Ok(request);
     };
     let is_hop = request.extensions().get::<Hop>().is_some();
+    let is_resume = request.headers().contains_key(LAST_EVENT_ID);
     let owner = match owner(front, &admitted.access, &session, Look::Known).await {
         Ok(None) => return Ok(request),
         // A replica that ends claims nothing; whoever sent it here may.
         Ok(Some(_)) | Err(Error::Draining) if is_hop => return Err(not_here()),
-        Ok(Some(owner)) => owner,
-        Err(error) => return Err(Failure::from(error).into_response()),
+        Ok(Some(owner)) => Ok(owner),
+        Err(error) if is_hop || !is_resume => return Err(Failure::from(error).into_response()),
+        Err(error) => Err(error),
     };
     let (parts, body) = request.into_parts();
     // Whole before it leaves: it may have to be sent once more, and if the owner is lost with it, its
@@ -81,8 +83,14 @@ pub(super) async fn place(
         session,
         parcel: Parcel::of(&parts, body.clone()),
     };
+    let answering = async {
+        match owner {
+            Ok(owner) => errand.run(owner).await,
+            Err(error) => Some(errand.refused(error).await),
+        }
+    };
     let ran = tokio::select! {
-        ran = errand.run(owner) => ran,
+        ran = answering => ran,
         () = cluster.halt.cancelled() => Some(errand.lost()),
     };
     match ran {
@@ -142,7 +150,7 @@ impl Errand {
         let (mut tries, deadline) = (0, Instant::now() + PATIENCE);
         while tries < TRIES {
             tries += 1;
-            let missed = match self.hop(&owner, &self.parcel).await {
+            let missed = match self.sent(&owner).await {
                 Ok(answer) => match self.relay(answer).await {
                     Ok(response) => return Some(response),
                     Err(Cut) => Missed::Not(NotSent::Broken),
@@ -164,6 +172,9 @@ impl Errand {
                 Ok(Some(next)) => {
                     // It says that it is not, and the directory that it is: it is about to let go.
                     let is_leaving = missed == Missed::Moved && next == before;
+                    if self.parcel.is_resume() && next == before && !is_leaving {
+                        break;
+                    }
                     if is_leaving && Instant::now() < deadline {
                         tries = 1;
                         tokio::time::sleep(LEAVING).await;
@@ -171,10 +182,30 @@ impl Errand {
                     owner = next;
                 }
                 Ok(None) => return None,
-                Err(error) => return Some(Failure::from(error).into_response()),
+                Err(error) => return Some(self.refused(error).await),
             }
         }
-        Some(busy())
+        Some(self.refused(UNREACHED).await)
+    }
+
+    /// One attempt of [`Self::run`]. What only reads on is in the log, if the owner takes too long.
+    async fn sent(&self, owner: &Replica) -> Result<http::Response<Answer>, Missed> {
+        let hop = self.hop(owner, &self.parcel);
+        if !self.parcel.is_resume() {
+            return hop.await;
+        }
+        let late = Err(Missed::Not(NotSent::Broken));
+        timeout(RESUME, hop).await.unwrap_or(late)
+    }
+
+    /// The answer while the owner cannot be reached: a stream can be read without it.
+    async fn refused(&self, error: Error) -> Response {
+        if self.parcel.is_resume() && matches!(error, Error::Busy { .. }) {
+            return splice::read_on(self.clone())
+                .await
+                .unwrap_or_else(IntoResponse::into_response);
+        }
+        Failure::from(error).into_response()
     }
 
     /// Sends `parcel` to a replica; returns when the head of an answer is there.
@@ -201,6 +232,9 @@ impl Errand {
             Err(Missed::Not(NotSent::Broken | NotSent::Silent)) => Hopped::Broken,
         };
         self.front.metrics.hops.hop(outcome, began.elapsed());
+        if let Err(Missed::Not(NotSent::Silent)) = &sent {
+            self.front.hub.is_silent(to);
+        }
         if let Err(missed) = &sent {
             let (session, address) = (self.session.get(..8), &*to.address);
             tracing::debug!(
@@ -232,9 +266,6 @@ impl Errand {
         };
         let now = self.cluster.clock.now_ms();
         let signed = self.cluster.keys.sign(&hop, asked, now)?;
-        if let Err(Missed::Not(NotSent::Silent)) = &sent {
-            self.front.hub.is_silent(to);
-        }
         let uri = format!("http://{}{}", to.address, parcel.target);
         let request = http::Request::builder()
             .method(parcel.method.clone())
@@ -335,6 +366,13 @@ impl Parcel {
         }
     }
 
+    /// Whether it reads on behind an event, and nothing else. HTTP+SSE does not: it begins with
+    /// what only the owner says.
+    fn is_resume(&self) -> bool {
+        let is_named = self.headers.contains_key(LAST_EVENT_ID);
+        self.method == Method::GET && is_named && self.path().ends_with("/mcp")
+    }
+
     /// The path alone.
     pub(super) fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
@@ -398,10 +436,13 @@ fn strip(headers: &mut HeaderMap) {
 
 /// The session goes on, and nobody can say where.
 pub(super) fn busy() -> Response {
-    let what = "the replica that has the session cannot be reached";
-    let retry = AGAIN;
-    Failure::from(Error::Busy { what, retry }).into_response()
+    Failure::from(UNREACHED).into_response()
 }
+
+const UNREACHED: Error = Error::Busy {
+    what: "the replica that has the session cannot be reached",
+    retry: AGAIN,
+};
 
 const OF_ONE_CONNECTION: [HeaderName; 11] = [
     HOP,
@@ -421,6 +462,9 @@ const TRIES: usize = 2;
 /// How long a replica may take to let go of a session, and between two looks whether it has.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LEAVING: Duration = Duration::from_millis(20);
+/// How long an owner may take to attach a connection that reads on: longer than its own look into
+/// the log, and much shorter than a frozen one takes to be noticed.
+const RESUME: Duration = Duration::from_secs(1);
 /// When to come back.
 const AGAIN: Duration = Duration::from_secs(1);
 /// The longest answer that is held; one that breaks behind it breaks its client's connection. As

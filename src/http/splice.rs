@@ -5,25 +5,35 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use axum::body::Body;
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::unfold;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{
     cutter::Cutter,
     forward::{Errand, Missed},
+    mcp,
     peers::{Answer, NotSent},
+    reply::Failure,
     stream::{self, Writing},
 };
 use crate::{
     error::Error,
-    hub::place::{Look, Place},
+    hub::{
+        limits::Flow,
+        place::{Look, Place},
+        unowned::Unowned,
+    },
     protocol::{
-        event::{push_message, push_retry},
+        event::{KEEP_ALIVE, push_message, push_priming, push_retry},
         headers::LAST_EVENT_ID,
+        revision::Revision,
     },
     store::Replica,
 };
@@ -41,8 +51,24 @@ enum Source {
     There(Answer),
     /// This one.
     Here(Body),
+    /// The log, until somebody is found who has the rest.
+    Log(Box<Waiting>),
     /// Nowhere any more.
     Over,
+}
+
+/// A stream without an owner that can be reached.
+struct Waiting {
+    log: Unowned,
+    flow: Flow,
+    /// What comes first.
+    first: BytesMut,
+    /// What is known of the owner.
+    look: Look,
+    /// When the client was last told anything.
+    told: Instant,
+    /// When it is to come again instead.
+    until: Instant,
 }
 
 /// What came of looking for the rest of a stream.
@@ -59,16 +85,57 @@ enum Found {
 
 /// The answer to `errand` as a body.
 pub(super) fn body(errand: Errand, answer: Answer) -> Body {
+    chunks(errand, Source::There(answer))
+}
+
+fn chunks(errand: Errand, source: Source) -> Body {
     let splice = Splice {
         errand,
         cutter: Cutter::default(),
-        source: Source::There(answer),
+        source,
     };
     let chunks = unfold(splice, async |mut splice| {
         let chunk = splice.next().await?;
         Some((Ok::<_, Infallible>(chunk), splice))
     });
     Body::from_stream(chunks)
+}
+
+/// The answer to a request that reads on behind an event, while nobody can reach the owner: what is in
+/// the log, and then the rest.
+pub(super) async fn read_on(errand: Errand) -> Result<Response, Failure> {
+    let Errand {
+        front,
+        access,
+        session,
+        parcel,
+        ..
+    } = &errand;
+    if !mcp::accepts(&parcel.headers).sse {
+        let text = "Accept must permit text/event-stream";
+        return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
+    }
+    mcp::check_version(&parcel.headers)?;
+    let cursor = mcp::single(&parcel.headers, LAST_EVENT_ID)?.unwrap_or_default();
+    let read = front.hub.read_on(access, session, cursor.as_bytes());
+    let Some(log) = read.await? else {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    };
+    let mut first = BytesMut::new();
+    if log.revision().is_some_and(Revision::has_priming) {
+        push_priming(&mut first, &log.id());
+    }
+    let now = Instant::now();
+    let waiting = Waiting {
+        log,
+        flow: front.hub.limits().flow(access),
+        first,
+        look: Look::Anew,
+        told: now,
+        until: now + WAIT,
+    };
+    let source = Source::Log(Box::new(waiting));
+    Ok(stream::event_stream(chunks(errand, source)))
 }
 
 impl Splice {
@@ -88,6 +155,12 @@ impl Splice {
                     Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
                     Some(Err(_)) | None => return None,
                 },
+                Source::Log(_) => {
+                    tokio::select! {
+                        chunk = self.wait() => chunk,
+                        () = until.cancelled() => self.release(),
+                    }
+                }
                 Source::There(answer) => {
                     let next = tokio::select! {
                         biased;
@@ -111,6 +184,70 @@ impl Splice {
                 return Some(chunk);
             }
         }
+    }
+
+    /// What is in the log by now; else looks whether the session has an owner again.
+    async fn wait(&mut self) -> Bytes {
+        let Source::Log(waiting) = &mut self.source else {
+            return Bytes::new();
+        };
+        if !waiting.first.is_empty() {
+            let first = waiting.first.split().freeze();
+            return self.cutter.push(first);
+        }
+        if let Some(pause) = waiting.flow.pause() {
+            sleep(pause.min(LAST_PAUSE)).await;
+            return Bytes::new();
+        }
+        match waiting.log.next().await {
+            Ok(Some(events)) if events.is_empty() => {}
+            Ok(Some(events)) => {
+                let mut chunk = BytesMut::new();
+                for (id, data) in events {
+                    push_message(&mut chunk, &id, &data);
+                }
+                let now = Instant::now();
+                (waiting.told, waiting.until) = (now, now + WAIT);
+                waiting.flow.wrote(chunk.len());
+                return self.cutter.push(chunk.freeze());
+            }
+            Ok(None) => {
+                self.source = Source::Over;
+                return Bytes::new();
+            }
+            Err(Error::Busy { .. }) => {}
+            // It was trimmed meanwhile: a resume says so.
+            Err(_) => return self.release(),
+        }
+        self.find_owner().await
+    }
+
+    async fn find_owner(&mut self) -> Bytes {
+        let Source::Log(waiting) = &mut self.source else {
+            return Bytes::new();
+        };
+        let (cursor, look) = (waiting.log.id(), waiting.look.clone());
+        let looking = self.errand.look(look, Some(&cursor));
+        let found = timeout(LOOK, looking).await;
+        match found.unwrap_or(Found::Later(Look::Anew)) {
+            Found::Rest(source) => {
+                self.errand.front.metrics.hops.spliced();
+                self.source = source;
+                self.cutter.resumed();
+            }
+            Found::End => self.source = Source::Over,
+            Found::Later(look) if Instant::now() < waiting.until => {
+                waiting.look = look;
+                let keep_alive = self.errand.front.config.stream.keep_alive;
+                if !keep_alive.is_zero() && waiting.told.elapsed() >= keep_alive {
+                    waiting.told = Instant::now();
+                    return Bytes::from_static(KEEP_ALIVE);
+                }
+                sleep(PAUSE).await;
+            }
+            Found::Later(_) | Found::Nowhere => return self.release(),
+        }
+        Bytes::new()
     }
 
     /// Looks for the rest of the stream; what is returned is to be written before it.
@@ -220,7 +357,8 @@ impl Errand {
     /// Reads on at the next owner.
     async fn resume(&self, owner: Replica, cursor: Option<&str>) -> Found {
         let parcel = self.parcel.resume(cursor);
-        let answer = match self.hop(&owner, &parcel).await {
+        let hopped = timeout(LOOK, self.hop(&owner, &parcel)).await;
+        let answer = match hopped.unwrap_or(Err(Missed::Not(NotSent::Broken))) {
             Ok(answer) => answer,
             Err(Missed::Not(NotSent::Full)) => return Found::Nowhere,
             Err(missed) => return Found::Later(missed.look(owner)),
@@ -256,6 +394,11 @@ fn later(error: &Error) -> Found {
 
 /// For so long a stream waits for its next owner; its client's own attempt costs it no more.
 const MEND: Duration = Duration::from_secs(10);
+/// For so long a stream without an owner waits for another event, or for somebody who claims it.
+const WAIT: Duration = Duration::from_secs(30);
+/// How long one look for an owner may take, and from one to the next.
+const LOOK: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(250);
 /// After the first look.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Between later ones.

@@ -91,7 +91,7 @@ impl Streams {
 }
 
 /// Why a cursor cannot be read from.
-fn unread(error: StoreError) -> Error {
+pub(super) fn unread(error: StoreError) -> Error {
     match error {
         StoreError::Away => AWAY,
         StoreError::Trimmed { .. } | StoreError::Fenced | StoreError::Flushed => Error::Gone,

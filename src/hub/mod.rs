@@ -66,6 +66,7 @@ pub(crate) mod stores;
 mod stream;
 mod streams;
 mod tools;
+pub(crate) mod unowned;
 mod writing;
 
 #[cfg(test)]
@@ -92,8 +93,8 @@ pub(crate) struct Core {
     patience: Patience,
     places: place::Places,
     claims: place::Claims,
-    sessions: Sessions,
     silence: silence::Silence,
+    sessions: Sessions,
     /// What is declared.
     live: Arc<Live>,
     /// What was declared when children were last told.
@@ -171,8 +172,8 @@ impl Hub {
             patience: stores.patience,
             places: place::places(),
             claims: place::Claims::default(),
-            sessions: Sessions::default(),
             silence: silence::Silence::default(),
+            sessions: Sessions::default(),
             live,
             told: std::sync::RwLock::default(),
             key: stores.key,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::{
     harness::{last, within},
     redis::{Kind, Redis},
-    replicas::{Replicas, count, final_message, read},
+    replicas::{Replicas, count, final_message, progress, read},
     served::Served,
 };
 
@@ -53,6 +53,57 @@ async fn a_replica_with_a_store_of_its_own_says_so() {
         });
         assert_eq!(of_it.count(), usize::from(is_told), "{logs:?}");
     }
+}
+
+/// The number of the session's owner.
+fn fence(replicas: &Replicas, id: &str) -> String {
+    let key = format!("lockgate:v1:{{{id}}}");
+    replicas.redis.command(&["HGET", &key, "fence"]).text()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resume_reads_the_log_while_its_owner_is_frozen() {
+    let replicas = Replicas::two(&["stream.keep_alive=500ms"]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    assert_eq!(count(&there).await, 1);
+    let mut ended = here
+        .stream("slow", json!({"n": 3, "ms": 1}), json!("e"))
+        .await;
+    let ended = ended.rest().await.last().unwrap().id.clone().unwrap();
+    let slow = json!({"n": 100_000, "ms": 10});
+    let mut events = here.stream("slow", slow, json!("t")).await;
+    let seen = progress(&read(&mut events, 20).await);
+    replicas.node(0).signal(Signal::STOP);
+    let began = Instant::now();
+    // From its third event on: what the owner said is there at once.
+    let mut resumed = there.resume(&seen[2].0).await;
+    let mut rest = read(&mut resumed, 17).await;
+    assert!(
+        began.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        began.elapsed()
+    );
+    let id = here.id.as_deref().unwrap();
+    assert_eq!(fence(&replicas, id), "1", "nobody has claimed it yet");
+    for (cursor, status) in [
+        (&*ended, StatusCode::NO_CONTENT),
+        ("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", StatusCode::BAD_REQUEST),
+        ("nonsense", StatusCode::BAD_REQUEST),
+    ] {
+        assert_eq!(there.get(Some(cursor)).await.status(), status, "{cursor}");
+    }
+    // Then it waits, with comments, for the one that claims the session.
+    rest.extend(resumed.rest().await);
+    let comments = rest.iter().filter(|event| event.comment.is_some());
+    assert!(comments.count() > 0, "{rest:?}");
+    let numbers: Vec<u64> = progress(&rest).into_iter().map(|(_, n)| n).collect();
+    let expected: Vec<u64> = (4..).take(numbers.len()).collect();
+    assert_eq!(numbers, expected, "no gap, none twice");
+    let end = final_message(&rest);
+    assert_eq!(end["error"]["data"]["reason"], "owner_lost", "{end}");
+    assert_eq!(fence(&replicas, id), "2");
+    replicas.node(0).signal(Signal::CONT);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,11 +13,11 @@ use tokio::{
 use crate::{
     gauges::{Gauge, median, scaled, slow_call, stays_quick},
     harness::{Event, Events, Gateway, Legacy, Session, text_of, tool_call, until, within},
-    wire::{chunked_body, connect, head, host},
+    wire::{chunked_body, connect, head},
 };
 
 /// Numbers of no pattern, the same for the same seed.
-struct Chance(u64);
+pub(crate) struct Chance(u64);
 
 impl Chance {
     /// Seeded by `SEED`, or by chance; the seed is printed.
@@ -25,7 +25,7 @@ impl Chance {
         clippy::disallowed_methods,
         reason = "a test has no configuration to read it from"
     )]
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let fresh = || uuid::Uuid::new_v4().as_u64_pair().0 | 1;
         let seed = std::env::var("SEED").map_or_else(|_| fresh(), |seed| seed.parse().unwrap());
         println!("SEED={seed}");
@@ -33,7 +33,7 @@ impl Chance {
     }
 
     /// Below `bound`.
-    fn below(&mut self, bound: u64) -> usize {
+    pub(crate) fn below(&mut self, bound: u64) -> usize {
         // xorshift64
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -149,12 +149,17 @@ async fn what_a_later_connection_took_is_not_lost_for_an_earlier_one() {
 }
 
 /// A listener whose client reads nothing, and takes little into its socket.
-async fn deaf(gateway: &Gateway, session: &Session) -> TcpStream {
+pub(crate) async fn deaf(session: &Session) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
-    let address = host(gateway).parse().unwrap();
-    let mut socket = socket.connect(address).await.unwrap();
-    let request = head(gateway, session, "GET /mcp", "Connection: close\r\n");
+    let url = url::Url::parse(&session.url).unwrap();
+    let (host, id) = (url.authority(), session.id.as_ref().unwrap());
+    let mut socket = socket.connect(host.parse().unwrap()).await.unwrap();
+    let request = format!(
+        "GET {} HTTP/1.1\r\nHost: {host}\r\nMcp-Session-Id: {id}\r\n\
+         Accept: text/event-stream\r\nConnection: close\r\n\r\n",
+        url.path()
+    );
     socket.write_all(request.as_bytes()).await.unwrap();
     let mut first = [0; 12];
     within("a status", socket.read_exact(&mut first))
@@ -166,7 +171,7 @@ async fn deaf(gateway: &Gateway, session: &Session) -> TcpStream {
 
 /// What the client finds when it reads at last: an unbroken beginning, and the gateway's word
 /// to come again; the number of messages, and the last id.
-async fn wakes(mut socket: TcpStream) -> (u64, String) {
+pub(crate) async fn wakes(mut socket: TcpStream) -> (u64, String) {
     let mut bytes = b"HTTP/1.1 200".to_vec();
     within("the end", socket.read_to_end(&mut bytes))
         .await
@@ -202,7 +207,7 @@ async fn clients_that_never_read_cost_little_and_meet_no_gap() {
         let session = gateway.session().await;
         // With two calls in flight the log belongs to the listener.
         let hang = session.begin("hang", json!({})).await;
-        let socket = deaf(&gateway, &session).await;
+        let socket = deaf(&session).await;
         deafs.push((session, socket, hang));
     }
     let before = median(|| slow_call(&other)).await;

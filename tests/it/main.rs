@@ -9,6 +9,7 @@
 )]
 
 mod admin;
+mod balancer;
 mod browser;
 mod children;
 mod clients;
@@ -47,6 +48,7 @@ mod quotas;
 #[expect(dead_code, reason = "the tests of the library use the rest of it")]
 mod redis;
 mod replicas;
+mod replicas_streams;
 mod sandbox;
 mod secure;
 mod served;

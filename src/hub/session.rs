@@ -23,6 +23,7 @@ use super::{
     reading::{Pulse, Reading},
     record::Keeping,
     restore::Kept,
+    standstill::lapse,
     stream::Bounds,
     streams::Streams,
 };
@@ -290,7 +291,8 @@ impl Session {
         let (drain, halt) = (self.core.drain.clone(), self.core.halt.clone());
         let (drain, halt) = (drain.cancelled_owned(), halt.cancelled_owned());
         let pulse = Arc::clone(self.streams.pulse());
-        let mut standing = self.core.owner.standing();
+        let owner = Arc::clone(&self.core.owner);
+        let mut standing = owner.standing();
         let alarm = sleep_until(self.wake);
         pin!(drain, halt, alarm);
         self.core.metrics.session_began();
@@ -308,6 +310,8 @@ impl Session {
             select! {
                 biased;
                 () = &mut halt => self.over = Some(Over::Drained),
+                // Looked at above, before anything is given to the child or answered.
+                () = lapse(&owner, &pulse) => {}
                 () = &mut drain, if !self.is_draining => self.is_draining = true,
                 written = self.streams.written(), if !self.streams.is_kept() => {
                     self.stored(written);
@@ -317,7 +321,8 @@ impl Session {
                     while let Some(command) = next {
                         self.command(command).await;
                         room -= 1;
-                        next = if room > 0 { commands.try_recv().ok() } else { None };
+                        let goes_on = room > 0 && self.may_serve();
+                        next = if goes_on { commands.try_recv().ok() } else { None };
                     }
                     self.link.try_flush();
                 }

@@ -4,7 +4,7 @@
 //! Its child is not read and nothing is sent. Once the store answers, the session's fence is read:
 //! unchanged, it goes on where it was; another's, it ends at once.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{future::poll_fn, sync::atomic::Ordering, task::Poll, time::Duration};
 
 use tokio::{
     select,
@@ -14,7 +14,8 @@ use tokio::{
 
 use super::{
     Answer,
-    owner::AWAY,
+    owner::{AWAY, Owner},
+    reading::Pulse,
     session::{Command, Over, Session, or_never},
 };
 use crate::{error::Error, store::StoreError};
@@ -25,9 +26,7 @@ const AGAIN: Duration = Duration::from_millis(250);
 impl Session {
     /// Whether this replica may serve the session now.
     pub(super) fn may_serve(&self) -> bool {
-        let confirmed = &self.streams.pulse().confirmed;
-        let owner = &self.core.owner;
-        owner.is_alone() || owner.serves(confirmed.load(Ordering::Acquire))
+        is_served(&self.core.owner, self.streams.pulse())
     }
 
     /// What the store did not do.
@@ -129,6 +128,25 @@ impl Session {
         let confirmed = &self.streams.pulse().confirmed;
         confirmed.store(lapses, Ordering::Release);
     }
+}
+
+/// Waits until a session may not be served any more.
+///
+/// Nothing wakes it: it is looked at whenever the session's task is woken, before what woke it. A
+/// replica that was frozen finds ready what came meanwhile, for a session that may be another's now.
+pub(super) async fn lapse(owner: &Owner, pulse: &Pulse) {
+    poll_fn(|_| {
+        if is_served(owner, pulse) {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    })
+    .await;
+}
+
+fn is_served(owner: &Owner, pulse: &Pulse) -> bool {
+    owner.serves(pulse.confirmed.load(Ordering::Acquire))
 }
 
 /// Refuses what wants to be served; returns what can wait.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
 use reqwest::{Method, Response, StatusCode};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
@@ -12,7 +13,7 @@ use crate::{
     balancer::Balancer,
     cuts::{Chance, deaf, wakes},
     gauges::{Gauge, median, scaled, slow_call, stays_quick},
-    harness::{Events, Gateway, Session, is_stream, text_of, until, within},
+    harness::{Events, Gateway, Session, is_stream, json_of, text_of, tool_call, until, within},
     replicas::{Replicas, count, final_message, progress, read},
 };
 
@@ -338,4 +339,68 @@ async fn is_stuffed(socket: &TcpStream) {
         within("a look", socket.peek(&mut [0; 3000])).await.unwrap() == 3000
     })
     .await;
+}
+
+/// Section 4.2, "frozen replica that wakes up (zombie)": also one that answers with JSON, for which it
+/// has to ask nobody. DESIGN section 5: deliveries and answers check the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
+    let replicas = Replicas::two(&[]).await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    for number in 1..=40 {
+        assert_eq!(count(&here).await, number);
+    }
+    let first = replicas.node(0).descendants();
+    let mut held = here.again();
+    held.accept = "application/json";
+    let call = tool_call(json!("held"), "sleep", json!({"ms": 1000}));
+    let held = tokio::spawn(async move { answered(held.post(&call).await).await });
+    until("the child has it", || async {
+        here.text("received", json!({})).await.contains("sleep")
+    })
+    .await;
+    replicas.node(0).signal(Signal::STOP);
+    // What is sent to it meanwhile it finds when it wakes: on connections that it knows, and new ones.
+    let queued = (0..10).map(|_| {
+        let mut way = here.again();
+        way.http = here.http.clone();
+        way.accept = "application/json";
+        tokio::spawn(async move { answered(way.begin("counter", json!({})).await).await })
+    });
+    let queued: Vec<_> = queued.collect();
+    until("an owner that lives", || async {
+        let (status, answer) = answered(there.begin("counter", json!({})).await).await;
+        status == StatusCode::OK && answer["result"].is_object()
+    })
+    .await;
+    replicas.node(0).signal(Signal::CONT);
+    // The child has answered long ago; that was for a session that is another's now.
+    let (status, answer) = within("the held call's end", held).await.unwrap();
+    assert!(answer["result"].is_null(), "{status} {answer}");
+    assert!([200, 503].contains(&status.as_u16()), "{status} {answer}");
+    for queued in queued {
+        let (status, answer) = within("an answer", queued).await.unwrap();
+        assert!([200, 503].contains(&status.as_u16()), "{status} {answer}");
+        if answer["result"].is_object() {
+            let number: u64 = text_of(&answer).parse().unwrap();
+            assert!(number < 40, "the zombie's child counted: {number}");
+        }
+    }
+    until("the end of the zombie's child", || async {
+        let left = replicas.node(0).descendants();
+        !left.iter().any(|child| first.contains(child))
+    })
+    .await;
+    // Nothing was given to a second child.
+    let received = there.text("received", json!({})).await;
+    assert!(!received.contains("sleep"), "{received}");
+    assert_eq!(here.text("echo", json!({"text": "on"})).await, "on");
+}
+
+/// The status and the answer of a call that can be answered only with JSON.
+async fn answered(response: Response) -> (StatusCode, Value) {
+    let status = response.status();
+    assert!(!is_stream(&response));
+    (status, json_of(response).await)
 }

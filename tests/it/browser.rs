@@ -26,8 +26,13 @@ pub(crate) struct Shown {
 
 impl Browser {
     pub(crate) fn new() -> Self {
+        Self::with(client())
+    }
+
+    /// One that asks through `http`.
+    pub(crate) fn with(http: reqwest::Client) -> Self {
         Self {
-            http: client(),
+            http,
             cookies: BTreeMap::new(),
         }
     }

@@ -40,6 +40,7 @@ mod oauth_register;
 mod oauth_rmcp;
 mod oauth_tokens;
 mod owners;
+mod pair;
 mod payloads;
 mod policy;
 mod postgres;
@@ -48,6 +49,7 @@ mod quotas;
 #[expect(dead_code, reason = "the tests of the library use the rest of it")]
 mod redis;
 mod replicas;
+mod replicas_auth;
 mod replicas_streams;
 mod sandbox;
 mod secure;

@@ -19,9 +19,14 @@ pub(crate) const BACK: &str = "http://127.0.0.1:9/cb";
 pub(crate) const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
 const CHALLENGE: &str = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
 
+/// A gateway of [`tenants`].
+pub(crate) async fn gateway(config: Value) -> Served {
+    Served::start(config, tenants()).await
+}
+
 /// Tenants `a` and `b`, which are alike: users ada and eve, servers x (which names scopes) and y;
 /// x is meant where none is named.
-pub(crate) async fn gateway(config: Value) -> Served {
+pub(crate) fn tenants() -> Value {
     let tenant = || {
         let policy = json!({"scopes": {"delete_*": ["files:write"]}});
         json!({
@@ -34,7 +39,7 @@ pub(crate) async fn gateway(config: Value) -> Served {
         })
     };
     let keys = json!({"auth": {"mode": "keys"}, "servers": {"oauth": {"command": child()}}});
-    Served::start(config, json!({"a": tenant(), "b": tenant(), "k": keys})).await
+    json!({"a": tenant(), "b": tenant(), "k": keys})
 }
 
 /// The secret of the client `app`.

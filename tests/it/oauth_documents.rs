@@ -27,7 +27,7 @@ use super::{
 };
 
 /// A site that has what a test puts there, and counts who asks.
-struct Site {
+pub(crate) struct Site {
     origin: String,
     pages: Pages,
     task: JoinHandle<()>,
@@ -37,7 +37,7 @@ struct Site {
 type Pages = Arc<Mutex<HashMap<String, (String, usize)>>>;
 
 impl Site {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let origin = format!("http://{}", listener.local_addr().unwrap());
         let pages = Pages::default();
@@ -82,7 +82,7 @@ impl Site {
     }
 
     /// Puts a client's document; its id.
-    fn document(&self, path: &str, cache: &str, changed: Value) -> String {
+    pub(crate) fn document(&self, path: &str, cache: &str, changed: Value) -> String {
         let id = format!("{}{path}", self.origin);
         let mut document = json!({"client_id": id, "client_name": "Documented",
             "redirect_uris": [BACK], "token_endpoint_auth_method": "none"});

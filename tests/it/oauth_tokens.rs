@@ -717,12 +717,15 @@ async fn replicas(postgres: &Postgres) -> [Served; 2] {
     [gateway(config.clone()).await, gateway(config).await]
 }
 
-/// One code, fifty at once: one of them has tokens.
 #[tokio::test]
 async fn a_code_is_redeemed_once_by_two_replicas() {
     let postgres = Postgres::start();
-    let replicas = replicas(&postgres).await;
-    let app = App::public(&replicas[0], "a").await;
+    redeems_once(replicas(&postgres).await.each_ref()).await;
+}
+
+/// One code, fifty at once: one of them has tokens.
+pub(crate) async fn redeems_once(replicas: [&Served; 2]) {
+    let app = App::public(replicas[0], "a").await;
     let there = App {
         origin: replicas[1].origin().to_owned(),
         ..app.clone()
@@ -748,12 +751,15 @@ async fn a_code_is_redeemed_once_by_two_replicas() {
     }
 }
 
-/// One refresh token, fifty at once: one successor, of which there is one branch.
 #[tokio::test]
 async fn a_refresh_token_has_one_successor_by_two_replicas() {
     let postgres = Postgres::start();
-    let replicas = replicas(&postgres).await;
-    let app = App::public(&replicas[0], "a").await;
+    refreshes_once(replicas(&postgres).await.each_ref()).await;
+}
+
+/// One refresh token, fifty at once: one successor, of which there is one branch.
+pub(crate) async fn refreshes_once(replicas: [&Served; 2]) {
+    let app = App::public(replicas[0], "a").await;
     let there = App {
         origin: replicas[1].origin().to_owned(),
         ..app.clone()

@@ -1,6 +1,6 @@
 //! `lockgate serve` with a manifest of several servers, and its operations listener.
 
-use std::process::Stdio;
+use std::{path::PathBuf, process::Stdio};
 
 use serde_json::{Value, json};
 use tokio::{
@@ -26,18 +26,24 @@ pub(crate) struct Served {
 
 impl Served {
     /// Serves `tenants` with the settings of `config`.
-    pub(crate) async fn start(config: Value, mut tenants: Value) -> Self {
+    pub(crate) async fn start(config: Value, tenants: Value) -> Self {
+        Self::run(&config, Some(tenants)).await
+    }
+
+    /// Serves what another one has declared in the store that they share.
+    pub(crate) async fn joining(config: &Value) -> Self {
+        Self::run(config, None).await
+    }
+
+    async fn run(config: &Value, tenants: Option<Value>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let value = dir.path().file_name().unwrap().to_str().unwrap().to_owned();
         let marker = ("IT_MARKER".to_owned(), value);
-        for tenant in tenants.as_object_mut().unwrap().values_mut() {
-            for server in tenant["servers"].as_object_mut().unwrap().values_mut() {
-                server["env"][&marker.0] = json!(marker.1);
-            }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockgate"));
+        command.arg("serve");
+        if let Some(tenants) = tenants {
+            command.arg("--apply").arg(written(&dir, tenants, &marker));
         }
-        let manifest = dir.path().join("manifest.json");
-        let text = json!({"version": 1, "tenants": tenants}).to_string();
-        std::fs::write(&manifest, text).unwrap();
         let mut settings = vec![
             "http.listen=127.0.0.1:0".to_owned(),
             "ops.listen=127.0.0.1:0".to_owned(),
@@ -49,11 +55,10 @@ impl Served {
             // A client that does not read may hold its connection for so long.
             "drain.timeout=2s".to_owned(),
         ];
-        settings.extend(settings_of(&config));
+        settings.extend(settings_of(config));
         let sets = settings.iter().flat_map(|set| ["--set", set]);
         let log = std::fs::File::create(dir.path().join("stderr")).unwrap();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_lockgate"))
-            .args(["serve", "--apply", manifest.to_str().unwrap()])
+        let mut process = command
             .args(sets)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -164,9 +169,22 @@ impl Served {
     }
 
     /// Its data directory.
-    pub(crate) fn data(&self) -> std::path::PathBuf {
+    pub(crate) fn data(&self) -> PathBuf {
         self.dir.path().join("data")
     }
+}
+
+/// Writes a manifest whose children have `marker` in their environment.
+fn written(dir: &tempfile::TempDir, mut tenants: Value, marker: &(String, String)) -> PathBuf {
+    for tenant in tenants.as_object_mut().unwrap().values_mut() {
+        for server in tenant["servers"].as_object_mut().unwrap().values_mut() {
+            server["env"][&marker.0] = json!(marker.1);
+        }
+    }
+    let manifest = dir.path().join("manifest.json");
+    let text = json!({"version": 1, "tenants": tenants}).to_string();
+    std::fs::write(&manifest, text).unwrap();
+    manifest
 }
 
 /// `KEY=VALUE` for each key of `config`.

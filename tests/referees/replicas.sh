@@ -40,7 +40,11 @@ run() {
   local name=$1 rc=0 began=$SECONDS
   shift
   [[ $name =~ $pattern ]] || return 0
-  timeout --kill-after=5 "$limit" "$@" >"$work/$name.log" 2>&1 </dev/null || rc=$?
+  timeout --kill-after=5 "$limit" "$@" >"$work/$name.log" 2>&1 </dev/null &
+  # Whoever ends this one ends the check with it.
+  trap 'kill "$!" 2>/dev/null' TERM
+  wait "$!" || rc=$?
+  trap - TERM
   echo "$rc $((SECONDS - began))" >"$work/$name.rc"
 }
 

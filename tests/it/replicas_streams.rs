@@ -23,6 +23,15 @@ fn host(node: &Gateway) -> String {
     url.authority().to_owned()
 }
 
+/// The answer to a resume. A replica for which Redis is too slow says so (503), and is asked again.
+async fn resumed(way: &Session, cursor: &str) -> Response {
+    let mut response = way.get(Some(cursor)).await;
+    while response.status() == StatusCode::SERVICE_UNAVAILABLE {
+        response = way.get(Some(cursor)).await;
+    }
+    response
+}
+
 /// P20
 #[tokio::test(flavor = "multi_thread")]
 async fn p20_a_stream_is_left_and_resumed_twenty_times_at_alternating_replicas() {
@@ -35,7 +44,7 @@ async fn p20_a_stream_is_left_and_resumed_twenty_times_at_alternating_replicas()
     for cycle in 0..20 {
         drop(events);
         let way = if cycle % 2 == 0 { &there } else { &here };
-        events = way.resume(&seen.last().unwrap().0).await;
+        events = Events::of(resumed(way, &seen.last().unwrap().0).await);
         seen.extend(progress(&read(&mut events, 1 + cycle % 7).await));
     }
     let rest = events.rest().await;
@@ -47,7 +56,7 @@ async fn p20_a_stream_is_left_and_resumed_twenty_times_at_alternating_replicas()
     assert_eq!(text_of(&final_message(&rest)), "done");
     let end = rest.last().and_then(|event| event.id.as_deref()).unwrap();
     for way in [&here, &there] {
-        let response = way.get(Some(end)).await;
+        let response = resumed(way, end).await;
         assert_eq!(response.status(), StatusCode::NO_CONTENT);
     }
 }
@@ -112,8 +121,11 @@ async fn collect(direct: &Session, by: &Session, count: u64) -> (Vec<String>, us
             cuts += 1;
             continue;
         };
-        if response.status() == StatusCode::NO_CONTENT {
-            break;
+        match response.status() {
+            StatusCode::NO_CONTENT => break,
+            // Redis is too slow for it: come again.
+            StatusCode::SERVICE_UNAVAILABLE => continue,
+            _ => {}
         }
         let mut events = Events::of(response);
         while let Some((id, message)) = events.message().await {
@@ -143,7 +155,7 @@ async fn cuts_at_any_byte_lose_nothing_and_repeat_nothing_at_two_replicas() {
     let hosts = (0..2).map(|at| host(replicas.node(at))).collect();
     // Every third connection breaks before anything can have been read of it.
     balancer.before(hosts, move || chance.below(3).min(1) * chance.below(1600));
-    let count = disconnects as u64 * 3 / 4;
+    let count = disconnects as u64 * 5 / 8;
     let mut sessions = Vec::new();
     for at in [0, 1, 0, 1] {
         let direct = replicas.node(at).session().await;
@@ -169,8 +181,8 @@ async fn where_replay_becomes_live_there_is_no_seam_at_either_replica() {
     let count = scaled("events", 100_000, 3000) as u64;
     let mut chance = Chance::new();
     let replicas = Replicas::two(&["log.events=1000000", "log.bytes=1GiB"]).await;
-    let ways = [replicas.node(0).session().await];
-    let ways = [replicas.by(&ways[0], 0), replicas.by(&ways[0], 1)];
+    let here = replicas.node(0).session().await;
+    let ways = [replicas.by(&here, 0), replicas.by(&here, 1)];
     let args = json!({"n": count, "ms": 1});
     let mut events = ways[0].stream("slow", args, json!("t")).await;
     let (mut resumes, mut next) = (0, 1);
@@ -196,7 +208,7 @@ async fn where_replay_becomes_live_there_is_no_seam_at_either_replica() {
             break;
         }
         resumes += 1;
-        events = ways[resumes % 2].resume(&cursor).await;
+        events = Events::of(resumed(&ways[resumes % 2], &cursor).await);
     }
     println!("{resumes} resumes of {count} events");
     assert!(resumes >= 50, "{resumes}");
@@ -238,8 +250,8 @@ async fn what_is_no_longer_kept_is_gone_at_every_replica() {
     let reading = async { fresh = events.rest().await };
     let asking = async {
         until("an old cursor is gone", || async {
-            let here = is_gone(here.get(Some(&old)).await, number).await;
-            is_gone(there.get(Some(&old)).await, number).await && here
+            let here = is_gone(resumed(&here, &old).await, number).await;
+            is_gone(resumed(&there, &old).await, number).await && here
         })
         .await;
     };
@@ -248,7 +260,7 @@ async fn what_is_no_longer_kept_is_gone_at_every_replica() {
     let seen = progress(&fresh);
     let (mut kept, mut number_kept) = seen.last().cloned().unwrap_or((old.clone(), number));
     loop {
-        let response = there.get(Some(&kept)).await;
+        let response = resumed(&there, &kept).await;
         if [204, 410].contains(&response.status().as_u16()) {
             break;
         }
@@ -264,7 +276,7 @@ async fn what_is_no_longer_kept_is_gone_at_every_replica() {
         }
     }
     for way in [&here, &there] {
-        assert!(is_gone(way.get(Some(&old)).await, number).await);
+        assert!(is_gone(resumed(way, &old).await, number).await);
     }
     // Also for a replica that finds the log, and never wrote to it.
     replicas.kill(0).await;
@@ -280,7 +292,7 @@ async fn what_is_no_longer_kept_is_gone_at_every_replica() {
 /// Section 4.2, "SSE client that never reads", by way of a replica that owns none of their sessions.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
-    let clients = scaled("deaf clients", 500, 5);
+    let clients = scaled("deaf clients", 300, 3);
     let sets = ["log.bytes=256KiB", "log.events=200"];
     let replicas = Replicas::with(2, &sets, "reply: {sse_after: 10ms}").await;
     let other = replicas.node(0).session().await;
@@ -314,7 +326,7 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
     tokio::join!(join_all(floods), others);
     // What is under way to Redis, the log, and what is read ahead of the child; the other replica has
     // only what is on its way out. A whole flood is 8000 KiB.
-    for ((gauge, memory), bound) in gauges.iter().zip(memory).zip([6 << 10, 1 << 10]) {
+    for ((gauge, memory), bound) in gauges.iter().zip(memory).zip([6 << 10, 640]) {
         let grown = gauge.memory() - memory;
         println!("{grown} KiB more for {clients} clients");
         let each = grown / i64::try_from(clients).unwrap();
@@ -327,7 +339,7 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
             println!("{next} events came through");
             assert!((1..1000).contains(&next));
             for way in [&session, &there] {
-                let response = way.get(Some(&last)).await;
+                let response = resumed(way, &last).await;
                 assert_eq!(response.status(), StatusCode::GONE);
             }
             assert_eq!(session.text("echo", json!({"text": "on"})).await, "on");

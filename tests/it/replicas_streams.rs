@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use reqwest::{Method, Response, StatusCode};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, task::JoinHandle};
 
 use crate::{
     balancer::Balancer,
@@ -373,16 +373,7 @@ async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
     let first = replicas.node(0).descendants();
     let mut held = Vec::new();
     for session in &sessions {
-        let own = plain(session);
-        let call = tool_call(json!("held"), "sleep", json!({"ms": 1000}));
-        held.push(tokio::spawn(async move {
-            answered(own.post(&call).await).await
-        }));
-        until("the child has it", || async {
-            let received = session.text("received", json!({})).await;
-            received.contains("sleep")
-        })
-        .await;
+        held.push(hold(session).await);
     }
     replicas.node(0).signal(Signal::STOP);
     // What is sent to it meanwhile it finds when it wakes: on a connection that it knows, and new ones.
@@ -425,6 +416,19 @@ async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
         let received = session.text("received", json!({})).await;
         assert!(!received.contains("sleep"), "{received}");
     }
+}
+
+/// A call that its child has, and answers in a second.
+async fn hold(session: &Session) -> JoinHandle<(StatusCode, Value)> {
+    let own = plain(session);
+    let call = tool_call(json!("held"), "sleep", json!({"ms": 1000}));
+    let held = tokio::spawn(async move { answered(own.post(&call).await).await });
+    until("the child has it", || async {
+        let received = session.text("received", json!({})).await;
+        received.contains("sleep")
+    })
+    .await;
+    held
 }
 
 /// Another client of the session, which can be answered only with JSON.

@@ -1,6 +1,13 @@
-//! A TCP forwarder that breaks what goes through it: delays, stalls, resets.
+//! A TCP forwarder that breaks what goes through it: delays, stalls, resets, at chosen places.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -21,12 +28,35 @@ pub(crate) enum Mode {
     Stall,
     /// Connections are reset, and new ones are closed at once.
     Cut,
+    /// Each connection, also a new one, is reset behind so many bytes of answers.
+    Sever(usize),
+    /// The server's side of each connection ends; what is sent to it still goes through.
+    HalfClose,
+    /// So many bytes a second go through each way.
+    Trickle(usize),
+    /// One commit of PostgreSQL is hit, and then everything goes through.
+    Commit(Hit),
+}
+
+/// Which commit, and what becomes of its connection, which is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hit {
+    /// A value that a statement of the transaction names.
+    pub(crate) names: [u8; 32],
+    /// How many such commits go through before.
+    pub(crate) after: usize,
+    /// Whether the server gets it: then only its answer is lost.
+    pub(crate) is_done: bool,
 }
 
 /// Forwards connections to one address.
 pub(crate) struct Faulty {
     pub(crate) address: SocketAddr,
     mode: watch::Sender<Mode>,
+    target: watch::Sender<String>,
+    /// Connections that go through.
+    open: watch::Sender<usize>,
+    commits: Arc<AtomicUsize>,
     _tasks: JoinSet<()>,
 }
 
@@ -35,29 +65,68 @@ impl Faulty {
     pub(crate) async fn before(target: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (mode, told) = watch::channel(Mode::Pass);
-        let (target, mut tasks) = (target.to_owned(), JoinSet::new());
+        let (mode, _) = watch::channel(Mode::Pass);
+        let (open, _) = watch::channel(0);
+        let (target, to) = watch::channel(target.to_owned());
+        let commits = Arc::<AtomicUsize>::default();
+        let (told, counted, mut tasks) = (mode.clone(), Arc::clone(&commits), JoinSet::new());
+        let opened = open.clone();
         tasks.spawn(async move {
             let mut pairs = JoinSet::new();
             while let Ok((near, _)) = listener.accept().await {
-                pairs.spawn(pair(near, target.clone(), told.clone()));
+                let pair = pair(
+                    near,
+                    to.borrow().clone(),
+                    told.clone(),
+                    Arc::clone(&counted),
+                );
+                let opened = opened.clone();
+                opened.send_modify(|open| *open += 1);
+                pairs.spawn(async move {
+                    pair.await;
+                    opened.send_modify(|open| *open -= 1);
+                });
             }
         });
         Self {
             address,
             mode,
+            target,
+            open,
+            commits,
             _tasks: tasks,
         }
     }
 
     /// From now on.
     pub(crate) fn set(&self, mode: Mode) {
+        self.commits.store(0, Ordering::SeqCst);
         self.mode.send_replace(mode);
+    }
+
+    /// What happens now.
+    pub(crate) fn mode(&self) -> Mode {
+        *self.mode.borrow()
+    }
+
+    /// Cuts every connection; new ones go elsewhere.
+    pub(crate) async fn redirect(&self, target: &str) {
+        self.set(Mode::Cut);
+        self.target.send_replace(target.to_owned());
+        let mut open = self.open.subscribe();
+        open.wait_for(|open| *open == 0).await.unwrap();
+        self.set(Mode::Pass);
     }
 }
 
-async fn pair(near: TcpStream, target: String, mut mode: watch::Receiver<Mode>) {
-    if *mode.borrow() == Mode::Cut {
+async fn pair(
+    near: TcpStream,
+    target: String,
+    mode: watch::Sender<Mode>,
+    commits: Arc<AtomicUsize>,
+) {
+    let mut told = mode.subscribe();
+    if *told.borrow() == Mode::Cut {
         return;
     }
     let Ok(far) = TcpStream::connect(target).await else {
@@ -70,42 +139,134 @@ async fn pair(near: TcpStream, target: String, mut mode: watch::Receiver<Mode>) 
     }
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
+    let is_hit = Arc::<AtomicBool>::default();
+    let way = |kind| Way {
+        kind,
+        mode: mode.clone(),
+        is_hit: Arc::clone(&is_hit),
+        commits: Arc::clone(&commits),
+        is_named: false,
+        answered: 0,
+    };
     tokio::select! {
-        () = one_way(near_read, far_write, mode.clone()) => {}
-        () = one_way(far_read, near_write, mode.clone()) => {}
-        _ = mode.wait_for(|mode| *mode == Mode::Cut) => {}
+        () = way(Kind::Asked).run(near_read, far_write) => {}
+        () = way(Kind::Answered).run(far_read, near_write) => {}
+        _ = told.wait_for(|mode| *mode == Mode::Cut) => {}
     }
 }
 
-async fn one_way(
-    mut from: tokio::net::tcp::OwnedReadHalf,
-    mut to: tokio::net::tcp::OwnedWriteHalf,
-    mut mode: watch::Receiver<Mode>,
-) {
-    let (sender, mut pieces) = tokio::sync::mpsc::channel::<(Instant, Vec<u8>)>(1024);
-    let reading = async {
-        let mut buffer = vec![0; 64 * 1024];
-        while let Ok(read @ 1..) = from.read(&mut buffer).await {
-            if sender
-                .send((Instant::now(), buffer[..read].to_vec()))
-                .await
-                .is_err()
-            {
-                return;
+/// One way of a connection.
+struct Way {
+    kind: Kind,
+    mode: watch::Sender<Mode>,
+    /// Whether the connection ends instead of the next answer.
+    is_hit: Arc<AtomicBool>,
+    commits: Arc<AtomicUsize>,
+    /// Whether the transaction under way is the one that is meant.
+    is_named: bool,
+    /// Bytes of answers since they are counted.
+    answered: usize,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Asked,
+    Answered,
+}
+
+impl Way {
+    async fn run(
+        mut self,
+        mut from: tokio::net::tcp::OwnedReadHalf,
+        mut to: tokio::net::tcp::OwnedWriteHalf,
+    ) {
+        let (sender, mut pieces) = tokio::sync::mpsc::channel::<(Instant, Vec<u8>)>(1024);
+        let mut mode = self.mode.subscribe();
+        let reading = async {
+            let mut buffer = vec![0; 64 * 1024];
+            while let Ok(read @ 1..) = from.read(&mut buffer).await {
+                let piece = (Instant::now(), buffer[..read].to_vec());
+                if sender.send(piece).await.is_err() {
+                    return;
+                }
             }
+            drop(sender);
+        };
+        let writing = async {
+            loop {
+                let closing = mode.wait_for(|mode| *mode == Mode::HalfClose);
+                let next = tokio::select! {
+                    _ = closing, if self.kind == Kind::Answered => None,
+                    next = pieces.recv() => Some(next),
+                };
+                let Some(next) = next else {
+                    // A closed half: what comes is thrown away until the client ends it.
+                    to.shutdown().await.unwrap_or_default();
+                    while pieces.recv().await.is_some() {}
+                    return;
+                };
+                let Some((since, piece)) = next else { return };
+                let now = *mode.wait_for(|mode| *mode != Mode::Stall).await.unwrap();
+                if let Mode::Delay(delay) = now {
+                    tokio::time::sleep_until(since + delay).await;
+                }
+                if !self.pass(now, &piece, &mut to).await {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            // What was read goes through before the end.
+            () = async { reading.await; std::future::pending().await } => {}
+            () = writing => {}
         }
-        drop(sender);
-    };
-    let writing = async {
-        while let Some((since, piece)) = pieces.recv().await {
-            let now = *mode.wait_for(|mode| *mode != Mode::Stall).await.unwrap();
-            if let Mode::Delay(delay) = now {
-                tokio::time::sleep_until(since + delay).await;
+    }
+
+    /// Lets a piece through, or what may of it; false at the end of the connection.
+    async fn pass(
+        &mut self,
+        mode: Mode,
+        piece: &[u8],
+        to: &mut tokio::net::tcp::OwnedWriteHalf,
+    ) -> bool {
+        match mode {
+            Mode::Sever(most) if self.kind == Kind::Answered => {
+                let left = most.saturating_sub(self.answered).min(piece.len());
+                self.answered += left;
+                to.write_all(&piece[..left]).await.is_ok() && left == piece.len()
             }
-            if to.write_all(&piece).await.is_err() {
-                return;
+            Mode::Trickle(rate) => {
+                for part in piece.chunks((rate / 20).max(1)) {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    if to.write_all(part).await.is_err() {
+                        return false;
+                    }
+                }
+                true
             }
+            Mode::Commit(hit) => {
+                let is_it = self.kind == Kind::Asked && self.is_commit(hit, piece);
+                if is_it {
+                    self.is_hit.store(true, Ordering::SeqCst);
+                    self.mode.send_replace(Mode::Pass);
+                }
+                (!is_it || hit.is_done) && self.whole(piece, to).await
+            }
+            _ => self.whole(piece, to).await,
         }
-    };
-    tokio::join!(reading, writing);
+    }
+
+    async fn whole(&self, piece: &[u8], to: &mut tokio::net::tcp::OwnedWriteHalf) -> bool {
+        let is_lost = self.kind == Kind::Answered && self.is_hit.load(Ordering::SeqCst);
+        !is_lost && to.write_all(piece).await.is_ok()
+    }
+
+    /// Whether a piece is the commit that is to be hit.
+    fn is_commit(&mut self, hit: Hit, piece: &[u8]) -> bool {
+        let has = |text: &[u8]| piece.windows(text.len()).any(|part| part == text);
+        self.is_named = (self.is_named && !has(b"BEGIN")) || has(&hit.names);
+        let is_end = self.is_named && has(b"COMMIT");
+        self.is_named &= !is_end;
+        is_end && self.commits.fetch_add(1, Ordering::SeqCst) == hit.after
+    }
 }

@@ -2,7 +2,8 @@
 
 use std::{path::PathBuf, process::Stdio};
 
-use serde_json::{Value, json};
+use reqwest::StatusCode;
+use serde_json::{Map, Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -27,15 +28,21 @@ pub(crate) struct Served {
 impl Served {
     /// Serves `tenants` with the settings of `config`.
     pub(crate) async fn start(config: Value, tenants: Value) -> Self {
-        Self::run(&config, Some(tenants)).await
+        Self::with(&[], config, tenants).await
+    }
+
+    /// The same with more in its environment. Without tenants it serves what the store holds.
+    pub(crate) async fn with(env: &[(&str, &str)], config: Value, tenants: Value) -> Self {
+        let tenants = (!tenants.is_null()).then_some(tenants);
+        Self::run(env, &config, tenants).await
     }
 
     /// Serves what another one has declared in the store that they share.
     pub(crate) async fn joining(config: &Value) -> Self {
-        Self::run(config, None).await
+        Self::run(&[], config, None).await
     }
 
-    async fn run(config: &Value, tenants: Option<Value>) -> Self {
+    async fn run(env: &[(&str, &str)], config: &Value, tenants: Option<Value>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let value = dir.path().file_name().unwrap().to_str().unwrap().to_owned();
         let marker = ("IT_MARKER".to_owned(), value);
@@ -60,6 +67,7 @@ impl Served {
         let log = std::fs::File::create(dir.path().join("stderr")).unwrap();
         let mut process = command
             .args(sets)
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
@@ -117,13 +125,14 @@ impl Served {
 
     /// What the operations listener says.
     pub(crate) async fn ops(&self, path: &str) -> String {
+        self.ops_status(path).await.1
+    }
+
+    /// The same with its status.
+    pub(crate) async fn ops_status(&self, path: &str) -> (StatusCode, String) {
         let asked = client().get(format!("{}{path}", self.ops)).send();
-        within("operations", asked)
-            .await
-            .unwrap()
-            .text()
-            .await
-            .unwrap()
+        let answer = within("operations", asked).await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
     }
 
     /// Every child with its state.

@@ -85,7 +85,8 @@
 //! syntax. `control::store` keeps them in SQLite or PostgreSQL: every change is judged as the whole
 //! state that it leads to and written with its audit record. `control::keeper` applies the manifest's
 //! file and reads the store anew when something changed, here or at another replica; requests read
-//! the snapshot in `control::live` and never wait for a database.
+//! the snapshot in `control::live` and never wait for a database. What time it is, for codes, tokens and
+//! revocations, is that of the database, which `control::clock` carries on without asking it.
 //!
 //! # A call
 //!

@@ -13,7 +13,6 @@ use crate::{
     config::{Config, Secret},
     control::{
         Catalog, Server,
-        clock::Clock,
         confinement::Offer,
         keeper::{Keeper, Reach},
         live::Live,
@@ -117,7 +116,7 @@ pub(crate) async fn run(
             me: sharing::replica(&reached.address).map_err(|_| anyhow::anyhow!("no randomness"))?,
             keys: sharing::hop_keys(keys),
             peers: Peers::new(clustering.clone(), stop_cluster.clone()),
-            clock: Clock::system(),
+            clock: live.clock().clone(),
             release: release.clone(),
             halt: halt.clone(),
         })),
@@ -205,7 +204,7 @@ pub(crate) async fn run(
     let auth = Verifier::new(
         &config,
         outbound.clone(),
-        (Clock::system(), trail.clone(), live.asked().clone()),
+        (live.clock().clone(), trail.clone(), live.asked().clone()),
         &metrics,
         &tracker,
         &release,
@@ -236,7 +235,7 @@ pub(crate) async fn run(
             Arc::clone(&config),
             Arc::clone(&front.live),
             outbound,
-            Clock::system(),
+            front.live.clock().clone(),
             trail,
             front.auth.denials().clone(),
         );

@@ -63,9 +63,9 @@ pub(super) async fn open(
     let (own, search) = (config.clone(), path_of(env).to_owned());
     let judge: Judge =
         Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
-    let opening = Opening::of(config, judge, Clock::system());
-    let source = opening.keys.clone();
     let live = Live::unread();
+    let opening = Opening::of(config, judge, live.clock().clone());
+    let source = opening.keys.clone();
     let mut keeper = Keeper::new(Arc::clone(&live), opening, applied, env.clone(), config);
     let mut started = keeper.start().await;
     if started.is_ok() && live.is_loaded() {

@@ -19,6 +19,7 @@ use tokio::{
 
 use super::{
     Catalog,
+    clock::Clock,
     identity::OperatorKeys,
     signing::Issued,
     store::{Failure, Store, When},
@@ -47,6 +48,8 @@ pub(crate) struct Live {
     asked: Asked,
     /// Where the next question waits for its time, or for news.
     woken: Notify,
+    /// What time it is, for all that goes by the store.
+    clock: Clock,
 }
 
 /// When the store was asked last how far it has come, and answered or was away; clones are the
@@ -107,12 +110,18 @@ impl Live {
             store: OnceLock::new(),
             asked: Asked::never(),
             woken: Notify::new(),
+            clock: Clock::system(),
         })
     }
 
     /// When the store was asked last.
     pub(crate) fn asked(&self) -> &Asked {
         &self.asked
+    }
+
+    /// What time it is: with a store that replicas share, the time there.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// Tenants and servers; a request takes them once and stays with them.

@@ -63,10 +63,10 @@ impl Store {
         Ok(transaction.commit().await?)
     }
 
-    /// How far the store has come: one cheap query.
+    /// How far the store has come, and what time it is there: one cheap query.
     pub(crate) async fn reached(&self) -> Result<Reached, Failure> {
-        let rows = self.0.pool.read(REACHED, Vec::new()).await?;
-        reached_in(&rows)
+        let (pool, clock) = (&self.0.pool, &self.0.opening.clock);
+        reached_in(&pool.read_in_time(clock, REACHED).await?)
     }
 
     /// What was issued and revoked, with the number up to which it is known; only what is new is

@@ -6,16 +6,18 @@
 use std::{path::Path, pin::Pin, time::Duration};
 
 use sqlx::{
-    AssertSqlSafe, Connection, Database, Decode, Encode, PgPool, Row as _, SqlitePool, Type,
+    AssertSqlSafe, Connection, Database, Decode, Encode, PgPool, Row as _, SqliteConnection,
+    SqlitePool, Type,
     migrate::{MigrateError, Migrator},
     pool::PoolOptions,
     postgres::{PgConnectOptions, PgRow},
     query::Query,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous},
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
+use super::clock::Clock;
 pub(super) use super::value::Value;
 
 /// A database that answers, with the schema of this build.
@@ -169,6 +171,25 @@ impl Pool {
                     .collect())
             }
         }
+    }
+
+    /// The rows of one statement that only reads; `clock` is set by that of the server, which
+    /// replicas have in common. A file is on this machine.
+    pub(super) async fn read_in_time(
+        &self,
+        clock: &Clock,
+        sql: &'static str,
+    ) -> Result<Vec<Row>, SqlError> {
+        let Self::Postgres(_) = self else {
+            return self.read(sql, Vec::new()).await;
+        };
+        let timed = format!("SELECT *, {NOW} AS now_ms FROM ({sql}) AS asked");
+        let asked = Instant::now();
+        let rows = self.read(Sql(AssertSqlSafe(timed)), Vec::new()).await?;
+        for row in &rows {
+            clock.set(row.get("now_ms")?, asked);
+        }
+        Ok(rows)
     }
 
     /// Writes a copy of a file's content, as of one moment, to `target`, which must be empty.
@@ -433,6 +454,9 @@ fn postgres_schema() -> Migrator {
     schema.set_ignore_missing(true);
     schema
 }
+
+/// Not the time at which its transaction began.
+const NOW: &str = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT";
 
 /// Codes of PostgreSQL (its documentation, appendix A) that a later try may not meet: connection,
 /// log-in, no such database yet, rollback, resources, no lock, cancelled, system.

@@ -213,6 +213,7 @@ impl Store {
             }
             Location::Url(url) => Pool::postgres(url.expose()).await?,
         };
+        pool.read_in_time(&opening.clock, "SELECT 1 AS one").await?;
         let random = SystemRandom::new();
         let mut transaction = pool.begin().await?;
         let now_ms = opening.clock.now_ms();

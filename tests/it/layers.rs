@@ -179,6 +179,7 @@ const PLACES: &[(&str, &[&str])] = &[
         "arc_swap::",
         &[
             "control/change.rs",
+            "control/clock.rs",
             "control/live.rs",
             "control/signing.rs",
             "control/store.rs",

@@ -13,6 +13,7 @@ mod balancer;
 mod browser;
 mod children;
 mod clients;
+mod clocks;
 mod cluster;
 mod commands;
 mod crowds;

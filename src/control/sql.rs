@@ -88,6 +88,14 @@ impl Pool {
         let write = PoolOptions::new()
             .max_connections(1)
             .acquire_timeout(BUSY)
+            .after_release(|connection: &mut SqliteConnection, _| {
+                Box::pin(async move {
+                    // A full disk ends a transaction by itself, and the driver counts on it still:
+                    // no other could begin. An answer comes behind the rollback.
+                    connection.ping().await?;
+                    Ok(!connection.is_in_transaction())
+                })
+            })
             .connect_with(options.clone());
         let turn = turn(file).await?;
         let write = timed(MIGRATION, write).await?;
@@ -231,7 +239,7 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
         .filename(file)
         .immutable(true)
         .read_only(true);
-    let opened = sqlx::SqliteConnection::connect_with(&options);
+    let opened = SqliteConnection::connect_with(&options);
     let mut connection = timed(STATEMENT, opened).await?;
     let sound: Result<String, _> = {
         let asked = sqlx::query_scalar("PRAGMA quick_check").fetch_one(&mut connection);

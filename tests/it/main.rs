@@ -58,6 +58,7 @@ mod sandbox;
 mod secure;
 mod served;
 mod sharing;
+mod sinks;
 mod smuggling;
 mod stage;
 mod stored;

@@ -12,20 +12,20 @@ use crate::{
 };
 
 /// A certificate for the loopback address and its key, as PEM.
-struct Pair {
-    cert: String,
-    key: String,
+pub(crate) struct Pair {
+    pub(crate) cert: String,
+    pub(crate) key: String,
 }
 
 impl Pair {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
         let (cert, key) = (made.cert.pem(), made.signing_key.serialize_pem());
         Self { cert, key }
     }
 
     /// Puts both in place of what was there.
-    fn install(&self, folder: &Path) {
+    pub(crate) fn install(&self, folder: &Path) {
         for (name, text) in [("key.pem", &self.key), ("cert.pem", &self.cert)] {
             let new = folder.join("new");
             std::fs::write(&new, text).unwrap();
@@ -34,7 +34,7 @@ impl Pair {
     }
 
     /// A client that trusts this certificate alone, with no connection yet.
-    fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         let trusted = Certificate::from_pem(self.cert.as_bytes()).unwrap();
         Client::builder()
             .no_proxy()

@@ -232,6 +232,14 @@ impl Replica {
             .collect()
     }
 
+    /// Whether a line has this message.
+    pub(crate) fn said(&self, message: &str) -> bool {
+        self.lines
+            .borrow()
+            .iter()
+            .any(|line| line["message"] == message)
+    }
+
     /// Ends it as an orchestrator would.
     pub(crate) async fn stop(mut self) {
         let pid = self

@@ -55,6 +55,7 @@ mod reloads;
 mod replicas;
 mod replicas_auth;
 mod replicas_streams;
+mod rolling;
 mod sandbox;
 mod secure;
 mod served;

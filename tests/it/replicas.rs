@@ -21,7 +21,7 @@ use crate::{
 pub(crate) struct Replicas {
     nodes: Vec<Option<Gateway>>,
     pub(crate) redis: Redis,
-    _dirs: Vec<tempfile::TempDir>,
+    dirs: Vec<tempfile::TempDir>,
 }
 
 /// What all replicas of a test have in common.
@@ -55,11 +55,7 @@ impl Replicas {
             nodes.push(Some(node(dir.path(), url, sets, keys).await));
             dirs.push(dir);
         }
-        let replicas = Self {
-            nodes,
-            redis,
-            _dirs: dirs,
-        };
+        let replicas = Self { nodes, redis, dirs };
         for at in 0..urls.len() {
             replicas.ready(at).await;
         }
@@ -86,6 +82,20 @@ impl Replicas {
         let mut node = self.nodes[at].take().unwrap();
         node.process.start_kill().unwrap();
         node.process.wait().await.unwrap();
+    }
+
+    /// Waits for the end of one that was told to; its exit code.
+    pub(crate) async fn wait(&mut self, at: usize) -> Option<i32> {
+        let mut node = self.nodes[at].take().unwrap();
+        let status = within("its end", node.process.wait()).await;
+        status.unwrap().code()
+    }
+
+    /// Starts one again that is gone, and waits until it serves.
+    pub(crate) async fn start(&mut self, at: usize, sets: &[&str], keys: &str) {
+        let dir = self.dirs[at].path();
+        self.nodes[at] = Some(node(dir, &self.redis.url(), sets, keys).await);
+        self.ready(at).await;
     }
 
     /// The same session by way of another replica.

@@ -120,8 +120,8 @@
 //! was to the owner resumes by any replica; one whose connection was to another replica notices
 //! nothing but the end of its calls (`http::splice`). While the heartbeat of an owner stands that nobody
 //! can reach, no second hop is lost to it (`hub::silence`), and streams are read on from the log alone
-//! (`hub::unowned`). A replica that ends by itself gives its sessions back
-//! before it goes (`hub::ending`). What operators are promised is in `docs/replicas.md`.
+//! (`hub::unowned`). A replica that ends by itself begins
+//! no more sessions (`http::leaving`), and gives those that it has back before it goes (`hub::ending`). What operators are promised is in `docs/replicas.md`.
 //!
 //! # A child that sessions share
 //!

@@ -175,7 +175,7 @@ pub(crate) async fn run(
         release.clone(),
     );
     tracker.spawn(following);
-    let operated = hub.clone();
+    let (operated, ending) = (hub.clone(), hub.clone());
     let tls = match &config.http.tls {
         Some(files) => {
             let files = Files {
@@ -304,6 +304,7 @@ pub(crate) async fn run(
     }
     tracing::info!("draining");
     health.drain();
+    ending.close().await;
     within(config.drain.delay, &shutdown.halt).await;
     stop_accepting.cancel();
     release.cancel();

@@ -26,7 +26,7 @@ use super::{
     cluster::{Cluster, not_here},
     gate::ClientAddress,
     hop::{Asked, HOP, Hop},
-    legacy,
+    leaving, legacy,
     mcp::{self, Admitted},
     peers::{Answer, Cut, NotSent},
     reply::Failure,
@@ -59,7 +59,7 @@ pub(super) async fn place(
         return Ok(request);
     };
     let Some(session) = session_of(&request) else {
-        return Ok(request);
+        return leaving::place(front, cluster, admitted, request).await;
     };
     let is_hop = request.extensions().get::<Hop>().is_some();
     let is_resume = request.headers().contains_key(LAST_EVENT_ID);
@@ -68,8 +68,15 @@ pub(super) async fn place(
         // A replica that ends claims nothing; whoever sent it here may.
         Ok(Some(_)) | Err(Error::Draining) if is_hop => return Err(not_here()),
         Ok(Some(owner)) => Ok(owner),
-        Err(error) if is_hop || !is_resume => return Err(Failure::from(error).into_response()),
+        Err(error) if is_hop || !(is_resume || matches!(error, Error::Draining)) => {
+            return Err(Failure::from(error).into_response());
+        }
         Err(error) => Err(error),
+    };
+    let owner = match owner {
+        // This replica claims nothing any more; that one does.
+        Err(Error::Draining) => front.hub.successors().await.pop().ok_or(Error::Draining),
+        owner => owner,
     };
     let (parts, body) = request.into_parts();
     // Whole before it leaves: it may have to be sent once more, and if the owner is lost with it, its
@@ -182,6 +189,13 @@ impl Errand {
                     owner = next;
                 }
                 Ok(None) => return None,
+                Err(Error::Draining) => {
+                    let mut others = self.front.hub.successors().await.into_iter();
+                    let Some(next) = others.find(|next| *next != before) else {
+                        return Some(self.refused(Error::Draining).await);
+                    };
+                    owner = next;
+                }
                 Err(error) => return Some(self.refused(error).await),
             }
         }
@@ -282,7 +296,7 @@ impl Errand {
     }
 
     /// The owner's answer as that of this replica.
-    async fn relay(&self, answer: http::Response<Answer>) -> Result<Response, Cut> {
+    pub(super) async fn relay(&self, answer: http::Response<Answer>) -> Result<Response, Cut> {
         let (head, body) = answer.into_parts();
         let mut headers = head.headers;
         strip(&mut headers);
@@ -333,7 +347,7 @@ impl Missed {
 }
 
 impl Parcel {
-    fn of(parts: &Parts, body: Bytes) -> Self {
+    pub(super) fn of(parts: &Parts, body: Bytes) -> Self {
         let mut headers = parts.headers.clone();
         strip(&mut headers);
         let target = parts.uri.path_and_query();

@@ -31,6 +31,7 @@ mod forward;
 mod forward_tests;
 pub(crate) mod gate;
 pub(crate) mod hop;
+mod leaving;
 mod legacy;
 pub(crate) mod limits;
 mod mcp;

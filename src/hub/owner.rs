@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -40,6 +40,8 @@ pub(crate) struct Owner {
     until: AtomicU64,
     lapses: AtomicU32,
     epoch: AtomicU32,
+    /// Whether it is about to end.
+    is_closed: AtomicBool,
     beats: watch::Sender<()>,
     /// Whether the lease runs, and how often it has ended.
     standing: watch::Sender<(bool, u32)>,
@@ -70,6 +72,7 @@ impl Owner {
             until: AtomicU64::new(0),
             lapses: AtomicU32::new(0),
             epoch: AtomicU32::new(0),
+            is_closed: AtomicBool::new(false),
             beats: watch::Sender::new(()),
             standing: watch::Sender::new((false, 0)),
         }
@@ -78,6 +81,29 @@ impl Owner {
     /// Whether no other replica can be there.
     pub(crate) fn is_alone(&self) -> bool {
         self.is_alone
+    }
+
+    /// It is about to end: others begin and claim sessions, as far as there are any (DESIGN
+    /// section 5, "SIGTERM" 1).
+    pub(crate) async fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        let closing = self.directory.close(&self.me);
+        let _ = tokio::time::timeout(ANSWER, closing).await;
+    }
+
+    /// Whether it is about to end.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Who begins and claims sessions in its place; nobody before it is about to end.
+    pub(crate) async fn successors(&self) -> Vec<Replica> {
+        if !self.is_closed() {
+            return Vec::new();
+        }
+        let mut open = self.directory.open().await.unwrap_or_default();
+        open.retain(|replica| replica.boot != self.me.boot);
+        open
     }
 
     /// Whether the lease runs.

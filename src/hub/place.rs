@@ -138,6 +138,7 @@ impl Hub {
                     return Ok(Place::There(replica));
                 }
                 Whose::Nobody => {
+                    core.may_claim(found.sign.is_some()).await?;
                     if core.claim(access, &id, found.record).await? {
                         return Ok(Place::Here);
                     }
@@ -149,6 +150,30 @@ impl Hub {
                 return core.find(access, id.as_str()).map(|_| Place::Here);
             }
         }
+    }
+}
+
+/// A replica that is about to end.
+impl Hub {
+    /// From now on other replicas begin and claim sessions, as far as there are any.
+    pub(crate) async fn close(&self) {
+        self.0.owner.close().await;
+    }
+
+    /// Whether they do.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.owner.is_closed()
+    }
+
+    /// Which ones, in an order of chance; nobody before this one is about to end.
+    pub(crate) async fn successors(&self) -> Vec<Replica> {
+        let mut replicas = self.0.owner.successors().await;
+        let mut chance = [0];
+        // Without randomness the first is asked first.
+        let _ = self.0.random.fill(&mut chance);
+        let first = usize::from(chance[0]) % replicas.len().max(1);
+        replicas.rotate_left(first);
+        replicas
     }
 }
 
@@ -232,6 +257,16 @@ impl Core {
         }
     }
 
+    /// A replica that is about to end leaves claims to others. Not where it alone knows that nobody
+    /// listens at the owner's address: to them that owner lives until its heartbeat ends.
+    async fn may_claim(&self, is_owner_alive: bool) -> Result<(), Error> {
+        let is_left = !is_owner_alive && !self.owner.successors().await.is_empty();
+        if self.drain.is_cancelled() || is_left {
+            return Err(Error::Draining);
+        }
+        Ok(())
+    }
+
     /// Becomes the owner of a session; false if somebody else was faster.
     async fn claim(
         self: &Arc<Self>,
@@ -239,9 +274,6 @@ impl Core {
         id: &SessionId,
         record: Record,
     ) -> Result<bool, Error> {
-        if self.drain.is_cancelled() {
-            return Err(Error::Draining);
-        }
         let Some(claiming) = Claiming::begin(self, id) else {
             // Another request is about to; what it makes of the session is looked at again.
             sleep(AGAIN).await;

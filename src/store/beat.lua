@@ -1,8 +1,18 @@
 -- Says that a replica lives, and learns in which life the store is.
--- KEYS: epoch, recovering, the replica's heartbeat.
+-- KEYS: epoch, recovering, the replica's heartbeat, the replicas that begin sessions.
 -- ARGV: address, ms that a heartbeat stands, an epoch to begin with, the epoch that the replica
--- knew before (empty: none), ms that the epoch is kept, ms of recovery.
+-- knew before (empty: none), ms that the epoch is kept, ms of recovery, the boot id, 1 if it begins
+-- sessions.
 redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2])
+local time = redis.call('TIME')
+local now, name = time[1] * 1000 + math.floor(time[2] / 1000), ARGV[7] .. ' ' .. ARGV[1]
+if ARGV[8] == '1' then
+  redis.call('ZADD', KEYS[4], now, name)
+else
+  redis.call('ZREM', KEYS[4], name)
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now - ARGV[2])
+redis.call('PEXPIRE', KEYS[4], ARGV[2])
 local epoch = redis.call('GET', KEYS[1])
 if not epoch then
   epoch = ARGV[3]

@@ -373,6 +373,14 @@ impl Directory for MemoryDirectory {
         })))
     }
 
+    fn open<'a>(&'a self) -> Later<'a, Result<Vec<Replica>, StoreError>> {
+        Box::pin(ready(Ok(Vec::new())))
+    }
+
+    fn close<'a>(&'a self, _: &'a Replica) -> Later<'a, ()> {
+        Box::pin(ready(()))
+    }
+
     fn leave<'a>(&'a self, _: &'a Replica) -> Later<'a, ()> {
         Box::pin(ready(()))
     }

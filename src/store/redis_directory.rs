@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -21,6 +21,8 @@ pub(crate) struct RedisDirectory {
     redis: Redis,
     /// The life of the store that this replica knows; 0 for none.
     epoch: AtomicU32,
+    /// Whether it begins no more sessions.
+    is_closed: AtomicBool,
 }
 
 impl RedisDirectory {
@@ -29,6 +31,7 @@ impl RedisDirectory {
         Self {
             redis,
             epoch: AtomicU32::new(0),
+            is_closed: AtomicBool::new(false),
         }
     }
 
@@ -70,6 +73,7 @@ impl Directory for RedisDirectory {
                 self.redis.key("epoch"),
                 self.redis.key("recovering"),
                 self.redis.key(&format!("replica:{}", replica.boot)),
+                self.redis.key("open"),
             ];
             let call = Call::new(Lua::Beat, &keys.each_ref().map(String::as_str))
                 .arg(&*replica.address)
@@ -77,13 +81,37 @@ impl Directory for RedisDirectory {
                 .arg(new_epoch())
                 .arg(self.known())
                 .arg(ms(EPOCH))
-                .arg(ms(RECOVERY));
+                .arg(ms(RECOVERY))
+                .arg(&*replica.boot)
+                .arg(u8::from(!self.is_closed.load(Ordering::Relaxed)));
             let (epoch, is_recovering): (u32, bool) = self.ask(call).await?;
             self.epoch.store(epoch, Ordering::Relaxed);
             Ok(Beat {
                 epoch,
                 is_recovering,
             })
+        })
+    }
+
+    fn open<'a>(&'a self) -> Later<'a, Result<Vec<Replica>, StoreError>> {
+        Box::pin(async move {
+            let mut command = redis::cmd("ZRANGE");
+            command.arg(self.redis.key("open")).arg(0).arg(-1);
+            let names: Vec<String> = read(self.redis.command(command).await?)?;
+            let replicas = names.iter().filter_map(|name| name.split_once(' '));
+            let replica = |(boot, address): (&str, &str)| Replica {
+                address: address.into(),
+                boot: boot.into(),
+            };
+            Ok(replicas.map(replica).collect())
+        })
+    }
+
+    fn close<'a>(&'a self, replica: &'a Replica) -> Later<'a, ()> {
+        self.is_closed.store(true, Ordering::Relaxed);
+        // Where Redis is away the next heartbeat says it.
+        Box::pin(async move {
+            let _ = self.beat(replica).await;
         })
     }
 

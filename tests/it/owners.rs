@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    harness::{last, within},
+    harness::{Legacy, last, text_of, until, within},
     redis::{Kind, Redis},
     replicas::{Replicas, count, final_message, progress, read},
     served::Served,
@@ -135,4 +135,77 @@ async fn a_frozen_owner_is_found_out_once() {
     for way in &ways {
         assert_eq!(count(way).await, 2, "it stays where it is");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_stops_begins_and_claims_nothing() {
+    let sets = ["drain.delay=14s", "drain.timeout=2s"];
+    let mut replicas = Replicas::with(3, &sets, "idle: 10m").await;
+    let orphan = replicas.node(2).session().await;
+    assert_eq!(count(&orphan).await, 1);
+    let own = replicas.node(0).session().await;
+    assert_eq!(count(&own).await, 1);
+    let before = replicas.node(0).descendants();
+    replicas.node(0).signal(Signal::TERM);
+    let ready = replicas.node(0).url.replace("/t/a/x/mcp", "/readyz");
+    until("a replica that says that it ends", || async {
+        let answer = replicas.node(0).http.get(&ready).send().await.unwrap();
+        answer.status() == StatusCode::SERVICE_UNAVAILABLE
+    })
+    .await;
+    let open = || {
+        replicas
+            .redis
+            .command(&["ZCARD", "lockgate:v1:open"])
+            .number()
+    };
+    until("the others know", || async { open() == 2 }).await;
+    replicas.kill(2).await;
+    let url = replicas.node(0).url.replace("/t/a/x/mcp", "");
+    let mut begun = Vec::new();
+    for _ in 0..3 {
+        begun.push(replicas.node(0).session().await);
+    }
+    for session in &begun {
+        assert_eq!(count(session).await, 1, "by way of the one that stops");
+        assert_eq!(count(&replicas.by(session, 1)).await, 2);
+    }
+    let mut legacy = Legacy::at(&url, "/t/a/x").await;
+    legacy.initialize().await;
+    // Neither is the session of a dead replica claimed by it.
+    until("the end of its heartbeat", || async {
+        let keys = replicas.redis.keys();
+        keys.iter().filter(|key| key.contains(":replica:")).count() == 2
+    })
+    .await;
+    assert_eq!(count(&replicas.by(&orphan, 0)).await, 1);
+    assert_eq!(count(&own).await, 2, "what it has it serves");
+    assert_eq!(
+        replicas.node(0).descendants(),
+        before,
+        "nothing was begun here"
+    );
+    assert!(replicas.node(1).descendants().len() >= 5);
+    drop(legacy);
+    for session in [begun.remove(0), own] {
+        let there = replicas.by(&session, 1);
+        until("the session at the other", || async {
+            let answer = there.begin("counter", json!({})).await;
+            answer.status() == StatusCode::OK && text_of(&last(answer).await).parse::<u64>().is_ok()
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_stops_alone_serves_until_it_closes() {
+    let replicas = Replicas::with(1, &["drain.delay=3s"], "idle: 10m").await;
+    replicas.node(0).signal(Signal::TERM);
+    until("nobody who begins sessions", || async {
+        let open = replicas.redis.command(&["ZCARD", "lockgate:v1:open"]);
+        open.number() == 0
+    })
+    .await;
+    let session = replicas.node(0).session().await;
+    assert_eq!(count(&session).await, 1);
 }

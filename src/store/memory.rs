@@ -373,7 +373,7 @@ impl Directory for MemoryDirectory {
         })))
     }
 
-    fn open<'a>(&'a self) -> Later<'a, Result<Vec<Replica>, StoreError>> {
+    fn open(&self) -> Later<'_, Result<Vec<Replica>, StoreError>> {
         Box::pin(ready(Ok(Vec::new())))
     }
 

@@ -236,7 +236,7 @@ pub(crate) trait Directory: Send + Sync {
     fn beat<'a>(&'a self, replica: &'a Replica) -> Later<'a, Result<Beat, StoreError>>;
     /// The replicas that begin sessions, as of their last heartbeats; in one process that is nobody
     /// else.
-    fn open<'a>(&'a self) -> Later<'a, Result<Vec<Replica>, StoreError>>;
+    fn open(&self) -> Later<'_, Result<Vec<Replica>, StoreError>>;
     /// The replica begins no more sessions, and lives.
     fn close<'a>(&'a self, replica: &'a Replica) -> Later<'a, ()>;
     /// Takes back the heartbeat: the replica ends.

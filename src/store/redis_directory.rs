@@ -93,7 +93,7 @@ impl Directory for RedisDirectory {
         })
     }
 
-    fn open<'a>(&'a self) -> Later<'a, Result<Vec<Replica>, StoreError>> {
+    fn open(&self) -> Later<'_, Result<Vec<Replica>, StoreError>> {
         Box::pin(async move {
             let mut command = redis::cmd("ZRANGE");
             command.arg(self.redis.key("open")).arg(0).arg(-1);

@@ -139,7 +139,7 @@ async fn a_frozen_owner_is_found_out_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_stops_begins_and_claims_nothing() {
-    let sets = ["drain.delay=14s", "drain.timeout=2s"];
+    let sets = ["drain.delay=30s", "drain.timeout=2s"];
     let mut replicas = Replicas::with(3, &sets, "idle: 10m").await;
     let orphan = replicas.node(2).session().await;
     assert_eq!(count(&orphan).await, 1);
@@ -194,6 +194,10 @@ async fn a_replica_that_stops_begins_and_claims_nothing() {
             answer.status() == StatusCode::OK && text_of(&last(answer).await).parse::<u64>().is_ok()
         })
         .await;
+    }
+    // Nobody waits for the end of the delay.
+    for at in 0..2 {
+        replicas.kill(at).await;
     }
 }
 

@@ -118,8 +118,12 @@ impl Directory for RedisDirectory {
     fn leave<'a>(&'a self, replica: &'a Replica) -> Later<'a, ()> {
         Box::pin(async move {
             let key = self.redis.key(&format!("replica:{}", replica.boot));
-            // Where Redis is away it ends by itself.
+            // Where Redis is away both end by themselves.
             let _ = self.redis.remove(&key).await;
+            let mut command = redis::cmd("ZREM");
+            let name = format!("{} {}", replica.boot, replica.address);
+            command.arg(self.redis.key("open")).arg(name);
+            let _ = self.redis.command(command).await;
         })
     }
 

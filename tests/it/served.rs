@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::Stdio};
 
 use reqwest::StatusCode;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},

@@ -315,6 +315,10 @@ impl Drop for Said {
 }
 
 /// That many seeds of 1,000 (CONTRACT R18 at the gate): `SCALE=10` are those of the bench.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how much is tested says whoever starts the tests"
+)]
 fn seeds(of_thousand: u64) -> std::ops::Range<u64> {
     let scale = std::env::var("SCALE").map_or(1, |scale| scale.parse().unwrap());
     1..of_thousand * scale + 1

@@ -25,6 +25,9 @@ const LEASE: Duration = Duration::from_secs(3);
 const BEAT: Duration = Duration::from_secs(1);
 /// The same after one that failed: whoever waits for the store is served soon after its return.
 const AGAIN: Duration = Duration::from_millis(200);
+/// Milliseconds in which every replica has told a store that is back that it lives: one heartbeat, and
+/// what connecting again takes.
+const SETTLED: u64 = 1500;
 /// How long a heartbeat may take.
 const ANSWER: Duration = Duration::from_millis(800);
 
@@ -39,6 +42,9 @@ pub(crate) struct Owner {
     /// Milliseconds after `began` at which the lease ends.
     until: AtomicU64,
     lapses: AtomicU32,
+    /// Milliseconds after `began` at which the last lapse was over; 0 before the first one, which is no
+    /// lapse but the beginning.
+    back: AtomicU64,
     epoch: AtomicU32,
     /// Whether it is about to end.
     is_closed: AtomicBool,
@@ -71,6 +77,7 @@ impl Owner {
             began: Instant::now(),
             until: AtomicU64::new(0),
             lapses: AtomicU32::new(0),
+            back: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
             beats: watch::Sender::new(()),
@@ -139,6 +146,17 @@ impl Owner {
         if self.is_valid() { Ok(()) } else { Err(AWAY) }
     }
 
+    /// Whether the store was out of reach until just now: owners that live may not have told it so
+    /// yet, and an outage that hits all replicas alike is to cost no child (DESIGN section 5).
+    pub(crate) fn is_just_back(&self) -> bool {
+        self.is_back_at(self.now())
+    }
+
+    fn is_back_at(&self, now: u64) -> bool {
+        let back = self.back.load(Ordering::Acquire);
+        back > 0 && now < back + SETTLED
+    }
+
     /// Changes whenever sessions have to look whether they may be served.
     pub(crate) fn standing(&self) -> watch::Receiver<(bool, u32)> {
         self.standing.subscribe()
@@ -172,7 +190,9 @@ impl Owner {
         // What owners of another life of the store wrote is gone: it counts as a lapse.
         let is_other = self.epoch.swap(beat.epoch, Ordering::AcqRel) != beat.epoch;
         if is_other || !self.runs_at(now) {
-            self.lapses.fetch_add(1, Ordering::AcqRel);
+            let is_first = self.lapses.fetch_add(1, Ordering::AcqRel) == 0;
+            self.back
+                .store(if is_first { 0 } else { now }, Ordering::Release);
         }
         let lease = u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX);
         self.until.fetch_max(sent + lease, Ordering::AcqRel);

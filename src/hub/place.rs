@@ -264,6 +264,9 @@ impl Core {
         if self.drain.is_cancelled() || is_left {
             return Err(Error::Draining);
         }
+        if !is_owner_alive && self.owner.is_just_back() {
+            return Err(AWAY);
+        }
         Ok(())
     }
 

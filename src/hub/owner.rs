@@ -267,6 +267,18 @@ mod tests {
     }
 
     #[test]
+    fn a_store_that_is_back_is_left_to_settle() {
+        let owner = owner();
+        owner.acknowledged((0, 0), BEAT);
+        owner.acknowledged((1000, 1000), BEAT);
+        assert!(!owner.is_back_at(1000), "it was never away");
+        owner.acknowledged((9000, 9000), BEAT);
+        assert!(owner.is_back_at(9000) && owner.is_back_at(9000 + SETTLED - 1));
+        owner.acknowledged((9500, 9500), BEAT);
+        assert!(!owner.is_back_at(9000 + SETTLED), "from its return");
+    }
+
+    #[test]
     fn another_life_of_the_store_is_a_lapse() {
         let owner = owner();
         owner.acknowledged((0, 0), BEAT);

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::harness::{Gateway, Session, body, within};
+use crate::harness::{Gateway, Session, body, client, within};
 
 /// How many of `full` are done: a hundredth times `SCALE`, but at least `least`; printed.
 #[expect(
@@ -111,7 +111,12 @@ impl Gauge {
 pub(crate) async fn metric(gateway: &Gateway, name: &str) -> i64 {
     let public = gateway.base().rsplit_once(':').unwrap().1;
     let address = Gauge::of(gateway).operations(public.parse().unwrap());
-    let request = gateway.http.get(format!("http://{address}/metrics")).send();
+    metric_of(&format!("http://{address}"), name).await
+}
+
+/// The same, from where it is told.
+pub(crate) async fn metric_of(ops: &str, name: &str) -> i64 {
+    let request = client().get(format!("{ops}/metrics")).send();
     let text = body(within("metrics", request).await.unwrap()).await;
     let lines = text.lines().filter(|line| line.starts_with(name));
     let values = lines.map(|line| line.rsplit_once(' ').unwrap().1);

@@ -466,6 +466,78 @@ async fn redis_away_is_503_and_costs_no_child() {
     );
 }
 
+/// Asks for the count again and again, for a while after `back`: everything but 503 has to be a
+/// count. When the last 503 came, and what was counted.
+async fn counted(way: Session, back: Instant) -> (Instant, Vec<u64>) {
+    let (mut late, mut counts) = (back, Vec::new());
+    while back.elapsed() < Duration::from_secs(3) {
+        let response = way.begin("counter", json!({})).await;
+        if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+            late = Instant::now();
+        } else {
+            assert_eq!(response.status(), StatusCode::OK);
+            counts.push(text_of(&last(response).await).parse().unwrap());
+        }
+    }
+    (late, counts)
+}
+
+/// All heartbeats have ended when Redis is back, and one replica is back before the other: it takes
+/// no session whose owner lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_away_beyond_all_heartbeats_costs_no_child() {
+    let redis = Redis::start(Kind::Redis);
+    let address = redis.url();
+    let address = address
+        .trim_start_matches("redis://")
+        .trim_end_matches("/0");
+    let ways = [Faulty::before(address).await, Faulty::before(address).await];
+    let urls = ways
+        .each_ref()
+        .map(|way| format!("redis://{}/0", way.address));
+    let replicas = Replicas::over(redis, &[&urls[0], &urls[1]], &[], "idle: 10m").await;
+    let sessions = [
+        replicas.node(0).session().await,
+        replicas.node(1).session().await,
+    ];
+    for session in &sessions {
+        assert_eq!(count(session).await, 1);
+    }
+    ways.iter().for_each(|way| way.set(Mode::Cut));
+    // Not a wait for something: it is what the outage lasts.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    ways[0].set(Mode::Pass);
+    let back = Instant::now();
+    let told = sessions.iter().map(|session| {
+        let asked = (0..2).map(|at| counted(replicas.by(session, at), back));
+        futures_util::future::join_all(asked)
+    });
+    let later = async {
+        until("the first to be back", || async {
+            let response = sessions[0].begin("echo", json!({"text": "on"})).await;
+            response.status() == StatusCode::OK
+        })
+        .await;
+        let foreign = replicas.by(&sessions[1], 0);
+        let response = foreign.begin("counter", json!({})).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        ways[1].set(Mode::Pass);
+    };
+    let (told, ()) = tokio::join!(futures_util::future::join_all(told), later);
+    for (at, asked) in told.iter().enumerate() {
+        let late = asked.iter().map(|(late, _)| *late).max().unwrap();
+        assert!(late - back < Duration::from_secs(2), "{:?}", late - back);
+        let mut counts: Vec<u64> = asked
+            .iter()
+            .flat_map(|(_, counts)| counts)
+            .copied()
+            .collect();
+        counts.sort_unstable();
+        let wanted: Vec<u64> = (2..).take(counts.len()).collect();
+        assert_eq!(counts, wanted, "one child all along, of session {at}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flushed_redis_is_filled_again_by_the_owners() {
     let replicas = Replicas::two(&[]).await;

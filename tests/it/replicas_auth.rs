@@ -191,21 +191,17 @@ async fn is_untouched((session, mut listener, _): (Session, Events, Vec<u32>)) {
 /// P16
 #[tokio::test(flavor = "multi_thread")]
 async fn p16_a_deleted_tenant_is_gone_from_both_replicas_and_redis() {
-    let pair = Pair::issuing(json!({})).await;
-    let other = bystander(&pair).await;
-    let app = App::public(pair.both()[1], "a").await;
-    let token = app.tokens().await.text("access_token");
-    let open = opened(&pair, &token).await;
-    assert!(pair.descendants().len() > other.2.len());
-    let began = Instant::now();
-    operate(&pair, "/tenants/a").await;
-    all_gone(&pair, (&token, open), &other.2, began).await;
-    is_untouched(other).await;
+    deleted("/tenants/a").await;
 }
 
 /// P16
 #[tokio::test(flavor = "multi_thread")]
 async fn p16_a_deleted_user_is_gone_from_both_replicas_and_redis() {
+    deleted("/tenants/a/users/ada").await;
+}
+
+/// Nothing is left of what goes with `path`, and all of who has nothing to do with it.
+async fn deleted(path: &str) {
     let pair = Pair::issuing(json!({})).await;
     let other = bystander(&pair).await;
     let app = App::public(pair.both()[1], "a").await;
@@ -213,7 +209,7 @@ async fn p16_a_deleted_user_is_gone_from_both_replicas_and_redis() {
     let open = opened(&pair, &token).await;
     assert!(pair.descendants().len() > other.2.len());
     let began = Instant::now();
-    operate(&pair, "/tenants/a/users/ada").await;
+    operate(&pair, path).await;
     all_gone(&pair, (&token, open), &other.2, began).await;
     is_untouched(other).await;
 }

@@ -12,6 +12,7 @@ use tokio::{
 };
 
 use crate::{
+    gauges::metric_of,
     harness::{NEWEST, Session, child, client, json_of, run_args, until, within},
     stored::server,
     tokens::bearer,
@@ -52,21 +53,12 @@ impl Logging {
     }
 
     /// Lines that were lost so far.
-    async fn lost(&self) -> u64 {
-        let asked = client().get(format!("{}/metrics", self.ops)).send();
-        let text = within("metrics", asked)
-            .await
-            .unwrap()
-            .text()
-            .await
-            .unwrap();
-        let name = "lockgate_log_lines_dropped_total ";
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.expect("it is counted").parse().unwrap()
+    async fn lost(&self) -> i64 {
+        metric_of(&self.ops, "lockgate_log_lines_dropped_total ").await
     }
 
     /// Asks until so many lines were lost; calls meanwhile are answered in time.
-    async fn calls(&self, session: &Session, lost: u64) {
+    async fn calls(&self, session: &Session, lost: i64) {
         let began = Instant::now();
         while self.lost().await < lost {
             let asking = join_all((0..8).map(|_| self.asks()));

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use super::{
     admin::Admin,
-    harness::{NEWEST, child, client, opening, until, within},
+    gauges::metric_of,
+    harness::{NEWEST, child, opening, until},
     stored::{Ground, Replica, on_both, server},
     tokens::bearer,
 };
@@ -23,21 +24,8 @@ async fn records(admin: &Admin, kind: &str) -> Vec<Value> {
     page["items"].as_array().unwrap().clone()
 }
 
-async fn dropped(replica: &Replica) -> u64 {
-    let asked = client().get(format!("{}/metrics", replica.ops)).send();
-    let text = within("metrics", asked)
-        .await
-        .unwrap()
-        .text()
-        .await
-        .unwrap();
-    let mut lines = text
-        .lines()
-        .filter(|line| line.starts_with("lockgate_audit_dropped"));
-    let line = lines
-        .next()
-        .map_or("0", |line| line.rsplit_once(' ').unwrap().1);
-    line.parse().unwrap()
+async fn dropped(replica: &Replica) -> i64 {
+    metric_of(&replica.ops, "lockgate_audit_dropped").await
 }
 
 async fn a_denial_is_on_record_before_its_answer_and_folded(ground: Ground) {

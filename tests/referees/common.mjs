@@ -85,6 +85,14 @@ export const BACKENDS = {
   },
 };
 
+/** For clients that are to come back soon and often. */
+export const RECONNECT = {
+  initialReconnectionDelay: 200,
+  maxReconnectionDelay: 400,
+  reconnectionDelayGrowFactor: 1.2,
+  maxRetries: 40,
+};
+
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Waits for a condition; says what it waited for when it does not come. */

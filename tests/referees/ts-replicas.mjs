@@ -1,15 +1,9 @@
 // A replica that is killed costs nothing but the calls that its own children had: this client, which
 // knows nothing of replicas, calls on in the same session. CONTROL is the URL of what can kill one.
 import assert from 'node:assert/strict';
-import { call, connect, main, open, options, steps, textOf, until } from './common.mjs';
+import { RECONNECT, call, connect, main, open, options, steps, textOf, until } from './common.mjs';
 
 const STEPS = 20;
-const RECONNECT = {
-  initialReconnectionDelay: 200,
-  maxReconnectionDelay: 400,
-  reconnectionDelayGrowFactor: 1.2,
-  maxRetries: 40,
-};
 
 async function control(method, path) {
   const answer = await fetch(`${process.env.CONTROL}${path}`, { method });

@@ -1,15 +1,9 @@
 // A call that is cut behind its first event is resumed by Last-Event-ID: nothing lost, nothing
 // twice, run once; also when the answer came while nobody was connected, and for the listener.
 import assert from 'node:assert/strict';
-import { call, connect, main, open, options, proxy, sleep, steps, textOf, until } from './common.mjs';
+import { RECONNECT, call, connect, main, open, options, proxy, sleep, steps, textOf, until } from './common.mjs';
 
 const STEPS = 6;
-const RECONNECT = {
-  initialReconnectionDelay: 200,
-  maxReconnectionDelay: 400,
-  reconnectionDelayGrowFactor: 1.2,
-  maxRetries: 40,
-};
 
 /** One slow call, cut behind its first message; `away` keeps the client out meanwhile. */
 async function cutCall({ client, transcript, between, backend, away }) {

@@ -5,22 +5,16 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Router,
-    body::Body,
-    extract::{Request, State},
-    middleware::{Next, from_fn_with_state},
-    response::Response,
-};
+use axum::{Router, body::Body, extract::Request, response::Response};
 use http::{HeaderValue, StatusCode, header::CONTENT_LENGTH};
 
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Front,
-    gate::{self, ClientAddress},
+    gate::{self, App, ClientAddress},
     hop::{Asked, HOP, Hop, HopKeys, Worthless},
-    limits, mcp_routes,
+    mcp_routes,
     peers::Peers,
     refusal::refusal,
 };
@@ -68,33 +62,34 @@ impl Cluster {
 }
 
 /// Every route of the cluster listener: those of MCP endpoints, for whoever has a hop header.
-pub(crate) fn routes(front: Arc<Front>, cluster: Arc<Cluster>) -> Router {
+pub(crate) fn routes(front: Arc<Front>, cluster: Arc<Cluster>) -> App {
     let routes = mcp_routes()
         .fallback(async || refusal(StatusCode::NOT_FOUND, "not found"))
-        .layer(from_fn_with_state(Arc::clone(&front), limits::pass))
         .with_state(front);
-    gate::catching(routes).layer(from_fn_with_state(cluster, pass))
+    App::of_replicas(routes, cluster)
 }
 
-/// One request of another replica.
-async fn pass(State(cluster): State<Arc<Cluster>>, mut request: Request, next: Next) -> Response {
-    let hop = match cluster.verify(&request) {
-        Ok(hop) => hop,
-        Err(worthless) => {
-            tracing::warn!(%worthless, "refused a request on the cluster listener");
-            return no_hop(refusal(StatusCode::FORBIDDEN, "no valid hop"));
+impl Cluster {
+    /// One request of another replica.
+    pub(super) async fn pass(&self, mut request: Request, routes: Router) -> Response {
+        let hop = match self.verify(&request) {
+            Ok(hop) => hop,
+            Err(worthless) => {
+                tracing::warn!(%worthless, "refused a request on the cluster listener");
+                return no_hop(refusal(StatusCode::FORBIDDEN, "no valid hop"));
+            }
+        };
+        request.headers_mut().remove(HOP);
+        if !request.headers().contains_key(CONTENT_LENGTH) {
+            // None was signed.
+            *request.body_mut() = Body::empty();
         }
-    };
-    request.headers_mut().remove(HOP);
-    if !request.headers().contains_key(CONTENT_LENGTH) {
-        // None was signed.
-        *request.body_mut() = Body::empty();
+        if let Some(client) = hop.client {
+            request.extensions_mut().insert(ClientAddress(client));
+        }
+        request.extensions_mut().insert(hop);
+        gate::route(routes, request).await
     }
-    if let Some(client) = hop.client {
-        request.extensions_mut().insert(ClientAddress(client));
-    }
-    request.extensions_mut().insert(hop);
-    next.run(request).await
 }
 
 /// The answer to a hop whose session is not here; its body is not read.

@@ -27,6 +27,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use super::accept::Peer;
 use super::address::{Allowed, HostCheck, OriginCheck, canonical, client};
 use super::body::{Read, meter};
+use super::cluster::Cluster;
 use super::cors;
 use super::hop::HOP;
 use super::refusal::{in_form_of, refusal};
@@ -35,11 +36,20 @@ use crate::telemetry::{Metrics, Route};
 
 /// What one listener serves. A handle.
 ///
-/// The gate is no layer of the router: axum clones and boxes a layer for each route and request.
+/// What stands before is no layer of the router: axum clones and boxes a layer for each route and request.
 #[derive(Clone)]
 pub(crate) struct App {
     routes: Router,
-    gate: Option<Arc<Gate>>,
+    before: Before,
+}
+
+/// What every request of a listener passes first.
+#[derive(Clone)]
+enum Before {
+    Nothing,
+    Gate(Arc<Gate>),
+    /// The check of what another replica says.
+    Hops(Arc<Cluster>),
 }
 
 /// What the gate of one listener needs to know.
@@ -83,10 +93,8 @@ impl Gate {
 
     /// Puts the gate, and the net for panics, in front of every route and fallback of `routes`.
     pub(crate) fn guard(self: Arc<Self>, routes: Router) -> App {
-        App {
-            routes,
-            gate: Some(self),
-        }
+        let before = Before::Gate(self);
+        App { routes, before }
     }
 
     fn request_id(&self) -> RequestId {
@@ -164,28 +172,30 @@ impl Gate {
     }
 }
 
-/// Puts the net for panics behind every route.
-pub(super) fn catching(routes: Router) -> Router {
-    routes.layer(CatchPanicLayer::custom(panicked))
-}
-
 impl From<Router> for App {
-    /// Routes that need no gate: nobody but operators and replicas reaches them.
+    /// Routes that need no gate: nobody but operators reaches them. With the net for panics.
     fn from(routes: Router) -> Self {
-        Self { routes, gate: None }
+        Self {
+            routes: routes.layer(CatchPanicLayer::custom(panicked)),
+            before: Before::Nothing,
+        }
     }
 }
 
 impl App {
+    /// What other replicas ask for.
+    pub(super) fn of_replicas(routes: Router, cluster: Arc<Cluster>) -> Self {
+        let before = Before::Hops(cluster);
+        Self { routes, before }
+    }
+
     /// Answers one request.
     pub(crate) async fn answer(self, request: Request) -> Response {
-        let Self { mut routes, gate } = self;
-        match gate {
-            Some(gate) => gate.pass(request, routes).await,
-            None => routes
-                .call(request)
-                .await
-                .unwrap_or_else(|never| match never {}),
+        let Self { routes, before } = self;
+        match before {
+            Before::Nothing => called(routes, request).await,
+            Before::Gate(gate) => gate.pass(request, routes).await,
+            Before::Hops(cluster) => cluster.pass(request, routes).await,
         }
     }
 }
@@ -242,13 +252,14 @@ impl Gate {
 }
 
 /// Hands a request to its route; a panic there costs this request and nothing else.
-async fn route(mut routes: Router, request: Request) -> Response {
-    let answer = async move { routes.call(request).await };
-    match AssertUnwindSafe(answer).catch_unwind().await {
-        Ok(Ok(response)) => response,
-        Ok(Err(never)) => match never {},
-        Err(panic) => panicked(panic),
-    }
+pub(super) async fn route(routes: Router, request: Request) -> Response {
+    let answer = AssertUnwindSafe(called(routes, request));
+    answer.catch_unwind().await.unwrap_or_else(panicked)
+}
+
+async fn called(mut routes: Router, request: Request) -> Response {
+    let answer = routes.call(request).await;
+    answer.unwrap_or_else(|never| match never {})
 }
 
 /// What a request is counted as.

@@ -4,10 +4,12 @@
 //! forwarded once more; it is signed, and holds for one request to one life of one replica. Pure:
 //! who sends and who checks is `forward` and `cluster`.
 
+use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use aws_lc_rs::{constant_time, hmac};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{HeaderName, HeaderValue, Method};
 
 /// In a request that a client sent it is refused; in a response it says that no route answered.
@@ -71,9 +73,15 @@ impl HopKeys {
     /// The header of a request that leaves now; none if there is no key.
     pub(crate) fn sign(&self, hop: &Hop, asked: Asked<'_>, now_ms: i64) -> Option<HeaderValue> {
         let expires = now_ms.saturating_add(LIFE_MS);
-        let said = said(hop, asked.length, expires);
-        let mac = mac(self.0.first()?, &said, asked);
-        HeaderValue::try_from(format!("{said};{mac}")).ok()
+        let mut text = said(hop, asked.length, expires);
+        let mac = mac(self.0.first()?, &text, asked);
+        text.push(';');
+        text.push_str(&mac);
+        let mut header = HeaderValue::try_from(text).ok()?;
+        // In no table of HPACK: each request has another one, which would only push out what
+        // they have in common (RFC 7541, section 7.1.3).
+        header.set_sensitive(true);
+        Some(header)
     }
 
     /// What a request with this header is, for the replica whose life is `me`.
@@ -115,20 +123,28 @@ impl HopKeys {
 /// All but the MAC. No field can hold the sign between them: a boot id and a `traceparent` are
 /// hexadecimal, the others are made here.
 fn said(hop: &Hop, length: u64, expires: i64) -> String {
-    let plain = |text: &str| {
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        let text = Some(text).filter(|text| text.len() <= TRACE && text.bytes().all(is_plain));
-        text.unwrap_or_default().to_owned()
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let plain = |text: &str| text.len() <= TRACE && text.bytes().all(is_plain);
+    let [target, sender, trace] =
+        [&*hop.target, &*hop.sender, &hop.trace].map(|text| if plain(text) { text } else { "" });
+    let mut said = String::with_capacity(HEADER);
+    // Nothing fails that is written to a string.
+    let _ = write!(said, "{VERSION};{target};{sender};{length};");
+    let _ = match hop.client {
+        Some(client) => write!(said, "{client}"),
+        None => said.write_char('-'),
     };
-    let client = hop.client.map_or("-".to_owned(), |ip| ip.to_string());
-    let (target, sender, trace) = (plain(&hop.target), plain(&hop.sender), plain(&hop.trace));
-    let tls = u8::from(hop.is_tls);
-    format!("{VERSION};{target};{sender};{length};{client};{tls};{trace};{expires}")
+    let _ = write!(said, ";{};{trace};{expires}", u8::from(hop.is_tls));
+    said
 }
 
 fn parse(said: &str) -> Option<(Hop, u64, i64)> {
-    let fields: [&str; 8] = said.split(';').collect::<Vec<_>>().try_into().ok()?;
-    let [version, target, sender, length, client, tls, trace, expires] = fields;
+    let mut fields = said.split(';');
+    let mut eight = [""; 8];
+    for field in &mut eight {
+        *field = fields.next()?;
+    }
+    let [version, target, sender, length, client, tls, trace, expires] = eight;
     let hop = Hop {
         target: target.into(),
         sender: sender.into(),
@@ -140,7 +156,8 @@ fn parse(said: &str) -> Option<(Hop, u64, i64)> {
         trace: trace.to_owned(),
     };
     let length = length.parse().ok()?;
-    (version == VERSION).then_some((hop, length, expires.parse().ok()?))
+    let is_whole = version == VERSION && fields.next().is_none();
+    is_whole.then_some((hop, length, expires.parse().ok()?))
 }
 
 /// Over every part with its length, so that none runs into the next.
@@ -150,11 +167,7 @@ fn mac(key: &hmac::Key, said: &str, asked: Asked<'_>) -> String {
         context.update(&(part.len() as u64).to_be_bytes());
         context.update(part.as_bytes());
     }
-    let tag = context.sign();
-    tag.as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    URL_SAFE_NO_PAD.encode(context.sign())
 }
 
 const VERSION: &str = "v1";
@@ -164,6 +177,8 @@ const LIFE_MS: i64 = 120_000;
 const SKEW_MS: i64 = 60_000;
 /// A boot id has 32 characters, a `traceparent` 55.
 const TRACE: usize = 64;
+/// As long as one is, with its MAC.
+const HEADER: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -204,6 +219,7 @@ mod tests {
     #[test]
     fn holds_for_the_request_that_it_was_made_for() {
         assert_eq!(check(&signed(), ASKED), Ok(hop()));
+        assert!(signed().is_sensitive(), "it would fill the table of HPACK");
         let other = |asked| check(&signed(), asked);
         let forged = Err(Worthless::Forged);
         let method = &Method::GET;

@@ -10,7 +10,7 @@ use axum::{
 };
 use http::{HeaderName, HeaderValue};
 
-use super::{Front, gate::ClientAddress, hop::Hop, reply::Failure};
+use super::{Front, gate::ClientAddress, reply::Failure};
 use crate::{
     error::{Error, Limit, Quota},
     hub::limits::Left,
@@ -62,10 +62,6 @@ pub(super) async fn pass(
 ///
 /// `Quota` if it asks too often.
 pub(super) fn address(front: &Front, request: &Request) -> Result<(), Error> {
-    if request.extensions().get::<Hop>().is_some() {
-        // The replica that the client asked has counted it.
-        return Ok(());
-    }
     let address = request.extensions().get::<ClientAddress>();
     match front.config.http.per_address.zip(address) {
         Some((bound, address)) => front.hub.limits().address(address.0, bound),

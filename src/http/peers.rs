@@ -8,10 +8,12 @@ use std::{
     error::Error as _,
     future::Future,
     io,
+    pin::Pin,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -25,11 +27,15 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::timeout,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::{CancellationToken, WaitForCancellationFutureOwned},
+    task::TaskTracker,
+};
 
 /// All other replicas; a handle.
 #[derive(Clone)]
@@ -266,10 +272,7 @@ impl Pool {
         let stream = TcpStream::connect(address).await.map_err(Open::Socket)?;
         let set = stream.set_nodelay(true);
         set.map_err(Open::Socket)?;
-        let tracked = Tracked {
-            tracker: self.tracker.clone(),
-            stop: self.stop.clone(),
-        };
+        let tracked = Tracked(self.tracker.clone());
         let mut builder = http2::Builder::new(tracked.clone());
         builder
             .timer(TokioTimer::new())
@@ -283,6 +286,10 @@ impl Pool {
             .keep_alive_interval(PING)
             .keep_alive_timeout(PONG)
             .keep_alive_while_idle(true);
+        let stream = Breaking {
+            stream,
+            stop: Box::pin(self.stop.child_token().cancelled_owned()),
+        };
         let shaken = builder.handshake(TokioIo::new(stream)).await;
         let (sender, connection) = shaken.map_err(Open::Handshake)?;
         tracked.execute(async move {
@@ -303,19 +310,71 @@ enum Open {
     Handshake(hyper::Error),
 }
 
-/// Runs what belongs to connections.
+/// Runs what belongs to connections, and ends with them: there is a task for each request.
 #[derive(Clone)]
-struct Tracked {
-    tracker: TaskTracker,
-    stop: CancellationToken,
-}
+struct Tracked(TaskTracker);
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tracked {
     fn execute(&self, future: F) {
-        let stop = self.stop.clone();
-        self.tracker.spawn(async move {
-            let _ = stop.run_until_cancelled_owned(future).await;
-        });
+        self.0.spawn(future);
+    }
+}
+
+/// A socket that breaks at `stop`, and with it all that is under way on it.
+struct Breaking {
+    stream: TcpStream,
+    stop: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl Breaking {
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.stop.as_mut().poll(cx).is_ready() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for Breaking {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Breaking {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 }
 

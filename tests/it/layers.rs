@@ -192,6 +192,7 @@ const PLACES: &[(&str, &[&str])] = &[
             "auth/jws.rs",
             "control/seal.rs",
             "control/signing.rs",
+            "http/hop.rs",
             "oauth/authenticate.rs",
             "oauth/browser.rs",
             "oauth/flow.rs",

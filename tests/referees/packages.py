@@ -1,8 +1,8 @@
-"""Real packages behind `prepare`: packages.py LOCKGATE [--sessions N]
+"""Real packages behind `prepare`: packages.py LOCKGATE [--sessions N] [--after FILE]
 
 One npx and one uvx server, installed once. Each session's child is without any TCP, so that whatever
 works downloads nothing. Prints how long an `initialize` takes on the bare program and through the
-gateway, in turns, and compares the medians.
+gateway, in turns, and compares the medians; before it measures it waits for the file, if one is named.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from pathlib import Path
 NPX = "@modelcontextprotocol/server-everything@2026.8.31"
 UVX = "mcp-server-time"
 MINUTES = 5
+ALONE = 15
 # What a session may cost beside the server's own start.
 OWN = 0.006
 INITIALIZE = {
@@ -213,7 +214,7 @@ def measured(gateway, server, words, count):
     assert added <= max(OWN, spread), "the gateway costs too much"
 
 
-def story(gateway, sessions):
+def story(gateway, sessions, after):
     def over():
         found = gateway.seen("/prepared")
         states = [one["state"] for one in found]
@@ -230,16 +231,21 @@ def story(gateway, sessions):
         "npx": ["node_modules/.bin/mcp-server-everything", "stdio"],
         "uvx": [f"bin/{UVX}"],
     }
+    commands = {}
     for server, (program, *args) in programs.items():
         store = (stores / found[server]["digest"]).resolve()
         ten_sessions(gateway, server, store)
-        measured(gateway, server, [str(store / program), *args], sessions)
+        commands[server] = [str(store / program), *args]
+    until("the machine for itself", lambda: after is None or after.exists(), 60 * ALONE)
+    for server, words in commands.items():
+        measured(gateway, server, words, sessions)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("binary")
     parser.add_argument("--sessions", type=int, default=15)
+    parser.add_argument("--after", type=Path)
     given = parser.parse_args()
     assert uvx(), "no uvx beside this Python or on PATH"
     with tempfile.TemporaryDirectory(prefix="lockgate-packages-") as folder:
@@ -247,7 +253,7 @@ def main():
         # A time limit from outside ends the gateway too.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         try:
-            story(gateway, given.sessions)
+            story(gateway, given.sessions, given.after)
         except BaseException:
             print((Path(folder) / "log").read_text()[-4000:])
             raise

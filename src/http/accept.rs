@@ -32,10 +32,6 @@ use super::gate::App;
 use super::tls::TlsReload;
 use super::wire::Wire;
 
-/// The other end of the connection; in the extensions of every request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
-
 /// What one listener may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
@@ -268,10 +264,9 @@ async fn if_asked(
 fn call(
     app: App,
     peer: SocketAddr,
-    mut request: Request<Incoming>,
+    request: Request<Incoming>,
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
-    request.extensions_mut().insert(Peer(peer));
-    Box::pin(async move { Ok(app.answer(request.map(Body::new)).await) })
+    Box::pin(async move { Ok(app.answer(peer, request.map(Body::new)).await) })
 }
 
 /// Runs a connection to its end; from `stop` on it takes no further request, and has until

@@ -49,7 +49,7 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
 
 /// Refuses addresses that ask too often, before anybody looks at their keys.
 async fn pass(State(front): Shared, request: Request, next: Next) -> Response {
-    match limits::address(&front, &request) {
+    match limits::address(&front, request.extensions()) {
         Ok(()) => next.run(request).await,
         Err(error) => {
             let refused = Failure::from(error);

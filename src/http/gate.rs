@@ -4,7 +4,7 @@
 //! calls, and what they may do, is decided behind it.
 
 use std::any::Any;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,6 @@ use tokio::time::Instant;
 use tower::Service;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::accept::Peer;
 use super::address::{Allowed, HostCheck, OriginCheck, canonical, client};
 use super::body::{Read, meter};
 use super::cluster::Cluster;
@@ -68,10 +67,6 @@ pub(crate) struct Gate {
     next: AtomicU64,
 }
 
-/// The name of one request in logs; in the extensions of the request.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestId(pub(crate) Arc<str>);
-
 impl Gate {
     /// A gate with a random boot number.
     pub(crate) fn new(
@@ -97,11 +92,11 @@ impl Gate {
         App { routes, before }
     }
 
-    fn request_id(&self) -> RequestId {
+    /// The name of one request in logs. A random one would cost a system call; this one is as
+    /// unique. It is no secret, and nothing is looked up by it.
+    fn request_id(&self) -> String {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        // A random id per request would cost a system call; this one is as unique. It is no
-        // secret, and nothing is looked up by it.
-        RequestId(format!("{:016x}{next:08x}", self.boot).into())
+        format!("{:016x}{next:08x}", self.boot)
     }
 
     /// Everything that is refused by the head of the request alone, in this order.
@@ -189,12 +184,12 @@ impl App {
         Self { routes, before }
     }
 
-    /// Answers one request.
-    pub(crate) async fn answer(self, request: Request) -> Response {
+    /// Answers one request that came from `peer`.
+    pub(crate) async fn answer(self, peer: SocketAddr, request: Request) -> Response {
         let Self { routes, before } = self;
         match before {
             Before::Nothing => called(routes, request).await,
-            Before::Gate(gate) => gate.pass(request, routes).await,
+            Before::Gate(gate) => gate.pass(peer, request, routes).await,
             Before::Hops(cluster) => cluster.pass(request, routes).await,
         }
     }
@@ -202,11 +197,9 @@ impl App {
 
 impl Gate {
     /// One request through the gate and back.
-    async fn pass(&self, request: Request, routes: Router) -> Response {
+    async fn pass(&self, peer: SocketAddr, request: Request, routes: Router) -> Response {
         let began = Instant::now();
-        let id = self.request_id();
-        let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip());
-        let address = peer.map(|peer| client(peer, request.headers(), &self.proxies));
+        let address = client(peer.ip(), request.headers(), &self.proxies);
         let (mut head, body) = request.into_parts();
         let line = Line {
             method: head.method.clone(),
@@ -222,10 +215,7 @@ impl Gate {
                 let mut response = if cors::is_preflight(&head.method, &head.headers) {
                     cors::preflight(&head.headers)
                 } else {
-                    head.extensions.insert(id.clone());
-                    if let Some(address) = address {
-                        head.extensions.insert(ClientAddress(address));
-                    }
+                    head.extensions.insert(ClientAddress(address));
                     let response = route(routes, Request::from_parts(head, body)).await;
                     // The route saw an error and cannot know which; its answer gives way.
                     let refused = match progress.read() {
@@ -246,7 +236,7 @@ impl Gate {
         let response = finish(response, version, progress.read());
         let status = response.status();
         self.metrics.request(kind(path), status.as_u16());
-        line.write(&id, status, began);
+        line.write(|| self.request_id(), status, began);
         response
     }
 }
@@ -369,11 +359,14 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 struct Line {
     method: Method,
     uri: Uri,
-    address: Option<IpAddr>,
+    address: IpAddr,
 }
 
 impl Line {
-    fn write(&self, id: &RequestId, status: StatusCode, began: Instant) {
+    fn write(&self, id: impl Fn() -> String, status: StatusCode, began: Instant) {
+        if !tracing::enabled!(target: "lockgate::http", tracing::Level::INFO) {
+            return;
+        }
         // An unknown method is the client's text and may be long.
         let method = self.method.as_str();
         let method = method.get(..METHOD_LOGGED).unwrap_or(method);
@@ -381,10 +374,9 @@ impl Line {
         let logged = path.char_indices().nth(PATH_LOGGED);
         let logged = logged.map_or(path, |(end, _)| &path[..end]);
         let (tenant, server) = names(logged);
-        let id = &*id.0;
-        let code = status.as_u16();
+        let (id, code) = (&*id(), status.as_u16());
         let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let address = self.address.map(tracing::field::display);
+        let address = tracing::field::display(self.address);
         tracing::info!(
             target: "lockgate::http",
             {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
-    extract::{Request, State},
+    extract::Request,
     response::{IntoResponse, Response},
 };
 use bytes::{Bytes, BytesMut};
@@ -37,11 +37,7 @@ use crate::{
 };
 
 /// POST: one message of the client, or a batch.
-pub(crate) async fn post(
-    State(front): State<Arc<Front>>,
-    admitted: Admitted,
-    request: Request,
-) -> Response {
+pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     let request = match forward::place(&front, &admitted, named, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
@@ -156,11 +152,7 @@ fn answered(
 }
 
 /// GET: the listener, or a stream to be resumed.
-pub(crate) async fn get(
-    State(front): State<Arc<Front>>,
-    admitted: Admitted,
-    request: Request,
-) -> Response {
+pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     let (method, access) = (request.method(), &admitted.access);
     if page::is_browser(method, request.headers()) {
         let url = format!("{}{}/mcp", front.config.public_url, admitted.base);
@@ -195,11 +187,7 @@ async fn listen(front: &Front, access: &Access, headers: &HeaderMap) -> Result<R
 }
 
 /// DELETE: the end of the session (2025-11-25 transports, "Session Management" 5).
-pub(crate) async fn delete(
-    State(front): State<Arc<Front>>,
-    admitted: Admitted,
-    request: Request,
-) -> Response {
+pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     let request = match forward::place(&front, &admitted, named, request).await {
         Ok(request) => request,
         Err(answer) => return answer,

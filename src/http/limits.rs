@@ -1,14 +1,14 @@
 //! Limits as a client sees them: what is refused before anybody is known, and the fields that say
 //! how much is left (draft-ietf-httpapi-ratelimit-headers-10).
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use http::{HeaderName, HeaderValue};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 
 use super::{Front, gate::ClientAddress, reply::Failure};
 use crate::{
@@ -22,38 +22,23 @@ pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 /// What is left of it: `"requests";r=0;t=1`.
 pub(crate) const LEFT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// How the route that found out who calls says that little is left; in the extensions of the
-/// request.
-#[derive(Clone, Default)]
-pub(super) struct Notice(Arc<OnceLock<Left>>);
-
-impl Notice {
-    /// Little is left.
-    pub(super) fn set(&self, left: Left) {
-        // A request is counted once.
-        let _ = self.0.set(left);
+/// Refuses addresses that ask too often; what is no MCP endpoint has it as a layer.
+pub(super) async fn pass(
+    State(front): State<Arc<Front>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match address(&front, request.extensions()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => Failure::from(error).into_response(),
     }
 }
 
-/// Refuses addresses that ask too often, and tells those who are about to be refused.
-pub(super) async fn pass(
-    State(front): State<Arc<Front>>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    if let Err(error) = address(&front, &request) {
-        return Failure::from(error).into_response();
-    }
-    let notice = Notice::default();
-    request.extensions_mut().insert(notice.clone());
-    let mut response = next.run(request).await;
-    if let Some(left) = notice.0.get() {
-        let (policy, left) = fields(left.limit, left.bound.get(), left.left);
-        let headers = response.headers_mut();
-        headers.entry(POLICY).or_insert(policy);
-        headers.entry(LEFT).or_insert(left);
-    }
-    response
+/// Tells whoever is about to be refused.
+pub(super) fn tell(headers: &mut HeaderMap, left: Left) {
+    let (policy, left) = fields(left.limit, left.bound.get(), left.left);
+    headers.entry(POLICY).or_insert(policy);
+    headers.entry(LEFT).or_insert(left);
 }
 
 /// Counts a request of an address.
@@ -61,8 +46,8 @@ pub(super) async fn pass(
 /// # Errors
 ///
 /// `Quota` if it asks too often.
-pub(super) fn address(front: &Front, request: &Request) -> Result<(), Error> {
-    let address = request.extensions().get::<ClientAddress>();
+pub(super) fn address(front: &Front, extensions: &Extensions) -> Result<(), Error> {
+    let address = extensions.get::<ClientAddress>();
     match front.config.http.per_address.zip(address) {
         Some((bound, address)) => front.hub.limits().address(address.0, bound),
         None => Ok(()),

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
-    extract::{FromRequestParts, Request, State},
+    extract::{Request, State},
     response::{IntoResponse, Response},
 };
 use bytes::{Bytes, BytesMut};
@@ -23,6 +23,7 @@ use crate::{
     auth::{self, Access, Refused},
     control::AuthMode,
     error::Error,
+    hub::limits::Left,
     protocol::headers::{self, Accepts, Version},
 };
 
@@ -39,6 +40,28 @@ pub(crate) struct Admitted {
     pub(crate) base: String,
     /// `mcp`, `sse` or `messages`.
     kind: &'static str,
+    /// What is left of its caller's rate, if that is little.
+    left: Option<Left>,
+}
+
+/// What every request for an MCP endpoint passes: who calls is decided, and counted, by its head
+/// alone; nothing of the body is read before. Whoever is about to be refused is told by the answer.
+pub(crate) async fn enter<A: Future<Output = Response>>(
+    front: Arc<Front>,
+    request: Request,
+    answer: impl FnOnce(Arc<Front>, Admitted, Request) -> A,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let admitted = match Admitted::of(&parts, &front).await {
+        Ok(admitted) => admitted,
+        Err(refused) => return refused,
+    };
+    let left = admitted.left;
+    let mut response = answer(front, admitted, Request::from_parts(parts, body)).await;
+    if let Some(left) = left {
+        limits::tell(response.headers_mut(), left);
+    }
+    response
 }
 
 impl Admitted {
@@ -72,12 +95,15 @@ impl Admitted {
     }
 }
 
-impl FromRequestParts<Arc<Front>> for Admitted {
-    type Rejection = Response;
-
-    /// Who calls is decided by the head of a request alone: nothing of the body is read before.
-    async fn from_request_parts(parts: &mut Parts, front: &Arc<Front>) -> Result<Self, Response> {
+impl Admitted {
+    async fn of(parts: &Parts, front: &Front) -> Result<Self, Response> {
         let (path, config) = (parts.uri.path(), &front.config);
+        let (headers, extensions) = (&parts.headers, &parts.extensions);
+        // A hop was counted by the replica that the client asked.
+        let is_hop = extensions.get::<Hop>().is_some();
+        if !is_hop && let Err(error) = limits::address(front, extensions) {
+            return Err(Failure::from(error).into_response());
+        }
         let no_server = || {
             if front.live.is_loaded() {
                 return Failure::from(Error::NoServer).into_response();
@@ -92,21 +118,21 @@ impl FromRequestParts<Arc<Front>> for Admitted {
         let endpoint = Endpoint::at(path, config.default.as_ref()).ok_or_else(no_server)?;
         let catalog = &front.live.current();
         let tenant = catalog.tenants.get(endpoint.tenant).ok_or_else(no_server)?;
-        let credential = bearer::credential(&parts.headers).map_err(Failure::into_response)?;
+        let credential = bearer::credential(headers).map_err(Failure::into_response)?;
         let is_open = tenant.auth == AuthMode::None;
-        if !is_open && page::is_browser(&parts.method, &parts.headers) {
+        if !is_open && page::is_browser(&parts.method, headers) {
             // It says nothing but what the URL says, whether there is such a server or not.
             let url = format!("{}{}/mcp", config.public_url, endpoint.base);
             return Err(page::page(endpoint.tenant, endpoint.server, &url));
         }
-        let request = auth::Request {
+        let asked = auth::Request {
             tenant: endpoint.tenant,
             server: endpoint.server,
             credential,
-            from: parts.extensions.get::<ClientAddress>().map(|from| from.0),
+            from: extensions.get::<ClientAddress>().map(|from| from.0),
             route: endpoint.kind,
         };
-        let access = front.auth.admit(catalog, &request).await;
+        let access = front.auth.admit(catalog, &asked).await;
         let access = access.map_err(|refused| match refused {
             Refused::NoServer => no_server(),
             Refused::Unknown { tenant, had_token } => {
@@ -114,26 +140,32 @@ impl FromRequestParts<Arc<Front>> for Admitted {
             }
             Refused::Later(error) => Failure::from(error).into_response(),
         })?;
-        // A hop was counted by the replica that the client asked.
-        if parts.extensions.get::<Hop>().is_none() {
+        let left = if is_hop {
+            None
+        } else {
             let left = front.hub.limits().request(&access);
-            let left = left.map_err(|error| Failure::from(error).into_response())?;
-            if let Some((left, notice)) = left.zip(parts.extensions.get::<limits::Notice>()) {
-                notice.set(left);
-            }
-        }
-        let (base, kind) = (endpoint.base.to_owned(), endpoint.kind);
-        Ok(Self { access, base, kind })
+            left.map_err(|error| Failure::from(error).into_response())?
+        };
+        Ok(Self {
+            access,
+            base: endpoint.base.to_owned(),
+            kind: endpoint.kind,
+            left,
+        })
     }
 }
 
 /// A method that an endpoint does not have: who calls comes first here too (CONTRACT C1, C11).
 pub(crate) async fn other_method(State(front): State<Arc<Front>>, request: Request) -> Response {
-    let (mut parts, _) = request.into_parts();
     // OPTIONS is a browser's question, which carries no credentials.
-    if parts.method != Method::OPTIONS
-        && let Err(refused) = Admitted::from_request_parts(&mut parts, &front).await
-    {
+    let (parts, _) = request.into_parts();
+    let checked = if parts.method == Method::OPTIONS {
+        let counted = limits::address(&front, &parts.extensions);
+        counted.map_err(|error| Failure::from(error).into_response())
+    } else {
+        Admitted::of(&parts, &front).await.map(drop)
+    };
+    if let Err(refused) = checked {
         return refused;
     }
     let allowed = match parts.uri.path().rsplit_once('/') {

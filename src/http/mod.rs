@@ -8,7 +8,13 @@
 use std::sync::Arc;
 
 use ::http::StatusCode;
-use axum::{Router, middleware::from_fn_with_state, routing::get};
+use axum::{
+    Router,
+    extract::State,
+    middleware::from_fn_with_state,
+    routing::{get, post},
+};
+use mcp::enter;
 
 use crate::{auth::Verifier, config::Config, control::live::Live, hub::Hub, telemetry::Metrics};
 
@@ -72,14 +78,23 @@ pub(crate) struct Front {
     pub(crate) cluster: Option<Arc<cluster::Cluster>>,
 }
 
-/// Every route of MCP endpoints.
+/// Every route of MCP endpoints. What all of them pass is no layer: axum clones and boxes a layer
+/// for each request.
 fn mcp_routes() -> Router<Arc<Front>> {
     let mcp = || {
-        let methods = get(legacy::get).post(legacy::post).delete(legacy::delete);
-        methods.fallback(mcp::other_method)
+        get(async |State(front), request| enter(front, request, legacy::get).await)
+            .post(async |State(front), request| enter(front, request, legacy::post).await)
+            .delete(async |State(front), request| enter(front, request, legacy::delete).await)
+            .fallback(mcp::other_method)
     };
-    let sse = || get(sse_2024::connect).fallback(mcp::other_method);
-    let messages = || axum::routing::post(sse_2024::post).fallback(mcp::other_method);
+    let sse = || {
+        get(async |State(front), request| enter(front, request, sse_2024::connect).await)
+            .fallback(mcp::other_method)
+    };
+    let messages = || {
+        post(async |State(front), request| enter(front, request, sse_2024::post).await)
+            .fallback(mcp::other_method)
+    };
     Router::new()
         .route("/t/{tenant}/{server}/mcp", mcp())
         .route("/t/{tenant}/{server}/sse", sse())
@@ -91,14 +106,16 @@ fn mcp_routes() -> Router<Arc<Front>> {
 
 /// Every route of the public listener.
 pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
-    mcp_routes()
+    let others = Router::new()
         .route(
             &format!("{}/{{*path}}", wellknown::PROTECTED_RESOURCE),
             get(wellknown::protected_resource),
         )
         .fallback(async || refusal::refusal(StatusCode::NOT_FOUND, "not found"))
-        .layer(from_fn_with_state(Arc::clone(&front), limits::pass))
-        .with_state(front)
+        .with_state(Arc::clone(&front));
+    mcp_routes()
+        .with_state(Arc::clone(&front))
+        .merge(limited(others, front))
         .merge(ops::public(health))
 }
 

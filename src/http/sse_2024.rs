@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::{
-    extract::{Request, State},
+    extract::Request,
     response::{IntoResponse, Response},
 };
 use bytes::BytesMut;
@@ -25,11 +25,7 @@ use crate::{
 };
 
 /// GET: a new session, or the living one of a `Last-Event-ID`.
-pub(crate) async fn connect(
-    State(front): State<Arc<Front>>,
-    admitted: Admitted,
-    request: Request,
-) -> Response {
+pub(crate) async fn connect(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     let (access, base) = (&admitted.access, &admitted.base);
     if page::is_browser(request.method(), request.headers()) {
         let url = format!("{}{base}/mcp", front.config.public_url);
@@ -110,11 +106,7 @@ async fn listen(
 }
 
 /// POST: one message of the client; what is to be answered comes over the connection.
-pub(crate) async fn post(
-    State(front): State<Arc<Front>>,
-    admitted: Admitted,
-    request: Request,
-) -> Response {
+pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     let request = match forward::place(&front, &admitted, addressed, request).await {
         Ok(request) => request,
         Err(answer) => return answer,

@@ -3,14 +3,15 @@
 //! `stdio` moves bytes, `launch` is the guard between the gateway and the child, `sandbox` decides
 //! what walls a child gets and `confine` puts them up, and `legacy` is the dialect: the translation
 //! between messages and lines, without IO. `pool` says who may start a child and when (`circuit`),
-//! `warm` keeps some started, `shares` and `shared` let sessions share one, whose lines `audience`
-//! tells apart; `roster` knows all that run.
+//! `warm` keeps some started, `shares` and `shared` let sessions share one, over a `lane`, whose lines
+//! `audience` tells apart; `roster` knows all that run.
 //! `prepare` fills the `stores` that children start from, where `programs` finds what to start.
 
 pub(crate) mod audience;
 mod cgroup;
 pub(crate) mod circuit;
 mod confine;
+pub(crate) mod lane;
 pub(crate) mod launch;
 pub(crate) mod launcher;
 pub(crate) mod legacy;
@@ -23,7 +24,7 @@ mod programs;
 pub(crate) mod roster;
 pub(crate) mod sandbox;
 mod seccomp;
-pub(crate) mod shared;
+mod shared;
 pub(crate) mod shares;
 pub(crate) mod stderr;
 pub(crate) mod stdio;

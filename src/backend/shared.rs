@@ -22,119 +22,29 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    audience::{Audience, Hearing, Level, owner, refuse, salvaged},
+    audience::{Audience, Hearing, owner, refuse, salvaged},
+    lane::{Heard, Hello, Loss, Standing, Wanted, hello},
     pool::{Place, Pool, Refused, Started},
-    roster::{Entry, Restart},
+    roster::Restart,
     stdio::{Child, Happened},
 };
 use crate::{
     control::Server,
     protocol::{
-        json,
         message::{Kind, Message},
-        revision::{self, Revision},
+        revision,
     },
     telemetry::{ChildState, Exit},
 };
-
-/// What a session wants of a shared child.
-pub(super) enum Wanted {
-    /// To be one of its sessions, under this number.
-    Join {
-        /// The session's number.
-        number: u32,
-        /// Where what concerns it goes.
-        inbox: mpsc::Sender<Heard>,
-    },
-    /// To be none any more.
-    Leave(u32),
-    /// Whole lines for the child.
-    Lines(Bytes),
-    /// A subscription, or its end: the line, and the gateway's id of it.
-    Subscription {
-        /// The id of the request.
-        call: u64,
-        /// The raw URI.
-        uri: Box<[u8]>,
-        /// Whether it begins or ends.
-        begins: bool,
-        /// The request as the child would get it.
-        line: Bytes,
-    },
-    /// The least severe log messages that a session wants.
-    Level(u32, Level),
-    /// A sign of life: a call was overdue.
-    Probe,
-}
-
-/// What a session hears of a shared child.
-pub(crate) enum Heard {
-    /// This message.
-    Message(Box<Message>),
-    /// An answer to this call that is not valid JSON.
-    Garbage(u64),
-    /// The child goes as soon as no call is left: it takes no further ones.
-    Closing,
-    /// The child is gone.
-    Ended(Loss),
-}
-
-/// Why a shared child ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
-    /// By itself, or because it did not answer.
-    Crash,
-    /// A line above the limit.
-    TooLong,
-    /// It had nothing to do.
-    Idle,
-    /// An operator said so.
-    Restart,
-}
-
-/// What the child said of itself at its start.
-pub(crate) struct Hello {
-    /// The revision that it speaks.
-    pub(crate) revision: Revision,
-    /// The result of its `initialize`.
-    pub(crate) result: Bytes,
-    /// The child in the roster.
-    pub(super) entry: Arc<Entry>,
-}
-
-/// How far a shared child is.
-#[derive(Clone)]
-pub(super) enum Standing {
-    /// It has not answered `initialize`.
-    Starting,
-    /// It serves.
-    Ready(Arc<Hello>),
-    /// It never will.
-    Failed(Refused),
-}
-
-/// What others see of a shared child.
-#[derive(Clone)]
-pub(super) struct Handle {
-    pub(super) lane: mpsc::Sender<Wanted>,
-    pub(super) standing: watch::Receiver<Standing>,
-    /// Calls in flight of all sessions.
-    pub(super) load: Arc<AtomicUsize>,
-    /// Whether it takes no new sessions.
-    pub(super) is_closing: Arc<AtomicBool>,
-}
-
-/// Messages waiting for a session; one that does not take them in time loses its place.
-pub(super) const INBOX: usize = 256;
-
-/// What sessions want that waits for the child's task.
-pub(super) const LANE: usize = 256;
 
 /// How long a session may leave its inbox full.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a child has to show that it lives.
 const PROBE: Duration = Duration::from_secs(5);
+
+/// How long a child that is to go waits for sessions that do not leave it.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// How often what time brings is looked at.
 const TICK: Duration = Duration::from_millis(500);
@@ -166,6 +76,8 @@ struct Running {
     probe: Option<Instant>,
     pace: (Instant, u32),
     wake: Arc<tokio::sync::Notify>,
+    /// Why it goes once its sessions have left it, and until when it waits for them.
+    closing: Option<(Loss, Instant)>,
 }
 
 impl Shared {
@@ -194,6 +106,7 @@ impl Shared {
             probe: None,
             pace: (now, 0),
             wake: Arc::default(),
+            closing: None,
         };
         let hello = match running.start().await {
             Ok(hello) => hello,
@@ -318,7 +231,7 @@ impl Running {
                     paced = None;
                     tick = Instant::now() + TICK;
                     match self.tick(tick - TICK) {
-                        Some(Loss::Idle) if !self.shared.wanted.is_empty() => {}
+                        Some(Loss::Idle) => self.close(Loss::Idle),
                         Some(loss) => return loss,
                         None => {}
                     }
@@ -326,23 +239,39 @@ impl Running {
             }
             match self.place.entry().restart() {
                 Some(Restart::Now) => return Loss::Restart,
-                Some(Restart::Drain) => {
-                    if !self.shared.is_closing.swap(true, Ordering::Relaxed) {
-                        for inbox in self.members.values() {
-                            // One with a full inbox goes when the child does.
-                            _ = inbox.try_send(Heard::Closing);
-                        }
-                    }
-                    if self.shared.load.load(Ordering::Relaxed) == 0 {
-                        return Loss::Restart;
-                    }
-                }
+                Some(Restart::Drain) => self.close(Loss::Restart),
                 None => {}
+            }
+            if let Some(loss) = self.is_left(Instant::now()) {
+                return loss;
             }
             if drain.is_cancelled() && self.audience.is_empty() {
                 return Loss::Idle;
             }
         }
+    }
+
+    /// Takes no further sessions, and asks those that there are to leave: one that calls at this
+    /// instant is answered first.
+    fn close(&mut self, loss: Loss) {
+        if self.closing.is_some() {
+            return;
+        }
+        self.closing = Some((loss, Instant::now() + LEAVING));
+        self.shared.is_closing.store(true, Ordering::Relaxed);
+        for inbox in self.members.values() {
+            // One with a full inbox goes when the child does.
+            _ = inbox.try_send(Heard::Closing(loss));
+        }
+    }
+
+    /// Why it goes now, if its sessions have left it.
+    fn is_left(&self, now: Instant) -> Option<Loss> {
+        let (loss, until) = self.closing?;
+        let has_calls = self.shared.load.load(Ordering::Relaxed) > 0;
+        let is_wanted = has_calls || !self.shared.wanted.is_empty();
+        let is_left = now >= until || self.members.values().all(mpsc::Sender::is_closed);
+        (!is_wanted && is_left).then_some(loss)
     }
 
     fn tick(&mut self, now: Instant) -> Option<Loss> {
@@ -374,6 +303,10 @@ impl Running {
         match wanted {
             Wanted::Join { number, inbox } => {
                 self.used = Instant::now();
+                if let Some((loss, _)) = self.closing {
+                    // It was on its way when the others were told.
+                    _ = inbox.try_send(Heard::Closing(loss));
+                }
                 self.members.insert(number, inbox);
                 self.audience.join(number);
             }
@@ -483,17 +416,6 @@ impl Running {
         };
         shared.pool.metrics.child_exited(why);
     }
-}
-
-/// What a child said of itself; nothing for a revision that this build does not know.
-fn hello(message: &Message, entry: Arc<Entry>) -> Option<Hello> {
-    let result = message.result()?;
-    let name = json::decoded(json::get(result, "protocolVersion")?)?;
-    Some(Hello {
-        revision: Revision::parse(&name)?,
-        result: Bytes::copy_from_slice(result),
-        entry,
-    })
 }
 
 /// For a clock that is off.

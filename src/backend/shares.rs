@@ -22,8 +22,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     audience::Level,
     circuit::{Circuit, Verdict},
+    lane::{Handle, Heard, Hello, INBOX, LANE, Loss, Standing, Wanted},
     pool::{Pool, Refused, Spec, spec},
-    shared::{Handle, Heard, Hello, INBOX, LANE, Loss, Shared, Standing, Wanted},
+    shared::Shared,
 };
 use crate::control::Server;
 

@@ -10,10 +10,10 @@ use bytes::BytesMut;
 use tokio::time::Instant;
 
 use crate::backend::{
+    lane,
     legacy::CallId,
     pool::{Place, Refused, Started},
     roster::Restart,
-    shared,
     shares::Member,
     stdio::{Child, Happened},
 };
@@ -69,7 +69,7 @@ pub(super) enum Heard {
     /// Its own child did this.
     Happened(Happened),
     /// Of the shared child.
-    Shared(shared::Heard),
+    Shared(lane::Heard),
 }
 
 impl Link {

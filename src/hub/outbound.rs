@@ -16,9 +16,8 @@ use super::{
 use crate::{
     auth::policy,
     backend::{
-        audience,
+        audience, lane,
         legacy::{CallId, Dialect, Said},
-        shared,
         stdio::Happened,
     },
     protocol::{
@@ -44,15 +43,15 @@ impl Session {
     pub(super) async fn heard(&mut self, heard: Heard) {
         match heard {
             Heard::Happened(happened) => self.happened(happened).await,
-            Heard::Shared(shared::Heard::Message(message)) => self.message_of(&message).await,
-            Heard::Shared(shared::Heard::Garbage(call)) => {
+            Heard::Shared(lane::Heard::Message(message)) => self.message_of(&message).await,
+            Heard::Shared(lane::Heard::Garbage(call)) => {
                 self.fail_call(call, Fault::INVALID);
             }
-            Heard::Shared(shared::Heard::Closing) => {
-                self.kept.is_leaving = true;
+            Heard::Shared(lane::Heard::Closing(loss)) => {
+                self.kept.leaving = Some(loss);
                 self.leave_closing();
             }
-            Heard::Shared(shared::Heard::Ended(loss)) => {
+            Heard::Shared(lane::Heard::Ended(loss)) => {
                 self.shared_ended(loss);
             }
             Heard::Got(got) => Box::pin(self.got(got)).await,

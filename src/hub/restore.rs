@@ -16,10 +16,10 @@ use crate::{
     backend::{
         audience,
         circuit::Circuit,
+        lane::Loss,
         legacy::{CallId, Dialect, push_cancelled},
         pool::Refused,
         roster::Restart,
-        shared::Loss,
         shares::{Member, STABLE},
     },
     control::supervision::OnLoss,
@@ -45,8 +45,8 @@ pub(super) struct Kept {
     pub(super) restarts: u32,
     /// Whether lists may have changed behind the client's back.
     pub(super) is_stale: bool,
-    /// Whether the shared child that it uses takes no further calls.
-    pub(super) is_leaving: bool,
+    /// Why the shared child that it uses takes no further calls, if that is so.
+    pub(super) leaving: Option<Loss>,
     /// Its number towards shared children; none is 0.
     pub(super) number: u32,
     /// The revision of the first shared child that it had.
@@ -165,7 +165,7 @@ impl Session {
         (self.probe, self.paced) = (None, None);
         self.unchoke();
         self.kept.waiting.clear();
-        self.kept.is_leaving = false;
+        self.kept.leaving = None;
         self.link.down()
     }
 
@@ -300,18 +300,21 @@ impl Session {
         Some(due)
     }
 
-    /// Once no call is left: leaves a shared child that is to be replaced, or has the session's
-    /// own looked at.
+    /// Once no call is left: leaves a shared child that is about to go, or has the session's own
+    /// looked at.
     pub(super) fn leave_closing(&mut self) {
         if !self.calls.is_empty() {
             return;
         }
-        if self.kept.is_leaving {
+        if let Some(loss) = self.kept.leaving {
             self.unlink();
-            self.kept.is_stale = true;
             self.dialect.forget();
-            if self.is_awaited() {
-                self.get_backend();
+            // Nobody misses one that had nothing to do.
+            if loss == Loss::Restart {
+                self.kept.is_stale = true;
+                if self.is_awaited() {
+                    self.get_backend();
+                }
             }
         } else if self.link.restart().is_some() {
             self.wake_by(Instant::now());

@@ -1,13 +1,13 @@
 //! Children that several sessions share: DESIGN section 4, `isolation`.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use reqwest::StatusCode;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::{
-    harness::{Session, child, last, opening, text_of, tool_call, until},
+    harness::{Session, child, client, last, opening, text_of, tool_call, until, within},
     served::Served,
 };
 
@@ -316,6 +316,34 @@ async fn a_shared_child_without_work_is_stopped_and_the_sessions_stay() {
     let second = whoami(&two).await;
     assert_ne!(first, second);
     assert_eq!(whoami(&one).await, second);
+}
+
+/// Who calls at the instant in which a shared child is about to go is answered: by it, or by the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shared_child_that_is_about_to_go_costs_no_call() {
+    let served = served(json!({"command": child(), "isolation": "tenant"})).await;
+    let mut sessions = Vec::new();
+    for _ in 0..20 {
+        sessions.push(served.session("a", "main").await);
+    }
+    let url = format!("{}/api/v1/tenants/a/servers/main/restart", served.origin());
+    let (http, key) = (client(), served.administrator());
+    let mut children = BTreeSet::new();
+    for round in 0..10 {
+        let calls = sessions.iter().enumerate().map(async |(at, session)| {
+            // Before, at, and after the instant.
+            tokio::time::sleep(Duration::from_micros(at as u64 * 300)).await;
+            whoami(session).await.to_string()
+        });
+        let restart = async {
+            let asked = http.post(&url).bearer_auth(&key).send();
+            let answer = within("a restart", asked).await.unwrap();
+            assert!(answer.status().is_success(), "{round}: {}", answer.status());
+        };
+        let (pids, ()) = tokio::join!(futures_util::future::join_all(calls), restart);
+        children.extend(pids);
+    }
+    assert!(children.len() > 5, "it was replaced: {children:?}");
 }
 
 #[tokio::test]

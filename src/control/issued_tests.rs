@@ -407,6 +407,7 @@ fn person(subject: &str) -> Person {
         groups: Vec::new(),
         provider: None,
         auth_ms: BEGIN,
+        password: Some([7; 32]),
     }
 }
 

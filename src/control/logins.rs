@@ -23,6 +23,9 @@ pub(crate) struct Person {
     pub(crate) provider: Option<String>,
     /// When, in milliseconds since 1970.
     pub(crate) auth_ms: i64,
+    /// The SHA-256 of the hash of the password that let a local user in: another password ends it.
+    #[serde(default)]
+    pub(crate) password: Option<[u8; 32]>,
 }
 
 impl Store {

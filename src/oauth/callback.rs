@@ -151,6 +151,7 @@ impl Visit {
             groups: found.groups,
             provider: Some(provider.name.clone()),
             auth_ms: self.now_ms(),
+            password: None,
         };
         let browser = self.log_in(&person).await?;
         let step = if trip.allowed == asked.digest {

@@ -17,12 +17,17 @@ use super::{
     flow::{Flow, Page},
     form::Form,
     pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
+    secret,
     throttle::account,
     visit::{AGAIN, Asked, Step, Stop, Visit},
 };
 use crate::{
     auth::denials::{Caller, Denial},
-    control::{builtin::Hidden, logins::Person, password},
+    control::{
+        builtin::{Hidden, User},
+        logins::Person,
+        password,
+    },
     telemetry::Denied,
 };
 
@@ -40,6 +45,12 @@ pub(super) async fn login(
         visit.logging_in(&fields).await
     };
     visit.answer(step.await, StatusCode::SEE_OTHER)
+}
+
+/// What is kept of a user's password with a log-in.
+pub(super) fn kept_of(user: &User) -> Option<[u8; 32]> {
+    let hash = user.password.as_ref()?;
+    Some(secret::hash(hash.expose()))
 }
 
 impl Visit {
@@ -71,6 +82,7 @@ impl Visit {
             groups: Vec::new(),
             provider: None,
             auth_ms: self.now_ms(),
+            password: kept_of(user),
         };
         let browser = self.log_in(&person).await?;
         let back = self.again(&flow, &after_log_in(&flow.query));

@@ -18,6 +18,7 @@ use super::{
     client::{Client, NoClient},
     flow::{Flow, Page},
     form::Form,
+    login::kept_of,
     pages::{Trouble, redirect},
     provider::{Found, may},
     resource::Place,
@@ -243,7 +244,7 @@ impl Visit {
             None => builtin
                 .users
                 .get(&person.subject)
-                .is_some_and(|user| !user.disabled),
+                .is_some_and(|user| !user.disabled && kept_of(user) == person.password),
             Some(provider) => {
                 let provider = builtin.providers.get(provider);
                 provider.is_some_and(|provider| is_still_let_in(provider, person))

@@ -28,13 +28,45 @@ fn library() -> String {
 }
 
 /// What a process needs to see another time; timers are not to notice.
-fn faked<'e>(library: &'e str, more: (&'e str, &'e str)) -> [(&'e str, &'e str); 4] {
+fn faked<'e>(library: &'e str, more: (&'static str, &'e str)) -> [(&'static str, &'e str); 4] {
     [
         ("LD_PRELOAD", library),
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
         ("FAKETIME_NO_CACHE", "1"),
         more,
     ]
+}
+
+/// A clock that is set while those run who go by it.
+pub(crate) struct Faked {
+    library: String,
+    dir: tempfile::TempDir,
+}
+
+impl Faked {
+    /// It is ahead of ours by so many seconds: `+0`.
+    pub(crate) fn at(seconds: &str) -> Self {
+        let faked = Self {
+            library: library(),
+            dir: tempfile::tempdir().unwrap(),
+        };
+        faked.set(seconds);
+        faked
+    }
+
+    /// From now on it is ahead by so much; nobody sees half of it.
+    pub(crate) fn set(&self, seconds: &str) {
+        let new = self.dir.path().join("new");
+        std::fs::write(&new, seconds).unwrap();
+        std::fs::rename(&new, self.dir.path().join("time")).unwrap();
+    }
+
+    /// What a process needs to go by it.
+    pub(crate) fn environment(&self) -> [(&'static str, String); 4] {
+        let file = self.dir.path().join("time");
+        let of_file = ("FAKETIME_TIMESTAMP_FILE", file.to_str().unwrap());
+        faked(&self.library, of_file).map(|(name, value)| (name, value.to_owned()))
+    }
 }
 
 /// How far the clock behind an answer is ahead of ours, in seconds; less than half a day.
@@ -168,18 +200,9 @@ async fn p161_a_code_ends_at_the_same_time_for_replicas_whose_clocks_are_apart()
 )]
 #[tokio::test(flavor = "multi_thread")]
 async fn p162_a_clock_that_is_set_by_an_hour_is_noticed_by_no_timer() {
-    let (library, dir) = (library(), tempfile::tempdir().unwrap());
-    let file = dir.path().join("time");
-    let set = |seconds: &str| {
-        let new = dir.path().join("new");
-        std::fs::write(&new, seconds).unwrap();
-        std::fs::rename(&new, &file).unwrap();
-    };
-    set("+0");
-    let env = faked(
-        &library,
-        ("FAKETIME_TIMESTAMP_FILE", file.to_str().unwrap()),
-    );
+    let faked = Faked::at("+0");
+    let env = faked.environment();
+    let env = env.each_ref().map(|(name, value)| (*name, value.as_str()));
     let more = json!({"session": {"idle": "1m"}, "stream": {"keep_alive": "300ms"}});
     let cluster = Cluster::with([&env, &env], more).await;
     let operator = cluster.replicas[0].administrator();
@@ -209,7 +232,7 @@ async fn p162_a_clock_that_is_set_by_an_hour_is_noticed_by_no_timer() {
     let mut listener = there.listen().await;
     let mut last_seen = [0, 0];
     for (jump, wanted) in [("+0", 0), ("+3600", 3600), ("-3600", -3600), ("+0", 0)] {
-        set(jump);
+        faked.set(jump);
         let mut clock = tokio::process::Command::new("date");
         let said = within("a clock", clock.arg("+%s").envs(env).output()).await;
         let said = String::from_utf8(said.unwrap().stdout).unwrap();

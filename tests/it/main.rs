@@ -36,6 +36,7 @@ mod mutations;
 mod mutator;
 mod oauth_client;
 mod oauth_documents;
+mod oauth_logins;
 mod oauth_metadata;
 mod oauth_pages;
 mod oauth_providers;

@@ -503,7 +503,9 @@ async fn redis_away_beyond_all_heartbeats_costs_no_child() {
     for session in &sessions {
         assert_eq!(count(session).await, 1);
     }
-    ways.iter().for_each(|way| way.set(Mode::Cut));
+    for way in &ways {
+        way.set(Mode::Cut);
+    }
     // Not a wait for something: it is what the outage lasts.
     tokio::time::sleep(Duration::from_secs(6)).await;
     ways[0].set(Mode::Pass);

@@ -25,6 +25,8 @@ KINDS = [
 ]
 AT_ONCE = 8
 BATCH = 100
+# After so many a gateway has all that it takes at its first use.
+FIRST = 2
 # Every so many batches end with the gateway itself killed.
 KILLED = 10
 
@@ -98,7 +100,7 @@ def batch(address, number, is_left, pool):
 
 def measure(options):
     count = options.of(10_000, 300)
-    batches = max(3, count // BATCH)
+    batches = max(FIRST + 2, count // BATCH)
     killed = min(KILLED, batches)
     marker = f"BENCH_MARKER={secrets.token_hex(8)}"
     words = ["--env", marker, "--set", "server.clocks.stop=[\"100ms\", \"200ms\"]"]
@@ -122,15 +124,19 @@ def measure(options):
         "sessions of their own, orphan grandchildren, ignore SIGTERM and the end of stdin, flood stdout\n"
         "and stderr, close stdin, stop reading. Ended by DELETE, by their crash, and the last of each\n"
         f"{killed * BATCH:,} by SIGKILL of the gateway ({left['kills']} times, {BATCH} children each). The baseline is that\n"
-        f"of each gateway after its first {BATCH} children."
+        f"of each gateway after its first {FIRST * BATCH} children."
     )
     return Report(text, ["what is left", "found", "target"], rows)
+
+
+def is_back(gateway, baseline):
+    return gateway.descriptors() <= baseline[0] and rss_kib(gateway.pid) <= baseline[1] * 1.05
 
 
 def round_of(gateway, done, end, pool, marker, left):
     """Batches on one gateway, of which the last ends with it; the number of the next one."""
     mark = marker.encode()
-    baseline = None
+    baseline, begun = None, done
     while done < end:
         is_last = done == end - 1
         batch(gateway.http, done, is_last, pool)
@@ -142,8 +148,13 @@ def round_of(gateway, done, end, pool, marker, left):
             until("all streams ended", lambda: gateway.metric("lockgate_children") == 0, 20)
         left["survivors"] += len(marked(mark))
         left["zombies"] += zombies(gateway.pid)
+        if baseline:
+            # The question above has a connection, which lingers a moment.
+            with contextlib.suppress(RuntimeError):
+                until("what it was before", lambda: is_back(gateway, baseline), 5)
         figures = gateway.descriptors(), rss_kib(gateway.pid)
-        baseline = baseline or figures
+        if done == begun + FIRST:
+            baseline = figures
     if baseline:
         left["descriptors"] = max(left["descriptors"], figures[0] - baseline[0])
         left["memory"] = max(left["memory"], (figures[1] / baseline[1] - 1) * 100)

@@ -46,9 +46,12 @@ pub(crate) struct Faked {
 impl Faked {
     /// It is ahead of ours by so many seconds: `+0`.
     pub(crate) fn at(seconds: &str) -> Self {
+        // A database runs as somebody else.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        let dir = tempfile::Builder::new().permissions(mode).tempdir();
         let faked = Self {
             library: library(),
-            dir: tempfile::tempdir().unwrap(),
+            dir: dir.unwrap(),
         };
         faked.set(seconds);
         faked

@@ -133,6 +133,13 @@ async fn stream_end(mut stream: Events) {
     while stream.next().await.is_some() {}
 }
 
+/// A public client that has just registered: what it was told.
+async fn registered(gateway: &Served) -> Answer {
+    let metadata = json!({"redirect_uris": [super::oauth_client::BACK],
+        "token_endpoint_auth_method": "none"});
+    super::oauth_client::register(gateway, "a", &metadata).await
+}
+
 /// Every way in which a token loses its worth, each with the stream that was opened with it.
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
 async fn revocations_reach_streams(ground: Ground) {
@@ -154,7 +161,8 @@ async fn revocations_reach_streams(ground: Ground) {
         "a removed user",
         "the key",
     ] {
-        let app = App::public(gateway, "a").await;
+        let registered = registered(gateway).await;
+        let app = App::of(gateway, "a", &registered.text("client_id"));
         let tokens = app.tokens().await;
         let token = tokens.text("access_token");
         // A key, or a user, that was replaced is known everywhere a moment later.
@@ -183,16 +191,18 @@ async fn revocations_reach_streams(ground: Ground) {
             "the grant" => revoke(json!({"grant": claims["grant"]})).await,
             "the client" => revoke(json!({"client": app.id})).await,
             "the registration" => {
-                let metadata = json!({"redirect_uris": [super::oauth_client::BACK]});
-                let made = super::oauth_client::register(gateway, "a", &metadata).await;
-                // Of a client that was let in by nobody: nothing happens to the others.
-                let url = made.text("registration_client_uri");
-                let url = url.replace("https://gw.test", gateway.origin());
-                let rat = made.text("registration_access_token");
-                let gone = send(Method::DELETE, &url, &rat, None).await;
-                assert_eq!(gone.status, StatusCode::NO_CONTENT);
-                assert_eq!(status(ground.last(), &token).await, GOOD);
-                revoke(json!({"grant": claims["grant"]})).await;
+                // That of a client that was let in by nobody: nothing happens to the others.
+                let other = self::registered(gateway).await;
+                for (made, is_own) in [(&other, false), (&registered, true)] {
+                    let url = made.text("registration_client_uri");
+                    let url = url.replace("https://gw.test", gateway.origin());
+                    let rat = made.text("registration_access_token");
+                    let gone = send(Method::DELETE, &url, &rat, None).await;
+                    assert_eq!(gone.status, StatusCode::NO_CONTENT);
+                    if !is_own {
+                        assert_eq!(status(ground.last(), &token).await, GOOD);
+                    }
+                }
             }
             "the person" => {
                 is_of_person = true;

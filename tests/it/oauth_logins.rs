@@ -20,10 +20,11 @@ use super::{
     clocks::Faked,
     cluster::Cluster,
     faulty::Mode,
-    harness::{NEWEST, Session, client, within},
+    harness::{NEWEST, Session, client, until, within},
     issuer::{Key, now},
     oauth_client::{self, App, BACK, VERIFIER, gateway, post, send},
     oauth_pages::{self, ADA, consent_page, redeem},
+    postgres::Postgres,
     served::Served,
 };
 
@@ -72,13 +73,27 @@ async fn a_new_password_ends_log_ins() {
     assert_eq!(status, StatusCode::BAD_REQUEST, "no session, but let in");
 }
 
-/// P66: a token of our own, a quarter of an hour and a minute later.
+/// P66
 #[tokio::test]
-async fn p66_a_token_of_our_own_expires() {
+async fn p66_a_token_of_our_own_expires_on_sqlite() {
+    expires(json!({}), &Faked::at("+0")).await;
+}
+
+/// P66, by the clock of the database.
+#[tokio::test]
+async fn p66_a_token_of_our_own_expires_on_postgres() {
     let faked = Faked::at("+0");
+    let mut postgres = Postgres::prepared();
+    postgres.environment = faked.environment().into();
+    postgres.resume();
+    expires(json!({"sql": {"url": postgres.url()}}), &faked).await;
+}
+
+/// A token of our own, a quarter of an hour and a minute later.
+async fn expires(config: Value, faked: &Faked) {
     let env = faked.environment();
     let env = env.each_ref().map(|(name, value)| (*name, value.as_str()));
-    let mut gateway = Served::with(&env, json!({}), oauth_client::tenants()).await;
+    let mut gateway = Served::with(&env, config, oauth_client::tenants()).await;
     let app = App::public(&gateway, "a").await;
     let tokens = app.tokens().await;
     let token = tokens.text("access_token");
@@ -88,6 +103,8 @@ async fn p66_a_token_of_our_own_expires() {
     assert!(app.reaches("x", &token).await);
     // The leeway is for clocks, and nobody's may be more than a minute wrong.
     faked.set(&format!("+{}", lasts + 65));
+    // The time of a database is asked for now and then.
+    until("another time", || async { !app.reaches("x", &token).await }).await;
     let url = format!("{}/t/a/x/mcp", gateway.origin());
     let asked = client().post(&url).bearer_auth(&token).send();
     let refused = within("a refusal", asked).await.unwrap();

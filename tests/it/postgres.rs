@@ -30,6 +30,8 @@ pub(crate) struct Postgres {
     dir: tempfile::TempDir,
     port: u16,
     process: Option<Child>,
+    /// What it has in its environment beside its language.
+    pub(crate) environment: Vec<(&'static str, String)>,
 }
 
 impl Postgres {
@@ -52,6 +54,7 @@ impl Postgres {
             dir,
             port: port(),
             process: None,
+            environment: Vec::new(),
         };
         let data = made.data();
         std::fs::create_dir(&data).unwrap();
@@ -76,6 +79,7 @@ impl Postgres {
         let log = std::fs::File::create(self.dir.path().join("log")).unwrap();
         let process = self
             .command("postgres")
+            .envs(self.environment.iter().cloned())
             .arg("-D")
             .arg(self.data())
             .args([

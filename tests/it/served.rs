@@ -10,7 +10,10 @@ use tokio::{
     time::Instant,
 };
 
-use super::harness::{DEADLINE, NEWEST, Session, client, marked, within};
+use super::{
+    harness::{DEADLINE, NEWEST, Session, client, marked, within},
+    postgres::Postgres,
+};
 
 /// A gateway that serves a manifest.
 pub(crate) struct Served {
@@ -23,6 +26,25 @@ pub(crate) struct Served {
     stdout: Lines<BufReader<ChildStdout>>,
     dir: tempfile::TempDir,
     marker: (String, String),
+    /// Outlives the process.
+    _database: Option<Postgres>,
+}
+
+/// A PostgreSQL for a gateway whose test names no database, with `IT_DATABASE=postgres`: what holds on
+/// SQLite has to hold there (CONTRACT 4.4).
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test has no configuration to read it from"
+)]
+fn database(env: &[(&str, &str)], config: &Value, settings: &mut Vec<String>) -> Option<Postgres> {
+    let is_named = config["sql"]["url"].is_string()
+        || env
+            .iter()
+            .any(|(name, _)| name.ends_with("_URL") || name.starts_with("FAKETIME"));
+    let is_wanted = std::env::var("IT_DATABASE").is_ok_and(|kind| kind == "postgres");
+    let made = (is_wanted && !is_named).then(Postgres::start);
+    settings.extend(made.iter().map(|made| format!("sql.url={}", made.url())));
+    made
 }
 
 impl Served {
@@ -63,6 +85,7 @@ impl Served {
             "drain.timeout=2s".to_owned(),
         ];
         settings.extend(settings_of(config));
+        let database = database(env, config, &mut settings);
         let sets = settings.iter().flat_map(|set| ["--set", set]);
         let log = std::fs::File::create(dir.path().join("stderr")).unwrap();
         let mut process = command
@@ -97,6 +120,7 @@ impl Served {
             stdout,
             dir,
             marker,
+            _database: database,
         }
     }
 

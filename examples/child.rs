@@ -123,13 +123,14 @@ fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static 
 
 fn initialize(params: &Value) -> Value {
     let revision = env("CHILD_REVISION").map_or(params["protocolVersion"].clone(), Value::from);
+    let changes = env("CHILD_STEADY").is_none();
     json!({
         "protocolVersion": revision,
         "serverInfo": {"name": "child", "version": "1.0"},
         "instructions": "Be careful.",
         "capabilities": {
-            "tools": {"listChanged": true}, "prompts": {"listChanged": true},
-            "resources": {"subscribe": true, "listChanged": true},
+            "tools": {"listChanged": changes}, "prompts": {"listChanged": changes},
+            "resources": {"subscribe": true, "listChanged": changes},
             "logging": {}, "completions": {},
         },
     })

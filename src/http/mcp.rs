@@ -93,9 +93,7 @@ impl Admitted {
         let has_issuer = self.access.tenant().auth.has_issuer();
         has_issuer.then(|| wellknown::metadata_url(&front.config.public_url, &endpoint))
     }
-}
 
-impl Admitted {
     async fn of(parts: &Parts, front: &Front) -> Result<Self, Response> {
         let (path, config) = (parts.uri.path(), &front.config);
         let (headers, extensions) = (&parts.headers, &parts.extensions);
@@ -157,18 +155,18 @@ impl Admitted {
 
 /// A method that an endpoint does not have: who calls comes first here too (CONTRACT C1, C11).
 pub(crate) async fn other_method(State(front): State<Arc<Front>>, request: Request) -> Response {
-    // OPTIONS is a browser's question, which carries no credentials.
-    let (parts, _) = request.into_parts();
-    let checked = if parts.method == Method::OPTIONS {
-        let counted = limits::address(&front, &parts.extensions);
-        counted.map_err(|error| Failure::from(error).into_response())
-    } else {
-        Admitted::of(&parts, &front).await.map(drop)
-    };
-    if let Err(refused) = checked {
-        return refused;
+    if request.method() != Method::OPTIONS {
+        return enter(front, request, async |_, _, request| not_allowed(&request)).await;
     }
-    let allowed = match parts.uri.path().rsplit_once('/') {
+    // A browser's question, which carries no credentials.
+    match limits::address(&front, request.extensions()) {
+        Ok(()) => not_allowed(&request),
+        Err(error) => Failure::from(error).into_response(),
+    }
+}
+
+fn not_allowed(request: &Request) -> Response {
+    let allowed = match request.uri().path().rsplit_once('/') {
         Some((_, "sse")) => "GET",
         Some((_, "messages")) => "POST",
         _ => "GET, POST, DELETE",

@@ -184,9 +184,6 @@ impl Session {
         };
         self.used = Instant::now();
         self.link.set_calls(self.calls.count());
-        if self.calls.is_empty() {
-            self.leave_closing();
-        }
         let is_result = message.kind() == Kind::Result;
         let outcome = if is_result {
             Outcome::Result
@@ -206,6 +203,8 @@ impl Session {
         if is_result {
             self.take_effect(call.effect, message);
         }
+        // After the effect: the next child gets it as well.
+        self.leave_closing();
         let line = match &call.list {
             Some((listed, policy)) if is_result => {
                 self.sealed(*listed, policy::filtered(policy, *listed, line))

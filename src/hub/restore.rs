@@ -309,12 +309,11 @@ impl Session {
         if let Some(loss) = self.kept.leaving {
             self.unlink();
             self.dialect.forget();
-            // Nobody misses one that had nothing to do.
-            if loss == Loss::Restart {
-                self.kept.is_stale = true;
-                if self.is_awaited() {
-                    self.get_backend();
-                }
+            let is_restart = loss == Loss::Restart;
+            self.kept.is_stale |= is_restart;
+            // Nobody misses one that had nothing to do, unless it was subscribed meanwhile.
+            if (is_restart || !self.kept.subscriptions.is_empty()) && self.is_awaited() {
+                self.get_backend();
             }
         } else if self.link.restart().is_some() {
             self.wake_by(Instant::now());

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{
     harness::{BOTH, Legacy, NEWEST, Session, child, client, opening, tool_call, until, within},
     served::Served,
-    tokens::bearer,
+    tokens::{bearer, client_with},
     wire::statuses,
 };
 
@@ -458,32 +458,24 @@ async fn paths_are_what_they_are() {
 #[tokio::test]
 async fn p97_children_see_nothing_of_the_credentials() {
     let keyed = Keyed::start().await;
+    let secrets = [&keyed.ada[4..30]];
+    are_unseen(keyed.url("a", "x", "mcp"), &keyed.ada, &secrets).await;
+}
+
+/// Asserts that a child is shown nothing of a token, of these parts of it, or of what its client sends.
+pub(crate) async fn are_unseen(url: String, token: &str, parts: &[&str]) {
     let mut headers = HeaderMap::new();
-    headers.insert(
-        "Authorization",
-        format!("Bearer {}", keyed.ada).parse().unwrap(),
-    );
+    headers.insert("Authorization", format!("Bearer {token}").parse().unwrap());
     headers.insert("Cookie", "canary-cookie=1".parse().unwrap());
     headers.insert("X-Canary", "canary-header".parse().unwrap());
-    let http = reqwest::Client::builder()
-        .no_proxy()
-        .tls_certs_only([])
-        .default_headers(headers)
-        .build()
-        .unwrap();
-    let mut session = Session::at(http, keyed.url("a", "x", "mcp"));
+    let mut session = Session::at(client_with(headers), url);
     session.initialize(NEWEST).await;
     let id = session.id.clone().unwrap();
+    let secrets = [parts, &[token, "canary-", &id, "Bearer"]].concat();
     for tool in ["env", "args", "received", "cwd"] {
         let seen = session.text(tool, json!({})).await;
         assert!(seen.len() > 10, "{tool}: {seen}");
-        for secret in [
-            keyed.ada.as_str(),
-            &keyed.ada[4..30],
-            "canary-",
-            &id,
-            "Bearer",
-        ] {
+        for secret in &secrets {
             assert!(!seen.contains(secret), "{tool} shows {secret}: {seen}");
         }
     }

@@ -116,6 +116,15 @@ pub(crate) async fn node(dir: &std::path::Path, redis: &str, sets: &[&str], keys
     .await
 }
 
+/// A way to Redis that can be cut, and the URL that leads there by it.
+async fn way_to(redis: &Redis) -> (Faulty, String) {
+    let url = redis.url();
+    let address = url.trim_start_matches("redis://").trim_end_matches("/0");
+    let way = Faulty::before(address).await;
+    let url = format!("redis://{}/0", way.address);
+    (way, url)
+}
+
 /// How often its child was asked so: another child begins anew.
 pub(crate) async fn count(session: &Session) -> u64 {
     let text = session.text("counter", json!({})).await;
@@ -487,15 +496,9 @@ async fn counted(way: Session, back: Instant) -> (Instant, Vec<u64>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_away_beyond_all_heartbeats_costs_no_child() {
     let redis = Redis::start(Kind::Redis);
-    let address = redis.url();
-    let address = address
-        .trim_start_matches("redis://")
-        .trim_end_matches("/0");
-    let ways = [Faulty::before(address).await, Faulty::before(address).await];
-    let urls = ways
-        .each_ref()
-        .map(|way| format!("redis://{}/0", way.address));
-    let replicas = Replicas::over(redis, &[&urls[0], &urls[1]], &[], "idle: 10m").await;
+    let (one, other) = (way_to(&redis).await, way_to(&redis).await);
+    let replicas = Replicas::over(redis, &[&one.1, &other.1], &[], "idle: 10m").await;
+    let ways = [one.0, other.0];
     let sessions = [
         replicas.node(0).session().await,
         replicas.node(1).session().await,
@@ -599,12 +602,8 @@ async fn a_flushed_redis_is_filled_again_by_the_owners() {
 #[tokio::test(flavor = "multi_thread")]
 async fn p167_a_replica_cut_off_from_redis_sends_its_streams_elsewhere() {
     let redis = Redis::start(Kind::Redis);
-    let address = redis.url();
-    let address = address
-        .trim_start_matches("redis://")
-        .trim_end_matches("/0");
-    let way = Faulty::before(address).await;
-    let (first, second) = (format!("redis://{}/0", way.address), redis.url());
+    let (way, first) = way_to(&redis).await;
+    let second = redis.url();
     let sets = ["cluster.close_after=3s", "cluster.orphan_after=8s"];
     let replicas = Replicas::over(redis, &[&first, &second], &sets, "idle: 10m").await;
     let here = replicas.node(0).session().await;
@@ -781,12 +780,7 @@ async fn one_that_claims_is_enough_when_many_ask_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn p168_a_slow_redis_makes_streams_late_and_calls_not() {
     let redis = Redis::start(Kind::Redis);
-    let address = redis.url();
-    let address = address
-        .trim_start_matches("redis://")
-        .trim_end_matches("/0");
-    let way = Faulty::before(address).await;
-    let url = format!("redis://{}/0", way.address);
+    let (way, url) = way_to(&redis).await;
     let replicas = Replicas::over(redis, &[&url, &url], &[], "isolation: tenant").await;
     let mut sessions = Vec::new();
     for number in 0..20 {

@@ -326,24 +326,63 @@ async fn a_shared_child_that_is_about_to_go_costs_no_call() {
     for _ in 0..20 {
         sessions.push(served.session("a", "main").await);
     }
-    let url = format!("{}/api/v1/tenants/a/servers/main/restart", served.origin());
-    let (http, key) = (client(), served.administrator());
     let mut children = BTreeSet::new();
-    for round in 0..10 {
+    for _ in 0..10 {
         let calls = sessions.iter().enumerate().map(async |(at, session)| {
             // Before, at, and after the instant.
             tokio::time::sleep(Duration::from_micros(at as u64 * 300)).await;
             whoami(session).await.to_string()
         });
-        let restart = async {
-            let asked = http.post(&url).bearer_auth(&key).send();
-            let answer = within("a restart", asked).await.unwrap();
-            assert!(answer.status().is_success(), "{round}: {}", answer.status());
-        };
-        let (pids, ()) = tokio::join!(futures_util::future::join_all(calls), restart);
+        let calls = futures_util::future::join_all(calls);
+        let (pids, ()) = tokio::join!(calls, restart(&served));
         children.extend(pids);
     }
     assert!(children.len() > 5, "it was replaced: {children:?}");
+}
+
+/// Whose subscription is the last thing that a shared child does before it goes has it at the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_outlives_a_shared_child_that_goes() {
+    // One whose lists never change: only for its subscriptions anybody waits for it.
+    let env = json!({"CHILD_STEADY": "1"});
+    let server = json!({"command": child(), "isolation": "tenant", "env": env});
+    let served = served(server).await;
+    let other = served.session("a", "main").await;
+    let (mut sessions, mut listeners) = (Vec::new(), Vec::new());
+    for _ in 0..20 {
+        let session = served.session("a", "main").await;
+        listeners.push(session.listen().await);
+        sessions.push(session);
+    }
+    for round in 0..5 {
+        let asked = sessions.iter().enumerate().map(async |(at, session)| {
+            tokio::time::sleep(Duration::from_micros(at as u64 * 300)).await;
+            let uri = json!({"uri": format!("test://{round}/{at}")});
+            let answer = session.ask("resources/subscribe", uri).await;
+            assert!(answer["result"].is_object(), "{answer}");
+        });
+        let asked = futures_util::future::join_all(asked);
+        let (_, ()) = tokio::join!(asked, restart(&served));
+        // Nobody but somebody else calls meanwhile.
+        let wanted = (round + 1) * sessions.len();
+        until("all subscriptions", || async {
+            let known = other.text("subscribed", json!({})).await;
+            let known: BTreeSet<String> = serde_json::from_str(&known).unwrap();
+            known.len() == wanted
+        })
+        .await;
+    }
+}
+
+/// Has the children of `main` replaced once their calls have ended.
+async fn restart(served: &Served) {
+    let url = format!("{}/api/v1/tenants/a/servers/main/restart", served.origin());
+    let asked = client()
+        .post(url)
+        .bearer_auth(served.administrator())
+        .send();
+    let answer = within("a restart", asked).await.unwrap();
+    assert!(answer.status().is_success(), "{}", answer.status());
 }
 
 #[tokio::test]

@@ -39,7 +39,8 @@ pub(crate) fn bearer(token: &str) -> reqwest::Client {
     client_with(headers)
 }
 
-fn client_with(headers: HeaderMap) -> reqwest::Client {
+/// A client that sends these fields with every request.
+pub(crate) fn client_with(headers: HeaderMap) -> reqwest::Client {
     reqwest::Client::builder()
         .no_proxy()
         .tls_certs_only([])

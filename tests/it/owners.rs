@@ -63,14 +63,16 @@ fn fence(replicas: &Replicas, id: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resume_reads_the_log_while_its_owner_is_frozen() {
-    let replicas = Replicas::two(&["stream.keep_alive=500ms"]).await;
+    let sets = ["stream.keep_alive=500ms", "log.events=1000"];
+    let replicas = Replicas::two(&sets).await;
     let here = replicas.node(0).session().await;
     let there = replicas.by(&here, 1);
     assert_eq!(count(&there).await, 1);
-    let mut ended = here
-        .stream("slow", json!({"n": 3, "ms": 1}), json!("e"))
-        .await;
-    let ended = ended.rest().await.last().unwrap().id.clone().unwrap();
+    let long = json!({"n": 1_500, "ms": 0});
+    let mut ended = here.stream("slow", long, json!("e")).await;
+    let ended = ended.rest().await;
+    let (trimmed, _) = &progress(&ended)[0];
+    let ended = ended.last().unwrap().id.as_deref().unwrap();
     let slow = json!({"n": 100_000, "ms": 10});
     let mut events = here.stream("slow", slow, json!("t")).await;
     let seen = progress(&read(&mut events, 20).await);
@@ -87,7 +89,8 @@ async fn a_resume_reads_the_log_while_its_owner_is_frozen() {
     let id = here.id.as_deref().unwrap();
     assert_eq!(fence(&replicas, id), "1", "nobody has claimed it yet");
     for (cursor, status) in [
-        (&*ended, StatusCode::NO_CONTENT),
+        (ended, StatusCode::NO_CONTENT),
+        (trimmed, StatusCode::GONE),
         ("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", StatusCode::BAD_REQUEST),
         ("nonsense", StatusCode::BAD_REQUEST),
     ] {

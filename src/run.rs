@@ -220,7 +220,7 @@ pub(crate) async fn run(
     };
     let front = Arc::new(front);
     if let (Some(reached), Some(cluster)) = (listeners.cluster, cluster) {
-        let app = cluster::routes(Arc::clone(&front), cluster);
+        let app = cluster::routes(&front, cluster);
         let bounds = Bounds {
             max_connections: REPLICAS,
             finish: LAST_WORDS,

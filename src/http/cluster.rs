@@ -62,10 +62,8 @@ impl Cluster {
 }
 
 /// Every route of the cluster listener: those of MCP endpoints, for whoever has a hop header.
-pub(crate) fn routes(front: Arc<Front>, cluster: Arc<Cluster>) -> App {
-    let routes = mcp_routes()
-        .fallback(async || refusal(StatusCode::NOT_FOUND, "not found"))
-        .with_state(front);
+pub(crate) fn routes(front: &Arc<Front>, cluster: Arc<Cluster>) -> App {
+    let routes = mcp_routes(front).fallback(async || refusal(StatusCode::NOT_FOUND, "not found"));
     App::of_replicas(routes, cluster)
 }
 

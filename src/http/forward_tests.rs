@@ -209,7 +209,7 @@ async fn serve(
         max_connections: 100,
         finish: Duration::ZERO,
     };
-    let app = cluster::routes(Arc::clone(&front), cluster);
+    let app = cluster::routes(&front, cluster);
     let serving = accept::serve_replicas(hops, app, bounds, reached, tracker.clone());
     tracker.spawn(serving);
     let bound = http.local_addr().unwrap();

@@ -81,9 +81,7 @@ async fn take(
             let id = mcp::session_id(headers)?;
             let pending = front.hub.deliver(access, id, said, form).await;
             let pending = pending.map_err(|error| admitted.refused(front, error))?;
-            let hold = (form == Form::Auto).then_some(access.server().reply.sse_after);
-            let answer = pending.answer(hold).await;
-            answered(front, access, accepts, answer)
+            answered(front, access, accepts, pending.answer().await)
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
-    extract::{Request, State},
+    extract::Request,
     response::{IntoResponse, Response},
 };
 use bytes::{Bytes, BytesMut};
@@ -154,7 +154,7 @@ impl Admitted {
 }
 
 /// A method that an endpoint does not have: who calls comes first here too (CONTRACT C1, C11).
-pub(crate) async fn other_method(State(front): State<Arc<Front>>, request: Request) -> Response {
+pub(crate) async fn other_method(front: Arc<Front>, request: Request) -> Response {
     if request.method() != Method::OPTIONS {
         return enter(front, request, async |_, _, request| not_allowed(&request)).await;
     }
@@ -253,8 +253,8 @@ pub(crate) async fn whole(body: Body, max: usize) -> Result<Bytes, Failure> {
 /// Keeps the pieces as they come and joins them at the end: a body that turns out too large
 /// never costs more than its limit.
 async fn collect(mut body: Body, max: usize) -> Result<Bytes, Failure> {
-    let mut pieces: Vec<Bytes> = Vec::new();
-    let mut length = 0;
+    // Most bodies are one frame: that one is not copied.
+    let (mut first, mut rest, mut length) = (Bytes::new(), Vec::new(), 0);
     while let Some(frame) = body.frame().await {
         let broken = Failure::http(StatusCode::BAD_REQUEST, "the body ends early");
         let Ok(data) = frame.map_err(|_| broken)?.into_data() else {
@@ -267,14 +267,18 @@ async fn collect(mut body: Body, max: usize) -> Result<Bytes, Failure> {
                 "the body is too large",
             ));
         }
-        pieces.push(data);
+        if first.is_empty() {
+            first = data;
+        } else {
+            rest.push(data);
+        }
     }
-    // Most bodies are one frame: that one is not copied.
-    if pieces.len() < 2 {
-        return Ok(pieces.pop().unwrap_or_default());
+    if rest.is_empty() {
+        return Ok(first);
     }
     let mut joined = BytesMut::with_capacity(length);
-    for piece in pieces {
+    joined.extend_from_slice(&first);
+    for piece in rest {
         joined.extend_from_slice(&piece);
     }
     Ok(joined.freeze())

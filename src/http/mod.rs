@@ -5,16 +5,15 @@
 //! and `reply` write. Between replicas `forward` sends what belongs to another one there, over `peers`,
 //! and `splice` keeps its streams going; `cluster` takes what others send, by the header of `hop`.
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
-use ::http::StatusCode;
+use ::http::{Method, StatusCode};
 use axum::{
-    Router,
-    extract::State,
-    middleware::from_fn_with_state,
-    routing::{get, post},
+    Router, extract::Request, middleware::from_fn_with_state, response::Response, routing::get,
 };
-use mcp::enter;
+use futures_util::FutureExt;
+use mcp::{enter, other_method};
+use tower::service_fn;
 
 use crate::{auth::Verifier, config::Config, control::live::Live, hub::Hub, telemetry::Metrics};
 
@@ -78,30 +77,52 @@ pub(crate) struct Front {
     pub(crate) cluster: Option<Arc<cluster::Cluster>>,
 }
 
-/// Every route of MCP endpoints. What all of them pass is no layer: axum clones and boxes a layer
-/// for each request.
-fn mcp_routes() -> Router<Arc<Front>> {
-    let mcp = || {
-        get(async |State(front), request| enter(front, request, legacy::get).await)
-            .post(async |State(front), request| enter(front, request, legacy::post).await)
-            .delete(async |State(front), request| enter(front, request, legacy::delete).await)
-            .fallback(mcp::other_method)
-    };
-    let sse = || {
-        get(async |State(front), request| enter(front, request, sse_2024::connect).await)
-            .fallback(mcp::other_method)
-    };
-    let messages = || {
-        post(async |State(front), request| enter(front, request, sse_2024::post).await)
-            .fallback(mcp::other_method)
-    };
-    Router::new()
-        .route("/t/{tenant}/{server}/mcp", mcp())
-        .route("/t/{tenant}/{server}/sse", sse())
-        .route("/t/{tenant}/{server}/messages", messages())
-        .route("/mcp", mcp())
-        .route("/sse", sse())
-        .route("/messages", messages())
+/// Every route of MCP endpoints. Each is one service: axum clones and boxes a layer, a choice by
+/// method and a handler for each request.
+fn mcp_routes(front: &Arc<Front>) -> Router {
+    let routes = route(Router::new(), front, "mcp", mcp);
+    let routes = route(routes, front, "sse", sse);
+    route(routes, front, "messages", messages)
+}
+
+fn route<A>(
+    routes: Router,
+    front: &Arc<Front>,
+    kind: &str,
+    answer: fn(Arc<Front>, Request) -> A,
+) -> Router
+where
+    A: Future<Output = Response> + Send + 'static,
+{
+    let front = Arc::clone(front);
+    let service =
+        service_fn(move |request| answer(Arc::clone(&front), request).map(Ok::<_, Infallible>));
+    routes
+        .route_service(&format!("/t/{{tenant}}/{{server}}/{kind}"), service.clone())
+        .route_service(&format!("/{kind}"), service)
+}
+
+async fn mcp(front: Arc<Front>, request: Request) -> Response {
+    match *request.method() {
+        Method::GET | Method::HEAD => enter(front, request, legacy::get).await,
+        Method::POST => enter(front, request, legacy::post).await,
+        Method::DELETE => enter(front, request, legacy::delete).await,
+        _ => other_method(front, request).await,
+    }
+}
+
+async fn sse(front: Arc<Front>, request: Request) -> Response {
+    match *request.method() {
+        Method::GET | Method::HEAD => enter(front, request, sse_2024::connect).await,
+        _ => other_method(front, request).await,
+    }
+}
+
+async fn messages(front: Arc<Front>, request: Request) -> Response {
+    match *request.method() {
+        Method::POST => enter(front, request, sse_2024::post).await,
+        _ => other_method(front, request).await,
+    }
 }
 
 /// Every route of the public listener.
@@ -113,8 +134,7 @@ pub(crate) fn routes(front: Arc<Front>, health: ops::Health) -> Router {
         )
         .fallback(async || refusal::refusal(StatusCode::NOT_FOUND, "not found"))
         .with_state(Arc::clone(&front));
-    mcp_routes()
-        .with_state(Arc::clone(&front))
+    mcp_routes(&front)
         .merge(limited(others, front))
         .merge(ops::public(health))
 }

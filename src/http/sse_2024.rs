@@ -122,7 +122,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
             .deliver(&admitted.access, id, said, Form::Sse)
             .await
             .map_err(|error| admitted.refused(&front, error))?;
-        match pending.answer(None).await {
+        match pending.answer().await {
             Answer::Refused(error) => Err(Failure::from(error)),
             _ => Ok(StatusCode::ACCEPTED),
         }

@@ -1,14 +1,13 @@
 //! What the hub answers to a delivered message, and how it is waited for.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::{
     limits::{Limits, Seats},
     reading::Reading,
-    session::Command,
 };
 use crate::{auth::Access, error::Error};
 
@@ -42,8 +41,6 @@ pub(crate) enum Answer {
 /// A response whose headers may still be held.
 pub(crate) struct Pending {
     pub(super) reply: oneshot::Receiver<Answer>,
-    pub(super) commands: mpsc::Sender<Command>,
-    pub(super) stream: oneshot::Receiver<u32>,
     /// For the stream that the response may become.
     pub(super) seats: Seats,
     /// Who sent it.
@@ -51,9 +48,12 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// The answer; held as JSON for at most `hold` where the form is `Auto`.
-    pub(crate) async fn answer(mut self, hold: Option<Duration>) -> Answer {
-        let mut answer = self.wait(hold).await;
+    /// The answer.
+    pub(crate) async fn answer(mut self) -> Answer {
+        let mut answer = self
+            .reply
+            .await
+            .unwrap_or(Answer::Refused(Error::NoSession));
         if let Answer::Stream(reading) = &mut answer {
             if let Some((limits, access)) = &self.whose {
                 self.seats.extend(limits.became_stream(access).await);
@@ -61,22 +61,5 @@ impl Pending {
             reading.hold(self.seats);
         }
         answer
-    }
-
-    async fn wait(&mut self, hold: Option<Duration>) -> Answer {
-        if let Some(hold) = hold {
-            match tokio::time::timeout(hold, &mut self.reply).await {
-                Ok(answer) => return answer.unwrap_or(Answer::Refused(Error::NoSession)),
-                Err(_) => {
-                    if let Ok(stream) = self.stream.try_recv() {
-                        // A session that has ended answers below.
-                        let _ = self.commands.send(Command::Open(stream)).await;
-                    }
-                }
-            }
-        }
-        (&mut self.reply)
-            .await
-            .unwrap_or(Answer::Refused(Error::NoSession))
     }
 }

@@ -139,7 +139,7 @@ impl Client<'_> {
         let pending = hub
             .deliver(access, self.id.as_str(), body, Form::Json)
             .await?;
-        let answer = tokio::time::timeout(Duration::from_secs(20), pending.answer(None)).await;
+        let answer = tokio::time::timeout(Duration::from_secs(20), pending.answer()).await;
         match answer.expect("no answer") {
             Answer::Json(line) => Ok(serde_json::from_slice(&line).unwrap()),
             Answer::Refused(error) => Err(error),

@@ -41,14 +41,13 @@ impl Session {
             policy,
             calls,
             reply,
-            begun,
         } = delivery;
         let mut calls = calls.into_iter();
         self.policy = policy;
         let message = match body {
             Body::One(message) => message,
             Body::Batch(items) => {
-                return self.batch(items, (form, calls), reply, begun);
+                return self.batch(items, (form, calls), reply);
             }
         };
         match (message.kind(), message.method()) {
@@ -57,7 +56,7 @@ impl Session {
             }
             (Kind::Request, _) => {
                 let seats = calls.next().unwrap_or_default();
-                self.request(&message, (form, seats), reply, begun);
+                self.request(&message, (form, seats), reply);
             }
             _ => {
                 let taken = self.one_way(&message);
@@ -97,13 +96,12 @@ impl Session {
         message: &Message,
         (form, seats): (Form, Seats),
         reply: oneshot::Sender<Answer>,
-        begun: oneshot::Sender<StreamId>,
     ) {
         if let Err(error) = self.check_room(message.method()) {
             let _ = reply.send(Answer::Refused(error));
             return;
         }
-        let Some(stream) = self.begin(1, form, false, reply, begun) else {
+        let Some(stream) = self.begin(1, form, false, reply) else {
             return;
         };
         self.send(message, stream, (form, seats));
@@ -141,7 +139,6 @@ impl Session {
         form: Form,
         is_batch: bool,
         reply: oneshot::Sender<Answer>,
-        begun: oneshot::Sender<StreamId>,
     ) -> Option<StreamId> {
         if self.transport == Transport::Sse2024 {
             let _ = reply.send(Answer::Accepted);
@@ -149,11 +146,17 @@ impl Session {
         }
         match self.streams.begin(calls, form, is_batch, reply) {
             Ok(stream) => {
-                // The front may have gone; then nobody will ask to open the stream.
-                let _ = begun.send(stream);
-                if form == Form::Sse {
-                    let opened = self.streams.open(stream);
-                    self.stored(opened);
+                match form {
+                    Form::Sse => {
+                        let opened = self.streams.open(stream);
+                        self.stored(opened);
+                    }
+                    Form::Auto => {
+                        let until = Instant::now() + self.server.reply.sse_after;
+                        self.streams.hold(stream, until);
+                        self.wake_by(until);
+                    }
+                    Form::Json => {}
                 }
                 Some(stream)
             }
@@ -382,7 +385,6 @@ impl Session {
         items: Vec<Result<Message, Refusal>>,
         (form, mut calls): (Form, std::vec::IntoIter<Seats>),
         reply: oneshot::Sender<Answer>,
-        begun: oneshot::Sender<StreamId>,
     ) {
         let messages = match self.check_batch(items) {
             Ok(messages) => messages,
@@ -399,7 +401,7 @@ impl Session {
             let _ = reply.send(Answer::Accepted);
             LISTENER
         } else {
-            let Some(stream) = self.begin(requests, form, true, reply, begun) else {
+            let Some(stream) = self.begin(requests, form, true, reply) else {
                 return;
             };
             stream

@@ -233,7 +233,7 @@ impl Hub {
         let (id, handle) = self.begin(access, Transport::Streamable).await?;
         let body = Body::One(message);
         let pending = deliver(&handle, access, body, form, Vec::new()).await?;
-        Ok((id, pending.answer(None).await))
+        Ok((id, pending.answer().await))
     }
 
     /// Begins a session whose one stream is its listener (HTTP+SSE of 2024-11-05).
@@ -368,21 +368,17 @@ async fn deliver(
     calls: Vec<Seats>,
 ) -> Result<Pending, Error> {
     let (reply, answer) = oneshot::channel();
-    let (begun, stream) = oneshot::channel();
     let delivery = Box::new(Delivery {
         body,
         form,
         policy: Arc::clone(&access.server().policy),
         calls,
         reply,
-        begun,
     });
     let sent = handle.commands.send(Command::Deliver(delivery)).await;
     sent.map_err(|_| Error::NoSession)?;
     Ok(Pending {
         reply: answer,
-        commands: handle.commands.clone(),
-        stream,
         seats: Seats::new(),
         whose: None,
     })

@@ -292,6 +292,9 @@ impl Session {
     /// Does what is due, and sets the time of the next look.
     pub(super) fn tick(&mut self) {
         let now = Instant::now();
+        let opened = self.streams.open_due(now);
+        let held = opened.as_ref().ok().copied().flatten();
+        self.stored(opened.map(drop));
         if self.choked.is_some_and(|until| until <= now) {
             self.streams.give_up();
             self.unchoke();
@@ -336,7 +339,16 @@ impl Session {
         } else {
             None
         };
-        let others = [next, self.choked, self.paced, self.probe, start, rest, keep];
+        let others = [
+            next,
+            held,
+            self.choked,
+            self.paced,
+            self.probe,
+            start,
+            rest,
+            keep,
+        ];
         self.wake = others.into_iter().flatten().fold(end, Instant::min);
     }
 

@@ -45,8 +45,6 @@ use crate::{
 pub(crate) enum Command {
     /// Take a body of the client.
     Deliver(Box<Delivery>),
-    /// Send the headers of a response that was held long enough.
-    Open(u32),
     /// Attach a connection.
     Attach {
         /// Where to read on; none is the listener.
@@ -74,8 +72,6 @@ pub(crate) struct Delivery {
     pub(crate) calls: Vec<Seats>,
     /// The answer.
     pub(crate) reply: oneshot::Sender<Answer>,
-    /// The stream of the answer, once there is one.
-    pub(crate) begun: oneshot::Sender<u32>,
 }
 
 /// How the client speaks.
@@ -312,6 +308,8 @@ impl Session {
                 () = &mut halt => self.over = Some(Over::Drained),
                 // Looked at above, before anything is given to the child or answered.
                 () = lapse(&owner, &pulse) => {}
+                // Before what may be ready again and again: a busy session has clocks too.
+                () = &mut alarm => self.tick(),
                 () = &mut drain, if !self.is_draining => self.is_draining = true,
                 written = self.streams.written(), if !self.streams.is_kept() => {
                     self.stored(written);
@@ -333,7 +331,6 @@ impl Session {
                 () = pulse.notify.notified() => self.readers_moved(),
                 // Looked at above.
                 _ = standing.changed() => {}
-                () = &mut alarm => self.tick(),
             }
             self.look_for_rest();
         }
@@ -368,10 +365,6 @@ impl Session {
         self.touched = Instant::now();
         match command {
             Command::Deliver(delivery) => self.deliver(*delivery),
-            Command::Open(stream) => {
-                let opened = self.streams.open(stream);
-                self.stored(opened);
-            }
             Command::Attach { cursor, reply } => {
                 let attached = self.streams.attach(cursor).await;
                 if matches!(attached, Err(Error::Limit { .. })) {

@@ -62,6 +62,8 @@ pub(super) struct Stream {
 pub(super) struct Held {
     pub(super) reply: oneshot::Sender<Answer>,
     pub(super) form: Form,
+    /// When it becomes SSE if nothing has come.
+    pub(super) until: Option<Instant>,
     pub(super) done: Vec<Bytes>,
 }
 

@@ -159,6 +159,7 @@ impl Streams {
         let held = Held {
             reply,
             form,
+            until: None,
             done: Vec::new(),
         };
         let stream = Stream::new(calls, Some(held), is_batch, self.writing.epoch());
@@ -220,6 +221,32 @@ impl Streams {
             self.append(id, line)?;
         }
         Ok(())
+    }
+
+    /// Holds a response until then for its first message.
+    pub(super) fn hold(&mut self, id: StreamId, until: Instant) {
+        if let Some(held) = self
+            .open
+            .get_mut(&id)
+            .and_then(|stream| stream.held.as_mut())
+        {
+            held.until = Some(until);
+        }
+    }
+
+    /// Opens what was held for long enough. Returns when to look again.
+    pub(super) fn open_due(&mut self, now: Instant) -> Result<Option<Instant>, StoreError> {
+        let held = self.open.iter().filter_map(|(id, stream)| {
+            let held = stream.held.as_ref()?;
+            // Whom nobody waits for any more stays as it is.
+            let until = held.until.filter(|_| !held.reply.is_closed())?;
+            Some((until, *id))
+        });
+        let (due, later): (Vec<_>, Vec<_>) = held.partition(|(until, _)| *until <= now);
+        for (_, id) in due {
+            self.open(id)?;
+        }
+        Ok(later.into_iter().map(|(until, _)| until).min())
     }
 
     pub(super) fn reading(

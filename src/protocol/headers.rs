@@ -23,55 +23,51 @@ pub(crate) struct Accepts {
 impl Accepts {
     /// Reads all `Accept` fields; none at all accepts everything (RFC 9110 12.5.1).
     pub(crate) fn parse<'a>(fields: impl Iterator<Item = &'a str>) -> Self {
-        let mut ranges = fields
-            .flat_map(|field| field.split(','))
-            .filter_map(range)
-            .peekable();
-        if ranges.peek().is_none() {
-            return Self {
-                json: true,
-                sse: true,
-                html: false,
-            };
+        let mut best = [(0, false); 3];
+        let mut is_empty = true;
+        for (range, takes) in fields.flat_map(|field| field.split(',')).filter_map(range) {
+            is_empty = false;
+            for (best, media) in best.iter_mut().zip([JSON, SSE, HTML]) {
+                let fit = fit(range, media);
+                if fit > best.0 {
+                    *best = (fit, takes);
+                }
+            }
         }
-        let ranges: Vec<_> = ranges.collect();
-        let html = ranges
-            .iter()
-            .any(|(range, takes)| range == "text/html" && *takes);
+        let [json, sse, html] = best;
         Self {
-            json: takes(&ranges, "application/json"),
-            sse: takes(&ranges, "text/event-stream"),
-            html,
+            json: is_empty || json.1,
+            sse: is_empty || sse.1,
+            html: html == (EXACT, true),
         }
     }
 }
 
-/// A media range in lower case and whether its weight is not zero.
-fn range(text: &str) -> Option<(String, bool)> {
+const JSON: (&str, &str) = ("application", "json");
+const SSE: (&str, &str) = ("text", "event-stream");
+const HTML: (&str, &str) = ("text", "html");
+
+/// A media range and whether its weight is not zero.
+fn range(text: &str) -> Option<(&str, bool)> {
     let mut parts = text.split(';').map(str::trim);
-    let range = parts
-        .next()
-        .filter(|range| !range.is_empty())?
-        .to_ascii_lowercase();
+    let range = parts.next().filter(|range| !range.is_empty())?;
     let weight = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
     let takes = weight.is_none_or(|weight| weight.parse::<f32>().is_ok_and(|q| q > 0.0));
     Some((range, takes))
 }
 
-/// The most specific range decides.
-fn takes(ranges: &[(String, bool)], media: &str) -> bool {
-    let kind = media.split('/').next().unwrap_or_default();
-    let of = |wanted: &str| {
-        ranges
-            .iter()
-            .find(|(range, _)| range == wanted)
-            .map(|(_, takes)| *takes)
-    };
-    of(media)
-        .or_else(|| of(&format!("{kind}/*")))
-        .or_else(|| of("*/*"))
-        .unwrap_or(false)
+/// How closely a range means a media type, 0 if not at all: the closest one decides.
+fn fit(range: &str, (kind, own): (&str, &str)) -> u8 {
+    let is = |said: &str, wanted: &str| said.eq_ignore_ascii_case(wanted);
+    match range.split_once('/') {
+        Some(("*", "*")) => 1,
+        Some((said, "*")) if is(said, kind) => 2,
+        Some((said, rest)) if is(said, kind) && is(rest, own) => EXACT,
+        _ => 0,
+    }
 }
+
+const EXACT: u8 = 3;
 
 /// Whether a `Content-Type` says JSON, whatever its parameters.
 pub(crate) fn is_json(content_type: &str) -> bool {

@@ -15,7 +15,7 @@ use crate::{
     cluster::{Cluster, place},
     faulty::{Faulty, Mode},
     harness::{
-        DEADLINE, Events, NEWEST, Session, last, opening, text_of, tool_call, until, within,
+        DEADLINE, Events, NEWEST, Session, client, last, opening, text_of, tool_call, until, within,
     },
     oauth_client::App,
     postgres::Postgres,
@@ -39,6 +39,22 @@ async fn p160_replicas_start_without_their_stores_and_recover() {
         .await;
         unready(&cluster, at, &["redis"]).await;
     }
+    // Nobody tells the second one what the first declared: it looks for it again and again.
+    let keys = async |at: usize| {
+        let origin = cluster.replicas[at].origin();
+        let asked = client().get(format!("{origin}/t/a/oauth/jwks"));
+        within("keys", asked.send())
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap()
+    };
+    until("the same keys", || async {
+        let first = keys(0).await;
+        first.contains("kid") && first == keys(1).await
+    })
+    .await;
     // Who may log in can; what needs a session waits.
     let app = App::public(&cluster.replicas[0], "a").await;
     let token = app.tokens().await.text("access_token");

@@ -282,16 +282,16 @@ async def without_redis(store, replicas, seconds):
 
 def rolling(options):
     restarts = 2 if options.quick else 20 if is_full(options) else 10
-    streams = 20 if options.quick else 50
+    rate, streams = (200, 100) if is_full(options) else (100, 20 if options.quick else 50)
     balancer = Balancer(free_port())
     with redis() as store, two(options, store, CHILD, balancer.address) as replicas:
         calls, listened = (History(options.folder / f"{name}.jsonl") for name in ("calls", "listened"))
         work = Rolling(balancer, calls, listened)
-        took = asyncio.run(work.run(replicas, restarts, streams))
+        took = asyncio.run(work.run(replicas, restarts, (rate, streams)))
     found = check(calls.read())
     heard = check(listened.read(), is_endless=True)
     text = (
-        f"Rolling: {restarts} restarts in turn at 100 requests/s in 20 sessions and {streams} streams (calls of 25 events\n"
+        f"Rolling: {restarts} restarts in turn at {rate} requests/s in 20 sessions and {streams} streams (calls of 25 events\n"
         f"in 1 s, one after the other, and a fifth of them listeners), by way of a balancer that asks /readyz each\n"
         f"100 ms; {len(work.tally.answers):,} requests, {found.streams:,} calls over SSE with {found.events:,} events, {heard.events:,} events of listeners."
     )
@@ -321,8 +321,9 @@ class Rolling:
         self.tally, self.names = Tally(), itertools.count()
         self.is_over, self.told = False, {}
 
-    async def run(self, replicas, restarts, streams):
-        """Returns how long each replica took to end."""
+    async def run(self, replicas, restarts, load):
+        """Returns how long each replica took to end. The load is requests a second, and streams."""
+        rate, streams = load
         async with self.balancer.before(replicas.addresses):
             opened = await sessions(20 + streams, [self.balancer.address])
             steady, others = opened[:20], opened[20:]
@@ -331,7 +332,7 @@ class Rolling:
             readers = [asyncio.create_task(ear.listen(self.balancer.address)) for ear in ears]
             lanes = [asyncio.create_task(self.call(session)) for session in others[len(listeners) :]]
             lanes += [asyncio.create_task(self.tell(session)) for session in listeners]
-            lanes.append(asyncio.create_task(self.ask(steady)))
+            lanes.append(asyncio.create_task(self.ask(steady, rate)))
             took = []
             await asyncio.sleep(2)
             for number in range(restarts):
@@ -353,12 +354,12 @@ class Rolling:
                     await session.end(self.balancer.address)
         return took
 
-    async def ask(self, opened):
+    async def ask(self, opened, rate):
         began, tasks = time.monotonic(), set()
         for number in itertools.count():
             if self.is_over:
                 break
-            await asyncio.sleep(began + number / 100 - time.monotonic())
+            await asyncio.sleep(began + number / rate - time.monotonic())
             task = asyncio.create_task(self.one(opened[number % len(opened)], "echo", {"text": f"t{number}"}))
             tasks.add(task)
             task.add_done_callback(tasks.discard)

@@ -89,6 +89,8 @@ const END: &[u8] = b"\n\n";
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -96,7 +98,7 @@ mod tests {
 
     fn stream() -> BytesMut {
         let mut out = BytesMut::new();
-        push_priming(&mut out, "p0");
+        push_priming(&mut out, "p0", Duration::from_secs(1));
         push_message(&mut out, "m1", br#"{"a":"id: x"}"#);
         out.extend_from_slice(KEEP_ALIVE);
         push_message(&mut out, "m2", b"{}");
@@ -124,7 +126,7 @@ mod tests {
             // All that is whole was given out, and its last id is known.
             let whole = memchr::memmem::rfind(&all[..end], END).map_or(0, |at| at + 2);
             prop_assert_eq!(got.len(), whole);
-            let id = if got.len() == all.len() { Some("m2") } else if got.len() > 20 { Some("m1") }
+            let id = if got.len() == all.len() { Some("m2") } else if got.len() > 27 { Some("m1") }
                 else if got.is_empty() { None } else { Some("p0") };
             prop_assert_eq!(cutter.last_id(), id);
         }

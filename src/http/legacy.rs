@@ -205,7 +205,8 @@ fn open(front: &Front, access: &Access, reading: Reading, close_after: Duration)
     let has_priming = reading.revision().is_some_and(Revision::has_priming);
     let mut first = BytesMut::new();
     if has_priming {
-        push_priming(&mut first, &reading.id());
+        let id = reading.id();
+        push_priming(&mut first, &id, front.retry.at(&id));
     }
     let is_polled = has_priming && !close_after.is_zero();
     let writing = Writing {

@@ -123,7 +123,8 @@ pub(super) async fn read_on(errand: Errand) -> Result<Response, Failure> {
     };
     let mut first = BytesMut::new();
     if log.revision().is_some_and(Revision::has_priming) {
-        push_priming(&mut first, &log.id());
+        let id = log.id();
+        push_priming(&mut first, &id, front.retry.at(&id));
     }
     let now = Instant::now();
     let waiting = Waiting {

@@ -21,7 +21,10 @@ use crate::{
         limits::Flow,
         reading::{Next, Reading},
     },
-    protocol::event::{KEEP_ALIVE, push_message, push_retry},
+    protocol::{
+        event::{KEEP_ALIVE, push_message, push_retry},
+        json,
+    },
     telemetry::Metrics,
 };
 
@@ -60,8 +63,21 @@ impl Retry {
         let mut bytes = [0; 2];
         // Without randomness all of them take the shortest time: correct, and the more crowded.
         let _ = self.random.fill(&mut bytes);
-        let share = f64::from(u16::from_le_bytes(bytes)) / f64::from(u16::MAX);
-        self.usual.mul_f64(0.5 + share)
+        self.share(u16::from_le_bytes(bytes))
+    }
+
+    /// Such a time for a connection that begins at this event id, always the same: so is what is
+    /// replayed from there.
+    pub(crate) fn at(&self, id: &str) -> Duration {
+        let sum = id.bytes().fold(0_u16, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(byte.into())
+        });
+        self.share(sum)
+    }
+
+    fn share(&self, of: u16) -> Duration {
+        self.usual
+            .mul_f64(0.5 + f64::from(of) / f64::from(u16::MAX))
     }
 }
 
@@ -69,6 +85,8 @@ impl Retry {
 struct Connection {
     reading: Reading,
     writing: Writing,
+    /// The latest message of what answers a request.
+    last: Bytes,
     is_over: bool,
     _open: Open,
 }
@@ -94,6 +112,7 @@ pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reading, writing: Writing
     let connection = Connection {
         reading,
         writing,
+        last: Bytes::new(),
         is_over: false,
         _open: Open::count(metrics),
     };
@@ -154,15 +173,33 @@ impl Connection {
         match next {
             Next::Events(events) => {
                 let mut chunk = BytesMut::new();
+                if let Some((_, last)) = events.last()
+                    && !self.reading.is_listener()
+                {
+                    self.last = last.clone();
+                }
                 for (id, data) in events {
                     push_message(&mut chunk, &format!("{}{id}", self.writing.prefix), &data);
                 }
                 self.writing.flow.wrote(chunk.len());
                 Some(chunk.freeze())
             }
-            Next::Finished => None,
+            Next::Finished => self.end(),
             Next::Released => Some(self.release()),
         }
+    }
+
+    /// The end of a stream. Official clients take only a result for the end of an answer, and come
+    /// back behind an error, or behind what they cancelled, although nothing follows: not so soon
+    /// (CONTRACT P30).
+    fn end(&mut self) -> Option<Bytes> {
+        self.is_over = true;
+        if self.reading.is_listener() || json::get(&self.last, "result").is_some() {
+            return None;
+        }
+        let mut chunk = BytesMut::new();
+        push_retry(&mut chunk, QUIET + self.writing.retry.next());
+        Some(chunk.freeze())
     }
 
     /// 2025-11-25 transports, "Sending Messages to the Server" 6: a `retry` before closing.
@@ -173,3 +210,7 @@ impl Connection {
         chunk.freeze()
     }
 }
+
+/// How long clients wait at least before they ask again for a stream that has ended without a
+/// result. The next stream that begins tells them the usual time.
+const QUIET: Duration = Duration::from_secs(15);

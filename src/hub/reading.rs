@@ -15,7 +15,7 @@ use tokio::{
 use super::{limits::Seats, owner::Owner};
 use crate::{
     protocol::{
-        event::{Cursor, EventKey, StreamId},
+        event::{Cursor, EventKey, LISTENER, StreamId},
         revision::Revision,
     },
     store::{EventLog, Page, SessionId},
@@ -137,6 +137,11 @@ impl Reading {
     /// Keeps the places of this connection among the streams for as long as it lives.
     pub(crate) fn hold(&mut self, seats: Seats) {
         self.seats = seats;
+    }
+
+    /// Whether it is the stream that is nobody's answer.
+    pub(crate) fn is_listener(&self) -> bool {
+        self.stream == LISTENER
     }
 
     /// The revision that the session negotiated, if it has.

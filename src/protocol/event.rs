@@ -4,7 +4,7 @@
 //! to clients and carries a MAC, so that a cursor that was given out and is no longer kept
 //! can be told from one that was never given out, without a look-up.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use aws_lc_rs::{constant_time, hmac};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -135,15 +135,15 @@ pub(crate) fn push_message(out: &mut BytesMut, id: &str, data: &[u8]) {
 }
 
 /// Appends the event that gives a client its first cursor: an id and empty data
-/// (2025-11-25 transports, "Sending Messages to the Server" 6).
-pub(crate) fn push_priming(out: &mut BytesMut, id: &str) {
+/// (2025-11-25 transports, "Sending Messages to the Server" 6), and the reconnection time.
+pub(crate) fn push_priming(out: &mut BytesMut, id: &str, retry: Duration) {
     out.put_slice(b"id: ");
     out.put_slice(id.as_bytes());
-    out.put_slice(b"\ndata: \n\n");
+    out.put_slice(format!("\nretry: {}\ndata: \n\n", retry.as_millis()).as_bytes());
 }
 
 /// Appends the reconnection time, before the gateway itself closes a connection.
-pub(crate) fn push_retry(out: &mut BytesMut, retry: std::time::Duration) {
+pub(crate) fn push_retry(out: &mut BytesMut, retry: Duration) {
     out.put_slice(format!("retry: {}\n\n", retry.as_millis()).as_bytes());
 }
 

@@ -13,7 +13,9 @@ use crate::{
     balancer::Balancer,
     cuts::{Chance, deaf, wakes},
     gauges::{Gauge, median, scaled, slow_call, stays_quick},
-    harness::{Events, Gateway, Session, is_stream, json_of, text_of, tool_call, until, within},
+    harness::{
+        Events, Gateway, Session, is_stream, json_of, last, text_of, tool_call, until, within,
+    },
     replicas::{Replicas, count, final_message, progress, read},
 };
 
@@ -287,6 +289,40 @@ async fn what_is_no_longer_kept_is_gone_at_every_replica() {
     })
     .await;
     assert_eq!(count(&there).await, 1, "the session goes on");
+}
+
+/// A held response that nobody waits for any more becomes no stream: its client knows of none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_response_that_nobody_waits_for_is_in_no_log() {
+    let replicas = Replicas::with(1, &[], "reply: {sse_after: 500ms}").await;
+    let session = replicas.node(0).session().await;
+    let id = session.id.as_deref().unwrap();
+    let is_stream_key = |key: &String| {
+        let end = key.rsplit(':').next().unwrap();
+        key.contains(id) && end.parse::<u32>().is_ok()
+    };
+    let client = session.again();
+    let mut call = Box::pin(client.begin("sleep", json!({"ms": 700})));
+    let is_there = until("the call is the child's", || async {
+        let received = session.text("received", json!({})).await;
+        received.contains("sleep")
+    });
+    tokio::select! {
+        _ = &mut call => panic!("answered early"),
+        () = is_there => {}
+    }
+    drop(call);
+    // Longer than both.
+    let answered = session.begin("sleep", json!({"ms": 1_000})).await;
+    assert!(is_stream(&answered));
+    assert_eq!(text_of(&last(answered).await), "slept");
+    let kept: Vec<_> = replicas
+        .redis
+        .keys()
+        .into_iter()
+        .filter(is_stream_key)
+        .collect();
+    assert_eq!(kept.len(), 1, "only the second call: {kept:?}");
 }
 
 /// Section 4.2, "SSE client that never reads", by way of a replica that owns none of their sessions.

@@ -7,7 +7,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Events, Gateway, Legacy, body, json_of, last, text_of, tool_call, until, within,
+    Event, Events, Gateway, Legacy, body, json_of, last, text_of, tool_call, until, within,
 };
 
 /// The numbers of all progress among `messages`.
@@ -82,6 +82,36 @@ async fn a_polled_stream_closes_with_retry_and_goes_on() {
     let messages = rest.messages().await;
     assert_eq!(messages.len(), 1);
     assert_eq!(text_of(&messages[0].1), "slept");
+}
+
+/// P30: clients that take only a result for the end of an answer are told not to ask soon.
+#[tokio::test]
+async fn a_stream_that_ends_without_a_result_is_not_asked_for_soon() {
+    let gateway = Gateway::start(&["server.reply.mode=sse", "stream.retry=100ms"]).await;
+    let session = gateway.session().await;
+    let retry = |event: &Event| -> Option<u64> { Some(event.retry.as_ref()?.parse().unwrap()) };
+    let mut failed = Events::of(session.begin("error", json!({})).await);
+    let mut done = Events::of(session.begin("echo", json!({"text": "x"})).await);
+    let call = tool_call(json!("c"), "hang", json!({}));
+    let mut cancelled = Events::of(session.post(&call).await);
+    let cancel = json!({"requestId": "c"});
+    session.notify("notifications/cancelled", cancel).await;
+    for stream in [&mut failed, &mut cancelled] {
+        let events = stream.rest().await;
+        // Half to one and a half of it, and at the end more than any client's patience.
+        assert!(
+            (50..=150).contains(&retry(&events[0]).unwrap()),
+            "{events:?}"
+        );
+        let end = retry(events.last().unwrap());
+        assert!(end.is_some_and(|end| end >= 15_000), "{events:?}");
+    }
+    let events = done.rest().await;
+    assert!(retry(&events[0]).is_some());
+    assert!(
+        events[1..].iter().all(|event| event.retry.is_none()),
+        "{events:?}"
+    );
 }
 
 /// P23

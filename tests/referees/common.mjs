@@ -324,7 +324,7 @@ function checkNothingElse(transcript, backend, expected) {
  */
 export async function proxy(url) {
   const target = new URL(url);
-  const state = { gets: 0, cursors: [], cuts: 0, refuse: false, armed: false, sockets: new Set() };
+  const state = { gets: 0, cuts: 0, refuse: false, armed: false, sockets: new Set() };
   const server = net.createServer((near) => {
     if (state.refuse) return near.destroy();
     const far = net.connect(Number(target.port), target.hostname);
@@ -339,7 +339,6 @@ export async function proxy(url) {
     near.on('data', (chunk) => {
       const said = chunk.toString('latin1');
       state.gets += (said.match(/^GET \S+ HTTP\/1\.1\r\n/gm) ?? []).length;
-      state.cursors.push(...(said.match(/^last-event-id: .*$/gim) ?? []));
       if (state.armed && said.includes('"tools/call"')) {
         state.armed = false;
         pair.watched = true;

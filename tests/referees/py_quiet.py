@@ -1,6 +1,6 @@
 """After a call that errors over SSE and after one that is cancelled, the client asks for nothing
-stops asking: this SDK tries a stream that ended without a response at most twice, is told 204 each
-time, and then no GET comes any more."""
+within ten seconds: this SDK asks again for a stream that ended without a response, when the server
+says."""
 
 import anyio
 import httpx2
@@ -9,8 +9,6 @@ from mcp.client.streamable_http import streamable_http_client
 from referee import call, failing, main, options, same, session, until
 
 WINDOW = 10.0
-# Two tries, a second apart, and time for a slow machine.
-SETTLE = 5.0
 
 
 async def story():
@@ -37,11 +35,8 @@ async def story():
                     await until("two steps", lambda: reported() >= before + 2)
                     tasks.cancel_scope.cancel()
 
-                await anyio.sleep(SETTLE)
-                asked = len(gets)
-                assert asked <= 3, f"GETs: {asked}, at most the listener and two tries"
                 await anyio.sleep(WINDOW)
-                same(len(gets), asked, "GETs after the client was told that the stream has ended")
+                same(len(gets), 1, "no GET but the listener")
                 await client.send_ping()  # the session still lives
                 late = reported() - before
                 assert late <= 4, f"progress after the cancellation: {late}"

@@ -168,8 +168,7 @@ impl Keeper {
     /// A round after an answer of the store, and what is to be said of it.
     async fn turn(&mut self, answer: Option<Result<i64, String>>) -> Reach {
         let outcome = match answer {
-            // One who has no store yet opens it in the round.
-            Some(Err(what)) if self.live.store().is_ok() => Err(Failure::Unavailable(what)),
+            Some(Err(what)) => Err(Failure::Unavailable(what)),
             answer => self.round(answer.and_then(Result::ok)).await,
         };
         match &outcome {
@@ -314,11 +313,18 @@ impl Keeper {
 /// Asks the store again and again how far it has come, and tells.
 async fn ask(live: &Live, tell: &watch::Sender<Option<Result<i64, String>>>) {
     loop {
-        let answer = live.ask().await.map_err(|failure| match failure {
-            Failure::Unavailable(what) => what,
-            other => other.to_string(),
-        });
-        tell.send_replace(Some(answer));
+        // As long as there is none the rounds try to open it: that it is not open is no answer of
+        // its own, and would be an old one when it is.
+        let answer = if live.store().is_ok() {
+            let asked = live.ask().await;
+            Some(asked.map_err(|failure| match failure {
+                Failure::Unavailable(what) => what,
+                other => other.to_string(),
+            }))
+        } else {
+            None
+        };
+        tell.send_replace(answer);
         // Nobody has to say that there is news: it is seen all the same, and later.
         let _ = timeout(POLL, live.woken()).await;
     }

@@ -86,6 +86,10 @@ async fn a_resume_reads_the_log_while_its_owner_is_frozen() {
         "{:?}",
         began.elapsed()
     );
+    let again = progress(&rest);
+    let known = again.len().min(seen.len() - 3);
+    assert!(known > 0, "{rest:?}");
+    assert_eq!(again[..known], seen[3..][..known], "the same ids");
     let id = here.id.as_deref().unwrap();
     assert_eq!(fence(&replicas, id), "1", "nobody has claimed it yet");
     for (cursor, status) in [

@@ -85,6 +85,7 @@ fn mcp_routes(front: &Arc<Front>) -> Router {
     route(routes, front, "messages", messages)
 }
 
+/// The two paths of a kind of endpoint: with tenant and server, and that of the default ones.
 fn route<A>(
     routes: Router,
     front: &Arc<Front>,

@@ -24,6 +24,7 @@ use crate::{
     protocol::{
         event::{KEEP_ALIVE, push_message, push_retry},
         json,
+        revision::Revision,
     },
     telemetry::Metrics,
 };
@@ -191,10 +192,12 @@ impl Connection {
 
     /// The end of a stream. Official clients take only a result for the end of an answer, and come
     /// back behind an error, or behind what they cancelled, although nothing follows: not so soon
-    /// (CONTRACT P30).
+    /// (CONTRACT P30). Not where no stream begins with the usual time, which takes this back.
     fn end(&mut self) -> Option<Bytes> {
         self.is_over = true;
-        if self.reading.is_listener() || json::get(&self.last, "result").is_some() {
+        let begins_with_retry = self.reading.revision().is_some_and(Revision::has_priming);
+        let is_answer = begins_with_retry && !self.reading.is_listener();
+        if !is_answer || json::get(&self.last, "result").is_some() {
             return None;
         }
         let mut chunk = BytesMut::new();

@@ -144,19 +144,16 @@ impl Session {
             let _ = reply.send(Answer::Accepted);
             return Some(LISTENER);
         }
-        match self.streams.begin(calls, form, is_batch, reply) {
+        let hold = (form == Form::Auto).then_some(self.server.reply.sse_after);
+        let until = hold.map(|hold| Instant::now() + hold);
+        match self.streams.begin(calls, (form, until), is_batch, reply) {
             Ok(stream) => {
-                match form {
-                    Form::Sse => {
-                        let opened = self.streams.open(stream);
-                        self.stored(opened);
-                    }
-                    Form::Auto => {
-                        let until = Instant::now() + self.server.reply.sse_after;
-                        self.streams.hold(stream, until);
-                        self.wake_by(until);
-                    }
-                    Form::Json => {}
+                if let Some(until) = until {
+                    self.wake_by(until);
+                }
+                if form == Form::Sse {
+                    let opened = self.streams.open(stream);
+                    self.stored(opened);
                 }
                 Some(stream)
             }

@@ -292,9 +292,11 @@ impl Session {
     /// Does what is due, and sets the time of the next look.
     pub(super) fn tick(&mut self) {
         let now = Instant::now();
-        let opened = self.streams.open_due(now);
-        let held = opened.as_ref().ok().copied().flatten();
-        self.stored(opened.map(drop));
+        let held = self.streams.open_due(now).unwrap_or_else(|error| {
+            self.stored(Err(error));
+            // The others that were due are looked at again when the session may serve.
+            Some(now)
+        });
         if self.choked.is_some_and(|until| until <= now) {
             self.streams.give_up();
             self.unchoke();

@@ -137,11 +137,12 @@ impl Streams {
         }
     }
 
-    /// Begins the response to `calls` requests of one POST.
+    /// Begins the response to `calls` requests of one POST, which waits until `until` for its first
+    /// message.
     pub(crate) fn begin(
         &mut self,
         calls: usize,
-        form: Form,
+        (form, until): (Form, Option<Instant>),
         is_batch: bool,
         reply: oneshot::Sender<Answer>,
     ) -> Result<StreamId, (Error, oneshot::Sender<Answer>)> {
@@ -159,7 +160,7 @@ impl Streams {
         let held = Held {
             reply,
             form,
-            until: None,
+            until,
             done: Vec::new(),
         };
         let stream = Stream::new(calls, Some(held), is_batch, self.writing.epoch());
@@ -221,17 +222,6 @@ impl Streams {
             self.append(id, line)?;
         }
         Ok(())
-    }
-
-    /// Holds a response until then for its first message.
-    pub(super) fn hold(&mut self, id: StreamId, until: Instant) {
-        if let Some(held) = self
-            .open
-            .get_mut(&id)
-            .and_then(|stream| stream.held.as_mut())
-        {
-            held.until = Some(until);
-        }
     }
 
     /// Opens what was held for long enough. Returns when to look again.

@@ -7,14 +7,18 @@ use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 /// A free port that no connection gets for its own end: a server that is paused finds it again.
 fn port() -> u16 {
-    // Below those that systems give out (Linux: 32768). Tests are processes: each begins elsewhere.
+    // Below those that systems give out (Linux: 32768). Each process begins elsewhere, and never tries
+    // one again: what is free may be what another of its tests is about to listen on.
+    static TRIED: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(37);
-    let mut tried = (0..PORTS).map(|next| PORT + (first.wrapping_add(next * 7919) % PORTS) as u16);
+    let next = || TRIED.fetch_add(1, Ordering::Relaxed).wrapping_mul(7919);
+    let mut tried = (0..PORTS).map(|_| PORT + (first.wrapping_add(next()) % PORTS) as u16);
     let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
     tried.find(is_free).expect("some port is free")
 }

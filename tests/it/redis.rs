@@ -7,6 +7,7 @@ use std::{
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
@@ -89,9 +90,12 @@ impl Redis {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
+        let own = format!("process_id:{}\r\n", process.id());
         self.process = Some(process);
         let until = Instant::now() + DEADLINE;
-        while self.asked(&["PING"]).ok() != Some(Reply::Text("PONG".into())) {
+        // This one, and not another that has its port.
+        let answers = |said: Reply| matches!(said, Reply::Text(said) if said.contains(&own));
+        while !self.asked(&["INFO", "server"]).is_ok_and(answers) {
             let log = || std::fs::read_to_string(self.log()).unwrap_or_default();
             assert!(Instant::now() < until, "Redis does not start: {}", log());
             std::thread::sleep(Duration::from_millis(10));
@@ -223,10 +227,12 @@ impl Reply {
 
 /// A free port that no connection gets for its own end: a server that is restarted finds it again.
 fn port() -> u16 {
-    // Below those of the other harnesses and of the system. Tests are processes, and each may have
-    // several: each begins elsewhere.
+    // Below those of the other harnesses and of the system. Each process begins elsewhere, and never
+    // tries one again: what is free may be what another of its tests is about to listen on.
+    static TRIED: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(37);
-    let mut tried = (0..PORTS).map(|next| PORT + (first.wrapping_add(next * 7919) % PORTS) as u16);
+    let next = || TRIED.fetch_add(1, Ordering::Relaxed).wrapping_mul(7919);
+    let mut tried = (0..PORTS).map(|_| PORT + (first.wrapping_add(next()) % PORTS) as u16);
     let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
     tried.find(is_free).expect("some port is free")
 }

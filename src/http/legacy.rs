@@ -26,7 +26,7 @@ use crate::{
     auth::Access,
     control::ReplyMode,
     error::Error,
-    hub::{Answer, Form, reading::Reading},
+    hub::{Answer, Form, Transport, reading::Reading},
     protocol::{
         event::{push_message, push_priming},
         headers::{Accepts, LAST_EVENT_ID, SESSION_ID},
@@ -79,7 +79,10 @@ async fn take(
         }
         said => {
             let id = mcp::session_id(headers)?;
-            let pending = front.hub.deliver(access, id, said, form).await;
+            let pending = front
+                .hub
+                .deliver(access, (Transport::Streamable, id), said, form)
+                .await;
             let pending = pending.map_err(|error| admitted.refused(front, error))?;
             answered(front, access, accepts, pending.answer().await)
         }
@@ -158,8 +161,7 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
     }
     if method == HttpMethod::HEAD {
         // It would attach a connection that cannot be read.
-        let text = "GET, POST or DELETE";
-        return Failure::http(StatusCode::METHOD_NOT_ALLOWED, text).into_response();
+        return mcp::not_allowed(&request);
     }
     let request = match forward::place(&front, &admitted, named, request).await {
         Ok(request) => request,
@@ -178,7 +180,11 @@ async fn listen(front: &Front, access: &Access, headers: &HeaderMap) -> Result<R
     mcp::check_version(headers)?;
     let id = mcp::session_id(headers)?;
     let cursor = mcp::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
-    match front.hub.attach(access, id, cursor).await? {
+    match front
+        .hub
+        .attach(access, (Transport::Streamable, id), cursor)
+        .await?
+    {
         Some(reading) => Ok(open(front, access, reading, Duration::ZERO)),
         None => Ok(StatusCode::NO_CONTENT.into_response()),
     }

@@ -165,7 +165,8 @@ pub(crate) async fn other_method(front: Arc<Front>, request: Request) -> Respons
     }
 }
 
-fn not_allowed(request: &Request) -> Response {
+/// 405, with what may be asked there (RFC 9110, section 15.5.6).
+pub(super) fn not_allowed(request: &Request) -> Response {
     let allowed = match request.uri().path().rsplit_once('/') {
         Some((_, "sse")) => "GET",
         Some((_, "messages")) => "POST",

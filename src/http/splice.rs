@@ -26,6 +26,7 @@ use super::{
 use crate::{
     error::Error,
     hub::{
+        Transport,
         limits::Flow,
         place::{Look, Place},
         unowned::Unowned,
@@ -331,13 +332,14 @@ impl Errand {
             ..
         } = self;
         // Event ids of HTTP+SSE begin with the session.
-        let prefix = if parcel.path().ends_with("/sse") {
-            format!("{session}.")
+        let (transport, prefix) = if parcel.path().ends_with("/sse") {
+            (Transport::Sse2024, format!("{session}."))
         } else {
-            String::new()
+            (Transport::Streamable, String::new())
         };
         let bare = cursor.map(|cursor| cursor.strip_prefix(&prefix).unwrap_or(cursor));
-        let attached = front.hub.attach(access, session, bare.map(str::as_bytes));
+        let id = (transport, &**session);
+        let attached = front.hub.attach(access, id, bare.map(str::as_bytes));
         let reading = match attached.await {
             Ok(Some(reading)) => reading,
             Ok(None) => return Found::End,

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     auth::Access,
     error::Error,
-    hub::{Answer, Form},
+    hub::{Answer, Form, Transport},
     protocol::{event::push_endpoint, headers::LAST_EVENT_ID, message::Body as Said},
 };
 
@@ -32,7 +32,7 @@ pub(crate) async fn connect(front: Arc<Front>, admitted: Admitted, request: Requ
         return page::page(&access.tenant().name, &access.server().name, &url);
     }
     if request.method() == Method::HEAD {
-        return Failure::http(StatusCode::METHOD_NOT_ALLOWED, "GET only").into_response();
+        return mcp::not_allowed(&request);
     }
     let request = match forward::place(&front, &admitted, resumed, request).await {
         Ok(request) => request,
@@ -75,7 +75,7 @@ async fn listen(
             let (id, cursor) = cursor.split_once('.').ok_or(Error::NoCursor)?;
             let reading = front
                 .hub
-                .attach(access, id, Some(cursor.as_bytes()))
+                .attach(access, (Transport::Sse2024, id), Some(cursor.as_bytes()))
                 .await?;
             (id.to_owned(), reading.ok_or(Error::NoCursor)?)
         }
@@ -119,7 +119,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
         let said = Said::parse(body)?;
         let pending = front
             .hub
-            .deliver(&admitted.access, id, said, Form::Sse)
+            .deliver(&admitted.access, (Transport::Sse2024, id), said, Form::Sse)
             .await
             .map_err(|error| admitted.refused(&front, error))?;
         match pending.answer().await {

@@ -27,7 +27,9 @@ impl Session {
     }
 
     /// A call ended in this way.
-    pub(super) fn call_ended(&self, call: &Call, outcome: Outcome) {
+    pub(super) fn call_ended(&mut self, call: &Call, outcome: Outcome) {
+        // Its client may come back for the result for as long as after a request.
+        self.touched = Instant::now();
         self.core.metrics.call(call.class, outcome);
         let Some(audited) = &call.audited else {
             return;

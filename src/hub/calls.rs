@@ -27,8 +27,8 @@ use crate::{
 pub(crate) struct Calls {
     calls: BTreeMap<CallId, Call>,
     asks: HashMap<AskId, Ask>,
-    /// Tasks that calls became, by the call: progress of a task still carries its token.
-    tasks: VecDeque<(CallId, Box<[u8]>)>,
+    /// Tasks that calls became: progress of a task still carries the token of its call.
+    tasks: VecDeque<Task>,
 }
 
 /// A client's request that the child has.
@@ -75,9 +75,19 @@ pub(crate) enum Effect {
 struct Ask {
     stream: StreamId,
     number: u64,
+    /// The calls whose clocks stand still for it.
+    stopped: Box<[CallId]>,
     until: Instant,
     /// Until when a connection must have carried it; none once one has.
     claim_by: Option<Instant>,
+}
+
+/// A task that a call became, until its result was fetched or its time is over.
+struct Task {
+    call: CallId,
+    /// Its raw id.
+    id: Box<[u8]>,
+    until: Instant,
 }
 
 /// How many tasks are remembered for their progress; the oldest go first.
@@ -157,19 +167,32 @@ impl Calls {
             call.clock.progress(now);
             return self.route(About::Progress(id));
         }
-        let (_, task) = self.tasks.iter().find(|(call, _)| *call == id)?;
-        self.route(About::Log(Some(task)))
+        let task = self.tasks.iter().find(|task| task.call == id)?;
+        self.route(About::Log(Some(&task.id)))
     }
 
     /// Remembers the task that a call became.
-    pub(crate) fn keep_task(&mut self, call: CallId, task: &[u8]) {
+    pub(crate) fn keep_task(&mut self, call: CallId, id: &[u8], until: Instant) {
         if self.tasks.len() == TASKS {
             self.tasks.pop_front();
         }
-        self.tasks.push_back((call, task.into()));
+        let id = id.into();
+        self.tasks.push_back(Task { call, id, until });
     }
 
-    /// Adds an ask that is event `number` of a stream; the calls of that stream wait for it.
+    /// The result of a task was fetched.
+    pub(crate) fn forget_task(&mut self, id: &[u8]) {
+        self.tasks.retain(|task| *task.id != *id);
+    }
+
+    /// Tasks whose time is over are nobody's. Returns when to look again.
+    pub(crate) fn sweep_tasks(&mut self, now: Instant) -> Option<Instant> {
+        self.tasks.retain(|task| task.until > now);
+        self.tasks.iter().map(|task| task.until).min()
+    }
+
+    /// Adds an ask that is event `number` of a stream. Which call it is of nobody says, so that all
+    /// wait for it.
     pub(crate) fn ask(
         &mut self,
         id: AskId,
@@ -177,13 +200,15 @@ impl Calls {
         now: Instant,
         (ask, unclaimed): (Duration, Duration),
     ) -> Instant {
-        self.calls_of(stream).for_each(|call| call.clock.ask(now));
+        self.calls.values_mut().for_each(|call| call.clock.ask(now));
+        let stopped = self.calls.keys().copied().collect();
         let (until, claim_by) = (now + ask, now + unclaimed);
         self.asks.insert(
             id,
             Ask {
                 stream,
                 number,
+                stopped,
                 until,
                 claim_by: Some(claim_by),
             },
@@ -193,16 +218,13 @@ impl Calls {
 
     /// Removes an ask; returns its stream.
     pub(crate) fn settle(&mut self, id: AskId, now: Instant) -> Option<StreamId> {
-        let Ask { stream, .. } = self.asks.remove(&id)?;
-        self.calls_of(stream)
-            .for_each(|call| call.clock.settle(now));
-        Some(stream)
-    }
-
-    fn calls_of(&mut self, stream: StreamId) -> impl Iterator<Item = &mut Call> {
-        self.calls
-            .values_mut()
-            .filter(move |call| call.stream == stream)
+        let ask = self.asks.remove(&id)?;
+        for call in ask.stopped {
+            if let Some(call) = self.calls.get_mut(&call) {
+                call.clock.settle(now);
+            }
+        }
+        Some(ask.stream)
     }
 
     /// What is overdue, and when to look again.

@@ -6,7 +6,7 @@ use aws_lc_rs::rand::SystemRandom;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Answer, Form, Hub, Stores};
+use super::{Answer, Form, Hub, Stores, Transport};
 use crate::{
     auth::Access,
     backend::{
@@ -136,9 +136,8 @@ impl Client<'_> {
         let message = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
         let body = Body::parse(message.to_string().into()).unwrap();
         let hub = &self.bench.hub;
-        let pending = hub
-            .deliver(access, self.id.as_str(), body, Form::Json)
-            .await?;
+        let id = (Transport::Streamable, self.id.as_str());
+        let pending = hub.deliver(access, id, body, Form::Json).await?;
         let answer = tokio::time::timeout(Duration::from_secs(20), pending.answer()).await;
         match answer.expect("no answer") {
             Answer::Json(line) => Ok(serde_json::from_slice(&line).unwrap()),

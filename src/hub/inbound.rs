@@ -97,13 +97,16 @@ impl Session {
         (form, seats): (Form, Seats),
         reply: oneshot::Sender<Answer>,
     ) {
-        if let Err(error) = self.check_room(message.method()) {
+        let mut room = self.check_room(message.method());
+        // The stream of a ping ends as it begins.
+        if room.is_ok() && message.method() != Method::Ping {
+            room = self.check_streams();
+        }
+        if let Err(error) = room {
             let _ = reply.send(Answer::Refused(error));
             return;
         }
-        let Some(stream) = self.begin(1, form, false, reply) else {
-            return;
-        };
+        let stream = self.begin(1, form, false, reply);
         self.send(message, stream, (form, seats));
     }
 
@@ -132,37 +135,40 @@ impl Session {
         Ok(())
     }
 
-    /// Begins the response to `calls` requests; nothing if it was refused.
+    fn check_streams(&self) -> Result<(), Error> {
+        if self.transport == Transport::Sse2024 {
+            return Ok(());
+        }
+        let room = self.streams.check_room();
+        if room.is_err() {
+            self.core.metrics.limited(telemetry::SESSION_STREAMS);
+        }
+        room
+    }
+
+    /// Begins the response to `calls` requests.
     fn begin(
         &mut self,
         calls: usize,
         form: Form,
         is_batch: bool,
         reply: oneshot::Sender<Answer>,
-    ) -> Option<StreamId> {
+    ) -> StreamId {
         if self.transport == Transport::Sse2024 {
             let _ = reply.send(Answer::Accepted);
-            return Some(LISTENER);
+            return LISTENER;
         }
         let hold = (form == Form::Auto).then_some(self.server.reply.sse_after);
         let until = hold.map(|hold| Instant::now() + hold);
-        match self.streams.begin(calls, (form, until), is_batch, reply) {
-            Ok(stream) => {
-                if let Some(until) = until {
-                    self.wake_by(until);
-                }
-                if form == Form::Sse {
-                    let opened = self.streams.open(stream);
-                    self.stored(opened);
-                }
-                Some(stream)
-            }
-            Err((error, reply)) => {
-                self.core.metrics.limited(telemetry::SESSION_STREAMS);
-                let _ = reply.send(Answer::Refused(error));
-                None
-            }
+        let stream = self.streams.begin(calls, (form, until), is_batch, reply);
+        if let Some(until) = until {
+            self.wake_by(until);
         }
+        if form == Form::Sse {
+            let opened = self.streams.open(stream);
+            self.stored(opened);
+        }
+        stream
     }
 
     /// Passes a request on to the child, unless it is answered here.
@@ -250,12 +256,17 @@ impl Session {
         (call, Some(subscription))
     }
 
-    /// What the gateway answers itself: pings, and requests for what policy denies.
+    /// What the gateway answers itself: pings, requests by the name of a notification, whose ids
+    /// would go to the server as they are, and requests for what policy denies.
     fn answered_here(&mut self, message: &Message) -> Option<Bytes> {
         let id = message.id().unwrap_or_default();
         let mut line = BytesMut::new();
         if message.method() == Method::Ping {
             push_result(id, b"{}", &mut line);
+            return Some(line.freeze());
+        }
+        if message.method().is_notification() {
+            push_error(id, -32601, "Method not found", None, &mut line);
             return Some(line.freeze());
         }
         if let Some(denied) = policy::denied(&self.policy, message) {
@@ -310,8 +321,10 @@ impl Session {
             return Err(Error::Invalid("initialize comes first"));
         }
         self.check_queue()?;
-        // A server may take a notification by the name of a request for that request.
-        if policy::denied(&self.policy, message).is_some() {
+        // A server may take a notification by the name of a request for that request: with ids that
+        // are not the gateway's, and past all that is looked at in requests.
+        let is_disguised = message.kind() == Kind::Notification && message.method().is_request();
+        if is_disguised || policy::denied(&self.policy, message).is_some() {
             self.core
                 .metrics
                 .message_dropped(telemetry::Dropped::Unknown);
@@ -397,11 +410,11 @@ impl Session {
         let stream = if requests == 0 {
             let _ = reply.send(Answer::Accepted);
             LISTENER
+        } else if let Err(error) = self.check_streams() {
+            let _ = reply.send(Answer::Refused(error));
+            return;
         } else {
-            let Some(stream) = self.begin(requests, form, true, reply) else {
-                return;
-            };
-            stream
+            self.begin(requests, form, true, reply)
         };
         for message in &messages {
             match message.kind() {

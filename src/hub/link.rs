@@ -125,6 +125,15 @@ impl Link {
         matches!(self.state, State::Ready(_) | State::Shared(_))
     }
 
+    /// Until when a child of its own must have answered `initialize`, if it has not.
+    pub(super) fn starts_by(&self) -> Option<Instant> {
+        if let State::Starting { until, .. } = self.state {
+            Some(until)
+        } else {
+            None
+        }
+    }
+
     /// Whether it is, or will be, shared with other sessions.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self.state, State::Shared(_))

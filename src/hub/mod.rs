@@ -78,7 +78,8 @@ use limits::{Limits, Seats};
 use owner::Owner;
 use reading::Reading;
 pub(crate) use seen::SeenSession;
-use session::{Command, Delivery, Session, Transport};
+pub(crate) use session::Transport;
+use session::{Command, Delivery, Session};
 use stores::{Patience, Stores};
 
 /// A handle on the core; clones are the same hub.
@@ -286,12 +287,12 @@ impl Hub {
     pub(crate) async fn deliver(
         &self,
         access: &Access,
-        id: &str,
+        (transport, id): (Transport, &str),
         body: Body,
         form: Form,
     ) -> Result<Pending, Error> {
         let core = &self.0;
-        let handle = core.here(access, id).await?;
+        let handle = core.here(access, (transport, id)).await?;
         if let Some(needed) = policy::missing_scopes(access, &body) {
             return Err(Error::Scopes(needed));
         }
@@ -321,10 +322,10 @@ impl Hub {
     pub(crate) async fn attach(
         &self,
         access: &Access,
-        id: &str,
+        (transport, id): (Transport, &str),
         last_event_id: Option<&[u8]>,
     ) -> Result<Option<Reading>, Error> {
-        let handle = self.0.here(access, id).await?;
+        let handle = self.0.here(access, (transport, id)).await?;
         let decode = |text| self.0.key.decode(id, text).ok_or(Error::NoCursor);
         let cursor: Option<Cursor> = last_event_id.map(decode).transpose()?;
         let seats = self.0.limits.stream(access).await?;
@@ -338,18 +339,18 @@ impl Hub {
         Ok(reading)
     }
 
-    /// Whether a session of this principal lives.
+    /// Whether a session of this principal lives, of whichever transport.
     pub(crate) fn has(&self, access: &Access, id: &str) -> bool {
         self.0.find(access, id).is_ok()
     }
 
-    /// Ends a session; returns when nobody can use it any more.
+    /// Ends a session of Streamable HTTP; returns when nobody can use it any more.
     ///
     /// # Errors
     ///
     /// `NoSession`.
     pub(crate) async fn end(&self, access: &Access, id: &str) -> Result<(), Error> {
-        let handle = self.0.here(access, id).await?;
+        let handle = self.0.here(access, (Transport::Streamable, id)).await?;
         let (done, ended) = oneshot::channel();
         handle
             .commands

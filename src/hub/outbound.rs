@@ -196,9 +196,15 @@ impl Session {
             && let Some(task) = message
                 .result()
                 .and_then(|result| json::get(result, "task"))
-            && let Some(task) = json::get(task, "taskId")
+            && let Some(name) = json::get(task, "taskId")
         {
-            self.calls.keep_task(id, task);
+            let most = or_never(self.server.clocks.call_max);
+            let life = ttl(task).map_or(most, |ttl| ttl.min(most));
+            self.calls.keep_task(id, name, self.used + life);
+            self.wake_by(self.used + life);
+        }
+        if let Some(task) = &call.task {
+            self.calls.forget_task(task);
         }
         if is_result {
             self.take_effect(call.effect, message);
@@ -313,9 +319,7 @@ impl Session {
             self.lose(Fault::EXITED);
             return;
         }
-        if let State::Starting { until, .. } = self.link.state
-            && until <= now
-        {
+        if self.link.starts_by().is_some_and(|until| until <= now) {
             self.lose(Fault::TIMEOUT);
             return;
         }
@@ -323,6 +327,7 @@ impl Session {
             // The time of a call is the child's, and there is none yet.
             self.calls.restart(now);
         }
+        let tasks = self.calls.sweep_tasks(now);
         let rest = self.rest(now);
         let (overdue, next) = {
             let Self { calls, streams, .. } = self;
@@ -336,11 +341,7 @@ impl Session {
         if end <= now {
             self.over.get_or_insert(why);
         }
-        let start = if let State::Starting { until, .. } = self.link.state {
-            Some(until)
-        } else {
-            None
-        };
+        let start = self.link.starts_by();
         let others = [
             next,
             held,
@@ -348,6 +349,7 @@ impl Session {
             self.paced,
             self.probe,
             start,
+            tasks,
             rest,
             keep,
         ];
@@ -375,6 +377,12 @@ impl Session {
             }
         }
     }
+}
+
+/// How long a task lives (2025-11-25 tasks, "TTL and Resource Management"); none is unlimited.
+fn ttl(task: &[u8]) -> Option<Duration> {
+    let ms = str::from_utf8(json::get(task, "ttl")?).ok()?;
+    ms.parse().ok().map(Duration::from_millis)
 }
 
 /// Enough of the last lines of stderr for one log line.

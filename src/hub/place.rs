@@ -203,9 +203,15 @@ impl Core {
     /// # Errors
     ///
     /// `NoSession` where there is none; `Moved` if it has just gone to another replica.
-    pub(super) async fn here(&self, access: &Access, id: &str) -> Result<Handle, Error> {
+    pub(super) async fn here(
+        &self,
+        access: &Access,
+        (transport, id): (Transport, &str),
+    ) -> Result<Handle, Error> {
         match self.find(access, id) {
             Err(Error::NoSession) => Err(self.gone(access, id).await),
+            // What one transport began the endpoints of the other could not go on with.
+            Ok(found) if found.transport != transport => Err(Error::NoSession),
             found => found,
         }
     }

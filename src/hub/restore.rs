@@ -190,7 +190,8 @@ impl Session {
             self.over = Some(Over::Failed);
             return self.answer_start(Answer::Failed(line));
         }
-        self.lost(fault);
+        // What waited for a child that never began no server has seen.
+        self.lost(if is_crash { fault } else { fault.of_start() });
         if is_crash && self.over.is_none() && self.is_awaited() {
             self.get_backend();
         }
@@ -264,6 +265,7 @@ impl Session {
         self.end_asks();
         self.fail_calls(Fault::EXITED);
         self.dialect.forget();
+        self.calls.forget_tasks();
         if self.is_awaited() {
             self.get_backend();
         }

@@ -143,6 +143,7 @@ pub(super) struct Session {
     pub(super) calls: Calls,
     pub(super) streams: Streams,
     pub(super) born: Instant,
+    /// The last sign of its client, or the end of what it waited for.
     pub(super) touched: Instant,
     /// When the backend last had something to do.
     pub(super) used: Instant,
@@ -445,7 +446,10 @@ impl Session {
             Transport::Streamable if is_heard || is_busy => {
                 (now + or_never(config.idle), Over::Idle)
             }
-            Transport::Streamable => (self.touched + or_never(config.idle), Over::Idle),
+            Transport::Streamable => {
+                let heard = self.streams.unheard_since().unwrap_or(self.touched);
+                (self.touched.max(heard) + or_never(config.idle), Over::Idle)
+            }
         };
         if by_age.0 <= by_idleness.0 {
             by_age

@@ -145,17 +145,7 @@ impl Streams {
         (form, until): (Form, Option<Instant>),
         is_batch: bool,
         reply: oneshot::Sender<Answer>,
-    ) -> Result<StreamId, (Error, oneshot::Sender<Answer>)> {
-        if self.open.len() > self.bounds.streams {
-            let retry = Duration::from_secs(1);
-            return Err((
-                Error::Limit {
-                    what: "streams of the session",
-                    retry,
-                },
-                reply,
-            ));
-        }
+    ) -> StreamId {
         self.last += 1;
         let held = Held {
             reply,
@@ -165,7 +155,16 @@ impl Streams {
         };
         let stream = Stream::new(calls, Some(held), is_batch, self.writing.epoch());
         self.open.insert(self.last, stream);
-        Ok(self.last)
+        self.last
+    }
+
+    /// Whether one more stream may begin.
+    pub(crate) fn check_room(&self) -> Result<(), Error> {
+        if self.open.len() > self.bounds.streams {
+            let (what, retry) = ("streams of the session", Duration::from_secs(1));
+            return Err(Error::Limit { what, retry });
+        }
+        Ok(())
     }
 
     /// A request whose response a stream waits for: another replica may have to answer it.

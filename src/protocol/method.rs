@@ -80,4 +80,22 @@ impl Method {
             _ => Self::Other,
         }
     }
+
+    /// Whether it is only ever a request.
+    pub(crate) const fn is_request(self) -> bool {
+        !self.is_notification() && !matches!(self, Self::Other)
+    }
+
+    /// Whether it is only ever a notification.
+    pub(crate) const fn is_notification(self) -> bool {
+        matches!(
+            self,
+            Self::Initialized
+                | Self::Cancelled
+                | Self::Progress
+                | Self::Log
+                | Self::Updated
+                | Self::ListChanged
+        )
+    }
 }

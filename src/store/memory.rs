@@ -26,10 +26,18 @@ use crate::protocol::event::StreamId;
 pub(crate) struct Retention {
     /// Events of one stream.
     pub(crate) events: usize,
-    /// Bytes of one stream, and of all ended streams of a session together.
+    /// Bytes of one stream.
     pub(crate) bytes: usize,
     /// Age of an event, and of an ended stream.
     pub(crate) age: Duration,
+}
+
+impl Retention {
+    /// Bytes of all ended streams of a session together: some large results that came while nobody
+    /// was connected are all still there, and a session that is never resumed costs a bounded sum.
+    pub(super) fn of_ended(self) -> usize {
+        self.bytes.saturating_mul(4)
+    }
 }
 
 /// How many ended streams of a session are kept for a late resume: clients resume the
@@ -183,7 +191,8 @@ impl OfSession {
     fn drop_ended(&mut self, now: Instant, keep: Retention) {
         while let Some((id, since, bytes)) = self.ended.front().copied() {
             let is_too_old = now.duration_since(since) > keep.age;
-            let is_too_much = self.ended.len() > ENDED_STREAMS || self.ended_bytes > keep.bytes;
+            let is_too_much =
+                self.ended.len() > ENDED_STREAMS || self.ended_bytes > keep.of_ended();
             if !(is_too_old || is_too_much && self.ended.len() > 1) {
                 return;
             }
@@ -645,18 +654,20 @@ mod tests {
     fn ended_streams_go_in_order() {
         let now = Instant::now();
         let mut streams = OfSession::default();
-        for id in 1..=3 {
-            streams.open(id).unwrap().append(1, event(400), now, KEEP);
+        for id in 1..=5 {
+            streams.open(id).unwrap().append(1, event(1000), now, KEEP);
         }
-        for id in [2, 1, 3] {
+        for id in [2, 1, 3, 4] {
             streams.end(id, now, KEEP);
         }
+        assert_eq!(streams.streams.len(), 5, "as large as four may be");
+        streams.end(5, now, KEEP);
         let mut left: Vec<_> = streams.streams.keys().copied().collect();
         left.sort_unstable();
-        assert_eq!(left, [1, 3], "the first that ended goes by bytes");
-        assert_eq!(streams.ended_bytes, 800);
+        assert_eq!(left, [1, 3, 4, 5], "the first that ended goes by bytes");
+        assert_eq!(streams.ended_bytes, 4000);
         streams.drop_ended(now + KEEP.age, KEEP);
-        assert_eq!(streams.streams.len(), 2);
+        assert_eq!(streams.streams.len(), 4);
         streams.drop_ended(now + KEEP.age + Duration::from_secs(1), KEEP);
         assert!(streams.streams.is_empty() && streams.ended.is_empty());
         assert_eq!(streams.ended_bytes, 0);

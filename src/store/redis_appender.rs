@@ -223,7 +223,7 @@ impl Appender {
             .arg(at.fence.0)
             .arg(ms(self.retention.age))
             .arg(self.retention.events)
-            .arg(self.retention.bytes)
+            .arg(self.retention.of_ended())
             .arg(ENDED_STREAMS)
             .arg(ms(MARGIN));
         for write in part.writes.iter().map(|at| &batch[*at]) {

@@ -279,7 +279,7 @@ async fn a_stream_is_bounded_in_redis_too() {
 async fn ended_streams_go_in_order() {
     let server = Server::start(Kind::Redis);
     let keep = Retention {
-        bytes: 10_000,
+        bytes: 2500,
         ..KEEP
     };
     let side = Side::on(&server, "one", keep).await;

@@ -1,7 +1,7 @@
 -- What an owner writes to the streams of one session, in order.
 -- KEYS: session, epoch.
--- ARGV: epoch, fence, what is kept of a stream: ms, events, bytes; how many ended streams; ms of
--- margin; then the writes:
+-- ARGV: epoch, fence, what is kept of a stream: ms, events; bytes of all that have ended, and how
+-- many; ms of margin; then the writes:
 --   'o' stream number calls       a stream begins, behind that event; or its calls changed
 --   'c' stream calls              what its next owner needs to know changed; no result
 --   'a' stream number cut event   an event; what stands before number `cut` goes (0: nothing)

@@ -4,12 +4,14 @@
 use std::{convert::Infallible, time::Duration};
 
 use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{Body, Method, Response, StatusCode};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::harness::{
-    Events, Gateway, NEWEST, Session, body, is_stream, json_of, last, opening, text_of, tool_call,
-    until, within,
+    Events, Gateway, Legacy, NEWEST, Session, body, is_stream, json_of, last, opening, text_of,
+    tool_call, until, within,
 };
 
 /// Status and JSON-RPC code of a refusal.
@@ -160,6 +162,91 @@ async fn an_attached_listener_keeps_an_idle_session() {
         assert!(listener.next().await.is_some());
     }
     assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+}
+
+/// P18: not from the last request, when more came after it.
+#[tokio::test]
+async fn a_session_is_idle_from_the_end_of_its_last_call_and_of_its_listener() {
+    let (idle, least) = (Duration::from_secs(2), Duration::from_millis(1700));
+    let lives = async |use_it: &dyn Fn(Session) -> BoxFuture<'static, ()>| {
+        let gateway = Gateway::start(&["session.idle=2s", "stream.keep_alive=300ms"]).await;
+        let began = Instant::now();
+        use_it(gateway.session().await).await;
+        assert!(began.elapsed() > idle);
+        let since = Instant::now();
+        until("the session ends", || async {
+            gateway.descendants().is_empty()
+        })
+        .await;
+        assert!(since.elapsed() >= least, "{:?}", since.elapsed());
+    };
+    let calls = |session: Session| {
+        async move { _ = session.text("sleep", json!({"ms": 2500})).await }.boxed()
+    };
+    let listens = |session: Session| {
+        let listen = async move {
+            let mut listener = session.listen().await;
+            for _ in 0..9 {
+                assert!(listener.next().await.is_some());
+            }
+        };
+        listen.boxed()
+    };
+    tokio::join!(lives(&calls), lives(&listens));
+}
+
+/// P31, P56: what `/sse` began `/mcp` does not know, and the other way round.
+#[tokio::test]
+async fn a_session_is_of_the_transport_that_began_it() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    let mut legacy = Legacy::connect(&gateway, None).await;
+    legacy.initialize().await;
+    let call = tool_call(json!(7), "counter", json!({}));
+    let (path, own) = legacy.endpoint.rsplit_once('=').unwrap();
+    let (endpoint, own) = (
+        format!("{path}={}", session.id.as_deref().unwrap()),
+        own.to_owned(),
+    );
+    let right = std::mem::replace(&mut legacy.endpoint, endpoint);
+    assert_eq!(legacy.post(&call).await.status(), StatusCode::NOT_FOUND);
+    let mut other = session.again();
+    other.id = Some(own);
+    assert_eq!(other.post(&call).await.status(), StatusCode::NOT_FOUND);
+    assert_eq!(other.get(None).await.status(), StatusCode::NOT_FOUND);
+    assert_eq!(other.delete().await.status(), StatusCode::NOT_FOUND);
+    legacy.endpoint = right;
+    assert_eq!(legacy.post(&call).await.status(), StatusCode::ACCEPTED);
+    let (_, first) = legacy.events.message().await.unwrap();
+    assert_eq!(text_of(&first), "1");
+    assert_eq!(session.text("counter", json!({})).await, "1");
+}
+
+/// Section 4.3, "Key smuggling": what a request's name has, but no request's form, and the reverse.
+#[tokio::test]
+async fn what_is_named_like_another_kind_reaches_no_child() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    let hidden = json!({"requestId": 4711, "name": "counter", "uri": "test://4711"});
+    for name in [
+        "initialize",
+        "tools/call",
+        "logging/setLevel",
+        "tasks/cancel",
+    ] {
+        session.notify(name, hidden.clone()).await;
+    }
+    for name in ["notifications/cancelled", "notifications/progress"] {
+        let answer = session.ask(name, hidden.clone()).await;
+        assert_eq!(answer["error"]["code"], -32601, "{answer}");
+    }
+    let received = session.text("received", json!({})).await;
+    assert!(!received.contains("4711"), "{received}");
+    session
+        .notify("notifications/of_ours", json!({"n": 4711}))
+        .await;
+    let received = session.text("received", json!({})).await;
+    assert!(received.contains("notifications/of_ours"), "{received}");
 }
 
 /// C8
@@ -413,7 +500,7 @@ async fn a_uri_of_thirty_thousand_commas_takes_no_time() {
     let uri = format!("test://{}{}", ",".repeat(30_000), "a".repeat(34_000));
     let mut times = Vec::new();
     for _ in 0..3 {
-        let began = tokio::time::Instant::now();
+        let began = Instant::now();
         let answer = session
             .ask("resources/read", json!({"uri": uri.clone()}))
             .await;
@@ -608,6 +695,28 @@ async fn an_ask_stops_the_clock_of_its_call() {
     let reply = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {}});
     session.post(&reply).await;
     assert!(text_of(&stream.message().await.unwrap().1).contains("ask-0"));
+}
+
+/// DESIGN "Clocks": also where the ask cannot come on the stream of its call.
+#[tokio::test]
+async fn an_ask_on_the_listener_stops_the_clock_of_its_call() {
+    let gateway = Gateway::start(&["server.clocks.call=1s", "server.reply.mode=json"]).await;
+    let session = gateway.session().await;
+    let mut listener = session.listen().await;
+    let args = json!({"kind": "elicitation", "message": "who?"});
+    let answer = async {
+        let (_, asked) = listener.message().await.unwrap();
+        for _ in 0..2 {
+            session.text("sleep", json!({"ms": 700})).await;
+        }
+        let reply = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {}});
+        session.post(&reply).await;
+    };
+    let (greeted, ()) = tokio::join!(session.call("ask", args), answer);
+    assert!(text_of(&greeted).contains("ask-0"), "{greeted}");
+    // From here on its time runs again.
+    let late = session.call("hang", json!({})).await;
+    assert_eq!(late["error"]["code"], -31002, "{late}");
 }
 
 /// C14 and P141's simple half: −31002, the child is told, and lives.

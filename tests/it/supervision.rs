@@ -147,6 +147,30 @@ async fn p137_an_idle_child_is_stopped_and_started_by_the_next_call() {
     drop(listener);
 }
 
+/// 2025-11-25 tasks: the child is needed until the result was fetched, or its time is over.
+#[tokio::test]
+async fn a_task_keeps_a_child_for_as_long_as_it_lives() {
+    let gateway = served(json!({"command": child(), "idle": "300ms"})).await;
+    let begin = async |ttl: Value| {
+        let session = gateway.session("a", "main").await;
+        let first = pid(&session).await;
+        let task = json!({"task": {"taskId": "t", "status": "working", "ttl": ttl}});
+        let call = json!({"name": "result", "arguments": {"result": task}, "task": {}});
+        let made = session.ask("tools/call", call).await;
+        assert_eq!(made["result"]["task"]["taskId"], "t", "{made}");
+        (session, first, Instant::now())
+    };
+    let (_session, first, began) = begin(json!(1200)).await;
+    is_gone(&gateway, first).await;
+    let lived = began.elapsed();
+    assert!(lived >= Duration::from_millis(1200), "{lived:?}");
+    assert!(lived < Duration::from_secs(30), "{lived:?}");
+    let (session, first, _) = begin(Value::Null).await;
+    let fetched = session.ask("tasks/result", json!({"taskId": "t"})).await;
+    assert!(fetched["result"].is_object(), "{fetched}");
+    is_gone(&gateway, first).await;
+}
+
 #[tokio::test]
 async fn a_subscription_keeps_a_child_and_so_does_a_call() {
     let gateway = served(json!({"command": child(), "idle": "800ms"})).await;

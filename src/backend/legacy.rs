@@ -25,9 +25,9 @@ pub(crate) struct Dialect {
     last: u64,
     calls: HashMap<CallId, Theirs>,
     asks: HashMap<AskId, Theirs>,
-    /// Tokens of calls that became tasks: valid for the task's lifetime
+    /// Tokens of calls and asks that became tasks: valid for the task's lifetime
     /// (2025-11-25 progress, "Task-augmented requests").
-    tasks: VecDeque<(CallId, Theirs)>,
+    tasks: VecDeque<(u64, Theirs)>,
 }
 
 /// What the other side calls a request: raw tokens, echoed byte for byte.
@@ -39,6 +39,12 @@ struct Theirs {
 
 /// How many progress tokens of tasks are remembered; the oldest go first.
 const TASK_TOKENS: usize = 256;
+
+/// Requests of the child that may be open; one more is refused at once.
+const ASKS: usize = 256;
+
+/// What may wait for the child beside what clients send, whose bound is half of it.
+const UNREAD: usize = 16 << 20;
 
 /// What a line of the child says, ready for the client.
 #[derive(Debug)]
@@ -181,7 +187,10 @@ impl Dialect {
                     return Noted::Dropped;
                 };
                 let ask = number(span.of(message.bytes()));
-                let token = ask.and_then(|ask| self.asks.get(&ask)?.token.as_ref());
+                let token = ask.and_then(|ask| {
+                    let theirs = self.asks.get(&ask).or_else(|| self.task(ask))?;
+                    theirs.token.as_ref()
+                });
                 let Some(token) = token else {
                     return Noted::Dropped;
                 };
@@ -202,14 +211,14 @@ impl Dialect {
         let ask = number(message.id()?)?;
         let theirs = self.asks.remove(&ask)?;
         push_line(message, vec![(message.id_span()?, &theirs.id)], out);
+        self.keep_task(ask, theirs, message);
         Some(ask)
     }
 
     /// Ends an ask with an error of the gateway.
     pub(crate) fn refuse(&mut self, ask: AskId, why: &str, out: &mut BytesMut) {
         if let Some(theirs) = self.asks.remove(&ask) {
-            push_error(&theirs.id, -32603, why, None, out);
-            out.put_u8(b'\n');
+            owe(out, |out| push_error(&theirs.id, -32603, why, None, out));
         }
     }
 
@@ -237,9 +246,15 @@ impl Dialect {
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => self.response(message),
             (Kind::Request, Method::Ping) => {
-                push_result(message.id().unwrap_or_default(), b"{}", out);
-                out.put_u8(b'\n');
+                let id = message.id().unwrap_or_default();
+                owe(out, |out| push_result(id, b"{}", out));
                 Said::Pinged
+            }
+            (Kind::Request, _) if self.asks.len() >= ASKS => {
+                let id = message.id().unwrap_or_default();
+                let why = "too many requests are open";
+                owe(out, |out| push_error(id, -32603, why, None, out));
+                Said::Dropped("too_many_asks")
             }
             (Kind::Request, _) => self.ask(message),
             (Kind::Notification, Method::Progress) => self.progress(message),
@@ -264,13 +279,19 @@ impl Dialect {
             return Said::Dropped("unknown_id");
         };
         let line = spliced(message, span, &theirs.id);
-        if theirs.wants_task && theirs.token.is_some() && message.kind() == Kind::Result {
+        self.keep_task(call, theirs, message);
+        Said::Done { call, line }
+    }
+
+    /// What became a task goes on to have progress by its token (2025-11-25 progress, "Progress
+    /// Flow"), on either side.
+    fn keep_task(&mut self, id: u64, theirs: Theirs, answer: &Message) {
+        if theirs.wants_task && theirs.token.is_some() && answer.kind() == Kind::Result {
             if self.tasks.len() == TASK_TOKENS {
                 self.tasks.pop_front();
             }
-            self.tasks.push_back((call, theirs));
+            self.tasks.push_back((id, theirs));
         }
-        Said::Done { call, line }
     }
 
     fn ask(&mut self, message: &Message) -> Said {
@@ -290,7 +311,7 @@ impl Dialect {
             Theirs {
                 id,
                 token,
-                wants_task: false,
+                wants_task: message.wants_task(),
             },
         );
         Said::Ask {
@@ -306,13 +327,7 @@ impl Dialect {
         };
         let call = number(span.of(message.bytes()));
         let theirs = call.and_then(|call| {
-            let tasks = || {
-                self.tasks
-                    .iter()
-                    .find(|(id, _)| *id == call)
-                    .map(|(_, theirs)| theirs)
-            };
-            let theirs = self.calls.get(&call).or_else(tasks)?;
+            let theirs = self.calls.get(&call).or_else(|| self.task(call))?;
             Some((call, theirs.token.as_ref()?))
         });
         let Some((call, token)) = theirs else {
@@ -344,10 +359,24 @@ impl Dialect {
         }
     }
 
+    fn task(&self, id: u64) -> Option<&Theirs> {
+        let mut tasks = self.tasks.iter();
+        tasks.find(|(own, _)| *own == id).map(|(_, theirs)| theirs)
+    }
+
     /// A new id.
     pub(crate) fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
+    }
+}
+
+/// Appends a line that the child is owed, which it does not get if it reads nothing: what it asks by
+/// itself again and again must not fill the gateway.
+pub(super) fn owe(out: &mut BytesMut, push: impl FnOnce(&mut BytesMut)) {
+    if out.len() < UNREAD {
+        push(out);
+        out.put_u8(b'\n');
     }
 }
 
@@ -622,6 +651,52 @@ mod tests {
         assert!(
             matches!(said, Said::Dropped("unknown_token")),
             "the oldest goes: {said:?}"
+        );
+    }
+
+    #[test]
+    fn the_token_of_a_task_outlives_its_ask() {
+        let mut dialect = Dialect::default();
+        let mut asked = |params: &str| {
+            let text = format!(
+                r#"{{"jsonrpc":"2.0","id":"x","method":"sampling/createMessage","params":{params}}}"#
+            );
+            let Said::Ask { ask, .. } = line(&mut dialect, &text) else {
+                panic!("no ask");
+            };
+            let answer = message(&result(&ask.to_string()));
+            dialect.answer(&answer, &mut BytesMut::new());
+            note(&mut dialect, &progress(&ask.to_string()))
+        };
+        let (noted, sent) = asked(r#"{"task":{},"_meta":{"progressToken":"q"}}"#);
+        assert_eq!((noted, sent), (Noted::Passed, progress("\"q\"") + "\n"));
+        let (noted, _) = asked(r#"{"_meta":{"progressToken":"q"}}"#);
+        assert_eq!(noted, Noted::Dropped);
+    }
+
+    #[test]
+    fn a_child_that_asks_and_does_not_read_costs_a_bounded_sum() {
+        let mut dialect = Dialect::default();
+        let mut out = BytesMut::new();
+        let ask = message(r#"{"jsonrpc":"2.0","id":"x","method":"roots/list"}"#);
+        for _ in 0..ASKS {
+            assert!(matches!(dialect.line(&ask, &mut out), Said::Ask { .. }));
+        }
+        let said = dialect.line(&ask, &mut out);
+        assert!(matches!(said, Said::Dropped("too_many_asks")), "{said:?}");
+        assert!(text_of(&out).contains("-32603"));
+        let ping = format!(
+            r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#,
+            "p".repeat(1000)
+        );
+        let ping = message(&ping);
+        for _ in 0..2 * UNREAD / 1000 {
+            assert!(matches!(dialect.line(&ping, &mut out), Said::Pinged));
+        }
+        assert!(
+            (UNREAD..UNREAD + 2000).contains(&out.len()),
+            "{}",
+            out.len()
         );
     }
 

@@ -30,6 +30,10 @@ use crate::{
     telemetry,
 };
 
+/// Bytes of a URI to which a session may subscribe, and how many it may have: they live as long as it
+/// does, and go with it from replica to replica.
+const SUBSCRIPTIONS: (usize, usize) = (8 * 1024, 1000);
+
 /// Bytes that may wait for a child that does not read: the largest body and then some.
 const MAX_QUEUED: usize = 8 * 1024 * 1024;
 
@@ -67,13 +71,14 @@ impl Session {
 
     /// Gets a backend for the client's `initialize`.
     fn initialize(&mut self, message: Message, form: Form, reply: oneshot::Sender<Answer>) {
-        let is_new = matches!(self.phase, Phase::New);
-        if !is_new || self.is_draining {
-            let why = if is_new {
-                Error::Draining
-            } else {
-                Error::Invalid("already initialized")
-            };
+        let refused = if !matches!(self.phase, Phase::New) {
+            Some(Error::Invalid("already initialized"))
+        } else if self.is_draining {
+            Some(Error::Draining)
+        } else {
+            super::check_initialize(&message).err()
+        };
+        if let Some(why) = refused {
             let _ = reply.send(Answer::Refused(why));
             return;
         }
@@ -269,6 +274,15 @@ impl Session {
             push_error(id, -32601, "Method not found", None, &mut line);
             return Some(line.freeze());
         }
+        if message.method() == Method::Subscribe {
+            let (bytes, number) = SUBSCRIPTIONS;
+            let is_long = message.uri().is_some_and(|uri| uri.len() > bytes);
+            if is_long || self.kept.subscriptions.len() >= number {
+                let why = "too many subscriptions, or too long a URI";
+                push_error(id, -32602, why, None, &mut line);
+                return Some(line.freeze());
+            }
+        }
         if let Some(denied) = policy::denied(&self.policy, message) {
             let Denied {
                 code,
@@ -451,7 +465,11 @@ impl Session {
 fn effect(message: &Message) -> Effect {
     let uri = || message.uri().map(Into::into);
     let effect = match message.method() {
-        Method::SetLevel => message.level().map(|level| Effect::Level((&*level).into())),
+        // What is no level is the child's to refuse, and nobody's to keep.
+        Method::SetLevel => message
+            .level()
+            .filter(|level| audience::level(level).is_some())
+            .map(|level| Effect::Level((&*level).into())),
         Method::Subscribe => uri().map(Effect::Subscribed),
         Method::Unsubscribe => uri().map(Effect::Unsubscribed),
         Method::ToolsList => Some(Effect::Tools),

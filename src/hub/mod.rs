@@ -131,6 +131,9 @@ struct Handle {
     fence: Fence,
 }
 
+/// Bytes of an `initialize`.
+const INITIALIZE: usize = 64 * 1024;
+
 /// Messages waiting for a session; beyond, senders wait.
 const COMMANDS: usize = 64;
 
@@ -231,6 +234,7 @@ impl Hub {
         message: Message,
         form: Form,
     ) -> Result<(SessionId, Answer), Error> {
+        check_initialize(&message)?;
         let (id, handle) = self.begin(access, Transport::Streamable).await?;
         let body = Body::One(message);
         let pending = deliver(&handle, access, body, form, Vec::new()).await?;
@@ -359,6 +363,14 @@ impl Hub {
             .map_err(|_| Error::NoSession)?;
         ended.await.map_err(|_| Error::NoSession)
     }
+}
+
+/// An `initialize` is kept for as long as its session lives, and told to each of its children.
+fn check_initialize(message: &Message) -> Result<(), Error> {
+    if message.bytes().len() > INITIALIZE {
+        return Err(Error::Invalid("initialize is larger than 64 KiB"));
+    }
+    Ok(())
 }
 
 async fn deliver(

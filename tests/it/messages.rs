@@ -222,6 +222,38 @@ async fn a_session_is_of_the_transport_that_began_it() {
     assert_eq!(session.text("counter", json!({})).await, "1");
 }
 
+/// R14: what lives as long as a session.
+#[tokio::test]
+async fn what_a_session_keeps_of_its_client_is_bounded() {
+    let gateway = Gateway::start(&[]).await;
+    let mut large = opening(NEWEST);
+    large["params"]["clientInfo"]["title"] = "x".repeat(65 << 10).into();
+    let answer = gateway.stranger().post(&large).await;
+    assert_eq!(refusal(answer).await, (400, -32600));
+    let mut legacy = Legacy::connect(&gateway, None).await;
+    assert_eq!(legacy.post(&large).await.status(), StatusCode::BAD_REQUEST);
+    legacy.initialize().await;
+    let session = gateway.session().await;
+    let code = async |uri: String| {
+        let answer = session
+            .ask("resources/subscribe", json!({"uri": uri}))
+            .await;
+        answer["error"]["code"].clone()
+    };
+    assert_eq!(
+        code(format!("test://{}", "x".repeat(8 << 10))).await,
+        -32602
+    );
+    for number in 0..1000 {
+        assert_eq!(code(format!("test://{number}")).await, Value::Null);
+    }
+    assert_eq!(code("test://1000".into()).await, -32602);
+    session
+        .ask("resources/unsubscribe", json!({"uri": "test://7"}))
+        .await;
+    assert_eq!(code("test://1000".into()).await, Value::Null);
+}
+
 /// Section 4.3, "Key smuggling": what a request's name has, but no request's form, and the reverse.
 #[tokio::test]
 async fn what_is_named_like_another_kind_reaches_no_child() {

@@ -71,7 +71,7 @@ async fn take(
     mcp::check_version(headers)?;
     let form = form(access.server().reply.mode, accepts);
     match said {
-        Said::One(message) if message.is_modern() => Err(mcp::no_session_id()),
+        said if said.is_modern() => Err(mcp::no_session_id()),
         Said::One(message)
             if message.method() == Method::Initialize && message.kind() == Kind::Request =>
         {

@@ -230,6 +230,14 @@ impl Body {
         let message = |span: Span| Message::parse(bytes.slice(span.start()..span.end()));
         Ok(Self::Batch(items.into_iter().map(message).collect()))
     }
+
+    /// Whether a message of it is of the modern era.
+    pub(crate) fn is_modern(&self) -> bool {
+        match self {
+            Self::One(message) => message.is_modern(),
+            Self::Batch(items) => items.iter().flatten().any(Message::is_modern),
+        }
+    }
 }
 
 /// Spans of the envelope's members while it is being read.

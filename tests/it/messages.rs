@@ -455,6 +455,25 @@ async fn batches_are_part_of_one_revision_only() {
     }
 }
 
+/// DESIGN section 2, "The era of a request": an array is no way past it.
+#[tokio::test]
+async fn a_batch_with_a_modern_request_is_refused_like_a_single_one() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.initialize("2025-03-26").await;
+    let mut modern = tool_call(json!(1), "counter", json!({}));
+    let key = "io.modelcontextprotocol/protocolVersion";
+    modern["params"]["_meta"] = json!({key: "2026-07-28"});
+    let legacy = tool_call(json!(2), "counter", json!({}));
+    for body in [modern.clone(), json!([modern]), json!([legacy, modern])] {
+        assert_eq!(refusal(session.post(&body).await).await, (400, -32600));
+    }
+    assert_eq!(
+        session.text("counter", json!({})).await,
+        "1",
+        "nothing was sent"
+    );
+}
+
 /// P43
 #[tokio::test]
 async fn a_slow_batch_is_one_stream_with_every_answer() {

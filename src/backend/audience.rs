@@ -29,7 +29,7 @@ pub(super) struct Audience {
     isolation: Isolation,
     /// Their numbers, and the least severe log messages that each asked for.
     members: BTreeMap<u32, Option<Level>>,
-    /// Who is subscribed to a raw URI.
+    /// Who is subscribed to a URI, in its canonical spelling.
     subscriptions: HashMap<Box<[u8]>, BTreeSet<u32>>,
     /// Subscriptions that the child has not confirmed, by the id of the request.
     pending: HashMap<u64, (Box<[u8]>, bool)>,
@@ -206,13 +206,13 @@ impl Audience {
     }
 
     fn updated(&self, message: &Message) -> Hearing {
-        let Some(uri) = message.uri() else {
+        let Some(uri) = message.subject() else {
             return Hearing::Nobody;
         };
         let holders: BTreeSet<u32> = self
             .subscriptions
             .iter()
-            .filter(|(held, _)| covers(held, uri))
+            .filter(|(held, _)| covers(held, &uri))
             .flat_map(|(_, holders)| holders.iter().copied())
             .collect();
         if holders.is_empty() {
@@ -256,7 +256,7 @@ pub(super) fn owner(call: u64) -> u32 {
     u32::try_from(call >> CALL_BITS).unwrap_or(u32::MAX)
 }
 
-/// Whether an update of `uri` concerns a subscription to `held` (both raw): "this might be a
+/// Whether an update of `uri` concerns a subscription to `held` (both canonical): "this might be a
 /// sub-resource of the one that the client actually subscribed to" (2025-11-25 schema).
 fn covers(held: &[u8], uri: &[u8]) -> bool {
     let rest = held
@@ -433,6 +433,11 @@ mod tests {
         assert_eq!(
             audience.hear(&updated("file:///ab"), &mut out),
             Hearing::Nobody
+        );
+        assert_eq!(
+            audience.hear(&updated(r"file:\/\/\u002fa"), &mut out),
+            both,
+            "another spelling"
         );
         // One who holds nothing ends nothing.
         assert!(

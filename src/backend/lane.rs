@@ -28,7 +28,7 @@ pub(super) enum Wanted {
     Subscription {
         /// The id of the request.
         call: u64,
-        /// The raw URI.
+        /// The URI in its canonical spelling.
         uri: Box<[u8]>,
         /// Whether it begins or ends.
         begins: bool,

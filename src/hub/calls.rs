@@ -63,7 +63,7 @@ pub(crate) enum Effect {
     None,
     /// The level of log messages.
     Level(Box<str>),
-    /// A subscription to a raw URI begins.
+    /// A subscription to a URI, in its canonical spelling, begins.
     Subscribed(Box<[u8]>),
     /// It ends.
     Unsubscribed(Box<[u8]>),

@@ -246,15 +246,15 @@ impl Session {
         let begins = message.method() == Method::Subscribe;
         let is_subscription = begins || message.method() == Method::Unsubscribe;
         let is_shared = self.server.supervision.isolation != Isolation::Session;
-        let uri = message.uri().filter(|_| is_subscription && is_shared);
-        let Some(uri) = uri else {
+        let subject = (is_subscription && is_shared).then(|| message.subject());
+        let Some(uri) = subject.flatten() else {
             return (self.dialect.request(message, self.link.out()), None);
         };
         let mut line = BytesMut::new();
         let call = self.dialect.request(message, &mut line);
         let subscription = Subscription {
             call,
-            uri: uri.into(),
+            uri,
             begins,
             line: line.freeze(),
         };
@@ -463,15 +463,14 @@ impl Session {
 }
 
 fn effect(message: &Message) -> Effect {
-    let uri = || message.uri().map(Into::into);
     let effect = match message.method() {
         // What is no level is the child's to refuse, and nobody's to keep.
         Method::SetLevel => message
             .level()
             .filter(|level| audience::level(level).is_some())
             .map(|level| Effect::Level((&*level).into())),
-        Method::Subscribe => uri().map(Effect::Subscribed),
-        Method::Unsubscribe => uri().map(Effect::Unsubscribed),
+        Method::Subscribe => message.subject().map(Effect::Subscribed),
+        Method::Unsubscribe => message.subject().map(Effect::Unsubscribed),
         Method::ToolsList => Some(Effect::Tools),
         _ => None,
     };

@@ -12,7 +12,7 @@ use super::{
     session::{Over, Phase, Session, Transport},
 };
 use crate::{
-    protocol::{event::StreamId, message::Message, revision::Revision},
+    protocol::{event::StreamId, json, message::Message, revision::Revision},
     store::{Later, Record, StoreError},
 };
 
@@ -29,7 +29,7 @@ pub(super) struct Remembered {
     is_initialized: bool,
     capabilities: String,
     level: Option<String>,
-    /// Raw URIs.
+    /// As JSON strings.
     subscriptions: Vec<String>,
     /// The revision of the first shared child.
     shared: Option<String>,
@@ -64,7 +64,12 @@ impl Remembered {
             is_initialized: self.is_initialized,
             capabilities: raw(self.capabilities),
             level: self.level.map(String::into_boxed_str),
-            subscriptions: self.subscriptions.into_iter().map(raw).collect(),
+            // Earlier versions kept them as clients had spelled them.
+            subscriptions: self
+                .subscriptions
+                .iter()
+                .map(|uri| json::canonical(uri.as_bytes()))
+                .collect(),
             shared: self.shared.as_deref().and_then(Revision::parse),
             is_stale: true,
             ..Kept::default()

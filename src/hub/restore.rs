@@ -38,7 +38,7 @@ pub(super) struct Kept {
     pub(super) capabilities: Box<[u8]>,
     /// The level of log messages that the client asked for.
     pub(super) level: Option<Box<str>>,
-    /// The raw URIs that it is subscribed to.
+    /// The URIs that it is subscribed to, in their canonical spelling.
     pub(super) subscriptions: BTreeSet<Box<[u8]>>,
     /// Crashes of its own children.
     pub(super) crashes: Circuit,
@@ -59,7 +59,7 @@ pub(super) struct Kept {
 pub(super) struct Subscription {
     /// The gateway's id of the request.
     pub(super) call: CallId,
-    /// The raw URI.
+    /// The URI in its canonical spelling.
     pub(super) uri: Box<[u8]>,
     /// Whether it begins or ends.
     pub(super) begins: bool,

@@ -404,6 +404,17 @@ pub(crate) fn decoded(token: &[u8]) -> Option<Cow<'_, str>> {
     serde_json::from_slice::<String>(token).ok().map(Cow::Owned)
 }
 
+/// A string token as this gateway would write it: two spellings of one string become the same.
+/// What cannot be decoded stays as it is.
+pub(crate) fn canonical(token: &[u8]) -> Box<[u8]> {
+    let Some(text) = decoded(token) else {
+        return token.into();
+    };
+    let mut out = BytesMut::with_capacity(token.len());
+    push_string(&mut out, &text);
+    out[..].into()
+}
+
 /// Appends `text` to `out` with each stretch of `cuts` (ascending, not overlapping)
 /// replaced.
 pub(crate) fn splice(out: &mut BytesMut, text: &[u8], cuts: &[(Span, &[u8])]) {
@@ -501,6 +512,24 @@ mod tests {
         assert_eq!(get(text, "z"), None);
         assert_eq!(get(br#"{"a":1,"a":2}"#, "a"), None);
         assert_eq!(decoded(br#""a\"b""#).as_deref(), Some("a\"b"));
+    }
+
+    #[test]
+    fn spellings_of_one_string_are_one() {
+        for (token, expected) in [
+            (r#""db:\/\/x?a=1\u0026b=2""#, r#""db://x?a=1&b=2""#),
+            (r#""db://x?a=1&b=2""#, r#""db://x?a=1&b=2""#),
+            (r#""file:///\u00e9\ud83d\ude00""#, "\"file:///é😀\""),
+            (r#""\u000a\"\\""#, r#""\n\"\\""#),
+            (r#""\ud800""#, r#""\ud800""#),
+            ("5", "5"),
+        ] {
+            assert_eq!(
+                *canonical(token.as_bytes()),
+                *expected.as_bytes(),
+                "{token}"
+            );
+        }
     }
 
     fn any_json() -> impl Strategy<Value = serde_json::Value> {

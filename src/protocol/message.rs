@@ -110,9 +110,15 @@ impl Message {
         json::decoded(self.acted.name?.of(&self.bytes))
     }
 
-    /// The raw `params.uri` (subscriptions).
+    /// The raw `params.uri`.
     pub(crate) fn uri(&self) -> Option<&[u8]> {
         Some(self.acted.uri?.of(&self.bytes))
+    }
+
+    /// `params.uri` in the one spelling by which subscriptions are known: servers that write `/` or
+    /// `&` as escapes mean the URI that the client named.
+    pub(crate) fn subject(&self) -> Option<Box<[u8]>> {
+        self.uri().map(json::canonical)
     }
 
     /// Whether `params.ref` stands there (completions).

@@ -213,6 +213,38 @@ async fn updates_go_to_who_subscribed_and_the_child_is_subscribed_once() {
     .await;
 }
 
+/// A URI is what its string says, however client and server spell that.
+#[tokio::test]
+async fn spellings_of_a_uri_are_one_subscription() {
+    let gateway = served(json!({"command": child(), "isolation": "tenant"})).await;
+    let (one, two) = (
+        gateway.session("a", "main").await,
+        gateway.session("a", "main").await,
+    );
+    let mut heard = one.listen().await;
+    let uri = json!({"uri": "db://x?a=1&b=2"});
+    one.ask("resources/subscribe", uri).await;
+    let escaped = r#"{"uri":"db:\/\/x?a=1\u0026b=2"}"#;
+    let line = format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{escaped}}}"#
+    );
+    two.begin("raw", json!({"line": line})).await;
+    let (_, updated) = heard.message().await.unwrap();
+    assert_eq!(updated["params"]["uri"], "db://x?a=1&b=2");
+    let ask = |id: u64, method: &str| {
+        format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"resources/{method}","params":{escaped}}}"#)
+    };
+    let again = last(two.post_text(ask(77, "subscribe")).await).await;
+    assert_eq!(again["result"], json!({}), "{again}");
+    let known = two.text("subscribed", json!({})).await;
+    assert_eq!(known, r#"["db://x?a=1&b=2"]"#, "the child has it once");
+    for session in [&one, &two] {
+        let ended = last(session.post_text(ask(78, "unsubscribe")).await).await;
+        assert_eq!(ended["result"], json!({}), "{ended}");
+    }
+    assert_eq!(two.text("subscribed", json!({})).await, "[]");
+}
+
 #[tokio::test]
 async fn log_messages_of_a_tenants_child_go_to_nobody_of_a_principals_to_all() {
     for (isolation, hears) in [("tenant", false), ("principal", true)] {

@@ -5,7 +5,7 @@
 //! the child begin with it: whose an answer is needs no table, and no session can be sent what
 //! another one asked for.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -29,12 +29,20 @@ pub(super) struct Audience {
     isolation: Isolation,
     /// Their numbers, and the least severe log messages that each asked for.
     members: BTreeMap<u32, Option<Level>>,
-    /// Who is subscribed to a URI, in its canonical spelling.
+    /// Who is subscribed to a URI, in its canonical spelling; nobody where the child may have it
+    /// still, and somebody else waits for it.
     subscriptions: HashMap<Box<[u8]>, BTreeSet<u32>>,
     /// Subscriptions that the child has not confirmed, by the id of the request.
-    pending: HashMap<u64, (Box<[u8]>, bool)>,
+    pending: HashMap<u64, Begun>,
     /// What the child was told.
     level: Option<Level>,
+}
+
+/// A subscription that the child has not confirmed.
+struct Begun {
+    uri: Box<[u8]>,
+    /// Whether its session still wants it.
+    is_wanted: bool,
 }
 
 /// Who hears a message.
@@ -67,7 +75,7 @@ impl Audience {
 
     /// Whether a session is subscribed to anything.
     pub(super) fn is_subscribed(&self) -> bool {
-        !self.subscriptions.is_empty() || !self.pending.is_empty()
+        !self.subscriptions.is_empty() || self.pending.values().any(|begun| begun.is_wanted)
     }
 
     /// Adds a session.
@@ -75,17 +83,25 @@ impl Audience {
         self.members.insert(number, None);
     }
 
-    /// Takes a session out: its subscriptions end with it, unless another one holds them.
+    /// Takes a session out: its subscriptions end with it, those that the child has yet to confirm
+    /// too, unless another one holds them or waits for them.
     pub(super) fn leave(&mut self, number: u32, out: &mut BytesMut) {
         if self.members.remove(&number).is_none() {
             return;
         }
-        self.pending.retain(|call, _| owner(*call) != number);
+        let its = self.pending.extract_if(|call, _| owner(*call) == number);
+        for (_, begun) in its {
+            self.subscriptions.entry(begun.uri).or_default();
+        }
+        let wanted = self.pending.values().filter(|begun| begun.is_wanted);
+        let awaited: HashSet<&[u8]> = wanted.map(|begun| &*begun.uri).collect();
         self.subscriptions.retain(|uri, holders| {
-            if holders.remove(&number) && holders.is_empty() {
+            holders.remove(&number);
+            let stays = !holders.is_empty() || awaited.contains(&**uri);
+            if !stays {
                 push_unsubscribe(uri, out);
             }
-            !holders.is_empty()
+            stays
         });
         self.push_level(out);
     }
@@ -101,26 +117,69 @@ impl Audience {
         out: &mut BytesMut,
     ) -> Option<Bytes> {
         let number = owner(call);
-        let is_held = self.subscriptions.get_mut(&uri).is_some_and(|holders| {
-            if begins {
-                holders.insert(number);
-                return true;
-            }
-            // One who holds nothing must not end it for those who do.
-            holders.remove(&number);
-            !holders.is_empty()
-        });
-        if is_held {
+        if !self.members.contains_key(&number) {
+            return None;
+        }
+        let is_met = if begins {
+            self.hold(number, &uri)
+        } else {
+            self.release(number, &uri)
+        };
+        if is_met {
             let mut answer = BytesMut::new();
             push_result(call.to_string().as_bytes(), b"{}", &mut answer);
             return Some(answer.freeze());
         }
-        if !begins {
+        if begins {
+            let is_wanted = true;
+            self.pending.insert(call, Begun { uri, is_wanted });
+        } else {
             self.subscriptions.remove(&uri);
         }
-        self.pending.insert(call, (uri, begins));
         out.extend_from_slice(line);
         None
+    }
+
+    /// Makes a session a holder too; false where there is none.
+    fn hold(&mut self, number: u32, uri: &[u8]) -> bool {
+        let holders = self.subscriptions.get_mut(uri);
+        let Some(holders) = holders.filter(|holders| !holders.is_empty()) else {
+            return false;
+        };
+        holders.insert(number);
+        true
+    }
+
+    /// Makes a session no holder any more, and none to be; whether others need the subscription.
+    fn release(&mut self, number: u32, uri: &[u8]) -> bool {
+        let its = |call: &u64, begun: &Begun| owner(*call) == number && *begun.uri == *uri;
+        for (call, begun) in &mut self.pending {
+            begun.is_wanted &= !its(call, begun);
+        }
+        let is_held = self.subscriptions.get_mut(uri).is_some_and(|holders| {
+            holders.remove(&number);
+            !holders.is_empty()
+        });
+        if is_held || self.is_awaited(uri) {
+            return true;
+        }
+        // The end comes to the child behind them.
+        self.pending.retain(|call, begun| !its(call, begun));
+        false
+    }
+
+    fn is_awaited(&self, uri: &[u8]) -> bool {
+        let mut pending = self.pending.values();
+        pending.any(|begun| begun.is_wanted && *begun.uri == *uri)
+    }
+
+    /// Ends what the child has and nobody wants.
+    fn settle(&mut self, uri: &[u8], out: &mut BytesMut) {
+        let is_left = self.subscriptions.get(uri).is_some_and(BTreeSet::is_empty);
+        if is_left && !self.is_awaited(uri) {
+            self.subscriptions.remove(uri);
+            push_unsubscribe(uri, out);
+        }
     }
 
     /// A session asks for log messages from this level on; the child is told the lowest one
@@ -155,7 +214,7 @@ impl Audience {
             (Kind::Result | Kind::Error, _) => match message.id().and_then(number) {
                 Some(0) => Hearing::Gateway,
                 Some(call) => {
-                    self.confirm(call, message.kind() == Kind::Result);
+                    self.confirm(call, message.kind() == Kind::Result, out);
                     self.one(owner(call))
                 }
                 None => Hearing::Nobody,
@@ -195,14 +254,15 @@ impl Audience {
         Hearing::Sessions(self.members.keys().copied().collect())
     }
 
-    fn confirm(&mut self, call: u64, is_result: bool) {
-        let Some((uri, begins)) = self.pending.remove(&call) else {
+    fn confirm(&mut self, call: u64, is_result: bool, out: &mut BytesMut) {
+        let Some(Begun { uri, is_wanted }) = self.pending.remove(&call) else {
             return;
         };
-        let number = owner(call);
-        if begins && is_result && self.members.contains_key(&number) {
-            self.subscriptions.entry(uri).or_default().insert(number);
+        if is_result {
+            let holders = self.subscriptions.entry(uri.clone()).or_default();
+            holders.extend(is_wanted.then_some(owner(call)));
         }
+        self.settle(&uri, out);
     }
 
     fn updated(&self, message: &Message) -> Hearing {
@@ -453,6 +513,92 @@ mod tests {
         );
         audience.leave(2, &mut out);
         assert!(told(&mut out).contains(r#""resources/unsubscribe","params":{"uri":"file:///a"}"#));
+        assert!(!audience.is_subscribed());
+    }
+
+    const URI: &[u8] = b"\"x:1\"";
+
+    /// What `subscription` answers at once, and what the child is told.
+    fn asked(audience: &mut Audience, call: u64, begins: bool) -> (bool, String) {
+        let (mut out, line) = (BytesMut::new(), format!("{call}\n"));
+        let answer = audience.subscription(call, URI.into(), begins, line.as_bytes(), &mut out);
+        (answer.is_some(), told(&mut out))
+    }
+
+    /// The child's answer to a call; what it is told then.
+    fn answered(audience: &mut Audience, call: u64, member: &str) -> String {
+        let mut out = BytesMut::new();
+        let text = format!(r#"{{"jsonrpc":"2.0","id":{call},"{member}":{{}}}}"#);
+        audience.hear(&message(&text), &mut out);
+        told(&mut out)
+    }
+
+    fn hearing(audience: &mut Audience) -> Hearing {
+        let updated = r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x:1"}}"#;
+        audience.hear(&message(updated), &mut BytesMut::new())
+    }
+
+    const ENDED: &str = "{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"resources/unsubscribe\",\"params\":{\"uri\":\"x:1\"}}\n";
+
+    #[test]
+    fn who_waits_for_a_subscription_keeps_it_from_its_end() {
+        let (mut audience, mut out) = of(Isolation::Tenant);
+        let (one, two) = (call(1, 1), call(2, 1));
+        // Both are on their way when the first is confirmed.
+        assert_eq!(asked(&mut audience, one, true), (false, format!("{one}\n")));
+        assert_eq!(asked(&mut audience, two, true), (false, format!("{two}\n")));
+        answered(&mut audience, one, "result");
+        assert_eq!(
+            asked(&mut audience, call(1, 2), false),
+            (true, String::new())
+        );
+        assert_eq!(
+            asked(&mut audience, call(3, 1), false),
+            (true, String::new())
+        );
+        audience.leave(1, &mut out);
+        assert_eq!(told(&mut out), "");
+        assert_eq!(answered(&mut audience, two, "result"), "");
+        assert_eq!(hearing(&mut audience), Hearing::Sessions(vec![2]));
+        // Whoever waits may be refused: then the child has what nobody holds.
+        let (mut audience, _) = of(Isolation::Tenant);
+        asked(&mut audience, one, true);
+        asked(&mut audience, two, true);
+        answered(&mut audience, one, "result");
+        asked(&mut audience, call(1, 2), false);
+        let third = asked(&mut audience, call(3, 1), true);
+        assert!(!third.0, "nobody holds it");
+        assert_eq!(answered(&mut audience, two, "error"), "");
+        assert_eq!(answered(&mut audience, call(3, 1), "error"), ENDED);
+        assert!(!audience.is_subscribed());
+    }
+
+    #[test]
+    fn what_a_session_waits_for_ends_with_it() {
+        let (mut audience, mut out) = of(Isolation::Tenant);
+        let (one, two) = (call(1, 1), call(2, 1));
+        asked(&mut audience, one, true);
+        asked(&mut audience, two, true);
+        audience.leave(1, &mut out);
+        assert_eq!(told(&mut out), "", "another one waits for it");
+        audience.leave(2, &mut out);
+        assert_eq!(told(&mut out), ENDED);
+        assert_eq!(answered(&mut audience, two, "result"), "");
+        assert!(!audience.is_subscribed());
+    }
+
+    #[test]
+    fn a_subscription_that_is_ended_before_it_is_confirmed_is_none() {
+        let (mut audience, _) = of(Isolation::Tenant);
+        let (one, end) = (call(1, 1), call(1, 2));
+        asked(&mut audience, one, true);
+        assert_eq!(
+            asked(&mut audience, end, false),
+            (false, format!("{end}\n"))
+        );
+        answered(&mut audience, one, "result");
+        answered(&mut audience, end, "result");
+        assert_eq!(hearing(&mut audience), Hearing::Nobody);
         assert!(!audience.is_subscribed());
     }
 

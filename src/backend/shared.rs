@@ -355,14 +355,16 @@ impl Running {
         let Ok(message) = Message::parse(line.clone()) else {
             return self.garbage(&line).await;
         };
-        match self.audience.hear(&message, self.child.out()) {
+        let hearing = self.audience.hear(&message, self.child.out());
+        self.child.try_flush();
+        match hearing {
             Hearing::Sessions(numbers) => {
                 for number in numbers {
                     let heard = Heard::Message(Box::new(message.clone()));
                     self.send(number, heard).await;
                 }
             }
-            Hearing::Gateway => self.child.try_flush(),
+            Hearing::Gateway => {}
             Hearing::Nobody => self.dropped(),
         }
     }

@@ -1,11 +1,14 @@
 //! What sessions and the child that they share say to each other.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize},
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize},
+    },
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::sync::{mpsc, watch};
 
 use super::{audience::Level, pool::Refused, roster::Entry};
@@ -39,6 +42,17 @@ pub(super) enum Wanted {
     Level(u32, Level),
     /// A sign of life: a call was overdue.
     Probe,
+}
+
+/// What a session wants and the lane has no room for yet, in the order in which it was wanted. Its
+/// bytes are the session's to bound: it refuses what comes while there are too many.
+#[derive(Default)]
+pub(super) struct Unsent {
+    first: VecDeque<Wanted>,
+    /// Whole lines behind all of these.
+    lines: BytesMut,
+    /// Of `first`.
+    bytes: usize,
 }
 
 /// What a session hears of a shared child.
@@ -104,6 +118,54 @@ pub(super) const INBOX: usize = 256;
 /// What sessions want that waits for the child's task.
 pub(super) const LANE: usize = 256;
 
+impl Wanted {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Lines(line) | Self::Subscription { line, .. } => line.len(),
+            Self::Join { .. } | Self::Leave(_) | Self::Level(..) | Self::Probe => 0,
+        }
+    }
+}
+
+impl Unsent {
+    /// Where lines are appended.
+    pub(super) fn lines(&mut self) -> &mut BytesMut {
+        &mut self.lines
+    }
+
+    /// Adds something behind all that there is.
+    pub(super) fn push(&mut self, wanted: Wanted) {
+        let before = self.split();
+        for wanted in before.into_iter().chain([wanted]) {
+            self.bytes += wanted.bytes();
+            self.first.push_back(wanted);
+        }
+    }
+
+    /// Takes the next.
+    pub(super) fn pop(&mut self) -> Option<Wanted> {
+        let Some(wanted) = self.first.pop_front() else {
+            return self.split();
+        };
+        self.bytes -= wanted.bytes();
+        Some(wanted)
+    }
+
+    /// Whether there is nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.lines.is_empty()
+    }
+
+    /// How much there is.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes + self.lines.len()
+    }
+
+    fn split(&mut self) -> Option<Wanted> {
+        (!self.lines.is_empty()).then(|| Wanted::Lines(self.lines.split().freeze()))
+    }
+}
+
 /// What a child said of itself; nothing for a revision that this build does not know.
 pub(super) fn hello(message: &Message, entry: Arc<Entry>) -> Option<Hello> {
     let result = message.result()?;
@@ -113,4 +175,34 @@ pub(super) fn hello(message: &Message, entry: Arc<Entry>) -> Option<Hello> {
         result: Bytes::copy_from_slice(result),
         entry,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_finds_no_room_keeps_its_order() {
+        let mut unsent = Unsent::default();
+        assert!(unsent.is_empty());
+        unsent.lines().extend_from_slice(b"a\nb\n");
+        unsent.push(Wanted::Level(1, 2));
+        unsent.push(Wanted::Subscription {
+            call: 3,
+            uri: Box::from(&b"\"x\""[..]),
+            begins: true,
+            line: Bytes::from_static(b"c\n"),
+        });
+        unsent.lines().extend_from_slice(b"d\n");
+        assert_eq!(unsent.bytes(), 8);
+        assert!(matches!(unsent.pop(), Some(Wanted::Lines(lines)) if lines == "a\nb\n"));
+        assert!(matches!(unsent.pop(), Some(Wanted::Level(1, 2))));
+        assert!(matches!(
+            unsent.pop(),
+            Some(Wanted::Subscription { call: 3, .. })
+        ));
+        assert_eq!(unsent.bytes(), 2);
+        assert!(matches!(unsent.pop(), Some(Wanted::Lines(lines)) if lines == "d\n"));
+        assert!(unsent.is_empty() && unsent.pop().is_none() && unsent.bytes() == 0);
+    }
 }

@@ -210,9 +210,9 @@ impl Running {
                 () = halt.cancelled() => return Loss::Idle,
                 wanted = self.shared.wanted.recv() => match wanted {
                     Some(wanted) => {
-                        self.wanted(wanted);
+                        self.wanted(wanted).await;
                         while let Ok(wanted) = self.shared.wanted.try_recv() {
-                            self.wanted(wanted);
+                            self.wanted(wanted).await;
                         }
                         self.child.try_flush();
                     }
@@ -299,7 +299,7 @@ impl Running {
         (!idle.is_zero() && now.saturating_duration_since(self.used) >= idle).then_some(Loss::Idle)
     }
 
-    fn wanted(&mut self, wanted: Wanted) {
+    async fn wanted(&mut self, wanted: Wanted) {
         match wanted {
             Wanted::Join { number, inbox } => {
                 self.used = Instant::now();
@@ -324,11 +324,11 @@ impl Running {
                 self.used = Instant::now();
                 let out = self.child.out();
                 let answer = self.audience.subscription(call, uri, begins, &line, out);
-                let inbox = self.members.get(&owner(call));
-                if let Some((line, inbox)) = answer.zip(inbox)
+                if let Some(line) = answer
                     && let Ok(message) = Message::parse(line)
                 {
-                    _ = inbox.try_send(Heard::Message(Box::new(message)));
+                    self.send(owner(call), Heard::Message(Box::new(message)))
+                        .await;
                 }
             }
             Wanted::Level(number, level) => {

@@ -22,7 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     audience::Level,
     circuit::{Circuit, Verdict},
-    lane::{Handle, Heard, Hello, INBOX, LANE, Loss, Standing, Wanted},
+    lane::{Handle, Heard, Hello, INBOX, LANE, Loss, Standing, Unsent, Wanted},
     pool::{Pool, Refused, Spec, spec},
     shared::Shared,
 };
@@ -55,8 +55,7 @@ pub(crate) struct Member {
     number: u32,
     lane: mpsc::Sender<Wanted>,
     inbox: mpsc::Receiver<Heard>,
-    /// Lines that are not sent yet.
-    out: BytesMut,
+    unsent: Unsent,
     load: Arc<AtomicUsize>,
     calls: usize,
     /// What the child said of itself.
@@ -136,7 +135,7 @@ impl Shares {
                     number,
                     lane: handle.lane,
                     inbox: heard,
-                    out: BytesMut::new(),
+                    unsent: Unsent::default(),
                     load: handle.load,
                     calls: 0,
                     hello,
@@ -253,60 +252,62 @@ impl Handle {
 impl Member {
     /// What goes to the child; append whole lines only.
     pub(crate) fn out(&mut self) -> &mut BytesMut {
-        &mut self.out
+        self.unsent.lines()
     }
 
     /// Bytes that the child's task has not taken yet.
     pub(crate) fn queued(&self) -> usize {
-        self.out.len()
+        self.unsent.bytes()
     }
 
-    /// Sends what there is, if there is room.
+    /// Sends what there is, as far as there is room.
     pub(crate) fn try_flush(&mut self) {
-        if self.out.is_empty() {
-            return;
-        }
-        if let Ok(room) = self.lane.try_reserve() {
-            room.send(Wanted::Lines(self.out.split().freeze()));
+        while !self.unsent.is_empty()
+            && let Ok(room) = self.lane.try_reserve()
+            && let Some(wanted) = self.unsent.pop()
+        {
+            room.send(wanted);
         }
     }
 
     /// Waits for what is heard next, and sends what there is meanwhile; cancel-safe.
     pub(crate) async fn next(&mut self) -> Heard {
         loop {
+            // Whoever hears much is cancelled often, and would never come to its turn below.
+            self.try_flush();
             tokio::select! {
                 biased;
                 heard = self.inbox.recv() => return heard.unwrap_or(Heard::Ended(Loss::Crash)),
-                room = self.lane.reserve(), if !self.out.is_empty() => match room {
-                    Ok(room) => room.send(Wanted::Lines(self.out.split().freeze())),
-                    Err(_) => self.out.clear(),
+                room = self.lane.reserve(), if !self.unsent.is_empty() => match room {
+                    Ok(room) => {
+                        if let Some(wanted) = self.unsent.pop() {
+                            room.send(wanted);
+                        }
+                    }
+                    Err(_) => self.unsent = Unsent::default(),
                 },
             }
         }
     }
 
-    /// Begins or ends a subscription; false if there is no room for it now.
-    pub(crate) fn subscription(
-        &mut self,
-        call: u64,
-        uri: Box<[u8]>,
-        begins: bool,
-        line: Bytes,
-    ) -> bool {
-        self.try_flush();
-        let wanted = Wanted::Subscription {
+    /// Begins or ends a subscription.
+    pub(crate) fn subscription(&mut self, call: u64, uri: Box<[u8]>, begins: bool, line: Bytes) {
+        self.want(Wanted::Subscription {
             call,
             uri,
             begins,
             line,
-        };
-        self.out.is_empty() && self.lane.try_send(wanted).is_ok()
+        });
     }
 
-    /// Asks for log messages from a level on; false if there is no room for it now.
-    pub(crate) fn set_level(&self, level: Level) -> bool {
-        let wanted = Wanted::Level(self.number, level);
-        self.lane.try_send(wanted).is_ok()
+    /// Asks for log messages from a level on.
+    pub(crate) fn set_level(&mut self, level: Level) {
+        self.want(Wanted::Level(self.number, level));
+    }
+
+    fn want(&mut self, wanted: Wanted) {
+        self.unsent.push(wanted);
+        self.try_flush();
     }
 
     /// Asks for a sign of life.

@@ -313,7 +313,7 @@ impl Session {
                 };
                 self.kept.level = Some((&*name).into());
                 self.remember();
-                if let State::Shared(member) = &self.link.state {
+                if let State::Shared(member) = &mut self.link.state {
                     member.set_level(level);
                 }
                 push_result(id, b"{}", &mut line);

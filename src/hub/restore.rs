@@ -18,7 +18,6 @@ use crate::{
         circuit::Circuit,
         lane::Loss,
         legacy::{CallId, Dialect, push_cancelled},
-        pool::Refused,
         roster::Restart,
         shares::{Member, STABLE},
     },
@@ -68,29 +67,24 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    fn send(self, member: &mut Member) -> bool {
+    fn send(self, member: &mut Member) {
         let Self {
             call,
             uri,
             begins,
             line,
         } = self;
-        member.subscription(call, uri, begins, line)
+        member.subscription(call, uri, begins, line);
     }
 }
 
 impl Session {
     /// Passes a subscription on to the shared child, or keeps it until there is one.
     pub(super) fn subscribe(&mut self, subscription: Subscription) {
-        let call = subscription.call;
-        let is_taken = if let State::Shared(member) = &mut self.link.state {
-            subscription.send(member)
+        if let State::Shared(member) = &mut self.link.state {
+            subscription.send(member);
         } else {
             self.kept.waiting.push(subscription);
-            true
-        };
-        if !is_taken {
-            self.fail_call(call, Fault::of(&Refused::Busy));
         }
     }
 

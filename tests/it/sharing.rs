@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::{
-    harness::{Session, child, client, last, opening, text_of, tool_call, until, within},
+    harness::{Session, body, child, client, last, opening, text_of, tool_call, until, within},
     served::Served,
 };
 
@@ -332,6 +332,40 @@ async fn a_shared_child_that_dies_costs_every_call_and_no_session() {
         one.text("subscribed", json!({})).await == r#"["test://one"]"#
     })
     .await;
+}
+
+/// More than a session's way to its child holds at once, in either direction.
+#[tokio::test]
+async fn many_subscriptions_outlive_a_shared_child() {
+    let gateway = served(json!({"command": child(), "isolation": "tenant"})).await;
+    let (mut one, mut two) = (gateway.stranger("a", "main"), gateway.stranger("a", "main"));
+    let wanted = 1500;
+    for session in [&mut one, &mut two] {
+        session.initialize("2025-03-26").await;
+        let numbers: Vec<usize> = (0..wanted).collect();
+        let batches = numbers.chunks(100).map(async |numbers| {
+            let subscribe = numbers.iter().map(|number| {
+                json!({"jsonrpc": "2.0", "id": number, "method": "resources/subscribe",
+                    "params": {"uri": format!("test://{number}")}})
+            });
+            let answers = body(session.post(&subscribe.collect()).await).await;
+            assert_eq!(answers.matches(r#""result""#).count(), 100, "{answers}");
+        });
+        futures_util::future::join_all(batches).await;
+    }
+    let first = whoami(&one).await;
+    let pid = i32::try_from(first.as_u64().unwrap()).unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    for session in [&one, &two] {
+        until("all subscriptions again", || async {
+            let answer = session.call("subscribed", json!({})).await;
+            let text = answer["result"]["content"][0]["text"].as_str();
+            // What met the end of the child is answered by an error.
+            let known: BTreeSet<String> = serde_json::from_str(text.unwrap_or("[]")).unwrap();
+            known.len() == wanted && whoami(session).await != first
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

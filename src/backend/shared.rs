@@ -31,8 +31,8 @@ use super::{
 use crate::{
     control::Server,
     protocol::{
-        message::{Kind, Message},
-        revision,
+        message::{Body, Kind, Message},
+        revision::{self, Revision},
     },
     telemetry::{ChildState, Exit},
 };
@@ -69,6 +69,8 @@ struct Running {
     shared: Shared,
     child: Child,
     place: Place,
+    /// What the child settled; none before it answered `initialize`.
+    revision: Option<Revision>,
     audience: Audience,
     /// Where each session of the audience hears.
     members: HashMap<u32, mpsc::Sender<Heard>>,
@@ -97,6 +99,7 @@ impl Shared {
         };
         let now = Instant::now();
         let mut running = Running {
+            revision: None,
             audience: Audience::new(self.server.supervision.isolation),
             shared: self,
             child,
@@ -120,6 +123,7 @@ impl Shared {
                 return None;
             }
         };
+        running.revision = Some(hello.revision);
         running.place.succeeded();
         let wake = Arc::clone(&running.wake);
         running.place.entry().on_restart(move || wake.notify_one());
@@ -352,9 +356,23 @@ impl Running {
 
     async fn line(&mut self, line: Bytes) {
         self.probe = None;
-        let Ok(message) = Message::parse(line.clone()) else {
-            return self.garbage(&line).await;
-        };
+        if let Ok(message) = Message::parse(line.clone()) {
+            return self.message(message).await;
+        }
+        // 2025-03-26 basic, "Batching".
+        if self.revision.is_some_and(Revision::has_batches)
+            && line.starts_with(b"[")
+            && let Ok(Body::Batch(items)) = Body::parse(line.clone())
+        {
+            for message in items.into_iter().flatten() {
+                self.message(message).await;
+            }
+            return;
+        }
+        self.garbage(&line).await;
+    }
+
+    async fn message(&mut self, message: Message) {
         let hearing = self.audience.hear(&message, self.child.out());
         self.child.try_flush();
         match hearing {

@@ -428,22 +428,36 @@ async fn what_runs_can_be_seen() {
 /// 2025-03-26 basic, "Batching": a server may batch as well.
 #[tokio::test]
 async fn an_array_of_the_child_is_taken_apart() {
-    let gateway = served(json!({"command": child()})).await;
-    let mut session = gateway.stranger("a", "main");
-    session.initialize("2025-03-26").await;
-    let mut listener = session.listen().await;
-    let line = json!([
-        {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"},
-        {"jsonrpc": "2.0", "method": "notifications/prompts/list_changed"},
-    ]);
-    session
-        .begin("raw", json!({"line": line.to_string()}))
-        .await;
-    for kind in ["tools", "prompts"] {
-        let (_, message) = listener.message().await.unwrap();
-        assert_eq!(
-            message["method"],
-            format!("notifications/{kind}/list_changed")
-        );
+    for isolation in ["session", "tenant"] {
+        let env = json!({"CHILD_REVISION": "2025-03-26"});
+        let gateway = served(json!({"command": child(), "isolation": isolation, "env": env})).await;
+        let mut session = gateway.stranger("a", "main");
+        session.initialize("2025-03-26").await;
+        let mut listener = session.listen().await;
+        let hanging = session.begin("hang", json!({})).await;
+        let received = session.text("received", json!({})).await;
+        let received: Vec<String> = serde_json::from_str(&received).unwrap();
+        let mut received = received
+            .iter()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let call = received
+            .find(|one| one["params"]["name"] == "hang")
+            .unwrap();
+        let line = json!([
+            {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"},
+            {"jsonrpc": "2.0", "id": call["id"], "result": {}},
+            {"jsonrpc": "2.0", "method": "notifications/prompts/list_changed"},
+        ]);
+        session
+            .begin("raw", json!({"line": line.to_string()}))
+            .await;
+        for kind in ["tools", "prompts"] {
+            let (_, message) = listener.message().await.unwrap();
+            assert_eq!(
+                message["method"],
+                format!("notifications/{kind}/list_changed")
+            );
+        }
+        assert_eq!(last(hanging).await["result"], json!({}), "{isolation}");
     }
 }

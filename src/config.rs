@@ -188,6 +188,15 @@ pub(crate) struct Sources {
     pub(crate) run: bool,
 }
 
+impl Sources {
+    /// The configuration file, if anybody names one.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        let named = self.env.get("LOCKGATE_CONFIG").filter(|_| !self.run);
+        let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
+        self.file.clone().or(named)
+    }
+}
+
 /// Everything that keeps the gateway from starting.
 #[derive(Debug)]
 pub(crate) struct LoadError {
@@ -212,9 +221,7 @@ impl Config {
     /// Every mistake in them.
     pub(crate) fn load(sources: &Sources) -> Result<Self, LoadError> {
         let mut layers = Layers::new(sources.run);
-        let named = sources.env.get("LOCKGATE_CONFIG").filter(|_| !sources.run);
-        let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
-        if let Some(file) = sources.file.clone().or(named) {
+        if let Some(file) = sources.file() {
             layers.add_file(&file);
         }
         layers.add_env(&sources.env);

@@ -23,6 +23,7 @@ use super::{
 use crate::control::{
     Home, Launch, Limits, Separation, Uids,
     confinement::{self, Offer, Profile},
+    hidden::Hidden,
 };
 
 /// What this kernel, and the rights of this process, make possible.
@@ -143,28 +144,22 @@ pub(crate) struct Sandbox {
     uids: Option<Arc<Pool>>,
     /// The cgroups of children.
     groups: Option<Groups>,
-    /// What of the gateway no child may see.
-    hide: Vec<PathBuf>,
+    /// What of the gateway no child may see; none means one's own server, which may use all that
+    /// one owns.
+    hide: Option<Hidden>,
     /// What of the system every child may read.
     system: Vec<PathBuf>,
 }
 
 impl Sandbox {
     /// Walls out of what `kernel` has; `ports` are the gateway's own.
-    ///
-    /// `hide` is what exists of the gateway's own, which no child may see; none of it means one's
-    /// own server, which may use all that one owns.
     pub(crate) fn new(
         kernel: &Kernel,
         offer: Offer,
         uids: Option<Uids>,
-        hide: Option<&[PathBuf]>,
+        hide: Option<Hidden>,
         ports: &[u16],
     ) -> io::Result<Self> {
-        let hide = hide.map(|hide| {
-            let real = hide.iter().filter_map(|path| fs::canonicalize(path).ok());
-            real.chain(secrets(offer.separation)).collect()
-        });
         let uids = uids.filter(|_| offer.separation == Separation::Uid);
         let delegated = kernel.cgroup.as_ref().filter(|group| group.is_delegated);
         let filter = offer
@@ -180,7 +175,7 @@ impl Sandbox {
                 Err(error) if needs_groups => return Err(error),
                 groups => groups.unwrap_or_default(),
             },
-            hide: hide.unwrap_or_default(),
+            hide,
             system: view::system(),
         })
     }
@@ -205,7 +200,7 @@ impl Sandbox {
             },
             uids: None,
             groups: None,
-            hide: Vec::new(),
+            hide: None,
             system: Vec::new(),
         }
     }
@@ -251,7 +246,7 @@ impl Sandbox {
             is_hardened: is_standard && offer.has_seccomp,
             landlock: offer.landlock,
             files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
-            hide: self.hide.clone(),
+            hide: self.hidden(),
             tcp: match &asked.tcp {
                 confinement::Tcp::Off if offer.has_seccomp => Tcp::Off,
                 confinement::Tcp::Ports(ports) if offer.has_seccomp => Tcp::Ports(ports.clone()),
@@ -265,6 +260,14 @@ impl Sandbox {
                 Store::Read
             }),
         }
+    }
+
+    fn hidden(&self) -> Vec<PathBuf> {
+        let found = self.hide.iter().flat_map(|hide| {
+            let found = hide.found().into_iter();
+            found.chain(secrets(self.offer.separation))
+        });
+        found.collect()
     }
 
     fn files(&self, launch: &Launch, path: &OsStr, home: Option<&Path>, cwd: &Path) -> Files {

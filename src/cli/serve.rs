@@ -25,6 +25,7 @@ use crate::{
         confinement::{Confinement, Offer},
         declared,
         difference::Prune,
+        hidden::Hidden,
         keeper::Applied,
         single,
         store::When,
@@ -45,6 +46,8 @@ struct Plan {
     kernel: Kernel,
     /// What they get of it.
     offer: Offer,
+    /// Files that no child may see.
+    secrets: Vec<PathBuf>,
     /// Whether the URL and snippets are printed instead of a log line.
     is_run: bool,
 }
@@ -124,6 +127,7 @@ fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         work: Some(work),
         kernel,
         offer,
+        secrets: Vec::new(),
         is_run: true,
     })
 }
@@ -155,14 +159,7 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     let file = apply.or_else(named);
     let loaded = file.as_deref().map(|file| declared::load(file, &env));
     let config = Config::load(&sources).map_err(|error| error.mistakes);
-    let (config, declaration) = match (config, loaded.transpose()) {
-        (Ok(config), Ok(declaration)) => (config, declaration),
-        (Err(mut mistakes), Err(more)) => {
-            mistakes.extend(more);
-            return Err(mistakes);
-        }
-        (Err(mistakes), Ok(_)) | (Ok(_), Err(mistakes)) => return Err(mistakes),
-    };
+    let (config, declaration) = both(config, loaded.transpose())?;
     let (kernel, offer) = probe(&config)?;
     // The server of `[default]` may be in the store already.
     let judged = declaration.as_ref().map(|read| {
@@ -178,6 +175,7 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
+    let secrets = secrets(&sources, &config, file.as_deref());
     let prune = if prune { Prune::Remove } else { Prune::Keep };
     let applied = file.map(|file| Applied {
         file,
@@ -192,8 +190,24 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
         work: (offer.separation == Separation::Uid).then(temporary),
         kernel,
         offer,
+        secrets,
         is_run: false,
     })
+}
+
+/// One and the other, or the mistakes of both.
+fn both<A, B>(
+    one: Result<A, Vec<Mistake>>,
+    other: Result<B, Vec<Mistake>>,
+) -> Result<(A, B), Vec<Mistake>> {
+    match (one, other) {
+        (Ok(one), Ok(other)) => Ok((one, other)),
+        (Err(mut mistakes), Err(more)) => {
+            mistakes.extend(more);
+            Err(mistakes)
+        }
+        (Err(mistakes), Ok(_)) | (Ok(_), Err(mistakes)) => Err(mistakes),
+    }
 }
 
 /// A directory for children's own, outside the data directory.
@@ -287,6 +301,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         work,
         kernel,
         offer,
+        secrets,
         is_run,
     } = plan;
     let listeners = bound::listeners(&config, is_run).await?;
@@ -308,11 +323,12 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     ports.extend(stored::ports(&config));
     // `run` keeps nothing that would have to be hidden. To hide means to list all that lies
     // beside: it costs every start, and what is created there later would not be seen.
-    let hidden = (!is_run).then(|| hidden(&config, &work, &env));
-    let (uids, hidden) = (config.sandbox.uids, hidden.as_deref());
-    let sandbox = Sandbox::new(&kernel, offer, uids, hidden, &ports)
+    let own = [config.data_dir.clone(), work.clone()];
+    let hidden = Hidden::new(own.into_iter().chain(secrets));
+    let hide = (!is_run).then(|| hidden.clone());
+    let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, hide, &ports)
         .context("cannot make cgroups for children")?;
-    let served = match stored::open(source, &config, &env, offer).await? {
+    let served = match stored::open(source, &config, &env, offer, hidden).await? {
         Ok(served) => served,
         Err(mistakes) => return Ok(refuse(&mistakes)),
     };
@@ -338,23 +354,14 @@ fn stores_of(config: &Config, work: &Path, is_temporary: bool) -> PathBuf {
     base.join("prepared")
 }
 
-/// What of the gateway no child may see.
-fn hidden(config: &Config, work: &Path, env: &BTreeMap<String, String>) -> Vec<PathBuf> {
-    let tls = config.http.tls.as_ref();
-    let paths = [config.data_dir.clone(), work.to_owned()];
-    let secrets = [
-        "LOCKGATE_ADMIN_KEY_FILE",
-        "LOCKGATE_MASTER_KEY_FILE",
-        "LOCKGATE_SQL__URL_FILE",
-        "LOCKGATE_REDIS__URL_FILE",
-    ];
-    let secrets = secrets.iter().filter_map(|name| env.get(*name));
-    paths
-        .into_iter()
-        .chain(tls.map(|tls| tls.key.clone()))
-        .chain(secrets.map(PathBuf::from))
-        .filter(|path| !path.as_os_str().is_empty())
-        .collect()
+/// What of the gateway no child may see, beside what `work` and `data_dir` are.
+fn secrets(sources: &Sources, config: &Config, manifest: Option<&Path>) -> Vec<PathBuf> {
+    let tls = config.http.tls.as_ref().map(|tls| tls.key.clone());
+    let is_file = |name: &str| name.starts_with("LOCKGATE_") && name.ends_with("_FILE");
+    let variables = sources.env.iter().filter(|(name, _)| is_file(name));
+    let files = variables.map(|(_, file)| PathBuf::from(file));
+    let named = [sources.file(), manifest.map(Path::to_owned), tls];
+    files.chain(named.into_iter().flatten()).collect()
 }
 
 /// Says what was asked for and will not hold, at every start.

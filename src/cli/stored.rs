@@ -28,6 +28,7 @@ use crate::{
         checks,
         clock::Clock,
         confinement::Offer,
+        hidden::Hidden,
         keeper::Keeper,
         live::Live,
         master::Make,
@@ -44,6 +45,7 @@ pub(super) async fn open(
     config: &Config,
     env: &BTreeMap<String, String>,
     offer: Offer,
+    hidden: Hidden,
 ) -> anyhow::Result<Result<Served, Vec<Mistake>>> {
     let applied = match source {
         Source::Fixed(catalog) => {
@@ -66,7 +68,13 @@ pub(super) async fn open(
     let live = Live::unread();
     let opening = Opening::of(config, judge, live.clock().clone());
     let source = opening.keys.clone();
-    let mut keeper = Keeper::new(Arc::clone(&live), opening, applied, env.clone(), config);
+    let mut keeper = Keeper::new(
+        Arc::clone(&live),
+        opening,
+        applied,
+        (env.clone(), hidden),
+        config,
+    );
     let mut started = keeper.start().await;
     if started.is_ok() && live.is_loaded() {
         // Before anybody is told that it listens: whoever waits for that may want to get in.

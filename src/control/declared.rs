@@ -6,13 +6,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, fs,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde_json::Value as Json;
 
 use super::{
-    interpolation::{is_closed, resolve},
+    interpolation::{files, is_closed, resolve},
     manifest::{self, Manifest},
     password::{PASSWORD, PASSWORD_HASH},
 };
@@ -326,6 +326,8 @@ pub(crate) struct Declaration {
     pub(crate) manifest: Manifest,
     /// The same as objects, nothing of the environment left open.
     pub(crate) declared: Declared,
+    /// The files that `${file:…}` named in it.
+    pub(crate) files: BTreeSet<PathBuf>,
 }
 
 /// The manifest in a file, whose ending says how it is written.
@@ -358,9 +360,14 @@ pub(crate) fn parse(
 ) -> Result<Declaration, Vec<Mistake>> {
     let (tree, errors) = format.parse(file, text);
     let manifest = manifest::read(tree.as_ref(), syntax_mistakes(file, errors), env)?;
+    let mut files = BTreeSet::new();
+    if let Some(tree) = &tree {
+        named_files(tree, &mut files);
+    }
     let declared = tree.map(|tree| Declared::of_tree(&tree, env)).transpose()?;
     Ok(Declaration {
         manifest,
+        files,
         declared: declared.unwrap_or_default(),
     })
 }
@@ -440,6 +447,18 @@ fn of_json(json: &Json) -> Node {
     Node::new(PLACE, value)
 }
 
+fn named_files(node: &Node, found: &mut BTreeSet<PathBuf>) {
+    match &node.value {
+        Value::Text(text) => found.extend(files(text).map(Path::to_owned)),
+        Value::List(items) => items.iter().for_each(|item| named_files(item, found)),
+        Value::Map(entries) => {
+            let nodes = entries.iter().map(|(_, node)| node);
+            nodes.for_each(|node| named_files(node, found));
+        }
+        _ => {}
+    }
+}
+
 fn open_nodes(node: &Node, key: &str, found: &mut Vec<Mistake>) {
     match &node.value {
         Value::Text(text) if !is_closed(text) => found.push(open_text().at(&node.place, key)),
@@ -511,7 +530,9 @@ tenants:
 
     #[test]
     fn rows_say_the_same_as_the_file() {
-        let Declaration { manifest, declared } = yaml(FULL).unwrap();
+        let Declaration {
+            manifest, declared, ..
+        } = yaml(FULL).unwrap();
         let names: Vec<String> = declared.0.keys().map(ToString::to_string).collect();
         assert_eq!(names, ["tenant acme", "server acme/files", "tenant b"]);
         let read = declared.manifest().unwrap();

@@ -63,6 +63,14 @@ pub(crate) fn is_closed(text: &str) -> bool {
     pieces(text).all(|piece| matches!(piece, Piece::Plain(_)))
 }
 
+/// The files that `text` names.
+pub(crate) fn files(text: &str) -> impl Iterator<Item = &Path> {
+    pieces(text).filter_map(|piece| match piece {
+        Piece::Open(inner) => inner.strip_prefix("file:").map(Path::new),
+        Piece::Plain(_) => None,
+    })
+}
+
 /// A part of a text.
 enum Piece<'a> {
     /// What stays as it is, `$$` and `${prepared}` included.
@@ -173,6 +181,12 @@ mod tests {
         for (text, value) in cases {
             assert_eq!(interpolate(text, &env()).as_deref(), Ok(value), "{text}");
         }
+    }
+
+    #[test]
+    fn says_which_files_are_named() {
+        let text = "${file:/a} ${env:A}$${file:/b}$$${file:/c}${prepared}/${file:/d/e";
+        assert_eq!(files(text).collect::<Vec<_>>(), ["/a", "/c"].map(Path::new));
     }
 
     #[test]

@@ -21,6 +21,7 @@ use super::{
     AuthMode,
     declared::{self, Declaration},
     difference::Prune,
+    hidden::Hidden,
     live::Live,
     signing::Schedule,
     store::{Author, Failure, Location, Opening, Store},
@@ -66,6 +67,8 @@ pub(crate) struct Keeper {
     opening: Opening,
     applied: Option<Applied>,
     env: BTreeMap<String, String>,
+    /// What no child may see: what manifests name comes to it.
+    hidden: Hidden,
     /// How long audit records stay; zero is for ever.
     audit: Duration,
     /// When they are looked at next.
@@ -82,19 +85,23 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Of a store that is opened as `opening` says; `env` is what manifests mean by `${env:…}`.
+    /// Of a store that is opened as `opening` says; `env` is what manifests mean by `${env:…}`,
+    /// and what they mean by `${file:…}` becomes `hidden`.
     pub(crate) fn new(
         live: Arc<Live>,
         opening: Opening,
         applied: Option<Applied>,
-        env: BTreeMap<String, String>,
+        (env, hidden): (BTreeMap<String, String>, Hidden),
         config: &Config,
     ) -> Self {
+        let pending = applied.iter().filter_map(|one| one.pending.as_ref());
+        pending.for_each(|read| hidden.add(&read.files));
         Self {
             live,
             opening,
             applied,
             env,
+            hidden,
             audit: config.keeping.audit,
             prune_at: Instant::now(),
             issuing: config.oauth.clone(),
@@ -296,7 +303,11 @@ impl Keeper {
             return;
         };
         match declared::load(&applied.file, &self.env) {
-            Ok(read) => applied.pending = Some(read),
+            Ok(read) => {
+                // Before any child starts with what was in them.
+                self.hidden.add(&read.files);
+                applied.pending = Some(read);
+            }
             Err(mistakes) => refuse(&mistakes),
         }
     }

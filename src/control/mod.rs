@@ -24,6 +24,7 @@ pub(crate) mod declared;
 pub(crate) mod described;
 pub(crate) mod difference;
 pub(crate) mod grants;
+pub(crate) mod hidden;
 pub(crate) mod identity;
 pub(crate) mod interpolation;
 pub(crate) mod issuer;

@@ -9,7 +9,10 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::harness::{Gateway, NEWEST, Session, child, marked, package, until};
+use super::{
+    harness::{Gateway, NEWEST, Session, child, marked, package, until},
+    stored::{Ground, Replica, mark, server},
+};
 
 /// Ways to keep children apart that work on this machine.
 const SEPARATIONS: [&str; 3] = ["uid", "namespace", "landlock"];
@@ -145,6 +148,70 @@ async fn a_child_reaches_nothing_of_another_in_profile_open() {
     for separation in SEPARATIONS {
         let two = Two::start(separation, &[], "sandbox: {profile: open}").await;
         nothing_is_reached(&two, separation).await;
+    }
+}
+
+/// A gateway with one server in `profile` whose children may read `dir`: with a file of it as
+/// their `MARK`, and others of it as configuration and master key.
+async fn reading(ground: &Ground, dir: &Path, profile: &str) -> Replica {
+    let at = |name: &str| dir.join(name).display().to_string();
+    std::fs::write(at("lockgate.toml"), "drain.timeout = \"3s\"\n").unwrap();
+    std::fs::write(at("key"), format!("{}=\n", "A".repeat(43))).unwrap();
+    let file = marked_by(ground, dir, "one", profile);
+    let env = [
+        ("LOCKGATE_CONFIG", at("lockgate.toml")),
+        ("LOCKGATE_MASTER_KEY_FILE", at("key")),
+    ];
+    let env = env.each_ref().map(|(name, path)| (*name, path.as_str()));
+    ground
+        .serve_with(&env, &["--apply", file.to_str().unwrap()])
+        .await
+}
+
+fn marked_by(ground: &Ground, dir: &Path, name: &str, profile: &str) -> PathBuf {
+    std::fs::write(dir.join(name), name).unwrap();
+    let mark = format!("${{file:{}}}", dir.join(name).display());
+    let mut server = server(&mark);
+    let read = [dir, ground.data().parent().unwrap()].map(Path::to_owned);
+    server["sandbox"] = json!({"profile": profile, "required": false, "read": read});
+    ground.manifest(&json!({"a": {"auth": {"mode": "none"}, "servers": {"x": server}}}))
+}
+
+#[tokio::test]
+async fn a_child_reads_none_of_the_files_that_the_gateway_was_given() {
+    for profile in ["standard", "open"] {
+        let (ground, dir) = (Ground::sqlite(), tempfile::tempdir().unwrap());
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("two"), "two").unwrap();
+        std::fs::write(at("free"), "free").unwrap();
+        let gateway = reading(&ground, dir.path(), profile).await;
+        let session = gateway.session("a", "x").await;
+        assert_eq!(mark(&session).await, "one");
+        assert_eq!(reads(&session, at("free")).await, "read free");
+        assert_eq!(reads(&session, at("two")).await, "read two");
+        let manifest = ground.data().with_file_name("manifest.json");
+        for path in [at("lockgate.toml"), at("key"), at("one"), manifest.clone()] {
+            let text = reads(&session, &path).await;
+            assert!(text.starts_with("refused"), "{profile} {path:?} {text}");
+        }
+        session.delete().await;
+        // What the manifest names from now on is hidden, and what it named before still is.
+        marked_by(&ground, dir.path(), "two", profile);
+        until("the change", || async {
+            let session = gateway.session("a", "x").await;
+            let is_new = mark(&session).await == "two";
+            for path in [at("one"), at("two"), manifest.clone()]
+                .iter()
+                .filter(|_| is_new)
+            {
+                let text = reads(&session, path).await;
+                assert!(text.starts_with("refused"), "{profile} {path:?} {text}");
+            }
+            session.delete().await;
+            is_new
+        })
+        .await;
+        gateway.stop().await;
     }
 }
 

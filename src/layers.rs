@@ -92,7 +92,7 @@ impl Layers {
                 self.add(key, Node::from_word(name, value));
             } else if let Some(key) = variables.get(base) {
                 self.add_secret(name, key, value);
-            } else {
+            } else if !is_service_link(name, value) {
                 let known = variables.keys().map(String::as_str);
                 let mut wrong = unknown_key(base, known);
                 "unknown variable".clone_into(&mut wrong.what);
@@ -239,6 +239,38 @@ fn text_node(place: &str, text: &str) -> Node {
     Node::new(place, Value::Text(text.to_owned()))
 }
 
+/// Whether the kubelet sets it, in every container of a namespace with a Service whose name begins
+/// with `lockgate` (Kubernetes, "Service", "Environment variables").
+///
+/// None of ours is among them. A bare `…_PORT` must be a URL: with a number it is somebody's guess.
+fn is_service_link(name: &str, value: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    if name.contains("__") || !name.bytes().all(is_plain) {
+        return false;
+    }
+    let name = name.trim_start_matches("LOCKGATE");
+    let is_url = ["tcp://", "udp://", "sctp://"]
+        .iter()
+        .any(|scheme| value.starts_with(scheme));
+    let parts = ["_PROTO", "_PORT", "_ADDR"]
+        .iter()
+        .find_map(|part| name.strip_suffix(part));
+    let port = parts.unwrap_or(name);
+    let port = ["_TCP", "_UDP", "_SCTP"]
+        .iter()
+        .find_map(|end| port.strip_suffix(end));
+    let is_port = port
+        .and_then(|port| port.rsplit_once('_'))
+        .is_some_and(|(before, number)| before.ends_with("_PORT") && number.parse::<u16>().is_ok());
+    let is_named = name
+        .split_once("_SERVICE_PORT_")
+        .is_some_and(|(_, port)| !port.is_empty());
+    let is_whole = ["_SERVICE_HOST", "_SERVICE_PORT"]
+        .iter()
+        .any(|end| name.ends_with(end));
+    is_whole || is_named || is_port || (is_url && name.ends_with("_PORT"))
+}
+
 fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.to_uppercase().replace('.', "__"))
 }
@@ -275,6 +307,44 @@ const ELSEWHERE: [&str; 6] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_to_services_are_no_settings_and_misspelt_ones_are_mistakes() {
+        let mistakes = |name: &str, value: &str| {
+            let mut layers = Layers::new(false);
+            layers.add_env(&BTreeMap::from([(name.to_owned(), value.to_owned())]));
+            layers.mistakes.len()
+        };
+        for (name, value) in [
+            ("LOCKGATE_SERVICE_HOST", "10.0.0.1"),
+            ("LOCKGATE_SERVICE_PORT", "8080"),
+            ("LOCKGATE_SERVICE_PORT_HTTP", "8080"),
+            ("LOCKGATE_PORT", "tcp://10.0.0.1:8080"),
+            ("LOCKGATE_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+            ("LOCKGATE_PORT_8080_TCP_PROTO", "tcp"),
+            ("LOCKGATE_PORT_8080_TCP_PORT", "8080"),
+            ("LOCKGATE_PORT_8080_SCTP_ADDR", "10.0.0.1"),
+            ("LOCKGATE_OPS_SERVICE_HOST", "10.0.0.1"),
+            ("LOCKGATE_OPS_2_PORT_53_UDP", "udp://10.0.0.1:53"),
+        ] {
+            assert_eq!(mistakes(name, value), 0, "{name}");
+        }
+        for (name, value) in [
+            ("LOCKGATE_HTTP_LISTEN", "127.0.0.1:1"),
+            ("LOCKGATE_HTTP__PORT", "tcp://10.0.0.1:8080"),
+            ("LOCKGATE_HTTP__SERVICE_HOST", "10.0.0.1"),
+            ("LOCKGATE_PORT", "8080"),
+            ("LOCKGATE_HTTP_PORT", "8080"),
+            ("LOCKGATE_PORT_HTTP_TCP", "tcp://10.0.0.1:8080"),
+            ("LOCKGATE_PORT_8080_TLS", "8080"),
+            ("LOCKGATE_8080_TCP_ADDR", "10.0.0.1"),
+            ("LOCKGATE_SERVICE_PORT_", "8080"),
+            ("LOCKGATE_SERVICE_HOSTS", "10.0.0.1"),
+            ("LOCKGATE_SERVICE_PORT_http", "8080"),
+        ] {
+            assert_eq!(mistakes(name, value), 1, "{name}");
+        }
+    }
 
     #[test]
     fn every_default_is_explained() {

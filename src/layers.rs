@@ -248,7 +248,7 @@ fn is_service_link(name: &str, value: &str) -> bool {
     if name.contains("__") || !name.bytes().all(is_plain) {
         return false;
     }
-    let name = name.trim_start_matches("LOCKGATE");
+    let name = name.strip_prefix("LOCKGATE").unwrap_or(name);
     let is_url = ["tcp://", "udp://", "sctp://"]
         .iter()
         .any(|scheme| value.starts_with(scheme));

@@ -9,6 +9,7 @@ mod bound;
 mod check;
 mod client;
 mod demo;
+mod directory;
 mod import;
 mod key;
 mod reference;

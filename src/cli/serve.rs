@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::Permissions,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context;
 use rustix::process::DumpableBehavior;
 
-use super::{RunArgs, ServeArgs, bound, stored};
+use super::{RunArgs, ServeArgs, bound, directory, stored};
 use crate::{
     backend::{
         launcher::{Ambient, Launcher},
@@ -310,11 +310,11 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         Some(work) => work,
         None => config.data_dir.join("work"),
     };
-    if !is_run {
-        private(&config.data_dir)?;
+    if !is_run && let Err(mistake) = directory::claim(&config.data_dir)? {
+        return Ok(refuse(&[mistake]));
     }
     let _held = (!is_run).then(|| stored::hold(&config)).transpose()?;
-    private(&work)?;
+    directory::private(&work)?;
     if offer.separation == Separation::Uid {
         // To be passed through: what lies in it is everybody's own.
         std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
@@ -397,31 +397,6 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
         }
     }
 }
-
-/// Sees to a directory that nobody else may enter.
-fn private(path: &Path) -> anyhow::Result<()> {
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .with_context(|| format!("cannot create the directory {}", path.display()))?;
-    let mode = std::fs::metadata(path)?.permissions().mode();
-    if mode & STICKY != 0 {
-        anyhow::bail!(
-            "the directory {} is everybody's; name one of its own",
-            path.display()
-        );
-    }
-    if mode & 0o077 != 0 {
-        // It was there before, and children with another uid must not see what is in it.
-        std::fs::set_permissions(path, Permissions::from_mode(0o700))
-            .with_context(|| format!("cannot close the directory {}", path.display()))?;
-    }
-    Ok(())
-}
-
-/// The mode of a directory like `/tmp`.
-const STICKY: u32 = 0o1000;
 
 fn ambient(env: &BTreeMap<String, String>) -> anyhow::Result<Ambient> {
     let of = |name: &str| env.get(name).map(Into::into);

@@ -1,0 +1,148 @@
+//! Directories of the gateway's own, which nobody else may enter.
+//!
+//! Not here: what lies in them (`control/store`, `backend/stores`).
+
+use std::{
+    fs::{self, Metadata, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    path::Path,
+};
+
+use anyhow::Context;
+
+use crate::{config::Mistake, settings::Wrong};
+
+/// Sees to the data directory: makes it, or closes one that is the gateway's.
+///
+/// One that others use is never closed before them: neither /srv, nor a volume that is root's.
+///
+/// # Errors
+///
+/// What the file system says.
+pub(super) fn claim(path: &Path) -> anyhow::Result<Result<(), Mistake>> {
+    if let Some(found) = there(path)? {
+        let what = whose(path, &found)?;
+        if let Some(what) = what {
+            let wrong = Wrong::new(format!("{} {what}", path.display()), REMEDY);
+            return Ok(Err(wrong.at("configuration", "data_dir")));
+        }
+    }
+    private(path).context("data_dir").map(Ok)
+}
+
+/// Sees to a directory below those that are the gateway's.
+pub(super) fn private(path: &Path) -> anyhow::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("cannot create the directory {}", path.display()))?;
+    if fs::metadata(path)?.mode() & OTHERS != 0 {
+        // It was there before, and children with another uid must not see what is in it.
+        fs::set_permissions(path, Permissions::from_mode(0o700))
+            .with_context(|| format!("cannot close the directory {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn there(path: &Path) -> anyhow::Result<Option<Metadata>> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            Err(error).with_context(|| format!("data_dir: cannot use {}", path.display()))
+        }
+    }
+}
+
+/// Why this is no directory of the gateway's.
+fn whose(path: &Path, found: &Metadata) -> anyhow::Result<Option<&'static str>> {
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return Ok(Some("belongs to another user"));
+    }
+    if found.mode() & OTHERS == 0 {
+        return Ok(None);
+    }
+    let names = fs::read_dir(path).and_then(|entries| {
+        let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name());
+        entries.map(name).collect::<io::Result<Vec<_>>>()
+    });
+    let names = names.with_context(|| format!("data_dir: cannot read {}", path.display()))?;
+    let is_own = names.iter().any(|name| OWN.iter().any(|own| name == own));
+    // What a file system begins with.
+    let is_empty = names.iter().all(|name| name == "lost+found");
+    Ok((!is_own && !is_empty).then_some("is open to others and holds what is theirs"))
+}
+
+/// Rights of a group and of everybody.
+const OTHERS: u32 = 0o077;
+/// What no other program leaves in a directory.
+const OWN: [&str; 3] = ["lockgate.lock", "lockgate.db", "master.key"];
+const REMEDY: &str = "name a directory below it, which is made for the gateway alone";
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn closes_only_what_is_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str, bits: u32, holds: &[&str]| {
+            let path = dir.path().join(name);
+            fs::create_dir(&path).unwrap();
+            for name in holds {
+                fs::write(path.join(name), "").unwrap();
+            }
+            fs::set_permissions(&path, Permissions::from_mode(bits)).unwrap();
+            path
+        };
+        for (name, bits, holds) in [
+            ("empty", 0o755, &[][..]),
+            ("volume", 0o755, &["lost+found"]),
+            ("ours", 0o2775, &["lockgate.lock", "notes"]),
+            ("closed", 0o700, &["notes"]),
+        ] {
+            let path = at(name, bits, holds);
+            assert_eq!(claim(&path).unwrap(), Ok(()), "{name}");
+            assert_eq!(mode(&path) & OTHERS, 0, "{name}");
+        }
+        let new = dir.path().join("empty/a/b");
+        assert_eq!(claim(&new).unwrap(), Ok(()));
+        assert_eq!((mode(&new), mode(new.parent().unwrap())), (0o700, 0o700));
+        let shared = at("srv", 0o755, &["index.html"]);
+        let mistake = claim(&shared).unwrap().unwrap_err();
+        assert!(
+            mistake
+                .what
+                .ends_with("srv is open to others and holds what is theirs")
+        );
+        assert_eq!((mistake.key.as_str(), mode(&shared)), ("data_dir", 0o755));
+        assert_eq!(claim(&shared.join("lockgate")).unwrap(), Ok(()));
+    }
+
+    #[test]
+    fn takes_nothing_from_another_user() {
+        let dir = tempfile::tempdir().unwrap();
+        // Only root gives directories away; / is root's.
+        let path = if rustix::process::geteuid().is_root() {
+            chown(dir.path(), Some(65_534), None).unwrap();
+            dir.path()
+        } else {
+            Path::new("/")
+        };
+        let before = mode(path);
+        let mistake = claim(path).unwrap().unwrap_err();
+        assert!(
+            mistake.what.ends_with(" belongs to another user"),
+            "{mistake}"
+        );
+        assert_eq!(mode(path), before);
+    }
+}

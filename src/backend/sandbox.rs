@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use rustix::thread::CapabilitySet;
+use rustix::{process::Resource, thread::CapabilitySet};
 
 use super::{
     cgroup::{Delegation, Groups},
@@ -43,6 +43,8 @@ pub(crate) struct Kernel {
     pub(crate) has_users: bool,
     /// Whether the kernel takes this process's programs over connections.
     pub(crate) has_filters: bool,
+    /// Files that this process may have open at most.
+    pub(crate) open_files: u64,
     /// This process's cgroup.
     pub(crate) cgroup: Option<Delegation>,
 }
@@ -72,6 +74,9 @@ impl Kernel {
             has_users: rustix::thread::capabilities(None)
                 .is_ok_and(|sets| sets.effective.contains(needed)),
             has_filters: network::is_offered(),
+            open_files: rustix::process::getrlimit(Resource::Nofile)
+                .maximum
+                .unwrap_or(u64::MAX),
             cgroup: Delegation::probe(Path::new("/")),
         }
     }
@@ -343,6 +348,7 @@ mod tests {
         has_namespaces: false,
         has_users: false,
         has_filters: false,
+        open_files: u64::MAX,
         cgroup: None,
     };
     const UIDS: Uids = Uids {

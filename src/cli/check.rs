@@ -7,7 +7,10 @@ use std::{
     process::ExitCode,
 };
 
-use super::serve::{kernel, offer};
+use super::{
+    descriptors::shortage,
+    serve::{kernel, offer},
+};
 use crate::{
     backend::sandbox::{Kernel, out_of_reach},
     config::{Config, Mistake, Sources, environment},
@@ -70,6 +73,9 @@ fn report(
             let mistakes = manifest.as_ref().map(check).unwrap_or_default();
             if mistakes.is_empty() {
                 let mut summary = summary(&config, manifest.as_ref(), &offer);
+                if let Some(shortage) = shortage(&config, kernel.open_files) {
+                    summary += &format!("warning: {}\n", shortage.what);
+                }
                 let home = sources.env.get("HOME").map(Path::new);
                 let servers = manifest.iter().flat_map(|one| one.catalog.servers());
                 for server in servers.filter(|_| offer.landlock > 0) {
@@ -229,6 +235,7 @@ mod tests {
         has_namespaces: false,
         has_users: false,
         has_filters: false,
+        open_files: u64::MAX,
         cgroup: None,
     };
 

@@ -9,6 +9,7 @@ mod bound;
 mod check;
 mod client;
 mod demo;
+mod descriptors;
 mod directory;
 mod import;
 mod key;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context;
 use rustix::process::DumpableBehavior;
 
-use super::{RunArgs, ServeArgs, bound, directory, stored};
+use super::{RunArgs, ServeArgs, bound, descriptors, directory, stored};
 use crate::{
     backend::{
         launcher::{Ambient, Launcher},
@@ -240,7 +240,7 @@ pub(super) fn path_of(env: &BTreeMap<String, String>) -> &str {
 }
 
 fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
-    let plan = match plan {
+    let mut plan = match plan {
         Ok(plan) => plan,
         Err(mistakes) => return refuse(&mistakes),
     };
@@ -259,6 +259,11 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         eprintln!("lockgate: cannot protect its memory: {error}");
         return ExitCode::FAILURE;
+    }
+    descriptors::raise();
+    if let Some(shortage) = descriptors::shortage(&plan.config, plan.kernel.open_files) {
+        plan.config.http.max_connections = shortage.connections;
+        tracing::warn!("{}", shortage.what);
     }
     let work = plan.work.clone();
     let outcome = tokio::runtime::Builder::new_multi_thread()

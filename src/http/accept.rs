@@ -21,6 +21,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
+use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -321,9 +322,16 @@ fn prepare(stream: &TcpStream) {
 
 /// One attempt to say why, without waiting; over TLS there is no time for a handshake.
 fn refuse(stream: &TcpStream, is_tls: bool) {
-    if !is_tls && stream.try_write(FULL).is_err() {
+    if is_tls {
+        return;
+    }
+    // Past tokio, which refuses before it has heard from the kernel that a new socket takes bytes.
+    if rustix::net::send(stream, FULL, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err() {
         tracing::debug!("could not say 503 before closing");
     }
+    // A request that lies unread makes a reset of the end, which takes the answer away.
+    let mut request = [0_u8; 4096];
+    _ = rustix::net::recv(stream, &mut request, RecvFlags::DONTWAIT);
 }
 
 /// Whether `accept` failed for the connection that it was about to return, and only for that.

@@ -125,17 +125,65 @@ async fn abandoned_sessions_leave_no_child_no_task_and_no_memory() {
     assert!(last.1 <= first.1 + 4 && last.2 <= first.2, "{after:?}");
 }
 
-/// A gateway that may open only a few files.
+/// A gateway that is started where only a few files may be opened.
 async fn poor(sets: &[&str]) -> Gateway {
     let wrapper = ["sh", "-c", "ulimit -n 100; exec \"$@\"", "sh"];
     Gateway::through(&wrapper, &run_args(sets, &[]), &[&child()]).await
 }
 
+/// What the kernel holds a process to: its soft and its hard limit of open files.
+fn open_files(limits: &str) -> [String; 2] {
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let mut words = line.unwrap().split_whitespace().skip(3);
+    [words.next().unwrap(), words.next().unwrap()].map(str::to_owned)
+}
+
+#[tokio::test]
+async fn few_open_files_leave_room_to_say_so_and_for_probes() {
+    let gateway = poor(&[OPS]).await;
+    assert!(
+        gateway.stderr().contains("http.max_connections: is 20000"),
+        "{}",
+        gateway.stderr()
+    );
+    let session = gateway.session().await;
+    let mut flood = Vec::new();
+    for _ in 0..200 {
+        flood.push(connect(&gateway).await);
+    }
+    let refused = rest(&mut connect(&gateway).await).await;
+    assert_eq!(statuses(&refused), [503], "{refused}");
+    assert_eq!(metric(&gateway, "lockgate_children ").await, 1);
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    // It ends as if it had enough.
+    assert!(!gateway.stderr().contains("cannot accept"));
+}
+
+#[tokio::test]
+async fn the_soft_limit_of_open_files_is_raised_for_the_gateway_alone() {
+    let wrapper = ["sh", "-c", "ulimit -Sn 64; exec \"$@\"", "sh"];
+    let gateway = Gateway::through(&wrapper, &run_args(&[], &[]), &[&child()]).await;
+    let of = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let [soft, hard] = open_files(&of(gateway.process.id().unwrap()));
+    assert_eq!(soft, hard);
+    let session = gateway.session().await;
+    let path = json!({"path": "/proc/self/limits"});
+    let child = session.text("read_path", path).await;
+    assert_eq!(open_files(&child), ["1024", "1024"]);
+}
+
 /// P110
 #[tokio::test]
 async fn p110_a_flood_beyond_the_descriptors_burns_no_processor() {
-    let gateway = poor(&[]).await;
+    let gateway = Gateway::start(&[]).await;
     let gauge = Gauge::of(&gateway);
+    // Later than its start, as by children that take what connections might: else it would take fewer.
+    let pid = rustix::process::Pid::from_raw(gateway.process.id().unwrap().cast_signed());
+    let (current, maximum) = (Some(100), Some(100));
+    let limit = rustix::process::Rlimit { current, maximum };
+    rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).unwrap();
     let session = gateway.session().await;
     let mut flood = Vec::new();
     // Fewer than the kernel lets wait in the queue, where the rest of them has to stay.

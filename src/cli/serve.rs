@@ -374,6 +374,11 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
     if config.sandbox.shared_uid && offer.separation == Separation::None {
         tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");
     }
+    if config.auth.insecure {
+        tracing::warn!(
+            "auth.insecure: tenants without authentication are open to everybody who reaches this gateway"
+        );
+    }
     if let Some(what) = config.separate_stores() {
         tracing::warn!("{what}");
     }

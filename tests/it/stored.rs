@@ -422,6 +422,18 @@ async fn another_key_does_not_start(ground: Ground) {
 }
 
 #[tokio::test]
+async fn insecure_is_warned_of_at_every_start() {
+    let ground = Ground::sqlite();
+    for set in ["auth.insecure=true", "auth.insecure=false"] {
+        let gateway = ground.serve(&["--set", set]).await;
+        let warned =
+            gateway.said("auth.insecure: tenants without authentication are open to everybody who reaches this gateway");
+        assert_eq!(warned, set.ends_with("true"));
+        gateway.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn a_data_directory_that_others_use_is_refused_and_left_as_it_is() {
     let ground = Ground::sqlite();
     std::fs::create_dir(ground.data()).unwrap();

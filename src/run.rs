@@ -246,7 +246,7 @@ pub(crate) async fn run(
         (Some(listener), Some(api)) => {
             let bound = listener.local_addr()?;
             let (hosts, origins) = (&config.http.allowed_hosts, &config.http.allowed_origins);
-            let own = Allowed::new(&own_url(bound)?, bound, false, hosts, origins);
+            let own = Allowed::for_operators(bound, hosts, origins);
             let own = own.map_err(anyhow::Error::msg)?;
             let app = Gate::new(own, proxies, max_body, Arc::clone(&metrics)).guard(api);
             let bounds = Bounds {
@@ -389,11 +389,6 @@ fn reports(health: Health) -> Box<dyn Fn(Reach) + Send + Sync> {
         Reach::Stale => health.lost("sql", Loss::Some),
         Reach::Never => health.lost("sql", Loss::All),
     })
-}
-
-/// The URL of a listener of its own.
-fn own_url(bound: std::net::SocketAddr) -> anyhow::Result<Url> {
-    Ok(Url::parse(&format!("http://{bound}"))?)
 }
 
 /// Connections of the listener for administration.

@@ -16,6 +16,8 @@ use url::Url;
 pub(crate) struct Allowed {
     /// Each host with the port that it needs.
     hosts: HashSet<(String, u16)>,
+    /// The port with which any address of this machine is ours; none where its names are known.
+    any_address: Option<u16>,
     /// The port that a host without one means.
     default_port: u16,
     /// Origins in the form that a browser sends.
@@ -67,6 +69,7 @@ impl Allowed {
         let port = public_url.port().unwrap_or(default_port);
         let mut allowed = Self {
             hosts: HashSet::from([(host, port)]),
+            any_address: None,
             default_port,
             origins: HashSet::from([public_url.origin().ascii_serialization()]),
         };
@@ -85,6 +88,24 @@ impl Allowed {
         for origin in more_origins {
             let known = origin_of(origin).ok_or_else(|| format!("{origin:?} is no origin"))?;
             allowed.origins.insert(known);
+        }
+        Ok(allowed)
+    }
+
+    /// The table of a listener for operators, which has no public URL.
+    ///
+    /// Bound to every address (`0.0.0.0`, in a container) it is known by all of them, whichever
+    /// they are. A page that rebinds its name to one of them (DNS rebinding) still sends that name.
+    pub(crate) fn for_operators(
+        bound: SocketAddr,
+        more_hosts: &[String],
+        more_origins: &[String],
+    ) -> Result<Self, String> {
+        let own = Url::parse(&format!("http://{bound}")).map_err(|error| error.to_string())?;
+        let mut allowed = Self::new(&own, bound, false, more_hosts, more_origins)?;
+        if bound.ip().is_unspecified() {
+            allowed.hosts.insert(("localhost".to_owned(), bound.port()));
+            allowed.any_address = Some(bound.port());
         }
         Ok(allowed)
     }
@@ -119,7 +140,10 @@ impl Allowed {
                 header
             }
         };
-        if self.hosts.contains(&(host, self.port(port))) {
+        let port = self.port(port);
+        let is_address = || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        let is_any = self.any_address == Some(port) && is_address();
+        if is_any || self.hosts.contains(&(host, port)) {
             HostCheck::Ours
         } else {
             HostCheck::Foreign
@@ -415,6 +439,36 @@ mod tests {
                 "{values:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_listener_for_operators_on_every_address_is_known_by_each() {
+        let check = |bound: &str, host: &str| {
+            let allowed = Allowed::for_operators(bound.parse().unwrap(), &[], &[]).unwrap();
+            let uri = Uri::from_static("/");
+            allowed.host(Version::HTTP_11, &uri, &headers("host", &[host])) == HostCheck::Ours
+        };
+        for bound in ["0.0.0.0:9091", "[::]:9091"] {
+            for host in [
+                "10.0.0.7:9091",
+                "127.0.0.1:9091",
+                "[fd00::7]:9091",
+                "localhost:9091",
+            ] {
+                assert!(check(bound, host), "{bound} {host}");
+            }
+            for host in [
+                "10.0.0.7",
+                "10.0.0.7:8080",
+                "evil.test:9091",
+                "1.2.3.4.evil.test:9091",
+            ] {
+                assert!(!check(bound, host), "{bound} {host}");
+            }
+        }
+        assert!(check("127.0.0.1:9091", "localhost:9091"));
+        assert!(!check("127.0.0.1:9091", "10.0.0.7:9091"));
+        assert!(!check("10.0.0.7:9091", "10.0.0.8:9091"));
     }
 
     #[test]

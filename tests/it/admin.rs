@@ -731,6 +731,31 @@ async fn administration_has_a_listener_of_its_own() {
     replica.stop().await;
 }
 
+/// In a container it is bound to every address, and asked by one of them.
+#[tokio::test]
+async fn administration_on_every_address_is_known_by_each_and_by_no_name() {
+    let ground = Ground::sqlite();
+    let replica = ground.serve(&["--set", "admin.listen=0.0.0.0:0"]).await;
+    let mut admin = Admin::first(&ground, &replica);
+    let port = replica
+        .admin
+        .as_ref()
+        .unwrap()
+        .rsplit_once(':')
+        .unwrap()
+        .1
+        .to_owned();
+    admin.base = format!("http://127.0.0.1:{port}/api/v1");
+    assert_eq!(admin.get("/tenants").await.0, 200);
+    for (host, status) in [("10.0.0.7", 200), ("localhost", 200), ("evil.test", 403)] {
+        let asked = admin.http.get(format!("{}/tenants", admin.base));
+        let asked = asked.header("Host", format!("{host}:{port}")).send();
+        let answer = within("an answer", asked).await.unwrap();
+        assert_eq!(answer.status(), status, "{host}");
+    }
+    replica.stop().await;
+}
+
 /// Whoever guesses keys is slowed down before anybody looks at them, on either listener.
 #[tokio::test]
 async fn an_address_that_asks_too_often_is_refused_here_too() {

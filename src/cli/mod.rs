@@ -18,6 +18,7 @@ mod remote;
 mod remote_keys;
 mod remote_login;
 mod serve;
+mod signals;
 mod stored;
 mod table;
 

@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context;
 use rustix::process::DumpableBehavior;
 
-use super::{RunArgs, ServeArgs, bound, descriptors, directory, stored};
+use super::{RunArgs, ServeArgs, bound, descriptors, directory, signals, stored};
 use crate::{
     backend::{
         launcher::{Ambient, Launcher},
@@ -91,22 +91,17 @@ fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         listen,
         run: true,
     };
-    let config = Config::load(&sources).map_err(|error| error.mistakes)?;
+    let config = Config::load(&sources).map_err(|error| error.mistakes);
+    let (config, passed) = both(config, environment_of(passed, &env))?;
     let mut command = command.into_iter();
     let (command, args) = match command.next() {
         Some(program) => (program, command.collect()),
         None => (OWN_BINARY.to_owned(), vec!["__demo".to_owned()]),
     };
-    let named = passed
-        .into_iter()
-        .filter_map(|pair| match pair.split_once('=') {
-            Some((name, value)) => Some((name.to_owned(), value.to_owned())),
-            None => env.get(&pair).cloned().map(|value| (pair, value)),
-        });
     let launch = Launch {
         command,
         args,
-        env: named.collect(),
+        env: passed,
         cwd: None,
         home: Home::Caller,
         confinement: Confinement::default(),
@@ -130,6 +125,30 @@ fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         secrets: Vec::new(),
         is_run: true,
     })
+}
+
+/// What `--env` names for the server of `run`: a value, or one of ours to pass.
+fn environment_of(
+    passed: Vec<String>,
+    own: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, String>, Vec<Mistake>> {
+    let (mut env, mut mistakes) = (BTreeMap::new(), Vec::new());
+    for pair in passed {
+        let named = match pair.split_once('=') {
+            Some((name, value)) => Some((name.to_owned(), value.to_owned())),
+            None => own.get(&pair).map(|value| (pair.clone(), value.clone())),
+        };
+        let wrong = || Wrong::new("is not set here", "write NAME=VALUE, or set it");
+        match named {
+            Some((name, value)) => _ = env.insert(name, value),
+            None => mistakes.push(wrong().at("--env", &pair)),
+        }
+    }
+    if mistakes.is_empty() {
+        Ok(env)
+    } else {
+        Err(mistakes)
+    }
 }
 
 /// The binary of this very process, also when its file was replaced meanwhile.
@@ -342,7 +361,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let prepared = stores_of(&config, &work, is_temporary);
     let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
     let shutdown = Shutdown::default();
-    let signals = signals(shutdown.clone())?;
+    let signals = signals::signals(shutdown.clone())?;
     bound::announce(&config, &listeners, is_run)?;
     let running = run::run(config, served, launcher, listeners, shutdown, logs);
     tokio::pin!(signals);
@@ -421,20 +440,25 @@ fn ambient(env: &BTreeMap<String, String>) -> anyhow::Result<Ambient> {
     })
 }
 
-/// The first SIGTERM or SIGINT drains, the second ends at once. Returns when children have
-/// had the time that the second one leaves them.
-fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
-    Ok(async move {
-        for token in [&shutdown.drain, &shutdown.halt] {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            token.cancel();
-        }
-        // The guards end what is left when this process is gone.
-    })
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_not_set_cannot_be_passed() {
+        let own = BTreeMap::from([("A".to_owned(), "1".to_owned())]);
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+        let env = environment_of(words(&["A", "B=2", "C="]), &own).unwrap();
+        let pairs: Vec<_> = env
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        assert_eq!(pairs, ["A=1", "B=2", "C="]);
+        let mistakes = environment_of(words(&["A", "TOKEN"]), &own).unwrap_err();
+        let said: Vec<_> = mistakes.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            said,
+            ["--env: TOKEN: is not set here; write NAME=VALUE, or set it"]
+        );
+    }
 }

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::json;
 use tokio::{io::AsyncWriteExt, time::Instant};
 
 use crate::{
-    harness::{Gateway, opening, within},
+    harness::{Gateway, child, opening, run_args, within},
     wire::{connect, host, raw, statuses},
 };
 
@@ -50,6 +51,30 @@ async fn a_connection_that_says_nothing_holds_up_nothing() {
     let time = ends(gateway).await;
     assert!(time < Duration::from_millis(1500), "{time:?}");
     drop((silent, half));
+}
+
+#[tokio::test]
+async fn a_terminal_that_goes_drains_it_and_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let temporary = format!("TMPDIR={}", dir.path().display());
+    let wrapper = ["env", temporary.as_str()];
+    let mut gateway = Gateway::through(&wrapper, &run_args(&[], &[]), &[&child()]).await;
+    sleeping(&gateway).await;
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    gateway.signal(Signal::HUP);
+    let status = within("the end", gateway.process.wait()).await;
+    assert_eq!(status.unwrap().code(), Some(0));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn under_nohup_it_outlives_its_terminal() {
+    let gateway = Gateway::through(&["nohup"], &run_args(&[], &[]), &[&child()]).await;
+    gateway.signal(Signal::HUP);
+    let session = gateway.session().await;
+    assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    assert!(!gateway.stderr().contains("draining"));
+    ends(gateway).await;
 }
 
 /// It gets the two seconds that `run` drains for, and one more.

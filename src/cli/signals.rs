@@ -1,0 +1,49 @@
+//! Signals from outside: the first drains, the second ends at once.
+//!
+//! Not here: what draining is (`run`).
+
+use std::fs;
+
+use anyhow::Context;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::run::Shutdown;
+
+/// The first SIGTERM, SIGINT or SIGHUP drains, the second ends at once. Returns when children have
+/// had the time that the second one leaves them.
+pub(super) fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
+    // Whoever began it under nohup wants it to outlive the terminal.
+    let hang_up = (!is_ignored())
+        .then(|| signal(SignalKind::hangup()))
+        .transpose();
+    let mut hang_up = hang_up.context("cannot handle SIGHUP")?;
+    Ok(async move {
+        for token in [&shutdown.drain, &shutdown.halt] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                () = received(hang_up.as_mut()) => {}
+            }
+            token.cancel();
+        }
+        // The guards end what is left when this process is gone.
+    })
+}
+
+async fn received(signal: Option<&mut Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether this process was started with SIGHUP ignored.
+fn is_ignored() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let first = 1 << (SignalKind::hangup().as_raw_value() - 1);
+    ignored.is_some_and(|mask| mask & first != 0)
+}

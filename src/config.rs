@@ -74,6 +74,8 @@ pub(crate) struct Config {
     pub(crate) server: Vec<Override>,
     /// Whether nobody wrote `public_url`, so that it follows the listener.
     is_url_derived: bool,
+    /// Where keys are written that are not left to their defaults.
+    written: BTreeMap<String, String>,
 }
 
 /// The public listener.
@@ -248,6 +250,13 @@ impl Config {
         is_separate.then_some(SEPARATE_STORES)
     }
 
+    /// Where this key is written: for mistakes that only show when its value is used.
+    pub(crate) fn place(&self, key: &str) -> &str {
+        self.written
+            .get(key)
+            .map_or("configuration", String::as_str)
+    }
+
     /// Makes the public URL true once it is known which port was bound.
     pub(crate) fn bind(&mut self, bound: SocketAddr) {
         if self.is_url_derived {
@@ -323,6 +332,7 @@ impl Layers {
             },
             server: std::mem::take(&mut self.server),
             is_url_derived,
+            written: self.written(),
         }
     }
 

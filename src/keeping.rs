@@ -4,9 +4,14 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use url::Url;
 use zeroize::Zeroizing;
 
-use crate::{document::Node, layers::Layers, settings::Wrong};
+use crate::{
+    document::Node,
+    layers::{Layers, twice},
+    settings::Wrong,
+};
 
 /// What is kept.
 #[derive(Clone, Debug)]
@@ -33,7 +38,8 @@ impl Keeping {
         Self {
             sql_url: layers.leaf("sql.url", |node| {
                 let text = node.text()?;
-                let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme));
+                let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme))
+                    && Url::parse(&text).is_ok();
                 if !text.is_empty() && !is_known {
                     // Without the text: it may hold a password.
                     let what = "is no URL of PostgreSQL";
@@ -53,6 +59,12 @@ impl Keeping {
 fn admin_key(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Secret> {
     let of = |name: &str| env.get(name).filter(|text| !text.is_empty());
     if let Some(key) = of("LOCKGATE_ADMIN_KEY") {
+        if of("LOCKGATE_ADMIN_KEY_FILE").is_some() {
+            let twice = twice("LOCKGATE_ADMIN_KEY");
+            layers
+                .mistakes
+                .push(twice.at("LOCKGATE_ADMIN_KEY_FILE", "admin key"));
+        }
         return Secret::of(key.trim().to_owned());
     }
     let file = of("LOCKGATE_ADMIN_KEY_FILE")?;
@@ -127,6 +139,22 @@ mod tests {
             Some("postgresql://own/x")
         );
         assert_eq!(url(&[usual], &["sql.url="]), None);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_a_mistake() {
+        let of = |env: &[(&str, &str)]| read(env, &[]).1;
+        assert_eq!(
+            of(&[("LOCKGATE_SQL__URL", "postgres://h:99999/x")]).len(),
+            1
+        );
+        let file = ("LOCKGATE_ADMIN_KEY_FILE", "/nonexistent");
+        let said = of(&[("LOCKGATE_ADMIN_KEY", "lgk_x"), file]);
+        assert!(
+            said[0].contains("is set, and LOCKGATE_ADMIN_KEY is too"),
+            "{said:?}"
+        );
+        assert_eq!(of(&[("LOCKGATE_ADMIN_KEY", ""), file]).len(), 1);
     }
 
     #[test]

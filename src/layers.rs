@@ -91,6 +91,9 @@ impl Layers {
             if let Some(key) = variables.get(name) {
                 self.add(key, Node::from_word(name, value));
             } else if let Some(key) = variables.get(base) {
+                if env.get(base).is_some_and(|value| !value.is_empty()) {
+                    self.mistakes.push(twice(base).at(name, key));
+                }
                 self.add_secret(name, key, value);
             } else if !is_service_link(name, value) {
                 let known = variables.keys().map(String::as_str);
@@ -188,6 +191,15 @@ impl Layers {
         }
     }
 
+    /// Where each key is written that is not left to its default.
+    pub(crate) fn written(&self) -> BTreeMap<String, String> {
+        let places = self.leaves.iter().map(|(key, node)| (key, &node.place));
+        let written = places.filter(|(_, place)| *place != DEFAULT_PLACE);
+        written
+            .map(|(key, place)| (key.clone(), place.clone()))
+            .collect()
+    }
+
     /// Whether nobody wrote this key.
     pub(crate) fn is_default(&self, key: &str) -> bool {
         self.leaves
@@ -237,6 +249,14 @@ fn flatten(path: &str, node: Node, leaves: &mut BTreeMap<String, Node>) {
 
 fn text_node(place: &str, text: &str) -> Node {
     Node::new(place, Value::Text(text.to_owned()))
+}
+
+/// A variable and the file of the same, of which nobody can say which counts.
+pub(crate) fn twice(variable: &str) -> Wrong {
+    Wrong::new(
+        format!("is set, and {variable} is too"),
+        "unset one of them",
+    )
 }
 
 /// Whether the kubelet sets it, in every container of a namespace with a Service whose name begins
@@ -344,6 +364,29 @@ mod tests {
         ] {
             assert_eq!(mistakes(name, value), 1, "{name}");
         }
+    }
+
+    #[test]
+    fn a_variable_and_its_file_are_not_both_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("url");
+        fs::write(&file, "postgres://file/x\n").unwrap();
+        let mistakes = |value: &str| {
+            let mut layers = Layers::new(false);
+            let pairs = [("", value), ("_FILE", file.to_str().unwrap())];
+            let name = |end: &str| format!("LOCKGATE_SQL__URL{end}");
+            let env = pairs.map(|(end, value)| (name(end), value.to_owned()));
+            layers.add_env(&BTreeMap::from(env));
+            layers
+                .mistakes
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        let twice = "LOCKGATE_SQL__URL_FILE: sql.url: is set, and LOCKGATE_SQL__URL is too; unset one of them";
+        assert_eq!(mistakes("postgres://own/x"), [twice]);
+        // As compose files write it.
+        assert_eq!(mistakes(""), [""; 0]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, pem::PemObject},
 };
+use url::Url;
 
 use crate::{
     address::{address, host},
@@ -40,8 +41,7 @@ impl Redis {
         }
         let url = layers.leaf("redis.url", |node| {
             let text = node.text()?;
-            let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme));
-            if !text.is_empty() && !is_known {
+            if !text.is_empty() && !is_redis(&text) {
                 // Without the text: it may hold a password.
                 let what = "is no URL of Redis";
                 let remedy = "write redis://HOST:6379 or rediss://…, or \"\" for memory";
@@ -157,6 +157,18 @@ impl Drain {
             timeout: layers.leaf("drain.timeout", Node::duration),
         }
     }
+}
+
+/// Whether it is a URL of which the part that connects makes something.
+fn is_redis(text: &str) -> bool {
+    let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme));
+    let Some(url) = Url::parse(text).ok().filter(|_| is_known) else {
+        return false;
+    };
+    let has_host = url.host_str().is_some_and(|host| !host.is_empty());
+    let database = url.path().trim_matches('/');
+    let is_number = database.is_empty() || database.parse::<u32>().is_ok();
+    url.scheme().ends_with("unix") || (has_host && is_number)
 }
 
 /// What may stand before keys: nothing that Redis or its tools read something into.

@@ -1,7 +1,7 @@
 //! The sockets of a gateway: bound before anything is started, and told to whoever waits for it.
 
 use std::{
-    io::Write,
+    io::{ErrorKind, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
 };
@@ -14,16 +14,22 @@ use crate::{
     config::Config,
     http::page::snippets,
     run::{Listeners, Reached},
+    settings::Wrong,
 };
 
 /// Binds every listener that is asked for.
 pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<Listeners> {
-    let http = bind(config.http.listen).await?;
-    let ops = maybe(config.ops.listen).await?;
-    let admin = maybe(config.admin.listen.filter(|_| !is_run)).await?;
+    let bind = async |key, address| bind(config, key, address).await;
+    let maybe = async |key, address: Option<SocketAddr>| match address {
+        Some(address) => bind(key, address).await.map(Some),
+        None => Ok(None),
+    };
+    let http = bind("http.listen", config.http.listen).await?;
+    let ops = maybe("ops.listen", config.ops.listen).await?;
+    let admin = maybe("admin.listen", config.admin.listen.filter(|_| !is_run)).await?;
     let cluster = match &config.redis {
         Some(_) => {
-            let listener = bind(config.cluster.listen).await?;
+            let listener = bind("cluster.listen", config.cluster.listen).await?;
             let address = advertised(config, listener.local_addr()?).await?;
             Some(Reached { listener, address })
         }
@@ -37,17 +43,19 @@ pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<L
     })
 }
 
-async fn maybe(address: Option<SocketAddr>) -> anyhow::Result<Option<TcpListener>> {
-    match address {
-        Some(address) => bind(address).await.map(Some),
-        None => Ok(None),
-    }
-}
-
-async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}"))
+/// Listens on what this key says; a port that is taken is never replaced by another.
+async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let remedy = match error.kind() {
+            ErrorKind::AddrInUse => "end what has it, or write another port",
+            ErrorKind::PermissionDenied => {
+                "write a port above 1023, or give it CAP_NET_BIND_SERVICE"
+            }
+            _ => "write an address of this machine",
+        };
+        let what = format!("cannot listen on {address}: {error}");
+        anyhow::Error::msg(Wrong::new(what, remedy).at(config.place(key), key))
+    })
 }
 
 /// The ports that no child may reach.

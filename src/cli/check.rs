@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::{
+    credentials,
     descriptors::shortage,
     serve::{kernel, offer},
 };
@@ -70,7 +71,8 @@ fn report(
             let search = sources.env.get("PATH").map_or("", String::as_str);
             let offer = offer(kernel, &config)?;
             let check = |manifest| checks::check(manifest, &config, search, &offer);
-            let mistakes = manifest.as_ref().map(check).unwrap_or_default();
+            let mut mistakes = credentials::mistakes(&config);
+            mistakes.extend(manifest.as_ref().map(check).unwrap_or_default());
             if mistakes.is_empty() {
                 let mut summary = summary(&config, manifest.as_ref(), &offer);
                 if let Some(shortage) = shortage(&config, kernel.open_files) {

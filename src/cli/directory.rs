@@ -11,7 +11,10 @@ use std::{
 
 use anyhow::Context;
 
-use crate::{config::Mistake, settings::Wrong};
+use crate::{
+    config::{Config, Mistake},
+    settings::Wrong,
+};
 
 /// Sees to the data directory: makes it, or closes one that is the gateway's.
 ///
@@ -20,12 +23,17 @@ use crate::{config::Mistake, settings::Wrong};
 /// # Errors
 ///
 /// What the file system says.
-pub(super) fn claim(path: &Path) -> anyhow::Result<Result<(), Mistake>> {
+pub(super) fn claim(config: &Config) -> anyhow::Result<Result<(), Mistake>> {
+    let made = made(&config.data_dir)?;
+    Ok(made.map_err(|wrong| wrong.at(config.place("data_dir"), "data_dir")))
+}
+
+fn made(path: &Path) -> anyhow::Result<Result<(), Wrong>> {
     if let Some(found) = there(path)? {
         let what = whose(path, &found)?;
         if let Some(what) = what {
-            let wrong = Wrong::new(format!("{} {what}", path.display()), REMEDY);
-            return Ok(Err(wrong.at("configuration", "data_dir")));
+            let what = format!("{} {what}", path.display());
+            return Ok(Err(Wrong::new(what, REMEDY)));
         }
     }
     private(path).context("data_dir").map(Ok)
@@ -110,21 +118,21 @@ mod tests {
             ("closed", 0o700, &["notes"]),
         ] {
             let path = at(name, bits, holds);
-            assert_eq!(claim(&path).unwrap(), Ok(()), "{name}");
+            assert_eq!(made(&path).unwrap(), Ok(()), "{name}");
             assert_eq!(mode(&path) & OTHERS, 0, "{name}");
         }
         let new = dir.path().join("empty/a/b");
-        assert_eq!(claim(&new).unwrap(), Ok(()));
+        assert_eq!(made(&new).unwrap(), Ok(()));
         assert_eq!((mode(&new), mode(new.parent().unwrap())), (0o700, 0o700));
         let shared = at("srv", 0o755, &["index.html"]);
-        let mistake = claim(&shared).unwrap().unwrap_err();
+        let wrong = made(&shared).unwrap().unwrap_err();
         assert!(
-            mistake
+            wrong
                 .what
                 .ends_with("srv is open to others and holds what is theirs")
         );
-        assert_eq!((mistake.key.as_str(), mode(&shared)), ("data_dir", 0o755));
-        assert_eq!(claim(&shared.join("lockgate")).unwrap(), Ok(()));
+        assert_eq!(mode(&shared), 0o755);
+        assert_eq!(made(&shared.join("lockgate")).unwrap(), Ok(()));
     }
 
     #[test]
@@ -138,10 +146,10 @@ mod tests {
             Path::new("/")
         };
         let before = mode(path);
-        let mistake = claim(path).unwrap().unwrap_err();
+        let wrong = made(path).unwrap().unwrap_err();
         assert!(
-            mistake.what.ends_with(" belongs to another user"),
-            "{mistake}"
+            wrong.what.ends_with(" belongs to another user"),
+            "{wrong:?}"
         );
         assert_eq!(mode(path), before);
     }

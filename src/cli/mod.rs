@@ -8,6 +8,7 @@ mod apply;
 mod bound;
 mod check;
 mod client;
+mod credentials;
 mod demo;
 mod descriptors;
 mod directory;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context;
 use rustix::process::DumpableBehavior;
 
-use super::{RunArgs, ServeArgs, bound, descriptors, directory, signals, stored};
+use super::{RunArgs, ServeArgs, bound, credentials, descriptors, directory, signals, stored};
 use crate::{
     backend::{
         launcher::{Ambient, Launcher},
@@ -110,7 +110,8 @@ fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
     };
     let manifest = single::single(launch, &config.server, &env)?;
     let (kernel, offer) = probe(&config)?;
-    let mistakes = checks::check(&manifest, &config, path_of(&env), &offer);
+    let mut mistakes = credentials::mistakes(&config);
+    mistakes.extend(checks::check(&manifest, &config, path_of(&env), &offer));
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
@@ -190,7 +191,8 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
             &offer,
         )
     });
-    let mistakes = judged.unwrap_or_default();
+    let mut mistakes = credentials::mistakes(&config);
+    mistakes.extend(judged.unwrap_or_default());
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
@@ -250,7 +252,7 @@ pub(super) fn offer(kernel: &Kernel, config: &Config) -> Result<Offer, Vec<Mista
     let offer = kernel.offer(config.sandbox.separation, config.sandbox.uids);
     offer.map_err(|(key, what)| {
         let remedy = "choose another, or see lockgate check for what is offered here";
-        vec![Wrong::new(what, remedy).at("configuration", key)]
+        vec![Wrong::new(what, remedy).at(config.place(key), key)]
     })
 }
 
@@ -334,7 +336,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         Some(work) => work,
         None => config.data_dir.join("work"),
     };
-    if !is_run && let Err(mistake) = directory::claim(&config.data_dir)? {
+    if !is_run && let Err(mistake) = directory::claim(&config)? {
         return Ok(refuse(&[mistake]));
     }
     let _held = (!is_run).then(|| stored::hold(&config)).transpose()?;

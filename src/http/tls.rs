@@ -21,13 +21,13 @@ pub(crate) type TlsReload = Arc<ArcSwap<ServerConfig>>;
 pub(crate) enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
-    Unreadable(PathBuf, #[source] std::io::Error),
+    Unreadable(PathBuf, std::io::Error),
     /// A file is not the PEM that it should be.
     #[error("{0} has no usable {1}")]
     NotPem(PathBuf, &'static str),
     /// Certificate and key are well-formed but not usable together.
     #[error("certificate and key do not serve: {0}")]
-    Unusable(#[from] rustls::Error),
+    Unusable(rustls::Error),
 }
 
 /// The two files of a listener.
@@ -113,19 +113,22 @@ impl Files {
             .collect::<Result<Vec<_>, _>>()
             .ok()
             .filter(|chain| !chain.is_empty())
-            .ok_or_else(|| TlsError::NotPem(self.cert.clone(), "certificate"))?;
+            .ok_or_else(|| TlsError::NotPem(self.cert.clone(), CERTIFICATE))?;
         let key = PrivateKeyDer::from_pem_slice(&held.key)
             .map_err(|_| TlsError::NotPem(self.key.clone(), "private key"))?;
         // The provider is named, not the process default: tests run several gateways.
         let mut config =
             ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-                .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-                .with_no_client_auth()
-                .with_single_cert(chain, key)?;
+                .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
+                .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
+                .map_err(TlsError::Unusable)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Arc::new(config))
     }
 }
+
+/// What the first of the two files lacks.
+pub(crate) const CERTIFICATE: &str = "certificate";
 
 /// Certificates change every few weeks; watching by inotify misses mounts of Kubernetes secrets.
 const EVERY: Duration = Duration::from_secs(5);

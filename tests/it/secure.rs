@@ -149,6 +149,93 @@ async fn p165_a_new_certificate_drops_no_stream() {
     session.delete().await;
 }
 
+/// Both with what they cannot use: code and words of `check`, and of `serve` or of its first line.
+async fn refused(env: &[(&str, &str)], sets: &[&str]) -> String {
+    let mut said = Vec::new();
+    for command in ["check", "serve"] {
+        let mut own = tokio::process::Command::new(env!("CARGO_BIN_EXE_lockgate"));
+        own.arg(command).envs(env.iter().copied());
+        own.args(sets.iter().flat_map(|set| ["--set", set]));
+        let output = within("its end", own.kill_on_drop(true).output())
+            .await
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        said.push(String::from_utf8(output.stderr).unwrap());
+    }
+    assert_eq!(said[0], said[1]);
+    said.swap_remove(0)
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_known_before_anything_listens() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let data = format!("data_dir={}", at("data"));
+    let (one, other) = (Pair::new(), Pair::new());
+    std::fs::write(at("cert"), &one.cert).unwrap();
+    std::fs::write(at("key"), &one.key).unwrap();
+    std::fs::write(at("other"), &other.key).unwrap();
+    let tls = async |cert: &str, key: &str| {
+        let cert = format!("http.tls.cert={}", at(cert));
+        let key = format!("http.tls.key={}", at(key));
+        refused(&[], &[&data, &cert, &key]).await
+    };
+    let is_at = |said: String, begins: &str| assert!(said.starts_with(begins), "{said}");
+    is_at(
+        tls("none", "key").await,
+        "--set: http.tls.cert: cannot read ",
+    );
+    is_at(tls("cert", "cert").await, "--set: http.tls.key: ");
+    let said = tls("cert", "other").await;
+    assert_eq!(
+        said.matches("certificate and key do not serve").count(),
+        1,
+        "{said}"
+    );
+    is_at(said, "--set: http.tls.key: certificate and key");
+    let said = refused(&[], &[&data, "redis.url=redis://h:99999"]).await;
+    is_at(said, "--set: redis.url: is no URL of Redis");
+    let said = refused(&[("LOCKGATE_MASTER_KEY", "abc")], &[&data]).await;
+    is_at(
+        said,
+        "LOCKGATE_MASTER_KEY: master_key: is not 32 bytes in Base64",
+    );
+    let said = refused(&[("LOCKGATE_ADMIN_KEY", "foo")], &[&data]).await;
+    is_at(said, "environment: LOCKGATE_ADMIN_KEY: is no API key");
+    let file = at("lockgate.toml");
+    std::fs::write(&file, "\nmaster_key = \"abc\"\n").unwrap();
+    let said = refused(&[("LOCKGATE_CONFIG", &file)], &[&data]).await;
+    is_at(said, &format!("{file}:2: master_key: "));
+}
+
+#[tokio::test]
+async fn a_taken_port_says_which_key_wants_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    for key in ["http.listen", "ops.listen", "admin.listen"] {
+        let mut sets = vec![format!("data_dir={}", dir.path().join("data").display())];
+        sets.extend(["http.listen", "ops.listen"].map(|key| format!("{key}=127.0.0.1:0")));
+        sets.push(format!("{key}={address}"));
+        let mut serve = tokio::process::Command::new(env!("CARGO_BIN_EXE_lockgate"));
+        serve
+            .arg("serve")
+            .args(sets.iter().flat_map(|set| ["--set", set]));
+        let output = within("its end", serve.kill_on_drop(true).output())
+            .await
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let begins = format!("lockgate: --set: {key}: cannot listen on {address}: ");
+        assert!(said.starts_with(&begins), "{said}");
+        assert!(
+            said.ends_with("; end what has it, or write another port\n"),
+            "{said}"
+        );
+    }
+}
+
 /// A gateway of a user without rights, as a container runs it; skipped where there is no other
 /// user to become, or where the binary is out of that user's reach.
 #[tokio::test]

@@ -443,10 +443,7 @@ async fn a_data_directory_that_others_use_is_refused_and_left_as_it_is() {
     let Err(said) = ground.try_serve(&[]).await else {
         panic!("it serves")
     };
-    assert!(
-        said.starts_with("Some(2) configuration: data_dir: "),
-        "{said}"
-    );
+    assert!(said.starts_with("Some(2) --set: data_dir: "), "{said}");
     assert!(said.contains("; name a directory below it"), "{said}");
     assert_eq!(std::fs::metadata(ground.data()).map(mode).unwrap(), 0o755);
 }

@@ -1,0 +1,42 @@
+//! What the gateway's own settings hold as certificates and keys, tried before anything starts.
+//!
+//! Not here: reading the settings (`config`), and whether the store knows such a key (`control`).
+
+use crate::{
+    auth::api_key,
+    config::{Config, Mistake},
+    control::seal::Keyring,
+    http::tls::{CERTIFICATE, Files, TlsError},
+    settings::Wrong,
+};
+
+/// Those with which it would end as soon as it needs them.
+pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
+    let tls = config.http.tls.as_ref().and_then(|tls| {
+        let (cert, key) = (tls.cert.clone(), tls.key.clone());
+        let files = Files { cert, key };
+        let error = files.load().err()?;
+        let (key, remedy) = match &error {
+            TlsError::NotPem(_, CERTIFICATE) => ("http.tls.cert", CHAIN),
+            TlsError::Unreadable(path, _) if *path == files.cert => ("http.tls.cert", CHAIN),
+            TlsError::Unreadable(..) | TlsError::NotPem(..) => (
+                "http.tls.key",
+                "name a readable PEM file with the private key",
+            ),
+            TlsError::Unusable(_) => ("http.tls.key", "name the key of that certificate"),
+        };
+        Some(Wrong::new(error.to_string(), remedy).at(config.place(key), key))
+    });
+    let master = config.keeping.master_key.as_ref().and_then(|text| {
+        let wrong = Keyring::parse(text.expose()).err()?;
+        Some(wrong.at(config.place("master_key"), "master_key"))
+    });
+    let admin = config.keeping.admin_key.as_ref().and_then(|key| {
+        let wrong = Wrong::new("is no API key", "write one that lockgate key new prints");
+        let is_key = api_key::hash_of(key.expose()).is_some();
+        (!is_key).then(|| wrong.at("environment", "LOCKGATE_ADMIN_KEY"))
+    });
+    [tls, master, admin].into_iter().flatten().collect()
+}
+
+const CHAIN: &str = "name a readable PEM file with the chain";

@@ -410,6 +410,15 @@ pub(crate) fn push_error(
     out.extend_from_slice(b"}}");
 }
 
+/// Appends an error response that somebody else wrote, without its line end.
+pub(crate) fn push_raw_error(id: &[u8], error: &[u8], out: &mut BytesMut) {
+    out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
+    out.extend_from_slice(id);
+    out.extend_from_slice(br#","error":"#);
+    out.extend_from_slice(error);
+    out.put_u8(b'}');
+}
+
 /// Appends a result response without its line end.
 pub(crate) fn push_result(id: &[u8], result: &[u8], out: &mut BytesMut) {
     out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);

@@ -11,6 +11,7 @@ use std::{
 };
 
 use aws_lc_rs::rand::SecureRandom;
+use bytes::Bytes;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep_until, timeout_at},
@@ -89,6 +90,8 @@ pub(crate) enum Refused {
     Prepare,
     /// What was started ended before it answered, or its answer was not usable.
     Failed(&'static str),
+    /// What was started answered `initialize` with this raw error.
+    Answered(Bytes),
 }
 
 impl Pool {

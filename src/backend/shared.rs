@@ -114,12 +114,7 @@ impl Shared {
         let hello = match running.start().await {
             Ok(hello) => hello,
             Err(why) => {
-                running.place.fail();
-                running
-                    .shared
-                    .standing
-                    .send_replace(Standing::Failed(Refused::Failed(why)));
-                running.end(Exit::FailedStart).await;
+                running.failed(why).await;
                 return None;
             }
         };
@@ -152,7 +147,7 @@ impl Shared {
 impl Running {
     /// Initializes the child in the gateway's own name: no capabilities, so that it asks nothing
     /// that nobody could answer (DESIGN section 4).
-    async fn start(&mut self) -> Result<Hello, &'static str> {
+    async fn start(&mut self) -> Result<Hello, Refused> {
         let clock = self.shared.server.clocks.start;
         let newest = revision::ALL[0].as_str();
         let version = env!("CARGO_PKG_VERSION");
@@ -173,20 +168,25 @@ impl Running {
                             self.shared.pool.metrics.noise_line();
                             continue;
                         };
-                        if message.id() == Some(b"0") && message.kind() == Kind::Error {
-                            return Err("backend_refused");
+                        if message.id() == Some(b"0")
+                            && let Some(error) = message.error()
+                        {
+                            return Err(Refused::Answered(Bytes::copy_from_slice(error)));
                         }
                         if message.id() == Some(b"0") && message.kind() == Kind::Result {
                             let entry = Arc::clone(self.place.entry());
-                            return hello(&message, entry).ok_or("unsupported_revision");
+                            return hello(&message, entry)
+                                .ok_or(Refused::Failed("unsupported_revision"));
                         }
                         if message.kind() == Kind::Request {
                             refuse(&message, message.method(), self.child.out());
                             self.child.try_flush();
                         }
                     }
-                    Happened::TooLong => return Err("oversized_line"),
-                    Happened::Closed | Happened::Exited(_) => return Err("backend_exited"),
+                    Happened::TooLong => return Err(Refused::Failed("oversized_line")),
+                    Happened::Closed | Happened::Exited(_) => {
+                        return Err(Refused::Failed("backend_exited"));
+                    }
                 }
             }
         };
@@ -194,13 +194,27 @@ impl Running {
         let hello = halt
             .run_until_cancelled(timeout(limit, hello))
             .await
-            .ok_or("backend_exited")?
-            .map_err(|_| "timeout")??;
+            .ok_or(Refused::Failed("backend_exited"))?
+            .map_err(|_| Refused::Failed("timeout"))??;
         self.child
             .out()
             .extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n");
         self.child.try_flush();
         Ok(hello)
+    }
+
+    /// It never serves.
+    async fn failed(mut self, why: Refused) {
+        // One that refuses works, as one of a single session does.
+        let exit = if matches!(why, Refused::Answered(_)) {
+            self.place.succeeded();
+            Exit::Stopped
+        } else {
+            self.place.fail();
+            Exit::FailedStart
+        };
+        self.shared.standing.send_replace(Standing::Failed(why));
+        self.end(exit).await;
     }
 
     async fn serve(&mut self) -> Loss {

@@ -99,6 +99,12 @@ impl Fault {
         "the backend's answer is not valid JSON",
         "invalid_answer",
     );
+    /// The child that was to go on with a session answered `initialize` with an error.
+    pub(super) const REFUSED: Self = Self::new(
+        -31001,
+        "the backend refused to be initialized again",
+        "backend_refused",
+    );
     /// The server speaks no revision that the tenant allows.
     pub(super) const REVISION: Self = Self::new(
         -31003,
@@ -131,6 +137,8 @@ impl Fault {
             Refused::Failed("oversized_line") => Self::TOO_LONG,
             Refused::Failed("unsupported_revision") => Self::REVISION,
             Refused::Failed(_) | Refused::Spawn => Self::EXITED.of_start(),
+            // It would say so again.
+            Refused::Answered(_) => return Self::REFUSED,
         };
         Self {
             is_retryable: true,

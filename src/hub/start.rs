@@ -17,7 +17,7 @@ use crate::{
     backend::{
         audience::CALL_BITS,
         circuit::Verdict,
-        legacy::{Said, push_result},
+        legacy::{Said, push_raw_error, push_result},
         pool::{Refused, Started},
         shares::Member,
     },
@@ -153,7 +153,12 @@ impl Session {
             .map(hello::capabilities)
             .unwrap_or_default();
         let Some(revision) = revision else {
-            return self.lose(Fault::REVISION);
+            let is_refused = message.kind() == Kind::Error;
+            return self.lose(if is_refused {
+                Fault::REFUSED
+            } else {
+                Fault::REVISION
+            });
         };
         if is_first {
             self.make_ready();
@@ -263,9 +268,12 @@ impl Session {
 
     /// There is no backend: what waits for one is answered.
     fn refused(&mut self, refused: &Refused) {
+        let fault = Fault::of(refused);
         tracing::warn!(
-            tenant.id = self.tenant.name, server.name = self.server.name,
-            session.id = self.id.short(), why = ?refused,
+            tenant.id = self.tenant.name,
+            server.name = self.server.name,
+            session.id = self.id.short(),
+            why = fault.reason,
             "no backend for the session"
         );
         if let Refused::Limit(full) = refused {
@@ -273,12 +281,16 @@ impl Session {
         }
         self.link.down();
         self.kept.waiting.clear();
-        let fault = Fault::of(refused);
         if let Phase::Starting { id, reply } = &self.phase {
-            let line = fault.line(id);
-            let answer = match (fault.status, reply) {
-                (Some(status), Some(_)) => Answer::Refused(status.error()),
-                _ => Answer::Failed(line),
+            let answer = match (refused, fault.status, reply) {
+                (Refused::Answered(error), ..) => {
+                    self.core.metrics.call(Method::Initialize, Outcome::Error);
+                    let mut line = BytesMut::new();
+                    push_raw_error(id, error, &mut line);
+                    Answer::Failed(line.freeze())
+                }
+                (_, Some(status), Some(_)) => Answer::Refused(status.error()),
+                _ => Answer::Failed(fault.line(id)),
             };
             self.over = Some(Over::Failed);
             return self.answer_start(answer);

@@ -105,6 +105,13 @@ impl Message {
             .flatten()
     }
 
+    /// The raw `error` of a response.
+    pub(crate) fn error(&self) -> Option<&[u8]> {
+        (self.kind == Kind::Error)
+            .then(|| json::get(&self.bytes, "error"))
+            .flatten()
+    }
+
     /// `params.name`, decoded.
     pub(crate) fn name(&self) -> Option<std::borrow::Cow<'_, str>> {
         json::decoded(self.acted.name?.of(&self.bytes))

@@ -488,6 +488,25 @@ async fn a_shared_child_that_cannot_start_refuses_every_session() {
     until("no child", || async { gateway.descendants().is_empty() }).await;
 }
 
+/// The error is the client's, as of a child of its own; a child that says no has not failed to start.
+#[tokio::test]
+async fn the_error_of_a_shared_child_is_its_clients() {
+    let server =
+        json!({"command": child(), "isolation": "tenant", "env": {"CHILD_INIT_ERROR": "1"}});
+    let gateway = served(server).await;
+    let stranger = gateway.stranger("a", "main");
+    // More often than a circuit allows.
+    for _ in 0..8 {
+        let response = stranger.post(&opening("2025-11-25")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(response.headers().get("mcp-session-id").is_none());
+        let error = json!({"code": -32603, "message": "no initialize today"});
+        let answer = last(response).await;
+        assert_eq!(answer, json!({"jsonrpc": "2.0", "id": 0, "error": error}));
+    }
+    until("no child", || async { gateway.descendants().is_empty() }).await;
+}
+
 /// One session that does not read holds up no other one of the same child.
 #[tokio::test]
 async fn a_session_that_does_not_read_holds_up_no_other() {

@@ -235,6 +235,29 @@ async fn a_child_that_offers_less_than_before_ends_the_session() {
 }
 
 #[tokio::test]
+async fn a_child_that_refuses_to_take_the_place_of_another_says_so() {
+    for isolation in ["session", "tenant"] {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!(
+            "if [ -e {flag} ]; then export CHILD_INIT_ERROR=1; fi; touch {flag}; exec {}",
+            child(),
+            flag = dir.path().join("flag").display()
+        );
+        let gateway = served(json!({"command": "/bin/sh", "args": ["-c", script],
+            "isolation": isolation, "sandbox": {"profile": "open"}}))
+        .await;
+        let session = gateway.session("a", "main").await;
+        kill(pid(&session).await);
+        until("a refusal", || async {
+            let answer = session.call("echo", json!({"text": "x"})).await;
+            let data = json!({"reason": "backend_refused", "retryable": false});
+            code(&answer) == -31001 && answer["error"]["data"] == data
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn r6_what_keeps_failing_is_left_alone_and_others_are_served() {
     let gateway = Served::start(
         json!({}),

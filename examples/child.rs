@@ -99,6 +99,9 @@ fn request(method: &str, params: &Value) -> Option<Result<Value, (i64, &'static 
         "resources/read" => json!({"contents": [
             {"uri": uri(), "mimeType": "text/plain", "text": format!("text of {}", uri())}]}),
         "resources/subscribe" => {
+            if env("CHILD_SILENT_SUBSCRIBE").is_some() {
+                return None;
+            }
             lock(&SUBSCRIBED).push(uri());
             json!({})
         }

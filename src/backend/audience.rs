@@ -140,6 +140,17 @@ impl Audience {
         None
     }
 
+    /// A session has no answer to a subscription: a late one must not make it a holder, nor one that
+    /// is on its way to it; `is_kept` if it has the subscription by an earlier one.
+    pub(super) fn abandon(&mut self, call: u64, uri: &[u8], is_kept: bool, out: &mut BytesMut) {
+        if let Some(begun) = self.pending.get_mut(&call) {
+            begun.is_wanted = false;
+        } else if !is_kept && let Some(holders) = self.subscriptions.get_mut(uri) {
+            holders.remove(&owner(call));
+        }
+        self.settle(uri, out);
+    }
+
     /// Makes a session a holder too; false where there is none.
     fn hold(&mut self, number: u32, uri: &[u8]) -> bool {
         let holders = self.subscriptions.get_mut(uri);
@@ -600,6 +611,25 @@ mod tests {
         answered(&mut audience, end, "result");
         assert_eq!(hearing(&mut audience), Hearing::Nobody);
         assert!(!audience.is_subscribed());
+    }
+
+    #[test]
+    fn a_subscription_without_an_answer_is_none() {
+        let (mut audience, mut out) = of(Isolation::Tenant);
+        let (one, two) = (call(1, 1), call(2, 1));
+        asked(&mut audience, one, true);
+        audience.abandon(one, URI, false, &mut out);
+        assert_eq!(told(&mut out), "", "the child has not got it yet");
+        assert!(!audience.is_subscribed());
+        assert_eq!(answered(&mut audience, one, "result"), ENDED);
+        // Its answer is on the way to the session.
+        asked(&mut audience, two, true);
+        answered(&mut audience, two, "result");
+        audience.abandon(two, URI, true, &mut out);
+        assert_eq!(told(&mut out), "", "kept by an earlier one");
+        assert_eq!(hearing(&mut audience), Hearing::Sessions(vec![2]));
+        audience.abandon(two, URI, false, &mut out);
+        assert_eq!(told(&mut out), ENDED);
     }
 
     #[test]

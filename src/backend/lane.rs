@@ -38,6 +38,15 @@ pub(super) enum Wanted {
         /// The request as the child would get it.
         line: Bytes,
     },
+    /// A subscription has no answer: it was cancelled, or took too long.
+    Abandon {
+        /// The id of the request.
+        call: u64,
+        /// The URI in its canonical spelling.
+        uri: Box<[u8]>,
+        /// Whether the session has it nevertheless.
+        is_kept: bool,
+    },
     /// The least severe log messages that a session wants.
     Level(u32, Level),
     /// A sign of life: a call was overdue.
@@ -122,6 +131,7 @@ impl Wanted {
     fn bytes(&self) -> usize {
         match self {
             Self::Lines(line) | Self::Subscription { line, .. } => line.len(),
+            Self::Abandon { uri, .. } => uri.len(),
             Self::Join { .. } | Self::Leave(_) | Self::Level(..) | Self::Probe => 0,
         }
     }

@@ -349,6 +349,10 @@ impl Running {
                         .await;
                 }
             }
+            Wanted::Abandon { call, uri, is_kept } => {
+                let out = self.child.out();
+                self.audience.abandon(call, &uri, is_kept, out);
+            }
             Wanted::Level(number, level) => {
                 self.audience.set_level(number, level, self.child.out());
             }

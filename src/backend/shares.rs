@@ -300,6 +300,11 @@ impl Member {
         });
     }
 
+    /// Ends a subscription that has no answer; `is_kept` if the session has it nevertheless.
+    pub(crate) fn abandon(&mut self, call: u64, uri: Box<[u8]>, is_kept: bool) {
+        self.want(Wanted::Abandon { call, uri, is_kept });
+    }
+
     /// Asks for log messages from a level on.
     pub(crate) fn set_level(&mut self, level: Level) {
         self.want(Wanted::Level(self.number, level));

@@ -137,6 +137,7 @@ impl Session {
     pub(super) fn fail_call(&mut self, call: CallId, fault: Fault) {
         let ended = self.calls.end(call).zip(self.dialect.abandon(call));
         let Some((ended, id)) = ended else { return };
+        self.unanswered(call, &ended.effect);
         self.link.set_calls(self.calls.count());
         let outcome = if fault.reason == Fault::TIMEOUT.reason {
             Outcome::TimedOut

@@ -392,14 +392,15 @@ impl Session {
 
     /// The client wants no answer to a call, which it knows by a raw id.
     fn cancelled(&mut self, call: CallId, id: &[u8]) {
-        let Some(call) = self.calls.end(call) else {
+        let Some(ended) = self.calls.end(call) else {
             return;
         };
+        self.unanswered(call, &ended.effect);
         self.link.set_calls(self.calls.count());
-        self.call_ended(&call, telemetry::Outcome::Cancelled);
-        let forgotten = self.streams.forgets(call.stream, id);
+        self.call_ended(&ended, telemetry::Outcome::Cancelled);
+        let forgotten = self.streams.forgets(ended.stream, id);
         self.stored(forgotten);
-        let finished = self.streams.finish_call(call.stream, None);
+        let finished = self.streams.finish_call(ended.stream, None);
         self.stored(finished);
     }
 

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     Answer,
+    calls::Effect,
     fault::Fault,
     link::{Own, State},
     session::{Over, Phase, Session},
@@ -85,6 +86,16 @@ impl Session {
             subscription.send(member);
         } else {
             self.kept.waiting.push(subscription);
+        }
+    }
+
+    /// A call ends without an answer: if it was a subscription, a shared child must not have it for
+    /// this session.
+    pub(super) fn unanswered(&mut self, call: CallId, effect: &Effect) {
+        self.kept.waiting.retain(|waiting| waiting.call != call);
+        if let (Effect::Subscribed(uri), State::Shared(member)) = (effect, &mut self.link.state) {
+            let is_kept = self.kept.subscriptions.contains(uri);
+            member.abandon(call, uri.clone(), is_kept);
         }
     }
 

@@ -507,6 +507,36 @@ async fn the_error_of_a_shared_child_is_its_clients() {
     until("no child", || async { gateway.descendants().is_empty() }).await;
 }
 
+/// A subscription whose call is over is none: it keeps no child from being idle.
+#[tokio::test]
+async fn a_subscription_that_is_never_answered_keeps_no_child() {
+    let server = |call: &str| {
+        json!({"command": child(), "isolation": "tenant", "idle": "200ms",
+            "clocks": {"call": call}, "env": {"CHILD_SILENT_SUBSCRIBE": "1"}})
+    };
+    let uri = json!({"uri": "test://one"});
+    let gateway = served(server("200ms")).await;
+    let session = gateway.session("a", "main").await;
+    let answer = session.ask("resources/subscribe", uri.clone()).await;
+    assert_eq!(answer["error"]["code"], -31002, "{answer}");
+    until("no child", || async { gateway.descendants().is_empty() }).await;
+    // Nor one that its client takes back.
+    let gateway = served(server("60s")).await;
+    let session = gateway.session("a", "main").await;
+    let ask = json!({"jsonrpc": "2.0", "id": 7, "method": "resources/subscribe", "params": uri});
+    let other = session.again();
+    let asked = tokio::spawn(async move { other.post(&ask).await.status() });
+    until("the call", || async {
+        let mut calls = received(&session).await.into_iter();
+        calls.any(|call| call["method"] == "resources/subscribe")
+    })
+    .await;
+    let taken_back = json!({"requestId": 7});
+    session.notify("notifications/cancelled", taken_back).await;
+    assert_eq!(asked.await.unwrap(), StatusCode::OK);
+    until("no child", || async { gateway.descendants().is_empty() }).await;
+}
+
 /// One session that does not read holds up no other one of the same child.
 #[tokio::test]
 async fn a_session_that_does_not_read_holds_up_no_other() {

@@ -85,7 +85,7 @@ pub(crate) enum ProviderKind {
     },
     /// OAuth 2.0 alone, like GitHub: who somebody is, is asked for with the access token.
     OAuth {
-        /// What it is called in subjects, like an issuer: `https://github.com`.
+        /// What it is called in subjects, like an issuer: `https://github.com/login/oauth`.
         issuer: String,
         /// Where people are sent.
         authorization_url: String,

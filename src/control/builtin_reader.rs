@@ -385,7 +385,7 @@ mod tests {
         allow: {subjects: [s], domains: [example.com], groups: [g]}
       github:
         kind: oauth
-        issuer: https://github.com
+        issuer: https://github.com/login/oauth
         authorization_url: https://github.com/login/oauth/authorize
         token_url: https://github.com/login/oauth/access_token
         user_url: https://api.github.com/user
@@ -435,7 +435,21 @@ mod tests {
         );
         assert_eq!(entra.allow.domains, ["example.com"]);
         let github = &found.providers["github"];
-        assert_eq!(github.issuer(), "https://github.com");
+        assert_eq!(github.issuer(), "https://github.com/login/oauth");
+        for (provider, iss, is_its) in [
+            (github, "https://github.com/login/oauth", true),
+            (github, "https://github.com", true),
+            (github, "https://github.com/", false),
+            (github, "https://github.com/login/oauth/", false),
+            (github, "https://github.co", false),
+            (github, "https:", false),
+            (github, "https:/", false),
+            (github, "", false),
+            (corp, "https://corp.test", true),
+            (corp, "https://corp.tes", false),
+        ] {
+            assert_eq!(provider.is_named(iss), is_its, "{iss}");
+        }
         let ProviderKind::OAuth {
             subject_member,
             user_url,

@@ -82,7 +82,7 @@ impl Reader<'_> {
     }
 
     fn oauth(&mut self, fields: &Fields<'_>, node: &Node) -> ProviderKind {
-        let called = "write what it is called in subjects, like https://github.com";
+        let called = "write what it is called in subjects, like https://github.com/login/oauth";
         self.needed(fields, node, "issuer", called);
         for key in &OAUTH[..3] {
             self.needed(fields, node, key, "write its URL, https://…");
@@ -143,6 +143,22 @@ impl Provider {
         match &self.kind {
             ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
         }
+    }
+
+    /// Whether an answer of it may name `iss` (RFC 9207). Where `issuer` is but what it is called in
+    /// subjects, it may name itself otherwise: by what its own pages stand under. Each provider has
+    /// a callback of its own, so that nobody else's answer is taken for its (RFC 9700, section 4.4).
+    pub(crate) fn is_named(&self, iss: &str) -> bool {
+        iss == self.issuer()
+            || match &self.kind {
+                ProviderKind::OpenId { .. } => false,
+                ProviderKind::OAuth {
+                    authorization_url, ..
+                } => {
+                    let below = authorization_url.strip_prefix(iss);
+                    iss.contains("://") && below.is_some_and(|rest| rest.starts_with('/'))
+                }
+            }
     }
 
     /// The URLs at which it is asked, by their keys.

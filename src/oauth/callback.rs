@@ -112,8 +112,7 @@ impl Visit {
         let trip = trip.filter(|trip| trip.provider == name).ok_or_else(lost)?;
         let provider = Arc::clone(self.provider(name).ok_or_else(gone)?);
         // RFC 9207: an answer of another provider is nobody's answer (mix-up).
-        let issuer = provider.issuer();
-        if fields.get("iss").is_some_and(|iss| iss != issuer) {
+        if fields.get("iss").is_some_and(|iss| !provider.is_named(iss)) {
             return Err(lost().into());
         }
         let asked = self.read(&trip.query).await?;

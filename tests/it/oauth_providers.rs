@@ -501,6 +501,38 @@ async fn providers_that_do_not_answer() {
     }
 }
 
+/// GitHub names itself in its answers (RFC 9207), and not by what it is called in subjects.
+#[tokio::test]
+async fn a_provider_without_openid_may_name_itself() {
+    let stage = Stage::start().await;
+    let at = |path: &str| format!("{}{path}", stage.url);
+    let provider = json!({"kind": "oauth", "issuer": "https://hub.test", "client_id": "gateway",
+        "client_secret": "secret", "authorization_url": at("/login/oauth/authorize"),
+        "token_url": at("/token"), "user_url": at("/user")});
+    let gateway = behind(json!({}), json!({"acme": provider})).await;
+    stage.json(
+        "/token",
+        json!({"access_token": "gho_x", "token_type": "bearer"}),
+    );
+    stage.json("/user", json!({"id": 583_231, "login": "octocat"}));
+    for (iss, status) in [
+        (at("/login/oauth"), StatusCode::FOUND),
+        ("https://hub.test".to_owned(), StatusCode::FOUND),
+        (at("/login/oau"), StatusCode::BAD_REQUEST),
+        ("https://evil.test".to_owned(), StatusCode::BAD_REQUEST),
+    ] {
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        let more = format!("&code=c&iss={iss}");
+        let shown = returned(&gateway, &mut browser, &sent, &more).await;
+        assert_eq!(shown.status, status, "{iss}: {}", shown.text);
+        assert_eq!(
+            shown.headers.contains_key(LOCATION),
+            status == StatusCode::FOUND
+        );
+    }
+}
+
 /// Plain OAuth, as GitHub speaks it.
 #[tokio::test]
 async fn a_provider_without_openid() {

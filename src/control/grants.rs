@@ -108,11 +108,13 @@ pub(crate) enum Refreshed {
 /// What is revoked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Revoked {
-    /// One grant.
+    /// One grant. Its client may get another one without asking the person again.
     Grant(Uuid),
-    /// All that a client has.
+    /// One grant, and what its person consented to for its client.
+    Consent(Uuid),
+    /// All that a client has, and every consent to it.
     Client(String),
-    /// All that a person granted.
+    /// All that a person granted and consented to.
     Subject(String),
 }
 

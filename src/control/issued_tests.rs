@@ -29,6 +29,7 @@ on_both! {
     a_used_refresh_token_ends_its_grant_after_the_grace
     codes_and_tokens_are_never_spent_twice
     a_revocation_ends_what_it_means_and_nothing_else
+    a_revocation_forgets_the_consents_that_it_means
     no_revocation_is_missed
     a_name_that_comes_again_inherits_nothing
     registered_clients_come_and_go
@@ -705,6 +706,40 @@ async fn log_ins_and_consents_are_remembered(place: Place) {
     ] {
         let known = other.has_consented(tenant, subject, client, &digest).await;
         assert_eq!(known.unwrap(), is_known);
+    }
+}
+
+async fn a_revocation_forgets_the_consents_that_it_means(place: Place) {
+    let [store, _] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    let of_code = || ("a", "ada", "c_app");
+    for (what, forgotten) in [
+        (Revoked::Grant(id), vec![]),
+        (Revoked::Consent(id), vec![of_code()]),
+        (
+            Revoked::Client("c_app".to_owned()),
+            vec![of_code(), ("a", "bob", "c_app")],
+        ),
+        (
+            Revoked::Subject("ada".to_owned()),
+            vec![of_code(), ("a", "ada", "c_web")],
+        ),
+    ] {
+        let all = [
+            of_code(),
+            ("a", "ada", "c_web"),
+            ("a", "bob", "c_app"),
+            ("b", "ada", "c_app"),
+        ];
+        for (tenant, subject, client) in all {
+            let given = store.consent(tenant, subject, client, &[1; 32]);
+            given.await.unwrap();
+        }
+        store.revoke("a", &what).await.unwrap();
+        for of in all {
+            let known = store.has_consented(of.0, of.1, of.2, &[1; 32]);
+            assert_ne!(known.await.unwrap(), forgotten.contains(&of), "{what:?}");
+        }
     }
 }
 

@@ -99,11 +99,10 @@ impl Store {
         client_id: &str,
     ) -> Result<bool, Failure> {
         let mut transaction = self.0.pool.begin_beside().await?;
-        let values = || vec![tenant.into(), client_id.into()];
-        if transaction.run(DELETE, values()).await?.is_empty() {
+        let values = vec![tenant.into(), client_id.into()];
+        if transaction.run(DELETE, values).await?.is_empty() {
             return Ok(false);
         }
-        transaction.run(DELETE_CONSENTS, values()).await?;
         let all = Revoked::Client(client_id.to_owned());
         revocations::end(&mut transaction, tenant, &all, self.0.now_ms()).await?;
         transaction.commit().await?;
@@ -157,7 +156,3 @@ const DELETE: &str = "
     DELETE FROM registrations
      WHERE tenant = $1 AND client_id = $2
     RETURNING client_id";
-
-const DELETE_CONSENTS: &str = "
-    DELETE FROM consents
-     WHERE tenant = $1 AND client_id = $2";

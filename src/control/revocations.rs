@@ -55,7 +55,8 @@ pub(crate) struct GrantFilter<'f> {
 
 impl Store {
     /// Revokes: tokens are refused from the next read of the revocations on, and refresh tokens
-    /// and codes at once. The log-ins of a subject end too.
+    /// and codes at once. The log-ins of a subject end too, and whom a client or a person is
+    /// revoked, is asked for consent again.
     pub(crate) async fn revoke(&self, tenant: &str, what: &Revoked) -> Result<(), Failure> {
         let now_ms = self.0.now_ms();
         let mut transaction = self.0.pool.begin_beside().await?;
@@ -150,8 +151,14 @@ pub(super) async fn end(
             transaction.run(DELETE_CODE_OF_GRANT, values).await?;
             end_grant(transaction, tenant, *id, now_ms).await?;
         }
+        Revoked::Consent(id) => {
+            let values = vec![tenant.into(), (*id).into()];
+            transaction.run(DELETE_CONSENTS_OF_GRANT, values).await?;
+            Box::pin(end(transaction, tenant, &Revoked::Grant(*id), now_ms)).await?;
+        }
         Revoked::Client(client) => {
             let values = || vec![tenant.into(), client.as_str().into()];
+            transaction.run(DELETE_CONSENTS_OF_CLIENT, values()).await?;
             transaction.run(DELETE_CODES_OF_CLIENT, values()).await?;
             let mut all = values();
             all.push(now_ms.into());
@@ -161,6 +168,9 @@ pub(super) async fn end(
         Revoked::Subject(subject) => {
             let values = || vec![tenant.into(), subject.as_str().into()];
             transaction.run(DELETE_LOGINS, values()).await?;
+            transaction
+                .run(DELETE_CONSENTS_OF_SUBJECT, values())
+                .await?;
             transaction.run(DELETE_CODES_OF_SUBJECT, values()).await?;
             let mut all = values();
             all.push(now_ms.into());
@@ -183,17 +193,6 @@ pub(super) async fn end_grant(
     let values = vec![tenant.into(), id.into(), now_ms.into()];
     let ended = transaction.run(END_GRANT, values).await?;
     number_grants(transaction, tenant, &ended, now_ms).await
-}
-
-/// Forgets what a person consented to.
-pub(super) async fn forget_consents(
-    transaction: &mut Transaction,
-    tenant: &str,
-    subject: &str,
-) -> Result<(), Failure> {
-    let values = vec![tenant.into(), subject.into()];
-    transaction.run(DELETE_CONSENTS, values).await?;
-    Ok(())
 }
 
 /// Says that the signing keys of a tenant are others now; `removed` is one that is worth nothing
@@ -350,7 +349,18 @@ const DELETE_LOGINS: &str = "
     DELETE FROM logins
      WHERE tenant = $1 AND subject = $2";
 
-const DELETE_CONSENTS: &str = "
+const DELETE_CONSENTS_OF_GRANT: &str = "
+    DELETE FROM consents
+     WHERE tenant = $1
+       AND (subject, client_id) IN (SELECT subject, client_id
+                                      FROM grants
+                                     WHERE tenant = $1 AND id = $2)";
+
+const DELETE_CONSENTS_OF_CLIENT: &str = "
+    DELETE FROM consents
+     WHERE tenant = $1 AND client_id = $2";
+
+const DELETE_CONSENTS_OF_SUBJECT: &str = "
     DELETE FROM consents
      WHERE tenant = $1 AND subject = $2";
 

@@ -1,5 +1,5 @@
 //! What a tenant's authorization server has issued, through the administration API: its signing
-//! keys, and the grants that people gave, which can be ended here.
+//! keys, the grants that people gave, and the clients that registered, which can be ended here.
 
 use axum::{
     body::Body,
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{
     Front,
     admin::{Admin, Named, Problem, Shared, answer, moment},
-    admin_objects::{author, unread},
+    admin_objects::{author, expected, unread},
     admin_query::{Query, read_document},
     mcp,
 };
@@ -24,7 +24,7 @@ use crate::{
         grants::Revoked,
         revocations::{GrantFilter, SeenGrant},
         signing::{Schedule, SeenKey},
-        store::{Failure, Store},
+        store::{Expected, Failure, Store},
     },
     settings::Wrong,
 };
@@ -133,6 +133,29 @@ fn grant(seen: &SeenGrant) -> Json {
     })
 }
 
+/// Removes a client that registered itself, with all that it was granted.
+pub(super) async fn remove_client(
+    front: &Front,
+    admin: &Admin,
+    (tenant, client): (&str, &str),
+    headers: &HeaderMap,
+) -> Outcome {
+    // It has no version: what was expected of one does not hold.
+    if !matches!(expected(headers)?, None | Some(Expected::Present)) {
+        return Err(Problem::of(Failure::Conflict, true));
+    }
+    let store = store(front)?;
+    let registered = store.registered(tenant, client).await.map_err(failed)?;
+    registered.ok_or_else(Problem::not_found)?;
+    let target = format!("client {tenant}/{client}");
+    let record = record(admin, tenant, "client.removed", target);
+    store.append(&[record]).await.map_err(failed)?;
+    let removed = store.remove_registered(tenant, client).await;
+    removed.map_err(failed)?;
+    known(front).await;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
 /// Ends a grant, or all of a client or a person.
 pub(super) async fn revoke(
     State(front): Shared,
@@ -146,23 +169,28 @@ pub(super) async fn revoke(
     let body = body.map_err(|failure| unread(&failure))?;
     let what = meant(&body)?;
     let (kind, name) = match &what {
-        Revoked::Grant(id) => ("grant", id.to_string()),
+        Revoked::Grant(id) | Revoked::Consent(id) => ("grant", id.to_string()),
         Revoked::Client(client) => ("client", client.clone()),
         Revoked::Subject(subject) => ("subject", subject.clone()),
     };
-    let record = Record {
-        tenant: Some(tenant.clone()),
-        kind: "grants.revoked".to_owned(),
-        actor: admin.who.actor.clone(),
-        target: format!("{kind} {tenant}/{name}"),
-        detail: json!({}),
-    };
+    let target = format!("{kind} {tenant}/{name}");
+    let record = record(&admin, &tenant, "grants.revoked", target);
     let store = store(&front)?;
     // What ends something is on record before it is done.
     store.append(&[record]).await.map_err(failed)?;
     store.revoke(&tenant, &what).await.map_err(failed)?;
     known(&front).await;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+fn record(admin: &Admin, tenant: &str, kind: &str, target: String) -> Record {
+    Record {
+        tenant: Some(tenant.to_owned()),
+        kind: kind.to_owned(),
+        actor: admin.who.actor.clone(),
+        target,
+        detail: json!({}),
+    }
 }
 
 /// What a body says: one of three members.
@@ -180,7 +208,7 @@ fn meant(body: &[u8]) -> Result<Revoked, Problem> {
     let text = text.ok_or_else(|| wrong(name, "is no text", "write a text"))?;
     match name.as_str() {
         "grant" => Uuid::try_parse(text)
-            .map(Revoked::Grant)
+            .map(Revoked::Consent)
             .map_err(|_| wrong(name, "is no id", "write an id of GET …/grants")),
         "client" => Ok(Revoked::Client(text.to_owned())),
         "subject" => Ok(Revoked::Subject(text.to_owned())),
@@ -225,7 +253,7 @@ mod tests {
     fn one_thing_is_meant() {
         let id = "0190163d-8694-739b-aea5-966c26f8ad91";
         let of = |body: &str| meant(body.as_bytes()).ok();
-        let grant = Revoked::Grant(Uuid::try_parse(id).unwrap());
+        let grant = Revoked::Consent(Uuid::try_parse(id).unwrap());
         assert_eq!(of(&format!("{{\"grant\": \"{id}\"}}")), Some(grant));
         let client = Revoked::Client("c_x".to_owned());
         assert_eq!(of("{\"client\": \"c_x\"}"), Some(client));

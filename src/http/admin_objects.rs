@@ -21,11 +21,12 @@ use serde_json::{Value as Json, json};
 use super::{
     Front,
     admin::{Admin, Named, Problem, Shared, answer, moment},
+    admin_issued,
     admin_query::{Query, read_document},
     mcp, reply,
 };
 use crate::{
-    auth::api_key,
+    auth::{api_key, builtin::REGISTERED},
     control::{
         declared::{Document, Kind, Object, ObjectName},
         identity::OperatorKey,
@@ -91,6 +92,10 @@ pub(super) fn one_of(kind: Kind) -> MethodRouter<Arc<Front>> {
                        headers: HeaderMap| async move {
         admin.tenant(&tenant)?;
         admin.may_change(kind)?;
+        if kind == Kind::Client && name.starts_with(REGISTERED) {
+            let of = (tenant.as_str(), name.as_str());
+            return admin_issued::remove_client(&front, &admin, of, &headers).await;
+        }
         let name = ObjectName::of(&tenant, kind, &name);
         delete(&front, &admin, &name, &headers).await
     };
@@ -335,7 +340,7 @@ fn tagged(status: StatusCode, stored: &Stored, body: &Json) -> Response {
 }
 
 /// What a request expects of the object that it changes.
-fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
+pub(super) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
     let bad = |text| Problem::new(StatusCode::BAD_REQUEST, text);
     let text = |name| {
         let mut values = headers.get_all(name).iter();

@@ -140,7 +140,11 @@ fn operations() -> Vec<Operation> {
         list(clients, "listClients", "Clients of a tenant", "Objects"),
         one(client, "getClient", "A client"),
         put(client, "putClient", "Make or replace a client"),
-        delete(client, "deleteClient", "Remove a client with its tokens"),
+        delete(
+            client,
+            "deleteClient",
+            "Remove a client with its tokens, also one that registered itself",
+        ),
         list(
             providers,
             "listProviders",

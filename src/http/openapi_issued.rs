@@ -54,7 +54,7 @@ pub(super) fn operations() -> Vec<Operation> {
             ..get(
                 "/tenants/{tenant}/revocations",
                 "revoke",
-                "End a grant, or all of a client or a person, with its tokens",
+                "End a grant, or all of a client or a person, with its tokens; consent is asked again",
             )
         },
     ]

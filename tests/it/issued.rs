@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{
+    browser::{Browser, Shown},
     harness::{BOTH, Events, NEWEST, Session, client, opening, tool_call, within},
     issuer::Key,
     oauth_client::{Answer, App, gateway, said, send},
@@ -273,6 +274,100 @@ async fn what_was_revoked_ends_with_its_streams_on_sqlite() {
 #[tokio::test]
 async fn what_was_revoked_ends_with_its_streams_on_two_replicas() {
     revocations_reach_streams(Ground::postgres(json!({"failures": 100_000})).await).await;
+}
+
+/// What ada's browser shows when she has logged in anew.
+async fn shown(app: &App) -> Shown {
+    let mut browser = Browser::new();
+    let login = browser.open(&app.request(&[])).await;
+    let ada = [("username", "ada"), ("password", "correct horse")];
+    let sent = browser.submit(&login, &ada).await;
+    browser.follow(sent, &app.origin).await
+}
+
+/// What an operator revoked does not come back without anybody being asked.
+#[tokio::test]
+async fn what_an_operator_revoked_is_asked_for_again() {
+    let ground = Ground::sqlite(json!({"failures": 100_000})).await;
+    let other = App::public(ground.first(), "a").await;
+    other.tokens().await;
+    for (way, of_other) in [
+        ("itself", false),
+        ("grant", false),
+        ("client", false),
+        ("subject", true),
+    ] {
+        let app = App::public(ground.first(), "a").await;
+        let tokens = app.tokens().await;
+        let what = match way {
+            "grant" => said(&tokens.text("access_token")).1["grant"].clone(),
+            "client" => json!(app.id),
+            _ => json!("ada"),
+        };
+        if way == "itself" {
+            let revoked = app.revoke(&tokens.text("refresh_token")).await;
+            assert_eq!(revoked, StatusCode::OK);
+        } else {
+            let (path, what) = ("/tenants/a/revocations", json!({way: what}));
+            let revoked = ground.operate(Method::POST, path, Some(&what)).await;
+            assert_eq!(revoked.status, StatusCode::NO_CONTENT, "{way}");
+        }
+        let is_asked = shown(&app).await.location().is_none();
+        assert_eq!(is_asked, way != "itself", "{way}");
+        assert_eq!(shown(&other).await.location().is_none(), of_other, "{way}");
+    }
+}
+
+/// A client that registered itself is removed like one that was declared.
+#[tokio::test]
+async fn an_operator_removes_a_client_that_registered_itself() {
+    let ground = Ground::sqlite(json!({})).await;
+    let (app, other) = (
+        App::public(ground.first(), "a").await,
+        App::public(ground.first(), "a").await,
+    );
+    let (tokens, kept) = (app.tokens().await, other.tokens().await);
+    let path = format!("/tenants/a/clients/{}", app.id);
+    let url = format!("{}/api/v1{path}", ground.first().origin());
+    let conditional = client()
+        .delete(url)
+        .bearer_auth(ground.first().administrator())
+        .header("If-Match", "\"1\"");
+    let refused = within("an answer", conditional.send()).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::PRECONDITION_FAILED);
+    assert_eq!(
+        status(ground.first(), &tokens.text("access_token")).await,
+        GOOD
+    );
+    for (path, wanted) in [
+        (path.replace("/a/", "/b/"), StatusCode::NOT_FOUND),
+        (path.clone(), StatusCode::NO_CONTENT),
+        (path, StatusCode::NOT_FOUND),
+    ] {
+        let removed = ground.operate(Method::DELETE, &path, None).await;
+        assert_eq!(removed.status, wanted, "{}", removed.body);
+    }
+    assert_eq!(
+        status(ground.first(), &tokens.text("access_token")).await,
+        401
+    );
+    assert_eq!(
+        status(ground.first(), &kept.text("access_token")).await,
+        GOOD
+    );
+    let mut browser = Browser::new();
+    let unknown = browser.open(&app.request(&[])).await;
+    assert_eq!(unknown.status, StatusCode::BAD_REQUEST, "{}", unknown.text);
+    let trail = ground
+        .operate(Method::GET, "/audit?kind=client.removed", None)
+        .await;
+    let targets: Vec<&Value> = trail.body["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|record| &record["target"])
+        .collect();
+    assert_eq!(targets, [&json!(format!("client a/{}", app.id))]);
 }
 
 /// A client may go on with its session under another grant; both of them end it.

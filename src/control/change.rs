@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 
 use super::{
     audit::{self, Record},
-    declared::{Declared, Kind, ObjectName},
+    declared::{Declared, Kind, Object, ObjectName},
     difference::{Change, What},
     grants::Revoked,
     keys,
@@ -219,6 +219,10 @@ async fn write(
         }
         (Some(object), Some(at)) => {
             let stored = &mut state.objects[at];
+            // Whoever is enabled again later begins anew.
+            if is_disabled(object) && !is_disabled(&stored.object) {
+                end_issued(transaction, &stored.name, now_ms).await?;
+            }
             stored.object = object.clone();
             stored.version = state.version;
             stored.updated_ms = now_ms;
@@ -239,6 +243,11 @@ async fn write(
         }
     };
     written.map_err(Failure::from_row)
+}
+
+/// Whether it is a user who may do nothing.
+fn is_disabled(object: &Object) -> bool {
+    object.spec.get("disabled") == Some(&Json::Bool(true))
 }
 
 /// Ends what was issued in the name of an object that goes: another one that gets its name must not

@@ -241,10 +241,10 @@ async fn revocations_reach_streams(ground: Ground) {
             );
             let put = ground.operate(Method::PUT, ada, Some(&enabled)).await;
             assert!(put.status.is_success(), "{}", put.body);
-            // Who comes again under the same name inherits nothing.
-            if way == "a removed user" {
-                assert_eq!(status(gateway, &token).await, 401);
-            }
+            // Who comes again, or may come in again, inherits nothing.
+            assert_eq!(status(gateway, &token).await, 401, "{way}");
+            let refreshed = app.refresh(&tokens.text("refresh_token"), &[]).await;
+            assert_eq!(refreshed.status == StatusCode::OK, way == "the key", "{way}");
             bystander = other.tokens().await.text("access_token");
             let began = Instant::now();
             while ground

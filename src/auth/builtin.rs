@@ -16,7 +16,7 @@ use super::{
 };
 use crate::control::{
     Tenant,
-    builtin::{Builtin, ProviderKind, User},
+    builtin::{Builtin, User},
     identity::Algorithm,
     signing::Issued,
 };
@@ -190,14 +190,11 @@ pub(super) fn groups(
         return Err("a client that is gone");
     }
     let subject = principal.subject().ok_or("no sub")?;
-    if let Some((issuer, _)) = subject.split_once('#') {
-        let is_declared = builtin.providers.values().any(|provider| {
-            let (ProviderKind::OpenId { issuer: own, .. }
-            | ProviderKind::OAuth { issuer: own, .. }) = &provider.kind;
-            own == issuer
-        });
-        let groups = is_declared.then(|| said.clone());
-        return groups.ok_or("of a provider that is gone");
+    // No local name has such a sign.
+    if subject.contains('#') {
+        let is_let_in = builtin.still_lets_in(subject, said);
+        let groups = is_let_in.then(|| said.clone());
+        return groups.ok_or("of nobody whom a provider lets in");
     }
     let user = builtin.users.get(subject).filter(|user| !user.disabled);
     let user = user.ok_or("a user that is gone or disabled")?;
@@ -243,7 +240,7 @@ mod tests {
     use super::*;
     use crate::control::{
         AuthMode, Catalog,
-        builtin::{Allow, DeclaredClient, Provider},
+        builtin::{Allow, DeclaredClient, Provider, ProviderKind},
         manifest::parse,
         revocations::RevokedOf,
         signing::PublicKey,
@@ -546,9 +543,9 @@ mod tests {
             (
                 "https://idp.test/#42",
                 "c_app",
-                Err("of a provider that is gone"),
+                Err("of nobody whom a provider lets in"),
             ),
-            ("#42", "c_app", Err("of a provider that is gone")),
+            ("#42", "c_app", Err("of nobody whom a provider lets in")),
         ] {
             let found = of(&builtin, &none, subject, client);
             assert_eq!(
@@ -557,6 +554,13 @@ mod tests {
                 "{subject} {client}"
             );
         }
+        let mut narrowed = declared();
+        let corps = Arc::get_mut(narrowed.providers.get_mut("corp").unwrap()).unwrap();
+        corps.allow.groups = vec!["said".to_owned()];
+        assert!(of(&narrowed, &none, corp, "c_app").is_ok());
+        let corps = Arc::get_mut(narrowed.providers.get_mut("corp").unwrap()).unwrap();
+        corps.allow.groups = vec!["others".to_owned()];
+        assert!(of(&narrowed, &none, corp, "c_app").is_err());
         let closed = Builtin {
             documents: false,
             ..declared()

@@ -114,6 +114,38 @@ impl Allow {
     pub(crate) fn is_empty(&self) -> bool {
         self.subjects.is_empty() && self.domains.is_empty() && self.groups.is_empty()
     }
+
+    /// Whether somebody may come in: whom one of the rules names. `email` is verified.
+    pub(crate) fn lets_in(&self, subject: &str, groups: &[String], email: Option<&str>) -> bool {
+        let domain = email.and_then(|email| email.rsplit_once('@'));
+        self.is_empty()
+            || self.subjects.iter().any(|known| known == subject)
+            || self.groups.iter().any(|group| groups.contains(group))
+            || domain.is_some_and(|(_, domain)| {
+                let mut domains = self.domains.iter();
+                domains.any(|known| known.eq_ignore_ascii_case(domain))
+            })
+    }
+}
+
+impl Provider {
+    /// Whether its rules let somebody in who came from there before. Addresses are not kept: where
+    /// rules are about them, they are asked for at the next log-in.
+    pub(crate) fn still_lets_in(&self, subject: &str, groups: &[String]) -> bool {
+        let own = subject.strip_prefix(self.issuer());
+        own.and_then(|rest| rest.strip_prefix('#'))
+            .is_some_and(|own| {
+                !self.allow.domains.is_empty() || self.allow.lets_in(own, groups, None)
+            })
+    }
+}
+
+impl Builtin {
+    /// Whether somebody who came from a provider, as the subject says, is let in by one still.
+    pub(crate) fn still_lets_in(&self, subject: &str, groups: &[String]) -> bool {
+        let mut providers = self.providers.values();
+        providers.any(|provider| provider.still_lets_in(subject, groups))
+    }
 }
 
 /// A text of the manifest that is never shown.
@@ -135,5 +167,81 @@ impl Hidden {
 impl fmt::Debug for Hidden {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hidden")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    fn allow(subjects: &[&str], domains: &[&str], groups: &[&str]) -> Allow {
+        Allow {
+            subjects: list(subjects),
+            domains: list(domains),
+            groups: list(groups),
+        }
+    }
+
+    #[test]
+    fn who_may_come_in() {
+        for (rule, wanted) in [
+            (allow(&[], &[], &[]), true),
+            (allow(&["1"], &[], &[]), true),
+            (allow(&["11"], &[], &[]), false),
+            (allow(&[], &["acme.test"], &[]), true),
+            (allow(&[], &["b.test"], &[]), false),
+            (allow(&[], &["me.test"], &[]), false),
+            (allow(&[], &[], &["eng"]), true),
+            (allow(&[], &[], &["ops"]), false),
+            (allow(&["2"], &["x.test"], &["eng"]), true),
+        ] {
+            let email = Some("a@b.test@Acme.test");
+            assert_eq!(
+                rule.lets_in("1", &list(&["eng"]), email),
+                wanted,
+                "{rule:?}"
+            );
+        }
+        assert!(!allow(&[], &[""], &[]).lets_in("1", &[], None));
+    }
+
+    #[test]
+    fn who_came_in_before() {
+        for (rule, subject, wanted) in [
+            (allow(&[], &[], &[]), "https://idp.test#1", true),
+            (allow(&["1"], &[], &[]), "https://idp.test#1", true),
+            (allow(&["1"], &[], &[]), "https://idp.test#11", false),
+            (allow(&["1#2"], &[], &[]), "https://idp.test#1#2", true),
+            (allow(&[], &[], &["eng"]), "https://idp.test#1", true),
+            (allow(&[], &[], &["ops"]), "https://idp.test#1", false),
+            // Nobody knows the address any more.
+            (
+                allow(&["2"], &["acme.test"], &[]),
+                "https://idp.test#1",
+                true,
+            ),
+            (allow(&[], &[], &[]), "https://idp.test/#1", false),
+            (allow(&[], &["acme.test"], &[]), "https://idp.test", false),
+            (allow(&[], &[], &[]), "1", false),
+        ] {
+            let provider = Provider {
+                name: "corp".to_owned(),
+                title: "Corp".to_owned(),
+                kind: ProviderKind::OpenId {
+                    issuer: "https://idp.test".to_owned(),
+                    groups_claim: "groups".to_owned(),
+                },
+                client_id: "gw".to_owned(),
+                client_secret: None,
+                scopes: Vec::new(),
+                allow: rule,
+            };
+            let found = provider.still_lets_in(subject, &list(&["eng"]));
+            assert_eq!(found, wanted, "{subject}: {:?}", provider.allow);
+        }
     }
 }

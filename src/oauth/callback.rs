@@ -138,7 +138,8 @@ impl Visit {
     /// Somebody is known: logs them in, and ends the flow that they allowed before.
     async fn arrived(&self, provider: &Provider, asked: &Asked, trip: &Trip, found: Found) -> Step {
         let subject = format!("{}#{}", provider.issuer(), found.subject);
-        if !provider::may(&provider.allow, &found) {
+        let email = found.email.as_deref();
+        if !provider.allow.lets_in(&found.subject, &found.groups, email) {
             let target = format!("tenant {}", self.tenant());
             let detail = serde_json::json!({"by": provider.name});
             self.note("login.refused", &subject, target, detail).await;

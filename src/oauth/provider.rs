@@ -10,7 +10,7 @@ use url::Url;
 
 use super::{State, provider_oauth::OAuth, provider_openid::OpenId};
 use crate::{
-    control::builtin::{Allow, Provider, ProviderKind},
+    control::builtin::{Provider, ProviderKind},
     outbound::Refused,
 };
 
@@ -113,25 +113,6 @@ pub(super) fn of(state: &State, provider: &Arc<Provider>) -> Box<dyn IdentityPro
     }
 }
 
-/// Whether somebody may come in: whom one of the rules names.
-pub(super) fn may(allow: &Allow, found: &Found) -> bool {
-    let domain = found
-        .email
-        .as_deref()
-        .and_then(|email| email.rsplit_once('@'));
-    let domain = domain.map(|(_, domain)| domain);
-    allow.is_empty()
-        || allow.subjects.contains(&found.subject)
-        || allow
-            .groups
-            .iter()
-            .any(|group| found.groups.contains(group))
-        || domain.is_some_and(|domain| {
-            let mut domains = allow.domains.iter();
-            domains.any(|known| known.eq_ignore_ascii_case(domain))
-        })
-}
-
 /// The first of these members that is a text with something in it.
 pub(super) fn title(claims: &serde_json::Map<String, Value>, names: &[&str]) -> Option<String> {
     let texts = names.iter().filter_map(|name| claims.get(*name)?.as_str());
@@ -145,47 +126,3 @@ const TITLE: usize = 200;
 pub(super) const SUBJECT: usize = 255;
 /// Bytes of any answer of a provider.
 pub(super) const ANSWER: usize = 64 << 10;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_may_come_in() {
-        let found = Found {
-            subject: "1".to_owned(),
-            title: None,
-            groups: vec!["eng".to_owned()],
-            email: Some("a@b.test@Acme.test".to_owned()),
-        };
-        let list = |texts: &[&str]| {
-            texts
-                .iter()
-                .map(|text| (*text).to_owned())
-                .collect::<Vec<_>>()
-        };
-        let allow = |subjects: &[&str], domains: &[&str], groups: &[&str]| Allow {
-            subjects: list(subjects),
-            domains: list(domains),
-            groups: list(groups),
-        };
-        for (rule, wanted) in [
-            (allow(&[], &[], &[]), true),
-            (allow(&["1"], &[], &[]), true),
-            (allow(&["11"], &[], &[]), false),
-            (allow(&[], &["acme.test"], &[]), true),
-            (allow(&[], &["b.test"], &[]), false),
-            (allow(&[], &["me.test"], &[]), false),
-            (allow(&[], &[], &["eng"]), true),
-            (allow(&[], &[], &["ops"]), false),
-            (allow(&["2"], &["x.test"], &["eng"]), true),
-        ] {
-            assert_eq!(may(&rule, &found), wanted, "{rule:?}");
-        }
-        let nameless = Found {
-            email: None,
-            ..found
-        };
-        assert!(!may(&allow(&[], &[""], &[]), &nameless));
-    }
-}

@@ -23,7 +23,6 @@ use super::{
     secret::{self, Kind},
 };
 use crate::control::{
-    builtin::ProviderKind,
     grants::{Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode},
     signing::SigningKey,
     store::Store,
@@ -263,16 +262,8 @@ fn groups(server: &Server, grant: &Grant) -> Option<Vec<String>> {
     if let Some(user) = builtin.users.get(&grant.subject) {
         return (!user.disabled).then(|| user.groups.clone());
     }
-    // A local name has no such sign: whoever had it is gone.
-    let (issuer, _) = grant.subject.rsplit_once('#')?;
-    let is_its = |kind: &ProviderKind| match kind {
-        ProviderKind::OpenId { issuer: own, .. } | ProviderKind::OAuth { issuer: own, .. } => grant
-            .subject
-            .strip_prefix(own.as_str())
-            .is_some_and(|rest| rest.starts_with('#')),
-    };
-    let is_known = builtin.providers.values().any(|known| is_its(&known.kind));
-    (is_known && !issuer.is_empty()).then(|| grant.groups.clone())
+    let is_let_in = builtin.still_lets_in(&grant.subject, &grant.groups);
+    is_let_in.then(|| grant.groups.clone())
 }
 
 /// What of a grant is put on record.

@@ -20,7 +20,6 @@ use super::{
     form::Form,
     login::kept_of,
     pages::{Trouble, redirect},
-    provider::{Found, may},
     resource::Place,
     secret,
 };
@@ -247,7 +246,7 @@ impl Visit {
                 .is_some_and(|user| !user.disabled && kept_of(user) == person.password),
             Some(provider) => {
                 let provider = builtin.providers.get(provider);
-                provider.is_some_and(|provider| is_still_let_in(provider, person))
+                provider.is_some_and(|known| known.still_lets_in(&person.subject, &person.groups))
             }
         }))
     }
@@ -370,21 +369,6 @@ impl Visit {
             Trouble::bad("This page does not hold any more", what, AGAIN)
         })?)
     }
-}
-
-/// Whether a provider's rules let somebody in who came from there before. Addresses are not kept:
-/// where rules are about them, they are asked for at the next log-in.
-fn is_still_let_in(provider: &Provider, person: &Person) -> bool {
-    let subject = person.subject.strip_prefix(provider.issuer());
-    let Some(subject) = subject.and_then(|rest| rest.strip_prefix('#')) else {
-        return false;
-    };
-    let found = Found {
-        subject: subject.to_owned(),
-        groups: person.groups.clone(),
-        ..Found::default()
-    };
-    !provider.allow.domains.is_empty() || may(&provider.allow, &found)
 }
 
 pub(super) fn unreadable() -> Trouble {

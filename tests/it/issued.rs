@@ -244,7 +244,11 @@ async fn revocations_reach_streams(ground: Ground) {
             // Who comes again, or may come in again, inherits nothing.
             assert_eq!(status(gateway, &token).await, 401, "{way}");
             let refreshed = app.refresh(&tokens.text("refresh_token"), &[]).await;
-            assert_eq!(refreshed.status == StatusCode::OK, way == "the key", "{way}");
+            assert_eq!(
+                refreshed.status == StatusCode::OK,
+                way == "the key",
+                "{way}"
+            );
             bystander = other.tokens().await.text("access_token");
             let began = Instant::now();
             while ground

@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
-use reqwest::{StatusCode, header::LOCATION};
+use reqwest::{Method, StatusCode, header::LOCATION};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
     browser::{Browser, Shown},
     issuer::{Key, Provider, now},
+    oauth_client::{App, send},
     oauth_pages::{Registered, claims, gateway, redeem, request},
     postgres::Postgres,
     served::Served,
@@ -422,6 +423,45 @@ async fn who_may_come_in_is_the_tenants_to_say() {
         hostile.give(&hostile.signed(&all));
         let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
         assert_eq!(shown.status, status, "{allow} {claims}: {}", shown.text);
+    }
+}
+
+/// Who was let in is so no longer than the tenant says.
+#[tokio::test]
+async fn who_may_come_in_no_more_loses_the_tokens() {
+    let hostile = Hostile::start().await;
+    let mut provider = openid(&hostile.stage.url);
+    let gateway = behind(json!({}), json!({"acme": provider})).await;
+    let mut browser = Browser::new();
+    let sent = departed(&gateway, &mut browser, "acme").await;
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    let tokens = redeem(&gateway, &done.answer()["code"], &[]).await;
+    let access = tokens["access_token"].as_str().unwrap();
+    let app = App::of(&gateway, "a", "app");
+    let mut refresh = tokens["refresh_token"].as_str().unwrap().to_owned();
+    let path = format!("{}/api/v1/tenants/a/providers/acme", gateway.origin());
+    for (allow, is_in) in [
+        (json!({}), true),
+        (json!({"subjects": ["1"]}), true),
+        (json!({"domains": ["other.test"]}), true),
+        (json!({"groups": ["eng"]}), true),
+        (json!({"groups": ["ops"]}), false),
+        (json!({"subjects": ["2"]}), false),
+    ] {
+        provider["allow"] = allow.clone();
+        let by = gateway.administrator();
+        let put = send(Method::PUT, &path, &by, Some(&provider)).await;
+        assert_eq!(put.status, StatusCode::OK, "{}", put.body);
+        assert_eq!(app.reaches("x", access).await, is_in, "{allow}");
+        let next = app.refresh(&refresh, &[]).await;
+        if is_in {
+            refresh = next.text("refresh_token");
+        } else {
+            next.assert_refused(400, "invalid_grant");
+        }
+        let shown = browser.open(&request(&gateway, &[])).await;
+        assert_eq!(shown.location().is_some(), is_in, "{allow}");
     }
 }
 

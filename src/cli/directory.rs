@@ -18,7 +18,7 @@ use crate::{
 
 /// Sees to the data directory: makes it, or closes one that is the gateway's.
 ///
-/// One that others use is never closed before them: neither /srv, nor a volume that is root's.
+/// One that others use is never closed before them: neither /srv, nor what another user has there.
 ///
 /// # Errors
 ///
@@ -66,7 +66,9 @@ fn there(path: &Path) -> anyhow::Result<Option<Metadata>> {
 
 /// Why this is no directory of the gateway's.
 fn whose(path: &Path, found: &Metadata) -> anyhow::Result<Option<&'static str>> {
-    if found.uid() != rustix::process::geteuid().as_raw() {
+    let own = rustix::process::geteuid();
+    let is_owner = found.uid() == own.as_raw();
+    if !is_owner && !own.is_root() {
         return Ok(Some("belongs to another user"));
     }
     if found.mode() & OTHERS == 0 {
@@ -80,7 +82,10 @@ fn whose(path: &Path, found: &Metadata) -> anyhow::Result<Option<&'static str>> 
     let is_own = names.iter().any(|name| OWN.iter().any(|own| name == own));
     // What a file system begins with.
     let is_empty = names.iter().all(|name| name == "lost+found");
-    Ok((!is_own && !is_empty).then_some("is open to others and holds what is theirs"))
+    // Right below / is what all of a system use.
+    let is_shared = !is_owner || fs::canonicalize(path).is_ok_and(|path| path.iter().count() <= 2);
+    let is_theirs = is_shared && !is_own && !is_empty;
+    Ok(is_theirs.then_some("is open to others and holds what is theirs"))
 }
 
 /// Rights of a group and of everybody.
@@ -116,6 +121,7 @@ mod tests {
             ("volume", 0o755, &["lost+found"]),
             ("ours", 0o2775, &["lockgate.lock", "notes"]),
             ("closed", 0o700, &["notes"]),
+            ("with its manifest", 0o755, &["manifest.yaml"]),
         ] {
             let path = at(name, bits, holds);
             assert_eq!(made(&path).unwrap(), Ok(()), "{name}");
@@ -124,33 +130,29 @@ mod tests {
         let new = dir.path().join("empty/a/b");
         assert_eq!(made(&new).unwrap(), Ok(()));
         assert_eq!((mode(&new), mode(new.parent().unwrap())), (0o700, 0o700));
-        let shared = at("srv", 0o755, &["index.html"]);
-        let wrong = made(&shared).unwrap().unwrap_err();
-        assert!(
-            wrong
-                .what
-                .ends_with("srv is open to others and holds what is theirs")
-        );
-        assert_eq!(mode(&shared), 0o755);
-        assert_eq!(made(&shared.join("lockgate")).unwrap(), Ok(()));
     }
 
     #[test]
-    fn takes_nothing_from_another_user() {
+    fn takes_nothing_from_others() {
         let dir = tempfile::tempdir().unwrap();
-        // Only root gives directories away; / is root's.
-        let path = if rustix::process::geteuid().is_root() {
+        let is_root = rustix::process::geteuid().is_root();
+        let (mut theirs, mut why) = (Path::new("/"), "belongs to another user");
+        if is_root {
+            // Only root gives directories away.
+            fs::write(dir.path().join("index.html"), "").unwrap();
+            fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
             chown(dir.path(), Some(65_534), None).unwrap();
-            dir.path()
-        } else {
-            Path::new("/")
-        };
-        let before = mode(path);
-        let wrong = made(path).unwrap().unwrap_err();
-        assert!(
-            wrong.what.ends_with(" belongs to another user"),
-            "{wrong:?}"
-        );
-        assert_eq!(mode(path), before);
+            (theirs, why) = (dir.path(), "is open to others and holds what is theirs");
+        }
+        for path in [theirs, Path::new("/usr")] {
+            let before = mode(path);
+            let wrong = made(path).unwrap().unwrap_err();
+            assert!(wrong.what.ends_with(why), "{wrong:?}");
+            assert_eq!(mode(path), before);
+        }
+        if is_root {
+            fs::remove_file(dir.path().join("index.html")).unwrap();
+            assert_eq!(made(dir.path()).unwrap(), Ok(()));
+        }
     }
 }

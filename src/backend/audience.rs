@@ -5,7 +5,10 @@
 //! the child begin with it: whose an answer is needs no table, and no session can be sent what
 //! another one asked for.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    ops::RangeInclusive,
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -322,6 +325,12 @@ pub(super) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
     out.put_u8(b'\n');
 }
 
+/// The ids and progress tokens of a session.
+pub(crate) fn ids(number: u32) -> RangeInclusive<u64> {
+    let first = u64::from(number) << CALL_BITS;
+    first..=first + (1 << CALL_BITS) - 1
+}
+
 /// The session whose id or progress token this is.
 pub(super) fn owner(call: u64) -> u32 {
     u32::try_from(call >> CALL_BITS).unwrap_or(u32::MAX)
@@ -445,6 +454,24 @@ mod tests {
                 assert!(out.is_empty(), "{text}");
             }
         }
+    }
+
+    #[test]
+    fn the_ids_of_a_session_are_its_own_to_the_last() {
+        let all = (1 << 29) - 1;
+        for number in [1, 2, all] {
+            let (first, last) = (*ids(number).start(), *ids(number).end());
+            assert_eq!([owner(first), owner(last)], [number; 2]);
+            assert_eq!(
+                [owner(first - 1), owner(last + 1)],
+                [number - 1, number + 1]
+            );
+        }
+        assert_eq!(
+            *ids(all).end(),
+            (1 << 53) - 1,
+            "what JavaScript keeps exactly"
+        );
     }
 
     #[test]

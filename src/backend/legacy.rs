@@ -3,7 +3,10 @@
 //!
 //! A state machine without IO. It does not know streams, clocks or HTTP: `hub` does.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::RangeInclusive,
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -23,6 +26,8 @@ pub(crate) type AskId = u64;
 #[derive(Default)]
 pub(crate) struct Dialect {
     last: u64,
+    /// Its ids, where others have theirs beside them.
+    range: Option<RangeInclusive<u64>>,
     calls: HashMap<CallId, Theirs>,
     asks: HashMap<AskId, Theirs>,
     /// Tokens of calls and asks that became tasks: valid for the task's lifetime
@@ -114,6 +119,12 @@ impl Dialect {
     /// Lets the ids that it gives out begin behind `base`.
     pub(crate) fn rebase(&mut self, base: u64) {
         self.last = base;
+    }
+
+    /// Lets the ids that it gives out stay in `range`, from behind `base` on: whoever shares a child
+    /// with others is known by its own. They begin again at its end, past those that are in use.
+    pub(crate) fn confine(&mut self, range: RangeInclusive<u64>, base: u64) {
+        (self.range, self.last) = (Some(range), base);
     }
 
     /// The child is gone: nothing that it was told or asked for means anything to another one.
@@ -366,8 +377,15 @@ impl Dialect {
 
     /// A new id.
     pub(crate) fn next(&mut self) -> u64 {
-        self.last += 1;
-        self.last
+        loop {
+            self.last = match &self.range {
+                Some(range) if self.last >= *range.end() => *range.start(),
+                _ => self.last + 1,
+            };
+            if self.range.is_none() || !self.calls.contains_key(&self.last) {
+                return self.last;
+            }
+        }
     }
 }
 
@@ -526,6 +544,19 @@ mod tests {
         }
         let said = line(&mut dialect, &progress(&first.to_string()));
         assert!(matches!(said, Said::Dropped("unknown_token")), "{said:?}");
+    }
+
+    #[test]
+    fn ids_beside_those_of_others_stay_where_they_belong() {
+        let mut dialect = Dialect::default();
+        dialect.confine(40..=43, 41);
+        let begun = |dialect: &mut Dialect| call(dialect, "1", "{}").0;
+        assert_eq!(begun(&mut dialect), 42);
+        assert_eq!(begun(&mut dialect), 43);
+        dialect.abandon(43);
+        assert_eq!(begun(&mut dialect), 40);
+        assert_eq!(begun(&mut dialect), 41);
+        assert_eq!(begun(&mut dialect), 43, "42 is in use");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::{
-        audience::CALL_BITS,
+        audience::{self, CALL_BITS},
         circuit::Verdict,
         legacy::{Said, push_raw_error, push_result},
         pool::{Refused, Started},
@@ -62,8 +62,9 @@ impl Session {
             self.kept.number = shares.number();
             // No late answer to what another owner asked is taken for one to this owner.
             let owners = (self.fence.0 % 64) << (CALL_BITS - 6);
-            self.dialect
-                .rebase((u64::from(self.kept.number) << CALL_BITS) + owners);
+            let ids = audience::ids(self.kept.number);
+            let base = ids.start() + owners;
+            self.dialect.confine(ids, base);
         }
         let number = self.kept.number;
         self.link.state = State::Waiting(Box::pin(async move {

@@ -12,7 +12,7 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::legacy::{push_error, push_result};
+use super::legacy::{owe, push_error, push_result};
 use crate::{
     control::supervision::Isolation,
     protocol::{
@@ -317,12 +317,11 @@ impl Audience {
 pub(super) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
     let id = message.id().unwrap_or_default();
     if method == Method::Ping {
-        push_result(id, b"{}", out);
+        owe(out, |out| push_result(id, b"{}", out));
     } else {
         let text = "a shared server cannot ask its clients; isolation = \"session\" can";
-        push_error(id, -32601, text, None, out);
+        owe(out, |out| push_error(id, -32601, text, None, out));
     }
-    out.put_u8(b'\n');
 }
 
 /// The ids and progress tokens of a session.

@@ -117,6 +117,8 @@ pub(super) struct Handle {
     pub(super) standing: watch::Receiver<Standing>,
     /// Calls in flight of all sessions.
     pub(super) load: Arc<AtomicUsize>,
+    /// Bytes in the lane.
+    pub(super) waiting: Arc<AtomicUsize>,
     /// Whether it takes no new sessions.
     pub(super) is_closing: Arc<AtomicBool>,
 }
@@ -128,7 +130,8 @@ pub(super) const INBOX: usize = 256;
 pub(super) const LANE: usize = 256;
 
 impl Wanted {
-    fn bytes(&self) -> usize {
+    /// What it holds of a client.
+    pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Lines(line) | Self::Subscription { line, .. } => line.len(),
             Self::Abandon { uri, .. } => uri.len(),

@@ -43,6 +43,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a child has to show that it lives.
 const PROBE: Duration = Duration::from_secs(5);
 
+/// Bytes that may wait for a child that does not read, before its sessions' lines wait with them.
+const MAX_QUEUED: usize = 8 << 20;
+
 /// How long a child that is to go waits for sessions that do not leave it.
 const LEAVING: Duration = Duration::from_secs(5);
 
@@ -59,6 +62,7 @@ pub(super) struct Shared {
     pub(super) wanted: mpsc::Receiver<Wanted>,
     pub(super) standing: watch::Sender<Standing>,
     pub(super) load: Arc<AtomicUsize>,
+    pub(super) waiting: Arc<AtomicUsize>,
     pub(super) is_closing: Arc<AtomicBool>,
     pub(super) drain: CancellationToken,
     pub(super) halt: CancellationToken,
@@ -226,10 +230,12 @@ impl Running {
             select! {
                 biased;
                 () = halt.cancelled() => return Loss::Idle,
-                wanted = self.shared.wanted.recv() => match wanted {
+                wanted = self.shared.wanted.recv(), if !self.is_full() => match wanted {
                     Some(wanted) => {
                         self.wanted(wanted).await;
-                        while let Ok(wanted) = self.shared.wanted.try_recv() {
+                        while !self.is_full()
+                            && let Ok(wanted) = self.shared.wanted.try_recv()
+                        {
                             self.wanted(wanted).await;
                         }
                         self.child.try_flush();
@@ -287,12 +293,22 @@ impl Running {
     fn is_left(&self, now: Instant) -> Option<Loss> {
         let (loss, until) = self.closing?;
         let has_calls = self.shared.load.load(Ordering::Relaxed) > 0;
-        let is_wanted = has_calls || !self.shared.wanted.is_empty();
+        let is_wanted = has_calls || !self.shared.wanted.is_empty() && !self.is_full();
         let is_left = now >= until || self.members.values().all(mpsc::Sender::is_closed);
         (!is_wanted && is_left).then_some(loss)
     }
 
+    /// Whether so much waits for a child that does not read that its sessions have to keep the rest:
+    /// then they refuse what would be more.
+    fn is_full(&self) -> bool {
+        self.child.queued() > MAX_QUEUED
+    }
+
     fn tick(&mut self, now: Instant) -> Option<Loss> {
+        if self.is_full() {
+            // What would ask for it waits behind.
+            self.probe.get_or_insert(now + PROBE);
+        }
         if self.probe.is_some_and(|until| until <= now) {
             tracing::warn!(
                 server.name = self.shared.server.name,
@@ -318,6 +334,8 @@ impl Running {
     }
 
     async fn wanted(&mut self, wanted: Wanted) {
+        let waiting = &self.shared.waiting;
+        waiting.fetch_sub(wanted.bytes(), Ordering::Relaxed);
         match wanted {
             Wanted::Join { number, inbox } => {
                 self.used = Instant::now();

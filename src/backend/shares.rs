@@ -57,6 +57,8 @@ pub(crate) struct Member {
     inbox: mpsc::Receiver<Heard>,
     unsent: Unsent,
     load: Arc<AtomicUsize>,
+    /// Bytes in the lane, of all sessions.
+    waiting: Arc<AtomicUsize>,
     calls: usize,
     /// What the child said of itself.
     pub(crate) hello: Arc<Hello>,
@@ -137,6 +139,7 @@ impl Shares {
                     inbox: heard,
                     unsent: Unsent::default(),
                     load: handle.load,
+                    waiting: handle.waiting,
                     calls: 0,
                     hello,
                 });
@@ -186,6 +189,7 @@ impl Shares {
             lane,
             standing,
             load: Arc::default(),
+            waiting: Arc::default(),
             is_closing: Arc::new(AtomicBool::new(false)),
         };
         let shared = Shared {
@@ -194,6 +198,7 @@ impl Shares {
             wanted,
             standing: settle,
             load: Arc::clone(&handle.load),
+            waiting: Arc::clone(&handle.waiting),
             is_closing: Arc::clone(&handle.is_closing),
             drain: self.drain.clone(),
             halt: self.halt.clone(),
@@ -255,9 +260,10 @@ impl Member {
         self.unsent.lines()
     }
 
-    /// Bytes that the child's task has not taken yet.
+    /// Bytes that the child's task has not taken yet, of all its sessions: one that does not read
+    /// reads for none of them.
     pub(crate) fn queued(&self) -> usize {
-        self.unsent.bytes()
+        self.unsent.bytes() + self.waiting.load(Ordering::Relaxed)
     }
 
     /// Sends what there is, as far as there is room.
@@ -266,6 +272,7 @@ impl Member {
             && let Ok(room) = self.lane.try_reserve()
             && let Some(wanted) = self.unsent.pop()
         {
+            self.waiting.fetch_add(wanted.bytes(), Ordering::Relaxed);
             room.send(wanted);
         }
     }
@@ -281,6 +288,7 @@ impl Member {
                 room = self.lane.reserve(), if !self.unsent.is_empty() => match room {
                     Ok(room) => {
                         if let Some(wanted) = self.unsent.pop() {
+                            self.waiting.fetch_add(wanted.bytes(), Ordering::Relaxed);
                             room.send(wanted);
                         }
                     }

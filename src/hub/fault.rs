@@ -154,7 +154,8 @@ impl Fault {
         };
         Self {
             message,
-            is_retryable: true,
+            // One that refused would do so again.
+            is_retryable: self.reason != Self::REFUSED.reason,
             ..self
         }
     }

@@ -795,6 +795,37 @@ async fn progress_keeps_a_call_alive() {
     assert_eq!(text_of(&messages.last().unwrap().1), "done");
 }
 
+/// P141: what waits for a child is bounded, also where many share it; and one that is shared is ended
+/// for it, since nothing would ask whether it lives.
+#[tokio::test]
+async fn what_waits_for_a_child_that_does_not_read_is_bounded() {
+    for isolation in ["session", "tenant"] {
+        let set = format!("server.isolation={isolation}");
+        let gateway = Gateway::start(&[&set]).await;
+        let session = gateway.session().await;
+        assert_eq!(session.text("stop_reading", json!({})).await, "stopped");
+        let before = memory(&gateway);
+        let (children, text) = (gateway.descendants(), "x".repeat(3 << 20));
+        let note = json!({"jsonrpc": "2.0", "method": "notifications/x", "params": {"t": text}});
+        let mut taken = 0;
+        while session.post(&note).await.status() == StatusCode::ACCEPTED {
+            taken += 1;
+            assert!(taken < 12, "{isolation}");
+        }
+        let grown = memory(&gateway) - before;
+        assert!(grown < 80 << 10, "{isolation}: {grown} KiB");
+        if isolation == "tenant" {
+            until("the child is ended", || async {
+                gateway
+                    .descendants()
+                    .iter()
+                    .all(|pid| !children.contains(pid))
+            })
+            .await;
+        }
+    }
+}
+
 /// P141
 #[tokio::test]
 async fn a_child_that_answers_no_ping_after_an_overdue_call_is_ended() {

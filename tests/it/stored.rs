@@ -436,16 +436,13 @@ async fn insecure_is_warned_of_at_every_start() {
 #[tokio::test]
 async fn a_data_directory_that_others_use_is_refused_and_left_as_it_is() {
     let ground = Ground::sqlite();
-    std::fs::create_dir(ground.data()).unwrap();
-    std::fs::write(ground.data().join("index.html"), "").unwrap();
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(ground.data(), open).unwrap();
-    let Err(said) = ground.try_serve(&[]).await else {
+    let before = std::fs::metadata("/usr").map(mode).unwrap();
+    let Err(said) = ground.try_serve(&["--set", "data_dir=/usr"]).await else {
         panic!("it serves")
     };
     assert!(said.starts_with("Some(2) --set: data_dir: "), "{said}");
     assert!(said.contains("; name a directory below it"), "{said}");
-    assert_eq!(std::fs::metadata(ground.data()).map(mode).unwrap(), 0o755);
+    assert_eq!(std::fs::metadata("/usr").map(mode).unwrap(), before);
 }
 
 fn mode(metadata: std::fs::Metadata) -> u32 {

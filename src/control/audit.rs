@@ -101,13 +101,19 @@ pub(super) async fn append(
             at_ms.into(),
             Value::Text(record.tenant.clone()),
             record.kind.as_str().into(),
-            record.actor.as_str().into(),
-            record.target.as_str().into(),
+            storable(&record.actor).into(),
+            storable(&record.target).into(),
             record.detail.to_string().into(),
         ];
         transaction.run(INSERT, values).await?;
     }
     Ok(())
+}
+
+/// A text as PostgreSQL takes it: somebody else's `sub` may have a NUL, and must not cost the
+/// records of others that are written with it.
+fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
 }
 
 /// Reads records, newest first, behind `after`.

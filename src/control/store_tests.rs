@@ -135,6 +135,7 @@ on_both! {
     what_belongs_to_a_tenant_goes_with_it
     every_change_is_in_the_audit_trail_or_did_not_happen
     the_audit_trail_is_filtered_and_read_in_pages
+    the_audit_trail_takes_every_text
     old_audit_records_are_forgotten
     a_hash_of_a_key_is_there_once
     secrets_are_nowhere_in_clear
@@ -488,6 +489,24 @@ async fn the_audit_trail_is_filtered_and_read_in_pages(place: Place) {
         let found = store.audit(&filter, None, 99).await.unwrap().entries;
         assert_eq!(found.len(), count, "{filter:?}");
     }
+}
+
+async fn the_audit_trail_takes_every_text(place: Place) {
+    let store = place.open().await;
+    let mut odd = record(Some("a"), "denied", "a\0b");
+    odd.detail = json!({"address": "\0"});
+    let records = [record(Some("a"), "denied", "ada"), odd];
+    store.append(&records).await.unwrap();
+    let entries = store
+        .audit(&Filter::default(), None, 9)
+        .await
+        .unwrap()
+        .entries;
+    let actors: Vec<&str> = entries
+        .iter()
+        .map(|entry| entry.record.actor.as_str())
+        .collect();
+    assert_eq!(actors, ["a\u{fffd}b", "ada"]);
 }
 
 async fn old_audit_records_are_forgotten(place: Place) {

@@ -206,6 +206,10 @@ fn meant(body: &[u8]) -> Result<Revoked, Problem> {
     };
     let text = value.as_str().filter(|text| !text.is_empty());
     let text = text.ok_or_else(|| wrong(name, "is no text", "write a text"))?;
+    if text.contains('\0') {
+        // PostgreSQL has no such texts.
+        return Err(wrong(name, "has a NUL in it", "write it without"));
+    }
     match name.as_str() {
         "grant" => Uuid::try_parse(text)
             .map(Revoked::Consent)
@@ -265,6 +269,7 @@ mod tests {
             "[]",
             "{\"grant\": \"x\"}",
             "{\"subject\": \"\"}",
+            "{\"subject\": \"a\\u0000b\"}",
             "{\"subject\": null}",
             "{\"subjects\": \"ada\"}",
             "{\"subject\": \"ada\", \"client\": \"c\"}",

@@ -25,6 +25,10 @@ impl Query {
                 let near = near.map(|near| format!("there is no such one; did you mean {near}?"));
                 return refuse(&near.unwrap_or_else(|| "there is no such one".to_owned()));
             }
+            if value.contains('\0') {
+                // PostgreSQL has no such texts.
+                return refuse("it has a NUL in it");
+            }
             if read.iter().any(|(other, _)| *other == name) {
                 return refuse("it is repeated");
             }
@@ -133,7 +137,7 @@ mod tests {
         for wrong in ["limit=0", "limit=1001", "limit=x", "limit=-1"] {
             assert!(parse(wrong).unwrap().limit().is_err(), "{wrong}");
         }
-        for wrong in ["limt=3", "limit=1&limit=1", "x"] {
+        for wrong in ["limt=3", "limit=1&limit=1", "x", "limit=1%00"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert!(parse("dry_run").unwrap().flag("dry_run").unwrap());

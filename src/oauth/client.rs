@@ -102,7 +102,7 @@ impl Client {
             };
         }
         // Only these are in the database: what else somebody invents costs no look-up.
-        if !id.starts_with(secret::CLIENT_ID) || id.len() > ID_MAX {
+        if !is_registered_id(id) {
             return Err(NoClient::Unknown);
         }
         let store = state.live.store()?;
@@ -210,6 +210,15 @@ impl Client {
             proof,
         }
     }
+}
+
+/// Whether an id is like those that are given to who registers.
+fn is_registered_id(id: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    id.len() <= ID_MAX
+        && id
+            .strip_prefix(secret::CLIENT_ID)
+            .is_some_and(|rest| rest.bytes().all(fits))
 }
 
 fn digest(title: &str, redirect_uris: &[String]) -> [u8; 32] {

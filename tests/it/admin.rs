@@ -133,6 +133,7 @@ on_both! {
     a_replaced_specification_keeps_the_session
     a_manifest_is_applied_as_a_whole
     without_a_key_there_is_nothing
+    a_nul_is_refused
     the_key_of_the_environment_gets_in
 }
 
@@ -672,6 +673,41 @@ async fn without_a_key_there_is_nothing(ground: Ground) {
     for path in ["", "/", "/nothing", "/tenants/a/b/c", "/tenants/%ff"] {
         let answer = admin.send(Method::GET, path, None).await;
         assert_eq!(answer.status(), 404, "{path}");
+    }
+    replica.stop().await;
+}
+
+/// A NUL, which PostgreSQL has in no text, is a mistake of who sent it.
+async fn a_nul_is_refused(ground: Ground) {
+    let replica = ground.serve(&[]).await;
+    let admin = Admin::first(&ground, &replica);
+    let builtin = json!({"auth": {"mode": "builtin"}});
+    assert_eq!(admin.put("/tenants/a", builtin).await.0, 201);
+    for path in [
+        "/audit?kind=%00",
+        "/audit?actor=a%00",
+        "/tenants/a/grants?subject=%00",
+        "/tenants/a/grants?client=c_%00",
+        "/tenants/a/users?after=%00",
+    ] {
+        assert_eq!(admin.get(path).await.0, 400, "{path}");
+    }
+    for name in ["subject", "client"] {
+        let body = json!({name: "a\0b"});
+        assert_eq!(admin.post("/tenants/a/revocations", body).await.0, 422);
+    }
+    let oauth = format!("{}/t/a/oauth", replica.http);
+    let asked = client().get(format!("{oauth}/authorize?client_id=c_%00"));
+    let shown = within("a page", asked.send()).await.unwrap();
+    assert_eq!(shown.status(), 400);
+    for end in ["token", "revoke"] {
+        let form = "grant_type=refresh_token&refresh_token=x&token=x&client_id=c_%00";
+        let asked = client()
+            .post(format!("{oauth}/{end}"))
+            .header("Content-Type", "application/x-www-form-urlencoded")
+            .body(form);
+        let refused = within("an answer", asked.send()).await.unwrap();
+        assert_eq!(refused.status(), 401, "{end}");
     }
     replica.stop().await;
 }

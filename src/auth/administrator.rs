@@ -141,7 +141,7 @@ impl Verifier {
 }
 
 /// Sees to it that somebody can get in: with the key that was `given`, or, where no operator has
-/// one yet, with a new one in `{data_dir}/admin.key` that only its owner may read.
+/// one that holds, with a new one in `{data_dir}/admin.key` that only its owner may read.
 ///
 /// # Errors
 ///
@@ -153,10 +153,13 @@ pub(crate) async fn ensure_operator(
 ) -> Result<(), Failure> {
     let (store, snapshot) = (live.store()?, live.snapshot());
     let author = Author::named("start");
+    let now = u64::try_from(live.clock().now_ms() / 1000).unwrap_or(0);
     if let Some(given) = given {
-        let is_known = |hash: [u8; 32]| snapshot.operator_keys.contains_key(&hash);
-        if !api_key::hash_of(given).is_some_and(is_known) {
-            let name = ObjectName::operator_key("environment");
+        let known = api_key::hash_of(given).and_then(|hash| snapshot.operator_keys.get(&hash));
+        if !known.is_some_and(|key| key.holds(now)) {
+            // One that has ended holds again, by its own name: no two keys have one text.
+            let name = known.map_or("environment", |key| &key.name);
+            let name = ObjectName::operator_key(name);
             store
                 .put(&name, key_object(given), Expected::Any, &author)
                 .await?;
@@ -164,17 +167,22 @@ pub(crate) async fn ensure_operator(
         }
         return Ok(());
     }
-    if !snapshot.operator_keys.is_empty() {
+    let is_open = |keys: &OperatorKeys| keys.values().any(|key| key.holds(now));
+    if is_open(&snapshot.operator_keys) {
         return Ok(());
     }
+    let name = ObjectName::operator_key("first");
+    let before = store.get(&name).await?;
+    // Whoever was faster than this is seen now, whoever is from here on by its version.
+    live.refresh().await?;
+    if is_open(&live.snapshot().operator_keys) {
+        return Ok(());
+    }
+    let expected = before.map_or(Expected::Absent, |before| Expected::Version(before.version));
     let file = data_dir.join("admin.key");
     let key = key_file(&file)
         .map_err(|error| Failure::Bug(format!("cannot write {}: {error}", file.display())))?;
-    let name = ObjectName::operator_key("first");
-    match store
-        .put(&name, key_object(&key), Expected::Absent, &author)
-        .await
-    {
+    match store.put(&name, key_object(&key), expected, &author).await {
         // Another replica was faster: its file has the key.
         Err(Failure::Conflict) => _ = fs::remove_file(&file),
         other => {

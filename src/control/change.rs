@@ -23,7 +23,7 @@ use super::{
     seal::{Keyring, NotOpened, Place},
     signing::Signing,
     sql::{Pool, Row, Sql, Transaction, Value},
-    store::{Author, Failure, Loaded, Opening, When},
+    store::{Author, Expected, Failure, Loaded, Opening, When},
 };
 use crate::settings::Wrong;
 
@@ -170,6 +170,44 @@ impl Core {
         }
         Ok(self.keys.load_full())
     }
+}
+
+pub(super) fn check_expected(
+    state: &Loaded,
+    name: &ObjectName,
+    expected: Expected,
+) -> Result<(), Failure> {
+    let stored = state.objects.iter().find(|stored| stored.name == *name);
+    let is_met = match expected {
+        Expected::Any => true,
+        Expected::Absent => stored.is_none(),
+        Expected::Present => stored.is_some(),
+        Expected::Version(version) => stored.is_some_and(|stored| stored.version == version),
+    };
+    if is_met {
+        Ok(())
+    } else {
+        Err(Failure::Conflict)
+    }
+}
+
+/// Whether an operator can still get in without `gone`: one key has to be left that holds.
+pub(super) fn check_last_key(
+    state: &Loaded,
+    gone: &ObjectName,
+    now_ms: i64,
+) -> Result<(), Failure> {
+    if *gone != ObjectName::operator_key(gone.name()) {
+        return Ok(());
+    }
+    let now = u64::try_from(now_ms / 1000).unwrap_or(0);
+    let is_other = |stored: &&Stored| {
+        let name = &stored.name;
+        name != gone && *name == ObjectName::operator_key(name.name())
+    };
+    let holds = |stored: &Stored| stored.operator_key().is_ok_and(|(_, key)| key.holds(now));
+    let mut others = state.objects.iter().filter(is_other);
+    others.any(holds).then_some(()).ok_or(Failure::LastKey)
 }
 
 /// What `before` becomes by `changes`, which put in what is `wanted`.

@@ -18,7 +18,7 @@ use serde_json::Value as Json;
 
 use super::{
     audit::{self, Filter, Page, Record},
-    change::{Core, VERSION, edited, version_in},
+    change::{Core, VERSION, check_expected, check_last_key, edited, version_in},
     clock::Clock,
     declared::{Declared, Kind, Object, ObjectName},
     difference::{Change, Prune, What, difference, with_its_own},
@@ -43,6 +43,9 @@ pub(crate) enum Failure {
     /// It is not as the caller thinks: another version, there already, or not there any more.
     #[error("the object was changed meanwhile")]
     Conflict,
+    /// Without this API key no operator could get in.
+    #[error("the last operator key that holds")]
+    LastKey,
     /// There is no such object, or no such tenant.
     #[error("no such object")]
     NotFound,
@@ -387,7 +390,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`, `Conflict` if it is not as `expected`, `Invalid` if the rest cannot be served
+    /// `NotFound`, `Conflict` if it is not as `expected`, `LastKey`, `Invalid` if the rest cannot be served
     /// without it, `Unavailable`.
     pub(crate) async fn delete(
         &self,
@@ -401,6 +404,7 @@ impl Store {
                 return Err(Failure::NotFound);
             }
             check_expected(before, name, expected)?;
+            check_last_key(before, name, self.0.now_ms())?;
             let gone = with_its_own(&stored, name).into_iter();
             let changes = gone.map(|name| Change {
                 name,
@@ -466,21 +470,6 @@ impl Failure {
             }
             RowError::Broken(what) => Self::Bug(what),
         }
-    }
-}
-
-fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Result<(), Failure> {
-    let stored = state.objects.iter().find(|stored| stored.name == *name);
-    let is_met = match expected {
-        Expected::Any => true,
-        Expected::Absent => stored.is_none(),
-        Expected::Present => stored.is_some(),
-        Expected::Version(version) => stored.is_some_and(|stored| stored.version == version),
-    };
-    if is_met {
-        Ok(())
-    } else {
-        Err(Failure::Conflict)
     }
 }
 

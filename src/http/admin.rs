@@ -296,6 +296,10 @@ impl Problem {
                 StatusCode::CONFLICT,
                 "there is one already, or somebody changed it at this moment",
             ),
+            store::Failure::LastKey => Self::new(
+                StatusCode::CONFLICT,
+                "no other operator key holds; make another one first",
+            ),
             store::Failure::NotFound => Self::not_found(),
             store::Failure::Invalid(mistakes) => Self::invalid(mistakes),
             store::Failure::Bug(what) => {

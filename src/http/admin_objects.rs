@@ -152,7 +152,6 @@ pub(super) async fn delete_tenant(
     delete(&front, &admin, &ObjectName::tenant(&tenant), &headers).await
 }
 
-/// The last one stays: without any nobody could get in.
 pub(super) async fn delete_operator_key(
     State(front): Shared,
     admin: Admin,
@@ -160,11 +159,6 @@ pub(super) async fn delete_operator_key(
     headers: HeaderMap,
 ) -> Outcome {
     admin.operator()?;
-    let keys = &admin.snapshot.operator_keys;
-    if keys.len() == 1 && keys.values().any(|key| key.name == name) {
-        let text = "this is the last operator key; make another one first";
-        return Err(Problem::new(StatusCode::CONFLICT, text));
-    }
     delete(&front, &admin, &ObjectName::operator_key(&name), &headers).await
 }
 

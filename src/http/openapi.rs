@@ -198,7 +198,7 @@ fn operations() -> Vec<Operation> {
         delete(
             operator,
             "deleteOperatorKey",
-            "Remove an operator's API key, not the last one",
+            "Remove an operator's API key, not the last one that holds",
         ),
         Operation {
             query: &["prune", "dry_run"],

@@ -9,10 +9,12 @@ use std::{os::unix::fs::PermissionsExt, time::Duration};
 
 use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::time::Instant;
 
 use super::{
     harness::{NEWEST, Session, child, client, json_of, until, within},
+    issuer::now,
     keys::key,
     stored::{Ground, Replica, mark, on_both, server},
     tokens::bearer,
@@ -134,6 +136,7 @@ on_both! {
     a_manifest_is_applied_as_a_whole
     without_a_key_there_is_nothing
     a_nul_is_refused
+    a_key_that_has_ended_is_no_last_key
     the_key_of_the_environment_gets_in
 }
 
@@ -674,6 +677,40 @@ async fn without_a_key_there_is_nothing(ground: Ground) {
         let answer = admin.send(Method::GET, path, None).await;
         assert_eq!(answer.status(), 404, "{path}");
     }
+    replica.stop().await;
+}
+
+/// Keys end by themselves, the last one too: the next start lets somebody in again.
+async fn a_key_that_has_ended_is_no_last_key(ground: Ground) {
+    let replica = ground.serve(&[]).await;
+    let first = Admin::first(&ground, &replica);
+    let old = json!({"name": "old", "expires": "2020-01-01T00:00:00Z"});
+    let (status, old) = first.post("/operator-keys", old).await;
+    assert_eq!(status, 201, "{old}");
+    assert_eq!(first.delete("/operator-keys/first").await, 409);
+    let soon = OffsetDateTime::from_unix_timestamp(i64::try_from(now()).unwrap() + 5).unwrap();
+    let short = json!({"name": "short", "expires": soon.format(&Rfc3339).unwrap()});
+    let (status, made) = first.post("/operator-keys", short).await;
+    assert_eq!(status, 201, "{made}");
+    let short = Admin::with(&replica, made["key"].as_str().unwrap());
+    assert_eq!(short.delete("/operator-keys/first").await, 204);
+    until("the key has ended", || async {
+        short.get("/tenants").await.0 == 401
+    })
+    .await;
+    replica.stop().await;
+    let replica = ground.serve(&[]).await;
+    let first = Admin::first(&ground, &replica);
+    assert_eq!(first.get("/tenants").await.0, 200);
+    replica.stop().await;
+    // One that is given holds again, by the name that it has.
+    let old = old["key"].as_str().unwrap();
+    let replica = ground.serve_with(&[("LOCKGATE_ADMIN_KEY", old)], &[]).await;
+    let given = Admin::with(&replica, old);
+    let (_, keys) = given.get("/operator-keys").await;
+    let items = keys["items"].as_array().unwrap().iter();
+    let names: Vec<&Value> = items.map(|key| &key["name"]).collect();
+    assert_eq!(names, ["first", "old", "short"]);
     replica.stop().await;
 }
 

@@ -8,10 +8,10 @@ use std::{
     sync::Arc,
 };
 
-use url::{Host, Url};
+use url::Url;
 
 use crate::{
-    config::{Config, Mistake, is_loopback},
+    config::{Config, Mistake, is_loopback, is_trustworthy},
     control::{
         AuthMode, Separation, Server, Tenant,
         confinement::Offer,
@@ -139,14 +139,7 @@ pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake
 
 /// An issuer is an https URL (RFC 8414, section 2), except on one's own machine.
 pub(crate) fn check_own_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
-    let is_own = |url: &Url| match url.host() {
-        Some(Host::Domain(name)) => name == "localhost",
-        Some(Host::Ipv4(address)) => address.is_loopback(),
-        Some(Host::Ipv6(address)) => address.is_loopback(),
-        None => false,
-    };
-    let url = Url::parse(&config.public_url);
-    let is_fine = url.is_ok_and(|url| url.scheme() == "https" || is_own(&url));
+    let is_fine = Url::parse(&config.public_url).is_ok_and(|url| is_trustworthy(&url));
     if is_fine || config.auth.insecure {
         return Vec::new();
     }

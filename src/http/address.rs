@@ -11,6 +11,8 @@ use http::{HeaderMap, Version};
 use ipnet::IpNet;
 use url::Url;
 
+use crate::config::is_trustworthy;
+
 /// The hosts and origins by which a listener may be addressed.
 #[derive(Clone, Debug)]
 pub(crate) struct Allowed {
@@ -22,6 +24,8 @@ pub(crate) struct Allowed {
     default_port: u16,
     /// Origins in the form that a browser sends.
     origins: HashSet<String>,
+    /// Whether browsers trust the way to the public URL.
+    is_trustworthy: bool,
 }
 
 /// How a request names its host.
@@ -72,6 +76,7 @@ impl Allowed {
             any_address: None,
             default_port,
             origins: HashSet::from([public_url.origin().ascii_serialization()]),
+            is_trustworthy: is_trustworthy(public_url),
         };
         if bound.ip().to_canonical().is_loopback() {
             let scheme = if is_tls { "https" } else { "http" };
@@ -108,6 +113,11 @@ impl Allowed {
             allowed.any_address = Some(bound.port());
         }
         Ok(allowed)
+    }
+
+    /// Whether browsers trust the way to the public URL.
+    pub(crate) fn is_trustworthy(&self) -> bool {
+        self.is_trustworthy
     }
 
     /// Compares what the target, `:authority` and `Host` say with each other and with the table.

@@ -29,6 +29,7 @@ use super::body::{Read, meter};
 use super::cluster::Cluster;
 use super::cors;
 use super::hop::HOP;
+use super::own_form;
 use super::refusal::{in_form_of, refusal};
 pub(crate) use crate::address::ClientAddress;
 use crate::telemetry::{Metrics, Route};
@@ -125,7 +126,9 @@ impl Gate {
             OriginCheck::Ours => head.headers.get(ORIGIN).cloned(),
             // Documents for everybody, which tell no page more than anybody may know.
             OriginCheck::Foreign if cors::is_public(head.uri.path()) => None,
-            OriginCheck::Foreign if is_own_form(head) => None,
+            OriginCheck::Foreign if own_form::is_own_form(head, self.allowed.is_trustworthy()) => {
+                None
+            }
             OriginCheck::Foreign => {
                 return Err(refusal(StatusCode::FORBIDDEN, "origin not allowed"));
             }
@@ -264,25 +267,6 @@ fn kind(path: &str) -> Route {
         "sse" | "messages" => Route::Sse,
         _ => Route::Other,
     }
-}
-
-/// Whether a browser sends a form of one of our own pages. Those say `no-referrer` (CONTRACT P82),
-/// and then browsers name no origin (Fetch, section 3.1, "append a request Origin header"); that it
-/// is the same they say elsewhere, where no page can write.
-fn is_own_form(head: &Parts) -> bool {
-    let only = |name: &str, wanted: &str| {
-        let mut values = head.headers.get_all(name).iter();
-        values.next().is_some_and(|value| value == wanted) && values.next().is_none()
-    };
-    let path = head.uri.path();
-    let endpoint = path.strip_prefix("/t/").and_then(|rest| {
-        let (_, endpoint) = rest.split_once("/oauth/")?;
-        Some(endpoint)
-    });
-    head.method == Method::POST
-        && (path == "/authorize" || matches!(endpoint, Some("login" | "consent" | "authorize")))
-        && only(ORIGIN.as_str(), "null")
-        && only("sec-fetch-site", "same-origin")
 }
 
 /// What every response carries.
@@ -446,55 +430,6 @@ mod tests {
         ];
         for (path, named) in table {
             assert_eq!(names(path), named, "{path}");
-        }
-    }
-
-    #[test]
-    fn only_forms_of_our_own_pages_may_name_no_origin() {
-        let of = |method: Method, path: &str, origin: &[&str], site: &[&str]| {
-            let mut request = http::Request::builder().method(method).uri(path);
-            for origin in origin {
-                request = request.header(ORIGIN, *origin);
-            }
-            for site in site {
-                request = request.header("sec-fetch-site", *site);
-            }
-            is_own_form(&request.body(()).unwrap().into_parts().0)
-        };
-        let own: [&[&str]; 2] = [&["null"], &["same-origin"]];
-        for path in [
-            "/authorize",
-            "/t/a/oauth/login",
-            "/t/a/oauth/consent",
-            "/t/a/oauth/authorize",
-        ] {
-            assert!(of(Method::POST, path, own[0], own[1]), "{path}");
-            assert!(!of(Method::GET, path, own[0], own[1]));
-            assert!(!of(Method::POST, path, &["https://evil.test"], own[1]));
-            assert!(!of(Method::POST, path, &["null", "null"], own[1]));
-            assert!(!of(Method::POST, path, &[], own[1]));
-            for site in [
-                &[][..],
-                &["cross-site"],
-                &["same-site"],
-                &["none"],
-                &["same-origin", "same-origin"],
-            ] {
-                assert!(!of(Method::POST, path, own[0], site), "{path} {site:?}");
-            }
-        }
-        for path in [
-            "/t/a/oauth/token",
-            "/t/a/oauth/register",
-            "/t/a/oauth/callback/login",
-            "/t/a/oauth/mcp",
-            "/t/a/x/mcp",
-            "/token",
-            "/mcp",
-            "/api/v1/tenants",
-            "/x/t/a/oauth/login",
-        ] {
-            assert!(!of(Method::POST, path, own[0], own[1]), "{path}");
         }
     }
 }

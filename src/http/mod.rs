@@ -44,6 +44,7 @@ pub(crate) mod openapi;
 mod openapi_bodies;
 mod openapi_issued;
 pub(crate) mod ops;
+mod own_form;
 pub(crate) mod page;
 pub(crate) mod peers;
 #[cfg(test)]

@@ -584,6 +584,28 @@ async fn forms_come_from_our_pages() {
     }
 }
 
+/// To plain http on a network, browsers say nothing about where a page is.
+#[tokio::test]
+async fn forms_come_from_our_pages_over_plain_http() {
+    let config = json!({"public_url": "http://gw.test", "auth": {"insecure": true}});
+    let gateway = gateway(config, json!({})).await;
+    for (end, site, status) in [
+        ("login", None, StatusCode::BAD_REQUEST),
+        ("consent", None, StatusCode::BAD_REQUEST),
+        ("login", Some("cross-site"), StatusCode::FORBIDDEN),
+        ("callback/x", None, StatusCode::FORBIDDEN),
+    ] {
+        let asked = client().post(format!("{}/t/a/oauth/{end}", gateway.origin()));
+        let mut asked = asked.header("Host", "gw.test").header("Origin", "null");
+        if let Some(site) = site {
+            asked = asked.header("Sec-Fetch-Site", site);
+        }
+        let asked = asked.header("Content-Type", "application/x-www-form-urlencoded");
+        let answer = within("an answer", asked.body("a=b").send()).await.unwrap();
+        assert_eq!(answer.status(), status, "{end} {site:?}");
+    }
+}
+
 #[tokio::test]
 async fn wrong_passwords_are_counted() {
     let gateway = gateway(json!({"oauth": {"failures": 4}}), json!({})).await;

@@ -1,0 +1,94 @@
+//! Which requests are forms of our own pages, though they name no origin of ours.
+//!
+//! Not here: what a form holds, which is sealed for one browser (`oauth/flow`).
+
+use http::{Method, header::ORIGIN, request::Parts};
+
+/// Whether a browser sends a form of one of our own pages. Those say `no-referrer` (CONTRACT P82),
+/// and then browsers name no origin (Fetch, section 3.1, "append a request Origin header"); that it
+/// is the same they say elsewhere, where no page can write. But they say that to a trustworthy URL
+/// alone (Fetch Metadata, section 2): to others nothing. There the form itself has to do, with a
+/// cookie that no other site's form brings along (`SameSite=Lax`).
+pub(super) fn is_own_form(head: &Parts, is_trustworthy: bool) -> bool {
+    let only = |name: &str, wanted: &str| {
+        let mut values = head.headers.get_all(name).iter();
+        values.next().is_some_and(|value| value == wanted) && values.next().is_none()
+    };
+    let path = head.uri.path();
+    let endpoint = path.strip_prefix("/t/").and_then(|rest| {
+        let (_, endpoint) = rest.split_once("/oauth/")?;
+        Some(endpoint)
+    });
+    let is_silent = !is_trustworthy && !head.headers.contains_key(SITE);
+    head.method == Method::POST
+        && (path == "/authorize" || matches!(endpoint, Some("login" | "consent" | "authorize")))
+        && only(ORIGIN.as_str(), "null")
+        && (is_silent || only(SITE, "same-origin"))
+}
+
+/// Where a page is that sends a request, as its browser says.
+const SITE: &str = "sec-fetch-site";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_forms_of_our_own_pages_may_name_no_origin() {
+        let at = |is_trustworthy, method: Method, path: &str, origin: &[&str], site: &[&str]| {
+            let mut request = http::Request::builder().method(method).uri(path);
+            for origin in origin {
+                request = request.header(ORIGIN, *origin);
+            }
+            for site in site {
+                request = request.header("sec-fetch-site", *site);
+            }
+            is_own_form(&request.body(()).unwrap().into_parts().0, is_trustworthy)
+        };
+        let of = |method, path: &str, origin: &[&str], site: &[&str]| {
+            at(true, method, path, origin, site)
+        };
+        let own: [&[&str]; 2] = [&["null"], &["same-origin"]];
+        for path in [
+            "/authorize",
+            "/t/a/oauth/login",
+            "/t/a/oauth/consent",
+            "/t/a/oauth/authorize",
+        ] {
+            assert!(of(Method::POST, path, own[0], own[1]), "{path}");
+            assert!(!of(Method::GET, path, own[0], own[1]));
+            assert!(!of(Method::POST, path, &["https://evil.test"], own[1]));
+            assert!(!of(Method::POST, path, &["null", "null"], own[1]));
+            assert!(!of(Method::POST, path, &[], own[1]));
+            for site in [
+                &[][..],
+                &["cross-site"],
+                &["same-site"],
+                &["none"],
+                &["same-origin", "same-origin"],
+            ] {
+                assert!(!of(Method::POST, path, own[0], site), "{path} {site:?}");
+                // Where browsers say nothing, nothing need be said.
+                let is_silent = site.is_empty();
+                let found = at(false, Method::POST, path, own[0], site);
+                assert_eq!(found, is_silent, "{path} {site:?}");
+            }
+            assert!(!at(false, Method::POST, path, &["https://evil.test"], &[]));
+            assert!(!at(false, Method::GET, path, own[0], &[]));
+        }
+        for path in [
+            "/t/a/oauth/token",
+            "/t/a/oauth/register",
+            "/t/a/oauth/callback/login",
+            "/t/a/oauth/mcp",
+            "/t/a/x/mcp",
+            "/token",
+            "/mcp",
+            "/api/v1/tenants",
+            "/x/t/a/oauth/login",
+        ] {
+            assert!(!of(Method::POST, path, own[0], own[1]), "{path}");
+            assert!(!at(false, Method::POST, path, own[0], &[]), "{path}");
+        }
+    }
+}

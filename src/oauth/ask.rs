@@ -33,6 +33,32 @@ pub(super) fn after_log_in(query: &str) -> String {
     kept.collect::<Vec<_>>().join("&")
 }
 
+/// The same query, by which it is asked who somebody is.
+pub(super) fn asking_who(query: &str) -> String {
+    let mut is_there = false;
+    let asked =
+        query.split('&').map(
+            |pair| match url::form_urlencoded::parse(pair.as_bytes()).next() {
+                Some((name, words)) if name == "prompt" => {
+                    is_there = true;
+                    let others = words
+                        .split(' ')
+                        .filter(|word| !word.is_empty() && !is_log_in(word));
+                    let words: Vec<&str> = others.chain(["login"]).collect();
+                    let mut text = url::form_urlencoded::Serializer::new(String::new());
+                    text.append_pair("prompt", &words.join(" "));
+                    Cow::Owned(text.finish())
+                }
+                _ => Cow::Borrowed(pair),
+            },
+        );
+    let mut asked: Vec<_> = asked.collect();
+    if !is_there {
+        asked.push(Cow::Borrowed("prompt=login"));
+    }
+    asked.join("&")
+}
+
 fn is_log_in(word: &str) -> bool {
     matches!(word, "login" | "select_account")
 }
@@ -373,6 +399,14 @@ mod tests {
             ("prompt=consent", "prompt=consent"),
         ] {
             assert_eq!(after_log_in(query), wanted);
+        }
+        for (query, wanted) in [
+            ("a=%7e&b=2", "a=%7e&b=2&prompt=login"),
+            ("a=1&prompt=consent&b=2", "a=1&prompt=consent+login&b=2"),
+            ("prompt=select_account", "prompt=login"),
+            ("pr%6Fmpt=&a=1", "prompt=login&a=1"),
+        ] {
+            assert_eq!(asking_who(query), wanted);
         }
     }
 

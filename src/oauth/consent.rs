@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{
     Oauth,
-    ask::{OFFLINE, Refusal},
+    ask::{OFFLINE, Refusal, asking_who},
     authorize::{fields, nobody},
     client::Kind,
     flow::{Flow, Page},
@@ -159,13 +159,7 @@ impl Visit {
                 .await?;
         }
         // Else a provider at which somebody is logged in would say that name again.
-        let is_silent = Form::parse(&flow.query).is_ok_and(|form| form.count("prompt") == 0);
-        let query = if is_silent {
-            format!("{}&prompt=login", flow.query)
-        } else {
-            flow.query.clone()
-        };
-        let again = self.again(flow, &query);
+        let again = self.again(flow, &asking_who(&flow.query));
         let mut response = redirect(StatusCode::SEE_OTHER, &again);
         let stranger = Self::stranger(&self.oauth.0.random)?;
         self.remember(&mut response, &stranger);

@@ -367,6 +367,35 @@ async fn a_provider_is_nobodys_deputy() {
     assert!(!shown.headers.contains_key(LOCATION));
 }
 
+/// Whoever wants another account is asked for one, whatever the client asked for.
+#[tokio::test]
+async fn another_account_is_asked_for_at_the_provider() {
+    let hostile = Hostile::start().await;
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let mut browser = Browser::new();
+    let sent = departed(&gateway, &mut browser, "acme").await;
+    assert!(!sent.answer().contains_key("prompt"));
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    returned(&gateway, &mut browser, &sent, "&code=c").await;
+    let url = request(
+        &gateway,
+        &[("prompt", "consent"), ("scope", "offline_access")],
+    );
+    let consent = browser.open(&url).await;
+    assert!(consent.text.contains("ada@acme.test"), "{}", consent.text);
+    let switched = browser.submit(&consent, &[("decision", "switch")]).await;
+    let login = browser.follow(switched, gateway.origin()).await;
+    let consent = browser.submit(&login, &[("provider", "acme")]).await;
+    let sent = browser.submit(&consent, &ALLOW).await;
+    assert_eq!(sent.answer()["prompt"], "login");
+    let mut other = hostile.claims(&sent);
+    other["sub"] = json!("2");
+    hostile.give(&hostile.signed(&other));
+    let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    let claims = claims(&redeem(&gateway, &done.answer()["code"], &[]).await);
+    assert_eq!(claims["sub"], format!("{}#2", hostile.stage.url));
+}
+
 /// What a client became while somebody was at the provider was not allowed before.
 #[tokio::test]
 async fn a_client_that_changes_meanwhile_is_shown_again() {

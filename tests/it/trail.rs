@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{
     admin::Admin,
     gauges::metric_of,
-    harness::{NEWEST, child, opening, until},
+    harness::{NEWEST, child, opening, package, until},
     stored::{Ground, Replica, on_both, server},
     tokens::bearer,
 };
@@ -17,6 +17,56 @@ on_both! {
     calls_are_on_record_without_what_is_in_them
 }
 
+/// What the source puts on record under, as far as it writes that out.
+fn kinds(text: &str) -> impl Iterator<Item = String> + '_ {
+    let nouns = [
+        "client", "consent", "grant", "grants", "login", "server", "session",
+    ];
+    let is_event = |line: &&str| line.contains("event = ");
+    let lines = text.lines().filter(move |line| !is_event(line));
+    let words = lines.flat_map(|line| line.split('"').skip(1).step_by(2));
+    let kinds = words.filter(move |word| {
+        let (noun, verb) = word.split_once('.').unwrap_or_default();
+        nouns.contains(&noun) && (verb.ends_with("ed") || verb.ends_with("en"))
+    });
+    kinds.map(str::to_owned)
+}
+
+#[test]
+fn every_kind_is_documented() {
+    let docs = std::fs::read_to_string(package().join("docs/administration.md")).unwrap();
+    let mut all: Vec<String> = [
+        "call",
+        "denied",
+        "login",
+        "signing_key.added",
+        "signing_key.removed",
+    ]
+    .map(str::to_owned)
+    .into();
+    for kind in ["tenant", "server", "user", "client", "provider", "api_key"] {
+        all.extend(["added", "changed", "removed"].map(|what| format!("{kind}.{what}")));
+    }
+    let written = all.len();
+    for part in std::fs::read_dir(package().join("src")).unwrap().flatten() {
+        if part.path().is_dir() {
+            for file in std::fs::read_dir(part.path()).unwrap().flatten() {
+                let is_code = file.path().extension().is_some_and(|kind| kind == "rs");
+                if is_code && !file.path().ends_with("_tests.rs") {
+                    all.extend(kinds(&std::fs::read_to_string(file.path()).unwrap()));
+                }
+            }
+        }
+    }
+    assert!(all.len() > written + 10, "{all:?}");
+    let rows: Vec<&str> = docs
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .collect();
+    all.retain(|kind| !rows.iter().any(|row| row.contains(&format!("`{kind}`"))));
+    assert!(all.is_empty(), "{all:?}");
+}
+
 /// The records of a kind, newest first.
 async fn records(admin: &Admin, kind: &str) -> Vec<Value> {
     let (status, page) = admin.get(&format!("/audit?kind={kind}&limit=1000")).await;
@@ -25,7 +75,7 @@ async fn records(admin: &Admin, kind: &str) -> Vec<Value> {
 }
 
 async fn dropped(replica: &Replica) -> i64 {
-    metric_of(&replica.ops, "lockgate_audit_dropped").await
+    metric_of(&replica.ops, "lockgate_audit_dropped_total").await
 }
 
 async fn a_denial_is_on_record_before_its_answer_and_folded(ground: Ground) {

@@ -389,7 +389,8 @@ async fn warm_children_are_handed_out_and_refilled() {
     let env = json!({"CHILD_START_MS": "300"});
     let gateway = served(json!({"command": child(), "warm": 2, "env": env})).await;
     until("two warm children", || async {
-        gateway.children().await.len() == 2
+        let children = gateway.children().await;
+        children.len() == 2 && children.iter().all(|one| one["pid"].is_u64())
     })
     .await;
     let warm = gateway.children().await;

@@ -2,9 +2,9 @@
 //!
 //! `stdio` moves bytes, `launch` is the guard between the gateway and the child, `sandbox` decides
 //! what walls a child gets and `confine` puts them up, and `legacy` is the dialect: the translation
-//! between messages and lines, without IO. `pool` says who may start a child and when (`circuit`),
-//! `warm` keeps some started, `shares` and `shared` let sessions share one, over a `lane`, whose lines
-//! `audience` tells apart; `roster` knows all that run.
+//! between messages and lines, without IO. `pool` says who may start a child and when (`circuit`,
+//! `turns`), `warm` keeps some started, `shares` and `shared` let sessions share one, over a `lane`,
+//! whose lines `audience` tells apart; `roster` knows all that run.
 //! `prepare` fills the `stores` that children start from, where `programs` finds what to start.
 
 pub(crate) mod audience;
@@ -30,6 +30,7 @@ pub(crate) mod stderr;
 pub(crate) mod stdio;
 pub(crate) mod stores;
 mod tree;
+mod turns;
 mod uids;
 mod view;
 mod warm;

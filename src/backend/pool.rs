@@ -23,6 +23,7 @@ use super::{
     prepare::{Preparations, Ready},
     roster::{Entry, Roster, Seat},
     stdio::Child,
+    turns::{Turn, Turns},
     warm::Keepers,
 };
 use crate::{
@@ -36,7 +37,7 @@ pub(crate) struct Pool {
     pub(super) launcher: Launcher,
     pub(super) wait: Duration,
     /// Children that may be starting.
-    turns: Arc<Semaphore>,
+    turns: Turns,
     /// Children that there may be.
     room: Arc<Semaphore>,
     /// Failed starts; never held across an await.
@@ -70,7 +71,7 @@ pub(crate) struct Place {
     _seat: Seat,
     _room: OwnedSemaphorePermit,
     /// Held until the child answered its first request, or never will.
-    turn: Option<OwnedSemaphorePermit>,
+    turn: Option<Turn>,
     /// Whether it has neither answered its first request nor failed to.
     is_starting: bool,
 }
@@ -106,7 +107,7 @@ impl Pool {
         Self {
             launcher,
             wait: bounds.wait,
-            turns: Arc::new(Semaphore::new(bounds.parallel.min(Semaphore::MAX_PERMITS))),
+            turns: Turns::new(bounds.parallel),
             room: Arc::new(Semaphore::new(bounds.children.min(Semaphore::MAX_PERMITS))),
             circuits: RwLock::default(),
             random,
@@ -170,8 +171,8 @@ impl Pool {
                 Verdict::After(wait) => tokio::time::sleep(wait).await,
             }
             let room = timeout_at(deadline, Arc::clone(&self.room).acquire_owned()).await;
-            let turn = timeout_at(deadline, Arc::clone(&self.turns).acquire_owned()).await;
-            let (Ok(Ok(room)), Ok(Ok(turn))) = (room, turn) else {
+            let turn = timeout_at(deadline, self.turns.take(&server.tenant)).await;
+            let (Ok(Ok(room)), Ok(turn)) = (room, turn) else {
                 return self.refuse(Refused::Busy);
             };
             // What failed meanwhile counts.

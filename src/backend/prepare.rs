@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     select,
-    sync::{Semaphore, watch},
+    sync::watch,
     task::spawn_blocking,
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -30,6 +30,7 @@ use super::{
     stderr::printable,
     stdio::{Child, Exit, Happened},
     stores::{KEPT, Store, Stores},
+    turns::Turns,
 };
 use crate::control::{Launch, Limits, Server, recipe::Recipe};
 
@@ -38,7 +39,7 @@ pub(crate) struct Preparations {
     stores: Stores,
     /// By the name of the store; never held across an await.
     flights: RwLock<HashMap<String, Flight>>,
-    turns: Semaphore,
+    turns: Turns,
     tracker: TaskTracker,
     /// Nothing is prepared from then on.
     stop: CancellationToken,
@@ -101,8 +102,8 @@ enum Failure {
 /// is stuck; there is no key for it, since nobody waits better for another time.
 const LONGEST: Duration = Duration::from_mins(10);
 
-/// Preparations at a time: they share one network and one disk.
-const PARALLEL: usize = 2;
+/// Preparations at a time, of which those of one tenant are half: they share one network and one disk.
+const PARALLEL: usize = 4;
 
 /// Lines of output that are kept of a failed one.
 const LINES: usize = 20;
@@ -116,7 +117,7 @@ impl Preparations {
         Self {
             stores: Stores::new(dir),
             flights: RwLock::default(),
-            turns: Semaphore::new(PARALLEL),
+            turns: Turns::new(PARALLEL),
             tracker,
             stop,
         }
@@ -173,7 +174,8 @@ impl Preparations {
         if let Some(ready) = self.find(name, recipe).await {
             return Ok((ready, true));
         }
-        let turn = self.stop.run_until_cancelled(self.turns.acquire()).await;
+        let turn = self.turns.take(&server.tenant);
+        let turn = self.stop.run_until_cancelled(turn).await;
         let _turn = turn.ok_or(Failure::Stopped)?;
         // Another gateway may have been at it.
         if let Some(ready) = self.find(name, recipe).await {

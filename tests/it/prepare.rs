@@ -237,6 +237,25 @@ async fn what_failed_once_is_tried_again() {
 }
 
 #[tokio::test]
+async fn preparations_of_one_tenant_that_do_not_end_stop_no_other() {
+    let site = Site::new();
+    let server = |work: &str| {
+        json!({"command": "${prepared}/bin/server", "sandbox": site.walls(),
+            "prepare": site.words(work)})
+    };
+    let stuck = |one: u32| server(&format!("true {one}; {}", site.wait()));
+    let one = |servers: Value| json!({"auth": {"mode": "none"}, "servers": servers});
+    let stuck = json!({"1": stuck(1), "2": stuck(2), "3": stuck(3), "4": stuck(4), "5": stuck(5)});
+    let gateway = Served::start(
+        json!({}),
+        json!({"a": one(stuck), "b": one(json!({"main": server("true")}))}),
+    )
+    .await;
+    gateway.session("b", "main").await;
+    until("those of the other run", || async { site.runs() == 3 }).await;
+}
+
+#[tokio::test]
 async fn the_end_of_the_gateway_ends_what_is_under_way() {
     let site = Site::new();
     let server = json!({"command": child(), "sandbox": site.walls(),

@@ -327,10 +327,11 @@ async fn p138_starts_are_bounded_and_wait_their_turn() {
     let server = json!({"command": child(), "env": env});
     let gateway = Served::start(
         config,
-        json!({"a": {"auth": {"mode": "none"}, "servers": {"main": server}}}),
+        json!({"a": {"auth": {"mode": "none"}, "servers": {"main": server}},
+               "b": {"auth": {"mode": "none"}, "servers": {"main": server}}}),
     )
     .await;
-    let opened = (0..20).map(|_| gateway.session("a", "main"));
+    let opened = (0..10).flat_map(|_| ["a", "b"].map(|tenant| gateway.session(tenant, "main")));
     let mut opened = Box::pin(futures_util::future::join_all(opened));
     let mut most = 0;
     let sessions = loop {
@@ -345,6 +346,35 @@ async fn p138_starts_are_bounded_and_wait_their_turn() {
     assert_eq!(most, 2, "never more, and never fewer for long");
     assert_eq!(sessions.len(), 20);
     assert_eq!(gateway.children().await.len(), 20);
+}
+
+#[tokio::test]
+async fn p138_silent_servers_of_one_tenant_stop_no_other() {
+    let config = json!({"spawn": {"parallel": 4}});
+    let silent = json!({"command": child(), "env": {"CHILD_START_MS": "600000"}});
+    let gateway = Served::start(
+        config,
+        json!({"a": {"auth": {"mode": "none"}, "servers": {"main": silent}},
+               "b": {"auth": {"mode": "none"}, "servers": {"main": {"command": child()}}}}),
+    )
+    .await;
+    let opened: Vec<_> = (0..6)
+        .map(|_| {
+            let stranger = gateway.stranger("a", "main");
+            tokio::spawn(async move { stranger.post(&opening("2025-11-25")).await.status() })
+        })
+        .collect();
+    until("the tenant has its share", || async {
+        gateway.children().await.len() == 2
+    })
+    .await;
+    gateway.session("b", "main").await;
+    let starting = gateway.children().await;
+    let starting = starting.iter().filter(|one| one["state"] == "starting");
+    assert_eq!(starting.count(), 2, "never more than half");
+    for one in opened {
+        one.abort();
+    }
 }
 
 #[tokio::test]

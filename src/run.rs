@@ -283,7 +283,7 @@ pub(crate) async fn run(
     // The operations listener answers until the very end.
     let (operations, stop_operations) = (TaskTracker::new(), CancellationToken::new());
     if let Some(listener) = listeners.ops {
-        let app = ops::operations(health.clone(), metrics, operated);
+        let app = ops::operations(health.clone(), metrics, operated, listener.local_addr()?);
         let bounds = Bounds {
             max_connections: OPERATIONS,
             finish: LAST_WORDS,

@@ -48,41 +48,25 @@ pub(crate) struct Bounds {
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<TlsReload>,
-    app: impl Into<App>,
+    app: App,
     bounds: Bounds,
     stop: CancellationToken,
     tracker: TaskTracker,
 ) {
     let protocols = Protocols::new();
-    accept(
-        listener,
-        tls,
-        app.into(),
-        bounds,
-        protocols,
-        (stop, tracker),
-    )
-    .await;
+    accept(listener, tls, app, bounds, protocols, (stop, tracker)).await;
 }
 
 /// The same for other replicas, each of which sends all that it has over one connection.
 pub(crate) async fn serve_replicas(
     listener: TcpListener,
-    app: impl Into<App>,
+    app: App,
     bounds: Bounds,
     stop: CancellationToken,
     tracker: TaskTracker,
 ) {
     let protocols = Protocols::of_replicas();
-    accept(
-        listener,
-        None,
-        app.into(),
-        bounds,
-        protocols,
-        (stop, tracker),
-    )
-    .await;
+    accept(listener, None, app, bounds, protocols, (stop, tracker)).await;
 }
 
 async fn accept(

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use http::header::{HOST, ORIGIN};
-use http::uri::Uri;
+use http::uri::{self, Uri};
 use http::{HeaderMap, Version};
 use ipnet::IpNet;
 use url::Url;
@@ -179,6 +179,23 @@ impl Allowed {
     fn port(&self, port: Option<u16>) -> u16 {
         port.unwrap_or(self.default_port)
     }
+}
+
+/// Whether every host that a request names is this machine, by a name that it has for itself only.
+///
+/// A page whose own name was made to lead here (DNS rebinding) has its browser name that one. The port
+/// is whoever's that forwards to us.
+pub(crate) fn is_to_loopback(uri: &Uri, headers: &HeaderMap) -> bool {
+    let named = headers.get_all(HOST).iter();
+    let named = named.map(|host| host.to_str().unwrap_or_default());
+    let mut named = named.chain(uri.authority().map(uri::Authority::as_str));
+    named.all(|name| authority(name).is_some_and(|(host, _)| is_loopback(&host)))
+}
+
+fn is_loopback(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let ip = bare.parse::<IpAddr>();
+    host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
 /// Takes `host[:port]` apart, in lower case; nothing else is an authority here.

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use tower::Service;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::address::{Allowed, HostCheck, OriginCheck, canonical, client};
+use super::address::{Allowed, HostCheck, OriginCheck, canonical, client, is_to_loopback};
 use super::body::{Read, meter};
 use super::cluster::Cluster;
 use super::cors;
@@ -46,7 +46,8 @@ pub(crate) struct App {
 /// What every request of a listener passes first.
 #[derive(Clone)]
 enum Before {
-    Nothing,
+    /// The check of who may be an operator, with the address that the listener has.
+    Operators(SocketAddr),
     Gate(Arc<Gate>),
     /// The check of what another replica says.
     Hops(Arc<Cluster>),
@@ -170,17 +171,16 @@ impl Gate {
     }
 }
 
-impl From<Router> for App {
-    /// Routes that need no gate: nobody but operators reaches them. With the net for panics.
-    fn from(routes: Router) -> Self {
+impl App {
+    /// Routes that need no gate: nobody but operators reaches the listener at `bound`, save web pages
+    /// in their browsers. With the net for panics.
+    pub(super) fn of_operators(routes: Router, bound: SocketAddr) -> Self {
         Self {
             routes: routes.layer(CatchPanicLayer::custom(panicked)),
-            before: Before::Nothing,
+            before: Before::Operators(bound),
         }
     }
-}
 
-impl App {
     /// What other replicas ask for.
     pub(super) fn of_replicas(routes: Router, cluster: Arc<Cluster>) -> Self {
         let before = Before::Hops(cluster);
@@ -191,7 +191,10 @@ impl App {
     pub(crate) async fn answer(self, peer: SocketAddr, request: Request) -> Response {
         let Self { routes, before } = self;
         match before {
-            Before::Nothing => called(routes, request).await,
+            Before::Operators(bound) => match check_operator(bound, &request) {
+                Ok(()) => called(routes, request).await,
+                Err(refused) => refused,
+            },
             Before::Gate(gate) => gate.pass(peer, request, routes).await,
             Before::Hops(cluster) => cluster.pass(request, routes).await,
         }
@@ -253,6 +256,22 @@ pub(super) async fn route(routes: Router, request: Request) -> Response {
 async fn called(mut routes: Router, request: Request) -> Response {
     let answer = routes.call(request).await;
     answer.unwrap_or_else(|never| match never {})
+}
+
+/// Refuses what a web page sends: no scraper, no probe and no operator names an origin. A page whose
+/// own name was made to lead here (DNS rebinding) needs none, but its browser names that host.
+///
+/// Only on loopback can that be told: elsewhere a scraper may call us by any name, those of pods and
+/// services among them.
+fn check_operator(bound: SocketAddr, request: &Request) -> Result<(), Response> {
+    if request.headers().contains_key(ORIGIN) {
+        return Err(refusal(StatusCode::FORBIDDEN, "origin not allowed"));
+    }
+    let is_local = bound.ip().to_canonical().is_loopback();
+    if is_local && !is_to_loopback(request.uri(), request.headers()) {
+        return Err(refusal(StatusCode::FORBIDDEN, "host not allowed"));
+    }
+    Ok(())
 }
 
 /// What a request is counted as.

@@ -3,6 +3,7 @@
 //! Only shows what others report; measures and probes nothing itself.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 
 use axum::Router;
@@ -14,6 +15,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
+use super::gate::App;
 use crate::hub::Hub;
 use crate::telemetry::Metrics;
 
@@ -110,11 +112,16 @@ pub(crate) fn public(health: Health) -> Router {
     probes(health, Detail::Hidden)
 }
 
-/// Everything of the operations listener.
+/// Everything of the operations listener, which is at `bound`.
 ///
 /// `/children` lists every child with its state, `/prepared` what was installed for them: for
 /// whoever runs the gateway, of all tenants.
-pub(crate) fn operations(health: Health, metrics: Arc<Metrics>, hub: Hub) -> Router {
+pub(crate) fn operations(
+    health: Health,
+    metrics: Arc<Metrics>,
+    hub: Hub,
+    bound: SocketAddr,
+) -> App {
     let scrape = get(async |State(metrics): State<Arc<Metrics>>| {
         let mut response = Response::new(Body::from(metrics.render()));
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
@@ -140,7 +147,8 @@ pub(crate) fn operations(health: Health, metrics: Arc<Metrics>, hub: Hub) -> Rou
         .route("/children", children)
         .route("/prepared", prepared)
         .with_state(hub);
-    probes(health, Detail::Shown).merge(metrics).merge(children)
+    let routes = probes(health, Detail::Shown).merge(metrics).merge(children);
+    App::of_operators(routes, bound)
 }
 
 /// Each preparation as one object, with the last lines of one that failed.

@@ -15,6 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     accept::{Bounds, serve_replicas},
+    gate::App,
     peers::{NotSent, PLACES, Peers},
 };
 
@@ -38,6 +39,8 @@ async fn other(finish: Duration) -> Other {
                 Body::from_stream(futures_util::stream::repeat(chunk))
             }),
         );
+    // Which looks at no name that it is called by.
+    let app = App::of_operators(app, ([0, 0, 0, 0], 0).into());
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let bounds = Bounds {
         max_connections: 10,

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::accept::{Bounds, serve};
 use super::address::Allowed;
-use super::gate::{ClientAddress, Gate};
+use super::gate::{App, ClientAddress, Gate};
 use super::ops::{Health, public};
 use crate::telemetry::Metrics;
 
@@ -57,6 +57,19 @@ async fn surface(max_connections: usize) -> Surface {
         .merge(public(Health::default()));
     let metrics = Arc::new(Metrics::new(None).expect("metrics"));
     let app = Gate::new(allowed, Vec::new(), MAX_BODY, metrics).guard(routes);
+    serving(listener, app, max_connections)
+}
+
+/// The operations listener as it would be at `bound`, with its probes alone.
+async fn operations(bound: &str) -> Surface {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let bound = bound.parse().expect("address");
+    let app = App::of_operators(public(Health::default()), bound);
+    serving(listener, app, 100)
+}
+
+fn serving(listener: TcpListener, app: App, max_connections: usize) -> Surface {
+    let address = listener.local_addr().expect("address");
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let finish = Duration::from_secs(10);
     let bounds = Bounds {
@@ -440,5 +453,45 @@ async fn http2_with_prior_knowledge_meets_the_same_gate() {
         .await;
     assert!(host.is_err() || host.is_ok_and(|answer| answer.status().is_client_error()));
     drop(client);
+    surface.ends().await;
+}
+
+#[tokio::test]
+async fn no_web_page_reads_the_operations_listener() {
+    let asked = async |surface: &Surface, headers: &str| {
+        let request = format!("GET /livez HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
+        let (answer, _) = surface.raw(request).await;
+        status(&answer).to_owned()
+    };
+    for (bound, host, expected) in [
+        ("127.0.0.1:9090", "127.0.0.1:9090", "200"),
+        // Whoever forwards a port has another one.
+        ("127.0.0.1:9090", "LocalHost:19090", "200"),
+        ("127.0.0.1:9090", "127.1.2.3", "200"),
+        ("[::1]:9090", "[::1]:9090", "200"),
+        ("[::1]:9090", "evil.test:9090", "403"),
+        ("127.0.0.1:9090", "evil.test:9090", "403"),
+        ("127.0.0.1:9090", "localhost.evil.test", "403"),
+        ("127.0.0.1:9090", "10.0.0.7:9090", "403"),
+        ("127.0.0.1:9090", "", "403"),
+        ("0.0.0.0:9090", "10.0.0.7:9090", "200"),
+        ("[::]:9090", "gateway.tools.svc.cluster.local:9090", "200"),
+        ("10.0.0.7:9090", "gateway-0.gateway", "200"),
+    ] {
+        let surface = operations(bound).await;
+        let host = format!("Host: {host}\r\n");
+        assert_eq!(asked(&surface, &host).await, expected, "{bound} {host}");
+        for origin in ["http://evil.test", "null", "http://127.0.0.1:9090"] {
+            let headers = format!("{host}Origin: {origin}\r\n");
+            assert_eq!(asked(&surface, &headers).await, "403", "{bound} {headers}");
+        }
+        surface.ends().await;
+    }
+    let surface = operations("127.0.0.1:9090").await;
+    let (answer, _) = surface.raw("GET /livez HTTP/1.0\r\n\r\n").await;
+    assert_eq!(status(&answer), "200", "probes may name no host");
+    let absolute = "GET http://evil.test/livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let (answer, _) = surface.raw(absolute).await;
+    assert_eq!(status(&answer), "403");
     surface.ends().await;
 }

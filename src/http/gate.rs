@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Router;
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::response::Response;
 use futures_util::FutureExt;
@@ -190,13 +191,19 @@ impl App {
     /// Answers one request that came from `peer`.
     pub(crate) async fn answer(self, peer: SocketAddr, request: Request) -> Response {
         let Self { routes, before } = self;
-        match before {
+        let is_head = request.method() == Method::HEAD;
+        let response = match before {
             Before::Operators(bound) => match check_operator(bound, &request) {
                 Ok(()) => called(routes, request).await,
                 Err(refused) => refused,
             },
             Before::Gate(gate) => gate.pass(peer, request, routes).await,
             Before::Hops(cluster) => cluster.pass(request, routes).await,
+        };
+        if is_head {
+            without_body(response)
+        } else {
+            response
         }
     }
 }
@@ -272,6 +279,17 @@ fn check_operator(bound: SocketAddr, request: &Request) -> Result<(), Response> 
         return Err(refusal(StatusCode::FORBIDDEN, "host not allowed"));
     }
     Ok(())
+}
+
+/// The answer to HEAD: what GET would say, save its body. Whatever refuses need not know; hyper itself
+/// keeps the body back over HTTP/1 only, and over HTTP/2 that is an error of the protocol.
+fn without_body(response: Response) -> Response {
+    let (mut head, body) = response.into_parts();
+    if let Some(length @ 1..) = body.size_hint().exact() {
+        let said = head.headers.entry(CONTENT_LENGTH);
+        said.or_insert(HeaderValue::from(length));
+    }
+    Response::from_parts(head, Body::empty())
 }
 
 /// What a request is counted as.

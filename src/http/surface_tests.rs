@@ -495,3 +495,30 @@ async fn no_web_page_reads_the_operations_listener() {
     assert_eq!(status(&answer), "403");
     surface.ends().await;
 }
+
+#[tokio::test]
+async fn head_has_no_body_over_http2_either() {
+    let surface = surface(100).await;
+    let client = reqwest::Client::builder()
+        .http2_prior_knowledge()
+        .build()
+        .expect("client");
+    for (path, origin, expected) in [
+        ("/livez", "", 200),
+        ("/livez", "http://evil.test", 403),
+        ("/a//b", "", 404),
+        ("/panic", "", 503),
+    ] {
+        let mut asked = client.head(format!("http://{}{path}", surface.address));
+        if !origin.is_empty() {
+            asked = asked.header("origin", origin);
+        }
+        let answer = asked.send().await.expect("answer");
+        assert_eq!(answer.status(), expected, "{path} {origin}");
+        let length = answer.headers().get("content-length").cloned();
+        assert_ne!(length.expect("length"), "0", "{path} {origin}");
+        assert_eq!(answer.bytes().await.expect("the end"), "", "{path}");
+    }
+    drop(client);
+    surface.ends().await;
+}

@@ -152,7 +152,11 @@ fn descendants(guard: i32) -> Vec<i32> {
 async fn a_child_answers_and_ends_with_its_stdin() {
     let (mut child, work) = start();
     assert_eq!(call(&mut child, "echo", json!({"text": "hi"})).await, "hi");
-    assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 1);
+    let mut private = std::fs::read_dir(work.path()).unwrap();
+    let dir = std::fs::File::open(private.next().unwrap().unwrap().path()).unwrap();
+    assert!(private.next().is_none());
+    let alone = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    assert!(rustix::fs::flock(&dir, alone).is_err(), "its guard has it");
     let begun = Instant::now();
     let exit = child.stop([Duration::from_secs(10); 2]).await;
     assert_eq!((exit.code, exit.signal), (Some(0), None));

@@ -17,6 +17,7 @@ use std::{
 };
 
 use rustix::{
+    fs::FlockOperation,
     io::Errno,
     process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions},
 };
@@ -25,6 +26,7 @@ use super::{
     confine,
     namespace::{self, User},
     orders::Orders,
+    removal,
     tree::{Tree, is_readable, wait_for},
 };
 
@@ -85,6 +87,8 @@ fn supervise(gateway: &OsStr) -> io::Result<i32> {
     let orders = Orders::receive()?;
     let Orders { private, cage, .. } = &orders;
     let (private, group) = (private.clone(), cage.group.clone());
+    // For as long as this process lives: what nobody holds is removed by the next gateway.
+    let _held = private.as_deref().map(hold);
     let server = match start(&orders) {
         Ok(server) => server,
         Err(error) => {
@@ -336,11 +340,20 @@ pub(super) fn refuse(command: &OsStr, error: &io::Error) -> i32 {
 /// Removes the private directory of a tree that has ended, and its cgroup.
 fn remove(private: Option<&Path>, group: Option<&Path>) {
     if let Some(path) = private {
-        _ = fs::remove_dir_all(path);
+        // It has nobody to tell; the gateway looks for what stays.
+        _ = removal::remove(path);
     }
     if let Some(group) = group {
         _ = fs::remove_dir(group);
     }
+}
+
+/// Says of a private directory that somebody will remove it (`Launcher::tidy`). Where that cannot be
+/// said, it cannot be asked either.
+fn hold(path: &Path) -> io::Result<File> {
+    let dir = File::open(path)?;
+    rustix::fs::flock(&dir, FlockOperation::NonBlockingLockShared)?;
+    Ok(dir)
 }
 
 fn pid_of(number: u32) -> Option<Pid> {

@@ -4,20 +4,27 @@
 
 use std::{
     ffi::OsString,
-    fs::{self, DirBuilder},
+    fs::{self, DirBuilder, File},
     io,
     os::unix::fs::{DirBuilderExt, chown},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
+
+use rustix::fs::FlockOperation;
 
 use super::{
     orders::{Cage, Orders, Store},
+    removal,
     sandbox::Sandbox,
     stores::SCRATCH,
     uids::Lease,
 };
 use crate::control::{Home, Launch, Limits};
+
+/// A guard that has not held its directory by then never will.
+const GUARDED: Duration = Duration::from_hours(1);
 
 /// What of the gateway's own surroundings a child may get; read once at the start.
 #[derive(Clone, Debug, Default)]
@@ -63,6 +70,45 @@ impl Launcher {
             work,
             sandbox: Arc::new(sandbox),
             prepared,
+        }
+    }
+
+    /// Removes private directories whose guard ended without doing so, like one that was killed
+    /// together with its gateway; how many. Touches nothing else that may lie there.
+    pub(super) fn tidy(&self) -> usize {
+        let entries = fs::read_dir(&self.work).into_iter().flatten().flatten();
+        let is_left = |entry: &fs::DirEntry| {
+            let name = entry.file_name();
+            let is_private = name.to_str().is_some_and(is_private);
+            let age = entry.metadata().and_then(|found| found.modified());
+            is_private && age.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= GUARDED))
+        };
+        let mut removed = 0;
+        for entry in entries.filter(is_left) {
+            let path = entry.path();
+            // A guard holds it for as long as anything of its child is left.
+            let Ok(dir) = File::open(&path) else { continue };
+            if rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() {
+                continue;
+            }
+            removed += usize::from(Self::discard(&path));
+        }
+        removed
+    }
+
+    /// Removes a private directory in the place of its guard; whether it is gone.
+    pub(super) fn discard(dir: &Path) -> bool {
+        let removed = removal::remove(dir);
+        if let Err(error) = &removed {
+            tracing::warn!(dir = %dir.display(), %error, "cannot remove a private directory");
+        }
+        removed.is_ok()
+    }
+
+    /// Says what a guard, which is gone, could not remove.
+    pub(super) fn look_for(private: Option<&Path>) {
+        if let Some(dir) = private.filter(|dir| dir.exists()) {
+            tracing::warn!(dir = %dir.display(), "a private directory could not be removed");
         }
     }
 
@@ -148,5 +194,50 @@ impl Launcher {
         cage.group = self.sandbox.group(name, launch, limits)?;
         orders.cage = cage;
         Ok(lease)
+    }
+}
+
+/// Whether a directory has a name as [`Launcher::orders`] gives it.
+fn is_private(name: &str) -> bool {
+    let random = name.rsplit_once('-').map(|(_, random)| random.as_bytes());
+    random.is_some_and(|random| random.len() == 32 && random.iter().all(u8::is_ascii_hexdigit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_private_directories_that_nobody_holds_are_removed() {
+        let work = tempfile::tempdir().unwrap();
+        let none = PathBuf::new;
+        let launcher = Launcher::new(
+            Ambient::default(),
+            work.path().into(),
+            none(),
+            Sandbox::none(),
+        );
+        let random = "0123456789abcdef".repeat(2);
+        let made = |name: &str, age: Duration| {
+            let path = work.path().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("f"), "x").unwrap();
+            let dir = File::open(&path).unwrap();
+            let now = dir.metadata().unwrap().modified().unwrap();
+            dir.set_modified(now - age).unwrap();
+            dir
+        };
+        drop(made(&format!("a-left-{random}"), GUARDED * 2));
+        drop(made(&format!("a-young-{random}"), GUARDED / 2));
+        for foreign in ["prepared", "a-b-0123", &random, &format!("{random}-x")] {
+            drop(made(foreign, GUARDED * 2));
+        }
+        let held = made(&format!("a-held-{random}"), GUARDED * 2);
+        rustix::fs::flock(&held, FlockOperation::NonBlockingLockShared).unwrap();
+        assert_eq!(launcher.tidy(), 1);
+        assert!(!work.path().join(format!("a-left-{random}")).exists());
+        drop(held);
+        assert_eq!(launcher.tidy(), 1);
+        assert_eq!(fs::read_dir(work.path()).unwrap().count(), 5);
     }
 }

@@ -5,7 +5,8 @@
 //! between messages and lines, without IO. `pool` says who may start a child and when (`circuit`,
 //! `turns`), `warm` keeps some started, `shares` and `shared` let sessions share one, over a `lane`,
 //! whose lines `audience` tells apart; `roster` knows all that run.
-//! `prepare` fills the `stores` that children start from, where `programs` finds what to start.
+//! `prepare` fills the `stores` that children start from, where `programs` finds what to start;
+//! `removal` takes away what they leave.
 
 pub(crate) mod audience;
 mod cgroup;
@@ -21,6 +22,7 @@ mod orders;
 pub(crate) mod pool;
 pub(crate) mod prepare;
 mod programs;
+mod removal;
 pub(crate) mod roster;
 pub(crate) mod sandbox;
 mod seccomp;

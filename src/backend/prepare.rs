@@ -276,18 +276,25 @@ impl Ready {
 
 impl Pool {
     /// Prepares what all `servers` need, in the background, and removes old stores that none of
-    /// them names.
+    /// them names, and what children left.
     pub(crate) fn prepare_all(self: &Arc<Self>, servers: Vec<Arc<Server>>) {
         let preparations = &self.preparations;
         let named: HashSet<String> = servers
             .iter()
             .filter_map(|server| Some(hex(&server.recipe.as_ref()?.digest())))
             .collect();
-        let stores = preparations.stores.clone();
+        let (stores, launcher) = (preparations.stores.clone(), self.launcher.clone());
         preparations.tracker.spawn_blocking(move || {
             let removed = stores.tidy(&named, KEPT);
             if removed > 0 {
                 tracing::info!(removed, "removed old stores");
+            }
+            let removed = launcher.tidy();
+            if removed > 0 {
+                tracing::info!(
+                    removed,
+                    "removed private directories of children that are gone"
+                );
             }
         });
         for server in servers {

@@ -236,7 +236,7 @@ impl Child {
         self.signal(Signal::KILL);
         let exit = timeout(GUARD_ANSWERS, self.ended()).await;
         if let Some(dir) = self.private.take() {
-            _ = tokio::fs::remove_dir_all(dir).await;
+            _ = tokio::task::spawn_blocking(move || Launcher::discard(&dir)).await;
         }
         exit.unwrap_or_else(|_| self.exit(ExitStatus::from_raw(libc::SIGKILL)))
     }
@@ -289,6 +289,7 @@ impl Child {
                         // A guard that was killed has left something behind.
                         if status.code().is_some() {
                             _ = self.lease.take().map(Lease::end);
+                            Launcher::look_for(self.private.as_deref());
                         }
                         self.drain();
                     } else {
@@ -487,7 +488,6 @@ fn size(limit: u64) -> usize {
 const KEPT: usize = 512;
 /// What is read at first: most messages are smaller.
 const CHUNK: usize = 4 << 10;
-
 /// What a pipe holds by default.
 const PIPE: usize = 64 << 10;
 /// Reads of stderr in one poll: 256 KiB.

@@ -17,6 +17,9 @@ use std::{
 };
 
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
+use rustix::io::Errno;
+
+pub(crate) use super::removal::remove;
 
 /// The directory of all stores.
 #[derive(Clone, Debug)]
@@ -37,6 +40,9 @@ pub(super) const KEPT: Duration = Duration::from_hours(24 * 7);
 
 /// No preparation takes so long: what is not complete then never will be.
 const ABANDONED: Duration = Duration::from_hours(1);
+
+/// Levels of directories in a store; packages of packages have some dozens.
+const DEEPEST: usize = 256;
 
 /// What is in the store only while it is filled.
 pub(super) const SCRATCH: &str = ".tmp";
@@ -108,8 +114,11 @@ impl Stores {
 
     /// Makes a filled store complete; where another one was faster, that is it.
     pub(super) fn complete(&self, name: &str, store: Store) -> io::Result<Store> {
-        remove(&store.path.join(SCRATCH))?;
-        seal(&store.path)?;
+        let emptied = remove(&store.path.join(SCRATCH));
+        if let Err(error) = emptied.and_then(|()| seal(&store.path, DEEPEST)) {
+            store.discard();
+            return Err(error);
+        }
         let target = store.path.file_name().unwrap_or_default();
         for _ in 0..TRIES {
             match symlink(target, self.dir.join(name)) {
@@ -178,7 +187,7 @@ impl Store {
         match rustix::fs::flock(&store.hold, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Ok(store),
             // It is being removed.
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::NotFound.into()),
+            Err(Errno::WOULDBLOCK) => Err(io::ErrorKind::NotFound.into()),
             Err(error) => Err(error.into()),
         }
     }
@@ -191,44 +200,14 @@ impl Store {
     }
 }
 
-/// Removes a directory, whatever may not be written to in it, or another file.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    let kind = match fs::symlink_metadata(path) {
-        Ok(found) => found.file_type(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    if !kind.is_dir() {
-        return fs::remove_file(path);
-    }
-    // Only a directory that may be written to can be emptied.
-    change_dirs(path)?;
-    fs::remove_dir_all(path)
-}
-
-fn change_dirs(path: &Path) -> io::Result<()> {
-    let found = fs::symlink_metadata(path)?;
-    own(path, &found)?;
-    fs::set_permissions(
-        path,
-        Permissions::from_mode(found.permissions().mode() | 0o700),
-    )?;
-    for entry in fs::read_dir(path)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            change_dirs(&entry.path())?;
-        }
-    }
-    Ok(())
-}
-
 /// Makes all below, and itself last, the gateway's own, for everybody to read and nobody to write;
-/// follows no link.
-fn seal(path: &Path) -> io::Result<()> {
+/// follows no link. What made it chose how deep it is: that is bounded by `levels`, as is the stack.
+fn seal(path: &Path, levels: usize) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
     if found.is_dir() {
         for entry in fs::read_dir(path)? {
-            seal(&entry?.path())?;
+            let below = levels.checked_sub(1);
+            seal(&entry?.path(), below.ok_or(Errno::NAMETOOLONG)?)?;
         }
     }
     own(path, &found)?;
@@ -334,6 +313,17 @@ mod tests {
         let path = store.path.clone();
         store.discard();
         assert!(!path.exists() && outside.exists());
+    }
+
+    #[test]
+    fn one_that_is_too_deep_is_refused_and_removed() {
+        let (_dir, stores, name) = stores();
+        let store = stores.begin(&name).unwrap();
+        let path = store.path.clone();
+        fs::create_dir_all(path.join("d/".repeat(1900))).unwrap();
+        assert!(stores.complete(&name, store).is_err());
+        assert!(stores.find(&name).unwrap().is_none());
+        assert!(!path.exists());
     }
 
     #[test]

@@ -1,0 +1,210 @@
+//! Removing what a child left behind: however deep it is, and whatever nobody may do in it.
+//!
+//! `std::fs::remove_dir_all` stops at the first directory that may not be written to, like those of
+//! Go's module cache, and goes down with a descriptor and a call for each level: a child chooses how
+//! many. std and rustix only, since the guard uses it. Not here: when something is removed.
+
+use std::{
+    ffi::CStr,
+    fs::{self, File, Permissions},
+    io,
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::fs::{MetadataExt, PermissionsExt},
+    },
+    path::Path,
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags},
+    io::Errno,
+    path::Arg,
+};
+
+/// Removes a directory with all that is in it, or another file; follows no link. What is not there
+/// is removed already.
+///
+/// For what no process uses any more: it ends when nothing is added.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    let top = open(CWD, path)?;
+    let mut moved = 0;
+    while flatten(&top, &mut moved)? {}
+    fs::remove_dir(path)
+}
+
+/// Removes each file of `top`, and each directory, whose own directories move up into `top`; whether
+/// it got any further.
+///
+/// Thus nothing is ever more than one level down, and a few descriptors are enough.
+fn flatten(top: &File, moved: &mut u64) -> io::Result<bool> {
+    let mut is_further = false;
+    each(top, |name, kind| {
+        if kind != FileType::Directory {
+            is_further = true;
+            return rustix::fs::unlinkat(top, name, AtFlags::empty());
+        }
+        let dir = open(top, name)?;
+        each(&dir, |name, kind| {
+            is_further = true;
+            match kind {
+                FileType::Directory => move_up(&dir, name, top, moved),
+                _ => rustix::fs::unlinkat(&dir, name, AtFlags::empty()),
+            }
+        })?;
+        match rustix::fs::unlinkat(top, name, AtFlags::REMOVEDIR) {
+            // Some file systems miss entries where others go: those are for the next time.
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+            removed => {
+                is_further = true;
+                removed
+            }
+        }
+    })?;
+    Ok(is_further)
+}
+
+fn each(
+    dir: &File,
+    mut act: impl FnMut(&CStr, FileType) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let kind = match entry.file_type() {
+            FileType::Unknown => {
+                let found = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                FileType::from_raw_mode(found.st_mode)
+            }
+            known => known,
+        };
+        act(name, kind)?;
+    }
+    Ok(())
+}
+
+/// Moves a directory of `dir` into `top`, under a name that nothing has there.
+fn move_up(dir: &File, name: &CStr, top: &File, moved: &mut u64) -> Result<(), Errno> {
+    // That writes to it too: its `..` changes.
+    open(dir, name)?;
+    loop {
+        *moved += 1;
+        match rustix::fs::renameat(dir, name, top, format!("{MOVED}{moved}")) {
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Opens a directory, and makes it the gateway's own, to do anything in it.
+fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<File, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = |flags| rustix::fs::openat(&at, name, flags, Mode::empty()).map(File::from);
+    let dir = match open(flags | OFlags::RDONLY) {
+        Err(Errno::ACCESS) => {
+            // By the descriptor: whatever takes the place of that name is not touched.
+            let found = open(flags | OFlags::PATH)?;
+            let itself = format!("/proc/self/fd/{}", found.as_raw_fd());
+            _ = fs::set_permissions(itself, Permissions::from_mode(OWN));
+            open(flags | OFlags::RDONLY)?
+        }
+        opened => opened?,
+    };
+    // What this cannot change may yet be removed; if not, that says why.
+    if let Ok(found) = dir.metadata() {
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        if found.uid() != uid.as_raw() {
+            _ = rustix::fs::fchown(&dir, Some(uid), Some(gid));
+        }
+        if found.mode() & OWN != OWN {
+            _ = dir.set_permissions(Permissions::from_mode(OWN));
+        }
+    }
+    Ok(dir)
+}
+
+/// What a directory is called that was moved, before its number.
+const MOVED: &str = ".moved-";
+
+/// The mode of a directory whose owner may do anything in it.
+const OWN: u32 = 0o700;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A directory with `levels` below it, one in the other.
+    fn deep(path: &Path, levels: usize) {
+        fs::create_dir(path).unwrap();
+        let mut at = File::open(path).unwrap();
+        for _ in 0..levels {
+            rustix::fs::mkdirat(&at, c"d", Mode::RWXU).unwrap();
+            let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+            at = rustix::fs::openat(&at, c"d", flags, Mode::empty())
+                .unwrap()
+                .into();
+        }
+    }
+
+    #[test]
+    fn however_deep_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        deep(&top, 5000);
+        remove(&top).unwrap();
+        assert!(!top.exists());
+    }
+
+    /// As somebody who may not do everything anyway.
+    #[test]
+    fn whatever_may_not_be_done_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            let as_nobody = scope.spawn(|| {
+                if rustix::process::geteuid().is_root() {
+                    let nobody = rustix::fs::Uid::from_raw(65_534);
+                    rustix::fs::chown(dir.path(), Some(nobody), None).unwrap();
+                    rustix::thread::set_thread_uid(nobody).unwrap();
+                }
+                removes_all_below(dir.path());
+            });
+            as_nobody.join().unwrap();
+        });
+    }
+
+    fn removes_all_below(dir: &Path) {
+        let top = dir.join("top");
+        let outside = dir.join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("f"), "x").unwrap();
+        for (at, mode) in [0o555, 0o000, 0o300, 0o1777].into_iter().enumerate() {
+            let inner = top.join(format!("a/{at}/{MOVED}1/b"));
+            fs::create_dir_all(&inner).unwrap();
+            fs::write(inner.join("f"), "x").unwrap();
+            symlink(&outside, inner.join("l")).unwrap();
+            for path in [&*inner, inner.parent().unwrap()] {
+                fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+            }
+        }
+        symlink(&outside, top.join("l")).unwrap();
+        fs::set_permissions(&top, Permissions::from_mode(0o500)).unwrap();
+        remove(&top).unwrap();
+        assert!(!top.exists());
+        assert!(outside.join("f").exists());
+        let link = dir.join("link");
+        symlink(&outside, &link).unwrap();
+        remove(&link).unwrap();
+        remove(&link).unwrap();
+        assert!(outside.join("f").exists() && fs::symlink_metadata(&link).is_err());
+    }
+}

@@ -168,6 +168,9 @@ impl Running {
             loop {
                 match self.child.next().await {
                     Happened::Line(line) => {
+                        if let Some(until) = self.paced() {
+                            sleep_until(until).await;
+                        }
                         let Ok(message) = Message::parse(line) else {
                             self.shared.pool.metrics.noise_line();
                             continue;

@@ -251,6 +251,7 @@ impl Session {
 
     /// A line that is no message: an array, noise, or an answer that cannot be read.
     async fn no_message(&mut self, line: Bytes) {
+        self.pace(&Said::Dropped("no message"));
         // 2025-03-26 basic, "Batching".
         if line.starts_with(b"[")
             && let Phase::Ready(revision) = self.phase

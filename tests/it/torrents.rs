@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::{
     gauges::{Gauge, OPS, median, metric, scaled, slow_call, slow_of_twenty, stays_quick},
-    harness::{Gateway, Session, tool_call, until},
+    harness::{Gateway, Session, opening, tool_call, until},
 };
 
 /// P123
@@ -72,10 +72,10 @@ async fn come_and_go(gateway: &Gateway, cycle: usize) {
     }
 }
 
-/// A server that floods as fast as a pipe takes it when a tool is called, and answers
-/// everything else with an `initialize` result.
+/// A server that floods with its second argument, as fast as a pipe takes it, when a tool is called,
+/// and answers everything else with an `initialize` result.
 const FLOOD: &str = r#"while read -r line; do case $line in
-    *tools/call*) yes '{"jsonrpc":"2.0","method":"n"}' | head -n "$1";;
+    *tools/call*) yes "$2" | head -n "$1";;
     *'"id":'*) id=${line#*'"id":'}; id=${id%%[,\}]*}
     printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25",' "$id"
     printf '"capabilities":{},"serverInfo":{"name":"flood","version":"1"}}}\n';; esac; done"#;
@@ -83,8 +83,50 @@ const FLOOD: &str = r#"while read -r line; do case $line in
 /// P132
 #[tokio::test]
 async fn p132_a_flood_of_notifications_waits_and_others_do_not() {
-    let count = scaled("notifications", 20_000_000, 200_000).to_string();
-    let gateway = Gateway::of(&[], &[], &["sh", "-c", FLOOD, "sh", &count]).await;
+    flood_waits(r#"{"jsonrpc":"2.0","method":"n"}"#).await;
+}
+
+/// P132
+#[tokio::test]
+async fn p132_a_flood_of_what_is_no_message_waits_too() {
+    flood_waits(NOISE).await;
+}
+
+/// P132
+#[tokio::test]
+async fn p132_a_flood_before_the_first_answer_waits_too() {
+    for isolation in ["session", "tenant"] {
+        let setting = format!("server.isolation={isolation}");
+        let gateway = Gateway::of(&[&setting], &[], &["yes", NOISE]).await;
+        let gauge = Gauge::of(&gateway);
+        let read = gauge.bytes_read();
+        let stranger = gateway.stranger();
+        let opened = tokio::spawn(async move { stranger.post(&opening("2025-11-25")).await });
+        until("the flood", || async {
+            gauge.bytes_read() > read + 100_000
+        })
+        .await;
+        let rate = rate_of(&gauge, gauge.bytes_read(), Instant::now()).await;
+        assert!((1000.0..25_000.0).contains(&rate), "{isolation}: {rate}");
+        opened.abort();
+    }
+}
+
+/// As long as the notification.
+const NOISE: &str = "this, of thirty, is no message";
+
+/// Lines a second of those floods, from `began` until two seconds later.
+async fn rate_of(gauge: &Gauge, read: u64, began: Instant) -> f64 {
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let lines = (gauge.bytes_read() - read) / 31;
+    let rate = Duration::from_secs(lines).div_duration_f64(began.elapsed());
+    println!("{rate:.0} lines a second");
+    rate
+}
+
+async fn flood_waits(line: &str) {
+    let count = scaled("lines", 20_000_000, 200_000).to_string();
+    let gateway = Gateway::of(&[], &[], &["sh", "-c", FLOOD, "sh", &count, line]).await;
     let gauge = Gauge::of(&gateway);
     let (loud, quiet) = (gateway.session().await, gateway.session().await);
     let list = || {
@@ -98,10 +140,7 @@ async fn p132_a_flood_of_notifications_waits_and_others_do_not() {
     drop(loud.begin("flood", json!({})).await);
     let (began, read) = (Instant::now(), gauge.bytes_read());
     stays_quick("another session", before, list).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let messages = (gauge.bytes_read() - read) / 31;
-    let rate = Duration::from_secs(messages).div_duration_f64(began.elapsed());
-    println!("{rate:.0} messages a second");
+    let rate = rate_of(&gauge, read, began).await;
     assert!((1000.0..25_000.0).contains(&rate), "{rate}: it has to wait");
     let grown = gauge.memory() - memory;
     println!("{grown} KiB more");

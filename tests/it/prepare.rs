@@ -244,15 +244,18 @@ async fn preparations_of_one_tenant_that_do_not_end_stop_no_other() {
             "prepare": site.words(work)})
     };
     let stuck = |one: u32| server(&format!("true {one}; {}", site.wait()));
+    // It ends when two of the other tenant's run.
+    let runs = site.path("runs");
+    let after = format!("until [ $(wc -l < {runs}) -ge 3 ]; do sleep 0.01; done");
     let one = |servers: Value| json!({"auth": {"mode": "none"}, "servers": servers});
     let stuck = json!({"1": stuck(1), "2": stuck(2), "3": stuck(3), "4": stuck(4), "5": stuck(5)});
     let gateway = Served::start(
         json!({}),
-        json!({"a": one(stuck), "b": one(json!({"main": server("true")}))}),
+        json!({"a": one(stuck), "b": one(json!({"main": server(&after)}))}),
     )
     .await;
     gateway.session("b", "main").await;
-    until("those of the other run", || async { site.runs() == 3 }).await;
+    assert_eq!(site.runs(), 3, "two of the one, and that of the other");
 }
 
 #[tokio::test]

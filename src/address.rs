@@ -5,13 +5,25 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use url::Url;
+use url::{Host, Url};
 
 use crate::settings::Wrong;
 
 /// The address that a request is accounted to; in the extensions of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClientAddress(pub(crate) IpAddr);
+
+/// Whether nobody on the way to a URL can read along, as browsers see it (Secure Contexts, section
+/// 3.1): by TLS, or since it does not leave the machine.
+pub(crate) fn is_trustworthy(url: &Url) -> bool {
+    url.scheme() == "https"
+        || match url.host() {
+            Some(Host::Domain(name)) => name == "localhost",
+            Some(Host::Ipv4(address)) => address.is_loopback(),
+            Some(Host::Ipv6(address)) => address.is_loopback(),
+            None => false,
+        }
+}
 
 /// An IP address with its port.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, Wrong> {

@@ -14,8 +14,8 @@ use std::{
 
 use ipnet::IpNet;
 use tracing_subscriber::EnvFilter;
-use url::{Host, Url};
 
+pub(crate) use crate::address::is_trustworthy;
 pub(crate) use crate::issuing::Issuing;
 pub(crate) use crate::keeping::{Keeping, Secret};
 pub(crate) use crate::layers::Override;
@@ -444,18 +444,6 @@ impl Layers {
 /// Whether only this machine can reach an address.
 pub(crate) fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
-}
-
-/// Whether nobody on the way to a URL can read along, as browsers see it (Secure Contexts, section
-/// 3.1): by TLS, or since it does not leave the machine.
-pub(crate) fn is_trustworthy(url: &Url) -> bool {
-    url.scheme() == "https"
-        || match url.host() {
-            Some(Host::Domain(name)) => name == "localhost",
-            Some(Host::Ipv4(address)) => address.is_loopback(),
-            Some(Host::Ipv6(address)) => address.is_loopback(),
-            None => false,
-        }
 }
 
 fn derived_url(listen: SocketAddr, is_tls: bool) -> String {

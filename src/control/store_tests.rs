@@ -529,7 +529,12 @@ async fn old_audit_records_are_forgotten(place: Place) {
 
 async fn a_hash_of_a_key_is_there_once(place: Place) {
     let store = place.open().await;
-    let key = |hash: &str| object(Kind::ApiKey, &json!({"hash": hash}));
+    let key = |hash: &str| {
+        object(
+            Kind::ApiKey,
+            &json!({"hash": format!("sha256:{}", hash.repeat(64))}),
+        )
+    };
     let put = async |name: &str, hash: &str| {
         let name = ObjectName::operator_key(name);
         store
@@ -537,10 +542,10 @@ async fn a_hash_of_a_key_is_there_once(place: Place) {
             .await
             .map(drop)
     };
-    put("root", "sha256:1").await.unwrap();
-    let refused = put("other", "sha256:1").await;
+    put("root", "1").await.unwrap();
+    let refused = put("other", "1").await;
     assert!(matches!(refused, Err(Failure::Conflict)), "{refused:?}");
-    put("other", "sha256:2").await.unwrap();
+    put("other", "2").await.unwrap();
     let listed = store.list(Kind::ApiKey, None, None, 9).await.unwrap();
     assert_eq!(listed.len(), 2);
     // A manifest says nothing of operators.
@@ -558,6 +563,10 @@ async fn a_hash_of_a_key_is_there_once(place: Place) {
         store.list(Kind::ApiKey, None, None, 9).await.unwrap().len(),
         1
     );
+    // The last one that lets an operator in stays.
+    let name = ObjectName::operator_key("other");
+    let refused = store.delete(&name, Expected::Any, &ada()).await;
+    assert!(matches!(refused, Err(Failure::LastKey)), "{refused:?}");
 }
 
 /// Whether any file below `folder` holds `text`.

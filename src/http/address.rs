@@ -11,7 +11,7 @@ use http::{HeaderMap, Version};
 use ipnet::IpNet;
 use url::Url;
 
-use crate::config::is_trustworthy;
+use crate::address::is_trustworthy;
 
 /// The hosts and origins by which a listener may be addressed.
 #[derive(Clone, Debug)]

@@ -128,32 +128,21 @@
 //! `backend::shared` owns it. Each session has a number with which the ids and progress tokens
 //! that it uses begin, so that `backend::audience` knows whose an answer is without a table.
 
-mod address;
 mod auth;
 mod backend;
 mod cli;
 mod config;
 mod control;
-mod document;
 mod error;
-mod hops;
 mod http;
 mod hub;
-mod issuing;
-mod keeping;
-mod layers;
-mod listeners;
-mod logs;
 mod oauth;
 mod outbound;
 mod protocol;
-mod replicas;
 mod run;
-mod separation;
-mod settings;
 mod sharing;
 mod store;
 mod telemetry;
 
-pub use backend::launch::guard;
-pub use cli::main;
+pub use self::backend::launch::guard;
+pub use self::cli::main;

@@ -10,7 +10,7 @@ use url::Url;
 use crate::{
     auth::{Verifier, administrator::ensure_operator},
     backend::launcher::Launcher,
-    config::{Config, Secret},
+    config::{gateway::Config, storage::Secret},
     control::{
         Catalog, Server,
         confinement::Offer,
@@ -34,11 +34,10 @@ use crate::{
         tls::Files,
     },
     hub::{Hub, stores::Stores},
-    logs::Logs,
     oauth::Oauth,
     outbound::Outbound,
     sharing::{self, DISAGREEMENT, Sharing},
-    telemetry::Metrics,
+    telemetry::{logs::Logs, metrics::Metrics},
 };
 
 /// Sockets that the caller has bound.

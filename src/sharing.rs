@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeroize::Zeroizing;
 
 use crate::{
-    config::{self, Config},
+    config::gateway::{self, Config},
     control::{
         live::{Live, Snapshot},
         seal::Keyring,
@@ -149,7 +149,7 @@ async fn told(redis: &Redis, live: &Live, reached: &Reached) {
 ///
 /// What is wrong with the settings, or with the server as far as that has answered.
 pub(crate) async fn connect(
-    at: &config::Redis,
+    at: &gateway::Redis,
     (tracker, stop): (&TaskTracker, &CancellationToken),
 ) -> Result<Redis, Unsuitable> {
     let settings = Settings {

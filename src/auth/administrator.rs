@@ -12,12 +12,12 @@ use std::{
 
 use aws_lc_rs::rand::SystemRandom;
 
+use super::API_KEY_ISSUER;
 use super::{
     Credential, Principal, Verifier, api_key,
     denials::{Caller, Denial},
 };
 use crate::{
-    auth::API_KEY_ISSUER,
     control::{
         Catalog,
         declared::{Document, Kind, Object, ObjectName},
@@ -25,7 +25,7 @@ use crate::{
         live::Live,
         store::{Author, Expected, Failure},
     },
-    telemetry::Denied,
+    telemetry::metrics::Denied,
 };
 
 /// Somebody who may administrate.

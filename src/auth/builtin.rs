@@ -237,7 +237,8 @@ mod tests {
     };
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::super::builtin::*;
+    use crate::config::document::Format;
     use crate::control::{
         AuthMode, Catalog,
         builtin::{Allow, DeclaredClient, Provider, ProviderKind},
@@ -245,7 +246,6 @@ mod tests {
         revocations::RevokedOf,
         signing::PublicKey,
     };
-    use crate::document::Format;
 
     const ISSUER: &str = "https://gw.test/t/a";
     const RESOURCE: &str = "https://gw.test/t/a/x/mcp";

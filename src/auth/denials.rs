@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::Principal;
 use crate::{
     control::{audit::Record, trail::Trail},
-    telemetry::{Denied, Metrics},
+    telemetry::metrics::{Denied, Metrics},
 };
 
 /// One denied access.
@@ -219,7 +219,7 @@ const CALLERS: usize = 4096;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::denials::*;
 
     fn denial(last: u8) -> Denial {
         Denial {

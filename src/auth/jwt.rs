@@ -207,11 +207,9 @@ mod tests {
     use jsonwebtoken::{Algorithm as Alg, EncodingKey, crypto};
     use serde_json::json;
 
-    use super::*;
-    use crate::{
-        auth::jws::{KeySet, Signature, TOKEN_MAX},
-        control::identity::ALGORITHMS,
-    };
+    use super::super::jws::{KeySet, Signature, TOKEN_MAX};
+    use super::super::jwt::*;
+    use crate::control::identity::ALGORITHMS;
 
     fn settings() -> External {
         External {

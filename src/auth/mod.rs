@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    config::Config,
+    config::gateway::Config,
     control::{
         AuthMode, Catalog, Server, Tenant,
         builtin::Builtin,
@@ -22,7 +22,7 @@ use crate::{
     },
     error::Error,
     outbound::Outbound,
-    telemetry::{Denied, Metrics},
+    telemetry::metrics::{Denied, Metrics},
 };
 
 pub(crate) mod administrator;
@@ -35,11 +35,11 @@ mod jwt;
 pub(crate) mod policy;
 mod principals;
 
-use builtin::{Groups, Tokens};
-use denials::Denials;
-use external::{Issuers, Means, Refusal};
-pub(crate) use principals::Principal;
-use principals::Principals;
+use self::builtin::{Groups, Tokens};
+use self::denials::Denials;
+use self::external::{Issuers, Means, Refusal};
+pub(crate) use self::principals::Principal;
+use self::principals::Principals;
 
 /// The issuer of everybody who calls with an API key: no URL, so that no other can have it.
 pub(crate) const API_KEY_ISSUER: &str = "lockgate:api-key";
@@ -490,9 +490,9 @@ impl Access {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::{control::manifest::parse, document::Format};
+    use crate::{config::document::Format, control::manifest::parse};
 
-    use super::*;
+    use crate::auth::*;
 
     const HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 

@@ -301,10 +301,10 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::super::policy::*;
     use crate::{
+        config::document::Format,
         control::{Server, Tenant, manifest},
-        document::Format,
     };
 
     fn message(text: &str) -> Message {

@@ -147,8 +147,8 @@ const MOST: usize = 100_000;
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::*;
-    use crate::{control::manifest::parse, document::Format};
+    use super::super::principals::*;
+    use crate::{config::document::Format, control::manifest::parse};
 
     fn tenant(subject: &str) -> Arc<Tenant> {
         let text = format!(

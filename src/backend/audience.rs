@@ -388,7 +388,7 @@ const INFO: Level = 1;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::audience::*;
 
     fn message(text: &str) -> Message {
         Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()

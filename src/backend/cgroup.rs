@@ -197,7 +197,7 @@ const PERIOD: u64 = 100_000;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::cgroup::*;
 
     const LIMITS: Limits = Limits {
         line: 1,

@@ -129,7 +129,7 @@ impl Circuit {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::circuit::*;
 
     #[test]
     fn backs_off_opens_and_closes_by_one_probe() {

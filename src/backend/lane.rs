@@ -192,7 +192,7 @@ pub(super) fn hello(message: &Message, entry: Arc<Entry>) -> Option<Hello> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::lane::*;
 
     #[test]
     fn what_finds_no_room_keeps_its_order() {

@@ -205,7 +205,7 @@ fn is_private(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::launcher::*;
 
     #[test]
     fn only_private_directories_that_nobody_holds_are_removed() {

@@ -468,7 +468,7 @@ fn number(token: &[u8]) -> Option<u64> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::super::legacy::*;
 
     fn message(text: &str) -> Message {
         Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()

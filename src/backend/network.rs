@@ -239,7 +239,7 @@ const MOST_LOCAL: usize = 100;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::network::*;
 
     #[test]
     fn local_addresses_are_found() {

@@ -280,7 +280,7 @@ fn text_of(from: &mut &[u8]) -> Option<OsString> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::super::orders::*;
 
     fn text() -> impl Strategy<Value = OsString> {
         prop::collection::vec(any::<u8>(), 0..20).prop_map(OsString::from_vec)

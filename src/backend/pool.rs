@@ -27,9 +27,9 @@ use super::{
     warm::Keepers,
 };
 use crate::{
-    config,
+    config::gateway,
     control::{Digest, Server, quotas::Full},
-    telemetry::{ChildState, Metrics},
+    telemetry::metrics::{ChildState, Metrics},
 };
 
 /// Starts children within the bounds of the gateway; one for all.
@@ -100,7 +100,7 @@ impl Pool {
     pub(crate) fn new(
         launcher: Launcher,
         preparations: Preparations,
-        bounds: config::Spawn,
+        bounds: gateway::Spawn,
         random: Arc<dyn SecureRandom + Send + Sync>,
         metrics: Arc<Metrics>,
     ) -> Self {

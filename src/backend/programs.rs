@@ -142,7 +142,7 @@ fn executable(path: PathBuf) -> Option<String> {
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::super::programs::*;
 
     #[test]
     fn a_package_has_one_program_or_one_of_its_name() {

@@ -141,7 +141,7 @@ const OWN: u32 = 0o700;
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use super::*;
+    use super::super::removal::*;
 
     /// A directory with `levels` below it, one in the other.
     fn deep(path: &Path, levels: usize) {

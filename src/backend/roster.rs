@@ -22,7 +22,7 @@ use crate::{
         Server,
         quotas::{Full, Room},
     },
-    telemetry::{ChildState, Metrics},
+    telemetry::metrics::{ChildState, Metrics},
 };
 
 /// All children of the gateway.

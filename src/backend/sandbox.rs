@@ -20,10 +20,13 @@ use super::{
     uids::{Lease, Pool},
     view,
 };
-use crate::control::{
-    Home, Launch, Limits, Separation, Uids,
-    confinement::{self, Offer, Profile},
-    hidden::Hidden,
+use crate::{
+    config::separation::{Separation, Uids},
+    control::{
+        Home, Launch, Limits,
+        confinement::{self, Offer, Profile},
+        hidden::Hidden,
+    },
 };
 
 /// What this kernel, and the rights of this process, make possible.
@@ -340,7 +343,7 @@ const SECRETS: [&str; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::sandbox::*;
 
     const BARE: Kernel = Kernel {
         landlock: 0,

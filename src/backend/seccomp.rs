@@ -244,7 +244,7 @@ const TRUNCATE_SINCE: u32 = 3;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::seccomp::*;
 
     #[test]
     fn filters_compile_and_are_small() {

@@ -34,7 +34,7 @@ use crate::{
         message::{Body, Kind, Message},
         revision::{self, Revision},
     },
-    telemetry::{ChildState, Exit},
+    telemetry::metrics::{ChildState, Exit},
 };
 
 /// How long a session may leave its inbox full.
@@ -444,7 +444,7 @@ impl Running {
     }
 
     fn dropped(&self) {
-        let why = crate::telemetry::Dropped::Unknown;
+        let why = crate::telemetry::metrics::Dropped::Unknown;
         self.shared.pool.metrics.message_dropped(why);
     }
 

@@ -148,7 +148,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::stderr::*;
 
     #[test]
     fn only_the_newest_bytes_are_kept() {

@@ -244,7 +244,7 @@ fn parts(name: &str) -> Option<(&str, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::stores::*;
 
     fn stores() -> (tempfile::TempDir, Stores, String) {
         let dir = tempfile::tempdir().unwrap();

@@ -188,7 +188,7 @@ const ROUNDS: usize = 100;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::tree::*;
 
     #[test]
     fn the_parent_of_this_process_is_known() {

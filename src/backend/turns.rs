@@ -75,7 +75,7 @@ async fn acquire(semaphore: Arc<Semaphore>) -> OwnedSemaphorePermit {
 mod tests {
     use futures_util::FutureExt;
 
-    use super::*;
+    use super::super::turns::*;
 
     #[test]
     fn a_tenant_has_half_and_others_the_rest() {

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use crate::control::Uids;
+use crate::config::separation::Uids;
 
 /// A range of uids, of which some are taken.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ fn is_alive(uid: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::uids::*;
 
     #[test]
     fn a_uid_has_one_owner_and_rests() {

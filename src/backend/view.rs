@@ -172,7 +172,7 @@ const INTERPRETERS: usize = 4;
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use super::*;
+    use super::super::view::*;
 
     fn write(path: &Path, text: &str) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();

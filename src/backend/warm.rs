@@ -22,7 +22,7 @@ use super::{
     pool::{Pool, Refused, Spec, Started, spec},
     stdio::{Child, Exit},
 };
-use crate::{control::Server, telemetry};
+use crate::{control::Server, telemetry::metrics};
 
 /// The shelves, by what stands on them.
 #[derive(Default)]
@@ -189,7 +189,7 @@ impl Keeper {
             "a warm child ended"
         );
         started.place.fail();
-        self.pool.metrics.child_exited(telemetry::Exit::FailedStart);
+        self.pool.metrics.child_exited(metrics::Exit::FailedStart);
     }
 
     fn clear(&mut self) {
@@ -197,9 +197,9 @@ impl Keeper {
             let (stop, pool) = (self.server.clocks.stop, Arc::clone(&self.pool));
             self.tracker.spawn(async move {
                 let Started { child, place } = started;
-                place.entry().set(telemetry::ChildState::Stopping);
+                place.entry().set(metrics::ChildState::Stopping);
                 child.stop(stop).await;
-                pool.metrics.child_exited(telemetry::Exit::Stopped);
+                pool.metrics.child_exited(metrics::Exit::Stopped);
             });
         }
     }

@@ -17,7 +17,10 @@ use super::{
     client::{Ask, Client, Connection, Failure, run},
     table::{plain, pretty},
 };
-use crate::{config::environment, control::declared, document::Format};
+use crate::{
+    config::{document::Format, gateway::environment},
+    control::declared,
+};
 
 /// `lockgate apply`
 #[derive(Args)]

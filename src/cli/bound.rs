@@ -11,10 +11,9 @@ use tokio::net::{TcpListener, UdpSocket, lookup_host};
 use url::Url;
 
 use crate::{
-    config::Config,
+    config::{gateway::Config, reader::Wrong},
     http::page::snippets,
     run::{Listeners, Reached},
-    settings::Wrong,
 };
 
 /// Binds every listener that is asked for.
@@ -173,8 +172,8 @@ const ELSEWHERE: [IpAddr; 2] = [
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::config::Sources;
+    use super::super::bound::*;
+    use crate::config::gateway::Sources;
 
     async fn of(set: &[&str], bound: &str) -> String {
         let mut sources = Sources::default();

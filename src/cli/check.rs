@@ -14,9 +14,13 @@ use super::{
 };
 use crate::{
     backend::sandbox::{Kernel, out_of_reach},
-    config::{Config, Mistake, Sources, environment},
+    config::{
+        gateway::{Config, Sources, environment},
+        reader::Mistake,
+        separation::Separation,
+    },
     control::{
-        Separation, Server, checks,
+        Server, checks,
         confinement::{Offer, Profile, Tcp},
         declared,
         manifest::Manifest,
@@ -229,7 +233,7 @@ fn walls(server: &Server, offer: &Offer) -> Vec<String> {
 mod tests {
     use std::{collections::BTreeMap, fs};
 
-    use super::*;
+    use super::super::check::*;
 
     const KERNEL: Kernel = Kernel {
         landlock: 7,

@@ -11,7 +11,10 @@ use serde_json::{Value as Json, json};
 use url::Url;
 
 use super::{table::plain, wait};
-use crate::config::{Config, Mistake, Sources, environment};
+use crate::config::{
+    gateway::{Config, Sources, environment},
+    reader::Mistake,
+};
 
 /// Which gateway, who asks, and how answers are shown.
 #[derive(Args)]

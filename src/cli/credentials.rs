@@ -4,10 +4,12 @@
 
 use crate::{
     auth::api_key,
-    config::{Config, Mistake},
+    config::{
+        gateway::Config,
+        reader::{Mistake, Wrong},
+    },
     control::seal::Keyring,
     http::tls::{CERTIFICATE, Files, TlsError},
-    settings::Wrong,
 };
 
 /// Those with which it would end as soon as it needs them.

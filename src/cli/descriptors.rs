@@ -4,7 +4,7 @@
 
 use rustix::process::{Resource, Rlimit};
 
-use crate::config::Config;
+use crate::config::gateway::Config;
 
 /// Takes all that the hard limit grants: the soft one is low for programs that are not this one.
 pub(super) fn raise() {
@@ -46,8 +46,8 @@ const RESERVE: usize = 1024;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::config::Sources;
+    use super::super::descriptors::*;
+    use crate::config::gateway::Sources;
 
     #[test]
     fn few_open_files_are_shared_out() {

@@ -11,9 +11,9 @@ use std::{
 
 use anyhow::Context;
 
-use crate::{
-    config::{Config, Mistake},
-    settings::Wrong,
+use crate::config::{
+    gateway::Config,
+    reader::{Mistake, Wrong},
 };
 
 /// Sees to the data directory: makes it, or closes one that is the gateway's.
@@ -98,7 +98,7 @@ const REMEDY: &str = "name a directory below it, which is made for the gateway a
 mod tests {
     use std::os::unix::fs::chown;
 
-    use super::*;
+    use super::super::directory::*;
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().mode() & 0o7777

@@ -5,9 +5,11 @@
 use std::{collections::BTreeSet, fmt::Write as _, fs, io::Write, path::Path, process::ExitCode};
 
 use crate::{
+    config::{
+        document::{Format, Node, Value},
+        reader::{Mistake, Wrong, name, syntax_mistakes},
+    },
     control::interpolation::escape,
-    document::{Format, Node, Value},
-    settings::{Mistake, Wrong, name, syntax_mistakes},
 };
 
 /// Writes the manifest for `tenant` to `out`, and what was changed or dropped to `notes`.
@@ -348,7 +350,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::*;
+    use super::super::import::*;
     use crate::control::manifest::parse;
 
     fn env() -> BTreeMap<String, String> {

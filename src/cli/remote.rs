@@ -14,7 +14,7 @@ use super::{
     client::{Ask, Client, Connection, Failure, page, run},
     table::{Column, object, plain, pretty, table},
 };
-use crate::{config::environment, control::described};
+use crate::{config::gateway::environment, control::described};
 
 /// `lockgate tenant`
 #[derive(Args)]
@@ -448,7 +448,7 @@ const AUDIT: [Column; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::remote::*;
 
     #[test]
     fn a_command_is_taken_as_it_stands() {

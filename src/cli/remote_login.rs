@@ -14,7 +14,7 @@ use super::{
     remote::{add, document, list, remove, show},
     table::Column,
 };
-use crate::config::environment;
+use crate::config::gateway::environment;
 
 /// `lockgate user`
 #[derive(Args)]
@@ -305,7 +305,7 @@ const PROVIDERS: [Column; 4] = [
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::remote_login::*;
 
     #[test]
     fn a_user_is_declared_by_flags() {

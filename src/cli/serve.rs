@@ -19,9 +19,13 @@ use crate::{
         sandbox::{Kernel, Sandbox},
         stores,
     },
-    config::{Config, LogFormat, Mistake, Sources, environment},
+    config::{
+        gateway::{Config, LogFormat, Sources, environment},
+        reader::{Mistake, Wrong},
+        separation::Separation,
+    },
     control::{
-        Catalog, Home, Launch, Separation, checks,
+        Catalog, Home, Launch, checks,
         confinement::{Confinement, Offer},
         declared,
         difference::Prune,
@@ -30,9 +34,8 @@ use crate::{
         single,
         store::When,
     },
-    logs::{self, Format, Logs},
     run::{self, Shutdown},
-    settings::Wrong,
+    telemetry::logs::{self, Format, Logs},
 };
 
 /// What is to be served, checked.
@@ -444,7 +447,7 @@ fn ambient(env: &BTreeMap<String, String>) -> anyhow::Result<Ambient> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::serve::*;
 
     #[test]
     fn a_variable_that_is_not_set_cannot_be_passed() {

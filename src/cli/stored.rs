@@ -23,7 +23,11 @@ use super::{
 };
 use crate::{
     auth::administrator::ensure_operator,
-    config::{Config, Mistake, Secret, Sources, environment},
+    config::{
+        gateway::{Config, Sources, environment},
+        reader::{Mistake, Wrong},
+        storage::Secret,
+    },
     control::{
         checks,
         clock::Clock,
@@ -36,7 +40,6 @@ use crate::{
         store::{Failure, Judge, Location, Opening, Store},
     },
     run::Served,
-    settings::Wrong,
 };
 
 /// What is served, read for the first time; mistakes are the operator's.

@@ -89,7 +89,7 @@ fn cell(item: &Json, at: &str) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::super::table::*;
 
     #[test]
     fn columns_line_up_and_nothing_steers_the_terminal() {

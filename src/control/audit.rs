@@ -194,7 +194,7 @@ const DELETE: &str = "
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::audit::*;
 
     #[test]
     fn cursors_come_back() {

@@ -172,7 +172,7 @@ impl fmt::Debug for Hidden {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::builtin::*;
 
     fn list(texts: &[&str]) -> Vec<String> {
         texts.iter().map(|text| (*text).to_owned()).collect()

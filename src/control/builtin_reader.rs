@@ -16,9 +16,9 @@ use super::{
     password::{PASSWORD, PASSWORD_HASH, check_hash, check_password},
     redirect::check_redirect_uri,
 };
-use crate::{
+use crate::config::{
     document::{Node, Value},
-    settings::{Fields, Wrong, name},
+    reader::{Fields, Wrong, name},
 };
 
 /// The keys of `auth` in mode `builtin`.
@@ -322,12 +322,10 @@ const SECRET: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use crate::{
-        control::{AuthMode, Tenant, builtin::ProviderKind, manifest::parse},
-        document::Format,
-    };
+    use super::super::{AuthMode, Tenant, builtin::ProviderKind, manifest::parse};
+    use crate::config::document::Format;
 
-    use super::*;
+    use super::super::builtin_reader::*;
 
     fn read(text: &str) -> Result<Arc<Tenant>, String> {
         let env = [

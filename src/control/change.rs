@@ -25,7 +25,7 @@ use super::{
     sql::{Pool, Row, Sql, Transaction, Value},
     store::{Author, Expected, Failure, Loaded, Opening, When},
 };
-use crate::settings::Wrong;
+use crate::config::reader::Wrong;
 
 /// An open store.
 pub(super) struct Core {

@@ -10,15 +10,18 @@ use std::{
 
 use url::Url;
 
-use crate::{
-    config::{Config, Mistake, is_loopback, is_trustworthy},
-    control::{
-        AuthMode, Separation, Server, Tenant,
-        confinement::Offer,
-        manifest::{Manifest, server_key},
-        recipe::STORE,
-        store::When,
-    },
+use super::{
+    AuthMode, Server, Tenant,
+    confinement::Offer,
+    manifest::{Manifest, server_key},
+    recipe::STORE,
+    store::When,
+};
+use crate::config::{
+    address::is_trustworthy,
+    gateway::{Config, is_loopback},
+    reader::Mistake,
+    separation::Separation,
 };
 
 /// All that the functions below find.
@@ -221,9 +224,10 @@ pub(crate) fn find_command(command: &str, search: &str) -> Option<PathBuf> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::{config::Sources, control::manifest::parse, document::Format};
+    use super::super::manifest::parse;
+    use crate::config::{document::Format, gateway::Sources};
 
-    use super::*;
+    use super::super::checks::*;
 
     const FULL: &str = "tenants:
   acme:

@@ -5,10 +5,10 @@
 use std::path::PathBuf;
 
 use super::{Home, Server, manifest::Reader};
-use crate::{
+use crate::config::{
     document::{Node, Value},
+    reader::{Fields, Wrong, choice},
     separation::Separation,
-    settings::{Fields, Wrong, choice},
 };
 
 /// What a child may reach.
@@ -282,13 +282,10 @@ const NO_CPU: &str = "no cgroup v2 with the cpu controller is delegated to this 
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::{
-        control::manifest::{Manifest, parse},
-        document::Format,
-        settings::Mistake,
-    };
+    use super::super::manifest::{Manifest, parse};
+    use crate::config::{document::Format, reader::Mistake};
 
-    use super::*;
+    use super::super::confinement::*;
 
     const ALL: Offer = Offer {
         separation: Separation::Landlock,

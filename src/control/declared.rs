@@ -16,10 +16,9 @@ use super::{
     manifest::{self, Manifest},
     password::{PASSWORD, PASSWORD_HASH},
 };
-use crate::{
-    config::Mistake,
+use crate::config::{
     document::{Format, Node, Value},
-    settings::{Wrong, syntax_mistakes},
+    reader::{Mistake, Wrong, syntax_mistakes},
 };
 
 /// The members of an object, by their names in the manifest.
@@ -500,7 +499,7 @@ pub(super) const PLACE: &str = "store";
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::declared::*;
 
     fn env() -> BTreeMap<String, String> {
         BTreeMap::from([("TOKEN".to_owned(), "s$3cret".to_owned())])

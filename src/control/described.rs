@@ -5,10 +5,9 @@
 use std::collections::BTreeMap;
 
 use super::declared::{Document, to_json};
-use crate::{
-    config::Mistake,
+use crate::config::{
     document::Format,
-    settings::{Fields, syntax_mistakes},
+    reader::{Fields, Mistake, syntax_mistakes},
 };
 
 /// One object's document `text`, which stands in `file`, nothing of the environment left open; what
@@ -38,7 +37,7 @@ pub(crate) fn document(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::described::*;
 
     #[test]
     fn a_document_is_read_where_it_is_written() {

@@ -85,8 +85,8 @@ mod tests {
 
     use serde_json::json;
 
-    use super::*;
-    use crate::control::declared::Object;
+    use super::super::declared::Object;
+    use super::super::difference::*;
 
     fn object(kind: Kind, json: &serde_json::Value) -> Object {
         Object::new(kind, json.as_object().unwrap().clone())

@@ -44,7 +44,7 @@ impl Hidden {
 mod tests {
     use std::{fs, os::unix::fs::symlink};
 
-    use super::*;
+    use super::super::hidden::*;
 
     #[test]
     fn what_is_found_is_what_is_there_now() {

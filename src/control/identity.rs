@@ -10,11 +10,10 @@ use std::{
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use url::Url;
 
-use crate::{
-    config::Mistake,
-    control::{builtin::Builtin, builtin_reader, manifest::Reader},
+use super::{builtin::Builtin, builtin_reader, manifest::Reader};
+use crate::config::{
     document::{Node, Value},
-    settings::{Fields, Wrong, choice, nearest},
+    reader::{Fields, Mistake, Wrong, choice, nearest},
 };
 
 /// How callers of a tenant prove who they are. API keys work in every mode but `None`.
@@ -138,7 +137,7 @@ impl OperatorKey {
             let wrong = Wrong::new("is missing", HASH_REMEDY);
             found.push(wrong.at(&fields.place, &fields.key("hash")));
         }
-        if let Err(wrong) = crate::settings::name(name) {
+        if let Err(wrong) = crate::config::reader::name(name) {
             found.push(wrong.at(&fields.place, &key));
         }
         let expires = |node: &Node| moment(node).map(Some);
@@ -483,11 +482,12 @@ const NEEDED: [(&str, &str); 3] = [
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::{control::manifest::parse, document::Format};
+    use super::super::manifest::parse;
+    use crate::config::document::Format;
 
-    use super::*;
+    use super::super::identity::*;
 
-    fn read(text: &str) -> Result<Arc<crate::control::Tenant>, String> {
+    fn read(text: &str) -> Result<Arc<super::super::Tenant>, String> {
         let manifest = parse("F", text, Format::Yaml, &BTreeMap::new()).map_err(|mistakes| {
             let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
             lines.join("\n")

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use super::recipe::STORE;
-use crate::settings::Wrong;
+use crate::config::reader::Wrong;
 
 /// `text` with variables and files put in, and [`STORE`] for `${prepared}`; `$$` is `$`.
 pub(crate) fn interpolate(text: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {
@@ -151,7 +151,7 @@ fn value_of(inner: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::super::interpolation::*;
 
     fn env() -> BTreeMap<String, String> {
         BTreeMap::from([

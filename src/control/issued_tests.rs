@@ -18,7 +18,7 @@ use super::{
     store::{Author, Expected, Failure, Store},
     store_tests::Place,
 };
-use crate::config::{Config, Sources};
+use crate::config::gateway::{Config, Sources};
 
 on_both! {
     a_code_is_taken_once

@@ -11,7 +11,7 @@ pub(crate) fn issuer(public_url: &str, default: Option<&(String, String)>, tenan
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::issuer::*;
 
     #[test]
     fn only_the_default_tenant_has_the_root() {

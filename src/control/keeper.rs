@@ -26,7 +26,7 @@ use super::{
     signing::Schedule,
     store::{Author, Failure, Location, Opening, Store},
 };
-use crate::config::{Config, Issuing, Mistake};
+use crate::config::{gateway::Config, oauth::Issuing, reader::Mistake};
 
 /// A manifest in a file that is applied at the start and whenever it changes.
 #[derive(Debug)]

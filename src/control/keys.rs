@@ -9,7 +9,7 @@ use super::{
     sql::Transaction,
     store::Failure,
 };
-use crate::settings::Wrong;
+use crate::config::reader::Wrong;
 
 /// The keys, proven to be those of this store; the first is made known to it.
 ///

@@ -288,11 +288,9 @@ const ANSWER: Duration = Duration::from_secs(1);
 mod tests {
     use std::collections::{BTreeMap, HashMap};
 
-    use super::*;
-    use crate::{
-        control::{manifest::parse, signing::PublicKey},
-        document::Format,
-    };
+    use super::super::live::*;
+    use super::super::{manifest::parse, signing::PublicKey};
+    use crate::config::document::Format;
 
     #[test]
     fn an_older_snapshot_does_not_replace_a_newer_one() {

@@ -10,20 +10,21 @@ use std::{
     time::Duration,
 };
 
+use super::{
+    AuthMode, Catalog, Clocks, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant,
+    identity::{known_server, useless_grants},
+    interpolation::interpolate,
+    policy::Policy,
+    quotas::{Quotas, Room},
+    recipe::{Recipe, STORE},
+    supervision::{self, Supervision},
+};
 use crate::{
-    config::Mistake,
-    control::{
-        AuthMode, Catalog, Clocks, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant,
-        identity::{known_server, useless_grants},
-        interpolation::interpolate,
-        policy::Policy,
-        quotas::{Quotas, Room},
-        recipe::{Recipe, STORE},
-        supervision::{self, Supervision},
+    config::{
+        document::{Node, Value},
+        reader::{Fields, Mistake, Wrong, choice, name},
     },
-    document::{Node, Value},
     protocol::revision::{self, Revision},
-    settings::{Fields, Wrong, choice, name},
 };
 
 /// A manifest that was read without a mistake.
@@ -70,7 +71,7 @@ pub(super) fn read(
 pub(crate) fn parse(
     file: &str,
     text: &str,
-    format: crate::document::Format,
+    format: crate::config::document::Format,
     env: &BTreeMap<String, String>,
 ) -> Result<Manifest, Vec<Mistake>> {
     super::declared::parse(file, text, format, env).map(|read| read.manifest)
@@ -495,13 +496,13 @@ const DEFAULT_LIMITS: Limits = Limits {
 mod tests {
     use std::path::Path;
 
-    use crate::{
-        config::{Config, Sources},
-        control::{confinement::Confinement, single::single},
+    use super::super::{confinement::Confinement, single::single};
+    use crate::config::{
         document::Format,
+        gateway::{Config, Sources},
     };
 
-    use super::*;
+    use super::super::manifest::*;
 
     fn env() -> BTreeMap<String, String> {
         BTreeMap::from([("TOKEN".to_owned(), "s3cret".to_owned())])

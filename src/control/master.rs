@@ -12,9 +12,9 @@ use std::{
 use zeroize::Zeroizing;
 
 use super::seal::{Keyring, MasterKey, Random};
-use crate::{
-    config::{Mistake, Secret},
-    settings::Wrong,
+use crate::config::{
+    reader::{Mistake, Wrong},
+    storage::Secret,
 };
 
 /// Where the master keys of a gateway are.
@@ -154,7 +154,7 @@ mod tests {
 
     use aws_lc_rs::rand::SystemRandom;
 
-    use super::*;
+    use super::super::master::*;
 
     #[test]
     fn a_file_is_made_once_and_only_for_its_owner() {

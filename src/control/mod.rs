@@ -11,7 +11,6 @@ use std::{
 };
 
 use crate::protocol::revision::Revision;
-pub(crate) use crate::separation::{Separation, Uids};
 
 pub(crate) mod audit;
 pub(crate) mod builtin;
@@ -63,14 +62,14 @@ mod store_tests;
 #[cfg(test)]
 mod issued_tests;
 
-use confinement::Confinement;
-pub(crate) use identity::AuthMode;
-use identity::{ApiKeys, Grants};
-use policy::Policy;
-use quotas::{Quotas, Room};
-use recipe::Recipe;
-use signing::Issued;
-use supervision::Supervision;
+use self::confinement::Confinement;
+pub(crate) use self::identity::AuthMode;
+use self::identity::{ApiKeys, Grants};
+use self::policy::Policy;
+use self::quotas::{Quotas, Room};
+use self::recipe::Recipe;
+use self::signing::Issued;
+use self::supervision::Supervision;
 
 /// Every tenant that this gateway serves, by name.
 #[derive(Clone, Debug, Default)]

@@ -229,9 +229,9 @@ fn option(arg: &str) -> (&str, Option<String>) {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::control::{Home, confinement::Confinement};
+    use super::super::{Home, confinement::Confinement};
 
-    use super::*;
+    use super::super::packages::*;
 
     fn launch(line: &str) -> Launch {
         let mut words = line.split(' ').map(str::to_owned);

@@ -229,7 +229,7 @@ mod tests {
     use aws_lc_rs::rand::SystemRandom;
     use tokio::time::Instant;
 
-    use super::*;
+    use super::super::password::*;
 
     async fn hashed(password: &str) -> Hidden {
         let password = Hidden::of(password.to_owned());

@@ -6,7 +6,7 @@
 
 use memchr::memmem::Finder;
 
-use crate::settings::Wrong;
+use crate::config::reader::Wrong;
 
 /// A compiled pattern; equal if it was the same text.
 #[derive(Clone, Debug)]
@@ -271,7 +271,7 @@ const LONGEST_TEMPLATE: usize = 1024;
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::super::pattern::*;
 
     fn is_match(pattern: &str, text: &str) -> bool {
         Pattern::parse(pattern).unwrap().matches(text)

@@ -5,10 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::pattern::{Pattern, Template};
-use crate::{
-    config::Mistake,
+use crate::config::{
     document::Node,
-    settings::{Fields, Wrong},
+    reader::{Fields, Mistake, Wrong},
 };
 
 /// What of a server may be used.
@@ -225,7 +224,7 @@ impl Policy {
         let text = serde_json::json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
             "servers": {"s": server}}}});
         let env = BTreeMap::new();
-        let format = crate::document::Format::Json;
+        let format = crate::config::document::Format::Json;
         let manifest = super::manifest::parse("F", &text.to_string(), format, &env);
         let (_, server) = manifest.unwrap().catalog.find("a", "s").unwrap();
         Self::clone(&server.policy)
@@ -236,8 +235,9 @@ impl Policy {
 mod tests {
     use serde_json::json;
 
-    use super::*;
-    use crate::{control::manifest, document::Format};
+    use super::super::manifest;
+    use super::super::policy::*;
+    use crate::config::document::Format;
 
     #[test]
     fn deny_wins_and_nothing_said_is_everything() {

@@ -17,9 +17,9 @@ use super::{
     interpolation::interpolate,
     manifest::Reader,
 };
-use crate::{
+use crate::config::{
     document::Node,
-    settings::{Fields, Wrong, choice},
+    reader::{Fields, Wrong, choice},
 };
 
 impl Reader<'_> {

@@ -4,10 +4,9 @@
 
 use std::num::NonZeroU64;
 
-use crate::{
-    config::Mistake,
+use crate::config::{
     document::Node,
-    settings::{Fields, Wrong},
+    reader::{Fields, Mistake, Wrong},
 };
 
 /// The quotas of a tenant.

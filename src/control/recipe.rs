@@ -12,10 +12,9 @@ use std::{
 };
 
 use super::{Digest, Home, Launch, confinement::Tcp, packages};
-use crate::{
-    config::Mistake,
+use crate::config::{
     document::{Node, Value},
-    settings::{Fields, Wrong},
+    reader::{Fields, Mistake, Wrong},
 };
 
 /// Stands for the path of the store, which is known only later. `${prepared}` in a manifest
@@ -280,9 +279,10 @@ const FORM: &str = "lockgate-prepared-1";
 
 #[cfg(test)]
 mod tests {
-    use crate::{control::manifest, document::Format};
+    use super::super::manifest;
+    use crate::config::document::Format;
 
-    use super::*;
+    use super::super::recipe::*;
 
     fn server(keys: &str) -> Result<(Launch, Option<Recipe>), Vec<String>> {
         let text = format!("tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{{keys}}}}}}}}}");

@@ -151,7 +151,7 @@ const LENGTH_MAX: usize = 2048;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::redirect::*;
 
     #[test]
     fn redirect_uris_that_clients_have() {

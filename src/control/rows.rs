@@ -12,7 +12,7 @@ use super::{
     seal::{Keyring, NotOpened, Place, Random},
     sql::{Row, Sql, SqlError, Transaction, Value},
 };
-use crate::config::Mistake;
+use crate::config::reader::Mistake;
 
 /// An object as it is stored.
 #[derive(Clone, Debug)]

@@ -12,8 +12,9 @@ mod tests {
 
     use serde_json::{Map, Value as Json, json};
 
-    use super::*;
-    use crate::{control::manifest::parse, document::Format};
+    use super::super::manifest::parse;
+    use super::super::schema::*;
+    use crate::config::document::Format;
 
     /// A key that no table has, and none is near to.
     const UNKNOWN: &str = "no-key-of-any-table";

@@ -12,7 +12,7 @@ use aws_lc_rs::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use zeroize::Zeroizing;
 
-use crate::settings::Wrong;
+use crate::config::reader::Wrong;
 
 /// Where keys and nonces come from.
 pub(crate) type Random = dyn SecureRandom + Send + Sync;
@@ -230,7 +230,7 @@ const FORM: u8 = 1;
 mod tests {
     use aws_lc_rs::rand::SystemRandom;
 
-    use super::*;
+    use super::super::seal::*;
 
     const HERE: Place<'_> = Place {
         table: "servers",

@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use super::declared::{Object, ObjectName, PLACE};
-use crate::{config::Mistake, settings::Wrong};
+use crate::config::reader::{Mistake, Wrong};
 
 impl Object {
     /// Puts what `kept` has of it in the place of secrets that are null.

@@ -30,7 +30,7 @@ use super::{
     sql::{Row, Transaction},
     store::{Author, Failure, Store},
 };
-use crate::config::Issuing;
+use crate::config::oauth::Issuing;
 
 /// What decides whether a token of ours is worth anything; part of every snapshot.
 #[derive(Clone, Debug, Default)]

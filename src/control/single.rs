@@ -7,17 +7,20 @@ use std::{
     sync::Arc,
 };
 
+use super::{
+    AuthMode, Catalog, Launch, Tenant,
+    interpolation::escape,
+    manifest::{Manifest, Reader, server_key},
+    quotas::Quotas,
+};
 use crate::{
-    config::{Mistake, Override, RUN_SERVER, RUN_TENANT},
-    control::{
-        AuthMode, Catalog, Launch, Tenant,
-        interpolation::escape,
-        manifest::{Manifest, Reader, server_key},
-        quotas::Quotas,
+    config::{
+        document::{Node, Value},
+        gateway::{RUN_SERVER, RUN_TENANT},
+        reader::{Mistake, Wrong},
+        sources::Override,
     },
-    document::{Node, Value},
     protocol::revision,
-    settings::Wrong,
 };
 
 /// The manifest of `lockgate run`: one tenant with one server, which the flags describe.

@@ -29,9 +29,10 @@ use super::{
     signing::{self, Signing},
     sql::{Pool, SqlError},
 };
-use crate::{
-    config::{Config, Mistake, Secret},
-    settings::Wrong,
+use crate::config::{
+    gateway::Config,
+    reader::{Mistake, Wrong},
+    storage::Secret,
 };
 
 /// Why the store did not do what it was asked.

@@ -22,7 +22,7 @@ use super::{
     sql::{Pool, Value},
     store::{Author, Expected, Failure, Judge, Location, Opening, Store, When},
 };
-use crate::{config::Secret, document::Format, settings::Wrong};
+use crate::config::{document::Format, reader::Wrong, storage::Secret};
 
 #[path = "../../tests/it/postgres.rs"]
 #[expect(clippy::disallowed_methods, reason = "shared with tests/it")]

@@ -4,10 +4,7 @@
 
 use std::time::Duration;
 
-use crate::{
-    config::Mistake,
-    settings::{Fields, Wrong, choice},
-};
+use crate::config::reader::{Fields, Mistake, Wrong, choice};
 
 /// How the children of a server are shared, kept and replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +77,7 @@ impl Supervision {
             idle: fields.read(
                 "idle",
                 default.idle,
-                crate::document::Node::duration,
+                crate::config::document::Node::duration,
                 mistakes,
             ),
             on_loss: fields.read(

@@ -11,7 +11,7 @@ use http::{HeaderMap, Version};
 use ipnet::IpNet;
 use url::Url;
 
-use crate::address::is_trustworthy;
+use crate::config::address::is_trustworthy;
 
 /// The hosts and origins by which a listener may be addressed.
 #[derive(Clone, Debug)]
@@ -314,7 +314,7 @@ mod tests {
     use http::HeaderValue;
     use proptest::prelude::*;
 
-    use super::*;
+    use super::super::address::*;
 
     fn allowed(public: &str, bound: &str) -> Allowed {
         let hosts = ["gw.internal:8443".to_owned()];

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     auth::administrator::{Administrator, NoAdministrator, SCOPE},
-    config::Mistake,
+    config::reader::Mistake,
     control::{declared::Kind, live::Snapshot, store},
 };
 

@@ -15,11 +15,11 @@ use super::{
     mcp,
 };
 use crate::{
+    config::document::Format,
     control::{
         declared,
         difference::{Change, Prune},
     },
-    document::Format,
 };
 
 /// Applies a whole manifest: YAML, TOML or JSON by its content type.

@@ -18,6 +18,7 @@ use super::{
     mcp,
 };
 use crate::{
+    config::reader::Wrong,
     control::{
         AuthMode,
         audit::Record,
@@ -26,7 +27,6 @@ use crate::{
         signing::{Schedule, SeenKey},
         store::{Expected, Failure, Store},
     },
-    settings::Wrong,
 };
 
 type Outcome = Result<Response, Problem>;
@@ -251,7 +251,7 @@ const MAX: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::admin_issued::*;
 
     #[test]
     fn one_thing_is_meant() {

@@ -27,13 +27,13 @@ use super::{
 };
 use crate::{
     auth::{api_key, builtin::REGISTERED},
+    config::reader::Wrong,
     control::{
         declared::{Document, Kind, Object, ObjectName},
         identity::OperatorKey,
         rows::Stored,
         store::{Author, Expected, Failure},
     },
-    settings::Wrong,
 };
 
 type Outcome = Result<Response, Problem>;

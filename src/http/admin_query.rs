@@ -5,9 +5,11 @@ use serde_json::Value as Json;
 
 use super::admin::Problem;
 use crate::{
+    config::{
+        document::{Format, Node, Value},
+        reader::{Wrong, nearest},
+    },
     control::declared::Document,
-    document::{Format, Node, Value},
-    settings::{Wrong, nearest},
 };
 
 /// The parameters of a query, each at most once.
@@ -126,7 +128,7 @@ const MOST: usize = 1000;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::admin_query::*;
 
     #[test]
     fn parameters_are_known_and_single() {

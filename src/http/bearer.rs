@@ -83,7 +83,7 @@ pub(crate) fn unauthorized(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::bearer::*;
 
     fn read(values: &[&'static [u8]]) -> Result<String, ()> {
         let mut headers = HeaderMap::new();

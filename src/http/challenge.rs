@@ -28,7 +28,7 @@ const BARE: &str = r#"Bearer error="insufficient_scope""#;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::challenge::*;
 
     #[test]
     fn names_all_scopes_and_only_scopes() {

@@ -12,12 +12,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Front,
-    gate::{self, App, ClientAddress},
+    gate::{self, App},
     hop::{Asked, HOP, Hop, HopKeys, Worthless},
     mcp_routes,
     peers::Peers,
     refusal::refusal,
 };
+use crate::config::address::ClientAddress;
 use crate::{control::clock::Clock, store::Replica};
 
 /// This replica among the others.

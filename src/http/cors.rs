@@ -108,7 +108,7 @@ const PARAMS_MAX: usize = 32;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::cors::*;
 
     #[test]
     fn what_every_page_may_read() {

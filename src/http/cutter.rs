@@ -93,7 +93,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::*;
+    use super::super::cutter::*;
     use crate::protocol::event::{KEEP_ALIVE, push_endpoint, push_message, push_priming};
 
     fn stream() -> BytesMut {

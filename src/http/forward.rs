@@ -24,7 +24,6 @@ use tokio::time::{Instant, timeout};
 use super::{
     Front,
     cluster::{Cluster, not_here},
-    gate::ClientAddress,
     hop::{Asked, HOP, Hop},
     leaving, legacy,
     mcp::{self, Admitted},
@@ -32,10 +31,10 @@ use super::{
     reply::Failure,
     splice, stream,
 };
+use crate::config::address::ClientAddress;
 use crate::{
     auth::Access,
     error::Error,
-    hops::Hopped,
     hub::place::{Look, Place},
     protocol::{
         event::push_message,
@@ -43,6 +42,7 @@ use crate::{
         message::{Body as Said, Kind, Message},
     },
     store::Replica,
+    telemetry::hops::Hopped,
 };
 
 /// Gives a request back that is to be served here; else its answer.

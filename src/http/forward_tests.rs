@@ -31,9 +31,11 @@ use crate::{
         launcher::{Ambient, Launcher},
         sandbox::Sandbox,
     },
-    config::{Config, Sources},
+    config::{
+        document::Format,
+        gateway::{Config, Sources},
+    },
     control::{clock::Clock, live::Live, manifest, trail::Trail},
-    document::Format,
     hub::{
         Hub,
         owner::Owner,
@@ -46,7 +48,7 @@ use crate::{
         memory::{MemoryDirectory, MemoryLog},
         memory_limiter::MemoryLimiter,
     },
-    telemetry::Metrics,
+    telemetry::metrics::Metrics,
 };
 
 fn built(name: &str) -> PathBuf {

@@ -32,8 +32,8 @@ use super::cors;
 use super::hop::HOP;
 use super::own_form;
 use super::refusal::{in_form_of, refusal};
-pub(crate) use crate::address::ClientAddress;
-use crate::telemetry::{Metrics, Route};
+pub(crate) use crate::config::address::ClientAddress;
+use crate::telemetry::metrics::{Metrics, Route};
 
 /// What one listener serves. A handle.
 ///
@@ -445,7 +445,7 @@ const PATH_LOGGED: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::gate::*;
 
     #[test]
     fn the_log_says_whom_a_path_names() {

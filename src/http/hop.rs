@@ -184,7 +184,7 @@ const HEADER: usize = 256;
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::super::hop::*;
 
     const NOW: i64 = 1_800_000_000_000;
 

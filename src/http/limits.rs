@@ -10,7 +10,8 @@ use axum::{
 };
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 
-use super::{Front, gate::ClientAddress, reply::Failure};
+use super::{Front, reply::Failure};
+use crate::config::address::ClientAddress;
 use crate::{
     error::{Error, Limit, Quota},
     hub::limits::Left,
@@ -80,7 +81,7 @@ fn fields(limit: Limit, bound: u64, left: u64) -> (HeaderValue, HeaderValue) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::limits::*;
 
     #[test]
     fn fields_are_structured() {

@@ -13,12 +13,12 @@ use http_body_util::BodyExt;
 
 use super::{
     Front, bearer, challenge,
-    gate::ClientAddress,
     hop::Hop,
     limits, page,
     reply::Failure,
     wellknown::{self, Endpoint},
 };
+use crate::config::address::ClientAddress;
 use crate::{
     auth::{self, Access, Refused},
     control::AuthMode,

@@ -7,15 +7,18 @@
 
 use std::{convert::Infallible, sync::Arc};
 
+use self::mcp::{enter, other_method};
 use ::http::{Method, StatusCode};
 use axum::{
     Router, extract::Request, middleware::from_fn_with_state, response::Response, routing::get,
 };
 use futures_util::FutureExt;
-use mcp::{enter, other_method};
 use tower::service_fn;
 
-use crate::{auth::Verifier, config::Config, control::live::Live, hub::Hub, telemetry::Metrics};
+use crate::{
+    auth::Verifier, config::gateway::Config, control::live::Live, hub::Hub,
+    telemetry::metrics::Metrics,
+};
 
 pub(crate) mod accept;
 pub(crate) mod address;

@@ -438,7 +438,7 @@ const PROBLEM: &str = "application/problem+json";
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::openapi::*;
 
     #[test]
     fn the_checked_in_document_is_this_one() {

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::gate::App;
 use crate::hub::Hub;
-use crate::telemetry::Metrics;
+use crate::telemetry::metrics::Metrics;
 
 /// Whether this replica should get traffic; a handle over one shared state.
 #[derive(Clone, Debug, Default)]
@@ -215,7 +215,7 @@ fn json(code: StatusCode, report: &Report) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::ops::*;
 
     fn shown(health: &Health, detail: Detail) -> (u16, String) {
         let (code, report) = health.report(detail);

@@ -31,7 +31,7 @@ const SITE: &str = "sec-fetch-site";
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::own_form::*;
 
     #[test]
     fn only_forms_of_our_own_pages_may_name_no_origin() {

@@ -116,7 +116,7 @@ const TEMPLATE: &str = include_str!("page.html");
 mod tests {
     use http_body_util::BodyExt;
 
-    use super::*;
+    use super::super::page::*;
 
     #[tokio::test]
     async fn nothing_of_the_url_becomes_markup() {

@@ -171,7 +171,7 @@ impl IntoResponse for Failure {
 mod tests {
     use std::num::NonZeroU64;
 
-    use super::*;
+    use super::super::reply::*;
     use crate::error::Limit;
 
     #[test]

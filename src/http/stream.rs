@@ -26,7 +26,7 @@ use crate::{
         json,
         revision::Revision,
     },
-    telemetry::Metrics,
+    telemetry::metrics::Metrics,
 };
 
 /// How a connection is written.

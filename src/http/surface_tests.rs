@@ -16,9 +16,10 @@ use tokio_util::task::TaskTracker;
 
 use super::accept::{Bounds, serve};
 use super::address::Allowed;
-use super::gate::{App, ClientAddress, Gate};
+use super::gate::{App, Gate};
 use super::ops::{Health, public};
-use crate::telemetry::Metrics;
+use crate::config::address::ClientAddress;
+use crate::telemetry::metrics::Metrics;
 
 struct Surface {
     address: SocketAddr,

@@ -135,7 +135,7 @@ const EVERY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::tls::*;
 
     fn pair(name: &str) -> (String, String) {
         let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("certificate");

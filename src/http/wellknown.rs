@@ -19,7 +19,7 @@ use url::Url;
 
 use super::{Front, reply::Failure};
 use crate::{
-    config::Config,
+    config::gateway::Config,
     control::{AuthMode, Tenant, issuer},
     error::Error,
 };
@@ -160,8 +160,8 @@ const KINDS: [&str; 3] = ["mcp", "sse", "messages"];
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::*;
-    use crate::{control::manifest::parse, document::Format};
+    use super::super::wellknown::*;
+    use crate::{config::document::Format, control::manifest::parse};
 
     #[test]
     fn endpoints_are_named_by_their_paths() {

@@ -19,7 +19,7 @@ use crate::{
     backend::legacy::{AskId, CallId},
     control::policy::Policy,
     protocol::event::StreamId,
-    telemetry,
+    telemetry::metrics,
 };
 
 /// Calls and asks that have not ended.
@@ -44,7 +44,7 @@ pub(crate) struct Call {
     /// When it is overdue.
     pub(crate) clock: CallClock,
     /// What kind of call it is, for the metrics.
-    pub(crate) class: telemetry::Method,
+    pub(crate) class: metrics::Method,
     /// What will be on record of it.
     pub(crate) audited: Option<Box<Audited>>,
     /// What its result changes in the session.

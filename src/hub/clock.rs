@@ -80,7 +80,7 @@ impl CallClock {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::clock::*;
 
     const fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     backend::legacy::CallId,
     error::Error,
-    telemetry::{Ended, Exit, Outcome},
+    telemetry::metrics::{Ended, Exit, Outcome},
 };
 
 /// How long the readers of an ended session have for what is left in the log (CONTRACT C7).

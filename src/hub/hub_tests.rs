@@ -14,13 +14,15 @@ use crate::{
         roster::Restart,
         sandbox::Sandbox,
     },
-    config::{Config, Sources},
+    config::{
+        document::Format,
+        gateway::{Config, Sources},
+    },
     control::{Server, Tenant, live::Live, manifest, trail::Trail},
-    document::Format,
     error::Error,
     protocol::message::{Body, Message},
     store::SessionId,
-    telemetry::Metrics,
+    telemetry::metrics::Metrics,
 };
 
 fn built(name: &str) -> PathBuf {

@@ -27,7 +27,7 @@ use crate::{
         message::{Body, Kind, Message, Refusal},
         method::Method,
     },
-    telemetry,
+    telemetry::metrics,
 };
 
 /// Bytes of a URI to which a session may subscribe, and how many it may have: they live as long as it
@@ -146,7 +146,7 @@ impl Session {
         }
         let room = self.streams.check_room();
         if room.is_err() {
-            self.core.metrics.limited(telemetry::SESSION_STREAMS);
+            self.core.metrics.limited(metrics::SESSION_STREAMS);
         }
         room
     }
@@ -339,9 +339,7 @@ impl Session {
         // are not the gateway's, and past all that is looked at in requests.
         let is_disguised = message.kind() == Kind::Notification && message.method().is_request();
         if is_disguised || policy::denied(&self.policy, message).is_some() {
-            self.core
-                .metrics
-                .message_dropped(telemetry::Dropped::Unknown);
+            self.core.metrics.message_dropped(metrics::Dropped::Unknown);
             return Ok(());
         }
         if matches!(self.link.state, State::Absent) {
@@ -356,10 +354,7 @@ impl Session {
                     self.calls.settle(ask, Instant::now());
                     self.wake = Instant::now();
                 }
-                None => self
-                    .core
-                    .metrics
-                    .message_dropped(telemetry::Dropped::Unknown),
+                None => self.core.metrics.message_dropped(metrics::Dropped::Unknown),
             }
             return Ok(());
         }
@@ -378,10 +373,7 @@ impl Session {
         }
         match self.dialect.notification(message, self.link.out()) {
             Noted::Passed => {}
-            Noted::Dropped => self
-                .core
-                .metrics
-                .message_dropped(telemetry::Dropped::Unknown),
+            Noted::Dropped => self.core.metrics.message_dropped(metrics::Dropped::Unknown),
             Noted::Cancelled(call) => {
                 let id = message.request_id().map(|span| span.of(message.bytes()));
                 self.cancelled(call, id.unwrap_or_default());
@@ -397,7 +389,7 @@ impl Session {
         };
         self.unanswered(call, &ended.effect);
         self.link.set_calls(self.calls.count());
-        self.call_ended(&ended, telemetry::Outcome::Cancelled);
+        self.call_ended(&ended, metrics::Outcome::Cancelled);
         let forgotten = self.streams.forgets(ended.stream, id);
         self.stored(forgotten);
         let finished = self.streams.finish_call(ended.stream, None);
@@ -478,11 +470,11 @@ fn effect(message: &Message) -> Effect {
     effect.unwrap_or_default()
 }
 
-fn class(message: &Message) -> telemetry::Method {
+fn class(message: &Message) -> metrics::Method {
     match &*message.method_name() {
-        "tools/call" => telemetry::Method::Tool,
-        "resources/read" | "prompts/get" => telemetry::Method::Read,
-        name if name.ends_with("/list") => telemetry::Method::List,
-        _ => telemetry::Method::Other,
+        "tools/call" => metrics::Method::Tool,
+        "resources/read" | "prompts/get" => metrics::Method::Read,
+        name if name.ends_with("/list") => metrics::Method::List,
+        _ => metrics::Method::Other,
     }
 }

@@ -25,7 +25,7 @@ use crate::{
         method::Method,
     },
     store::{Account, Limiter, Seat, memory_limiter::MemoryLimiter},
-    telemetry::Metrics,
+    telemetry::metrics::Metrics,
 };
 
 /// All that is limited; one for all.
@@ -458,9 +458,9 @@ mod tests {
     use serde_json::{Value, json};
     use tokio::sync::Semaphore;
 
+    use super::super::limits::*;
     use super::super::meters::METERS;
-    use super::*;
-    use crate::{control::manifest, document::Format, store::Later};
+    use crate::{config::document::Format, control::manifest, store::Later};
 
     /// A limiter that has to ask somebody, who takes as long as the test wants.
     struct Slow {

@@ -26,7 +26,7 @@ use crate::{
         roster::{Restart, Seen},
         shares::Shares,
     },
-    config::Config,
+    config::gateway::Config,
     control::{Catalog, live::Live, trail::Trail},
     error::Error,
     protocol::{
@@ -34,7 +34,7 @@ use crate::{
         message::{Body, Message},
     },
     store::{Directory, EventLog, Fence, SessionId},
-    telemetry::Metrics,
+    telemetry::metrics::Metrics,
 };
 
 mod answer;
@@ -72,15 +72,15 @@ mod writing;
 #[cfg(test)]
 mod hub_tests;
 
+pub(crate) use self::answer::{Answer, Form, Pending};
+use self::limits::{Limits, Seats};
+use self::owner::Owner;
+use self::reading::Reading;
+pub(crate) use self::seen::SeenSession;
+pub(crate) use self::session::Transport;
+use self::session::{Command, Delivery, Session};
+use self::stores::{Patience, Stores};
 pub(crate) use crate::backend::roster::{Restart as HowToEnd, Seen as SeenChild};
-pub(crate) use answer::{Answer, Form, Pending};
-use limits::{Limits, Seats};
-use owner::Owner;
-use reading::Reading;
-pub(crate) use seen::SeenSession;
-pub(crate) use session::Transport;
-use session::{Command, Delivery, Session};
-use stores::{Patience, Stores};
 
 /// A handle on the core; clones are the same hub.
 #[derive(Clone)]

@@ -25,7 +25,7 @@ use crate::{
         json,
         message::{Body, Kind, Message},
     },
-    telemetry::{Dropped, Outcome},
+    telemetry::metrics::{Dropped, Outcome},
 };
 
 /// How long the child waits for a connection that is far behind. Within it a busy reader

@@ -230,7 +230,7 @@ pub(crate) const AWAY: Error = Error::Busy {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::owner::*;
     use crate::store::memory::MemoryDirectory;
 
     fn owner() -> Owner {

@@ -24,7 +24,7 @@ use crate::{
     },
     control::supervision::OnLoss,
     protocol::{event::LISTENER, hello, message::Message, revision::Revision},
-    telemetry::{ChildState, Exit},
+    telemetry::metrics::{ChildState, Exit},
 };
 
 /// What a session needs to get another backend that its client cannot tell from the first.

@@ -81,7 +81,7 @@ fn youngest<'a>(calls: impl Iterator<Item = InFlight<'a>>) -> Option<StreamId> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::routes::*;
 
     const fn call(
         call: CallId,

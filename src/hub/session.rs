@@ -38,7 +38,7 @@ use crate::{
         revision::Revision,
     },
     store::{self, Fence, SessionId},
-    telemetry,
+    telemetry::metrics,
 };
 
 /// What others want of a session.
@@ -369,7 +369,7 @@ impl Session {
             Command::Attach { cursor, reply } => {
                 let attached = self.streams.attach(cursor).await;
                 if matches!(attached, Err(Error::Limit { .. })) {
-                    self.core.metrics.limited(telemetry::SESSION_STREAMS);
+                    self.core.metrics.limited(metrics::SESSION_STREAMS);
                 }
                 // A reader whose client went meanwhile detaches by its drop.
                 let _ = reply.send(attached);

@@ -66,7 +66,7 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::silence::*;
 
     #[test]
     fn a_replica_is_silent_until_its_next_sign_of_life() {

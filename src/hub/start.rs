@@ -27,7 +27,7 @@ use crate::{
         message::{Kind, Message},
         revision::Revision,
     },
-    telemetry::{Method, Outcome},
+    telemetry::metrics::{Method, Outcome},
 };
 
 impl Session {

@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 
 use super::{owner::Owner, session::or_never};
 use crate::{
-    config::Config,
+    config::gateway::Config,
     error::Error,
     protocol::event::EventKey,
     store::{

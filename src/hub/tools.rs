@@ -87,8 +87,8 @@ fn listed(tools: &[u8]) -> Vec<(String, [u8; 32])> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{control::manifest, document::Format};
+    use super::super::tools::*;
+    use crate::{config::document::Format, control::manifest};
 
     #[test]
     fn only_a_tool_that_says_something_else_is_changed() {

@@ -300,8 +300,8 @@ pub(super) const OFFLINE: &str = "offline_access";
 mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
-    use super::*;
-    use crate::{control::manifest, document::Format};
+    use super::super::ask::*;
+    use crate::{config::document::Format, control::manifest};
 
     const PLACE: Place<'static> = Place {
         public_url: "https://gw.test",

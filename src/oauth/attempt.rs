@@ -14,10 +14,10 @@ use super::{
     throttle,
 };
 use crate::{
-    address::ClientAddress,
     auth::denials::{Caller, Denial},
+    config::address::ClientAddress,
     control::audit::Record,
-    telemetry::Denied,
+    telemetry::metrics::Denied,
 };
 
 /// The address that a request is accounted to.

@@ -243,7 +243,7 @@ const KEPT: i64 = 120;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::authenticate::*;
 
     fn offer(authorization: &[&str], form: &str) -> Result<String, Code> {
         let mut headers = HeaderMap::new();

@@ -87,7 +87,7 @@ const BYTES: usize = 32;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::browser::*;
 
     fn headers(lines: &[&str]) -> HeaderMap {
         let lines = lines.iter().map(|line| {

@@ -223,7 +223,7 @@ const ID_MAX: usize = 1024;
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::super::cimd::*;
 
     const ID: &str = "https://app.test/client.json";
 

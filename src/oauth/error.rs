@@ -183,7 +183,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::error::*;
 
     #[test]
     fn the_status_table() {

@@ -151,7 +151,7 @@ const PARAMETERS_MAX: usize = 100;
 mod tests {
     use proptest::prelude::{any, prop, proptest};
 
-    use super::*;
+    use super::super::form::*;
 
     #[test]
     fn parameters_are_read_as_they_were_written() {

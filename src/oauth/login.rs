@@ -28,7 +28,7 @@ use crate::{
         logins::Person,
         password,
     },
-    telemetry::Denied,
+    telemetry::metrics::Denied,
 };
 
 /// POST: a user name and a password, or the choice of a provider.

@@ -19,9 +19,8 @@ use axum::{
 use http::request::Parts;
 
 use crate::{
-    address::ClientAddress,
     auth::denials::Denials,
-    config::Config,
+    config::{address::ClientAddress, gateway::Config},
     control::{AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail},
     outbound::Outbound,
 };
@@ -55,9 +54,9 @@ pub(crate) mod throttle;
 mod token;
 mod visit;
 
-use cimd::Documents;
-use error::Refusal;
-use throttle::Throttle;
+use self::cimd::Documents;
+use self::error::Refusal;
+use self::throttle::Throttle;
 
 /// What every endpoint shares; clones are the same.
 #[derive(Clone)]

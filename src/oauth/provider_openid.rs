@@ -390,7 +390,7 @@ const AGE: u64 = 600;
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::super::provider_openid::*;
 
     fn check(header: &Value, claims: &Value) -> Result<(), &'static str> {
         let expected = Expected {

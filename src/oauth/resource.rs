@@ -38,7 +38,7 @@ impl Resource {
             let rest = base.strip_prefix("/t/")?.strip_prefix(tenant)?;
             rest.strip_prefix('/')?
         };
-        crate::settings::name(server).ok()?;
+        crate::config::reader::name(server).ok()?;
         Some(Self {
             server: server.to_owned(),
             url: text.to_owned(),
@@ -68,7 +68,7 @@ impl Resource {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::resource::*;
 
     #[test]
     fn resources_are_compared_byte_for_byte() {

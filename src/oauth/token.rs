@@ -312,7 +312,7 @@ const NO_RANDOM: Refusal = Refusal::later("there is no randomness now");
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::token::*;
 
     #[test]
     fn scopes_only_become_fewer() {

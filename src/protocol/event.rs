@@ -161,7 +161,7 @@ pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::event::*;
     use proptest::prelude::*;
 
     proptest! {

@@ -115,7 +115,7 @@ fn is_date(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::headers::*;
     use proptest::prelude::*;
 
     #[test]

@@ -434,7 +434,7 @@ pub(crate) fn push_string(out: &mut BytesMut, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::json::*;
     use proptest::prelude::*;
 
     fn check(text: &[u8]) -> Result<(), Fault> {

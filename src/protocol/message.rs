@@ -414,8 +414,8 @@ fn on_one_line(bytes: Bytes) -> Bytes {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
-    use crate::protocol::meta;
+    use super::super::message::*;
+    use super::super::meta;
 
     fn parse(text: impl Into<Vec<u8>>) -> Result<Message, Refusal> {
         Message::parse(Bytes::from(text.into()))

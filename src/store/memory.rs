@@ -478,7 +478,7 @@ impl Directory for MemoryDirectory {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::memory::*;
 
     const KEEP: Retention = Retention {
         events: 3,

@@ -141,7 +141,7 @@ const LEAST: usize = 1024;
 mod tests {
     use std::time::Duration;
 
-    use super::*;
+    use super::super::memory_limiter::*;
 
     fn account(name: &str) -> Account {
         Account(name.into())

@@ -19,7 +19,7 @@ use super::{
     SessionId, StoreError,
     redis_link::{Health, LATE, Link, PATIENCE, PATIENCE_WITH_BATCHES},
 };
-use crate::config::Secret;
+use crate::config::storage::Secret;
 
 /// Where Redis is, and what everything there is called.
 #[derive(Clone, Debug)]

@@ -283,7 +283,7 @@ const DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_m
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::redis_link::*;
 
     #[test]
     fn servers_that_lose_sessions_are_refused() {

@@ -16,7 +16,7 @@ use super::{
         KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, replica, session, until,
     },
 };
-use crate::{config::Secret, protocol::event::StreamId};
+use crate::{config::storage::Secret, protocol::event::StreamId};
 
 type Kept = Later<'static, Result<(), StoreError>>;
 

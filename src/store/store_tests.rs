@@ -12,7 +12,7 @@ use super::{
     redis_directory::RedisDirectory,
     redis_log::RedisLog,
 };
-use crate::{config::Secret, protocol::event::StreamId};
+use crate::{config::storage::Secret, protocol::event::StreamId};
 
 #[path = "../../tests/it/redis.rs"]
 #[expect(clippy::disallowed_methods, dead_code, reason = "shared with tests/it")]

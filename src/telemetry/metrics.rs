@@ -7,7 +7,7 @@ use opentelemetry::metrics::{Counter, Meter, MeterProvider, UpDownCounter};
 use opentelemetry_sdk::metrics::SdkMeterProvider;
 use prometheus::{Registry, TextEncoder};
 
-use crate::{hops::Hops, logs::Logs};
+use super::{hops::Hops, logs::Logs};
 
 /// Which kind of route answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -489,7 +489,7 @@ pub(crate) const LOG_LINES_DROPPED: &str = "lockgate_log_lines_dropped";
 const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::metrics::*;
 
     #[test]
     fn metrics_are_shown_without_scope_or_target() {

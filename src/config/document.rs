@@ -406,7 +406,7 @@ const MAX_DEPTH: usize = 64;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::document::*;
 
     fn member<'a>(node: &'a Node, path: &[&str]) -> &'a Node {
         path.iter().fold(node, |node, key| match &node.value {

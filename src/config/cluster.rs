@@ -10,12 +10,12 @@ use rustls::{
 };
 use url::Url;
 
-use crate::{
+use super::{
     address::{address, host},
     document::Node,
-    keeping::Secret,
-    layers::Layers,
-    settings::Wrong,
+    reader::Wrong,
+    sources::Layers,
+    storage::Secret,
 };
 
 /// What replicas share.
@@ -234,7 +234,7 @@ const DELAY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::cluster::*;
 
     struct Settings {
         redis: Option<Redis>,
@@ -254,7 +254,7 @@ mod tests {
             layers.add_set(set);
         }
         let redis = Redis::read(&mut layers, &env);
-        let sql = crate::keeping::Keeping::read(&mut layers, &env).sql_url;
+        let sql = super::super::storage::Keeping::read(&mut layers, &env).sql_url;
         let cluster = Cluster::read(&mut layers, redis.as_ref(), sql.as_ref());
         let drain = Drain::read(&mut layers, redis.as_ref());
         let mistakes = layers.mistakes.iter().map(ToString::to_string).collect();

@@ -179,7 +179,7 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::Receiver as StdReceiver;
 
-    use super::*;
+    use super::super::logs::*;
 
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<u8>>>);
@@ -253,7 +253,7 @@ mod tests {
         }
         assert!(logs.dropped() > 0, "the bound in bytes holds");
         assert!(logs.tally.waiting.load(Ordering::Relaxed) <= BYTES_WAITING);
-        let metrics = crate::telemetry::Metrics::new(Some(logs.clone())).expect("metrics");
+        let metrics = super::super::metrics::Metrics::new(Some(logs.clone())).expect("metrics");
         let shown = format!("lockgate_log_lines_dropped_total {}", logs.dropped());
         assert!(metrics.render().contains(&shown), "{}", metrics.render());
         drop(go);

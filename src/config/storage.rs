@@ -7,10 +7,10 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use url::Url;
 use zeroize::Zeroizing;
 
-use crate::{
+use super::{
     document::Node,
-    layers::{Layers, twice},
-    settings::Wrong,
+    reader::Wrong,
+    sources::{Layers, twice},
 };
 
 /// What is kept.
@@ -105,7 +105,7 @@ const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::storage::*;
 
     fn read(env: &[(&str, &str)], set: &[&str]) -> (Keeping, Vec<String>) {
         let pairs = env

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::{document::Node, layers::Layers, settings::Wrong};
+use super::{document::Node, reader::Wrong, sources::Layers};
 
 /// How long what is issued holds, and how much may be asked for.
 #[derive(Clone, Debug)]

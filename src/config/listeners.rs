@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::{address::address, document::Node, layers::Layers, settings::Wrong};
+use super::{address::address, document::Node, reader::Wrong, sources::Layers};
 
 /// The operations listener.
 #[derive(Clone, Debug)]

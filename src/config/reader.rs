@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::document::{Node, SyntaxError, Value};
+use super::document::{Node, SyntaxError, Value};
 
 /// One thing that an operator has to change before the gateway can start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -387,7 +387,7 @@ const MAX_DURATION_MS: u64 = 10 * 365 * 86_400_000;
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::super::reader::*;
 
     #[test]
     fn durations() {

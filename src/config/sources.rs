@@ -5,9 +5,9 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use crate::{
+use super::{
     document::{Format, Node, Value, key_path},
-    settings::{Mistake, Wrong, syntax_mistakes, unknown_key},
+    reader::{Mistake, Wrong, syntax_mistakes, unknown_key},
 };
 
 /// All keys with the value that counts so far, and the mistakes so far.
@@ -326,7 +326,7 @@ const ELSEWHERE: [&str; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::sources::*;
 
     #[test]
     fn links_to_services_are_no_settings_and_misspelt_ones_are_mistakes() {

@@ -4,9 +4,9 @@
 
 use std::fmt;
 
-use crate::{
+use super::{
     document::Node,
-    settings::{Wrong, choice},
+    reader::{Wrong, choice},
 };
 
 /// How the processes of one child are kept from those of another, the strongest first.
@@ -101,7 +101,7 @@ const MOST_UIDS: u32 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::separation::*;
 
     #[test]
     fn ranges_of_uids() {

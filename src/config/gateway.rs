@@ -15,19 +15,18 @@ use std::{
 use ipnet::IpNet;
 use tracing_subscriber::EnvFilter;
 
-pub(crate) use crate::address::is_trustworthy;
-pub(crate) use crate::issuing::Issuing;
-pub(crate) use crate::keeping::{Keeping, Secret};
-pub(crate) use crate::layers::Override;
-use crate::listeners::{Admin, Ops};
-pub(crate) use crate::replicas::{Cluster, Drain, Log, Redis};
-pub(crate) use crate::settings::Mistake;
-use crate::{
+pub(crate) use super::cluster::{Cluster, Drain, Log, Redis};
+use super::listeners::{Admin, Ops};
+pub(crate) use super::oauth::Issuing;
+pub(crate) use super::reader::Mistake;
+pub(crate) use super::sources::Override;
+pub(crate) use super::storage::Keeping;
+use super::{
     address::{address, host, network, origin, public_url},
     document::Node,
-    layers::Layers,
+    reader::{Wrong, choice, name},
     separation::{Separation, Uids},
-    settings::{Wrong, choice, name},
+    sources::Layers,
 };
 
 /// The checked settings of one gateway.
@@ -501,7 +500,7 @@ const LOG_FORMATS: [(&str, LogFormat); 2] = [("json", LogFormat::Json), ("text",
 mod tests {
     use std::fs;
 
-    use super::*;
+    use super::super::gateway::*;
 
     fn env(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         let home = [("HOME", "/home/ada")];

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use url::{Host, Url};
 
-use crate::settings::Wrong;
+use super::reader::Wrong;
 
 /// The address that a request is accounted to; in the extensions of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

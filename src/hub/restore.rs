@@ -23,7 +23,7 @@ use crate::{
         shares::{Member, STABLE},
     },
     control::supervision::OnLoss,
-    protocol::{event::LISTENER, hello, message::Message, revision::Revision},
+    protocol::{event::LISTENER, initialize, message::Message, revision::Revision},
     telemetry::metrics::{ChildState, Exit},
 };
 
@@ -102,7 +102,7 @@ impl Session {
     /// Whether a restored child can take the place of the first one; ends the session if not.
     pub(super) fn is_same(&mut self, revision: Revision, capabilities: &[u8]) -> bool {
         let is_same = matches!(self.phase, Phase::Ready(told) if told == revision)
-            && hello::covers(capabilities, &self.kept.capabilities);
+            && initialize::covers(capabilities, &self.kept.capabilities);
         if !is_same {
             tracing::warn!(
                 tenant.id = self.tenant.name,
@@ -136,7 +136,7 @@ impl Session {
         self.calls.restart(Instant::now());
         self.link.set_calls(self.calls.count());
         if std::mem::take(&mut self.kept.is_stale) {
-            for line in hello::list_changed(&self.kept.capabilities) {
+            for line in initialize::list_changed(&self.kept.capabilities) {
                 self.message(line);
             }
         }
@@ -151,7 +151,7 @@ impl Session {
         }
         for uri in &self.kept.subscriptions {
             let call = self.dialect.next();
-            let line = hello::subscribe(&call.to_string(), uri);
+            let line = initialize::subscribe(&call.to_string(), uri);
             member.subscription(call, uri.clone(), true, line);
         }
         for waiting in self.kept.waiting.drain(..) {
@@ -233,7 +233,7 @@ impl Session {
     /// Whether somebody waits for news of a backend (DESIGN section 4, "Crash").
     fn is_awaited(&self) -> bool {
         let has_news = !self.kept.subscriptions.is_empty()
-            || !hello::list_changed(&self.kept.capabilities).is_empty();
+            || !initialize::list_changed(&self.kept.capabilities).is_empty();
         has_news && self.streams.is_listened_to(Instant::now())
     }
 
@@ -369,12 +369,12 @@ const REVOKED: Duration = Duration::from_millis(1500);
 /// The state that a session's own child needs: `initialized`, the level, the subscriptions.
 pub(super) fn push_state(kept: &Kept, out: &mut BytesMut) {
     if kept.is_initialized {
-        out.extend_from_slice(hello::INITIALIZED);
+        out.extend_from_slice(initialize::INITIALIZED);
     }
     if let Some(level) = &kept.level {
-        out.extend_from_slice(&hello::set_level(Dialect::RESTORE, level));
+        out.extend_from_slice(&initialize::set_level(Dialect::RESTORE, level));
     }
     for uri in &kept.subscriptions {
-        out.extend_from_slice(&hello::subscribe(Dialect::RESTORE, uri));
+        out.extend_from_slice(&initialize::subscribe(Dialect::RESTORE, uri));
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     },
     control::supervision::Isolation,
     protocol::{
-        hello,
+        initialize,
         message::{Kind, Message},
         revision::Revision,
     },
@@ -115,7 +115,7 @@ impl Session {
     fn offered(&self, initialize: &Message) -> Result<Revision, Revision> {
         let asked = initialize
             .protocol_version()
-            .and_then(|span| hello::revision(span.of(initialize.bytes())));
+            .and_then(|span| initialize::revision(span.of(initialize.bytes())));
         let allowed = &self.tenant.revisions;
         asked
             .filter(|asked| allowed.contains(asked))
@@ -147,11 +147,11 @@ impl Session {
         }
         let revision = message
             .result()
-            .and_then(hello::of_result)
+            .and_then(initialize::of_result)
             .filter(|revision| self.tenant.revisions.contains(revision));
         let capabilities = message
             .result()
-            .map(hello::capabilities)
+            .map(initialize::capabilities)
             .unwrap_or_default();
         let Some(revision) = revision else {
             let is_refused = message.kind() == Kind::Error;
@@ -188,8 +188,8 @@ impl Session {
     /// A place in a shared child, which the gateway has initialized.
     async fn joined(&mut self, member: Box<Member>) {
         let (capabilities, result) = {
-            let result = hello::without_tasks(&member.hello.result);
-            (hello::capabilities(&result).to_vec(), result)
+            let result = initialize::without_tasks(&member.hello.result);
+            (initialize::capabilities(&result).to_vec(), result)
         };
         let revision = member.hello.revision;
         let Phase::Starting { id, .. } = &self.phase else {
@@ -208,7 +208,7 @@ impl Session {
             .map(|initialize| self.offered(initialize).unwrap_or_else(|newest| newest));
         let settled = settled.unwrap_or(revision);
         let mut line = BytesMut::new();
-        push_result(id, &hello::with_revision(&result, settled), &mut line);
+        push_result(id, &initialize::with_revision(&result, settled), &mut line);
         self.core.metrics.call(Method::Initialize, Outcome::Result);
         self.link.up(State::Shared(member));
         self.kept.shared = Some(revision);

@@ -5,9 +5,9 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::acted::{Acted, imitates, name, set};
 use super::json::{self, Fault, Scanner, Span};
 use super::method::Method;
+use super::params::{Acted, imitates, name, set};
 
 /// One checked JSON-RPC message on one line.
 #[derive(Clone, Debug)]

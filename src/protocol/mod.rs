@@ -4,12 +4,12 @@
 //! gateway acts on. There is deliberately no typed model of MCP: a new kind of content
 //! passes without a release.
 
-mod acted;
 pub(crate) mod event;
 pub(crate) mod headers;
-pub(crate) mod hello;
+pub(crate) mod initialize;
 pub(crate) mod json;
 pub(crate) mod message;
 pub(crate) mod meta;
 pub(crate) mod method;
+pub(crate) mod params;
 pub(crate) mod revision;

@@ -139,7 +139,7 @@ fn member<'a>(object: &'a [u8], key: &str) -> Option<(Span, &'a [u8])> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hello::*;
+    use super::super::initialize::*;
 
     const RESULT: &[u8] = br#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{"subscribe":true,"listChanged":false},"x-own":[1, 2]},"serverInfo":{"name":"s","version":"1"},"instructions":"a \u00e9"}"#;
 

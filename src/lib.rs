@@ -131,16 +131,21 @@
 mod auth;
 mod backend;
 mod cli;
+mod clock;
 mod config;
-mod control;
+mod database;
+mod declare;
 mod error;
 mod http;
 mod hub;
+mod manifest;
 mod oauth;
 mod outbound;
 mod protocol;
 mod run;
+mod secret;
 mod sharing;
+mod snapshot;
 mod store;
 mod telemetry;
 

@@ -11,13 +11,10 @@ use crate::{
     auth::{Verifier, administrator::ensure_operator},
     backend::launcher::Launcher,
     config::{gateway::Config, storage::Secret},
-    control::{
-        Catalog, Server,
+    database::vault::seal::Keyring,
+    declare::{
+        catalog::{Catalog, Server},
         confinement::Offer,
-        keeper::{Keeper, Reach},
-        live::Live,
-        seal::Keyring,
-        trail::Trail,
     },
     http::{
         Front,
@@ -37,6 +34,11 @@ use crate::{
     oauth::Oauth,
     outbound::Outbound,
     sharing::{self, DISAGREEMENT, Sharing},
+    snapshot::{
+        audit_queue::Trail,
+        live::Live,
+        sync::{Keeper, Reach},
+    },
     telemetry::{logs::Logs, metrics::Metrics},
 };
 

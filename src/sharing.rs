@@ -17,15 +17,13 @@ use zeroize::Zeroizing;
 
 use crate::{
     config::gateway::{self, Config},
-    control::{
-        live::{Live, Snapshot},
-        seal::Keyring,
-    },
+    database::vault::seal::Keyring,
     http::{
         hop::{self, HopKeys},
         ops::{Health, Loss},
     },
     hub::stores::Stores,
+    snapshot::live::{Live, Snapshot},
     store::{
         Replica,
         redis::{Redis, Settings, Unsuitable},

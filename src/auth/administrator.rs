@@ -18,13 +18,13 @@ use super::{
     denials::{Caller, Denial},
 };
 use crate::{
-    control::{
-        Catalog,
-        declared::{Document, Kind, Object, ObjectName},
+    database::store::{Author, Expected, Failure},
+    declare::{
+        catalog::Catalog,
         identity::OperatorKeys,
-        live::Live,
-        store::{Author, Expected, Failure},
+        object::{Document, Kind, Object, ObjectName},
     },
+    snapshot::live::Live,
     telemetry::metrics::Denied,
 };
 

@@ -14,11 +14,13 @@ use super::{
     Principal,
     jwt::{Claims, Expected, Token},
 };
-use crate::control::{
-    Tenant,
-    builtin::{Builtin, User},
-    identity::Algorithm,
-    signing::Issued,
+use crate::{
+    database::oauth::signing_keys::Issued,
+    declare::{
+        authorization_server::{Builtin, User},
+        catalog::Tenant,
+        identity::Algorithm,
+    },
 };
 
 /// Tokens that were good, so that one that comes again costs a hash.
@@ -239,12 +241,14 @@ mod tests {
 
     use super::super::builtin::*;
     use crate::config::document::Format;
-    use crate::control::{
-        AuthMode, Catalog,
-        builtin::{Allow, DeclaredClient, Provider, ProviderKind},
-        manifest::parse,
-        revocations::RevokedOf,
-        signing::PublicKey,
+    use crate::{
+        database::oauth::{revocations::RevokedOf, signing_keys::PublicKey},
+        declare::{
+            authorization_server::{Allow, DeclaredClient, Provider, ProviderKind},
+            catalog::Catalog,
+            identity::AuthMode,
+        },
+        manifest::reader::parse,
     };
 
     const ISSUER: &str = "https://gw.test/t/a";

@@ -19,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Principal;
 use crate::{
-    control::{audit::Record, trail::Trail},
+    database::audit::Record,
+    snapshot::audit_queue::Trail,
     telemetry::metrics::{Denied, Metrics},
 };
 

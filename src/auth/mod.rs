@@ -9,19 +9,18 @@ use std::{sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    clock::Clock,
     config::gateway::Config,
-    control::{
-        AuthMode, Catalog, Server, Tenant,
-        builtin::Builtin,
-        clock::Clock,
-        identity::{ApiKey, External},
+    database::oauth::signing_keys::Issued,
+    declare::{
+        authorization_server::Builtin,
+        catalog::{Catalog, Server, Tenant},
+        identity::{ApiKey, AuthMode, External},
         issuer,
-        live::Asked,
-        signing::Issued,
-        trail::Trail,
     },
     error::Error,
     outbound::Outbound,
+    snapshot::{audit_queue::Trail, live::Asked},
     telemetry::metrics::{Denied, Metrics},
 };
 
@@ -490,7 +489,7 @@ impl Access {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::{config::document::Format, control::manifest::parse};
+    use crate::{config::document::Format, manifest::reader::parse};
 
     use crate::auth::*;
 

@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::Access;
 use crate::{
-    control::policy::{Names, Policy},
+    declare::policy::{Names, Policy},
     protocol::{
         json::{self, Fault, Scanner, Span},
         message::{Body, Message},
@@ -304,7 +304,8 @@ mod tests {
     use super::super::policy::*;
     use crate::{
         config::document::Format,
-        control::{Server, Tenant, manifest},
+        declare::catalog::{Server, Tenant},
+        manifest::reader,
     };
 
     fn message(text: &str) -> Message {
@@ -459,7 +460,7 @@ mod tests {
         let text = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
             "servers": {"s": server}}}});
         let manifest =
-            manifest::parse("F", &text.to_string(), Format::Json, &BTreeMap::new()).unwrap();
+            reader::parse("F", &text.to_string(), Format::Json, &BTreeMap::new()).unwrap();
         let (tenant, server): (Arc<Tenant>, Arc<Server>) = manifest.catalog.find("a", "s").unwrap();
         Access::of(&tenant, &server, "ada").with_scopes(scopes)
     }

@@ -14,7 +14,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::legacy::{owe, push_error, push_result};
 use crate::{
-    control::supervision::Isolation,
+    declare::supervision::Isolation,
     protocol::{
         message::{Kind, Message},
         method::Method,

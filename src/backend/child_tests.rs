@@ -10,7 +10,10 @@ use super::{
     sandbox::Sandbox,
     stdio::{Child, Exit, Happened},
 };
-use crate::control::{Home, Launch, Limits, confinement::Confinement};
+use crate::declare::{
+    catalog::{Home, Launch, Limits},
+    confinement::Confinement,
+};
 
 const LIMITS: Limits = Limits {
     line: 16 << 20,

@@ -21,7 +21,7 @@ use super::{
     stores::SCRATCH,
     uids::Lease,
 };
-use crate::control::{Home, Launch, Limits};
+use crate::declare::catalog::{Home, Launch, Limits};
 
 /// A guard that has not held its directory by then never will.
 const GUARDED: Duration = Duration::from_hours(1);

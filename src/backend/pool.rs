@@ -28,7 +28,10 @@ use super::{
 };
 use crate::{
     config::gateway,
-    control::{Digest, Server, quotas::Full},
+    declare::{
+        catalog::{Digest, Server},
+        quotas::Full,
+    },
     telemetry::metrics::{ChildState, Metrics},
 };
 

@@ -32,7 +32,10 @@ use super::{
     stores::{KEPT, Store, Stores},
     turns::Turns,
 };
-use crate::control::{Launch, Limits, Server, recipe::Recipe};
+use crate::declare::{
+    catalog::{Launch, Limits, Server},
+    recipe::Recipe,
+};
 
 /// All preparations of a gateway.
 pub(crate) struct Preparations {

@@ -12,7 +12,7 @@ use std::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::control::recipe::Start;
+use crate::declare::recipe::Start;
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::stderr::Tail;
 use crate::{
-    control::{
-        Server,
+    declare::{
+        catalog::Server,
         quotas::{Full, Room},
     },
     telemetry::metrics::{ChildState, Metrics},

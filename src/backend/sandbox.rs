@@ -22,11 +22,11 @@ use super::{
 };
 use crate::{
     config::separation::{Separation, Uids},
-    control::{
-        Home, Launch, Limits,
+    declare::{
+        catalog::{Home, Launch, Limits},
         confinement::{self, Offer, Profile},
-        hidden::Hidden,
     },
+    snapshot::hidden::Hidden,
 };
 
 /// What this kernel, and the rights of this process, make possible.

@@ -29,7 +29,7 @@ use super::{
     stdio::{Child, Happened},
 };
 use crate::{
-    control::Server,
+    declare::catalog::Server,
     protocol::{
         message::{Body, Kind, Message},
         revision::{self, Revision},

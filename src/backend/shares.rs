@@ -26,7 +26,7 @@ use super::{
     pool::{Pool, Refused, Spec, spec},
     shared::Shared,
 };
-use crate::control::Server;
+use crate::declare::catalog::Server;
 
 /// All shared children.
 pub(crate) struct Shares {

@@ -25,7 +25,7 @@ use tokio::{
 
 use super::stderr::{Stderr, Tail};
 use super::{launch, launcher::Launcher, uids::Lease};
-use crate::control::{Launch, Limits};
+use crate::declare::catalog::{Launch, Limits};
 
 /// What a child did.
 #[derive(Debug)]

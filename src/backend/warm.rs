@@ -22,7 +22,7 @@ use super::{
     pool::{Pool, Refused, Spec, Started, spec},
     stdio::{Child, Exit},
 };
-use crate::{control::Server, telemetry::metrics};
+use crate::{declare::catalog::Server, telemetry::metrics};
 
 /// The shelves, by what stands on them.
 #[derive(Default)]

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     config::{document::Format, gateway::environment},
-    control::declared,
+    declare::object,
 };
 
 /// `lockgate apply`
@@ -42,7 +42,7 @@ pub(super) struct ApplyArgs {
 pub(super) fn apply(args: &ApplyArgs) -> ExitCode {
     run(&args.to, async |client: &Client| {
         let (file, text, format) = text_of(&args.file)?;
-        let read = declared::parse(&file, &text, format, &environment())?;
+        let read = object::parse(&file, &text, format, &environment())?;
         let flags = [("dry_run", args.dry_run), ("prune", args.prune)];
         let ask = Ask {
             query: flags.map(|(name, is)| (name, is.to_string())).to_vec(),

@@ -19,13 +19,14 @@ use crate::{
         reader::Mistake,
         separation::Separation,
     },
-    control::{
-        Server, checks,
+    declare::{
+        catalog::Server,
+        checks,
         confinement::{Offer, Profile, Tcp},
-        declared,
-        manifest::Manifest,
+        object,
         recipe::STORE,
     },
+    manifest::reader::Manifest,
 };
 
 /// Reports on stderr or stdout; the manifest without a flag is that of `LOCKGATE_APPLY`.
@@ -68,7 +69,7 @@ fn report(
     let config = Config::load(sources).map_err(|error| error.mistakes);
     let manifest = apply
         .or(named)
-        .map(|file| declared::load(file, &sources.env).map(|read| read.manifest))
+        .map(|file| object::load(file, &sources.env).map(|read| read.manifest))
         .transpose();
     match (config, manifest) {
         (Ok(config), Ok(manifest)) => {

@@ -8,7 +8,7 @@ use crate::{
         gateway::Config,
         reader::{Mistake, Wrong},
     },
-    control::seal::Keyring,
+    database::vault::seal::Keyring,
     http::tls::{CERTIFICATE, Files, TlsError},
 };
 

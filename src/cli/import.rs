@@ -9,7 +9,7 @@ use crate::{
         document::{Format, Node, Value},
         reader::{Mistake, Wrong, name, syntax_mistakes},
     },
-    control::interpolation::escape,
+    manifest::interpolation::escape,
 };
 
 /// Writes the manifest for `tenant` to `out`, and what was changed or dropped to `notes`.
@@ -351,7 +351,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::import::*;
-    use crate::control::manifest::parse;
+    use crate::manifest::reader::parse;
 
     fn env() -> BTreeMap<String, String> {
         ["TOKEN", "API_KEY", "HOME"]

@@ -205,7 +205,7 @@ pub fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::Schema => {
-            print!("{}", crate::control::schema::TEXT);
+            print!("{}", crate::manifest::schema::TEXT);
             ExitCode::SUCCESS
         }
         Command::Import(ImportArgs { file, tenant }) => import::import(

@@ -24,17 +24,17 @@ use crate::{
         reader::{Mistake, Wrong},
         separation::Separation,
     },
-    control::{
-        Catalog, Home, Launch, checks,
+    database::store::When,
+    declare::{
+        catalog::{Catalog, Home, Launch},
+        checks,
         confinement::{Confinement, Offer},
-        declared,
         difference::Prune,
-        hidden::Hidden,
-        keeper::Applied,
-        single,
-        store::When,
+        object,
     },
+    manifest::command_line,
     run::{self, Shutdown},
+    snapshot::{hidden::Hidden, sync::Applied},
     telemetry::logs::{self, Format, Logs},
 };
 
@@ -111,7 +111,7 @@ fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         prepared: None,
         is_preparing: false,
     };
-    let manifest = single::single(launch, &config.server, &env)?;
+    let manifest = command_line::single(launch, &config.server, &env)?;
     let (kernel, offer) = probe(&config)?;
     let mut mistakes = credentials::mistakes(&config);
     mistakes.extend(checks::check(&manifest, &config, path_of(&env), &offer));
@@ -180,7 +180,7 @@ fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
             .map(PathBuf::from)
     };
     let file = apply.or_else(named);
-    let loaded = file.as_deref().map(|file| declared::load(file, &env));
+    let loaded = file.as_deref().map(|file| object::load(file, &env));
     let config = Config::load(&sources).map_err(|error| error.mistakes);
     let (config, declaration) = both(config, loaded.transpose())?;
     let (kernel, offer) = probe(&config)?;

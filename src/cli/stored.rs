@@ -23,23 +23,20 @@ use super::{
 };
 use crate::{
     auth::administrator::ensure_operator,
+    clock::Clock,
     config::{
         gateway::{Config, Sources, environment},
         reader::{Mistake, Wrong},
         storage::Secret,
     },
-    control::{
-        checks,
-        clock::Clock,
-        confinement::Offer,
-        hidden::Hidden,
-        keeper::Keeper,
-        live::Live,
-        master::Make,
+    database::{
         sql::inspect,
         store::{Failure, Judge, Location, Opening, Store},
+        vault::master_key::Make,
     },
+    declare::{checks, confinement::Offer},
     run::Served,
+    snapshot::{hidden::Hidden, live::Live, sync::Keeper},
 };
 
 /// What is served, read for the first time; mistakes are the operator's.

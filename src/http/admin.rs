@@ -28,7 +28,9 @@ use super::{
 use crate::{
     auth::administrator::{Administrator, NoAdministrator, SCOPE},
     config::reader::Mistake,
-    control::{declared::Kind, live::Snapshot, store},
+    database::store,
+    declare::object::Kind,
+    snapshot::live::Snapshot,
 };
 
 /// Every route of the administration API.

@@ -16,9 +16,9 @@ use super::{
 };
 use crate::{
     config::document::Format,
-    control::{
-        declared,
+    declare::{
         difference::{Change, Prune},
+        object,
     },
 };
 
@@ -39,7 +39,7 @@ pub(super) async fn apply(
     let body = body.map_err(|failure| unread(&failure))?;
     let text = std::str::from_utf8(&body)
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
-    let received = declared::received("manifest", text, format);
+    let received = object::received("manifest", text, format);
     let wanted = received.map_err(Problem::invalid)?.declared;
     let store = front.live.store()?;
     let changes = if is_dry {

@@ -19,14 +19,16 @@ use super::{
 };
 use crate::{
     config::reader::Wrong,
-    control::{
-        AuthMode,
+    database::{
         audit::Record,
-        grants::Revoked,
-        revocations::{GrantFilter, SeenGrant},
-        signing::{Schedule, SeenKey},
+        oauth::{
+            grants::Revoked,
+            revocations::{GrantFilter, SeenGrant},
+            signing_keys::{Schedule, SeenKey},
+        },
         store::{Expected, Failure, Store},
     },
+    declare::identity::AuthMode,
 };
 
 type Outcome = Result<Response, Problem>;

@@ -28,11 +28,13 @@ use super::{
 use crate::{
     auth::{api_key, builtin::REGISTERED},
     config::reader::Wrong,
-    control::{
-        declared::{Document, Kind, Object, ObjectName},
-        identity::OperatorKey,
-        rows::Stored,
+    database::{
+        objects::rows::Stored,
         store::{Author, Expected, Failure},
+    },
+    declare::{
+        identity::OperatorKey,
+        object::{Document, Kind, Object, ObjectName},
     },
 };
 

@@ -9,7 +9,7 @@ use crate::{
         document::{Format, Node, Value},
         reader::{Wrong, nearest},
     },
-    control::declared::Document,
+    declare::object::Document,
 };
 
 /// The parameters of a query, each at most once.

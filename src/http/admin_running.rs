@@ -22,7 +22,7 @@ use super::{
     admin_query::Query,
 };
 use crate::{
-    control::{
+    database::{
         audit::{Cursor, Entry, Filter, Record},
         store::{Failure, Store},
     },

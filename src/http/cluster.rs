@@ -19,7 +19,7 @@ use super::{
     refusal::refusal,
 };
 use crate::config::address::ClientAddress;
-use crate::{control::clock::Clock, store::Replica};
+use crate::{clock::Clock, store::Replica};
 
 /// This replica among the others.
 pub(crate) struct Cluster {

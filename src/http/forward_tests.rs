@@ -31,18 +31,20 @@ use crate::{
         launcher::{Ambient, Launcher},
         sandbox::Sandbox,
     },
+    clock::Clock,
     config::{
         document::Format,
         gateway::{Config, Sources},
     },
-    control::{clock::Clock, live::Live, manifest, trail::Trail},
     hub::{
         Hub,
         owner::Owner,
         stores::{Patience, Stores, retention},
     },
+    manifest::reader,
     outbound::Outbound,
     protocol::event::EventKey,
+    snapshot::{audit_queue::Trail, live::Live},
     store::{
         Replica,
         memory::{MemoryDirectory, MemoryLog},
@@ -233,7 +235,7 @@ fn front(
 ) -> Front {
     let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
         "servers": {"main": {"command": built("examples/child")}}}}});
-    let manifest = manifest::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+    let manifest = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
     let live = Live::fixed(manifest.unwrap().catalog);
     let work = shared.work.path().join(&*me.boot);
     std::fs::create_dir(&work).unwrap();

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     auth::Access,
-    control::ReplyMode,
+    declare::catalog::ReplyMode,
     error::Error,
     hub::{Answer, Form, Transport, reading::Reading},
     protocol::{

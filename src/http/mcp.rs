@@ -21,7 +21,7 @@ use super::{
 use crate::config::address::ClientAddress;
 use crate::{
     auth::{self, Access, Refused},
-    control::AuthMode,
+    declare::identity::AuthMode,
     error::Error,
     hub::limits::Left,
     protocol::headers::{self, Accepts, Version},

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    control::seal::Random,
+    database::vault::seal::Random,
     hub::{
         limits::Flow,
         reading::{Next, Reading},

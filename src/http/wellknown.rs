@@ -20,7 +20,7 @@ use url::Url;
 use super::{Front, reply::Failure};
 use crate::{
     config::gateway::Config,
-    control::{AuthMode, Tenant, issuer},
+    declare::{catalog::Tenant, identity::AuthMode, issuer},
     error::Error,
 };
 
@@ -161,7 +161,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::wellknown::*;
-    use crate::{config::document::Format, control::manifest::parse};
+    use crate::{config::document::Format, manifest::reader::parse};
 
     #[test]
     fn endpoints_are_named_by_their_paths() {

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     auth::policy::Listed,
     backend::legacy::{AskId, CallId},
-    control::policy::Policy,
+    declare::policy::Policy,
     protocol::event::StreamId,
     telemetry::metrics,
 };

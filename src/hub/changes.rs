@@ -17,7 +17,7 @@ use super::{
 use crate::{
     auth::{self, Access},
     backend::roster::Restart,
-    control::{Catalog, Server},
+    declare::catalog::{Catalog, Server},
     error::Error,
 };
 

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::{
     backend::{legacy::push_error, pool::Refused},
-    control::quotas::Full,
+    declare::quotas::Full,
     error::{Error, Limit, Quota},
 };
 

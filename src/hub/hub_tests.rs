@@ -18,9 +18,11 @@ use crate::{
         document::Format,
         gateway::{Config, Sources},
     },
-    control::{Server, Tenant, live::Live, manifest, trail::Trail},
+    declare::catalog::{Server, Tenant},
     error::Error,
+    manifest::reader,
     protocol::message::{Body, Message},
+    snapshot::{audit_queue::Trail, live::Live},
     store::SessionId,
     telemetry::metrics::Metrics,
 };
@@ -48,7 +50,7 @@ impl Bench {
         }
         let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
             "servers": {"main": server}}}});
-        let manifest = manifest::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
+        let manifest = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
         let (tenant, server) = manifest.unwrap().catalog.find("a", "main").unwrap();
         let work = tempfile::tempdir().unwrap();
         let launcher = Launcher {

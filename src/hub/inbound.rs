@@ -20,7 +20,7 @@ use crate::{
         audience,
         legacy::{CallId, Noted, push_error, push_result},
     },
-    control::supervision::Isolation,
+    declare::supervision::Isolation,
     error::Error,
     protocol::{
         event::{LISTENER, StreamId},

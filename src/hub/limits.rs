@@ -18,7 +18,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::meters::{Meter, Meters, allotment, signed};
 use crate::{
     auth::Access,
-    control::quotas::Bounds,
+    declare::quotas::Bounds,
     error::{Error, Limit, Quota},
     protocol::{
         message::{Body, Kind, Message},
@@ -460,7 +460,7 @@ mod tests {
 
     use super::super::limits::*;
     use super::super::meters::METERS;
-    use crate::{config::document::Format, control::manifest, store::Later};
+    use crate::{config::document::Format, manifest::reader, store::Later};
 
     /// A limiter that has to ask somebody, who takes as long as the test wants.
     struct Slow {
@@ -501,7 +501,7 @@ mod tests {
     fn access(tenant: &str, subject: &str, quotas: &Value) -> Access {
         let text = json!({"version": 1, "tenants": {tenant: {"auth": {"mode": "none"},
             "quotas": quotas, "servers": {"s": {"command": "x"}}}}});
-        let read = manifest::parse("F", &text.to_string(), Format::Json, &BTreeMap::new());
+        let read = reader::parse("F", &text.to_string(), Format::Json, &BTreeMap::new());
         let (tenant, server) = read.unwrap().catalog.find(tenant, "s").unwrap();
         Access::of(&tenant, &server, subject)
     }

@@ -27,12 +27,13 @@ use crate::{
         shares::Shares,
     },
     config::gateway::Config,
-    control::{Catalog, live::Live, trail::Trail},
+    declare::catalog::Catalog,
     error::Error,
     protocol::{
         event::{Cursor, EventKey},
         message::{Body, Message},
     },
+    snapshot::{audit_queue::Trail, live::Live},
     store::{Directory, EventLog, Fence, SessionId},
     telemetry::metrics::Metrics,
 };

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     auth::Access,
-    control::supervision::OnLoss,
+    declare::supervision::OnLoss,
     error::Error,
     store::{Fence, Found, Record, Replica, SessionId},
 };

@@ -22,7 +22,7 @@ use crate::{
         roster::Restart,
         shares::{Member, STABLE},
     },
-    control::supervision::OnLoss,
+    declare::supervision::OnLoss,
     protocol::{event::LISTENER, initialize, message::Message, revision::Revision},
     telemetry::metrics::{ChildState, Exit},
 };

@@ -30,7 +30,10 @@ use super::{
 use crate::{
     auth::{Access, Principal},
     backend::legacy::Dialect,
-    control::{Server, Tenant, policy::Policy},
+    declare::{
+        catalog::{Server, Tenant},
+        policy::Policy,
+    },
     error::Error,
     protocol::{
         event::{Cursor, LISTENER},

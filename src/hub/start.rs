@@ -21,7 +21,7 @@ use crate::{
         pool::{Refused, Started},
         shares::Member,
     },
-    control::supervision::Isolation,
+    declare::supervision::Isolation,
     protocol::{
         initialize,
         message::{Kind, Message},

@@ -9,7 +9,7 @@ use std::{
 use aws_lc_rs::digest::{SHA256, digest};
 
 use crate::{
-    control::Server,
+    declare::catalog::Server,
     protocol::json::{self, Fault, Scanner},
 };
 
@@ -88,13 +88,13 @@ fn listed(tools: &[u8]) -> Vec<(String, [u8; 32])> {
 #[cfg(test)]
 mod tests {
     use super::super::tools::*;
-    use crate::{config::document::Format, control::manifest};
+    use crate::{config::document::Format, manifest::reader};
 
     #[test]
     fn only_a_tool_that_says_something_else_is_changed() {
         let text = r#"{"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
             "servers": {"s": {"command": "x"}, "t": {"command": "x"}}}}}"#;
-        let manifest = manifest::parse("F", text, Format::Json, &std::collections::BTreeMap::new());
+        let manifest = reader::parse("F", text, Format::Json, &std::collections::BTreeMap::new());
         let catalog = manifest.unwrap().catalog;
         let (_, server) = catalog.find("a", "s").unwrap();
         let (_, other) = catalog.find("a", "t").unwrap();

@@ -12,7 +12,7 @@ use super::{
     resource::{Place, Resource},
     secret,
 };
-use crate::control::{Tenant, builtin::Builtin};
+use crate::declare::{authorization_server::Builtin, catalog::Tenant};
 
 /// The same query without what was done by logging in: it must not be asked for again.
 pub(super) fn after_log_in(query: &str) -> String {
@@ -301,7 +301,7 @@ mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
     use super::super::ask::*;
-    use crate::{config::document::Format, control::manifest};
+    use crate::{config::document::Format, manifest::reader};
 
     const PLACE: Place<'static> = Place {
         public_url: "https://gw.test",
@@ -311,7 +311,7 @@ mod tests {
     fn tenant() -> Arc<Tenant> {
         let text = "tenants: {a: {auth: {mode: none}, default_server: x, servers: {\
             x: {command: x, policy: {scopes: {\"d*\": [files:write]}}}, y: {command: y}}}}";
-        let parsed = manifest::parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
+        let parsed = reader::parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
         Arc::clone(&parsed.catalog.tenants["a"])
     }
 

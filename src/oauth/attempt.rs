@@ -16,7 +16,7 @@ use super::{
 use crate::{
     auth::denials::{Caller, Denial},
     config::address::ClientAddress,
-    control::audit::Record,
+    database::audit::Record,
     telemetry::metrics::Denied,
 };
 

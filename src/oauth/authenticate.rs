@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     auth::jws::{KeySet, Signature},
-    control::store::Failure,
+    database::store::Failure,
 };
 
 /// What a request offers as proof.

@@ -21,7 +21,7 @@ use super::{
     pages::Trouble,
     visit::{Asked, Step, Stop, Visit, unreadable},
 };
-use crate::control::logins::Person;
+use crate::database::oauth::logins::Person;
 
 impl Visit {
     /// A request that begins, or begins again after a log-in.

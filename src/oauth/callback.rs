@@ -25,7 +25,7 @@ use super::{
     secret,
     visit::{AGAIN, Asked, Step, Stop, Visit, no_randomness, unreadable},
 };
-use crate::control::{builtin::Provider, logins::Person};
+use crate::{database::oauth::logins::Person, declare::authorization_server::Provider};
 
 /// What is kept of a log-in while somebody is at a provider; the store seals it.
 #[derive(Serialize, Deserialize)]

@@ -13,10 +13,12 @@ use super::{
     client_metadata::{ClientMetadata, Keys, Method},
     redirect, secret,
 };
-use crate::control::{
-    builtin::DeclaredClient,
-    registrations::Registered,
-    store::{Failure, Store},
+use crate::{
+    database::{
+        oauth::clients::Registered,
+        store::{Failure, Store},
+    },
+    declare::authorization_server::DeclaredClient,
 };
 
 /// A client, as it is right now.

@@ -23,7 +23,7 @@ use super::{
     pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
     visit::{AGAIN, Asked, Step, Stop, Visit},
 };
-use crate::control::{builtin::Provider, logins::Person};
+use crate::{database::oauth::logins::Person, declare::authorization_server::Provider};
 
 /// POST: what somebody decided.
 pub(super) async fn consent(State(oauth): State<Oauth>, request: Request) -> Response {

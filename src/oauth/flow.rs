@@ -8,7 +8,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 
 use super::browser::Browser;
-use crate::control::store::Store;
+use crate::database::store::Store;
 
 /// An authorization request that is under way in a browser.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

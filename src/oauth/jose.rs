@@ -8,11 +8,11 @@ use uuid::Uuid;
 
 use crate::{
     auth::jws::{Jws, moment, opened, string, strings},
-    control::{
+    database::oauth::{
         grants::Grant,
-        identity::Algorithm,
-        signing::{PublicKey, SigningKey},
+        signing_keys::{PublicKey, SigningKey},
     },
+    declare::identity::Algorithm,
 };
 
 /// An access token to be.

@@ -23,9 +23,9 @@ use super::{
 };
 use crate::{
     auth::denials::{Caller, Denial},
-    control::{
-        builtin::{Hidden, User},
-        logins::Person,
+    database::oauth::logins::Person,
+    declare::{
+        authorization_server::{Hidden, User},
         password,
     },
     telemetry::metrics::Denied,

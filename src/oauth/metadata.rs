@@ -22,7 +22,7 @@ use super::{
     error::Refusal,
     jose, secret,
 };
-use crate::control::signing::PublicKey;
+use crate::database::oauth::signing_keys::PublicKey;
 
 /// Where RFC 8414 has it, with the path of the issuer behind.
 pub(super) const OAUTH: &str = "/.well-known/oauth-authorization-server";

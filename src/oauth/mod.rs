@@ -20,9 +20,11 @@ use http::request::Parts;
 
 use crate::{
     auth::denials::Denials,
+    clock::Clock,
     config::{address::ClientAddress, gateway::Config},
-    control::{AuthMode, Tenant, builtin::Builtin, clock::Clock, issuer, live::Live, trail::Trail},
+    declare::{authorization_server::Builtin, catalog::Tenant, identity::AuthMode, issuer},
     outbound::Outbound,
+    snapshot::{audit_queue::Trail, live::Live},
 };
 
 mod ask;

@@ -10,7 +10,7 @@ use url::Url;
 
 use super::{State, provider_oauth::OAuth, provider_openid::OpenId};
 use crate::{
-    control::builtin::{Provider, ProviderKind},
+    declare::authorization_server::{Provider, ProviderKind},
     outbound::Refused,
 };
 

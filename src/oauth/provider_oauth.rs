@@ -19,7 +19,7 @@ use super::provider::{
     ANSWER, Found, IdentityProvider, Journey, Later, SUBJECT, Unknown, Wanted, title,
 };
 use crate::{
-    control::builtin::{Hidden, Provider, ProviderKind},
+    declare::authorization_server::{Hidden, Provider, ProviderKind},
     outbound::{Outbound, Refused},
 };
 

@@ -25,9 +25,9 @@ use super::{
 };
 use crate::{
     auth::jws::{KeySet, Signature, moment, opened, string, strings},
-    control::{
-        builtin::{Hidden, Provider, ProviderKind},
-        clock::Clock,
+    clock::Clock,
+    declare::{
+        authorization_server::{Hidden, Provider, ProviderKind},
         identity::ALGORITHMS,
     },
     outbound::Outbound,

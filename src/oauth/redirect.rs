@@ -2,7 +2,7 @@
 //!
 //! Which URIs a client may have is decided where it becomes known (`control/redirect`).
 
-use crate::control::redirect::loopback;
+use crate::declare::redirect::loopback;
 
 /// Whether `requested` is `registered`: byte for byte (RFC 9700, section 2.1), except for the port
 /// of a loopback URI, which the system gives to a native app anew each time (RFC 8252, section
@@ -37,7 +37,7 @@ mod tests {
     use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 
     use super::super::redirect::*;
-    use crate::control::redirect::check_redirect_uri;
+    use crate::declare::redirect::check_redirect_uri;
 
     #[test]
     fn only_the_port_of_a_loopback_uri_may_differ() {

@@ -23,7 +23,7 @@ use super::{
     secret::{self, Kind},
     throttle,
 };
-use crate::control::registrations::Registered;
+use crate::database::oauth::clients::Registered;
 
 /// POST: a new client.
 pub(super) async fn register(

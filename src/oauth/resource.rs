@@ -3,7 +3,7 @@
 //! Pure. Whether there is such a server is asked by whoever knows who asks: its name alone tells
 //! nobody that it exists.
 
-use crate::control::Tenant;
+use crate::declare::catalog::Tenant;
 
 /// A resource of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]

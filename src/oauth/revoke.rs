@@ -16,7 +16,7 @@ use super::{
     jose,
     secret::{self, Kind},
 };
-use crate::control::grants::Revoked;
+use crate::database::oauth::grants::Revoked;
 
 /// POST.
 pub(super) async fn revoke(

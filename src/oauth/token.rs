@@ -22,9 +22,11 @@ use super::{
     jose::AccessToken,
     secret::{self, Kind},
 };
-use crate::control::{
-    grants::{Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode},
-    signing::SigningKey,
+use crate::database::{
+    oauth::{
+        grants::{Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode},
+        signing_keys::SigningKey,
+    },
     store::Store,
 };
 

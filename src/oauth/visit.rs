@@ -23,12 +23,16 @@ use super::{
     resource::Place,
     secret,
 };
-use crate::control::{
-    audit::Record,
-    builtin::Provider,
-    grants::{Grant, NewCode},
-    logins::Person,
-    store::{Failure, Store},
+use crate::{
+    database::{
+        audit::Record,
+        oauth::{
+            grants::{Grant, NewCode},
+            logins::Person,
+        },
+        store::{Failure, Store},
+    },
+    declare::authorization_server::Provider,
 };
 
 /// Somebody's browser at one tenant, for the time of one request.

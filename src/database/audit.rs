@@ -1,0 +1,211 @@
+//! The audit trail: who did what, when, to what.
+//!
+//! Records of changes are written by `store` in the transaction of the change; others (log-ins,
+//! denials) are appended by whoever decides them. Never holds a secret.
+
+use std::{fmt, str::FromStr};
+
+use serde_json::Value as Json;
+use uuid::Uuid;
+
+use super::{
+    sql::{Pool, Row, SqlError, Transaction},
+    store::Failure,
+    value::Value,
+};
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Record {
+    /// The tenant that it concerns; none for the gateway as a whole.
+    pub(crate) tenant: Option<String>,
+    /// What kind of event, like `server.changed`.
+    pub(crate) kind: String,
+    /// Who did it.
+    pub(crate) actor: String,
+    /// What it was done to, like `server acme/files`.
+    pub(crate) target: String,
+    /// The rest; an object.
+    pub(crate) detail: Json,
+}
+
+/// A record as it is kept.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Entry {
+    /// Its id; grows with time.
+    pub(crate) id: Uuid,
+    /// When, in milliseconds since 1970.
+    pub(crate) at_ms: i64,
+    /// What.
+    pub(crate) record: Record,
+}
+
+/// Which records are wanted; what is none does not matter.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Filter {
+    /// Of this tenant.
+    pub(crate) tenant: Option<String>,
+    /// Of this kind.
+    pub(crate) kind: Option<String>,
+    /// By this actor.
+    pub(crate) actor: Option<String>,
+    /// Not before this, in milliseconds since 1970.
+    pub(crate) from_ms: Option<i64>,
+    /// Before this.
+    pub(crate) until_ms: Option<i64>,
+}
+
+/// The place behind a record, newest first; opaque as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    at_ms: i64,
+    id: Uuid,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{}", self.at_ms, self.id.simple())
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (at_ms, id) = text.split_once('-').ok_or(())?;
+        Ok(Self {
+            at_ms: i64::from_str_radix(at_ms, 16).map_err(drop)?,
+            id: Uuid::try_parse(id).map_err(drop)?,
+        })
+    }
+}
+
+/// Some records, newest first.
+#[derive(Clone, Debug)]
+pub(crate) struct Page {
+    /// At most as many as were asked for.
+    pub(crate) entries: Vec<Entry>,
+    /// Where to read on, if there are more.
+    pub(crate) next: Option<Cursor>,
+}
+
+/// Writes records in a transaction.
+pub(crate) async fn append(
+    transaction: &mut Transaction,
+    at_ms: i64,
+    records: &[Record],
+) -> Result<(), SqlError> {
+    for record in records {
+        let values = vec![
+            // Of this process they grow, so that records of one moment keep their order.
+            Uuid::now_v7().into(),
+            at_ms.into(),
+            Value::Text(record.tenant.clone()),
+            record.kind.as_str().into(),
+            storable(&record.actor).into(),
+            storable(&record.target).into(),
+            record.detail.to_string().into(),
+        ];
+        transaction.run(INSERT, values).await?;
+    }
+    Ok(())
+}
+
+/// A text as PostgreSQL takes it: somebody else's `sub` may have a NUL, and must not cost the
+/// records of others that are written with it.
+fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+/// Reads records, newest first, behind `after`.
+pub(super) async fn query(
+    pool: &Pool,
+    filter: &Filter,
+    after: Option<Cursor>,
+    limit: u32,
+) -> Result<Page, Failure> {
+    let values = vec![
+        Value::Text(filter.tenant.clone()),
+        Value::Text(filter.kind.clone()),
+        Value::Text(filter.actor.clone()),
+        Value::Whole(filter.from_ms),
+        Value::Whole(filter.until_ms),
+        Value::Whole(after.map(|cursor| cursor.at_ms)),
+        after.map_or(Uuid::nil(), |cursor| cursor.id).into(),
+        // One more tells whether there is another page.
+        (i64::from(limit) + 1).into(),
+    ];
+    let rows = pool.read(SELECT, values).await?;
+    let mut entries = rows.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
+    let is_more = entries.len() > limit as usize;
+    entries.truncate(limit as usize);
+    let last = entries.last().filter(|_| is_more);
+    let next = last.map(|entry| Cursor {
+        at_ms: entry.at_ms,
+        id: entry.id,
+    });
+    Ok(Page { entries, next })
+}
+
+/// Removes some of the records before `before_ms`; how many. Zero says that none is left.
+pub(crate) async fn prune(pool: &Pool, before_ms: i64) -> Result<usize, SqlError> {
+    let mut transaction = pool.begin_beside().await?;
+    let removed = transaction.run(DELETE, vec![before_ms.into()]).await?.len();
+    transaction.commit().await?;
+    Ok(removed)
+}
+
+fn entry(row: &Row) -> Result<Entry, Failure> {
+    let detail: String = row.get("detail")?;
+    let bug = |error| Failure::Bug(format!("a record of the audit trail: {error}"));
+    Ok(Entry {
+        id: row.get("id")?,
+        at_ms: row.get("at_ms")?,
+        record: Record {
+            tenant: row.get("tenant")?,
+            kind: row.get("kind")?,
+            actor: row.get("actor")?,
+            target: row.get("target")?,
+            detail: serde_json::from_str(&detail).map_err(bug)?,
+        },
+    })
+}
+
+const INSERT: &str = "
+    INSERT INTO audit (id, at_ms, tenant, kind, actor, target, detail)
+    VALUES ($1, $2, $3, $4, $5, $6, $7)";
+
+const SELECT: &str = "
+    SELECT id, at_ms, tenant, kind, actor, target, detail
+      FROM audit
+     WHERE (CAST($1 AS TEXT) IS NULL OR tenant = $1)
+       AND (CAST($2 AS TEXT) IS NULL OR kind = $2)
+       AND (CAST($3 AS TEXT) IS NULL OR actor = $3)
+       AND (CAST($4 AS BIGINT) IS NULL OR at_ms >= $4)
+       AND (CAST($5 AS BIGINT) IS NULL OR at_ms < $5)
+       AND (CAST($6 AS BIGINT) IS NULL OR at_ms < $6 OR (at_ms = $6 AND id < $7))
+     ORDER BY at_ms DESC, id DESC
+     LIMIT $8";
+
+// In parts: a writer waits for no more than this.
+const DELETE: &str = "
+    DELETE FROM audit
+     WHERE id IN (SELECT id FROM audit WHERE at_ms < $1 ORDER BY at_ms LIMIT 1000)
+    RETURNING id";
+
+#[cfg(test)]
+mod tests {
+    use super::super::audit::*;
+
+    #[test]
+    fn cursors_come_back() {
+        let cursor = Cursor {
+            at_ms: 1_790_000_000_000,
+            id: Uuid::now_v7(),
+        };
+        assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        for wrong in ["", "-", "1-", "x-0", "1-00", "0"] {
+            assert_eq!(wrong.parse::<Cursor>(), Err(()), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Authorization codes, grants, refresh tokens and revocations, as rows.
+//!
+//! One-time use is decided here, each by one statement (DESIGN section 6): whoever updates the row
+//! that was not used yet has it.
+
+use uuid::Uuid;
+
+use super::revocations::{self, row_groups};
+use crate::database::{
+    sql::{Row, Transaction},
+    store::{Failure, Store},
+};
+
+/// What a person allowed a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    /// Its name in tokens and revocations.
+    pub(crate) id: Uuid,
+    /// Who allowed it.
+    pub(crate) subject: String,
+    /// Its groups, as they were at the log-in; a local user's are looked up instead.
+    pub(crate) groups: Vec<String>,
+    /// Whom.
+    pub(crate) client_id: String,
+    /// For which resource: the audience of its tokens.
+    pub(crate) resource: String,
+    /// Scopes with blanks between them.
+    pub(crate) scope: String,
+    /// When the person logged in, in milliseconds since 1970.
+    pub(crate) auth_ms: i64,
+    /// When it ends, however often it is refreshed.
+    pub(crate) expires_ms: i64,
+}
+
+/// A new authorization code, by the hash of its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NewCode {
+    /// The SHA-256 of its text.
+    pub(crate) hash: [u8; 32],
+    /// What it is exchanged for; `expires_ms` is that of the grant to be.
+    pub(crate) grant: Grant,
+    /// The redirect URI of the request, exactly; empty if the request had none.
+    pub(crate) redirect_uri: String,
+    /// The S256 challenge of the request, as it was sent.
+    pub(crate) challenge: String,
+    /// When the code ends.
+    pub(crate) expires_ms: i64,
+}
+
+/// A code that was taken: it is worth nothing from now on, whatever is made of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TakenCode {
+    /// Nobody had used it. Its grant exists only when [`Store::start_grant`] wrote it.
+    First(Box<NewCode>),
+    /// It had been used at `used_ms`.
+    Again {
+        /// When.
+        used_ms: i64,
+        /// The grant that this led to, or still may lead to: revoking it is good in both cases.
+        grant: Option<Uuid>,
+    },
+    /// There is none, in this tenant.
+    Unknown,
+}
+
+/// A refresh token, by the hash of its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NewRefresh {
+    /// The SHA-256 of its text.
+    pub(crate) hash: [u8; 32],
+    /// When it ends unless it is used; the end of its grant comes first.
+    pub(crate) expires_ms: i64,
+}
+
+/// How a refresh token gives its successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Succession {
+    /// From which, with the token's own text, the successor's text is derived. It is kept, so that
+    /// who comes again with the token gets the same successor; without the token it is worth
+    /// nothing.
+    pub(crate) salt: [u8; 32],
+    /// The successor.
+    pub(crate) successor: NewRefresh,
+    /// How long the same successor is given again.
+    pub(crate) grace_ms: i64,
+}
+
+/// What became of a refresh token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refreshed {
+    /// It was used now, or within the grace before by somebody who had it too: the successor is
+    /// derived from this salt.
+    Good {
+        /// The grant.
+        grant: Box<Grant>,
+        /// Of the successor.
+        salt: [u8; 32],
+    },
+    /// It is worth nothing: unknown, expired, revoked, of another client, or its successor was used.
+    Refused,
+    /// It was used after the grace: the whole grant has just been revoked.
+    Reused {
+        /// The grant.
+        grant: Uuid,
+    },
+}
+
+/// What is revoked.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Revoked {
+    /// One grant. Its client may get another one without asking the person again.
+    Grant(Uuid),
+    /// One grant, and what its person consented to for its client.
+    Consent(Uuid),
+    /// All that a client has, and every consent to it.
+    Client(String),
+    /// All that a person granted and consented to.
+    Subject(String),
+}
+
+impl Store {
+    /// Writes a code.
+    pub(crate) async fn add_code(&self, tenant: &str, code: &NewCode) -> Result<(), Failure> {
+        let grant = &code.grant;
+        let values = vec![
+            (&code.hash).into(),
+            tenant.into(),
+            grant.id.into(),
+            grant.subject.as_str().into(),
+            groups_text(grant).into(),
+            grant.client_id.as_str().into(),
+            grant.resource.as_str().into(),
+            grant.scope.as_str().into(),
+            grant.auth_ms.into(),
+            grant.expires_ms.into(),
+            code.redirect_uri.as_str().into(),
+            code.challenge.as_str().into(),
+            code.expires_ms.into(),
+        ];
+        self.0.write(INSERT_CODE, values).await.map(drop)
+    }
+
+    /// Takes a code. Only one of all who come with it gets [`TakenCode::First`], in one statement.
+    /// The caller judges expiry, client, redirect URI and challenge afterwards.
+    pub(crate) async fn take_code(
+        &self,
+        tenant: &str,
+        hash: &[u8; 32],
+    ) -> Result<TakenCode, Failure> {
+        let now_ms = self.0.now_ms();
+        let mut transaction = self.0.pool.begin_beside().await?;
+        let values = vec![hash.into(), tenant.into(), now_ms.into()];
+        let first = transaction.run(TAKE_CODE, values).await?;
+        let taken = if let Some(row) = first.first() {
+            TakenCode::First(Box::new(new_code(row, hash)?))
+        } else {
+            let values = vec![hash.into(), tenant.into()];
+            match transaction.run(USED_CODE, values).await?.first() {
+                Some(row) => TakenCode::Again {
+                    used_ms: row.get("used_ms")?,
+                    grant: Some(row.get("grant_id")?),
+                },
+                None => TakenCode::Unknown,
+            }
+        };
+        // An error here leaves it open whether the code was taken: then it was, for everybody.
+        transaction.commit().await?;
+        Ok(taken)
+    }
+
+    /// Writes the grant of a code that was taken and judged good, with its first refresh token.
+    /// False if the code's replay revoked it meanwhile, or its client or person is gone.
+    pub(crate) async fn start_grant(
+        &self,
+        tenant: &str,
+        code: &NewCode,
+        refresh: &NewRefresh,
+    ) -> Result<bool, Failure> {
+        let (grant, now_ms) = (&code.grant, self.0.now_ms());
+        let mut transaction = self.0.pool.begin_beside().await?;
+        // A revocation removes the codes that it means, and then ends grants: whoever has the row
+        // of the code first is seen by the other.
+        let held = vec![(&code.hash).into(), tenant.into()];
+        if transaction.run(HOLD_CODE, held).await?.is_empty() {
+            return Ok(false);
+        }
+        // The code of somebody who logged in before all of theirs was revoked.
+        let person = vec![
+            tenant.into(),
+            grant.subject.as_str().into(),
+            grant.auth_ms.into(),
+        ];
+        if !transaction.run(REVOKED_SUBJECT, person).await?.is_empty() {
+            return Ok(false);
+        }
+        let values = vec![
+            grant.id.into(),
+            tenant.into(),
+            grant.subject.as_str().into(),
+            groups_text(grant).into(),
+            grant.client_id.as_str().into(),
+            grant.resource.as_str().into(),
+            grant.scope.as_str().into(),
+            grant.auth_ms.into(),
+            now_ms.into(),
+            grant.expires_ms.into(),
+        ];
+        if transaction.run(INSERT_GRANT, values).await?.is_empty() {
+            return Ok(false);
+        }
+        add_refresh(&mut transaction, grant, refresh).await?;
+        transaction.commit().await?;
+        Ok(true)
+    }
+
+    /// Uses a refresh token of `client_id`.
+    pub(crate) async fn refresh(
+        &self,
+        tenant: &str,
+        client_id: &str,
+        hash: &[u8; 32],
+        succession: &Succession,
+    ) -> Result<Refreshed, Failure> {
+        let now_ms = self.0.now_ms();
+        let mut transaction = self.0.pool.begin_beside().await?;
+        // Whoever holds the row of the grant decides: another use, and a revocation, wait.
+        let values = vec![hash.into(), tenant.into(), client_id.into(), now_ms.into()];
+        let held = transaction.run(HOLD_GRANT, values).await?;
+        let Some(row) = held.first() else {
+            return Ok(Refreshed::Refused);
+        };
+        let grant = Box::new(grant(row)?);
+        let next = &succession.successor;
+        let values = vec![
+            hash.into(),
+            now_ms.into(),
+            (&succession.salt).into(),
+            (&next.hash).into(),
+        ];
+        let outcome = if transaction.run(USE_REFRESH, values).await?.is_empty() {
+            let used = transaction.run(USED_REFRESH, vec![hash.into()]).await?;
+            let used = used.first().map(Used::read).transpose()?.flatten();
+            match used {
+                None => return Ok(Refreshed::Refused),
+                Some(used) if now_ms - used.at_ms > succession.grace_ms => {
+                    revocations::end_grant(&mut transaction, tenant, grant.id, now_ms).await?;
+                    Refreshed::Reused { grant: grant.id }
+                }
+                Some(used) if used.is_succeeded => return Ok(Refreshed::Refused),
+                Some(used) => Refreshed::Good {
+                    grant,
+                    salt: used.salt,
+                },
+            }
+        } else {
+            add_refresh(&mut transaction, &grant, next).await?;
+            let salt = succession.salt;
+            Refreshed::Good { grant, salt }
+        };
+        // After an error here whoever comes again within the grace gets the same successor.
+        transaction.commit().await?;
+        Ok(outcome)
+    }
+
+    /// The grant that a refresh token belongs to, if it is known, whatever has become of it.
+    pub(crate) async fn grant_of_refresh(
+        &self,
+        tenant: &str,
+        hash: &[u8; 32],
+    ) -> Result<Option<Grant>, Failure> {
+        let values = vec![hash.into(), tenant.into()];
+        let rows = self.0.pool.read(GRANT_OF_REFRESH, values).await?;
+        rows.first().map(grant).transpose()
+    }
+}
+
+/// What is known of a refresh token that was used.
+struct Used {
+    at_ms: i64,
+    salt: [u8; 32],
+    /// Whether its successor was used too, or is gone.
+    is_succeeded: bool,
+}
+
+impl Used {
+    /// None if it was not used: then it has expired.
+    fn read(row: &Row) -> Result<Option<Self>, Failure> {
+        let at_ms: Option<i64> = row.get("used_ms")?;
+        let salt: Option<Vec<u8>> = row.get("salt")?;
+        let salt = salt.and_then(|salt| salt.try_into().ok());
+        let unused: i64 = row.get("unused")?;
+        Ok(at_ms.zip(salt).map(|(at_ms, salt)| Self {
+            at_ms,
+            salt,
+            is_succeeded: unused == 0,
+        }))
+    }
+}
+
+async fn add_refresh(
+    transaction: &mut Transaction,
+    grant: &Grant,
+    refresh: &NewRefresh,
+) -> Result<(), Failure> {
+    let expires_ms = refresh.expires_ms.min(grant.expires_ms);
+    let values = vec![(&refresh.hash).into(), grant.id.into(), expires_ms.into()];
+    transaction.run(INSERT_REFRESH, values).await?;
+    Ok(())
+}
+
+/// What a row of `grants` says.
+pub(crate) fn grant(row: &Row) -> Result<Grant, Failure> {
+    Ok(Grant {
+        id: row.get("id")?,
+        subject: row.get("subject")?,
+        groups: row_groups(row)?,
+        client_id: row.get("client_id")?,
+        resource: row.get("resource")?,
+        scope: row.get("scope")?,
+        auth_ms: row.get("auth_ms")?,
+        expires_ms: row.get("expires_ms")?,
+    })
+}
+
+fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Failure> {
+    Ok(NewCode {
+        hash: *hash,
+        grant: Grant {
+            id: row.get("grant_id")?,
+            subject: row.get("subject")?,
+            groups: row_groups(row)?,
+            client_id: row.get("client_id")?,
+            resource: row.get("resource")?,
+            scope: row.get("scope")?,
+            auth_ms: row.get("auth_ms")?,
+            expires_ms: row.get("grant_ms")?,
+        },
+        redirect_uri: row.get("redirect_uri")?,
+        challenge: row.get("challenge")?,
+        expires_ms: row.get("expires_ms")?,
+    })
+}
+
+fn groups_text(grant: &Grant) -> String {
+    // Texts alone: writing them cannot fail.
+    serde_json::to_string(&grant.groups).unwrap_or_default()
+}
+
+const INSERT_CODE: &str = "
+    INSERT INTO codes (hash, tenant, grant_id, subject, groups, client_id, resource, scope,
+                       auth_ms, grant_ms, redirect_uri, challenge, expires_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+
+const TAKE_CODE: &str = "
+    UPDATE codes
+       SET used_ms = $3
+     WHERE hash = $1 AND tenant = $2 AND used_ms IS NULL
+    RETURNING grant_id, subject, groups, client_id, resource, scope, auth_ms, grant_ms,
+              redirect_uri, challenge, expires_ms";
+
+const USED_CODE: &str = "
+    SELECT used_ms, grant_id
+      FROM codes
+     WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL";
+
+// Changes nothing: it is for the lock, which both databases take for it.
+const HOLD_CODE: &str = "
+    UPDATE codes
+       SET used_ms = used_ms
+     WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL
+    RETURNING hash";
+
+const REVOKED_SUBJECT: &str = "
+    SELECT number
+      FROM revocations
+     WHERE tenant = $1 AND kind = 'subject' AND value = $2 AND at_ms >= $3
+     LIMIT 1";
+
+const INSERT_GRANT: &str = "
+    INSERT INTO grants (id, tenant, subject, groups, client_id, resource, scope, auth_ms,
+                        created_ms, expires_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id";
+
+const INSERT_REFRESH: &str = "
+    INSERT INTO refresh_tokens (hash, grant_id, expires_ms)
+    VALUES ($1, $2, $3)";
+
+// For the lock, too.
+const HOLD_GRANT: &str = "
+    UPDATE grants
+       SET revoked_ms = revoked_ms
+     WHERE id = (SELECT grant_id FROM refresh_tokens WHERE hash = $1)
+       AND tenant = $2 AND client_id = $3 AND revoked_ms IS NULL AND expires_ms > $4
+    RETURNING id, subject, groups, client_id, resource, scope, auth_ms, expires_ms";
+
+const USE_REFRESH: &str = "
+    UPDATE refresh_tokens
+       SET used_ms = $2, salt = $3, successor = $4
+     WHERE hash = $1 AND used_ms IS NULL AND expires_ms > $2
+    RETURNING hash";
+
+const USED_REFRESH: &str = "
+    SELECT used_ms, salt,
+           (SELECT COUNT(*)
+              FROM refresh_tokens AS follower
+             WHERE follower.hash = used.successor AND follower.used_ms IS NULL) AS unused
+      FROM refresh_tokens AS used
+     WHERE hash = $1";
+
+const GRANT_OF_REFRESH: &str = "
+    SELECT grants.id AS id, subject, groups, client_id, resource, scope, auth_ms,
+           grants.expires_ms AS expires_ms
+      FROM refresh_tokens
+      JOIN grants ON grants.id = refresh_tokens.grant_id
+     WHERE refresh_tokens.hash = $1 AND grants.tenant = $2";

@@ -1,0 +1,242 @@
+//! Who is logged in in which browser, what they consented to, and log-ins that are under way, as
+//! rows.
+
+use std::fmt::Write;
+
+use zeroize::Zeroizing;
+
+use crate::database::{
+    store::{Failure, Store},
+    vault::seal::Place,
+};
+
+/// Somebody who logged in.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Person {
+    /// The subject: a local user's name, or `{issuer}#{sub}` of a provider.
+    pub(crate) subject: String,
+    /// What to show: never used to tell people apart.
+    pub(crate) title: String,
+    /// The provider's groups; empty for local users.
+    pub(crate) groups: Vec<String>,
+    /// The provider's name; none for local users.
+    pub(crate) provider: Option<String>,
+    /// When, in milliseconds since 1970.
+    pub(crate) auth_ms: i64,
+    /// The SHA-256 of the hash of the password that let a local user in: another password ends it.
+    #[serde(default)]
+    pub(crate) password: Option<[u8; 32]>,
+}
+
+impl Store {
+    /// Remembers that a browser, by the SHA-256 of its cookie, is logged in as `person`.
+    pub(crate) async fn log_in(
+        &self,
+        tenant: &str,
+        browser: &[u8; 32],
+        person: &Person,
+        expires_ms: i64,
+    ) -> Result<(), Failure> {
+        let text = serde_json::to_string(person);
+        let text = text.map_err(|error| Failure::Bug(format!("a person: {error}")))?;
+        let values = vec![
+            tenant.into(),
+            browser.into(),
+            person.subject.as_str().into(),
+            text.into(),
+            expires_ms.into(),
+        ];
+        self.0.write(LOG_IN, values).await.map(drop)
+    }
+
+    /// Who is logged in in a browser.
+    pub(crate) async fn logged_in(
+        &self,
+        tenant: &str,
+        browser: &[u8; 32],
+    ) -> Result<Option<Person>, Failure> {
+        let values = vec![tenant.into(), browser.into(), self.0.now_ms().into()];
+        let rows = self.0.pool.read(LOGGED_IN, values).await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let text: String = row.get("person")?;
+        let person = serde_json::from_str(&text);
+        person.map_err(|error| Failure::Bug(format!("a person: {error}")))
+    }
+
+    /// Ends a browser's log-in.
+    pub(crate) async fn log_out(&self, tenant: &str, browser: &[u8; 32]) -> Result<(), Failure> {
+        let values = vec![tenant.into(), browser.into()];
+        self.0.write(LOG_OUT, values).await.map(drop)
+    }
+
+    /// Whether a person consented to exactly this: `digest` is of all that the page showed.
+    pub(crate) async fn has_consented(
+        &self,
+        tenant: &str,
+        subject: &str,
+        client_id: &str,
+        digest: &[u8; 32],
+    ) -> Result<bool, Failure> {
+        let values = vec![
+            tenant.into(),
+            subject.into(),
+            client_id.into(),
+            digest.into(),
+        ];
+        Ok(!self.0.pool.read(CONSENTED, values).await?.is_empty())
+    }
+
+    /// Remembers a consent.
+    pub(crate) async fn consent(
+        &self,
+        tenant: &str,
+        subject: &str,
+        client_id: &str,
+        digest: &[u8; 32],
+    ) -> Result<(), Failure> {
+        let values = vec![
+            tenant.into(),
+            subject.into(),
+            client_id.into(),
+            digest.into(),
+            self.0.now_ms().into(),
+        ];
+        self.0.write(CONSENT, values).await.map(drop)
+    }
+
+    /// Keeps what a log-in at a provider needs when it comes back, sealed; `key` is the SHA-256 of
+    /// its `state`.
+    pub(crate) async fn add_trip(
+        &self,
+        tenant: &str,
+        key: &[u8; 32],
+        content: &[u8],
+        expires_ms: i64,
+    ) -> Result<(), Failure> {
+        let row = trip_row(tenant, key);
+        let sealed = self.0.seal(trip_place(&row), content);
+        if sealed.is_none() {
+            return Err(Failure::Bug("no randomness".to_owned()));
+        }
+        let values = vec![tenant.into(), key.into(), sealed.into(), expires_ms.into()];
+        self.0.write(ADD_TRIP, values).await.map(drop)
+    }
+
+    /// Takes it: only one of all who come with it gets it, and only before its end. One that was
+    /// sealed under a master key that was rotated away is lost.
+    pub(crate) async fn take_trip(
+        &self,
+        tenant: &str,
+        key: &[u8; 32],
+    ) -> Result<Option<Zeroizing<Vec<u8>>>, Failure> {
+        let values = vec![tenant.into(), key.into(), self.0.now_ms().into()];
+        let taken = self.0.write(TAKE_TRIP, values).await?;
+        let Some(row) = taken.first() else {
+            return Ok(None);
+        };
+        let sealed: Vec<u8> = row.get("content")?;
+        Ok(self.0.open(trip_place(&trip_row(tenant, key)), &sealed))
+    }
+
+    /// Whether a value (the SHA-256 of what it is and whose) is used for the first time; it is
+    /// remembered until `expires_ms`.
+    pub(crate) async fn use_once(
+        &self,
+        tenant: &str,
+        value: &[u8; 32],
+        expires_ms: i64,
+    ) -> Result<bool, Failure> {
+        let values = vec![tenant.into(), value.into(), expires_ms.into()];
+        Ok(!self.0.write(USE_ONCE, values).await?.is_empty())
+    }
+
+    /// Seals a form's state for the time that a browser has it; `purpose` is bound to it.
+    pub(crate) fn seal(
+        &self,
+        tenant: &str,
+        purpose: &'static str,
+        plain: &[u8],
+    ) -> Option<Vec<u8>> {
+        self.0.seal(form_place(tenant, purpose), plain)
+    }
+
+    /// Opens it.
+    pub(crate) fn open_sealed(
+        &self,
+        tenant: &str,
+        purpose: &'static str,
+        sealed: &[u8],
+    ) -> Option<Zeroizing<Vec<u8>>> {
+        self.0.open(form_place(tenant, purpose), sealed)
+    }
+}
+
+fn form_place<'a>(tenant: &'a str, purpose: &'static str) -> Place<'a> {
+    Place {
+        table: "forms",
+        row: tenant,
+        column: purpose,
+    }
+}
+
+fn trip_place(row: &str) -> Place<'_> {
+    Place {
+        table: "trips",
+        row,
+        column: "content",
+    }
+}
+
+/// A row of `trips`, by its key.
+fn trip_row(tenant: &str, key: &[u8; 32]) -> String {
+    let mut row = tenant.to_owned();
+    row.push('/');
+    for byte in key {
+        // Writing into a text cannot fail.
+        let _ = write!(row, "{byte:02x}");
+    }
+    row
+}
+
+const LOG_IN: &str = "
+    INSERT INTO logins (tenant, browser, subject, person, expires_ms)
+    VALUES ($1, $2, $3, $4, $5)
+    ON CONFLICT (tenant, browser)
+    DO UPDATE SET subject = excluded.subject, person = excluded.person,
+                  expires_ms = excluded.expires_ms";
+
+const LOGGED_IN: &str = "
+    SELECT person
+      FROM logins
+     WHERE tenant = $1 AND browser = $2 AND expires_ms > $3";
+
+const LOG_OUT: &str = "
+    DELETE FROM logins
+     WHERE tenant = $1 AND browser = $2";
+
+const CONSENTED: &str = "
+    SELECT created_ms
+      FROM consents
+     WHERE tenant = $1 AND subject = $2 AND client_id = $3 AND digest = $4";
+
+const CONSENT: &str = "
+    INSERT INTO consents (tenant, subject, client_id, digest, created_ms)
+    VALUES ($1, $2, $3, $4, $5)
+    ON CONFLICT (tenant, subject, client_id, digest) DO NOTHING";
+
+const ADD_TRIP: &str = "
+    INSERT INTO trips (tenant, state, content, expires_ms)
+    VALUES ($1, $2, $3, $4)";
+
+const TAKE_TRIP: &str = "
+    DELETE FROM trips
+     WHERE tenant = $1 AND state = $2 AND expires_ms > $3
+    RETURNING content";
+
+const USE_ONCE: &str = "
+    INSERT INTO used (tenant, value, expires_ms)
+    VALUES ($1, $2, $3)
+    ON CONFLICT (tenant, value) DO NOTHING
+    RETURNING value";

@@ -1,0 +1,489 @@
+//! Signing keys of tenants, and what all replicas know of what was issued: public keys and
+//! revocations.
+//!
+//! A key is published before it signs, and after it signed for as long as its tokens hold. Not
+//! here: tokens (`oauth` writes them, `auth` reads them).
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use arc_swap::ArcSwap;
+use aws_lc_rs::{
+    digest::{SHA256, digest},
+    signature::{Ed25519KeyPair, KeyPair},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde_json::json;
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+use super::revocations::{self, RevokedOf};
+use crate::config::oauth::Issuing;
+use crate::database::{
+    audit::{self, Record},
+    objects::changes::Core,
+    sql::{Row, Transaction},
+    store::{Author, Failure, Store},
+    vault::seal::{Keyring, Place, Random},
+};
+
+/// What decides whether a token of ours is worth anything; part of every snapshot.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Issued {
+    /// The public keys of each tenant: next, current and previous.
+    pub(crate) keys: HashMap<String, Arc<[PublicKey]>>,
+    /// What was revoked, by tenant.
+    pub(crate) revoked: HashMap<String, Arc<RevokedOf>>,
+}
+
+/// A public key of a tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PublicKey {
+    /// Its RFC 7638 thumbprint.
+    pub(crate) kid: String,
+    /// The 32 bytes of an Ed25519 public key.
+    pub(crate) x: [u8; 32],
+}
+
+/// The key that signs a tenant's tokens right now.
+#[derive(Clone)]
+pub(crate) struct SigningKey {
+    /// Its RFC 7638 thumbprint.
+    pub(crate) kid: String,
+    /// PKCS#8.
+    pub(crate) pkcs8: Arc<Zeroizing<Vec<u8>>>,
+}
+
+/// A signing key as an operator sees it; times are milliseconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SeenKey {
+    /// Its RFC 7638 thumbprint.
+    pub(crate) kid: String,
+    /// When it was made, and published.
+    pub(crate) created_ms: i64,
+    /// From when on it signs.
+    pub(crate) active_ms: i64,
+    /// When it is published no longer; none as long as no other is to take its place.
+    pub(crate) retired_ms: Option<i64>,
+}
+
+/// How one key follows another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    /// How long a key is published before it signs.
+    ahead_ms: i64,
+    /// How long a key is published after it signed last.
+    keep_ms: i64,
+}
+
+impl Schedule {
+    /// As the settings say.
+    pub(crate) fn of(issuing: &Issuing) -> Self {
+        let ms = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+        Self {
+            ahead_ms: ms(issuing.key_ahead),
+            keep_ms: ms(issuing.access).saturating_add(MARGIN_MS),
+        }
+    }
+}
+
+/// The keys that were opened so far.
+#[derive(Default)]
+pub(crate) struct Signing {
+    known: ArcSwap<HashMap<String, Arc<Opened>>>,
+    /// Grows whenever keys may be others.
+    generation: AtomicU64,
+}
+
+struct Opened {
+    generation: u64,
+    keys: Vec<(SeenKey, SigningKey)>,
+}
+
+impl Signing {
+    /// From now on what is known is read anew.
+    pub(crate) fn changed(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn find(&self, tenant: &str, now_ms: i64) -> Option<SigningKey> {
+        let known = self.known.load();
+        let opened = known.get(tenant)?;
+        let is_new = opened.generation == self.generation();
+        is_new.then(|| current(&opened.keys, now_ms)).flatten()
+    }
+
+    fn keep(&self, tenant: &str, opened: Opened) {
+        let opened = Arc::new(opened);
+        self.known.rcu(|known| {
+            let mut known = HashMap::clone(known);
+            known.insert(tenant.to_owned(), Arc::clone(&opened));
+            known
+        });
+    }
+}
+
+/// The newest of those that sign at this time.
+fn current(keys: &[(SeenKey, SigningKey)], now_ms: i64) -> Option<SigningKey> {
+    let signs = keys.iter().filter(|(seen, _)| {
+        seen.active_ms <= now_ms && seen.retired_ms.is_none_or(|retired| now_ms < retired)
+    });
+    let newest = signs.max_by(|(one, _), (other, _)| {
+        (one.active_ms, &one.kid).cmp(&(other.active_ms, &other.kid))
+    });
+    newest.map(|(_, key)| key.clone())
+}
+
+impl Store {
+    /// The key that signs for a tenant, made if there is none.
+    pub(crate) async fn signing_key(&self, tenant: &str) -> Result<SigningKey, Failure> {
+        let (core, now_ms) = (&self.0, self.0.now_ms());
+        if let Some(key) = core.signing.find(tenant, now_ms) {
+            return Ok(key);
+        }
+        let generation = core.signing.generation();
+        let rows = core.pool.read(KEYS_OF, vec![tenant.into()]).await?;
+        let keys = opened(core, &rows)?;
+        if let Some(key) = current(&keys, now_ms) {
+            core.signing.keep(tenant, Opened { generation, keys });
+            return Ok(key);
+        }
+        // Writers take turns, in all replicas: one of those that come at once makes it.
+        let mut transaction = core.pool.begin().await?;
+        let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
+        if let Some(key) = current(&opened(core, &rows)?, now_ms) {
+            return Ok(key);
+        }
+        let made = add(core, &mut transaction, tenant, now_ms).await?;
+        revocations::number_keys(&mut transaction, tenant, None, now_ms).await?;
+        transaction.commit().await?;
+        core.signing.changed();
+        Ok(made.1)
+    }
+
+    /// The signing keys of a tenant, the newest first.
+    pub(crate) async fn signing_keys(&self, tenant: &str) -> Result<Vec<SeenKey>, Failure> {
+        let rows = self.0.pool.read(KEYS_OF, vec![tenant.into()]).await?;
+        rows.iter().map(seen).collect()
+    }
+
+    /// Makes the next key of a tenant: published now, signing later.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if one waits already; `NotFound`, `Unavailable`.
+    pub(crate) async fn rotate_signing_key(
+        &self,
+        tenant: &str,
+        schedule: Schedule,
+        author: &Author,
+    ) -> Result<SeenKey, Failure> {
+        let made = self.succeed(tenant, schedule, i64::MIN, author).await?;
+        made.ok_or(Failure::Conflict)
+    }
+
+    /// Makes the next key of every tenant whose newest one is older than `age_ms`. Returns whose.
+    pub(crate) async fn rotate_old_keys(
+        &self,
+        schedule: Schedule,
+        age_ms: i64,
+    ) -> Result<Vec<String>, Failure> {
+        let before_ms = self.0.now_ms().saturating_sub(age_ms);
+        let rows = self.0.pool.read(OLD_KEYS, vec![before_ms.into()]).await?;
+        let mut rotated = Vec::new();
+        let author = Author::named("rotation");
+        for row in rows {
+            let tenant: String = row.get("tenant")?;
+            // Another replica may have been faster.
+            match self.succeed(&tenant, schedule, age_ms, &author).await {
+                Ok(Some(_)) => rotated.push(tenant),
+                Ok(None) | Err(Failure::NotFound) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(rotated)
+    }
+
+    /// None if a key waits already, or the newest is not so old.
+    async fn succeed(
+        &self,
+        tenant: &str,
+        schedule: Schedule,
+        age_ms: i64,
+        author: &Author,
+    ) -> Result<Option<SeenKey>, Failure> {
+        let (core, now_ms) = (&self.0, self.0.now_ms());
+        let mut transaction = core.pool.begin().await?;
+        let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
+        let keys: Vec<SeenKey> = rows.iter().map(seen).collect::<Result<_, _>>()?;
+        let is_young = |key: &SeenKey| {
+            key.active_ms > now_ms || (age_ms > 0 && key.created_ms >= now_ms - age_ms)
+        };
+        if keys.iter().any(is_young) {
+            return Ok(None);
+        }
+        let active_ms = now_ms.saturating_add(schedule.ahead_ms);
+        let (made, _) = add(core, &mut transaction, tenant, active_ms).await?;
+        let retired_ms = active_ms.saturating_add(schedule.keep_ms);
+        let values = vec![tenant.into(), made.kid.as_str().into(), retired_ms.into()];
+        transaction.run(RETIRE_OTHERS, values).await?;
+        revocations::number_keys(&mut transaction, tenant, None, now_ms).await?;
+        let record = record(tenant, "added", &made.kid, author);
+        audit::append(&mut transaction, now_ms, &[record]).await?;
+        transaction.commit().await?;
+        core.signing.changed();
+        Ok(Some(made))
+    }
+
+    /// Takes a key away: its tokens are worth nothing from the next read of the revocations on.
+    /// Another one signs at once. False if there is no such key.
+    pub(crate) async fn remove_signing_key(
+        &self,
+        tenant: &str,
+        kid: &str,
+        author: &Author,
+    ) -> Result<bool, Failure> {
+        let (core, now_ms) = (&self.0, self.0.now_ms());
+        let mut transaction = core.pool.begin().await?;
+        let values = vec![tenant.into(), kid.into()];
+        if transaction.run(DELETE, values).await?.is_empty() {
+            return Ok(false);
+        }
+        let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
+        let left: Vec<SeenKey> = rows.iter().map(seen).collect::<Result<_, _>>()?;
+        // One that is published already is known to all replicas: one that waits signs now, one that
+        // was to retire goes on.
+        match left
+            .iter()
+            .find(|key| key.retired_ms.is_none_or(|at| at > now_ms))
+        {
+            Some(next) => {
+                let active_ms = next.active_ms.min(now_ms);
+                let values = vec![next.kid.as_str().into(), active_ms.into()];
+                transaction.run(KEEP, values).await?;
+            }
+            None => _ = add(core, &mut transaction, tenant, now_ms).await?,
+        }
+        revocations::number_keys(&mut transaction, tenant, Some(kid), now_ms).await?;
+        let record = record(tenant, "removed", kid, author);
+        audit::append(&mut transaction, now_ms, &[record]).await?;
+        transaction.commit().await?;
+        core.signing.changed();
+        Ok(true)
+    }
+}
+
+/// The public keys of all tenants.
+pub(super) async fn public_keys(
+    transaction: &mut Transaction,
+) -> Result<HashMap<String, Arc<[PublicKey]>>, Failure> {
+    let mut keys: HashMap<String, Vec<PublicKey>> = HashMap::new();
+    for row in transaction.run(PUBLIC_KEYS, Vec::new()).await? {
+        let public: Vec<u8> = row.get("public")?;
+        let x = public.try_into();
+        let x = x.map_err(|_| Failure::Bug("a public key of another length".to_owned()))?;
+        let of = keys.entry(row.get("tenant")?).or_default();
+        let kid = row.get("kid")?;
+        of.push(PublicKey { kid, x });
+    }
+    let keys = keys.into_iter();
+    Ok(keys.map(|(tenant, keys)| (tenant, keys.into())).collect())
+}
+
+/// Removes keys that were retired; whose.
+pub(super) async fn forget(transaction: &mut Transaction, now_ms: i64) -> Result<usize, Failure> {
+    let gone = transaction.run(DELETE_RETIRED, vec![now_ms.into()]).await?;
+    let mut tenants: Vec<String> = gone
+        .iter()
+        .map(|row| row.get("tenant"))
+        .collect::<Result<_, _>>()?;
+    tenants.sort_unstable();
+    tenants.dedup();
+    for tenant in &tenants {
+        revocations::number_keys(transaction, tenant, None, now_ms).await?;
+    }
+    Ok(gone.len())
+}
+
+/// Seals every key anew.
+pub(crate) async fn reseal(
+    transaction: &mut Transaction,
+    keys: &Keyring,
+    random: &Random,
+) -> Result<(), Failure> {
+    for row in transaction.run(ALL, Vec::new()).await? {
+        let id: Uuid = row.get("id")?;
+        let sealed: Vec<u8> = row.get("secret")?;
+        let name = id.simple().to_string();
+        let plain = keys.open(place(&name), &sealed);
+        let plain = plain.map_err(|_| Failure::Bug("the seal of a signing key".to_owned()))?;
+        let sealed = keys.seal(random, place(&name), &plain);
+        if sealed.is_none() {
+            return Err(no_randomness());
+        }
+        transaction
+            .run(RESEAL, vec![id.into(), sealed.into()])
+            .await?;
+    }
+    Ok(())
+}
+
+/// Makes a key that signs from `active_ms` on.
+async fn add(
+    core: &Core,
+    transaction: &mut Transaction,
+    tenant: &str,
+    active_ms: i64,
+) -> Result<(SeenKey, SigningKey), Failure> {
+    let pkcs8 = Ed25519KeyPair::generate_pkcs8(&core.random).map_err(|_| no_randomness())?;
+    let pkcs8 = Zeroizing::new(pkcs8.as_ref().to_vec());
+    let pair = Ed25519KeyPair::from_pkcs8(&pkcs8);
+    let pair = pair.map_err(|_| Failure::Bug("a key that was just made".to_owned()))?;
+    let public = pair.public_key().as_ref();
+    let kid = thumbprint(public);
+    let id = Uuid::now_v7();
+    let name = id.simple().to_string();
+    // A key that was rotated away would seal what nobody can open.
+    let keys = core.current_keys(transaction).await?;
+    let sealed = keys.seal(&core.random, place(&name), &pkcs8);
+    if sealed.is_none() {
+        return Err(no_randomness());
+    }
+    let created_ms = core.now_ms();
+    let values = vec![
+        id.into(),
+        tenant.into(),
+        kid.as_str().into(),
+        Some(public.to_vec()).into(),
+        sealed.into(),
+        created_ms.into(),
+        active_ms.into(),
+    ];
+    transaction.run(INSERT, values).await?;
+    let seen = SeenKey {
+        kid: kid.clone(),
+        created_ms,
+        active_ms,
+        retired_ms: None,
+    };
+    let pkcs8 = Arc::new(pkcs8);
+    Ok((seen, SigningKey { kid, pkcs8 }))
+}
+
+/// The name of a public key (RFC 7638, section 3; RFC 8037, appendix A.3).
+fn thumbprint(public: &[u8]) -> String {
+    let x = URL_SAFE_NO_PAD.encode(public);
+    let members = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}"#);
+    URL_SAFE_NO_PAD.encode(digest(&SHA256, members.as_bytes()))
+}
+
+fn opened(core: &Core, rows: &[Row]) -> Result<Vec<(SeenKey, SigningKey)>, Failure> {
+    let one = |row: &Row| {
+        let id: Uuid = row.get("id")?;
+        let sealed: Vec<u8> = row.get("secret")?;
+        let plain = core.open(place(&id.simple().to_string()), &sealed);
+        let plain = plain.ok_or_else(|| Failure::Bug("the seal of a signing key".to_owned()))?;
+        let seen = seen(row)?;
+        let key = SigningKey {
+            kid: seen.kid.clone(),
+            pkcs8: Arc::new(plain),
+        };
+        Ok((seen, key))
+    };
+    rows.iter().map(one).collect()
+}
+
+fn seen(row: &Row) -> Result<SeenKey, Failure> {
+    Ok(SeenKey {
+        kid: row.get("kid")?,
+        created_ms: row.get("created_ms")?,
+        active_ms: row.get("active_ms")?,
+        retired_ms: row.get("retired_ms")?,
+    })
+}
+
+fn record(tenant: &str, what: &str, kid: &str, author: &Author) -> Record {
+    let mut detail = author.detail.clone();
+    detail.insert("kid".to_owned(), json!(kid));
+    Record {
+        tenant: Some(tenant.to_owned()),
+        kind: format!("signing_key.{what}"),
+        actor: author.actor.clone(),
+        target: format!("signing_key {tenant}/{kid}"),
+        detail: detail.into(),
+    }
+}
+
+fn place(row: &str) -> Place<'_> {
+    Place {
+        table: "signing_keys",
+        row,
+        column: "secret",
+    }
+}
+
+fn no_randomness() -> Failure {
+    Failure::Bug("no randomness".to_owned())
+}
+
+/// Beyond its tokens' own time: how far clocks may be apart, and how late a token may be made.
+const MARGIN_MS: i64 = 120_000;
+
+const KEYS_OF: &str = "
+    SELECT id, kid, secret, created_ms, active_ms, retired_ms
+      FROM signing_keys
+     WHERE tenant = $1
+     ORDER BY active_ms DESC, kid";
+
+const OLD_KEYS: &str = "
+    SELECT tenant
+      FROM signing_keys
+     GROUP BY tenant
+    HAVING MAX(created_ms) < $1";
+
+const PUBLIC_KEYS: &str = "
+    SELECT tenant, kid, public
+      FROM signing_keys
+     ORDER BY tenant, active_ms DESC, kid";
+
+const ALL: &str = "
+    SELECT id, secret
+      FROM signing_keys";
+
+const INSERT: &str = "
+    INSERT INTO signing_keys (id, tenant, kid, public, secret, created_ms, active_ms)
+    VALUES ($1, $2, $3, $4, $5, $6, $7)";
+
+const RETIRE_OTHERS: &str = "
+    UPDATE signing_keys
+       SET retired_ms = $3
+     WHERE tenant = $1 AND kid <> $2 AND retired_ms IS NULL";
+
+const KEEP: &str = "
+    UPDATE signing_keys
+       SET active_ms = $2, retired_ms = NULL
+     WHERE kid = $1";
+
+const DELETE: &str = "
+    DELETE FROM signing_keys
+     WHERE tenant = $1 AND kid = $2
+    RETURNING kid";
+
+const DELETE_RETIRED: &str = "
+    DELETE FROM signing_keys
+     WHERE retired_ms <= $1
+    RETURNING tenant";
+
+const RESEAL: &str = "
+    UPDATE signing_keys
+       SET secret = $2
+     WHERE id = $1";

@@ -1,0 +1,491 @@
+//! SQL on both databases: connections, transactions, values, and what their errors mean.
+//!
+//! One text of SQL for both, run on a typed pool of each. The only file that knows sqlx. Not here:
+//! which statements there are (`rows`, `audit`).
+
+use std::{path::Path, pin::Pin, time::Duration};
+
+use sqlx::{
+    AssertSqlSafe, Connection, Database, Decode, Encode, PgPool, Row as _, SqliteConnection,
+    SqlitePool, Type,
+    migrate::{MigrateError, Migrator},
+    pool::PoolOptions,
+    postgres::{PgConnectOptions, PgRow},
+    query::Query,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous},
+};
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+pub(crate) use super::value::Value;
+use crate::clock::Clock;
+
+/// A database that answers, with the schema of this build.
+#[derive(Clone, Debug)]
+pub(crate) enum Pool {
+    /// PostgreSQL.
+    Postgres(PgPool),
+    /// A file. One connection writes, since SQLite has one writer: a second would only wait.
+    Sqlite {
+        /// The connection that writes.
+        write: SqlitePool,
+        /// Those that read.
+        read: SqlitePool,
+    },
+}
+
+/// Why a statement was not run, or not to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SqlError {
+    /// The database does not answer, or not now.
+    #[error("the database is not available: {0}")]
+    Unavailable(String),
+    /// Something of that name or value is there already.
+    #[error("it is there already")]
+    Duplicate,
+    /// What it refers to is not there.
+    #[error("what it belongs to is not there")]
+    Dangling,
+    /// The database cannot be used by this build.
+    #[error("{0}")]
+    Unusable(String),
+    /// A bug of ours.
+    #[error("{0}")]
+    Bug(String),
+}
+
+impl Pool {
+    /// The database of this URL, its schema brought up to date.
+    pub(crate) async fn postgres(url: &str) -> Result<Self, SqlError> {
+        let options: PgConnectOptions = url
+            .parse()
+            .map_err(|error: sqlx::Error| SqlError::Unusable(format!("its URL: {error}")))?;
+        let options = options.application_name("lockgate");
+        migrate_postgres(options.clone()).await?;
+        let limits = [
+            ("statement_timeout", STATEMENT),
+            ("lock_timeout", STATEMENT),
+            ("idle_in_transaction_session_timeout", STATEMENT * 2),
+        ];
+        let limits = limits.map(|(name, limit)| (name, limit.as_millis().to_string()));
+        let pool = PoolOptions::new()
+            .max_connections(POSTGRES)
+            .acquire_timeout(ACQUIRE)
+            .connect_lazy_with(options.options(limits));
+        Ok(Self::Postgres(pool))
+    }
+
+    /// The database in this file, made if it is not there, its schema brought up to date.
+    pub(crate) async fn sqlite(file: &Path) -> Result<Self, SqlError> {
+        let options = SqliteConnectOptions::new()
+            .filename(file)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            // Safe against a killed process; only a loss of power may cost the last writes.
+            .synchronous(SqliteSynchronous::Normal)
+            .foreign_keys(true)
+            .busy_timeout(BUSY);
+        let write = PoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(BUSY)
+            .after_release(|connection: &mut SqliteConnection, _| {
+                Box::pin(async move {
+                    // A full disk ends a transaction by itself, and the driver counts on it still:
+                    // no other could begin. An answer comes behind the rollback.
+                    connection.ping().await?;
+                    Ok(!connection.is_in_transaction())
+                })
+            })
+            .connect_with(options.clone());
+        let turn = turn(file).await?;
+        let write = timed(MIGRATION, write).await?;
+        migrated(timed_migration(Box::pin(sqlite_schema().run(&write))).await)?;
+        drop(turn);
+        let read = PoolOptions::new()
+            .max_connections(SQLITE_READERS)
+            .acquire_timeout(ACQUIRE)
+            .connect_lazy_with(options.read_only(true).create_if_missing(false));
+        Ok(Self::Sqlite { write, read })
+    }
+
+    /// Begins to write. Writers take turns, in all replicas: what is read in it stays true until
+    /// it is committed.
+    pub(crate) async fn begin(&self) -> Result<Transaction, SqlError> {
+        match self {
+            Self::Postgres(_) => {
+                let mut begun = self.begin_beside().await?;
+                // Readers go on; the one row of `changes` says what a new writer has to know.
+                let sql = "LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE";
+                begun.run(sql, Vec::new()).await?;
+                Ok(begun)
+            }
+            Self::Sqlite { .. } => self.begin_beside().await,
+        }
+    }
+
+    /// Begins to write what no other writer depends on; takes no turn in PostgreSQL.
+    pub(crate) async fn begin_beside(&self) -> Result<Transaction, SqlError> {
+        match self {
+            Self::Postgres(pool) => {
+                let begun = timed(STATEMENT, pool.begin()).await?;
+                Ok(Transaction::Postgres(begun))
+            }
+            // A transaction that begins as a reader fails at its first write if another wrote
+            // meanwhile, whatever `busy_timeout` says.
+            Self::Sqlite { write, .. } => {
+                let begun = timed(STATEMENT, write.begin_with("BEGIN IMMEDIATE")).await?;
+                Ok(Transaction::Sqlite(begun))
+            }
+        }
+    }
+
+    /// Begins to read: all that is read in it is of one moment.
+    pub(crate) async fn snapshot(&self) -> Result<Transaction, SqlError> {
+        match self {
+            Self::Postgres(pool) => {
+                let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+                let begun = timed(STATEMENT, pool.begin_with(begin)).await?;
+                Ok(Transaction::Postgres(begun))
+            }
+            Self::Sqlite { read, .. } => {
+                let begun = timed(STATEMENT, read.begin()).await?;
+                Ok(Transaction::Sqlite(begun))
+            }
+        }
+    }
+
+    /// The rows of one statement that only reads.
+    pub(crate) async fn read(
+        &self,
+        sql: impl Into<Sql>,
+        values: Vec<Value>,
+    ) -> Result<Vec<Row>, SqlError> {
+        let sql = sql.into();
+        match self {
+            Self::Postgres(pool) => {
+                let rows = bound(sql, values).fetch_all(pool);
+                Ok(timed(STATEMENT, rows)
+                    .await?
+                    .into_iter()
+                    .map(Row::Postgres)
+                    .collect())
+            }
+            Self::Sqlite { read, .. } => {
+                let rows = bound(sql, values).fetch_all(read);
+                Ok(timed(STATEMENT, rows)
+                    .await?
+                    .into_iter()
+                    .map(Row::Sqlite)
+                    .collect())
+            }
+        }
+    }
+
+    /// The rows of one statement that only reads; `clock` is set by that of the server, which
+    /// replicas have in common. A file is on this machine.
+    pub(super) async fn read_in_time(
+        &self,
+        clock: &Clock,
+        sql: &'static str,
+    ) -> Result<Vec<Row>, SqlError> {
+        let Self::Postgres(_) = self else {
+            return self.read(sql, Vec::new()).await;
+        };
+        let timed = format!("SELECT *, {NOW} AS now_ms FROM ({sql}) AS asked");
+        let asked = Instant::now();
+        let rows = self.read(Sql(AssertSqlSafe(timed)), Vec::new()).await?;
+        for row in &rows {
+            clock.set(row.get("now_ms")?, asked);
+        }
+        Ok(rows)
+    }
+
+    /// Writes a copy of a file's content, as of one moment, to `target`, which must be empty.
+    pub(crate) async fn copy_to(&self, target: &str) -> Result<(), SqlError> {
+        let Self::Sqlite { read, .. } = self else {
+            let what = "PostgreSQL is backed up by its own tools (pg_dump)";
+            return Err(SqlError::Unusable(what.to_owned()));
+        };
+        let copied = sqlx::query("VACUUM INTO $1")
+            .bind(target.to_owned())
+            .execute(read);
+        timed(MIGRATION, copied).await.map(drop)
+    }
+
+    /// Closes every connection.
+    pub(crate) async fn close(&self) {
+        let closed = async {
+            match self {
+                Self::Postgres(pool) => pool.close().await,
+                Self::Sqlite { write, read } => {
+                    read.close().await;
+                    write.close().await;
+                }
+            }
+        };
+        // A database that is away cannot be told.
+        let _ = timeout(STATEMENT, closed).await;
+    }
+}
+
+/// Looks whether a file is a whole store that this build can use, without changing it.
+///
+/// # Errors
+///
+/// `Unusable` with what is wrong with it.
+pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
+    let unusable = |what: &str| Err(SqlError::Unusable(what.to_owned()));
+    let options = SqliteConnectOptions::new()
+        .filename(file)
+        .immutable(true)
+        .read_only(true);
+    let opened = SqliteConnection::connect_with(&options);
+    let mut connection = timed(STATEMENT, opened).await?;
+    let sound: Result<String, _> = {
+        let asked = sqlx::query_scalar("PRAGMA quick_check").fetch_one(&mut connection);
+        timed(MIGRATION, asked).await
+    };
+    if sound.is_ok_and(|said| said == "ok") {
+        let sql = "SELECT MAX(version) FROM _sqlx_migrations";
+        let newest: Result<Option<i64>, _> = {
+            let asked = sqlx::query_scalar(sql).fetch_one(&mut connection);
+            timed(STATEMENT, asked).await
+        };
+        let known = sqlite_schema()
+            .iter()
+            .map(|migration| migration.version)
+            .max();
+        match newest {
+            Ok(newest) if newest > known => unusable("was made by a newer lockgate"),
+            Ok(Some(_)) => Ok(()),
+            _ => unusable("is no store of lockgate"),
+        }
+    } else {
+        unusable("is no whole database")
+    }
+}
+
+/// Statements that count together or not at all; undone when dropped without [`Self::commit`].
+pub(crate) enum Transaction {
+    /// In PostgreSQL.
+    Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
+    /// In SQLite.
+    Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>),
+}
+
+impl Transaction {
+    /// Runs one statement; the rows that it returns.
+    pub(crate) async fn run(
+        &mut self,
+        sql: impl Into<Sql>,
+        values: Vec<Value>,
+    ) -> Result<Vec<Row>, SqlError> {
+        let sql = sql.into();
+        match self {
+            Self::Postgres(inner) => {
+                let rows = bound(sql, values).fetch_all(&mut **inner);
+                Ok(timed(STATEMENT, rows)
+                    .await?
+                    .into_iter()
+                    .map(Row::Postgres)
+                    .collect())
+            }
+            Self::Sqlite(inner) => {
+                let rows = bound(sql, values).fetch_all(&mut **inner);
+                Ok(timed(STATEMENT, rows)
+                    .await?
+                    .into_iter()
+                    .map(Row::Sqlite)
+                    .collect())
+            }
+        }
+    }
+
+    /// Makes it count. After an error nobody knows whether it does: look.
+    pub(super) async fn commit(self) -> Result<(), SqlError> {
+        match self {
+            Self::Postgres(inner) => timed(STATEMENT, inner.commit()).await,
+            Self::Sqlite(inner) => timed(STATEMENT, inner.commit()).await,
+        }
+    }
+}
+
+/// A statement's text: written in this program, in whole or by the names of its own tables.
+pub(crate) struct Sql(AssertSqlSafe<String>);
+
+impl From<&'static str> for Sql {
+    fn from(text: &'static str) -> Self {
+        Self(AssertSqlSafe(text.to_owned()))
+    }
+}
+
+impl Sql {
+    /// `text` with the name of one of our tables for each `{table}`.
+    pub(super) fn on(table: &'static str, text: &'static str) -> Self {
+        Self(AssertSqlSafe(text.replace("{table}", table)))
+    }
+}
+
+/// One row of a result.
+pub(crate) enum Row {
+    Postgres(PgRow),
+    Sqlite(SqliteRow),
+}
+
+impl Row {
+    /// The value of a column.
+    pub(crate) fn get<T>(&self, column: &str) -> Result<T, SqlError>
+    where
+        T: for<'r> Decode<'r, sqlx::Postgres> + Type<sqlx::Postgres>,
+        T: for<'r> Decode<'r, sqlx::Sqlite> + Type<sqlx::Sqlite>,
+    {
+        let value = match self {
+            Self::Postgres(row) => row.try_get(column),
+            Self::Sqlite(row) => row.try_get(column),
+        };
+        value.map_err(|error| SqlError::Bug(format!("cannot read a row: {error}")))
+    }
+}
+
+fn bound<DB>(sql: Sql, values: Vec<Value>) -> Query<'static, DB, <DB as Database>::Arguments>
+where
+    DB: Database,
+    Uuid: for<'q> Encode<'q, DB> + Type<DB>,
+    Option<String>: for<'q> Encode<'q, DB> + Type<DB>,
+    Option<i64>: for<'q> Encode<'q, DB> + Type<DB>,
+    Option<Vec<u8>>: for<'q> Encode<'q, DB> + Type<DB>,
+{
+    let query = sqlx::query(sql.0);
+    values.into_iter().fold(query, |query, value| match value {
+        Value::Id(id) => query.bind(id),
+        Value::Text(text) => query.bind(text),
+        Value::Whole(whole) => query.bind(whole),
+        Value::Bytes(bytes) => query.bind(bytes),
+    })
+}
+
+/// A step of the database, given up after `limit`: a connection can be dead without an end.
+async fn timed<T>(
+    limit: Duration,
+    step: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, SqlError> {
+    match timeout(limit, step).await {
+        Ok(done) => done.map_err(|error| meaning(&error)),
+        Err(_) => Err(SqlError::Unavailable(format!("no answer within {limit:?}"))),
+    }
+}
+
+/// Boxed: the compiler loses track of what such a future borrows (rust-lang/rust#100013).
+type Step<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
+
+async fn timed_migration(step: Step<'_, (), MigrateError>) -> Result<(), MigrateError> {
+    let late = |_| MigrateError::Execute(sqlx::Error::PoolTimedOut);
+    timeout(MIGRATION, step).await.map_err(late)?
+}
+
+/// The turn to make a file what it has to be; it lasts until the lock is dropped.
+///
+/// Two that begin together would both make the tables, and whoever changes the journal's mode is
+/// told at once that the file is busy: for that SQLite knows no `busy_timeout`.
+async fn turn(file: &Path) -> Result<std::fs::File, SqlError> {
+    let unusable = |error: std::io::Error| SqlError::Unusable(format!("its lock: {error}"));
+    let turn = std::fs::File::create(file.with_extension("migrate")).map_err(unusable)?;
+    let taken = async {
+        while turn.try_lock().is_err() {
+            tokio::time::sleep(TURN).await;
+        }
+    };
+    let late = |_| SqlError::Unavailable("another process changes the schema".to_owned());
+    timeout(MIGRATION, taken).await.map_err(late)?;
+    Ok(turn)
+}
+
+/// On a connection of its own: waiting for another replica's turn is not a slow statement.
+async fn migrate_postgres(options: PgConnectOptions) -> Result<(), SqlError> {
+    let connected = PoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(CONNECT)
+        .connect_with(options);
+    let pool: PgPool = timed(STATEMENT, connected).await?;
+    // sqlx takes an advisory lock for it, so that replicas that start together take turns.
+    let schema = postgres_schema();
+    let outcome = timed_migration(Box::pin(schema.run(&pool))).await;
+    let _ = timeout(STATEMENT, pool.close()).await;
+    migrated(outcome)
+}
+
+fn migrated(outcome: Result<(), MigrateError>) -> Result<(), SqlError> {
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
+            Err(meaning(&error))
+        }
+        Err(error) => Err(SqlError::Unusable(error.to_string())),
+    }
+}
+
+fn meaning(error: &sqlx::Error) -> SqlError {
+    let text = error.to_string();
+    match error {
+        sqlx::Error::Database(inner) if inner.is_unique_violation() => SqlError::Duplicate,
+        sqlx::Error::Database(inner) if inner.is_foreign_key_violation() => SqlError::Dangling,
+        sqlx::Error::Database(inner) => {
+            let code = inner.code().unwrap_or_default();
+            if AWAY.iter().any(|class| code.starts_with(class)) || SQLITE_AWAY.contains(&&*code) {
+                SqlError::Unavailable(text)
+            } else {
+                SqlError::Bug(text)
+            }
+        }
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::BeginFailed
+        | sqlx::Error::WorkerCrashed => SqlError::Unavailable(text),
+        sqlx::Error::Configuration(_) => SqlError::Unusable(text),
+        _ => SqlError::Bug(text),
+    }
+}
+
+/// The schema of a file. A build of last week still starts when one of this week has added to it.
+fn sqlite_schema() -> Migrator {
+    let mut schema = sqlx::migrate!("migrations/sqlite");
+    schema.set_ignore_missing(true);
+    schema
+}
+
+/// The schema in PostgreSQL; likewise.
+fn postgres_schema() -> Migrator {
+    let mut schema = sqlx::migrate!("migrations/postgres");
+    schema.set_ignore_missing(true);
+    schema
+}
+
+/// Not the time at which its transaction began.
+const NOW: &str = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT";
+
+/// Codes of PostgreSQL (its documentation, appendix A) that a later try may not meet: connection,
+/// log-in, no such database yet, rollback, resources, no lock, cancelled, system.
+const AWAY: [&str; 9] = ["08", "28", "3D", "40", "53", "55", "57", "58", "25006"];
+
+/// Codes of SQLite's files: `SQLITE_BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`, `CANTOPEN`.
+const SQLITE_AWAY: [&str; 6] = ["5", "6", "8", "10", "13", "14"];
+
+/// How long one statement may take.
+const STATEMENT: Duration = Duration::from_secs(5);
+/// How long a request waits for a connection: its client is told 503 within a second.
+const ACQUIRE: Duration = Duration::from_millis(800);
+/// How long a database that may be away is waited for at the start.
+const CONNECT: Duration = Duration::from_secs(2);
+/// How long the schema may take to change, other replicas' turns included.
+const MIGRATION: Duration = Duration::from_mins(1);
+/// How often a turn is asked for.
+const TURN: Duration = Duration::from_millis(10);
+/// How long a writer of another process is waited for.
+const BUSY: Duration = Duration::from_secs(5);
+/// Connections of one replica: it writes little, and reads at a change.
+const POSTGRES: u32 = 8;
+/// Connections that read a file.
+const SQLITE_READERS: u32 = 4;

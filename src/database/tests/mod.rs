@@ -1,0 +1,4 @@
+//! Promises of the database, kept on SQLite and PostgreSQL.
+
+mod issued;
+mod store;

@@ -1,0 +1,192 @@
+//! Where master keys come from: the configuration, or a file that is made at the first start.
+//!
+//! Not here: sealing (`seal`), and which keys a store knows (`store`).
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use zeroize::Zeroizing;
+
+use super::seal::{Keyring, MasterKey, Random};
+use crate::config::{
+    reader::{Mistake, Wrong},
+    storage::Secret,
+};
+
+/// Where the master keys of a gateway are.
+#[derive(Clone, Debug)]
+pub(crate) enum KeySource {
+    /// `master_key`, from the environment or the configuration; nothing here changes it.
+    Given(Secret),
+    /// This file.
+    File(PathBuf),
+}
+
+impl KeySource {
+    /// The keys; a file that is not there is made, if `make` says so.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the value or the file.
+    pub(crate) fn keyring(&self, random: &Random, make: Make) -> Result<Keyring, Mistake> {
+        match self {
+            Self::Given(text) => {
+                let at = |wrong: Wrong| wrong.at("configuration", "master_key");
+                Keyring::parse(text.expose()).map_err(at)
+            }
+            Self::File(path) => {
+                let at = |wrong: Wrong| wrong.at(&path.display().to_string(), "master_key");
+                read(path, random, make).map_err(at)
+            }
+        }
+    }
+
+    /// Keeps others from changing the keys as long as it is held; keys that were given need none.
+    ///
+    /// # Errors
+    ///
+    /// What the file system says; that another process is at it.
+    pub(crate) fn lock(&self) -> Result<Option<fs::File>, Wrong> {
+        let Self::File(path) = self else {
+            return Ok(None);
+        };
+        let mut options = fs::OpenOptions::new();
+        let options = options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(path.with_extension("lock"));
+        let file = file.map_err(|error| cannot("locked", &error))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(fs::TryLockError::WouldBlock) => Err(Wrong::new(
+                "is being rotated by another process",
+                "wait for it",
+            )),
+            Err(fs::TryLockError::Error(error)) => Err(cannot("locked", &error)),
+        }
+    }
+
+    /// Puts these keys into the file, in one step: another process reads the old or the new ones.
+    ///
+    /// # Errors
+    ///
+    /// What the file system says; keys that were given cannot be changed here.
+    pub(crate) fn write(&self, keys: &[MasterKey]) -> Result<(), Wrong> {
+        let Self::File(path) = self else {
+            return Err(Wrong::new("stands in the configuration", "change it there"));
+        };
+        let mut text = Zeroizing::new(String::new());
+        for key in keys {
+            text.push_str(&key.text());
+            text.push('\n');
+        }
+        let new = path.with_extension("key.new");
+        let written = remove(&new)
+            .and_then(|()| create(&new, &text))
+            .and_then(|()| fs::rename(&new, path))
+            .and_then(|()| sync_parent(path));
+        written.map_err(|error| cannot("written", &error))
+    }
+}
+
+/// Whether a key file that is not there is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Make {
+    /// It is: the first start.
+    IfMissing,
+    /// It is not: there is a store that some key sealed.
+    Never,
+}
+
+fn read(path: &Path, random: &Random, make: Make) -> Result<Keyring, Wrong> {
+    match fs::read_to_string(path).map(Zeroizing::new) {
+        Ok(text) => Keyring::parse(&text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && make == Make::IfMissing => {
+            let key = MasterKey::new(random)?;
+            let text = Zeroizing::new(format!("{}\n", *key.text()));
+            match create(path, &text).and_then(|()| sync_parent(path)) {
+                Ok(()) => Ok(Keyring::of(key, Vec::new())),
+                // Another process was faster: its key counts.
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                    read(path, random, Make::Never)
+                }
+                Err(error) => Err(cannot("written", &error)),
+            }
+        }
+        Err(error) => Err(cannot("read", &error)),
+    }
+}
+
+/// A new file that only its owner may read, on the disk when this returns.
+fn create(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+fn remove(path: &Path) -> std::io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn sync_parent(path: &Path) -> std::io::Result<()> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    fs::File::open(parent)?.sync_all()
+}
+
+fn cannot(what: &str, error: &std::io::Error) -> Wrong {
+    let remedy = "make the data directory writable, or set LOCKGATE_MASTER_KEY";
+    Wrong::new(format!("cannot be {what}: {error}"), remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use aws_lc_rs::rand::SystemRandom;
+
+    use super::super::master_key::*;
+
+    #[test]
+    fn a_file_is_made_once_and_only_for_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("master.key");
+        let source = KeySource::File(path.clone());
+        let random = SystemRandom::new();
+        assert!(source.keyring(&random, Make::Never).is_err());
+        let made = source.keyring(&random, Make::IfMissing).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let read = source.keyring(&random, Make::IfMissing).unwrap();
+        assert_eq!(made.first().id(), read.first().id());
+    }
+
+    #[test]
+    fn several_keys_are_kept_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("master.key");
+        let source = KeySource::File(path.clone());
+        let random = SystemRandom::new();
+        let keys = [(); 2].map(|()| MasterKey::new(&random).unwrap());
+        source.write(&keys).unwrap();
+        let read = source.keyring(&random, Make::Never).unwrap();
+        let ids = |keys: &[MasterKey]| keys.iter().map(MasterKey::id).collect::<Vec<_>>();
+        assert_eq!(ids(read.keys()), ids(&keys));
+        source.write(&keys[..1]).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(
+            source.keyring(&random, Make::Never).unwrap().keys().len(),
+            1
+        );
+    }
+}

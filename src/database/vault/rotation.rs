@@ -1,0 +1,144 @@
+//! Which master keys a store knows, and how one replaces another.
+//!
+//! Not here: sealing (`seal`), and where keys come from (`master`).
+
+use super::{
+    master_key::{KeySource, Make},
+    seal::{Keyring, MasterKey, Place, Random},
+};
+use crate::config::reader::Wrong;
+use crate::database::{objects::rows::Sealer, sql::Transaction, store::Failure};
+
+/// The keys, proven to be those of this store; the first is made known to it.
+///
+/// A key is made only for a store that knows none: another replica's would open nothing.
+pub(crate) async fn admit(
+    transaction: &mut Transaction,
+    source: &KeySource,
+    random: &Random,
+    now_ms: i64,
+) -> Result<Keyring, Failure> {
+    let rows = transaction.run(ALL, Vec::new()).await?;
+    let make = if rows.is_empty() {
+        Make::IfMissing
+    } else {
+        Make::Never
+    };
+    let keys = source
+        .keyring(random, make)
+        .map_err(Failure::from_mistake)?;
+    let mut is_proven = rows.is_empty();
+    for row in &rows {
+        let id: String = row.get("id")?;
+        if keys.keys().iter().any(|key| key.id() == id) {
+            let sealed: Vec<u8> = row.get("check_seal")?;
+            let opened = keys.open(place(&id), &sealed);
+            if opened.is_err() {
+                return Err(Failure::Bug(format!("the check of the master key {id}")));
+            }
+            is_proven = true;
+        }
+    }
+    if !is_proven {
+        let what = format!(
+            "is not the one that sealed this store ({})",
+            keys.first().id()
+        );
+        let remedy = "give the right one; what is lost without it is in docs/store.md";
+        return Err(Failure::from_key(Wrong::new(what, remedy)));
+    }
+    let sealer = Sealer {
+        keys: &keys,
+        random,
+    };
+    add_first(transaction, &sealer, now_ms).await?;
+    Ok(keys)
+}
+
+/// Whether the key that seals is one that the store knows.
+pub(crate) async fn is_known(
+    transaction: &mut Transaction,
+    keys: &Keyring,
+) -> Result<bool, Failure> {
+    let rows = transaction.run(ONE, vec![keys.first().id().into()]).await?;
+    Ok(!rows.is_empty())
+}
+
+/// Puts a new key in front of those in the file; of those that were given the first is the new one.
+pub(crate) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyring, Failure> {
+    let keys = source
+        .keyring(random, Make::Never)
+        .map_err(Failure::from_mistake)?;
+    if matches!(source, KeySource::Given(_)) {
+        return Ok(keys);
+    }
+    let new = MasterKey::new(random).map_err(Failure::from_key)?;
+    let keys = Keyring::of(new, keys.into_keys());
+    source.write(keys.keys()).map_err(Failure::from_key)?;
+    Ok(keys)
+}
+
+/// Makes the first key the only one that the store knows.
+pub(crate) async fn keep_first(
+    transaction: &mut Transaction,
+    sealer: &Sealer<'_>,
+    now_ms: i64,
+) -> Result<(), Failure> {
+    add_first(transaction, sealer, now_ms).await?;
+    let id = sealer.keys.first().id();
+    transaction.run(DELETE_OTHERS, vec![id.into()]).await?;
+    Ok(())
+}
+
+/// Drops the old keys from the file; the id of the one that is left.
+pub(crate) fn end_rotation(source: &KeySource, keys: &Keyring) -> Result<String, Failure> {
+    let id = keys.first().id();
+    if matches!(source, KeySource::File(_)) {
+        source.write(&keys.keys()[..1]).map_err(Failure::from_key)?;
+    }
+    Ok(id)
+}
+
+async fn add_first(
+    transaction: &mut Transaction,
+    sealer: &Sealer<'_>,
+    now_ms: i64,
+) -> Result<(), Failure> {
+    let id = sealer.keys.first().id();
+    let sealed = sealer.keys.seal(sealer.random, place(&id), CHECK);
+    if sealed.is_none() {
+        return Err(Failure::Bug("no randomness".to_owned()));
+    }
+    let values = vec![id.into(), sealed.into(), now_ms.into()];
+    transaction.run(INSERT, values).await?;
+    Ok(())
+}
+
+fn place(id: &str) -> Place<'_> {
+    Place {
+        table: "seal_keys",
+        row: id,
+        column: "check_seal",
+    }
+}
+
+/// What is sealed to prove a key.
+const CHECK: &[u8] = b"lockgate";
+
+const ALL: &str = "
+    SELECT id, check_seal
+      FROM seal_keys";
+
+const ONE: &str = "
+    SELECT id
+      FROM seal_keys
+     WHERE id = $1";
+
+const INSERT: &str = "
+    INSERT INTO seal_keys (id, check_seal, created_ms)
+    VALUES ($1, $2, $3)
+    ON CONFLICT (id) DO NOTHING";
+
+const DELETE_OTHERS: &str = "
+    DELETE FROM seal_keys
+     WHERE id <> $1";

@@ -1,0 +1,247 @@
+//! What an operator declares for the authorization server of a tenant: its users, its clients, and
+//! the identity providers behind it.
+//!
+//! The checked forms. Not here: what registers or logs in by itself (`registrations`, `logins`).
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use zeroize::Zeroizing;
+
+/// A tenant's own authorization server, as it is declared.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Builtin {
+    /// Local users by name; the name is the subject.
+    pub(crate) users: BTreeMap<String, Arc<User>>,
+    /// Clients that need not register, by client id.
+    pub(crate) clients: BTreeMap<String, Arc<DeclaredClient>>,
+    /// Who else may say who somebody is, by name.
+    pub(crate) providers: BTreeMap<String, Arc<Provider>>,
+    /// Scopes that clients are told to ask for, beside those that policy needs.
+    pub(crate) scopes: Vec<String>,
+    /// Whether clients may register themselves (RFC 7591).
+    pub(crate) registration: bool,
+    /// Whether a client id may be the URL of a metadata document.
+    pub(crate) documents: bool,
+}
+
+/// A person who logs in with a password.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct User {
+    /// The name, which is the subject of tokens.
+    pub(crate) name: String,
+    /// The password's Argon2id hash as a PHC string; none cannot log in here.
+    pub(crate) password: Option<Hidden>,
+    /// Groups, for grants.
+    pub(crate) groups: Vec<String>,
+    /// Whether it administrates its tenant.
+    pub(crate) admin: bool,
+    /// Whether it may do nothing at all.
+    pub(crate) disabled: bool,
+}
+
+/// A client that an operator wrote down.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DeclaredClient {
+    /// The client id.
+    pub(crate) id: String,
+    /// What people are shown.
+    pub(crate) title: String,
+    /// Where answers may go, exactly.
+    pub(crate) redirect_uris: Vec<String>,
+    /// The secret of a confidential client; none is a public one, or one with keys.
+    pub(crate) secret: Option<Hidden>,
+    /// The public keys of a client that signs assertions, as a JWK Set in JSON.
+    pub(crate) jwks: Option<String>,
+}
+
+/// An identity provider, at which people of the tenant log in.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Provider {
+    /// Its name, in URLs.
+    pub(crate) name: String,
+    /// What people are shown.
+    pub(crate) title: String,
+    /// What it speaks.
+    pub(crate) kind: ProviderKind,
+    /// Our client id there.
+    pub(crate) client_id: String,
+    /// Our secret there.
+    pub(crate) client_secret: Option<Hidden>,
+    /// What we ask for.
+    pub(crate) scopes: Vec<String>,
+    /// Who of those that it knows may come in.
+    pub(crate) allow: Allow,
+}
+
+/// What a provider speaks.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ProviderKind {
+    /// OpenID Connect: its metadata and keys are found at the issuer.
+    OpenId {
+        /// The issuer, byte for byte as in ID tokens.
+        issuer: String,
+        /// The claim that holds the groups.
+        groups_claim: String,
+    },
+    /// OAuth 2.0 alone, like GitHub: who somebody is, is asked for with the access token.
+    OAuth {
+        /// What it is called in subjects, like an issuer: `https://github.com/login/oauth`.
+        issuer: String,
+        /// Where people are sent.
+        authorization_url: String,
+        /// Where codes are redeemed.
+        token_url: String,
+        /// What says who the token belongs to.
+        user_url: String,
+        /// The member of that answer which never changes and is never used again.
+        subject_member: String,
+    },
+}
+
+/// Who may come in; empty lists allow everybody whom the provider knows.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Allow {
+    /// Subjects at the provider.
+    pub(crate) subjects: Vec<String>,
+    /// Domains of verified e-mail addresses.
+    pub(crate) domains: Vec<String>,
+    /// Groups.
+    pub(crate) groups: Vec<String>,
+}
+
+impl Allow {
+    /// Whether everybody may come in.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.subjects.is_empty() && self.domains.is_empty() && self.groups.is_empty()
+    }
+
+    /// Whether somebody may come in: whom one of the rules names. `email` is verified.
+    pub(crate) fn lets_in(&self, subject: &str, groups: &[String], email: Option<&str>) -> bool {
+        let domain = email.and_then(|email| email.rsplit_once('@'));
+        self.is_empty()
+            || self.subjects.iter().any(|known| known == subject)
+            || self.groups.iter().any(|group| groups.contains(group))
+            || domain.is_some_and(|(_, domain)| {
+                let mut domains = self.domains.iter();
+                domains.any(|known| known.eq_ignore_ascii_case(domain))
+            })
+    }
+}
+
+impl Provider {
+    /// Whether its rules let somebody in who came from there before. Addresses are not kept: where
+    /// rules are about them, they are asked for at the next log-in.
+    pub(crate) fn still_lets_in(&self, subject: &str, groups: &[String]) -> bool {
+        let own = subject.strip_prefix(self.issuer());
+        own.and_then(|rest| rest.strip_prefix('#'))
+            .is_some_and(|own| {
+                !self.allow.domains.is_empty() || self.allow.lets_in(own, groups, None)
+            })
+    }
+}
+
+impl Builtin {
+    /// Whether somebody who came from a provider, as the subject says, is let in by one still.
+    pub(crate) fn still_lets_in(&self, subject: &str, groups: &[String]) -> bool {
+        let mut providers = self.providers.values();
+        providers.any(|provider| provider.still_lets_in(subject, groups))
+    }
+}
+
+/// A text of the manifest that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Hidden(Zeroizing<String>);
+
+impl Hidden {
+    /// This text.
+    pub(crate) fn of(text: String) -> Self {
+        Self(Zeroizing::new(text))
+    }
+
+    /// The text itself; not for logs and messages.
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hidden")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::authorization_server::*;
+
+    fn list(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    fn allow(subjects: &[&str], domains: &[&str], groups: &[&str]) -> Allow {
+        Allow {
+            subjects: list(subjects),
+            domains: list(domains),
+            groups: list(groups),
+        }
+    }
+
+    #[test]
+    fn who_may_come_in() {
+        for (rule, wanted) in [
+            (allow(&[], &[], &[]), true),
+            (allow(&["1"], &[], &[]), true),
+            (allow(&["11"], &[], &[]), false),
+            (allow(&[], &["acme.test"], &[]), true),
+            (allow(&[], &["b.test"], &[]), false),
+            (allow(&[], &["me.test"], &[]), false),
+            (allow(&[], &[], &["eng"]), true),
+            (allow(&[], &[], &["ops"]), false),
+            (allow(&["2"], &["x.test"], &["eng"]), true),
+        ] {
+            let email = Some("a@b.test@Acme.test");
+            assert_eq!(
+                rule.lets_in("1", &list(&["eng"]), email),
+                wanted,
+                "{rule:?}"
+            );
+        }
+        assert!(!allow(&[], &[""], &[]).lets_in("1", &[], None));
+    }
+
+    #[test]
+    fn who_came_in_before() {
+        for (rule, subject, wanted) in [
+            (allow(&[], &[], &[]), "https://idp.test#1", true),
+            (allow(&["1"], &[], &[]), "https://idp.test#1", true),
+            (allow(&["1"], &[], &[]), "https://idp.test#11", false),
+            (allow(&["1#2"], &[], &[]), "https://idp.test#1#2", true),
+            (allow(&[], &[], &["eng"]), "https://idp.test#1", true),
+            (allow(&[], &[], &["ops"]), "https://idp.test#1", false),
+            // Nobody knows the address any more.
+            (
+                allow(&["2"], &["acme.test"], &[]),
+                "https://idp.test#1",
+                true,
+            ),
+            (allow(&[], &[], &[]), "https://idp.test/#1", false),
+            (allow(&[], &["acme.test"], &[]), "https://idp.test", false),
+            (allow(&[], &[], &[]), "1", false),
+        ] {
+            let provider = Provider {
+                name: "corp".to_owned(),
+                title: "Corp".to_owned(),
+                kind: ProviderKind::OpenId {
+                    issuer: "https://idp.test".to_owned(),
+                    groups_claim: "groups".to_owned(),
+                },
+                client_id: "gw".to_owned(),
+                client_secret: None,
+                scopes: Vec::new(),
+                allow: rule,
+            };
+            let found = provider.still_lets_in(subject, &list(&["eng"]));
+            assert_eq!(found, wanted, "{subject}: {:?}", provider.allow);
+        }
+    }
+}

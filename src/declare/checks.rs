@@ -1,0 +1,378 @@
+//! Whether a manifest can be served with this configuration and on this machine.
+//!
+//! Not here: what a manifest may say by itself (`manifest`).
+
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use url::Url;
+
+use super::{
+    catalog::{Server, Tenant},
+    confinement::Offer,
+    identity::AuthMode,
+    recipe::STORE,
+};
+use crate::config::{
+    address::is_trustworthy,
+    gateway::{Config, is_loopback},
+    reader::Mistake,
+    separation::Separation,
+};
+use crate::{
+    database::store::When,
+    manifest::reader::{Manifest, server_key},
+};
+
+/// All that the functions below find.
+pub(crate) fn check(
+    manifest: &Manifest,
+    config: &Config,
+    search: &str,
+    offer: &Offer,
+) -> Vec<Mistake> {
+    judge(manifest, When::Applying, config, search, offer)
+}
+
+/// All that is a mistake at this time.
+///
+/// While single objects change, the server of `[default]` may still be to come, or gone. What is
+/// stored was checked by whoever stored it: a program that is missing here only fails to start.
+pub(crate) fn judge(
+    manifest: &Manifest,
+    when: When,
+    config: &Config,
+    search: &str,
+    offer: &Offer,
+) -> Vec<Mistake> {
+    let mut mistakes = check_separation(manifest, config.sandbox.shared_uid, offer.separation);
+    mistakes.extend(check_confinement(manifest, offer));
+    mistakes.extend(check_auth(manifest, config));
+    mistakes.extend(check_issuers(manifest, config));
+    mistakes.extend(check_own_issuers(manifest, config));
+    if when == When::Applying {
+        mistakes.extend(check_default(manifest, config));
+    }
+    if when != When::Serving {
+        mistakes.extend(check_commands(manifest, search));
+    }
+    mistakes
+}
+
+/// More than one tenant needs what keeps their processes apart.
+pub(crate) fn check_separation(
+    manifest: &Manifest,
+    is_shared_uid: bool,
+    separation: Separation,
+) -> Vec<Mistake> {
+    let is_apart = separation != Separation::None;
+    if is_apart || is_shared_uid || manifest.catalog.tenants.len() < 2 {
+        return Vec::new();
+    }
+    let what = "more than one tenant, and nothing here separates their processes";
+    let remedy = "set sandbox.uids, serve one tenant, or set sandbox.shared_uid = true";
+    vec![manifest.mistake("tenants", what, remedy)]
+}
+
+/// What a server asks for must be enforceable, unless it says that it need not be.
+pub(crate) fn check_confinement(manifest: &Manifest, offer: &Offer) -> Vec<Mistake> {
+    let tenants = manifest.tenants();
+    let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
+    let mistakes = |server: &Arc<Server>| -> Vec<Mistake> {
+        if !server.launch.confinement.required {
+            return Vec::new();
+        }
+        let missing = offer.unenforced(server).into_iter();
+        let mistake = missing.map(|missing| {
+            let key = server_key(&server.tenant, &server.name, missing.key);
+            let remedy = "leave it out, or go without by sandbox.required: false";
+            manifest.mistake(&key, missing.what, remedy)
+        });
+        mistake.collect()
+    };
+    servers.flat_map(mistakes).collect()
+}
+
+/// Tenants without authentication are for loopback.
+pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
+    if config.auth.insecure || is_loopback(config.http.listen) {
+        return Vec::new();
+    }
+    let open = manifest
+        .tenants()
+        .into_iter()
+        .filter(|tenant| tenant.auth == AuthMode::None);
+    let mistake = |tenant: &Arc<Tenant>| {
+        let what = format!("mode none while http.listen is {}", config.http.listen);
+        let remedy = "listen on 127.0.0.1, or set auth.insecure = true";
+        manifest.mistake(&format!("tenants.{}.auth", tenant.name), what, remedy)
+    };
+    open.map(mistake).collect()
+}
+
+/// Whoever is asked by http needs `outbound.allow`.
+pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
+    if !config.outbound_allow.is_empty() {
+        return Vec::new();
+    }
+    let mut mistakes = Vec::new();
+    let mut check = |key: &str, url: &str| {
+        if url.starts_with("http:") {
+            let remedy = "write https://…, or list its network in outbound.allow";
+            let what = "is asked by http, which anybody can answer";
+            mistakes.push(manifest.mistake(key, what, remedy));
+        }
+    };
+    for tenant in manifest.tenants() {
+        let key = format!("tenants.{}", tenant.name);
+        match &tenant.auth {
+            AuthMode::External(external) => check(&format!("{key}.auth.issuer"), &external.issuer),
+            AuthMode::Builtin(builtin) => {
+                for (name, provider) in &builtin.providers {
+                    for (member, url) in provider.urls() {
+                        check(&format!("{key}.providers.{name}.{member}"), url);
+                    }
+                }
+            }
+            AuthMode::None | AuthMode::Keys => {}
+        }
+    }
+    mistakes
+}
+
+/// An issuer is an https URL (RFC 8414, section 2), except on one's own machine.
+pub(crate) fn check_own_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
+    let is_fine = Url::parse(&config.public_url).is_ok_and(|url| is_trustworthy(&url));
+    if is_fine || config.auth.insecure {
+        return Vec::new();
+    }
+    let all = manifest.tenants().into_iter();
+    let issuing = all.filter(|tenant| matches!(tenant.auth, AuthMode::Builtin(_)));
+    let mistake = |tenant: &Arc<Tenant>| {
+        let what = format!("mode builtin while public_url is {}", config.public_url);
+        let remedy = "set public_url to the https URL that clients use";
+        manifest.mistake(&format!("tenants.{}.auth", tenant.name), what, remedy)
+    };
+    issuing.map(mistake).collect()
+}
+
+/// `[default]` must name a server that there is.
+pub(crate) fn check_default(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
+    let missing = config
+        .default
+        .as_ref()
+        .filter(|(tenant, server)| manifest.catalog.find(tenant, server).is_none());
+    let mistake = |(tenant, server): &(String, String)| {
+        let what = format!("default.tenant and default.server name {tenant}/{server}");
+        manifest.mistake(
+            &format!("tenants.{tenant}.servers.{server}"),
+            what,
+            "declare that server",
+        )
+    };
+    missing.map(mistake).into_iter().collect()
+}
+
+/// Every command must be found, as `search` (the value of PATH) has it, and be executable.
+pub(crate) fn check_commands(manifest: &Manifest, search: &str) -> Vec<Mistake> {
+    let tenants = manifest.tenants();
+    let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
+    let programs = servers.flat_map(|server| {
+        let place = (&server.tenant, &server.name);
+        let words = server
+            .recipe
+            .as_ref()
+            .and_then(|recipe| recipe.words.first());
+        let first = ("command", &server.launch.command);
+        let second = words.map(|program| ("prepare", program));
+        let all = std::iter::once(first).chain(second);
+        all.map(move |(key, program)| (place, key, program))
+    });
+    // What is prepared is there only later.
+    let missing = programs.filter(|(_, _, program)| {
+        !program.contains(STORE) && find_command(program, search).is_none()
+    });
+    let mistake = |((tenant, server), key, command): ((&String, &String), &str, &String)| {
+        let remedy = if command.contains('/') {
+            "name an executable file"
+        } else {
+            "install it, add its directory to PATH, or write its whole path"
+        };
+        let key = server_key(tenant, server, key);
+        manifest.mistake(&key, format!("{command} not found"), remedy)
+    };
+    missing.map(mistake).collect()
+}
+
+/// The executable file that `command` means.
+pub(crate) fn find_command(command: &str, search: &str) -> Option<PathBuf> {
+    let is_executable = |path: &PathBuf| {
+        path.metadata()
+            .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    };
+    if command.contains('/') {
+        return Some(PathBuf::from(command)).filter(is_executable);
+    }
+    // An empty member of PATH means the working directory to a shell; here it means nothing.
+    let directories = search.split(':').filter(|directory| !directory.is_empty());
+    directories
+        .map(|directory| Path::new(directory).join(command))
+        .find(is_executable)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use crate::config::{document::Format, gateway::Sources};
+    use crate::manifest::reader::parse;
+
+    use super::super::checks::*;
+
+    const FULL: &str = "tenants:
+  acme:
+    auth: {mode: none}
+    servers:
+      files:
+        command: npx
+      other: {command: /bin/cat}
+";
+
+    fn yaml(text: &str) -> Result<Manifest, Vec<Mistake>> {
+        parse("F", text, Format::Yaml, &BTreeMap::new())
+    }
+
+    #[test]
+    fn checks_against_the_configuration() {
+        let config = |set: &[&str]| {
+            let set = set.iter().map(|set| (*set).to_owned()).collect();
+            let env = BTreeMap::from([("HOME".to_owned(), "/".to_owned())]);
+            Config::load(&Sources {
+                set,
+                env,
+                ..Sources::default()
+            })
+            .unwrap()
+        };
+        let two = yaml("tenants:\n  a: {auth: {mode: none}}\n  b: {auth: {mode: none}}\n").unwrap();
+        let one = yaml(FULL).unwrap();
+        assert_eq!(check_separation(&two, false, Separation::None).len(), 1);
+        assert!(check_separation(&two, true, Separation::None).is_empty());
+        assert!(check_separation(&two, false, Separation::Landlock).is_empty());
+        assert!(check_separation(&one, false, Separation::None).is_empty());
+        let public = ["http.listen=0.0.0.0:80", "public_url=https://x"];
+        let open = check_auth(&two, &config(&public));
+        assert_eq!(open[1].place, "F:3");
+        assert!(check_auth(&two, &config(&[])).is_empty());
+        assert!(
+            check_auth(&two, &config(&[public[0], public[1], "auth.insecure=true"])).is_empty()
+        );
+        let named = ["default.tenant=acme", "default.server=files"];
+        assert!(check_default(&one, &config(&named)).is_empty());
+        assert_eq!(check_default(&two, &config(&named)).len(), 1);
+        assert!(check_default(&two, &config(&[])).is_empty());
+    }
+
+    #[test]
+    fn who_is_asked_and_who_issues_has_https() {
+        let config = |set: &[&str]| {
+            let set = set.iter().map(|set| (*set).to_owned()).collect();
+            let env = BTreeMap::from([("HOME".to_owned(), "/".to_owned())]);
+            let sources = Sources {
+                set,
+                env,
+                ..Sources::default()
+            };
+            Config::load(&sources).unwrap()
+        };
+        let manifest = yaml(
+            "tenants:
+  a:
+    providers:
+      plain: {issuer: \"http://i.test\", client_id: x}
+      sealed: {issuer: \"https://i.test\", client_id: x}
+      odd:
+        kind: oauth
+        issuer: http://called.test
+        authorization_url: https://o.test
+        token_url: http://o.test
+        user_url: https://o.test
+        client_id: x
+  b: {auth: {mode: keys}}
+",
+        )
+        .unwrap();
+        let found = check_issuers(&manifest, &config(&[]));
+        let keys: Vec<&str> = found.iter().map(|mistake| mistake.key.as_str()).collect();
+        let (odd, plain) = ("tenants.a.providers.odd", "tenants.a.providers.plain");
+        assert_eq!(
+            keys,
+            [format!("{odd}.token_url"), format!("{plain}.issuer")]
+        );
+        let allowed = config(&["outbound.allow=[\"127.0.0.0/8\"]"]);
+        assert!(check_issuers(&manifest, &allowed).is_empty());
+        for (url, count) in [
+            ("https://gw.test", 0),
+            ("http://127.0.0.1:8080", 0),
+            ("http://[::1]:8080", 0),
+            ("http://localhost:8080", 0),
+            ("http://gw.test", 1),
+            ("http://10.0.0.1", 1),
+        ] {
+            let url = format!("public_url={url}");
+            let found = check_own_issuers(&manifest, &config(&[&url]));
+            assert_eq!(found.len(), count, "{url}");
+            let insecure = config(&[&url, "auth.insecure=true"]);
+            assert!(check_own_issuers(&manifest, &insecure).is_empty(), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_enforced_is_refused() {
+        let bare = Offer {
+            separation: Separation::None,
+            landlock: 0,
+            has_seccomp: true,
+            bounds_memory: false,
+            bounds_pids: false,
+            bounds_cpu: false,
+            refuses_addresses: false,
+        };
+        let text = |required: bool| {
+            format!(
+                "tenants:\n  a:\n    auth: {{mode: none}}\n    servers:\n      x:\n        command: cat\n        limits:\n          files: 9\n          memory: 1GiB\n        sandbox: {{required: {required}}}\n"
+            )
+        };
+        let found = check_confinement(&yaml(&text(true)).unwrap(), &bare);
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        insta::assert_snapshot!(found.join("\n"), @r###"
+        F:10: tenants.a.servers.x.sandbox.profile: standard confines files by Landlock, which this kernel does not offer; leave it out, or go without by sandbox.required: false
+        F:9: tenants.a.servers.x.limits.memory: no cgroup v2 with the memory controller is delegated to this gateway; leave it out, or go without by sandbox.required: false
+        "###);
+        assert!(check_confinement(&yaml(&text(false)).unwrap(), &bare).is_empty());
+    }
+
+    #[test]
+    fn commands_must_be_there() {
+        assert!(find_command("sh", "/nonexistent::/bin").is_some());
+        assert!(find_command("/bin/sh", "").is_some());
+        for missing in [
+            "no-such-program",
+            "/etc/passwd",
+            "/bin",
+            "/nonexistent/x",
+            ".",
+        ] {
+            assert_eq!(find_command(missing, "/bin:/usr/bin"), None, "{missing}");
+        }
+        let found = check_commands(&yaml(FULL).unwrap(), "/nonexistent");
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            found[0].to_string(),
+            "F:6: tenants.acme.servers.files.command: npx not found; install it, add its directory to PATH, or write its whole path"
+        );
+    }
+}

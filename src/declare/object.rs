@@ -1,0 +1,615 @@
+//! What operators declare as single objects, each a row of the store.
+//!
+//! An object is a subtree of the manifest as JSON, in the manifest's own syntax, so that the one
+//! reader (`manifest`) reads files and rows alike. Not here: what a key means, and the rows (`store`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value as Json;
+
+use super::password::{PASSWORD, PASSWORD_HASH};
+use crate::config::{
+    document::{Format, Node, Value},
+    reader::{Mistake, Wrong, syntax_mistakes},
+};
+use crate::manifest::{
+    interpolation::{files, is_closed, resolve},
+    reader::{self, Manifest},
+};
+
+/// The members of an object, by their names in the manifest.
+pub(crate) type Document = serde_json::Map<String, Json>;
+
+/// What kind of thing an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Kind {
+    /// A tenant, less all that belongs to it.
+    Tenant,
+    /// A server of a tenant.
+    Server,
+    /// A user of a tenant.
+    User,
+    /// A client of a tenant's authorization server.
+    Client,
+    /// An identity provider behind a tenant's authorization server.
+    Provider,
+    /// An API key, of a tenant or of an operator.
+    ApiKey,
+}
+
+impl Kind {
+    /// Every kind; tenants first, since the others belong to one.
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Tenant,
+        Self::Server,
+        Self::User,
+        Self::Client,
+        Self::Provider,
+        Self::ApiKey,
+    ];
+
+    /// What it is called, for people.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenant",
+            Self::Server => "server",
+            Self::User => "user",
+            Self::Client => "client",
+            Self::Provider => "provider",
+            Self::ApiKey => "api_key",
+        }
+    }
+
+    /// The key of a tenant under which the manifest has its objects of this kind.
+    pub(crate) fn plural(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenants",
+            Self::Server => "servers",
+            Self::User => "users",
+            Self::Client => "clients",
+            Self::Provider => "providers",
+            Self::ApiKey => "api_keys",
+        }
+    }
+
+    /// The members that are kept sealed.
+    fn secrets(self) -> &'static [&'static str] {
+        match self {
+            Self::Tenant | Self::ApiKey => &[],
+            Self::Server => &["env"],
+            Self::User => &[PASSWORD, PASSWORD_HASH],
+            Self::Client => &["secret"],
+            Self::Provider => &["client_secret"],
+        }
+    }
+}
+
+/// Which object: orders tenants by name, each before what belongs to it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ObjectName {
+    /// The tenant that it belongs to, for a tenant itself; none for an operator's API key.
+    tenant: Option<String>,
+    kind: Kind,
+    name: String,
+}
+
+impl ObjectName {
+    /// A tenant.
+    pub(crate) fn tenant(name: &str) -> Self {
+        Self {
+            tenant: Some(name.to_owned()),
+            kind: Kind::Tenant,
+            name: name.to_owned(),
+        }
+    }
+
+    /// What belongs to a tenant.
+    pub(crate) fn of(tenant: &str, kind: Kind, name: &str) -> Self {
+        Self {
+            tenant: Some(tenant.to_owned()),
+            kind,
+            name: name.to_owned(),
+        }
+    }
+
+    /// An API key of an operator, who belongs to no tenant.
+    pub(crate) fn operator_key(name: &str) -> Self {
+        Self {
+            tenant: None,
+            kind: Kind::ApiKey,
+            name: name.to_owned(),
+        }
+    }
+
+    /// What kind of thing it is.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its own name, in its tenant.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The tenant that it belongs to, or is.
+    pub(crate) fn owner(&self) -> Option<&str> {
+        self.tenant.as_deref()
+    }
+
+    /// The key of the manifest under which it stands; an operator's key stands in none.
+    pub(crate) fn key(&self) -> String {
+        match (&self.tenant, self.kind) {
+            (Some(tenant), Kind::Tenant) => format!("tenants.{tenant}"),
+            (Some(tenant), kind) => format!("tenants.{tenant}.{}.{}", kind.plural(), self.name),
+            (None, kind) => format!("{}.{}", kind.plural(), self.name),
+        }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.tenant, self.kind) {
+            (Some(tenant), Kind::Tenant) => write!(f, "tenant {tenant}"),
+            (Some(tenant), kind) => write!(f, "{} {tenant}/{}", kind.as_str(), self.name),
+            (None, kind) => write!(f, "{} {}", kind.as_str(), self.name),
+        }
+    }
+}
+
+/// One object; equal if it declares the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Object {
+    /// All members that may be seen.
+    pub(crate) spec: Document,
+    /// The members that are kept sealed.
+    pub(crate) secret: Secret,
+}
+
+/// Members that nobody may see.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Secret(pub(crate) Document);
+
+impl fmt::Debug for Secret {
+    /// Says which members there are, never what they hold.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+impl Object {
+    /// The object that `document` describes in the manifest's syntax, its secrets among the rest.
+    pub(crate) fn new(kind: Kind, document: Document) -> Self {
+        let (secret, spec) = document
+            .into_iter()
+            .partition(|(key, _)| kind.secrets().contains(&key.as_str()));
+        Self {
+            spec,
+            secret: Secret(secret),
+        }
+    }
+
+    /// Its members, secrets included, which differ from those of `other`.
+    pub(crate) fn differing(&self, other: &Self) -> Vec<String> {
+        let pairs = [(&self.spec, &other.spec), (&self.secret.0, &other.secret.0)];
+        let differing = pairs.iter().flat_map(|(one, other)| {
+            let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+            keys.into_iter()
+                .filter(|key| one.get(*key) != other.get(*key))
+        });
+        let members: BTreeSet<String> = differing.cloned().collect();
+        members.into_iter().collect()
+    }
+
+    /// It as a document of the manifest's syntax, secrets included.
+    pub(crate) fn tree(&self) -> Node {
+        Node::new(PLACE, Value::Map(self.node()))
+    }
+
+    fn node(&self) -> Vec<(String, Node)> {
+        let members = self.spec.iter().chain(&self.secret.0);
+        members
+            .map(|(key, value)| (key.clone(), of_json(value)))
+            .collect()
+    }
+}
+
+/// Everything that is declared, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Declared(pub(crate) BTreeMap<ObjectName, Object>);
+
+impl Declared {
+    /// What the tree of a manifest without mistakes declares.
+    ///
+    /// `${env:…}` and `${file:…}` are put in, here and now; `${prepared}` and `$$` stay.
+    fn of_tree(tree: &Node, env: &BTreeMap<String, String>) -> Result<Self, Vec<Mistake>> {
+        let (mut objects, mut mistakes) = (BTreeMap::new(), Vec::new());
+        let mut add = |name: ObjectName, members: Vec<(&str, &Node)>| {
+            let key = name.key();
+            let json = |(member, node): (&str, &Node)| {
+                let key = format!("{key}.{member}");
+                (member.to_owned(), to_json(node, env, &key, &mut mistakes))
+            };
+            let document = members.into_iter().map(json).collect();
+            objects.insert(name.clone(), Object::new(name.kind, document));
+        };
+        let tenants = members(tree)
+            .into_iter()
+            .filter(|(key, _)| *key == "tenants");
+        for (tenant, node) in tenants.flat_map(|(_, node)| members(node)) {
+            let kind_of = |key: &str| Kind::ALL[1..].iter().find(|kind| kind.plural() == key);
+            let (lists, own): (Vec<_>, Vec<_>) = members(node)
+                .into_iter()
+                .partition(|(key, _)| kind_of(key).is_some());
+            add(ObjectName::tenant(tenant), own);
+            for (key, list) in lists {
+                for (name, node) in members(list) {
+                    let kind = *kind_of(key).expect("lists are those with a kind");
+                    add(ObjectName::of(tenant, kind, name), members(node));
+                }
+            }
+        }
+        if mistakes.is_empty() {
+            Ok(Self(objects))
+        } else {
+            Err(mistakes)
+        }
+    }
+
+    /// The manifest that says the same, read by the same reader as a file.
+    ///
+    /// # Errors
+    ///
+    /// Every mistake in it; texts that name the environment or files are among them, since whoever
+    /// wrote them may not read ours.
+    pub(crate) fn manifest(&self) -> Result<Manifest, Vec<Mistake>> {
+        let open: Vec<Mistake> = self.0.iter().flat_map(open_texts).collect();
+        if !open.is_empty() {
+            return Err(open);
+        }
+        reader::read(Some(&self.tree()), Vec::new(), &BTreeMap::new())
+    }
+
+    /// The whole manifest as JSON, secrets included: what is sent to a gateway that is to apply it.
+    pub(crate) fn json(&self) -> Json {
+        // Nothing is open in it, so nothing is put in and nothing can fail.
+        to_json(&self.tree(), &BTreeMap::new(), "", &mut Vec::new())
+    }
+
+    fn tree(&self) -> Node {
+        let node = |value: Value| Node::new(PLACE, value);
+        // An object comes behind its tenant, whose last list it belongs to, or to a new one.
+        let mut tenants: Vec<(String, Vec<(String, Node)>)> = Vec::new();
+        for (name, object) in &self.0 {
+            if name.kind == Kind::Tenant {
+                tenants.push((name.name.clone(), object.node()));
+                continue;
+            }
+            let own = tenants.last_mut();
+            let Some((_, members)) = own.filter(|(tenant, _)| name.owner() == Some(tenant)) else {
+                continue;
+            };
+            let member = (name.name.clone(), node(Value::Map(object.node())));
+            match members.last_mut() {
+                Some((
+                    list,
+                    Node {
+                        value: Value::Map(inner),
+                        ..
+                    },
+                )) if list == name.kind.plural() => {
+                    inner.push(member);
+                }
+                _ => {
+                    let list = node(Value::Map(vec![member]));
+                    members.push((name.kind.plural().to_owned(), list));
+                }
+            }
+        }
+        let tenant = |(name, members)| (name, node(Value::Map(members)));
+        let tenants = tenants.into_iter().map(tenant).collect();
+        node(Value::Map(vec![
+            ("version".to_owned(), node(Value::Whole(1))),
+            ("tenants".to_owned(), node(Value::Map(tenants))),
+        ]))
+    }
+}
+
+/// A manifest in both forms: checked, and as single objects.
+#[derive(Debug)]
+pub(crate) struct Declaration {
+    /// What it declares, with the places where it stands.
+    pub(crate) manifest: Manifest,
+    /// The same as objects, nothing of the environment left open.
+    pub(crate) declared: Declared,
+    /// The files that `${file:…}` named in it.
+    pub(crate) files: BTreeSet<PathBuf>,
+}
+
+/// The manifest in a file, whose ending says how it is written.
+pub(crate) fn load(
+    path: &Path,
+    env: &BTreeMap<String, String>,
+) -> Result<Declaration, Vec<Mistake>> {
+    let file = path.display().to_string();
+    let refuse = |what: String, remedy: &str| {
+        Err(vec![
+            Wrong::new(what, remedy).at(&format!("{file}:1"), "--apply"),
+        ])
+    };
+    let Some(format) = Format::of(path) else {
+        let remedy = "name it .yaml, .yml, .toml or .json";
+        return refuse("its ending names no format".to_owned(), remedy);
+    };
+    match fs::read_to_string(path) {
+        Ok(text) => parse(&file, &text, format, env),
+        Err(error) => refuse(format!("cannot be read: {error}"), "name a readable file"),
+    }
+}
+
+/// The manifest `text`, which stands in `file`.
+pub(crate) fn parse(
+    file: &str,
+    text: &str,
+    format: Format,
+    env: &BTreeMap<String, String>,
+) -> Result<Declaration, Vec<Mistake>> {
+    let (tree, errors) = format.parse(file, text);
+    let manifest = reader::read(tree.as_ref(), syntax_mistakes(file, errors), env)?;
+    let mut files = BTreeSet::new();
+    if let Some(tree) = &tree {
+        named_files(tree, &mut files);
+    }
+    let declared = tree.map(|tree| Declared::of_tree(&tree, env)).transpose()?;
+    Ok(Declaration {
+        manifest,
+        files,
+        declared: declared.unwrap_or_default(),
+    })
+}
+
+/// The manifest `text` that somebody sent: texts that name the environment or files are mistakes,
+/// since they would be ours.
+pub(crate) fn received(
+    file: &str,
+    text: &str,
+    format: Format,
+) -> Result<Declaration, Vec<Mistake>> {
+    let mut open = Vec::new();
+    if let Some(tree) = format.parse(file, text).0 {
+        open_nodes(&tree, "", &mut open);
+    }
+    if !open.is_empty() {
+        return Err(open);
+    }
+    parse(file, text, format, &BTreeMap::new())
+}
+
+fn members(node: &Node) -> Vec<(&str, &Node)> {
+    let Value::Map(entries) = &node.value else {
+        return Vec::new();
+    };
+    let named = entries.iter().map(|(key, node)| (key.as_str(), node));
+    named.collect()
+}
+
+/// A tree as JSON, what `${env:…}` and `${file:…}` name put in.
+pub(crate) fn to_json(
+    node: &Node,
+    env: &BTreeMap<String, String>,
+    key: &str,
+    mistakes: &mut Vec<Mistake>,
+) -> Json {
+    match &node.value {
+        // No key takes the last; a manifest with one has a mistake.
+        Value::Nothing | Value::Other(_) => Json::Null,
+        Value::Flag(flag) => (*flag).into(),
+        Value::Whole(whole) => (*whole).into(),
+        Value::Text(text) => match resolve(text, env) {
+            Ok(text) => text.into(),
+            Err(wrong) => {
+                mistakes.push(wrong.at(&node.place, key));
+                Json::Null
+            }
+        },
+        Value::List(items) => {
+            let items = items.iter().map(|item| to_json(item, env, key, mistakes));
+            Json::Array(items.collect())
+        }
+        Value::Map(entries) => {
+            let member = |(name, node): &(String, Node)| {
+                let key = format!("{key}.{name}");
+                (name.clone(), to_json(node, env, &key, mistakes))
+            };
+            Json::Object(entries.iter().map(member).collect())
+        }
+    }
+}
+
+fn of_json(json: &Json) -> Node {
+    let value = match json {
+        Json::Null => Value::Nothing,
+        Json::Bool(flag) => Value::Flag(*flag),
+        Json::Number(number) => number
+            .as_i64()
+            .map_or(Value::Other("a fraction"), Value::Whole),
+        Json::String(text) => Value::Text(text.clone()),
+        Json::Array(items) => Value::List(items.iter().map(of_json).collect()),
+        Json::Object(members) => {
+            let member = |(key, json): (&String, &Json)| (key.clone(), of_json(json));
+            Value::Map(members.iter().map(member).collect())
+        }
+    };
+    Node::new(PLACE, value)
+}
+
+fn named_files(node: &Node, found: &mut BTreeSet<PathBuf>) {
+    match &node.value {
+        Value::Text(text) => found.extend(files(text).map(Path::to_owned)),
+        Value::List(items) => items.iter().for_each(|item| named_files(item, found)),
+        Value::Map(entries) => {
+            let nodes = entries.iter().map(|(_, node)| node);
+            nodes.for_each(|node| named_files(node, found));
+        }
+        _ => {}
+    }
+}
+
+fn open_nodes(node: &Node, key: &str, found: &mut Vec<Mistake>) {
+    match &node.value {
+        Value::Text(text) if !is_closed(text) => found.push(open_text().at(&node.place, key)),
+        Value::List(items) => items.iter().for_each(|item| open_nodes(item, key, found)),
+        Value::Map(entries) => entries.iter().for_each(|(name, node)| {
+            let dot = if key.is_empty() { "" } else { "." };
+            open_nodes(node, &format!("{key}{dot}{name}"), found);
+        }),
+        _ => {}
+    }
+}
+
+fn open_text() -> Wrong {
+    let what = "names a variable or a file, which only its author's side can put in";
+    Wrong::new(what, "write the value itself, or use lockgate apply")
+}
+
+/// Mistakes of an object that names the environment or files of whoever reads it.
+fn open_texts((name, object): (&ObjectName, &Object)) -> Vec<Mistake> {
+    fn walk(json: &Json, key: &str, found: &mut Vec<Mistake>) {
+        match json {
+            Json::String(text) if !is_closed(text) => found.push(open_text().at(PLACE, key)),
+            Json::Array(items) => items.iter().for_each(|item| walk(item, key, found)),
+            Json::Object(members) => members
+                .iter()
+                .for_each(|(member, json)| walk(json, &format!("{key}.{member}"), found)),
+            _ => {}
+        }
+    }
+    let (key, mut found) = (name.key(), Vec::new());
+    for (member, json) in object.spec.iter().chain(&object.secret.0) {
+        walk(json, &format!("{key}.{member}"), &mut found);
+    }
+    found
+}
+
+/// The place of what does not stand in a file.
+pub(crate) const PLACE: &str = "store";
+
+#[cfg(test)]
+mod tests {
+    use super::super::object::*;
+
+    fn env() -> BTreeMap<String, String> {
+        BTreeMap::from([("TOKEN".to_owned(), "s$3cret".to_owned())])
+    }
+
+    fn yaml(text: &str) -> Result<Declaration, Vec<Mistake>> {
+        parse("F", text, Format::Yaml, &env())
+    }
+
+    const FULL: &str = r#"
+version: 1
+tenants:
+  acme:
+    auth: {mode: none}
+    default_server: files
+    servers:
+      files:
+        command: npx
+        args: ["-y", "$${HOME}", "${prepared}/x"]
+        prepare: [cp, x, "${prepared}"]
+        env: {TOKEN: "a ${env:TOKEN}", EMPTY: ""}
+        clocks: {stop: [1s, 0s]}
+        limits: {files: 64}
+        sandbox: {required: false}
+  b: {auth: {mode: none}}
+"#;
+
+    #[test]
+    fn rows_say_the_same_as_the_file() {
+        let Declaration {
+            manifest, declared, ..
+        } = yaml(FULL).unwrap();
+        let names: Vec<String> = declared.0.keys().map(ToString::to_string).collect();
+        assert_eq!(names, ["tenant acme", "server acme/files", "tenant b"]);
+        let read = declared.manifest().unwrap();
+        let (_, wanted) = manifest.catalog.find("acme", "files").unwrap();
+        let (_, found) = read.catalog.find("acme", "files").unwrap();
+        assert_eq!(format!("{wanted:?}"), format!("{found:?}"));
+        assert_eq!(found.launch.env["TOKEN"], "a s$3cret");
+        assert_eq!(found.launch.digest(), wanted.launch.digest());
+        let acme = &read.catalog.tenants["acme"];
+        assert_eq!(acme.default_server.as_deref(), Some("files"));
+        assert!(read.catalog.tenants["b"].servers.is_empty());
+    }
+
+    #[test]
+    fn secrets_stand_apart_and_are_not_shown() {
+        let declared = yaml(FULL).unwrap().declared;
+        let server = &declared.0[&ObjectName::of("acme", Kind::Server, "files")];
+        assert!(!server.spec.contains_key("env"));
+        assert_eq!(server.secret.0["env"]["TOKEN"], "a s$$3cret");
+        assert!(!format!("{declared:?}").contains("3cret"));
+    }
+
+    #[test]
+    fn what_others_wrote_does_not_read_our_environment_or_files() {
+        let document = |arg: &str| {
+            let json = serde_json::json!({"command": "cat", "args": [arg]});
+            let Json::Object(document) = json else {
+                panic!()
+            };
+            Object::new(Kind::Server, document)
+        };
+        let with = |arg: &str| {
+            let mut declared = yaml(FULL).unwrap().declared;
+            let name = ObjectName::of("acme", Kind::Server, "x");
+            declared.0.insert(name, document(arg));
+            declared.manifest().map(drop).map_err(|found| found.len())
+        };
+        assert_eq!(with("${env:TOKEN}"), Err(1));
+        assert_eq!(with("a${file:/etc/passwd}"), Err(1));
+        assert_eq!(with("$${env:TOKEN}"), Ok(()));
+        assert_eq!(with("$$${env:TOKEN}"), Err(1));
+        assert_eq!(with("$"), Err(1));
+    }
+
+    #[test]
+    fn a_manifest_that_was_sent_names_nothing_of_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("secret");
+        fs::write(&file, "s3cret").unwrap();
+        let text = format!(
+            "tenants:\n  a:\n    auth: {{mode: none}}\n    servers:\n      x:\n        command: cat\n        args: [\"${{file:{}}}\"]\n        env: {{A: \"${{env:PATH}}\"}}\n",
+            file.display()
+        );
+        assert!(yaml(&text).is_err(), "no PATH in this environment");
+        let found = received("F", &text, Format::Yaml).unwrap_err();
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        insta::assert_snapshot!(found.join("\n"), @r"
+        F:7: tenants.a.servers.x.args: names a variable or a file, which only its author's side can put in; write the value itself, or use lockgate apply
+        F:8: tenants.a.servers.x.env.A: names a variable or a file, which only its author's side can put in; write the value itself, or use lockgate apply
+        ");
+    }
+
+    #[test]
+    fn what_is_sent_is_received_as_it_was() {
+        let declared = yaml(FULL).unwrap().declared;
+        let sent = declared.json().to_string();
+        let received = received("F", &sent, Format::Json).unwrap().declared;
+        assert_eq!(received, declared);
+    }
+
+    #[test]
+    fn files_are_read_by_their_ending() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.yml");
+        fs::write(&path, FULL).unwrap();
+        assert!(load(&path, &env()).is_ok());
+        assert!(load(&dir.path().join("m.txt"), &env()).is_err());
+        assert!(load(&dir.path().join("missing.yaml"), &env()).is_err());
+        assert!(yaml("").is_err());
+    }
+}

@@ -1,0 +1,330 @@
+//! Passwords of users: hashed when they are declared, compared when somebody logs in.
+//!
+//! Argon2id (RFC 9106) with the parameters of OWASP's password storage cheat sheet. Not here: how
+//! often somebody may try (`oauth`).
+
+use std::{sync::LazyLock, time::Duration};
+
+use argon2::{
+    Argon2, Params,
+    password_hash::{PasswordHasher, PasswordVerifier, phc::PasswordHash},
+};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde_json::Value as Json;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    task::spawn_blocking,
+    time::timeout,
+};
+use zeroize::Zeroizing;
+
+use super::{
+    authorization_server::Hidden,
+    object::{Declared, Kind, Object},
+};
+use crate::{
+    database::{objects::changes::Core, store::Failure, vault::seal::Random},
+    manifest::interpolation::{escape, interpolate},
+};
+
+/// What may be a password; the error says what is wrong with it, without showing it.
+pub(crate) fn check_password(text: &str) -> Result<(), &'static str> {
+    // NIST SP 800-63B, section 3.1.1.2: letters are counted, not bytes.
+    if text.chars().count() < SHORTEST {
+        Err("is shorter than 8 letters")
+    } else if text.len() > LONGEST {
+        Err("is longer than 1024 bytes")
+    } else {
+        Ok(())
+    }
+}
+
+/// What may be the hash of a password: Argon2id, and neither cheap to guess nor a burden to us.
+pub(crate) fn check_hash(text: &str) -> Result<(), &'static str> {
+    let hash = PasswordHash::new(text).map_err(|_| "is no hash")?;
+    if hash.algorithm.as_str() != "argon2id" || hash.version != Some(19) {
+        return Err("is no Argon2id hash of version 19");
+    }
+    let salt = hash.salt.as_ref().map_or(0, |salt| salt.as_ref().len());
+    let output = hash.hash.as_ref().map_or(0, |hash| hash.as_bytes().len());
+    if salt < 8 || output < 16 {
+        return Err("has no salt or no output, or a short one");
+    }
+    let params = Params::try_from(&hash).map_err(|_| "has parameters that Argon2id has not")?;
+    let (memory, rounds) = (params.m_cost(), params.t_cost());
+    if u64::from(memory) * u64::from(rounds) < u64::from(WEAKEST) {
+        return Err("is cheaper than m=19456,t=1");
+    }
+    if memory > MEMORY || rounds > ROUNDS || params.p_cost() > LANES {
+        return Err("costs more than m=262144,t=16,p=8");
+    }
+    Ok(())
+}
+
+/// The hash of a password, as a PHC string with a salt of its own.
+///
+/// # Errors
+///
+/// `Bug` without randomness or memory.
+pub(crate) async fn hash(random: &Random, password: Hidden) -> Result<Hidden, Failure> {
+    let mut salt = [0; 16];
+    let filled = random.fill(&mut salt);
+    filled.map_err(|_| Failure::Bug("no randomness".to_owned()))?;
+    let bug = |what: String| Failure::Bug(format!("a password cannot be hashed: {what}"));
+    let permit = permit().await;
+    let hashed = spawn_blocking(move || {
+        let _held = permit;
+        let password = password.expose().as_bytes();
+        let hash: PasswordHash = Argon2::default().hash_password_with_salt(password, &salt)?;
+        Ok::<_, argon2::password_hash::Error>(Hidden::of(hash.to_string()))
+    });
+    let hashed = hashed.await.map_err(|error| bug(error.to_string()))?;
+    hashed.map_err(|error| bug(error.to_string()))
+}
+
+/// Whether `given` is the password with the hash `stored`. Where there is none, as of a user whom
+/// nobody knows, it costs the same and is false. None says that it was not looked at, since too
+/// many others were waiting.
+pub(crate) async fn verify(stored: Option<&str>, given: &str) -> Option<bool> {
+    let Ok(permit) = timeout(WAIT, permit()).await else {
+        tracing::warn!("too many passwords at once: one was not looked at");
+        return None;
+    };
+    Some(is_password(permit, stored, given).await)
+}
+
+async fn is_password(permit: SemaphorePermit<'static>, stored: Option<&str>, given: &str) -> bool {
+    let is_there = stored.is_some();
+    let stored = stored.unwrap_or(NOBODYS).to_owned();
+    let given = Zeroizing::new(given.to_owned());
+    let compared = spawn_blocking(move || {
+        // Held by the work, not by who waits for it: one who goes away leaves it running.
+        let _held = permit;
+        let hash = PasswordHash::new(&stored).ok()?;
+        let compared = Argon2::default().verify_password(given.as_bytes(), &hash);
+        compared.ok()
+    });
+    compared.await.is_ok_and(|same| same.is_some()) && is_there
+}
+
+/// A turn: 19 MiB and a processor for some time.
+async fn permit() -> SemaphorePermit<'static> {
+    TURNS.acquire().await.expect("it is never closed")
+}
+
+impl Core {
+    /// What is `wanted`, a hash in the place of every password. The hash that is stored stays
+    /// where it is that of the same password, so that the same manifest again changes nothing.
+    ///
+    /// Before the transaction: hashing takes long, and others wait for a writer.
+    pub(crate) async fn hashed(&self, mut wanted: Declared) -> Result<Declared, Failure> {
+        let plain = wanted
+            .0
+            .iter()
+            .filter(|(name, _)| name.kind() == Kind::User);
+        let plain: Vec<_> = plain
+            .filter_map(|(name, object)| Some((name.clone(), object.password()?)))
+            .collect();
+        if plain.is_empty() {
+            return Ok(wanted);
+        }
+        let mut transaction = self.pool.snapshot().await?;
+        let stored = self.loaded(&mut transaction).await?.declared();
+        drop(transaction);
+        let hashing = plain.into_iter().map(|(name, password)| {
+            let old = stored.0.get(&name).and_then(Object::password_hash);
+            async move { Ok::<_, Failure>((name, self.kept_or_new(old, password).await?)) }
+        });
+        // As many at once as there are turns; those who log in meanwhile get theirs in between.
+        let mut hashing = stream::iter(hashing).buffer_unordered(AT_ONCE);
+        while let Some((name, hash)) = hashing.try_next().await? {
+            if let Some(object) = wanted.0.get_mut(&name) {
+                object.put_hash(&hash);
+            }
+        }
+        Ok(wanted)
+    }
+
+    async fn kept_or_new(&self, old: Option<Hidden>, password: Hidden) -> Result<Hidden, Failure> {
+        if let Some(old) = old {
+            let permit = permit().await;
+            if is_password(permit, Some(old.expose()), password.expose()).await {
+                return Ok(old);
+            }
+        }
+        hash(&self.random, password).await
+    }
+}
+
+/// A user's members that are about its password.
+impl Object {
+    /// The password that it declares in the plain; none where that is no password, which the
+    /// reader says.
+    fn password(&self) -> Option<Hidden> {
+        let text = Self::plain(self.secret.0.get(PASSWORD)?)?;
+        let is_lone = !self.secret.0.contains_key(PASSWORD_HASH);
+        (is_lone && check_password(text.expose()).is_ok()).then_some(text)
+    }
+
+    fn password_hash(&self) -> Option<Hidden> {
+        Self::plain(self.secret.0.get(PASSWORD_HASH)?)
+    }
+
+    fn plain(json: &Json) -> Option<Hidden> {
+        let text = interpolate(json.as_str()?, &std::collections::BTreeMap::new());
+        text.ok().map(Hidden::of)
+    }
+
+    fn put_hash(&mut self, hash: &Hidden) {
+        self.secret.0.remove(PASSWORD);
+        let text = escape(hash.expose());
+        self.secret.0.insert(PASSWORD_HASH.to_owned(), text.into());
+    }
+
+    /// What null means for a password, which is stored as its hash: it stays, unless another one
+    /// comes.
+    pub(crate) fn keep_password(&mut self) {
+        let secret = &mut self.secret.0;
+        match secret.get(PASSWORD).map(Json::is_null) {
+            Some(true) => {
+                secret.remove(PASSWORD);
+                secret.entry(PASSWORD_HASH).or_insert(Json::Null);
+            }
+            Some(false) if secret.get(PASSWORD_HASH).is_some_and(Json::is_null) => {
+                secret.remove(PASSWORD_HASH);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The member that holds a password, as it is declared; never stored.
+pub(crate) const PASSWORD: &str = "password";
+/// The member that holds its hash.
+pub(crate) const PASSWORD_HASH: &str = "password_hash";
+
+/// Letters of a password at least.
+const SHORTEST: usize = 8;
+/// Bytes of a password at most.
+const LONGEST: usize = 1024;
+/// Kibibytes times rounds at least: OWASP's choices have 36 to 47 thousand, RFC 9106's second 196.
+const WEAKEST: u32 = 19 * 1024;
+/// Kibibytes at most: whoever tries to log in makes us take them.
+const MEMORY: u32 = 256 * 1024;
+/// Rounds at most.
+const ROUNDS: u32 = 16;
+/// Lanes at most.
+const LANES: u32 = 8;
+/// Passwords at once.
+const AT_ONCE: usize = 2;
+/// How long a log-in waits for its turn.
+const WAIT: Duration = Duration::from_secs(5);
+/// What is compared where there is no hash, at the price of one of ours.
+const NOBODYS: &str = "$argon2id$v=19$m=19456,t=2,p=1$YSBzYWx0IG9mIG5vYm9keQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+static TURNS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(AT_ONCE));
+
+#[cfg(test)]
+mod tests {
+    use aws_lc_rs::rand::SystemRandom;
+    use tokio::time::Instant;
+
+    use super::super::password::*;
+
+    async fn hashed(password: &str) -> Hidden {
+        let password = Hidden::of(password.to_owned());
+        hash(&SystemRandom::new(), password).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_hash_fits_its_password_and_no_other() {
+        let (one, again) = (hashed("correct horse").await, hashed("correct horse").await);
+        assert_ne!(one, again, "a salt of its own");
+        assert!(one.expose().starts_with("$argon2id$v=19$m=19456,t=2,p=1$"));
+        assert_eq!(check_hash(one.expose()), Ok(()));
+        assert_eq!(
+            verify(Some(one.expose()), "correct horse").await,
+            Some(true)
+        );
+        for wrong in [
+            "",
+            "correct hors",
+            "correct horse ",
+            "Correct horse",
+            "correct horse\0",
+        ] {
+            assert_eq!(
+                verify(Some(one.expose()), wrong).await,
+                Some(false),
+                "{wrong:?}"
+            );
+        }
+        assert_eq!(verify(None, "correct horse").await, Some(false));
+        assert_eq!(verify(Some("x"), "x").await, Some(false));
+    }
+
+    #[tokio::test]
+    async fn an_unknown_user_costs_what_a_known_one_does() {
+        let known = hashed("correct horse").await;
+        let cost = |text: &str| {
+            let hash = PasswordHash::new(text).unwrap();
+            let (salt, output) = (hash.salt.unwrap(), hash.hash.unwrap());
+            let lengths = (salt.as_ref().len(), output.as_bytes().len());
+            (hash.algorithm, hash.version, hash.params, lengths)
+        };
+        assert_eq!(cost(known.expose()), cost(NOBODYS));
+        assert_eq!(check_hash(NOBODYS), Ok(()));
+        let mut took = [Vec::new(), Vec::new()];
+        for _ in 0..5 {
+            for (at, stored) in [Some(known.expose()), None].into_iter().enumerate() {
+                let began = Instant::now();
+                assert_eq!(verify(stored, "wrong horse").await, Some(false));
+                took[at].push(began.elapsed());
+            }
+        }
+        // What else the machine does only adds to the fastest.
+        let [known, unknown] = took.map(|took| took.into_iter().min().unwrap());
+        assert!(unknown > known / 5, "{known:?} {unknown:?}");
+    }
+
+    #[test]
+    fn hashes_are_neither_weak_nor_a_burden() {
+        let of = |middle: &str| {
+            format!(
+                "$argon2id$v=19${middle}$c2FsdHNhbHRzYWx0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+            )
+        };
+        for good in [
+            "m=19456,t=2,p=1",
+            "m=47104,t=1,p=1",
+            "m=7168,t=5,p=1",
+            "m=65536,t=3,p=4",
+        ] {
+            assert_eq!(check_hash(&of(good)), Ok(()), "{good}");
+        }
+        for (bad, why) in [
+            (of("m=1024,t=1,p=1"), "cheaper"),
+            (of("m=4194304,t=1,p=1"), "more"),
+            (of("m=19456,t=100,p=1"), "more"),
+            (of("m=19456,t=2,p=64"), "more"),
+            (
+                of("m=19456,t=2,p=1").replace("argon2id", "argon2i"),
+                "Argon2id",
+            ),
+            (of("m=19456,t=2,p=1").replace("v=19", "v=16"), "Argon2id"),
+            (
+                "$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0".to_owned(),
+                "output",
+            ),
+            ("$2b$12$abcdefghijklmnopqrstuv".to_owned(), "hash"),
+            ("hunter42".to_owned(), "hash"),
+            (String::new(), "hash"),
+        ] {
+            let found = check_hash(&bad).expect_err(&bad);
+            assert!(found.contains(why), "{bad}: {found}");
+        }
+        assert_eq!(check_password("äöüßäöüß"), Ok(()));
+        assert!(check_password("1234567").is_err());
+        assert!(check_password(&"x".repeat(1025)).is_err());
+    }
+}

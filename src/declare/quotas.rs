@@ -1,0 +1,176 @@
+//! How much of the gateway a tenant, and each of its principals, may use.
+//!
+//! Not here: counting (`hub/limits`, `store`).
+
+use std::num::NonZeroU64;
+
+use crate::config::{
+    document::Node,
+    reader::{Fields, Mistake, Wrong},
+};
+
+/// The quotas of a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Quotas {
+    /// Of all its principals together.
+    pub(crate) tenant: Bounds,
+    /// Of each principal.
+    pub(crate) principal: Bounds,
+}
+
+/// What may be used; none is without bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    /// Children; read for the tenant only.
+    pub(crate) children: Option<NonZeroU64>,
+    /// Resident bytes of its children together; read for the tenant only.
+    pub(crate) memory: Option<NonZeroU64>,
+    /// Sessions at a time.
+    pub(crate) sessions: Option<NonZeroU64>,
+    /// Streams with a connection at a time.
+    pub(crate) streams: Option<NonZeroU64>,
+    /// Calls in flight.
+    pub(crate) calls: Option<NonZeroU64>,
+    /// HTTP requests a second.
+    pub(crate) requests_per_second: Option<NonZeroU64>,
+    /// Bytes of answers and streams a second.
+    pub(crate) bytes_out: Option<NonZeroU64>,
+}
+
+impl Bounds {
+    const NONE: Self = Self {
+        children: None,
+        memory: None,
+        sessions: None,
+        streams: None,
+        calls: None,
+        requests_per_second: None,
+        bytes_out: None,
+    };
+}
+
+/// What the children of a tenant may take together; none is without bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// How many there may be.
+    pub(crate) children: Option<NonZeroU64>,
+    /// Resident bytes above which no further one starts.
+    pub(crate) memory: Option<NonZeroU64>,
+}
+
+/// A bound of a [`Room`] that is reached, and how much it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// There are so many children.
+    Children(NonZeroU64),
+    /// They take so many bytes.
+    Memory(NonZeroU64),
+}
+
+impl Bounds {
+    /// Its part that is about children.
+    pub(crate) const fn room(&self) -> Room {
+        Room {
+            children: self.children,
+            memory: self.memory,
+        }
+    }
+
+    /// It as the manifest has it; null is without bound.
+    pub(crate) fn shown(&self) -> serde_json::Value {
+        let Self {
+            children,
+            memory,
+            sessions,
+            streams,
+            calls,
+            requests_per_second,
+            bytes_out,
+        } = self;
+        serde_json::json!({
+            "children": children, "memory": memory, "sessions": sessions, "streams": streams,
+            "calls": calls, "requests_per_second": requests_per_second, "bytes_out": bytes_out,
+        })
+    }
+}
+
+impl Default for Quotas {
+    /// Far above what one tenant of a healthy gateway uses, and far below what would take it down.
+    fn default() -> Self {
+        Self {
+            tenant: Bounds {
+                children: NonZeroU64::new(1000),
+                memory: None,
+                sessions: NonZeroU64::new(200_000),
+                streams: NonZeroU64::new(200_000),
+                calls: NonZeroU64::new(20_000),
+                requests_per_second: NonZeroU64::new(50_000),
+                bytes_out: None,
+            },
+            principal: Bounds::NONE,
+        }
+    }
+}
+
+impl Quotas {
+    /// No bounds: one person's own gateway.
+    pub(crate) const NONE: Self = Self {
+        tenant: Bounds::NONE,
+        principal: Bounds::NONE,
+    };
+
+    /// Reads the key `quotas` of a tenant.
+    pub(crate) fn read(tenant: &Fields<'_>, mistakes: &mut Vec<Mistake>) -> Self {
+        let default = Self::default();
+        let Some(node) = tenant.member("quotas") else {
+            return default;
+        };
+        let known = [&["children", "memory", "principal"][..], &BOTH].concat();
+        let fields = Fields::of(node, &tenant.key("quotas"), &known, mistakes);
+        let mut read = Self {
+            tenant: bounds(&fields, default.tenant, mistakes),
+            ..default
+        };
+        let children = default.tenant.children;
+        read.tenant.children = fields.read("children", children, count, mistakes);
+        read.tenant.memory = fields.read("memory", default.tenant.memory, size, mistakes);
+        if let Some(node) = fields.member("principal") {
+            let fields = Fields::of(node, &fields.key("principal"), &BOTH, mistakes);
+            read.principal = bounds(&fields, default.principal, mistakes);
+        }
+        read
+    }
+}
+
+fn bounds(fields: &Fields<'_>, default: Bounds, mistakes: &mut Vec<Mistake>) -> Bounds {
+    let mut bound = |key, default| fields.read(key, default, count, mistakes);
+    Bounds {
+        sessions: bound("sessions", default.sessions),
+        streams: bound("streams", default.streams),
+        calls: bound("calls", default.calls),
+        requests_per_second: bound("requests_per_second", default.requests_per_second),
+        bytes_out: fields.read("bytes_out", default.bytes_out, size, mistakes),
+        ..Bounds::NONE
+    }
+}
+
+/// A number of things; 0 is without bound.
+pub(crate) fn count(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
+    Ok(NonZeroU64::new(node.count(0)?.into()))
+}
+
+/// A size; `""` is without bound.
+fn size(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
+    // Sums of it stay far inside of what can be counted.
+    let bytes = node.size()?.min(1 << 50);
+    Ok(NonZeroU64::new(bytes))
+}
+
+/// What both a tenant and a principal may be bound in.
+const BOTH: [&str; 5] = [
+    "sessions",
+    "streams",
+    "calls",
+    "requests_per_second",
+    "bytes_out",
+];

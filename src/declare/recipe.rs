@@ -1,0 +1,393 @@
+//! What is done once before a server's children can start (`prepare`), and how they start from
+//! what that left behind.
+//!
+//! Pure. Not here: what is derived for `npx` and `uvx` (`packages`), and doing it
+//! (`backend/prepare`).
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    catalog::{Digest, Home, Launch},
+    confinement::Tcp,
+    packages,
+};
+use crate::config::{
+    document::{Node, Value},
+    reader::{Fields, Mistake, Wrong},
+};
+
+/// Stands for the path of the store, which is known only later. `${prepared}` in a manifest
+/// becomes it; no other text of a specification can have it, since no program can be given it.
+pub(crate) const STORE: char = '\0';
+
+/// The variable that names the store to whatever runs with one.
+pub(crate) const VARIABLE: &str = "LOCKGATE_PREPARED";
+
+/// How the store of a server is filled, and how its children start from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Recipe {
+    /// The command and its arguments; it runs in the store.
+    pub(crate) words: Vec<String>,
+    /// What it is given beside what every child gets; with settings of the specification, which
+    /// may be secrets.
+    env: Secrets,
+    /// How children start.
+    pub(crate) start: Start,
+}
+
+/// Variables whose values are never shown.
+#[derive(Clone, PartialEq, Eq)]
+struct Secrets(BTreeMap<String, String>);
+
+/// How children start from a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// As the specification says.
+    AsWritten,
+    /// As `npx` would start it.
+    Npm {
+        /// The package whose version is shown, and whose program it is if none was named.
+        package: String,
+        /// The program, where it was named.
+        bin: Option<String>,
+        /// Its arguments.
+        args: Vec<String>,
+    },
+    /// As `uvx` would start it.
+    Uv {
+        /// The program.
+        bin: String,
+        /// Its arguments.
+        args: Vec<String>,
+    },
+}
+
+/// The key `prepare` of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Choice {
+    Auto,
+    Off,
+    Words(Vec<String>),
+}
+
+impl Recipe {
+    /// Reads the key of a server whose specification is `launch`.
+    pub(crate) fn read(
+        fields: &Fields<'_>,
+        launch: &Launch,
+        text: impl Fn(&Node) -> Result<String, Wrong>,
+        mistakes: &mut Vec<Mistake>,
+    ) -> Option<Self> {
+        let choice = |node: &Node| choice(node, &text);
+        let recipe = match fields.read("prepare", Choice::Auto, choice, mistakes) {
+            Choice::Auto => packages::derive(launch),
+            Choice::Off => None,
+            Choice::Words(words) => Some(Self::new(words, [], launch, Start::AsWritten)),
+        };
+        if recipe.is_none() && launch.has_store() {
+            let node = fields.member("prepare");
+            let place = node.map_or(&fields.place, |node| &node.place);
+            let what = "prepares nothing, and ${prepared} is used";
+            let remedy = "write prepare: [COMMAND, ARG…], or leave ${prepared} out";
+            mistakes.push(Wrong::new(what, remedy).at(place, &fields.key("prepare")));
+        }
+        recipe
+    }
+
+    /// One of these words and variables, with the settings of `launch`.
+    pub(crate) fn new<'e>(
+        words: Vec<String>,
+        env: impl IntoIterator<Item = (&'e str, &'e str)>,
+        launch: &Launch,
+        start: Start,
+    ) -> Self {
+        let settings = launch.env.iter().filter(|(name, _)| is_setting(name));
+        let mut all: BTreeMap<_, _> = settings
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        // Last, so that nothing is kept outside of the store.
+        let own = [("HOME", "\0"), ("TMPDIR", "\0/.tmp"), (VARIABLE, "\0")];
+        all.extend(
+            own.into_iter()
+                .chain(env)
+                .map(|(name, value)| (name.to_owned(), value.to_owned())),
+        );
+        Self {
+            words,
+            env: Secrets(all),
+            start,
+        }
+    }
+
+    /// The digest that names the store: of all that decides what is in it, which is the command,
+    /// the settings that it gets, and the platform.
+    pub(crate) fn digest(&self) -> Digest {
+        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+        let mut add = |text: &str| {
+            context.update(&(text.len() as u64).to_le_bytes());
+            context.update(text.as_bytes());
+        };
+        [FORM, std::env::consts::OS, std::env::consts::ARCH]
+            .into_iter()
+            .for_each(&mut add);
+        add(&self.words.len().to_string());
+        self.words.iter().for_each(|word| add(word));
+        for (name, value) in &self.env.0 {
+            add(name);
+            add(value);
+        }
+        let mut digest = [0; 32];
+        digest.copy_from_slice(context.finish().as_ref());
+        digest
+    }
+
+    /// What starts the preparation, for a server with the specification `launch`.
+    pub(crate) fn launch(&self, launch: &Launch, store: &Path) -> Launch {
+        let mut words = self.words.iter().map(|word| filled(word, store));
+        let mut made = launch.clone();
+        made.command = words.next().unwrap_or_default();
+        made.args = words.collect();
+        made.env = filled_all(&self.env.0, store);
+        made.cwd = Some(store.to_owned());
+        made.home = Home::Private;
+        made.prepared = Some(store.to_owned());
+        made.is_preparing = true;
+        // Whatever the server may reach: this is what fetches it.
+        made.confinement.tcp = Tcp::Any;
+        made
+    }
+
+    /// What is prepared, as an operator reads it: never an argument, which may be a secret.
+    pub(crate) fn subject(&self) -> &str {
+        match &self.start {
+            Start::AsWritten => self.words.first().map_or("", String::as_str),
+            // Its URL may have a password.
+            Start::Uv { bin, .. }
+                if self.words.last().is_some_and(|word| packages::is_url(word)) =>
+            {
+                bin
+            }
+            Start::Npm { .. } | Start::Uv { .. } => self.words.last().map_or("", String::as_str),
+        }
+    }
+}
+
+impl Launch {
+    /// What starts a child from a store: `program` where the recipe found one.
+    pub(crate) fn prepared(&self, recipe: &Recipe, program: Option<&str>, store: &Path) -> Self {
+        let mut made = self.clone();
+        made.env = filled_all(&self.env, store);
+        let args = match &recipe.start {
+            Start::AsWritten => &self.args,
+            Start::Npm { args, .. } => args,
+            Start::Uv { args, .. } => {
+                // It was compiled when it was installed, and nothing is to be written there.
+                made.env
+                    .entry("PYTHONDONTWRITEBYTECODE".to_owned())
+                    .or_insert_with(|| "1".to_owned());
+                args
+            }
+        };
+        made.env.insert(VARIABLE.to_owned(), filled("\0", store));
+        made.command = program.map_or_else(|| filled(&self.command, store), str::to_owned);
+        made.args = args.iter().map(|arg| filled(arg, store)).collect();
+        made.cwd = self.cwd.as_deref().map(|cwd| filled_path(cwd, store));
+        made.prepared = Some(store.to_owned());
+        made
+    }
+
+    /// Whether it names the store.
+    fn has_store(&self) -> bool {
+        let cwd = self.cwd.as_ref().map(|cwd| cwd.as_os_str().as_bytes());
+        let mut texts = self.args.iter().chain(self.env.values());
+        self.command.contains(STORE)
+            || texts.any(|text| text.contains(STORE))
+            || cwd.is_some_and(|cwd| cwd.contains(&0))
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+fn choice(node: &Node, text: impl Fn(&Node) -> Result<String, Wrong>) -> Result<Choice, Wrong> {
+    let remedy = "write auto, off, or a list of words like [npm, ci]";
+    if let Value::List(items) = &node.value {
+        let words: Vec<String> = items.iter().map(text).collect::<Result<_, _>>()?;
+        return match words.first() {
+            Some(program) if !program.is_empty() => Ok(Choice::Words(words)),
+            _ => Err(Wrong::new("names no program", remedy)),
+        };
+    }
+    match &node.value {
+        Value::Text(text) if text == "auto" => Ok(Choice::Auto),
+        Value::Text(text) if text == "off" => Ok(Choice::Off),
+        // YAML 1.1 reads `off` so.
+        Value::Flag(false) => Ok(Choice::Off),
+        _ => Err(Wrong::new("is neither auto, off nor a list", remedy)),
+    }
+}
+
+/// A text with the path of the store put in.
+fn filled(text: &str, store: &Path) -> String {
+    if text.contains(STORE) {
+        text.replace(STORE, &store.to_string_lossy())
+    } else {
+        text.to_owned()
+    }
+}
+
+fn filled_all(texts: &BTreeMap<String, String>, store: &Path) -> BTreeMap<String, String> {
+    let pair = |(name, value): (&String, &String)| (name.clone(), filled(value, store));
+    texts.iter().map(pair).collect()
+}
+
+fn filled_path(path: &Path, store: &Path) -> PathBuf {
+    let mut filled = Vec::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            0 => filled.extend_from_slice(store.as_os_str().as_bytes()),
+            other => filled.push(*other),
+        }
+    }
+    OsString::from_vec(filled).into()
+}
+
+/// Whether a variable of the specification is one by which installers are set: the preparation
+/// gets these alone, and they are part of its digest. A token of the server is none.
+fn is_setting(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    let known = [
+        "PATH",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "NODE_EXTRA_CA_CERTS",
+    ];
+    let families = ["NPM_CONFIG_", "UV_", "PIP_"];
+    known.contains(&name.as_str()) || families.iter().any(|family| name.starts_with(family))
+}
+
+/// Which form stores have: another one makes other digests.
+const FORM: &str = "lockgate-prepared-1";
+
+#[cfg(test)]
+mod tests {
+    use crate::config::document::Format;
+    use crate::manifest::reader;
+
+    use super::super::recipe::*;
+
+    fn server(keys: &str) -> Result<(Launch, Option<Recipe>), Vec<String>> {
+        let text = format!("tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{{keys}}}}}}}}}");
+        let read = reader::parse("F", &text, Format::Yaml, &BTreeMap::new());
+        match read {
+            Ok(manifest) => {
+                let (_, server) = manifest.catalog.find("a", "x").unwrap();
+                Ok((server.launch.clone(), server.recipe.clone()))
+            }
+            Err(mistakes) => Err(mistakes.iter().map(ToString::to_string).collect()),
+        }
+    }
+
+    fn recipe(keys: &str) -> Option<Recipe> {
+        server(keys).unwrap().1
+    }
+
+    #[test]
+    fn prepare_is_auto_off_or_words() {
+        let npx = "command: npx, args: [x@1]";
+        for (key, words) in [
+            ("", Some(8)),
+            ("prepare: auto", Some(8)),
+            ("prepare: off", None),
+            ("prepare: \"off\"", None),
+            ("prepare: [npm, ci]", Some(2)),
+        ] {
+            let found = recipe(&format!("{npx}, {key}"));
+            assert_eq!(found.map(|recipe| recipe.words.len()), words, "{key}");
+        }
+        assert_eq!(recipe("command: cat"), None);
+        for key in ["on", "true", "[]", "[\"\"]", "[1]", "{a: b}", "1"] {
+            assert!(server(&format!("{npx}, prepare: {key}")).is_err(), "{key}");
+        }
+    }
+
+    #[test]
+    fn the_store_is_named_only_where_there_is_one() {
+        for uses in [
+            "command: \"${prepared}/x\"",
+            "command: x, args: [\"${prepared}\"]",
+            "command: x, env: {A: \"${prepared}\"}",
+            "command: x, cwd: \"${prepared}/y\"",
+        ] {
+            assert!(server(&format!("{uses}, prepare: [y]")).is_ok(), "{uses}");
+            for key in ["auto", "off"] {
+                let found = server(&format!("{uses}, prepare: {key}")).unwrap_err();
+                assert_eq!(found.len(), 1, "{found:?}");
+                assert!(found[0].contains("servers.x.prepare"), "{found:?}");
+            }
+        }
+        assert!(server("command: x, args: [\"$${prepared}\"]").is_ok());
+    }
+
+    #[test]
+    fn the_place_of_the_store_is_put_in() {
+        let (launch, recipe) = server(
+            "command: \"${prepared}/x\", args: [\"-d${prepared}\", \"$${prepared}\"], \
+             env: {A: \"${prepared}:${prepared}\"}, cwd: \"${prepared}/y\", prepare: [z, \"${prepared}\"]",
+        )
+        .unwrap();
+        let recipe = recipe.unwrap();
+        let store = Path::new("/s");
+        let made = launch.prepared(&recipe, None, store);
+        assert_eq!(made.command, "/s/x");
+        assert_eq!(made.args, ["-d/s", "${prepared}"]);
+        assert_eq!((&*made.env["A"], &*made.env[VARIABLE]), ("/s:/s", "/s"));
+        assert_eq!(made.cwd.as_deref(), Some(Path::new("/s/y")));
+        assert_eq!(
+            (made.prepared.as_deref(), made.is_preparing),
+            (Some(store), false)
+        );
+        let first = recipe.launch(&launch, store);
+        assert_eq!(
+            (&*first.command, &*first.args),
+            ("z", &["/s".to_owned()][..])
+        );
+        assert_eq!(first.env["TMPDIR"], "/s/.tmp");
+        assert_eq!(first.cwd.as_deref(), Some(store));
+        assert!(first.is_preparing && !first.env.contains_key("A"));
+    }
+
+    #[test]
+    fn the_digest_is_of_what_decides_what_is_in_the_store() {
+        let of = |keys: &str| recipe(keys).unwrap().digest();
+        let same = of("command: npx, args: [x@1, a], env: {TOKEN: b}");
+        assert_eq!(
+            of("command: npx, args: [-y, x@1, c], limits: {files: 9}"),
+            same
+        );
+        for other in [
+            "command: npx, args: [x@2]",
+            "command: npx, args: [x@1], env: {NPM_CONFIG_REGISTRY: r}",
+            "command: /usr/bin/npx, args: [x@1]",
+            "command: x, prepare: [npm, install, x@1]",
+        ] {
+            assert_ne!(of(other), same, "{other}");
+        }
+        assert_ne!(
+            of("command: x, prepare: [a, bc]"),
+            of("command: x, prepare: [ab, c]")
+        );
+    }
+}

@@ -1,0 +1,267 @@
+//! Reading the identity providers of a tenant.
+//!
+//! Not here: whether they may be asked with this configuration (`checks`).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use url::Url;
+
+use super::{
+    authorization_server::{is_address, names, title},
+    interpolation::interpolate,
+    reader::Reader,
+};
+use crate::config::{
+    document::Node,
+    reader::{Fields, Wrong, choice},
+};
+use crate::declare::{
+    authorization_server::{Allow, Hidden, Provider, ProviderKind},
+    identity::{issuer, not_empty, scopes},
+    object::Kind,
+};
+
+impl Reader<'_> {
+    /// One provider.
+    pub(crate) fn provider(&mut self, node: &Node, key: &str, name: &str) -> Provider {
+        let any = Fields::any(node, key, &mut Vec::new());
+        let kinds = [("openid", true), ("oauth", false)];
+        let kind = |node: &Node| choice(&node.text()?, &kinds);
+        let is_openid = any.read("kind", true, kind, &mut self.mistakes);
+        let own: &[&str] = if is_openid { &OPENID } else { &OAUTH };
+        let fields = Fields::of(node, key, &[&PROVIDER, own].concat(), &mut self.mistakes);
+        self.needed(&fields, node, "client_id", "write our client id there");
+        let (kind, default) = if is_openid {
+            (self.openid(&fields, node), &OPENID_SCOPES[..])
+        } else {
+            (self.oauth(&fields, node), &[][..])
+        };
+        let default: Vec<String> = default.iter().map(|scope| (*scope).to_owned()).collect();
+        let asked = |node: &Node| {
+            let asked = scopes(node)?;
+            if is_openid && !asked.iter().any(|scope| scope == "openid") {
+                // OpenID Connect Core, section 3.1.2.1.
+                let remedy = "add openid, without which there is no ID token";
+                return Err(Wrong::new("asks for no openid", remedy));
+            }
+            Ok(asked)
+        };
+        let (env, found) = (self.env, &mut self.mistakes);
+        let text = |node: &Node| interpolate(&node.text()?, env).and_then(not_empty);
+        let hidden = |node: &Node| text(node).map(|text| Some(Hidden::of(text)));
+        let provider = Provider {
+            name: name.to_owned(),
+            title: fields.read("title", name.to_owned(), title, found),
+            kind,
+            client_id: fields.read("client_id", String::new(), text, found),
+            client_secret: fields.read("client_secret", None, hidden, found),
+            scopes: fields.read("scopes", default, asked, found),
+            allow: self.allow(&fields, is_openid),
+        };
+        if provider.allow.is_empty() && provider.is_public() {
+            let what = "is missing or empty, and this provider knows everybody of the world";
+            let remedy = "say who may come in: allow: {domains: [example.com]} or subjects";
+            self.wrong(
+                Wrong::new(what, remedy),
+                &fields.place,
+                &fields.key("allow"),
+            );
+        }
+        provider
+    }
+
+    fn openid(&mut self, fields: &Fields<'_>, node: &Node) -> ProviderKind {
+        self.needed(fields, node, "issuer", "write its issuer, https://…");
+        let claim = |node: &Node| node.text().and_then(not_empty);
+        let groups = "groups".to_owned();
+        ProviderKind::OpenId {
+            issuer: fields.read("issuer", String::new(), issuer, &mut self.mistakes),
+            groups_claim: fields.read("groups_claim", groups, claim, &mut self.mistakes),
+        }
+    }
+
+    fn oauth(&mut self, fields: &Fields<'_>, node: &Node) -> ProviderKind {
+        let called = "write what it is called in subjects, like https://github.com/login/oauth";
+        self.needed(fields, node, "issuer", called);
+        for key in &OAUTH[..3] {
+            self.needed(fields, node, key, "write its URL, https://…");
+        }
+        let found = &mut self.mistakes;
+        let member = |node: &Node| node.text().and_then(not_empty);
+        let mut url = |key| fields.read(key, String::new(), web, found);
+        ProviderKind::OAuth {
+            authorization_url: url("authorization_url"),
+            token_url: url("token_url"),
+            user_url: url("user_url"),
+            issuer: fields.read("issuer", String::new(), issuer, found),
+            subject_member: fields.read("subject_member", "id".to_owned(), member, found),
+        }
+    }
+
+    fn allow(&mut self, provider: &Fields<'_>, is_openid: bool) -> Allow {
+        let Some(fields) = self.inner(provider, "allow", &ALLOW) else {
+            return Allow::default();
+        };
+        for key in ["domains", "groups"] {
+            if let Some(node) = fields.member(key).filter(|_| !is_openid) {
+                let what = "cannot be known where kind is oauth";
+                let wrong = Wrong::new(what, "list subjects");
+                self.wrong(wrong, &node.place, &fields.key(key));
+            }
+        }
+        let found = &mut self.mistakes;
+        Allow {
+            subjects: fields.read("subjects", Vec::new(), names, found),
+            domains: fields.read("domains", Vec::new(), domains, found),
+            groups: fields.read("groups", Vec::new(), names, found),
+        }
+    }
+
+    /// Two providers with one issuer would make one subject of two people.
+    pub(super) fn distinct(&mut self, tenant: &Fields<'_>, all: &BTreeMap<String, Arc<Provider>>) {
+        let mut seen = HashMap::new();
+        for (name, provider) in all {
+            let issuer = provider.issuer();
+            if issuer.is_empty() {
+                continue;
+            }
+            if let Some(other) = seen.insert(issuer, name) {
+                let key = format!("{}.{name}", tenant.key(Kind::Provider.plural()));
+                let what = format!("has the issuer of {other}: their subjects would be the same");
+                let place = self.places.get(&key).unwrap_or(&tenant.place).clone();
+                let wrong = Wrong::new(what, "keep one of the two");
+                self.wrong(wrong, &place, &format!("{key}.issuer"));
+            }
+        }
+    }
+}
+
+impl Provider {
+    /// What it is called in subjects.
+    pub(crate) fn issuer(&self) -> &str {
+        match &self.kind {
+            ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
+        }
+    }
+
+    /// Whether an answer of it may name `iss` (RFC 9207). Where `issuer` is but what it is called in
+    /// subjects, it may name itself otherwise: by what its own pages stand under. Each provider has
+    /// a callback of its own, so that nobody else's answer is taken for its (RFC 9700, section 4.4).
+    pub(crate) fn is_named(&self, iss: &str) -> bool {
+        iss == self.issuer()
+            || match &self.kind {
+                ProviderKind::OpenId { .. } => false,
+                ProviderKind::OAuth {
+                    authorization_url, ..
+                } => {
+                    let below = authorization_url.strip_prefix(iss);
+                    iss.contains("://") && below.is_some_and(|rest| rest.starts_with('/'))
+                }
+            }
+    }
+
+    /// The URLs at which it is asked, by their keys.
+    pub(crate) fn urls(&self) -> Vec<(&'static str, &str)> {
+        match &self.kind {
+            ProviderKind::OpenId { issuer, .. } => vec![("issuer", issuer)],
+            ProviderKind::OAuth {
+                authorization_url,
+                token_url,
+                user_url,
+                ..
+            } => vec![
+                ("authorization_url", authorization_url),
+                ("token_url", token_url),
+                ("user_url", user_url),
+            ],
+        }
+    }
+
+    /// Whether anybody can have an account there.
+    fn is_public(&self) -> bool {
+        let urls = self.urls().into_iter().map(|(_, url)| url);
+        let mut all = urls
+            .chain([self.issuer()])
+            .filter_map(|url| Url::parse(url).ok());
+        all.any(|url| {
+            let host = url.host_str().unwrap_or_default();
+            let first = url.path_segments().and_then(|mut parts| parts.next());
+            let first = first.unwrap_or_default();
+            PUBLIC.contains(&host) || (ENTRA.contains(&host) && EVERYBODYS.contains(&first))
+        })
+    }
+}
+
+fn domains(node: &Node) -> Result<Vec<String>, Wrong> {
+    let domains = names(node)?;
+    let is_domain = |text: &String| is_address(&format!("x@{text}"));
+    match domains.iter().find(|text| !is_domain(text)) {
+        None => Ok(domains),
+        Some(text) => {
+            let what = format!("{text:?} is no domain");
+            Err(Wrong::new(
+                what,
+                "write it like example.com, in small letters",
+            ))
+        }
+    }
+}
+
+/// An http or https URL with a host and without fragment and user name.
+fn web(node: &Node) -> Result<String, Wrong> {
+    let text = node.text()?;
+    let wrong = |what: &str| Wrong::new(format!("{text:?} {what}"), "write its URL, https://…");
+    let url = Url::parse(&text).map_err(|_| wrong("is no URL"))?;
+    if !matches!(url.scheme(), "https" | "http") || url.host_str().is_none() {
+        return Err(wrong("is no https URL"));
+    }
+    if url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
+        return Err(wrong("has a fragment or a user name"));
+    }
+    Ok(text)
+}
+
+const PROVIDER: [&str; 7] = [
+    "kind",
+    "title",
+    "issuer",
+    "client_id",
+    "client_secret",
+    "scopes",
+    "allow",
+];
+const OPENID: [&str; 1] = ["groups_claim"];
+const OAUTH: [&str; 4] = [
+    "authorization_url",
+    "token_url",
+    "user_url",
+    "subject_member",
+];
+const ALLOW: [&str; 3] = ["subjects", "domains", "groups"];
+const OPENID_SCOPES: [&str; 3] = ["openid", "profile", "email"];
+/// Hosts of providers at which anybody can have an account.
+const PUBLIC: [&str; 11] = [
+    "accounts.google.com",
+    "appleid.apple.com",
+    "bitbucket.org",
+    "discord.com",
+    "github.com",
+    "gitlab.com",
+    "id.twitch.tv",
+    "login.live.com",
+    "slack.com",
+    "www.facebook.com",
+    "www.linkedin.com",
+];
+/// Hosts of Microsoft's, where the first part of the path says whose accounts are meant.
+const ENTRA: [&str; 2] = ["login.microsoftonline.com", "login.microsoftonline.us"];
+/// Accounts of every organisation, and of everybody; the last is how `consumers` names itself.
+const EVERYBODYS: [&str; 4] = [
+    "common",
+    "organizations",
+    "consumers",
+    "9188040d-6c67-4c5b-b112-36a304b66dad",
+];

@@ -130,23 +130,20 @@
 
 mod auth;
 mod backend;
+mod base;
 mod cli;
-mod clock;
 mod config;
 mod database;
 mod declare;
 mod error;
+mod gateway;
 mod http;
 mod hub;
 mod manifest;
 mod oauth;
-mod outbound;
 mod protocol;
-mod run;
-mod secret;
-mod sharing;
 mod snapshot;
-mod store;
+mod state;
 mod telemetry;
 
 pub use self::backend::launch::guard;

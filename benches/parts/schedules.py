@@ -33,6 +33,6 @@ def measure(options):
     ]
     text = (
         "200 steps each: writes, heartbeats, claims and readers of two owners, of whom either is frozen, cut off, or\n"
-        f"answered too late (`src/store/model_tests.rs`, debug build). {took:.0f} s."
+        f"answered too late (`src/state/tests/schedules.rs`, debug build). {took:.0f} s."
     )
     return Report(text, ["what", "how many", "result"], rows)

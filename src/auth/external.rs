@@ -21,7 +21,7 @@ use super::{
     jws::{KeyId, KeySet, Signature},
     jwt::{Claims, Token},
 };
-use crate::{declare::identity::External, outbound::Outbound};
+use crate::{base::outbound::Outbound, declare::identity::External};
 
 /// Every issuer that was asked for so far; clones share them.
 #[derive(Clone)]

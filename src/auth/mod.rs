@@ -9,7 +9,8 @@ use std::{sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    clock::Clock,
+    base::clock::Clock,
+    base::outbound::Outbound,
     config::gateway::Config,
     database::oauth::signing_keys::Issued,
     declare::{
@@ -19,7 +20,6 @@ use crate::{
         issuer,
     },
     error::Error,
-    outbound::Outbound,
     snapshot::{audit_queue::Trail, live::Asked},
     telemetry::metrics::{Denied, Metrics},
 };

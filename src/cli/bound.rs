@@ -12,8 +12,8 @@ use url::Url;
 
 use crate::{
     config::{gateway::Config, reader::Wrong},
+    gateway::run::{Listeners, Reached},
     http::page::snippets,
-    run::{Listeners, Reached},
 };
 
 /// Binds every listener that is asked for.

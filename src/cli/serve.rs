@@ -32,8 +32,8 @@ use crate::{
         difference::Prune,
         object,
     },
+    gateway::run::{self, Shutdown},
     manifest::command_line,
-    run::{self, Shutdown},
     snapshot::{hidden::Hidden, sync::Applied},
     telemetry::logs::{self, Format, Logs},
 };

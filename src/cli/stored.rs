@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     auth::administrator::ensure_operator,
-    clock::Clock,
+    base::clock::Clock,
     config::{
         gateway::{Config, Sources, environment},
         reader::{Mistake, Wrong},
@@ -35,7 +35,7 @@ use crate::{
         vault::master_key::Make,
     },
     declare::{checks, confinement::Offer},
-    run::Served,
+    gateway::run::Served,
     snapshot::{hidden::Hidden, live::Live, sync::Keeper},
 };
 

@@ -32,7 +32,7 @@ use crate::config::{
     storage::Secret,
 };
 use crate::{
-    clock::Clock,
+    base::clock::Clock,
     declare::{
         difference::{Change, Prune, What, difference, with_its_own},
         object::{Declared, Kind, Object, ObjectName},

@@ -19,7 +19,7 @@ use super::{
     refusal::refusal,
 };
 use crate::config::address::ClientAddress;
-use crate::{clock::Clock, store::Replica};
+use crate::{base::clock::Clock, state::contract::Replica};
 
 /// This replica among the others.
 pub(crate) struct Cluster {

@@ -41,7 +41,7 @@ use crate::{
         headers::LAST_EVENT_ID,
         message::{Body as Said, Kind, Message},
     },
-    store::Replica,
+    state::contract::Replica,
     telemetry::hops::Hopped,
 };
 

@@ -31,7 +31,8 @@ use crate::{
         launcher::{Ambient, Launcher},
         sandbox::Sandbox,
     },
-    clock::Clock,
+    base::clock::Clock,
+    base::outbound::Outbound,
     config::{
         document::Format,
         gateway::{Config, Sources},
@@ -42,13 +43,14 @@ use crate::{
         stores::{Patience, Stores, retention},
     },
     manifest::reader,
-    outbound::Outbound,
     protocol::event::EventKey,
     snapshot::{audit_queue::Trail, live::Live},
-    store::{
-        Replica,
-        memory::{MemoryDirectory, MemoryLog},
-        memory_limiter::MemoryLimiter,
+    state::{
+        contract::Replica,
+        memory::{
+            limiter::MemoryLimiter,
+            log::{MemoryDirectory, MemoryLog},
+        },
     },
     telemetry::metrics::Metrics,
 };

@@ -36,7 +36,7 @@ use crate::{
         headers::LAST_EVENT_ID,
         revision::Revision,
     },
-    store::Replica,
+    state::contract::Replica,
 };
 
 /// One connection of a client while it is written.

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     error::Error,
     protocol::event::{Cursor, LISTENER, StreamId},
-    store::StoreError,
+    state::contract::StoreError,
 };
 
 impl Streams {

@@ -23,7 +23,7 @@ use crate::{
     manifest::reader,
     protocol::message::{Body, Message},
     snapshot::{audit_queue::Trail, live::Live},
-    store::SessionId,
+    state::contract::SessionId,
     telemetry::metrics::Metrics,
 };
 

@@ -24,7 +24,10 @@ use crate::{
         message::{Body, Kind, Message},
         method::Method,
     },
-    store::{Account, Limiter, Seat, memory_limiter::MemoryLimiter},
+    state::{
+        contract::{Account, Limiter, Seat},
+        memory::limiter::MemoryLimiter,
+    },
     telemetry::metrics::Metrics,
 };
 
@@ -460,7 +463,7 @@ mod tests {
 
     use super::super::limits::*;
     use super::super::meters::METERS;
-    use crate::{config::document::Format, manifest::reader, store::Later};
+    use crate::{config::document::Format, manifest::reader, state::contract::Later};
 
     /// A limiter that has to ask somebody, who takes as long as the test wants.
     struct Slow {

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use crate::store::Account;
+use crate::state::contract::Account;
 
 /// What was drawn and not spent, by account.
 pub(super) struct Meters {

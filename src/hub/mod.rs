@@ -34,7 +34,7 @@ use crate::{
         message::{Body, Message},
     },
     snapshot::{audit_queue::Trail, live::Live},
-    store::{Directory, EventLog, Fence, SessionId},
+    state::contract::{Directory, EventLog, Fence, SessionId},
     telemetry::metrics::Metrics,
 };
 

@@ -110,7 +110,11 @@ impl Session {
         self.stored(said);
     }
 
-    fn said(&mut self, said: Said, message: &Message) -> Result<(), crate::store::StoreError> {
+    fn said(
+        &mut self,
+        said: Said,
+        message: &Message,
+    ) -> Result<(), crate::state::contract::StoreError> {
         let now = Instant::now();
         let (stream, line) = match said {
             Said::Done { call, line } => return self.done(call, line, message),
@@ -164,7 +168,7 @@ impl Session {
         stream: StreamId,
         line: Bytes,
         now: Instant,
-    ) -> Result<(), crate::store::StoreError> {
+    ) -> Result<(), crate::state::contract::StoreError> {
         self.streams.message(stream, line)?;
         // A shared child waits for none of its sessions: retention ends those that are behind.
         if !self.link.is_shared() && self.streams.is_behind(stream) {
@@ -178,7 +182,7 @@ impl Session {
         id: CallId,
         line: Bytes,
         message: &Message,
-    ) -> Result<(), crate::store::StoreError> {
+    ) -> Result<(), crate::state::contract::StoreError> {
         let Some(call) = self.calls.end(id) else {
             return Ok(());
         };

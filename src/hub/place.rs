@@ -23,7 +23,7 @@ use crate::{
     auth::Access,
     declare::supervision::OnLoss,
     error::Error,
-    store::{Fence, Found, Record, Replica, SessionId},
+    state::contract::{Fence, Found, Record, Replica, SessionId},
 };
 
 /// Which replica serves a session.

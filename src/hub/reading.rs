@@ -18,7 +18,7 @@ use crate::{
         event::{Cursor, EventKey, LISTENER, StreamId},
         revision::Revision,
     },
-    store::{EventLog, Page, SessionId},
+    state::contract::{EventLog, Page, SessionId},
 };
 
 /// What the owner of a stream tells its readers.

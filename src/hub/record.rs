@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     protocol::{event::StreamId, json, message::Message, revision::Revision},
-    store::{Later, Record, StoreError},
+    state::contract::{Later, Record, StoreError},
 };
 
 /// What the next owner of a session needs, so that its client notices no more than it must.

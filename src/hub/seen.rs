@@ -11,7 +11,7 @@ use super::{
     Handle, HowToEnd, Hub,
     session::{Command, Transport},
 };
-use crate::store::SessionId;
+use crate::state::contract::SessionId;
 
 /// A session of this replica.
 #[derive(Clone, Debug)]

@@ -40,7 +40,7 @@ use crate::{
         message::Body,
         revision::Revision,
     },
-    store::{self, Fence, SessionId},
+    state::contract::{self, Fence, SessionId},
     telemetry::metrics,
 };
 
@@ -180,7 +180,7 @@ pub(super) struct Adopted {
     /// What its next backend needs.
     pub(super) kept: Kept,
     /// Its streams.
-    pub(super) streams: store::Streams,
+    pub(super) streams: contract::Streams,
     /// When it began.
     pub(super) born: Instant,
 }

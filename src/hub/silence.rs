@@ -12,7 +12,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::Hub;
-use crate::{error::Error, store::Replica};
+use crate::{error::Error, state::contract::Replica};
 
 /// Which of them, by their boot ids, and since when. Never held across an await.
 #[derive(Default)]

@@ -18,7 +18,7 @@ use super::{
     reading::Pulse,
     session::{Command, Over, Session, or_never},
 };
-use crate::{error::Error, store::StoreError};
+use crate::{error::Error, state::contract::StoreError};
 
 /// Between two attempts to read a fence.
 const AGAIN: Duration = Duration::from_millis(250);

@@ -11,14 +11,13 @@ use crate::{
     config::gateway::Config,
     error::Error,
     protocol::event::EventKey,
-    store::{
-        Directory, EventLog, Limiter, Replica,
-        memory::{EPOCH, MemoryDirectory, MemoryLog, Retention},
-        memory_limiter::MemoryLimiter,
-        redis::Redis,
-        redis_directory::RedisDirectory,
-        redis_limiter::RedisLimiter,
-        redis_log::RedisLog,
+    state::{
+        contract::{Directory, EventLog, Limiter, Replica},
+        memory::{
+            limiter::MemoryLimiter,
+            log::{EPOCH, MemoryDirectory, MemoryLog, Retention},
+        },
+        redis::{directory::RedisDirectory, limiter::RedisLimiter, log::RedisLog, scripts::Redis},
     },
 };
 

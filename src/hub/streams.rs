@@ -29,7 +29,7 @@ use crate::{
         json,
         revision::Revision,
     },
-    store::{self, EventLog, Fence, SessionId, StoreError},
+    state::contract::{self, EventLog, Fence, SessionId, StoreError},
 };
 
 /// All streams of a session that have not ended.
@@ -92,12 +92,12 @@ impl Streams {
     pub(super) fn adopt(
         &mut self,
         fence: Fence,
-        left: store::Streams,
+        left: contract::Streams,
     ) -> Vec<(StreamId, Vec<Box<[u8]>>)> {
         self.last = left.highest;
         self.writing.adopt(fence);
         let mut calls = Vec::new();
-        for store::OpenStream {
+        for contract::OpenStream {
             stream,
             last,
             calls: ids,

@@ -15,7 +15,7 @@ use crate::{
     auth::Access,
     error::Error,
     protocol::{event::Cursor, revision::Revision},
-    store::{Page, SessionId},
+    state::contract::{Page, SessionId},
 };
 
 /// A place in such a stream.

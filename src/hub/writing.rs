@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use crate::{
     protocol::event::StreamId,
-    store::{EventLog, Fence, Later, SessionId, Spot, StoreError},
+    state::contract::{EventLog, Fence, Later, SessionId, Spot, StoreError},
 };
 
 /// The writes of one session, in order.

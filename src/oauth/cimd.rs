@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     auth::jws::KeySet,
-    outbound::{Outbound, Refused},
+    base::outbound::{Outbound, Refused},
 };
 
 /// Documents and key sets at the URLs that clients name; what is public is shared by all tenants.
@@ -153,7 +153,11 @@ impl Documents {
         })
     }
 
-    async fn get(&self, url: &Url, max: usize) -> Result<crate::outbound::Document, NoDocument> {
+    async fn get(
+        &self,
+        url: &Url,
+        max: usize,
+    ) -> Result<crate::base::outbound::Document, NoDocument> {
         let busy = NoDocument::Away("too many documents are asked for");
         let host = url.host_str().unwrap_or_default();
         self.hosts

@@ -20,10 +20,10 @@ use http::request::Parts;
 
 use crate::{
     auth::denials::Denials,
-    clock::Clock,
+    base::clock::Clock,
+    base::outbound::Outbound,
     config::{address::ClientAddress, gateway::Config},
     declare::{authorization_server::Builtin, catalog::Tenant, identity::AuthMode, issuer},
-    outbound::Outbound,
     snapshot::{audit_queue::Trail, live::Live},
 };
 

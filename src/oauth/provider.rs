@@ -10,8 +10,8 @@ use url::Url;
 
 use super::{State, provider_oauth::OAuth, provider_openid::OpenId};
 use crate::{
+    base::outbound::Refused,
     declare::authorization_server::{Provider, ProviderKind},
-    outbound::Refused,
 };
 
 /// A future that the seam returns.

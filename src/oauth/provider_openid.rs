@@ -25,12 +25,12 @@ use super::{
 };
 use crate::{
     auth::jws::{KeySet, Signature, moment, opened, string, strings},
-    clock::Clock,
+    base::clock::Clock,
+    base::outbound::Outbound,
     declare::{
         authorization_server::{Hidden, Provider, ProviderKind},
         identity::ALGORITHMS,
     },
-    outbound::Outbound,
 };
 
 /// What is known of providers by their issuers; clones share it.

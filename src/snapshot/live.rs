@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use crate::{
-    clock::Clock,
+    base::clock::Clock,
     database::{
         oauth::signing_keys::Issued,
         store::{Failure, Store, When},

@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 use crate::config::{document::Format, reader::Wrong, storage::Secret};
 use crate::{
-    clock::Clock,
+    base::clock::Clock,
     database::{
         audit::{Filter, Record},
         sql::Pool,

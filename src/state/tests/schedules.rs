@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::{
-    Fence, Record, SessionId, StoreError,
-    store_tests::{KINDS, PLENTY, Server, Side, session},
-};
+use super::contract::{KINDS, PLENTY, Server, Side, session};
+use crate::state::contract::{Fence, Record, SessionId, StoreError};
 
 /// What a seed gives, always the same.
 struct Chance(u64);

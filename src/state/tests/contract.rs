@@ -5,25 +5,29 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    Directory, EventLog, Fence, OpenStream, Record, Replica, SessionId, Spot, StoreError,
-    memory::{MemoryDirectory, MemoryLog, Retention},
-    redis::{Redis, Settings},
-    redis_directory::RedisDirectory,
-    redis_log::RedisLog,
+use crate::state::{
+    contract::{
+        Directory, EventLog, Fence, OpenStream, Record, Replica, SessionId, Spot, StoreError,
+    },
+    memory::log::{MemoryDirectory, MemoryLog, Retention},
+    redis::{
+        directory::RedisDirectory,
+        log::RedisLog,
+        scripts::{Redis, Settings},
+    },
 };
 use crate::{config::storage::Secret, protocol::event::StreamId};
 
-#[path = "../../tests/it/redis.rs"]
+#[path = "../../../tests/it/redis.rs"]
 #[expect(clippy::disallowed_methods, dead_code, reason = "shared with tests/it")]
-pub(super) mod server;
+pub(crate) mod server;
 
-pub(super) use server::{Kind, Redis as Server, Reply};
+pub(crate) use server::{Kind, Redis as Server, Reply};
 
 /// Both servers that are supported.
 pub(super) const KINDS: [Kind; 2] = [Kind::Redis, Kind::Valkey];
 
-pub(super) const KEEP: Retention = Retention {
+pub(crate) const KEEP: Retention = Retention {
     events: 3,
     bytes: 1024,
     age: Duration::from_secs(60),
@@ -38,12 +42,12 @@ pub(super) const PLENTY: Retention = Retention {
 
 /// One replica's log and directory.
 pub(super) struct Side {
-    pub(super) log: Arc<dyn EventLog>,
+    pub(crate) log: Arc<dyn EventLog>,
     pub(super) directory: Arc<dyn Directory>,
-    pub(super) me: Replica,
+    pub(crate) me: Replica,
     epoch: u32,
     tracker: TaskTracker,
-    pub(super) halt: CancellationToken,
+    pub(crate) halt: CancellationToken,
 }
 
 impl Side {
@@ -77,7 +81,7 @@ impl Side {
         side
     }
 
-    pub(super) async fn on(server: &Server, boot: &str, retention: Retention) -> Self {
+    pub(crate) async fn on(server: &Server, boot: &str, retention: Retention) -> Self {
         let (tracker, halt) = (TaskTracker::new(), CancellationToken::new());
         let redis = redis(server, &tracker, &halt);
         let log = RedisLog::new(redis.clone(), retention, MAX_EVENT, &tracker, halt.clone());
@@ -89,14 +93,14 @@ impl Side {
         }
     }
 
-    pub(super) async fn beat(&mut self) -> bool {
+    pub(crate) async fn beat(&mut self) -> bool {
         let beat = self.directory.beat(&self.me).await.unwrap();
         self.epoch = beat.epoch;
         beat.is_recovering
     }
 
     /// Adds a session with this fence.
-    pub(super) async fn add(&self, id: &str, fence: u64) -> Result<bool, StoreError> {
+    pub(crate) async fn add(&self, id: &str, fence: u64) -> Result<bool, StoreError> {
         let record = record(&self.me, fence);
         self.directory
             .insert(&session(id), record, self.epoch)
@@ -104,7 +108,7 @@ impl Side {
     }
 
     /// Makes it this side's, whoever has it.
-    pub(super) async fn take(&self, id: &str) -> u64 {
+    pub(crate) async fn take(&self, id: &str) -> u64 {
         let found = self.directory.find(&session(id)).await.unwrap().unwrap();
         let claimed = self
             .directory
@@ -113,7 +117,7 @@ impl Side {
         claimed.unwrap().unwrap().0
     }
 
-    pub(super) fn spot(&self, id: &str, stream: StreamId, fence: u64) -> Spot {
+    pub(crate) fn spot(&self, id: &str, stream: StreamId, fence: u64) -> Spot {
         Spot {
             session: session(id),
             stream,
@@ -122,7 +126,7 @@ impl Side {
         }
     }
 
-    pub(super) async fn append(
+    pub(crate) async fn append(
         &self,
         id: &str,
         stream: StreamId,
@@ -134,7 +138,7 @@ impl Side {
     }
 
     /// The numbers that are read, and whether the stream ends behind them.
-    pub(super) async fn read(
+    pub(crate) async fn read(
         &self,
         id: &str,
         stream: StreamId,
@@ -149,7 +153,7 @@ impl Side {
     }
 
     /// What is left when it is gone: nothing that runs.
-    pub(super) async fn end(self) {
+    pub(crate) async fn end(self) {
         self.halt.cancel();
         self.tracker.close();
         let ended = tokio::time::timeout(Duration::from_secs(2), self.tracker.wait()).await;
@@ -157,7 +161,7 @@ impl Side {
     }
 }
 
-pub(super) fn redis(server: &Server, tracker: &TaskTracker, halt: &CancellationToken) -> Redis {
+pub(crate) fn redis(server: &Server, tracker: &TaskTracker, halt: &CancellationToken) -> Redis {
     let settings = Settings {
         url: Secret::of(server.url()).unwrap(),
         prefix: "t".into(),
@@ -166,14 +170,14 @@ pub(super) fn redis(server: &Server, tracker: &TaskTracker, halt: &CancellationT
     Redis::open(&settings, tracker, halt).unwrap()
 }
 
-pub(super) fn replica(boot: &str) -> Replica {
+pub(crate) fn replica(boot: &str) -> Replica {
     Replica {
         address: format!("{boot}.test:1").into(),
         boot: boot.into(),
     }
 }
 
-pub(super) fn record(owner: &Replica, fence: u64) -> Record {
+pub(crate) fn record(owner: &Replica, fence: u64) -> Record {
     Record {
         principal: "ada".into(),
         server: "files".into(),
@@ -185,20 +189,20 @@ pub(super) fn record(owner: &Replica, fence: u64) -> Record {
     }
 }
 
-pub(super) fn session(id: &str) -> SessionId {
+pub(crate) fn session(id: &str) -> SessionId {
     SessionId(id.into())
 }
 
-pub(super) fn event(number: u64) -> Bytes {
+pub(crate) fn event(number: u64) -> Bytes {
     format!("event {number}").into()
 }
 
-pub(super) fn gone<T>(found: &Result<T, StoreError>) -> bool {
+pub(crate) fn gone<T>(found: &Result<T, StoreError>) -> bool {
     matches!(found, Err(StoreError::Trimmed { .. }))
 }
 
 /// Waits until something is so.
-pub(super) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> Duration {
+pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> Duration {
     let began = tokio::time::Instant::now();
     while !is_so().await {
         assert!(began.elapsed() < Duration::from_secs(20), "{what}");
@@ -306,7 +310,7 @@ async fn a_new_owner_finds_what_is_open(side: &Side) {
         (3, vec![open(1, 0, "two"), open(2, 2, "one")])
     );
     let none = side.log.streams(&session("none")).await.unwrap();
-    assert_eq!(none, super::Streams::default());
+    assert_eq!(none, crate::state::contract::Streams::default());
 }
 
 async fn writes_keep_their_order_unpolled(side: &Side) {

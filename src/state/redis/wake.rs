@@ -11,7 +11,7 @@ use redis::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::{redis::Redis, redis_link::PATIENCE};
+use super::{link::PATIENCE, scripts::Redis};
 
 /// The channel, behind the prefix of all keys.
 const CHANNEL: &str = "wake";

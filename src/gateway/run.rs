@@ -10,12 +10,14 @@ use url::Url;
 use crate::{
     auth::{Verifier, administrator::ensure_operator},
     backend::launcher::Launcher,
+    base::outbound::Outbound,
     config::{gateway::Config, storage::Secret},
     database::vault::seal::Keyring,
     declare::{
         catalog::{Catalog, Server},
         confinement::Offer,
     },
+    gateway::cluster::{self as sharing_of, DISAGREEMENT, Sharing},
     http::{
         Front,
         accept::{self, Bounds},
@@ -32,8 +34,6 @@ use crate::{
     },
     hub::{Hub, stores::Stores},
     oauth::Oauth,
-    outbound::Outbound,
-    sharing::{self, DISAGREEMENT, Sharing},
     snapshot::{
         audit_queue::Trail,
         live::Live,
@@ -114,8 +114,9 @@ pub(crate) async fn run(
     let (clustering, stop_cluster) = (TaskTracker::new(), CancellationToken::new());
     let cluster = match (&listeners.cluster, &keys) {
         (Some(reached), Some(keys)) => Some(Arc::new(Cluster {
-            me: sharing::replica(&reached.address).map_err(|_| anyhow::anyhow!("no randomness"))?,
-            keys: sharing::hop_keys(keys),
+            me: sharing_of::replica(&reached.address)
+                .map_err(|_| anyhow::anyhow!("no randomness"))?,
+            keys: sharing_of::hop_keys(keys),
             peers: Peers::new(clustering.clone(), stop_cluster.clone()),
             clock: live.clock().clone(),
             release: release.clone(),
@@ -140,7 +141,7 @@ pub(crate) async fn run(
     let stores = match (&config.redis, &cluster, &keys) {
         (Some(at), Some(cluster), Some(keys)) => {
             let sharing = Sharing {
-                redis: sharing::connect(at, (&sharing, &stop_sharing)).await?,
+                redis: sharing_of::connect(at, (&sharing, &stop_sharing)).await?,
                 tracker: sharing.clone(),
                 stop: stop_sharing.clone(),
             };

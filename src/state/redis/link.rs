@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::redis::{Lua, Unsuitable};
+use super::scripts::{Lua, Unsuitable};
 
 /// One connection, made again when it breaks.
 pub(super) struct Link {
@@ -41,7 +41,7 @@ enum State {
 }
 
 impl Link {
-    pub(super) fn open(
+    pub(crate) fn open(
         client: &Client,
         patience: Duration,
         health: &Arc<Health>,
@@ -283,7 +283,7 @@ const DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_m
 
 #[cfg(test)]
 mod tests {
-    use super::super::redis_link::*;
+    use super::super::link::*;
 
     #[test]
     fn servers_that_lose_sessions_are_refused() {

@@ -15,11 +15,11 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{
+use crate::protocol::event::StreamId;
+use crate::state::contract::{
     Beat, Directory, EventLog, Fence, Found, Later, OpenStream, Page, Record, Replica, SessionId,
     Spot, StoreError, Streams,
 };
-use crate::protocol::event::StreamId;
 
 /// How much of each stream is kept.
 #[derive(Clone, Copy, Debug)]
@@ -35,17 +35,17 @@ pub(crate) struct Retention {
 impl Retention {
     /// Bytes of all ended streams of a session together: some large results that came while nobody
     /// was connected are all still there, and a session that is never resumed costs a bounded sum.
-    pub(super) fn of_ended(self) -> usize {
+    pub(crate) fn of_ended(self) -> usize {
         self.bytes.saturating_mul(4)
     }
 }
 
 /// How many ended streams of a session are kept for a late resume: clients resume the
 /// streams that they were reading, and those are bounded by `stream.per_session`.
-pub(super) const ENDED_STREAMS: usize = 256;
+pub(crate) const ENDED_STREAMS: usize = 256;
 
 /// What one `read` returns at most: enough to fill a socket, little enough to hold.
-pub(super) const PAGE: usize = 256 * 1024;
+pub(crate) const PAGE: usize = 256 * 1024;
 
 /// The event log in memory.
 pub(crate) struct MemoryLog {
@@ -55,7 +55,7 @@ pub(crate) struct MemoryLog {
 
 /// The streams of one session.
 #[derive(Default)]
-pub(super) struct OfSession {
+pub(crate) struct OfSession {
     fence: Option<Fence>,
     highest: StreamId,
     streams: HashMap<StreamId, Stream>,
@@ -65,7 +65,7 @@ pub(super) struct OfSession {
 }
 
 #[derive(Default)]
-pub(super) struct Stream {
+pub(crate) struct Stream {
     events: VecDeque<(Instant, Bytes)>,
     bytes: usize,
     /// How many events were trimmed: the number of the first kept one is one more.
@@ -136,7 +136,7 @@ impl OfSession {
     }
 
     /// A stream that has not ended; it begins if it is not there.
-    pub(super) fn open(&mut self, id: StreamId) -> Result<&mut Stream, StoreError> {
+    pub(crate) fn open(&mut self, id: StreamId) -> Result<&mut Stream, StoreError> {
         self.highest = self.highest.max(id);
         let stream = self.streams.entry(id).or_default();
         if stream.is_ended {
@@ -146,7 +146,7 @@ impl OfSession {
     }
 
     /// Marks a stream as ended.
-    pub(super) fn end(&mut self, id: StreamId, now: Instant, keep: Retention) {
+    pub(crate) fn end(&mut self, id: StreamId, now: Instant, keep: Retention) {
         self.highest = self.highest.max(id);
         let stream = self.streams.entry(id).or_default();
         if stream.is_ended {
@@ -160,7 +160,7 @@ impl OfSession {
     }
 
     /// See [`EventLog::read`].
-    pub(super) fn read(
+    pub(crate) fn read(
         &mut self,
         id: StreamId,
         after: u64,
@@ -177,12 +177,12 @@ impl OfSession {
     }
 
     /// Whether a stream is here.
-    pub(super) fn has(&self, id: StreamId) -> bool {
+    pub(crate) fn has(&self, id: StreamId) -> bool {
         self.streams.contains_key(&id)
     }
 
     /// The bytes of a stream, if it was here from its beginning.
-    pub(super) fn all_bytes(&self, id: StreamId) -> Option<usize> {
+    pub(crate) fn all_bytes(&self, id: StreamId) -> Option<usize> {
         let stream = self.streams.get(&id)?;
         (stream.foreign == 0).then_some(stream.bytes)
     }
@@ -209,7 +209,7 @@ impl Stream {
     }
 
     /// The number of the oldest event that is left of what was trimmed here; 0 if nothing was.
-    pub(super) fn cut(&self) -> u64 {
+    pub(crate) fn cut(&self) -> u64 {
         if self.trimmed > self.foreign {
             self.trimmed + 1
         } else {
@@ -217,7 +217,7 @@ impl Stream {
         }
     }
 
-    pub(super) fn append(&mut self, number: u64, event: Bytes, now: Instant, keep: Retention) {
+    pub(crate) fn append(&mut self, number: u64, event: Bytes, now: Instant, keep: Retention) {
         if number <= self.last() {
             return;
         }
@@ -478,7 +478,7 @@ impl Directory for MemoryDirectory {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::*;
+    use super::super::log::*;
 
     const KEEP: Retention = Retention {
         events: 3,

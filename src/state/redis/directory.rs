@@ -11,9 +11,9 @@ use std::{
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
-use super::{
+use super::scripts::{Call, Lua, MARGIN, Redis, ms};
+use crate::state::contract::{
     Beat, Directory, Fence, Found, Later, Record, Replica, SessionId, StoreError,
-    redis::{Call, Lua, MARGIN, Redis, ms},
 };
 
 /// The directory that all replicas share.

@@ -24,16 +24,18 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    SessionId, Spot, StoreError,
-    memory::{ENDED_STREAMS, Retention},
-    redis::{Call, Lua, MARGIN, Redis, ms},
-    redis_cache::Cache,
+    cache::Cache,
+    scripts::{Call, Lua, MARGIN, Redis, ms},
+};
+use crate::state::{
+    contract::{SessionId, Spot, StoreError},
+    memory::log::{ENDED_STREAMS, Retention},
 };
 
 /// One write, and who waits for it.
 pub(super) struct Write {
-    pub(super) at: Spot,
-    pub(super) what: What,
+    pub(crate) at: Spot,
+    pub(crate) what: What,
     pub(super) done: oneshot::Sender<Result<(), StoreError>>,
 }
 
@@ -87,7 +89,7 @@ struct Waiting {
 
 impl Queue {
     /// Adds a write. After the end of the appender it is dropped.
-    pub(super) fn push(&self, write: Write) {
+    pub(crate) fn push(&self, write: Write) {
         let mut writes = self.locked();
         if !writes.is_closed {
             writes.queue.push_back(write);
@@ -126,15 +128,15 @@ impl Queue {
 
 /// The task that writes.
 pub(super) struct Appender {
-    pub(super) redis: Redis,
+    pub(crate) redis: Redis,
     pub(super) queue: Arc<Queue>,
     pub(super) cache: Arc<Cache>,
-    pub(super) retention: Retention,
+    pub(crate) retention: Retention,
 }
 
 impl Appender {
     /// Writes until `halt`, and then what there is for at most a second.
-    pub(super) async fn run(self, halt: CancellationToken) {
+    pub(crate) async fn run(self, halt: CancellationToken) {
         let mut batch = VecDeque::new();
         halt.run_until_cancelled(async {
             loop {

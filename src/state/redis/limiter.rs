@@ -22,10 +22,10 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    Account, Later, Limiter, Seat,
-    memory_limiter::MemoryLimiter,
-    redis::{Call, Lua, Redis, ms},
+use super::scripts::{Call, Lua, Redis, ms};
+use crate::state::{
+    contract::{Account, Later, Limiter, Seat},
+    memory::limiter::MemoryLimiter,
 };
 
 /// Limits of all replicas together.

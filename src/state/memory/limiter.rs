@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Account, Later, Limiter, Seat};
+use crate::state::contract::{Account, Later, Limiter, Seat};
 
 /// Counts in memory; never locked across an await.
 pub(crate) struct MemoryLimiter {
@@ -141,7 +141,7 @@ const LEAST: usize = 1024;
 mod tests {
     use std::time::Duration;
 
-    use super::super::memory_limiter::*;
+    use super::super::limiter::*;
 
     fn account(name: &str) -> Account {
         Account(name.into())

@@ -3,10 +3,8 @@
 
 use std::time::Duration;
 
-use super::{
-    StoreError,
-    redis::{Redis, ms},
-};
+use super::scripts::{Redis, ms};
+use crate::state::contract::StoreError;
 
 /// How long what was agreed on outlives the last replica.
 const KEPT: Duration = Duration::from_secs(60);

@@ -24,10 +24,13 @@ use crate::{
     },
     hub::stores::Stores,
     snapshot::live::{Live, Snapshot},
-    store::{
-        Replica,
-        redis::{Redis, Settings, Unsuitable},
-        redis_agreement, redis_wake,
+    state::{
+        contract::Replica,
+        redis::{
+            agreement,
+            scripts::{Redis, Settings, Unsuitable},
+            wake,
+        },
     },
 };
 
@@ -64,7 +67,7 @@ impl Sharing {
         let (redis, live) = (self.redis.clone(), Arc::clone(live));
         let following = async move {
             let telling = told(&redis, &live, &reached);
-            let hearing = redis_wake::listen(&redis, |text| reached.heard(text, &live));
+            let hearing = wake::listen(&redis, |text| reached.heard(text, &live));
             tokio::join!(telling, hearing);
         };
         let stop = self.stop.clone();
@@ -136,7 +139,7 @@ async fn told(redis: &Redis, live: &Live, reached: &Reached) {
         let numbers = numbers_of(&changes.borrow_and_update());
         if reached.is_news(numbers) {
             let [version, revocation] = numbers;
-            redis_wake::tell(redis, &format!("{version} {revocation}")).await;
+            wake::tell(redis, &format!("{version} {revocation}")).await;
         }
     }
 }
@@ -200,7 +203,7 @@ fn reports(health: &Health) -> impl Fn(bool) + use<> {
 async fn agree(redis: Redis, mine: Vec<String>, disagreement: CancellationToken) {
     let mut has_agreed = false;
     loop {
-        match redis_agreement::agree(&redis, &mine).await {
+        match agreement::agree(&redis, &mine).await {
             Ok(true) => has_agreed = true,
             // A master key is being replaced: those that start later say so.
             Ok(false) if has_agreed => {
@@ -213,7 +216,7 @@ async fn agree(redis: Redis, mine: Vec<String>, disagreement: CancellationToken)
             Err(_) => {}
         }
         let pause = if has_agreed {
-            redis_agreement::EVERY
+            agreement::EVERY
         } else {
             Duration::from_millis(250)
         };

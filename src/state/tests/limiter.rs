@@ -5,13 +5,11 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    Account, Directory, Limiter, Seat,
-    memory_limiter::MemoryLimiter,
-    redis::Redis,
-    redis_directory::RedisDirectory,
-    redis_limiter::RedisLimiter,
-    store_tests::{KINDS, Kind, Server, redis, replica, until},
+use super::contract::{KINDS, Kind, Server, redis, replica, until};
+use crate::state::{
+    contract::{Account, Directory, Limiter, Seat},
+    memory::limiter::MemoryLimiter,
+    redis::{directory::RedisDirectory, limiter::RedisLimiter, scripts::Redis},
 };
 
 fn account(name: &str) -> Account {

@@ -15,11 +15,11 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{
-    Fence, Page, SessionId, Spot,
-    memory::{OfSession, Retention},
-};
 use crate::protocol::event::StreamId;
+use crate::state::{
+    contract::{Fence, Page, SessionId, Spot},
+    memory::log::{OfSession, Retention},
+};
 
 /// The streams of the sessions that this process owns.
 pub(super) struct Cache {
@@ -36,7 +36,7 @@ struct Tenure {
 }
 
 impl Cache {
-    pub(super) fn new(retention: Retention) -> Self {
+    pub(crate) fn new(retention: Retention) -> Self {
         Self {
             retention,
             sessions: RwLock::default(),
@@ -45,7 +45,7 @@ impl Cache {
 
     /// Keeps an event. Returns the number before which the stream is no longer kept, if it was
     /// this process that trimmed it; 0 otherwise.
-    pub(super) fn append(&self, at: &Spot, number: u64, event: Bytes) -> u64 {
+    pub(crate) fn append(&self, at: &Spot, number: u64, event: Bytes) -> u64 {
         let tenure = self.tenure(at);
         let mut tenure = locked(&tenure);
         let kept = tenure.streams.open(at.stream).map(|stream| {
@@ -56,7 +56,7 @@ impl Cache {
     }
 
     /// A stream has begun, and nobody has appended anything to it.
-    pub(super) fn open(&self, at: &Spot) {
+    pub(crate) fn open(&self, at: &Spot) {
         if let Some(tenure) = self.find(&at.session) {
             let mut tenure = locked(&tenure);
             if (tenure.fence, tenure.epoch) == (at.fence, at.epoch) {
@@ -69,7 +69,7 @@ impl Cache {
     }
 
     /// Ends a stream. Returns how many bytes it holds, if all of it is here.
-    pub(super) fn end(&self, at: &Spot) -> Option<usize> {
+    pub(crate) fn end(&self, at: &Spot) -> Option<usize> {
         let tenure = self.find(&at.session)?;
         let mut tenure = locked(&tenure);
         // One that is not here has events elsewhere: it must not seem to end empty.
@@ -85,7 +85,7 @@ impl Cache {
     }
 
     /// What stands behind `after`, if all of that is here.
-    pub(super) fn read(&self, session: &SessionId, stream: StreamId, after: u64) -> Option<Page> {
+    pub(crate) fn read(&self, session: &SessionId, stream: StreamId, after: u64) -> Option<Page> {
         let tenure = self.find(session)?;
         let page = locked(&tenure)
             .streams
@@ -100,7 +100,7 @@ impl Cache {
         Some((tenure.fence, tenure.epoch))
     }
 
-    pub(super) fn drop_all(&self, session: &SessionId) {
+    pub(crate) fn drop_all(&self, session: &SessionId) {
         self.sessions
             .write()
             .unwrap_or_else(PoisonError::into_inner)

@@ -7,13 +7,15 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    Directory, Fence, Later, StoreError,
-    memory::Retention,
-    redis::{Redis, Settings},
-    redis_directory::RedisDirectory,
-    store_tests::{
-        KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, replica, session, until,
+use super::contract::{
+    KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, replica, session, until,
+};
+use crate::state::{
+    contract::{Directory, Fence, Later, StoreError},
+    memory::log::Retention,
+    redis::{
+        directory::RedisDirectory,
+        scripts::{Redis, Settings},
     },
 };
 use crate::{config::storage::Secret, protocol::event::StreamId};

@@ -15,11 +15,9 @@ use redis::{
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    SessionId, StoreError,
-    redis_link::{Health, LATE, Link, PATIENCE, PATIENCE_WITH_BATCHES},
-};
+use super::link::{Health, LATE, Link, PATIENCE, PATIENCE_WITH_BATCHES};
 use crate::config::storage::Secret;
+use crate::state::contract::{SessionId, StoreError};
 
 /// Where Redis is, and what everything there is called.
 #[derive(Clone, Debug)]
@@ -118,12 +116,12 @@ impl Redis {
     }
 
     /// The key of what is kept once.
-    pub(super) fn key(&self, name: &str) -> String {
+    pub(crate) fn key(&self, name: &str) -> String {
         format!("{}{name}", self.0.prefix)
     }
 
     /// The key of a session; those of its streams begin with it.
-    pub(super) fn session(&self, session: &SessionId) -> String {
+    pub(crate) fn session(&self, session: &SessionId) -> String {
         format!("{}{{{}}}", self.0.prefix, session.as_str())
     }
 
@@ -168,13 +166,13 @@ impl Redis {
     }
 
     /// Runs one command that may run twice.
-    pub(super) async fn command(&self, command: Cmd) -> Result<Value, StoreError> {
+    pub(crate) async fn command(&self, command: Cmd) -> Result<Value, StoreError> {
         let lua = Lua::Read;
         self.call(Call { lua, command }).await
     }
 
     /// Removes a key.
-    pub(super) async fn remove(&self, key: &str) -> Result<(), StoreError> {
+    pub(crate) async fn remove(&self, key: &str) -> Result<(), StoreError> {
         let mut command = redis::cmd("UNLINK");
         command.arg(key);
         self.command(command).await.map(drop)
@@ -182,7 +180,7 @@ impl Redis {
 
     /// Runs scripts in order, in one go. Where the answer is lost it is unknown which of them ran.
     /// A call that would fail for ever is `Fenced`: nobody waits for it.
-    pub(super) async fn all(
+    pub(crate) async fn all(
         &self,
         calls: Vec<Call>,
     ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
@@ -259,19 +257,19 @@ fn was_late(link: &Link, life: u64, health: &Health) -> StoreError {
 }
 
 impl Unsuitable {
-    pub(super) fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         Self(text.into())
     }
 }
 
 /// One call of a script.
-pub(super) struct Call {
+pub(crate) struct Call {
     lua: Lua,
     command: Cmd,
 }
 
 impl Call {
-    pub(super) fn new(lua: Lua, keys: &[&str]) -> Self {
+    pub(crate) fn new(lua: Lua, keys: &[&str]) -> Self {
         let mut command = redis::cmd("EVALSHA");
         command
             .arg(lua.script().get_hash())
@@ -286,7 +284,7 @@ impl Call {
         self
     }
 
-    pub(super) fn add(&mut self, arg: impl ToRedisArgs) {
+    pub(crate) fn add(&mut self, arg: impl ToRedisArgs) {
         self.command.arg(arg);
     }
 
@@ -303,7 +301,7 @@ impl Call {
 
 /// The scripts; what each does stands at its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lua {
+pub(crate) enum Lua {
     Beat,
     Insert,
     Find,
@@ -349,7 +347,7 @@ impl Lua {
     }
 
     /// The command that leaves it with the server.
-    pub(super) fn load(self) -> Cmd {
+    pub(crate) fn load(self) -> Cmd {
         let mut command = redis::cmd("SCRIPT");
         command.arg("LOAD").arg(self.text());
         command
@@ -376,6 +374,6 @@ fn is_unknown(error: &RedisError) -> bool {
 pub(super) const MARGIN: Duration = Duration::from_secs(60);
 
 /// Milliseconds, for scripts.
-pub(super) fn ms(duration: Duration) -> u64 {
+pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -9,26 +9,6 @@ use bytes::Bytes;
 
 use crate::protocol::event::StreamId;
 
-#[cfg(test)]
-mod limiter_tests;
-pub(crate) mod memory;
-pub(crate) mod memory_limiter;
-#[cfg(test)]
-mod model_tests;
-pub(crate) mod redis;
-pub(crate) mod redis_agreement;
-mod redis_appender;
-mod redis_cache;
-pub(crate) mod redis_directory;
-pub(crate) mod redis_limiter;
-mod redis_link;
-pub(crate) mod redis_log;
-#[cfg(test)]
-mod redis_tests;
-pub(crate) mod redis_wake;
-#[cfg(test)]
-mod store_tests;
-
 /// A future that a seam returns.
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

@@ -10,13 +10,15 @@ use tokio::{sync::oneshot, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    EventLog, Fence, Later, OpenStream, Page, SessionId, Spot, StoreError, Streams,
-    memory::{PAGE, Retention},
-    redis::{Call, Lua, Redis},
-    redis_appender::{Appender, Queue, What, Write},
-    redis_cache::Cache,
+    appender::{Appender, Queue, What, Write},
+    cache::Cache,
+    scripts::{Call, Lua, Redis},
 };
 use crate::protocol::event::{LISTENER, StreamId};
+use crate::state::{
+    contract::{EventLog, Fence, Later, OpenStream, Page, SessionId, Spot, StoreError, Streams},
+    memory::log::{PAGE, Retention},
+};
 
 /// The event log that all replicas share.
 ///

@@ -1,0 +1,7 @@
+//! State that sessions need: event log, directory of sessions and limiter, in memory or in Redis.
+
+pub(crate) mod contract;
+pub(crate) mod memory;
+pub(crate) mod redis;
+#[cfg(test)]
+mod tests;

@@ -8,34 +8,13 @@
 //! `prepare` fills the `stores` that children start from, where `programs` finds what to start;
 //! `removal` takes away what they leave.
 
-pub(crate) mod audience;
-mod cgroup;
+pub(crate) mod child;
 pub(crate) mod circuit;
-mod confine;
-pub(crate) mod lane;
-pub(crate) mod launch;
-pub(crate) mod launcher;
-pub(crate) mod legacy;
-mod namespace;
-mod network;
-mod orders;
+pub(crate) mod dialect;
+pub(crate) mod guard;
 pub(crate) mod pool;
 pub(crate) mod prepare;
-mod programs;
-mod removal;
-pub(crate) mod roster;
 pub(crate) mod sandbox;
-mod seccomp;
-mod shared;
-pub(crate) mod shares;
-pub(crate) mod stderr;
-pub(crate) mod stdio;
-pub(crate) mod stores;
-mod tree;
-mod turns;
-mod uids;
-mod view;
+pub(crate) mod shared;
+pub(crate) mod start_slots;
 mod warm;
-
-#[cfg(test)]
-mod child_tests;

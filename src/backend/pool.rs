@@ -18,12 +18,14 @@ use tokio::{
 };
 
 use super::{
+    child::{
+        launcher::Launcher,
+        registry::{Entry, Roster, Seat},
+        stdio::Child,
+    },
     circuit::{Circuit, Verdict},
-    launcher::Launcher,
-    prepare::{Preparations, Ready},
-    roster::{Entry, Roster, Seat},
-    stdio::Child,
-    turns::{Turn, Turns},
+    prepare::preparations::{Preparations, Ready},
+    start_slots::{Turn, Turns},
     warm::Keepers,
 };
 use crate::{

@@ -19,8 +19,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    child::stdio::{Child, Exit},
     pool::{Pool, Refused, Spec, Started, spec},
-    stdio::{Child, Exit},
 };
 use crate::{declare::catalog::Server, telemetry::metrics};
 

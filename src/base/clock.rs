@@ -98,7 +98,7 @@ impl std::fmt::Debug for Clock {
 
 #[cfg(test)]
 mod tests {
-    use crate::base::clock::*;
+    use super::super::clock::*;
 
     #[test]
     fn goes_by_the_clock_that_it_was_set_by() {

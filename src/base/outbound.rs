@@ -388,7 +388,7 @@ mod tests {
         task::JoinSet,
     };
 
-    use crate::base::outbound::*;
+    use super::super::outbound::*;
 
     const PUBLIC: [&str; 12] = [
         "8.8.8.8",

@@ -13,7 +13,7 @@ use super::{
     serve::{kernel, offer},
 };
 use crate::{
-    backend::sandbox::{Kernel, out_of_reach},
+    backend::sandbox::walls::{Kernel, out_of_reach},
     config::{
         gateway::{Config, Sources, environment},
         reader::Mistake,

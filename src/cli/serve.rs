@@ -15,9 +15,9 @@ use rustix::process::DumpableBehavior;
 use super::{RunArgs, ServeArgs, bound, credentials, descriptors, directory, signals, stored};
 use crate::{
     backend::{
-        launcher::{Ambient, Launcher},
-        sandbox::{Kernel, Sandbox},
-        stores,
+        child::launcher::{Ambient, Launcher},
+        prepare::stores,
+        sandbox::walls::{Kernel, Sandbox},
     },
     config::{
         gateway::{Config, LogFormat, Sources, environment},

@@ -7,9 +7,13 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use url::Url;
 
+use super::{
+    cluster as sharing_of,
+    cluster::{DISAGREEMENT, Sharing},
+};
 use crate::{
     auth::{Verifier, administrator::ensure_operator},
-    backend::launcher::Launcher,
+    backend::child::launcher::Launcher,
     base::outbound::Outbound,
     config::{gateway::Config, storage::Secret},
     database::vault::seal::Keyring,
@@ -17,7 +21,6 @@ use crate::{
         catalog::{Catalog, Server},
         confinement::Offer,
     },
-    gateway::cluster::{self as sharing_of, DISAGREEMENT, Sharing},
     http::{
         Front,
         accept::{self, Bounds},

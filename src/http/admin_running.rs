@@ -22,11 +22,12 @@ use super::{
     admin_query::Query,
 };
 use crate::{
+    backend::child::registry::{Restart as HowToEnd, Seen as SeenChild},
     database::{
         audit::{Cursor, Entry, Filter, Record},
         store::{Failure, Store},
     },
-    hub::{HowToEnd, Hub, SeenChild, SeenSession},
+    hub::{Hub, SeenSession},
 };
 
 type Outcome = Result<Response, Problem>;

@@ -28,11 +28,10 @@ use super::{
 use crate::{
     auth::Verifier,
     backend::{
-        launcher::{Ambient, Launcher},
-        sandbox::Sandbox,
+        child::launcher::{Ambient, Launcher},
+        sandbox::walls::Sandbox,
     },
-    base::clock::Clock,
-    base::outbound::Outbound,
+    base::{clock::Clock, outbound::Outbound},
     config::{
         document::Format,
         gateway::{Config, Sources},

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     auth::policy::Listed,
-    backend::legacy::{AskId, CallId},
+    backend::dialect::legacy::{AskId, CallId},
     declare::policy::Policy,
     protocol::event::StreamId,
     telemetry::metrics,

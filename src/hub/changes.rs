@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     auth::{self, Access},
-    backend::roster::Restart,
+    backend::child::registry::Restart,
     declare::catalog::{Catalog, Server},
     error::Error,
 };

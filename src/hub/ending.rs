@@ -14,7 +14,7 @@ use super::{
     standstill::refuse,
 };
 use crate::{
-    backend::legacy::CallId,
+    backend::dialect::legacy::CallId,
     error::Error,
     telemetry::metrics::{Ended, Exit, Outcome},
 };

@@ -6,7 +6,7 @@ use std::{num::NonZeroU64, time::Duration};
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    backend::{legacy::push_error, pool::Refused},
+    backend::{dialect::legacy::push_error, pool::Refused},
     declare::quotas::Full,
     error::{Error, Limit, Quota},
 };

@@ -10,9 +10,11 @@ use super::{Answer, Form, Hub, Stores, Transport};
 use crate::{
     auth::Access,
     backend::{
-        launcher::{Ambient, Launcher},
-        roster::Restart,
-        sandbox::Sandbox,
+        child::{
+            launcher::{Ambient, Launcher},
+            registry::Restart,
+        },
+        sandbox::walls::Sandbox,
     },
     config::{
         document::Format,

@@ -17,8 +17,8 @@ use super::{
 use crate::{
     auth::policy::{self, Denied, Listed},
     backend::{
-        audience,
-        legacy::{CallId, Noted, push_error, push_result},
+        dialect::legacy::{CallId, Noted, push_error, push_result},
+        shared::routing,
     },
     declare::supervision::Isolation,
     error::Error,
@@ -306,7 +306,7 @@ impl Session {
         match message.method() {
             Method::SetLevel => {
                 let name = message.level();
-                let level = name.as_deref().and_then(audience::level);
+                let level = name.as_deref().and_then(routing::level);
                 let Some((name, level)) = name.zip(level) else {
                     push_error(id, -32602, "no such log level", None, &mut line);
                     return Some(line.freeze());
@@ -460,7 +460,7 @@ fn effect(message: &Message) -> Effect {
         // What is no level is the child's to refuse, and nobody's to keep.
         Method::SetLevel => message
             .level()
-            .filter(|level| audience::level(level).is_some())
+            .filter(|level| routing::level(level).is_some())
             .map(|level| Effect::Level((&*level).into())),
         Method::Subscribe => message.subject().map(Effect::Subscribed),
         Method::Unsubscribe => message.subject().map(Effect::Unsubscribed),

@@ -10,12 +10,13 @@ use bytes::BytesMut;
 use tokio::time::Instant;
 
 use crate::backend::{
-    lane,
-    legacy::CallId,
+    child::{
+        registry::Restart,
+        stdio::{Child, Happened},
+    },
+    dialect::legacy::CallId,
     pool::{Place, Refused, Started},
-    roster::Restart,
-    shares::Member,
-    stdio::{Child, Happened},
+    shared::{mailbox, placement::Member},
 };
 
 /// The backend of one session.
@@ -69,7 +70,7 @@ pub(super) enum Heard {
     /// Its own child did this.
     Happened(Happened),
     /// Of the shared child.
-    Shared(lane::Heard),
+    Shared(mailbox::Heard),
 }
 
 impl Link {

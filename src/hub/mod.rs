@@ -20,11 +20,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     auth::{Access, policy},
     backend::{
-        launcher::Launcher,
+        child::{
+            launcher::Launcher,
+            registry::{Restart, Seen},
+        },
         pool::Pool,
-        prepare::{Preparations, Prepared},
-        roster::{Restart, Seen},
-        shares::Shares,
+        prepare::preparations::{Preparations, Prepared},
+        shared::placement::Shares,
     },
     config::gateway::Config,
     declare::catalog::Catalog,
@@ -81,7 +83,6 @@ pub(crate) use self::seen::SeenSession;
 pub(crate) use self::session::Transport;
 use self::session::{Command, Delivery, Session};
 use self::stores::{Patience, Stores};
-pub(crate) use crate::backend::roster::{Restart as HowToEnd, Seen as SeenChild};
 
 /// A handle on the core; clones are the same hub.
 #[derive(Clone)]

@@ -16,9 +16,9 @@ use super::{
 use crate::{
     auth::policy,
     backend::{
-        audience, lane,
-        legacy::{CallId, Dialect, Said},
-        stdio::Happened,
+        child::stdio::Happened,
+        dialect::legacy::{CallId, Dialect, Said},
+        shared::{mailbox, routing},
     },
     protocol::{
         event::{LISTENER, StreamId},
@@ -43,15 +43,15 @@ impl Session {
     pub(super) async fn heard(&mut self, heard: Heard) {
         match heard {
             Heard::Happened(happened) => self.happened(happened).await,
-            Heard::Shared(lane::Heard::Message(message)) => self.message_of(&message).await,
-            Heard::Shared(lane::Heard::Garbage(call)) => {
+            Heard::Shared(mailbox::Heard::Message(message)) => self.message_of(&message).await,
+            Heard::Shared(mailbox::Heard::Garbage(call)) => {
                 self.fail_call(call, Fault::INVALID);
             }
-            Heard::Shared(lane::Heard::Closing(loss)) => {
+            Heard::Shared(mailbox::Heard::Closing(loss)) => {
                 self.kept.leaving = Some(loss);
                 self.leave_closing();
             }
-            Heard::Shared(lane::Heard::Ended(loss)) => {
+            Heard::Shared(mailbox::Heard::Ended(loss)) => {
                 self.shared_ended(loss);
             }
             Heard::Got(got) => Box::pin(self.got(got)).await,
@@ -274,7 +274,7 @@ impl Session {
             bytes = line.len(),
             "a line of the child that is no message is skipped"
         );
-        let Some(call) = audience::salvaged(&line) else {
+        let Some(call) = routing::salvaged(&line) else {
             return;
         };
         match self.link.state {

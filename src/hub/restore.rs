@@ -15,12 +15,14 @@ use super::{
 };
 use crate::{
     backend::{
-        audience,
+        child::registry::Restart,
         circuit::Circuit,
-        lane::Loss,
-        legacy::{CallId, Dialect, push_cancelled},
-        roster::Restart,
-        shares::{Member, STABLE},
+        dialect::legacy::{CallId, Dialect, push_cancelled},
+        shared::{
+            mailbox::Loss,
+            placement::{Member, STABLE},
+            routing,
+        },
     },
     declare::supervision::OnLoss,
     protocol::{event::LISTENER, initialize, message::Message, revision::Revision},
@@ -146,7 +148,7 @@ impl Session {
         let State::Shared(member) = &mut self.link.state else {
             return;
         };
-        if let Some(level) = self.kept.level.as_deref().and_then(audience::level) {
+        if let Some(level) = self.kept.level.as_deref().and_then(routing::level) {
             member.set_level(level);
         }
         for uri in &self.kept.subscriptions {

@@ -2,7 +2,7 @@
 //! as one pure function.
 
 use crate::{
-    backend::legacy::CallId,
+    backend::dialect::legacy::CallId,
     protocol::event::{LISTENER, StreamId},
 };
 

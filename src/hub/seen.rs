@@ -8,9 +8,10 @@ use aws_lc_rs::digest::{SHA256, digest};
 use tokio::sync::oneshot;
 
 use super::{
-    Handle, HowToEnd, Hub,
+    Handle, Hub,
     session::{Command, Transport},
 };
+use crate::backend::child::registry::Restart as HowToEnd;
 use crate::state::contract::SessionId;
 
 /// A session of this replica.

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     auth::{Access, Principal},
-    backend::legacy::Dialect,
+    backend::dialect::legacy::Dialect,
     declare::{
         catalog::{Server, Tenant},
         policy::Policy,

@@ -15,11 +15,13 @@ use super::{
 };
 use crate::{
     backend::{
-        audience::{self, CALL_BITS},
         circuit::Verdict,
-        legacy::{Said, push_raw_error, push_result},
+        dialect::legacy::{Said, push_raw_error, push_result},
         pool::{Refused, Started},
-        shares::Member,
+        shared::{
+            placement::Member,
+            routing::{self, CALL_BITS},
+        },
     },
     declare::supervision::Isolation,
     protocol::{
@@ -62,7 +64,7 @@ impl Session {
             self.kept.number = shares.number();
             // No late answer to what another owner asked is taken for one to this owner.
             let owners = (self.fence.0 % 64) << (CALL_BITS - 6);
-            let ids = audience::ids(self.kept.number);
+            let ids = routing::ids(self.kept.number);
             let base = ids.start() + owners;
             self.dialect.confine(ids, base);
         }

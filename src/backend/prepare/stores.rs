@@ -19,7 +19,7 @@ use std::{
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 
-pub(crate) use super::removal::remove;
+pub(crate) use crate::backend::child::removal::remove;
 
 /// The directory of all stores.
 #[derive(Clone, Debug)]
@@ -29,14 +29,14 @@ pub(super) struct Stores {
 
 /// A complete store, or one that is being filled; not removed by others while this lives.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(crate) struct Store {
     /// Its directory.
-    pub(super) path: PathBuf,
+    pub(crate) path: PathBuf,
     hold: OwnedFd,
 }
 
 /// A complete store that no server names is kept for so long after its last use.
-pub(super) const KEPT: Duration = Duration::from_hours(24 * 7);
+pub(crate) const KEPT: Duration = Duration::from_hours(24 * 7);
 
 /// No preparation takes so long: what is not complete then never will be.
 const ABANDONED: Duration = Duration::from_hours(1);
@@ -45,19 +45,19 @@ const ABANDONED: Duration = Duration::from_hours(1);
 const DEEPEST: usize = 256;
 
 /// What is in the store only while it is filled.
-pub(super) const SCRATCH: &str = ".tmp";
+pub(crate) const SCRATCH: &str = ".tmp";
 
 /// How often a store that goes away meanwhile is looked for again.
 const TRIES: usize = 3;
 
 impl Stores {
     /// Those below `dir`, which need not exist.
-    pub(super) fn new(dir: PathBuf) -> Self {
+    pub(crate) fn new(dir: PathBuf) -> Self {
         Self { dir }
     }
 
     /// The complete store of this name, which counts as used by that.
-    pub(super) fn find(&self, name: &str) -> io::Result<Option<Store>> {
+    pub(crate) fn find(&self, name: &str) -> io::Result<Option<Store>> {
         let link = self.dir.join(name);
         for _ in 0..TRIES {
             let target = match fs::read_link(&link) {
@@ -98,7 +98,7 @@ impl Stores {
     }
 
     /// A directory to be filled.
-    pub(super) fn begin(&self, name: &str) -> io::Result<Store> {
+    pub(crate) fn begin(&self, name: &str) -> io::Result<Store> {
         let path = self
             .dir
             .join(format!("{name}.{}", uuid::Uuid::new_v4().simple()));
@@ -136,13 +136,13 @@ impl Stores {
     }
 
     /// Takes away what says that a store is complete: it turned out to be of no use.
-    pub(super) fn forget(&self, name: &str) {
+    pub(crate) fn forget(&self, name: &str) {
         _ = fs::remove_file(self.dir.join(name));
     }
 
     /// Removes complete stores that are not `named` and were not used for `kept`, and what was
     /// begun and never completed. Touches nothing else that may lie there.
-    pub(super) fn tidy(&self, named: &HashSet<String>, kept: Duration) -> usize {
+    pub(crate) fn tidy(&self, named: &HashSet<String>, kept: Duration) -> usize {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let mut removed = 0;
         for entry in entries {
@@ -193,7 +193,7 @@ impl Store {
     }
 
     /// Removes it.
-    pub(super) fn discard(self) {
+    pub(crate) fn discard(self) {
         if let Err(error) = remove(&self.path) {
             tracing::warn!(%error, "cannot remove a store");
         }

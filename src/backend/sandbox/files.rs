@@ -31,7 +31,7 @@ pub(super) fn devices() -> impl Iterator<Item = PathBuf> {
 ///
 /// A directory of programs brings what is installed beside it: `~/.nvm/versions/node/v22/bin`
 /// needs the `lib` next to it. Never a whole home.
-pub(super) fn programs(command: &OsStr, path: &OsStr, homes: &[PathBuf]) -> Vec<PathBuf> {
+pub(crate) fn programs(command: &OsStr, path: &OsStr, homes: &[PathBuf]) -> Vec<PathBuf> {
     let mut found = BTreeSet::new();
     let directories: Vec<PathBuf> = std::env::split_paths(path)
         .filter(|dir| dir.is_absolute())
@@ -172,7 +172,7 @@ const INTERPRETERS: usize = 4;
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use super::super::view::*;
+    use super::super::files::*;
 
     fn write(path: &Path, text: &str) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -75,7 +75,7 @@ async fn acquire(semaphore: Arc<Semaphore>) -> OwnedSemaphorePermit {
 mod tests {
     use futures_util::FutureExt;
 
-    use super::super::turns::*;
+    use super::super::start_slots::*;
 
     #[test]
     fn a_tenant_has_half_and_others_the_rest() {

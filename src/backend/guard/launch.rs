@@ -23,11 +23,15 @@ use rustix::{
 };
 
 use super::{
-    confine,
-    namespace::{self, User},
-    orders::Orders,
-    removal,
+    protocol::Orders,
     tree::{Tree, is_readable, wait_for},
+};
+use crate::backend::{
+    child::removal,
+    sandbox::{
+        confine,
+        namespace::{self, User},
+    },
 };
 
 /// Becomes a guard if the command line says so, and then never returns.
@@ -168,7 +172,7 @@ fn probe() -> i32 {
 }
 
 /// In which of the two processes one is after [`clone`].
-pub(super) enum Clone {
+pub(crate) enum Clone {
     /// In the one that called; the number is that of the other.
     Parent(Pid),
     /// In the new one.
@@ -176,7 +180,7 @@ pub(super) enum Clone {
 }
 
 /// `fork`, with namespaces and into a cgroup.
-pub(super) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clone> {
+pub(crate) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clone> {
     let all = libc::c_long::from(flags | libc::SIGCHLD);
     #[expect(unsafe_code, reason = "std and rustix have no fork")]
     // SAFETY: this process has one thread and shares no memory with the new one, so that the
@@ -202,7 +206,7 @@ pub(super) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clo
 }
 
 /// The version of Landlock's interface; 0 where the kernel does not offer it.
-pub(super) fn landlock() -> u32 {
+pub(crate) fn landlock() -> u32 {
     #[expect(unsafe_code, reason = "the crate does not tell it")]
     // SAFETY: with this flag the kernel reads and writes no memory.
     let version = unsafe {
@@ -217,7 +221,7 @@ pub(super) fn landlock() -> u32 {
 }
 
 /// Hands a program over connections to the kernel, which checks that it ends and reads nothing else.
-pub(super) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
+pub(crate) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
     /// `union bpf_attr`, as far as `BPF_PROG_LOAD` is concerned.
     #[repr(C)]
     struct Load {
@@ -253,7 +257,7 @@ pub(super) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
 }
 
 /// Puts a loaded program before the connections of all that is in a cgroup.
-pub(super) fn attach_filter(
+pub(crate) fn attach_filter(
     group: BorrowedFd<'_>,
     program: BorrowedFd<'_>,
     hook: u32,
@@ -280,7 +284,7 @@ pub(super) fn attach_filter(
 /// Becomes `command`; returns only why that failed.
 ///
 /// Not `execvp`, which hands what the kernel cannot start to a shell.
-pub(super) fn exec(command: &OsStr, args: &[OsString], env: &[(OsString, OsString)]) -> io::Error {
+pub(crate) fn exec(command: &OsStr, args: &[OsString], env: &[(OsString, OsString)]) -> io::Error {
     let c_string = |text: &OsStr| CString::new(text.as_bytes());
     let pair = |(name, value): &(OsString, OsString)| {
         CString::new([name.as_bytes(), b"=", value.as_bytes()].concat())
@@ -331,7 +335,7 @@ pub(super) fn exec(command: &OsStr, args: &[OsString], env: &[(OsString, OsStrin
 }
 
 /// Says on stderr, in one line, why a command did not start.
-pub(super) fn refuse(command: &OsStr, error: &io::Error) -> i32 {
+pub(crate) fn refuse(command: &OsStr, error: &io::Error) -> i32 {
     let line = format!("lockgate: cannot start {}: {error}\n", command.display());
     _ = io::stderr().write_all(line.as_bytes());
     NOT_STARTED
@@ -377,7 +381,7 @@ fn read_exact(mut to: &mut [u8]) -> io::Result<()> {
 }
 
 /// Blocks the signals that a guard acts on; they are read from the descriptor.
-pub(super) fn signals() -> io::Result<OwnedFd> {
+pub(crate) fn signals() -> io::Result<OwnedFd> {
     default_signals();
     #[expect(unsafe_code, reason = "rustix has neither signal masks nor signalfd")]
     // SAFETY: the set is initialised by `sigemptyset` before it is used, and `signalfd` gives
@@ -403,7 +407,7 @@ pub(super) fn signals() -> io::Result<OwnedFd> {
 }
 
 /// The next signal that came, if one did.
-pub(super) fn next_signal(signals: &OwnedFd) -> Option<i32> {
+pub(crate) fn next_signal(signals: &OwnedFd) -> Option<i32> {
     // `struct signalfd_siginfo` has 128 bytes and begins with the number.
     let mut record = [0; 128];
     rustix::io::read(signals, &mut record)
@@ -415,7 +419,7 @@ pub(super) fn next_signal(signals: &OwnedFd) -> Option<i32> {
 /// Gives every signal its default action and blocks none.
 ///
 /// std ignores SIGPIPE, and whoever started the gateway may have ignored more.
-pub(super) fn default_signals() {
+pub(crate) fn default_signals() {
     #[expect(unsafe_code, reason = "rustix does not change signal actions")]
     // SAFETY: no handler is installed, and the set is initialised before it is used.
     unsafe {
@@ -429,7 +433,7 @@ pub(super) fn default_signals() {
 }
 
 /// Closes everything that was inherited beside stdin, stdout and stderr.
-pub(super) fn close_all_but_streams() -> io::Result<()> {
+pub(crate) fn close_all_but_streams() -> io::Result<()> {
     #[expect(unsafe_code, reason = "rustix has no close_range")]
     // SAFETY: at both callers nothing of this process owns a descriptor above 2.
     let done = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
@@ -441,7 +445,7 @@ pub(super) fn close_all_but_streams() -> io::Result<()> {
 }
 
 /// Puts `/dev/null` in the place of stdin, stdout and stderr.
-pub(super) fn drop_streams() -> io::Result<()> {
+pub(crate) fn drop_streams() -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for stream in 0..=2 {
         #[expect(
@@ -457,10 +461,10 @@ pub(super) fn drop_streams() -> io::Result<()> {
 }
 
 /// The argument that makes this binary try namespaces.
-pub(super) const PROBE: &str = "probe";
+pub(crate) const PROBE: &str = "probe";
 
 /// SIGCHLD: some process below has ended.
-pub(super) const CHILD_ENDED: i32 = libc::SIGCHLD;
+pub(crate) const CHILD_ENDED: i32 = libc::SIGCHLD;
 
 /// What a child has of its own in separation `namespace`.
 const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS;

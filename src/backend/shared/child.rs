@@ -22,11 +22,15 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    audience::{Audience, Hearing, owner, refuse, salvaged},
-    lane::{Heard, Hello, Loss, Standing, Wanted, hello},
+    mailbox::{Heard, Hello, Loss, Standing, Wanted, hello},
+    routing::{Audience, Hearing, owner, refuse, salvaged},
+};
+use crate::backend::{
+    child::{
+        registry::Restart,
+        stdio::{Child, Happened},
+    },
     pool::{Place, Pool, Refused, Started},
-    roster::Restart,
-    stdio::{Child, Happened},
 };
 use crate::{
     declare::catalog::Server,
@@ -57,15 +61,15 @@ const PACE: (u32, Duration) = (2000, Duration::from_millis(100));
 
 /// The task that owns a shared child.
 pub(super) struct Shared {
-    pub(super) pool: Arc<Pool>,
-    pub(super) server: Arc<Server>,
-    pub(super) wanted: mpsc::Receiver<Wanted>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) server: Arc<Server>,
+    pub(crate) wanted: mpsc::Receiver<Wanted>,
     pub(super) standing: watch::Sender<Standing>,
-    pub(super) load: Arc<AtomicUsize>,
+    pub(crate) load: Arc<AtomicUsize>,
     pub(super) waiting: Arc<AtomicUsize>,
     pub(super) is_closing: Arc<AtomicBool>,
-    pub(super) drain: CancellationToken,
-    pub(super) halt: CancellationToken,
+    pub(crate) drain: CancellationToken,
+    pub(crate) halt: CancellationToken,
 }
 
 /// The sessions of a running child, and what it owes them.
@@ -89,7 +93,7 @@ struct Running {
 impl Shared {
     /// Starts the child and serves its sessions until it ends. Returns how it ended, for the
     /// crash count of its key.
-    pub(super) async fn run(self, restarts: u32, not_before: Option<Instant>) -> Option<Loss> {
+    pub(crate) async fn run(self, restarts: u32, not_before: Option<Instant>) -> Option<Loss> {
         let (pool, server) = (Arc::clone(&self.pool), Arc::clone(&self.server));
         let getting = pool.get(server, restarts, not_before);
         let got = self.halt.run_until_cancelled(getting).await;

@@ -123,7 +123,7 @@ impl Stderr {
 }
 
 /// A line as text in which nothing can act on a terminal or forge a second line.
-pub(super) fn printable(line: &[u8]) -> String {
+pub(crate) fn printable(line: &[u8]) -> String {
     let mut text = String::with_capacity(line.len());
     for letter in String::from_utf8_lossy(line).chars() {
         match letter {

@@ -16,11 +16,11 @@ use crate::declare::recipe::Start;
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// The program that children start; none where the specification says it.
-    pub(super) program: Option<String>,
+    pub(crate) program: Option<String>,
     /// The version that was installed, where there is one.
-    pub(super) version: Option<String>,
+    pub(crate) version: Option<String>,
 }
 
 /// What is needed of a `package.json`.
@@ -39,7 +39,7 @@ const LARGEST: u64 = 1 << 20;
 /// # Errors
 ///
 /// What is missing, for the operator.
-pub(super) fn find(start: &Start, store: &Path) -> Result<Found, String> {
+pub(crate) fn find(start: &Start, store: &Path) -> Result<Found, String> {
     match start {
         Start::AsWritten => Ok(Found::default()),
         Start::Npm { package, bin, .. } => npm(store, package, bin.as_deref()),

@@ -23,14 +23,18 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    circuit::{Circuit, Verdict},
-    launcher::Launcher,
-    pool::{Pool, Refused, Spec, spec},
     programs::{self, Found},
-    stderr::printable,
-    stdio::{Child, Exit, Happened},
     stores::{KEPT, Store, Stores},
-    turns::Turns,
+};
+use crate::backend::{
+    child::{
+        launcher::Launcher,
+        stderr::printable,
+        stdio::{Child, Exit, Happened},
+    },
+    circuit::{Circuit, Verdict},
+    pool::{Pool, Refused, Spec, spec},
+    start_slots::Turns,
 };
 use crate::declare::{
     catalog::{Launch, Limits, Server},
@@ -65,7 +69,7 @@ enum Outcome {
 }
 
 /// What children start from.
-pub(super) struct Ready {
+pub(crate) struct Ready {
     store: Store,
     found: Found,
 }
@@ -271,7 +275,7 @@ impl Preparations {
 
 impl Ready {
     /// What starts a child of `server`.
-    pub(super) fn launch(&self, server: &Server, recipe: &Recipe) -> Launch {
+    pub(crate) fn launch(&self, server: &Server, recipe: &Recipe) -> Launch {
         let program = self.found.program.as_deref();
         server.launch.prepared(recipe, program, &self.store.path)
     }
@@ -318,7 +322,7 @@ impl Pool {
     ///
     /// `Prepare` if it failed; `Circuit` at once and `Busy` after `spawn.wait` where it may not
     /// be tried again yet.
-    pub(super) async fn prepared(
+    pub(crate) async fn prepared(
         self: &Arc<Self>,
         server: &Arc<Server>,
     ) -> Result<Option<Arc<Ready>>, Refused> {

@@ -37,7 +37,7 @@ pub(crate) struct Roster {
 }
 
 /// A place among the children of a tenant; dropping it gives it back.
-pub(super) struct Seat {
+pub(crate) struct Seat {
     roster: Arc<Roster>,
     tenant: String,
 }
@@ -170,7 +170,7 @@ impl Roster {
     /// # Errors
     ///
     /// Which bound of `room` is reached.
-    pub(super) fn seat(self: &Arc<Self>, tenant: &str, room: Room) -> Result<Seat, Full> {
+    pub(crate) fn seat(self: &Arc<Self>, tenant: &str, room: Room) -> Result<Seat, Full> {
         if let Some(most) = room.memory
             && self.weight(tenant) > most.get()
         {
@@ -266,7 +266,7 @@ impl Entry {
     }
 
     /// Notes the guard and the stderr, once it runs.
-    pub(super) fn started(&self, guard: Option<u32>, stderr: Tail) {
+    pub(crate) fn started(&self, guard: Option<u32>, stderr: Tail) {
         let guard = guard.unwrap_or_default();
         self.guard.store(guard, Ordering::Relaxed);
         _ = self.stderr.set(stderr);

@@ -23,11 +23,11 @@ use super::launch::next_signal;
 pub(super) struct Tree<'o> {
     /// The server itself, whose process group and session have the same number; with namespaces
     /// the first process of them, which passes on what it is told.
-    pub(super) server: Pid,
+    pub(crate) server: Pid,
     /// How the server ended, as a shell would say it; none while it runs.
-    pub(super) code: Option<i32>,
+    pub(crate) code: Option<i32>,
     /// The cgroup in which all of them are, if there is one.
-    pub(super) group: Option<&'o Path>,
+    pub(crate) group: Option<&'o Path>,
 }
 
 impl Tree<'_> {
@@ -49,7 +49,7 @@ impl Tree<'_> {
     }
 
     /// Asks the server and its group to end.
-    pub(super) fn ask(&self) {
+    pub(crate) fn ask(&self) {
         // Until the server has made the group there is only the process. Once the server is
         // reaped, its number may be somebody else's.
         if self.code.is_none()
@@ -60,7 +60,7 @@ impl Tree<'_> {
     }
 
     /// Kills all that is below, in rounds until nothing is left.
-    pub(super) fn end(&mut self, signals: &OwnedFd) {
+    pub(crate) fn end(&mut self, signals: &OwnedFd) {
         if let Some(group) = self.group {
             // All at once, wherever they hang; older than Linux 5.14: the rounds do it.
             _ = fs::write(group.join("cgroup.kill"), "1");
@@ -163,7 +163,7 @@ fn strike(pid: i32, parent: i32, signal: Signal) {
 }
 
 /// Waits until one of `fds` can be read, or for so long.
-pub(super) fn wait_for(fds: &[BorrowedFd<'_>], longest: Option<Duration>) {
+pub(crate) fn wait_for(fds: &[BorrowedFd<'_>], longest: Option<Duration>) {
     let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
     let mut fds = [fds[0], *fds.last().unwrap_or(&fds[0])]
         .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -171,7 +171,7 @@ pub(super) fn wait_for(fds: &[BorrowedFd<'_>], longest: Option<Duration>) {
 }
 
 /// Whether `fd` can be read now; for a pidfd: whether that process has ended.
-pub(super) fn is_readable(fd: &OwnedFd) -> bool {
+pub(crate) fn is_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     poll(
         &mut fds,

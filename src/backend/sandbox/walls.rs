@@ -14,11 +14,13 @@ use rustix::{process::Resource, thread::CapabilitySet};
 
 use super::{
     cgroup::{Delegation, Groups},
-    launch,
+    files,
     network::{self, Refused},
-    orders::{Cage, Files, Store, Tcp},
     uids::{Lease, Pool},
-    view,
+};
+use crate::backend::guard::{
+    launch,
+    protocol::{Cage, Files, Store, Tcp},
 };
 use crate::{
     config::separation::{Separation, Uids},
@@ -184,7 +186,7 @@ impl Sandbox {
                 groups => groups.unwrap_or_default(),
             },
             hide,
-            system: view::system(),
+            system: files::system(),
         })
     }
 
@@ -214,7 +216,7 @@ impl Sandbox {
     }
 
     /// A uid for a child, where each has its own.
-    pub(super) fn lease(&self) -> io::Result<Option<Lease>> {
+    pub(crate) fn lease(&self) -> io::Result<Option<Lease>> {
         let Some(uids) = &self.uids else {
             return Ok(None);
         };
@@ -223,7 +225,7 @@ impl Sandbox {
     }
 
     /// A cgroup for a child, where there are such.
-    pub(super) fn group(
+    pub(crate) fn group(
         &self,
         name: &str,
         launch: &Launch,
@@ -235,7 +237,7 @@ impl Sandbox {
     }
 
     /// The walls of a child with this environment's PATH, HOME and working directory.
-    pub(super) fn cage(
+    pub(crate) fn cage(
         &self,
         launch: &Launch,
         limits: &Limits,
@@ -301,7 +303,7 @@ pub(crate) fn out_of_reach<'l>(
     path: &OsStr,
     home: Option<&Path>,
 ) -> Vec<&'l str> {
-    let roots = readable(&view::system(), launch, path, home);
+    let roots = readable(&files::system(), launch, path, home);
     let is_in_reach = |file: &Path| {
         let mut roots = roots.iter().chain(&launch.confinement.write);
         roots.any(|root| file.starts_with(root))
@@ -322,7 +324,7 @@ fn readable(
 ) -> Vec<PathBuf> {
     let homes: Vec<PathBuf> = home.into_iter().map(Path::to_owned).collect();
     let mut read = system.to_vec();
-    read.extend(view::programs(OsStr::new(&launch.command), path, &homes));
+    read.extend(files::programs(OsStr::new(&launch.command), path, &homes));
     read.extend(launch.confinement.read.iter().cloned());
     read.extend(launch.cwd.clone());
     read
@@ -343,7 +345,7 @@ const SECRETS: [&str; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::sandbox::*;
+    use super::super::walls::*;
 
     const BARE: Kernel = Kernel {
         landlock: 0,

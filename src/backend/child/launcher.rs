@@ -14,12 +14,11 @@ use std::{
 
 use rustix::fs::FlockOperation;
 
-use super::{
-    orders::{Cage, Orders, Store},
-    removal,
-    sandbox::Sandbox,
-    stores::SCRATCH,
-    uids::Lease,
+use super::removal;
+use crate::backend::{
+    guard::protocol::{Cage, Orders, Store},
+    prepare::stores::SCRATCH,
+    sandbox::{uids::Lease, walls::Sandbox},
 };
 use crate::declare::catalog::{Home, Launch, Limits};
 
@@ -75,7 +74,7 @@ impl Launcher {
 
     /// Removes private directories whose guard ended without doing so, like one that was killed
     /// together with its gateway; how many. Touches nothing else that may lie there.
-    pub(super) fn tidy(&self) -> usize {
+    pub(crate) fn tidy(&self) -> usize {
         let entries = fs::read_dir(&self.work).into_iter().flatten().flatten();
         let is_left = |entry: &fs::DirEntry| {
             let name = entry.file_name();
@@ -97,7 +96,7 @@ impl Launcher {
     }
 
     /// Removes a private directory in the place of its guard; whether it is gone.
-    pub(super) fn discard(dir: &Path) -> bool {
+    pub(crate) fn discard(dir: &Path) -> bool {
         let removed = removal::remove(dir);
         if let Err(error) = &removed {
             tracing::warn!(dir = %dir.display(), %error, "cannot remove a private directory");
@@ -113,7 +112,7 @@ impl Launcher {
     }
 
     /// What the guard is told; makes the private directory and the cgroup, and takes a uid.
-    pub(super) fn orders(
+    pub(crate) fn orders(
         &self,
         label: &str,
         launch: &Launch,

@@ -23,8 +23,9 @@ use tokio::{
     time::{Duration, Instant, timeout, timeout_at},
 };
 
+use super::launcher::Launcher;
 use super::stderr::{Stderr, Tail};
-use super::{launch, launcher::Launcher, uids::Lease};
+use crate::backend::{guard::launch, sandbox::uids::Lease};
 use crate::declare::catalog::{Launch, Limits};
 
 /// What a child did.
@@ -57,7 +58,7 @@ pub(crate) struct Exit {
 pub(crate) struct Child {
     guard: tokio::process::Child,
     /// None once closed, by us or by the child.
-    pub(super) stdin: Option<ChildStdin>,
+    pub(crate) stdin: Option<ChildStdin>,
     /// What was for the child cannot reach it any more, and nobody has been told yet.
     is_deaf: bool,
     /// None once it ended.
@@ -153,7 +154,7 @@ impl Child {
     }
 
     /// The newest bytes of its stderr.
-    pub(super) fn stderr(&self) -> &Tail {
+    pub(crate) fn stderr(&self) -> &Tail {
         self.errors.tail()
     }
 
@@ -191,7 +192,7 @@ impl Child {
 
     /// Waits for the end of a child that nobody listens to yet: its stderr is drained, its
     /// stdout stays in the pipe.
-    pub(super) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Exit> {
+    pub(crate) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Exit> {
         self.poll_stdin(cx);
         self.poll_stderr(cx);
         let status = ready!(self.poll_guard(cx));

@@ -7,9 +7,9 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     launcher::{Ambient, Launcher},
-    sandbox::Sandbox,
     stdio::{Child, Exit, Happened},
 };
+use crate::backend::sandbox::walls::Sandbox;
 use crate::declare::{
     catalog::{Home, Launch, Limits},
     confinement::Confinement,

@@ -11,7 +11,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tokio::sync::{mpsc, watch};
 
-use super::{audience::Level, pool::Refused, roster::Entry};
+use super::routing::Level;
+use crate::backend::{child::registry::Entry, pool::Refused};
 use crate::protocol::{json, message::Message, revision::Revision};
 
 /// What a session wants of a shared child.
@@ -96,7 +97,7 @@ pub(crate) struct Hello {
     /// The result of its `initialize`.
     pub(crate) result: Bytes,
     /// The child in the roster.
-    pub(super) entry: Arc<Entry>,
+    pub(crate) entry: Arc<Entry>,
 }
 
 /// How far a shared child is.
@@ -113,10 +114,10 @@ pub(super) enum Standing {
 /// What others see of a shared child.
 #[derive(Clone)]
 pub(super) struct Handle {
-    pub(super) lane: mpsc::Sender<Wanted>,
+    pub(crate) lane: mpsc::Sender<Wanted>,
     pub(super) standing: watch::Receiver<Standing>,
     /// Calls in flight of all sessions.
-    pub(super) load: Arc<AtomicUsize>,
+    pub(crate) load: Arc<AtomicUsize>,
     /// Bytes in the lane.
     pub(super) waiting: Arc<AtomicUsize>,
     /// Whether it takes no new sessions.
@@ -131,7 +132,7 @@ pub(super) const LANE: usize = 256;
 
 impl Wanted {
     /// What it holds of a client.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Lines(line) | Self::Subscription { line, .. } => line.len(),
             Self::Abandon { uri, .. } => uri.len(),
@@ -142,12 +143,12 @@ impl Wanted {
 
 impl Unsent {
     /// Where lines are appended.
-    pub(super) fn lines(&mut self) -> &mut BytesMut {
+    pub(crate) fn lines(&mut self) -> &mut BytesMut {
         &mut self.lines
     }
 
     /// Adds something behind all that there is.
-    pub(super) fn push(&mut self, wanted: Wanted) {
+    pub(crate) fn push(&mut self, wanted: Wanted) {
         let before = self.split();
         for wanted in before.into_iter().chain([wanted]) {
             self.bytes += wanted.bytes();
@@ -156,7 +157,7 @@ impl Unsent {
     }
 
     /// Takes the next.
-    pub(super) fn pop(&mut self) -> Option<Wanted> {
+    pub(crate) fn pop(&mut self) -> Option<Wanted> {
         let Some(wanted) = self.first.pop_front() else {
             return self.split();
         };
@@ -165,12 +166,12 @@ impl Unsent {
     }
 
     /// Whether there is nothing.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.first.is_empty() && self.lines.is_empty()
     }
 
     /// How much there is.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes + self.lines.len()
     }
 
@@ -192,7 +193,7 @@ pub(super) fn hello(message: &Message, entry: Arc<Entry>) -> Option<Hello> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lane::*;
+    use super::super::mailbox::*;
 
     #[test]
     fn what_finds_no_room_keeps_its_order() {

@@ -20,11 +20,13 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    audience::Level,
+    child::Shared,
+    mailbox::{Handle, Heard, Hello, INBOX, LANE, Loss, Standing, Unsent, Wanted},
+    routing::Level,
+};
+use crate::backend::{
     circuit::{Circuit, Verdict},
-    lane::{Handle, Heard, Hello, INBOX, LANE, Loss, Standing, Unsent, Wanted},
     pool::{Pool, Refused, Spec, spec},
-    shared::Shared,
 };
 use crate::declare::catalog::Server;
 

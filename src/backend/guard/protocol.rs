@@ -68,7 +68,7 @@ pub(crate) enum Store {
 
 impl Store {
     /// Its directory.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Read(path) | Self::Fill(path) => path,
         }
@@ -157,7 +157,7 @@ impl Orders {
 
 impl Cage {
     /// Whether anything keeps it from other processes.
-    pub(super) fn is_apart(&self) -> bool {
+    pub(crate) fn is_apart(&self) -> bool {
         self.uid.is_some() || self.has_namespaces || self.is_scoped
     }
 
@@ -280,7 +280,7 @@ fn text_of(from: &mut &[u8]) -> Option<OsString> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::orders::*;
+    use super::super::protocol::*;
 
     fn text() -> impl Strategy<Value = OsString> {
         prop::collection::vec(any::<u8>(), 0..20).prop_map(OsString::from_vec)

@@ -12,7 +12,7 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::legacy::{owe, push_error, push_result};
+use crate::backend::dialect::legacy::{owe, push_error, push_result};
 use crate::{
     declare::supervision::Isolation,
     protocol::{
@@ -61,7 +61,7 @@ pub(super) enum Hearing {
 
 impl Audience {
     /// Nobody yet.
-    pub(super) fn new(isolation: Isolation) -> Self {
+    pub(crate) fn new(isolation: Isolation) -> Self {
         Self {
             isolation,
             members: BTreeMap::new(),
@@ -72,7 +72,7 @@ impl Audience {
     }
 
     /// Whether it has a session.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
@@ -82,7 +82,7 @@ impl Audience {
     }
 
     /// Adds a session.
-    pub(super) fn join(&mut self, number: u32) {
+    pub(crate) fn join(&mut self, number: u32) {
         self.members.insert(number, None);
     }
 
@@ -145,7 +145,7 @@ impl Audience {
 
     /// A session has no answer to a subscription: a late one must not make it a holder, nor one that
     /// is on its way to it; `is_kept` if it has the subscription by an earlier one.
-    pub(super) fn abandon(&mut self, call: u64, uri: &[u8], is_kept: bool, out: &mut BytesMut) {
+    pub(crate) fn abandon(&mut self, call: u64, uri: &[u8], is_kept: bool, out: &mut BytesMut) {
         if let Some(begun) = self.pending.get_mut(&call) {
             begun.is_wanted = false;
         } else if !is_kept && let Some(holders) = self.subscriptions.get_mut(uri) {
@@ -314,7 +314,7 @@ impl Audience {
 }
 
 /// Answers what the child asks nevertheless: it was told that nobody would.
-pub(super) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
+pub(crate) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
     let id = message.id().unwrap_or_default();
     if method == Method::Ping {
         owe(out, |out| push_result(id, b"{}", out));
@@ -388,7 +388,7 @@ const INFO: Level = 1;
 
 #[cfg(test)]
 mod tests {
-    use super::super::audience::*;
+    use super::super::routing::*;
 
     fn message(text: &str) -> Message {
         Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()

@@ -391,7 +391,7 @@ impl Dialect {
 
 /// Appends a line that the child is owed, which it does not get if it reads nothing: what it asks by
 /// itself again and again must not fill the gateway.
-pub(super) fn owe(out: &mut BytesMut, push: impl FnOnce(&mut BytesMut)) {
+pub(crate) fn owe(out: &mut BytesMut, push: impl FnOnce(&mut BytesMut)) {
     if out.len() < UNREAD {
         push(out);
         out.put_u8(b'\n');

@@ -18,16 +18,16 @@ use rustix::{
     thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets},
 };
 
-use super::{
+use super::{files, seccomp};
+use crate::backend::guard::{
     launch,
-    orders::{Cage, Files, Orders, Store, Tcp},
-    seccomp, view,
+    protocol::{Cage, Files, Orders, Store, Tcp},
 };
 
 /// Becomes the server of `orders`; returns only why that failed.
 ///
 /// `parent` is the process whose end must be this one's.
-pub(super) fn become_server(orders: &Orders, parent: Option<Pid>) -> io::Error {
+pub(crate) fn become_server(orders: &Orders, parent: Option<Pid>) -> io::Error {
     match put_up(orders, parent) {
         Ok(()) => launch::exec(&orders.command, &orders.args, &orders.env),
         Err(error) => error,
@@ -162,7 +162,7 @@ fn restrict(cage: &Cage, private: Option<&Path>) -> io::Result<()> {
                     visible(&files.read, cage).chain(reads),
                     AccessFs::from_read(abi),
                 ))?
-                .add_rules(path_beneath_rules(view::devices(), DEVICE))?
+                .add_rules(path_beneath_rules(files::devices(), DEVICE))?
                 .add_rules(path_beneath_rules(
                     visible(&files.write, cage).chain(writes.into_iter().flatten()),
                     AccessFs::from_all(abi),
@@ -196,7 +196,7 @@ fn all_but_hidden(private: Option<&Path>) -> Files {
 fn visible<'c>(roots: &'c [PathBuf], cage: &'c Cage) -> impl Iterator<Item = PathBuf> + 'c {
     roots
         .iter()
-        .flat_map(|root| view::without(root, &cage.hide))
+        .flat_map(|root| files::without(root, &cage.hide))
 }
 
 /// What may be done with a device such as `/dev/null`.

@@ -15,23 +15,23 @@ use rustix::{
     process::{DumpableBehavior, Pid, Signal, WaitOptions},
 };
 
-use super::{
-    confine,
+use super::confine;
+use crate::backend::guard::{
     launch::{self, Clone},
-    orders::{Orders, Store},
+    protocol::{Orders, Store},
     tree::{is_readable, wait_for},
 };
 
 /// The user and group that a process was before it came into a user namespace.
 #[derive(Clone, Copy)]
-pub(super) struct User {
+pub(crate) struct User {
     uid: u32,
     gid: u32,
 }
 
 impl User {
     /// This process's own.
-    pub(super) fn own() -> Self {
+    pub(crate) fn own() -> Self {
         Self {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
@@ -39,7 +39,7 @@ impl User {
     }
 
     /// Says who it is inside: the same as outside, without any right over others.
-    pub(super) fn map(self) -> io::Result<()> {
+    pub(crate) fn map(self) -> io::Result<()> {
         // What is not dumpable belongs to root, its maps too.
         rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
         let Self { uid, gid } = self;
@@ -54,7 +54,7 @@ impl User {
 
 /// Furnishes the mount namespace: nothing of `hide` but `private` and the store, and a `/proc` of
 /// its own.
-pub(super) fn furnish(
+pub(crate) fn furnish(
     hide: &[PathBuf],
     private: Option<&Path>,
     store: Option<&Store>,
@@ -109,7 +109,7 @@ fn only_read(path: &Path) -> io::Result<()> {
 /// Process 1: starts the server, buries what dies, and ends as the server did.
 ///
 /// With it ends, by the kernel's doing, everything in its namespaces.
-pub(super) fn first(orders: &Orders, user: User, guard: &OwnedFd) -> io::Result<i32> {
+pub(crate) fn first(orders: &Orders, user: User, guard: &OwnedFd) -> io::Result<i32> {
     rustix::process::setsid()?;
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // A guard that ended before the line above sends no signal any more.

@@ -11,13 +11,13 @@ use std::{
     path::Path,
 };
 
-use super::launch;
+use crate::backend::guard::launch;
 
 /// What is refused.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(crate) struct Refused {
     /// Ports of the gateway.
-    pub(super) ports: Vec<u16>,
+    pub(crate) ports: Vec<u16>,
     /// Addresses of this machine beside loopback, on which these ports are.
     pub(super) local: Vec<IpAddr>,
 }

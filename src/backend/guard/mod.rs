@@ -1,0 +1,5 @@
+//! The guard: the process between the gateway and a child, which ends everything below it.
+
+pub(crate) mod launch;
+pub(crate) mod protocol;
+pub(crate) mod tree;

@@ -35,7 +35,7 @@ use crate::{
         stream::Retry,
         tls::Files,
     },
-    hub::{Hub, stores::Stores},
+    hub::{core::Hub, stores::Stores},
     oauth::Oauth,
     snapshot::{
         audit_queue::Trail,

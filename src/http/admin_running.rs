@@ -27,7 +27,7 @@ use crate::{
         audit::{Cursor, Entry, Filter, Record},
         store::{Failure, Store},
     },
-    hub::{Hub, SeenSession},
+    hub::{core::Hub, listing::SeenSession},
 };
 
 type Outcome = Result<Response, Problem>;

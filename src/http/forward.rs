@@ -35,7 +35,7 @@ use crate::config::address::ClientAddress;
 use crate::{
     auth::Access,
     error::Error,
-    hub::place::{Look, Place},
+    hub::ownership::place::{Look, Place},
     protocol::{
         event::push_message,
         headers::LAST_EVENT_ID,

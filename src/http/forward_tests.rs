@@ -37,8 +37,8 @@ use crate::{
         gateway::{Config, Sources},
     },
     hub::{
-        Hub,
-        owner::Owner,
+        core::Hub,
+        ownership::owner::Owner,
         stores::{Patience, Stores, retention},
     },
     manifest::reader,

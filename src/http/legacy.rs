@@ -26,7 +26,11 @@ use crate::{
     auth::Access,
     declare::catalog::ReplyMode,
     error::Error,
-    hub::{Answer, Form, Transport, reading::Reading},
+    hub::{
+        answer::{Answer, Form},
+        session::task::Transport,
+        stream::reading::Reading,
+    },
     protocol::{
         event::{push_message, push_priming},
         headers::{Accepts, LAST_EVENT_ID, SESSION_ID},

@@ -14,7 +14,7 @@ use super::{Front, reply::Failure};
 use crate::config::address::ClientAddress;
 use crate::{
     error::{Error, Limit, Quota},
-    hub::limits::Left,
+    hub::limits::quotas::Left,
 };
 
 /// What may be used: `"requests";q=100;w=1`.

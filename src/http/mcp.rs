@@ -23,7 +23,7 @@ use crate::{
     auth::{self, Access, Refused},
     declare::identity::AuthMode,
     error::Error,
-    hub::limits::Left,
+    hub::limits::quotas::Left,
     protocol::headers::{self, Accepts, Version},
 };
 

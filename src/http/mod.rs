@@ -16,7 +16,7 @@ use futures_util::FutureExt;
 use tower::service_fn;
 
 use crate::{
-    auth::Verifier, config::gateway::Config, hub::Hub, snapshot::live::Live,
+    auth::Verifier, config::gateway::Config, hub::core::Hub, snapshot::live::Live,
     telemetry::metrics::Metrics,
 };
 

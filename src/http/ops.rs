@@ -16,7 +16,7 @@ use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
 use super::gate::App;
-use crate::hub::Hub;
+use crate::hub::core::Hub;
 use crate::telemetry::metrics::Metrics;
 
 /// Whether this replica should get traffic; a handle over one shared state.

@@ -26,10 +26,10 @@ use super::{
 use crate::{
     error::Error,
     hub::{
-        Transport,
-        limits::Flow,
-        place::{Look, Place},
-        unowned::Unowned,
+        limits::quotas::Flow,
+        ownership::place::{Look, Place},
+        session::task::Transport,
+        stream::log_only::Unowned,
     },
     protocol::{
         event::{KEEP_ALIVE, push_message, push_priming, push_retry},

@@ -20,7 +20,10 @@ use super::{
 use crate::{
     auth::Access,
     error::Error,
-    hub::{Answer, Form, Transport},
+    hub::{
+        answer::{Answer, Form},
+        session::task::Transport,
+    },
     protocol::{event::push_endpoint, headers::LAST_EVENT_ID, message::Body as Said},
 };
 

@@ -18,8 +18,8 @@ use tokio::{
 use crate::{
     database::vault::seal::Random,
     hub::{
-        limits::Flow,
-        reading::{Next, Reading},
+        limits::quotas::Flow,
+        stream::reading::{Next, Reading},
     },
     protocol::{
         event::{KEEP_ALIVE, push_message, push_retry},

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::{
-    limits::{Limits, Seats},
-    reading::Reading,
+    limits::quotas::{Limits, Seats},
+    stream::reading::Reading,
 };
 use crate::{auth::Access, error::Error};
 

@@ -11,8 +11,8 @@ use std::{
 use futures_util::future::join_all;
 
 use super::{
-    Core, Handle, Hub,
-    session::{Command, Over, Session},
+    core::{Core, Handle, Hub},
+    session::task::{Command, Over, Session},
 };
 use crate::{
     auth::{self, Access},

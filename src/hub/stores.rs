@@ -6,7 +6,7 @@ use aws_lc_rs::rand::SecureRandom;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeroize::Zeroizing;
 
-use super::{owner::Owner, session::or_never};
+use super::{ownership::owner::Owner, session::task::or_never};
 use crate::{
     config::gateway::Config,
     error::Error,

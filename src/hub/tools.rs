@@ -15,7 +15,7 @@ use crate::{
 
 /// The digest of every tool that was listed; never held across an await.
 #[derive(Default)]
-pub(super) struct Tools {
+pub(crate) struct Tools {
     servers: RwLock<HashMap<(String, String), Known>>,
 }
 

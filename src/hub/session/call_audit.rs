@@ -5,7 +5,7 @@
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{calls::Call, session::Session};
+use super::{calls::Call, task::Session};
 use crate::{database::audit::Record, protocol::message::Message, telemetry::metrics::Outcome};
 
 /// What is on record of a call that has begun.
@@ -17,7 +17,7 @@ pub(crate) struct Audited {
 
 impl Session {
     /// What will be on record of a call; none where nothing is.
-    pub(super) fn audited(&self, message: &Message) -> Option<Box<Audited>> {
+    pub(crate) fn audited(&self, message: &Message) -> Option<Box<Audited>> {
         let begin = || Audited {
             method: message.method_name().into_owned(),
             name: message.name().map(String::from),

@@ -11,12 +11,12 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::Hub;
+use crate::hub::core::Hub;
 use crate::{error::Error, state::contract::Replica};
 
 /// Which of them, by their boot ids, and since when. Never held across an await.
 #[derive(Default)]
-pub(super) struct Silence(RwLock<HashMap<Arc<str>, Instant>>);
+pub(crate) struct Silence(RwLock<HashMap<Arc<str>, Instant>>);
 
 impl Silence {
     /// It does not answer, as was found out just now.
@@ -27,7 +27,7 @@ impl Silence {
     }
 
     /// Whether it is one of them, as far as was heard here.
-    pub(super) fn has(&self, replica: &Replica) -> bool {
+    pub(crate) fn has(&self, replica: &Replica) -> bool {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         known.contains_key(&replica.boot)
     }
@@ -66,7 +66,7 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
-    use super::super::silence::*;
+    use super::super::unresponsive::*;
 
     #[test]
     fn a_replica_is_silent_until_its_next_sign_of_life() {

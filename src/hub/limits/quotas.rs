@@ -15,7 +15,7 @@ use std::{
 use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::meters::{Meter, Meters, allotment, signed};
+use super::allotments::{Meter, Meters, allotment, signed};
 use crate::{
     auth::Access,
     declare::quotas::Bounds,
@@ -461,8 +461,8 @@ mod tests {
     use serde_json::{Value, json};
     use tokio::sync::Semaphore;
 
-    use super::super::limits::*;
-    use super::super::meters::METERS;
+    use super::super::allotments::METERS;
+    use super::super::quotas::*;
     use crate::{config::document::Format, manifest::reader, state::contract::Later};
 
     /// A limiter that has to ask somebody, who takes as long as the test wants.

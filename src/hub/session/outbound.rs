@@ -10,9 +10,9 @@ use super::{
     calls::{Effect, Overdue},
     fault::Fault,
     link::{Heard, State},
-    routes::About,
-    session::{Phase, Session, or_never},
+    task::{Phase, Session, or_never},
 };
+use crate::hub::stream::routes::About;
 use crate::{
     auth::policy,
     backend::{

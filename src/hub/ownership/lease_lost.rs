@@ -12,11 +12,11 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{
-    Answer,
-    owner::{AWAY, Owner},
-    reading::Pulse,
-    session::{Command, Over, Session, or_never},
+use super::owner::{AWAY, Owner};
+use crate::hub::{
+    answer::Answer,
+    session::task::{Command, Over, Session, or_never},
+    stream::reading::Pulse,
 };
 use crate::{error::Error, state::contract::StoreError};
 
@@ -25,12 +25,12 @@ const AGAIN: Duration = Duration::from_millis(250);
 
 impl Session {
     /// Whether this replica may serve the session now.
-    pub(super) fn may_serve(&self) -> bool {
+    pub(crate) fn may_serve(&self) -> bool {
         is_served(&self.core.owner, self.streams.pulse())
     }
 
     /// What the store did not do.
-    pub(super) fn stored(&mut self, done: Result<(), StoreError>) {
+    pub(crate) fn stored(&mut self, done: Result<(), StoreError>) {
         match done {
             Ok(()) => {}
             Err(StoreError::Flushed | StoreError::Away) => self.doubt(),
@@ -45,13 +45,13 @@ impl Session {
     }
 
     /// From now on nothing is served before the fence is read.
-    pub(super) fn doubt(&self) {
+    pub(crate) fn doubt(&self) {
         // So many lapses never happen.
         self.confirmed(u32::MAX);
     }
 
     /// Waits until the session may be served, or is over.
-    pub(super) async fn stand_still(&mut self, commands: &mut mpsc::Receiver<Command>) {
+    pub(crate) async fn stand_still(&mut self, commands: &mut mpsc::Receiver<Command>) {
         let began = Instant::now();
         let patience = self.core.patience;
         let orphaned = began + or_never(patience.orphan_after);
@@ -134,7 +134,7 @@ impl Session {
 ///
 /// Nothing wakes it: it is looked at whenever the session's task is woken, before what woke it. A
 /// replica that was frozen finds ready what came meanwhile, for a session that may be another's now.
-pub(super) async fn lapse(owner: &Owner, pulse: &Pulse) {
+pub(crate) async fn lapse(owner: &Owner, pulse: &Pulse) {
     poll_fn(|_| {
         if is_served(owner, pulse) {
             Poll::Pending
@@ -150,7 +150,7 @@ fn is_served(owner: &Owner, pulse: &Pulse) -> bool {
 }
 
 /// Refuses what wants to be served; returns what can wait.
-pub(super) fn refuse(command: Command, why: impl Fn() -> Error) -> Option<Command> {
+pub(crate) fn refuse(command: Command, why: impl Fn() -> Error) -> Option<Command> {
     match command {
         Command::Deliver(delivery) => {
             // A client that is gone needs no answer.

@@ -14,10 +14,8 @@ use tokio::{
     time::Instant,
 };
 
-use super::{
-    Answer, Form,
-    reading::{Attachment, Pulse, Reading, Tail},
-};
+use super::reading::{Attachment, Pulse, Reading, Tail};
+use crate::hub::answer::{Answer, Form};
 
 /// What bounds the streams of a session.
 #[derive(Clone, Copy, Debug)]
@@ -33,22 +31,22 @@ pub(crate) struct Bounds {
 }
 
 /// One stream.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     /// Calls whose response it waits for; the listener never ends with them.
-    pub(super) calls: usize,
+    pub(crate) calls: usize,
     /// Their raw ids, where another replica may have to answer them.
-    pub(super) ids: Vec<Box<[u8]>>,
+    pub(crate) ids: Vec<Box<[u8]>>,
     /// The response as long as it may still become JSON.
-    pub(super) held: Option<Held>,
+    pub(crate) held: Option<Held>,
     /// The response that waits for the log to know the stream.
     pub(super) opening: Option<(oneshot::Sender<Answer>, Box<Reading>)>,
-    pub(super) is_batch: bool,
+    pub(crate) is_batch: bool,
     /// Whether nothing follows what was written.
     pub(super) is_ending: bool,
     /// The number of the last event that was written, acknowledged or not.
-    pub(super) last: u64,
-    pub(super) tail: watch::Sender<Tail>,
-    pub(super) bytes: u64,
+    pub(crate) last: u64,
+    pub(crate) tail: watch::Sender<Tail>,
+    pub(crate) bytes: u64,
     written: u64,
     pub(super) attachments: Vec<Arc<Attachment>>,
     last_attachment: u32,
@@ -59,16 +57,16 @@ pub(super) struct Stream {
 }
 
 /// A response whose headers have not been sent.
-pub(super) struct Held {
-    pub(super) reply: oneshot::Sender<Answer>,
-    pub(super) form: Form,
+pub(crate) struct Held {
+    pub(crate) reply: oneshot::Sender<Answer>,
+    pub(crate) form: Form,
     /// When it becomes SSE if nothing has come.
-    pub(super) until: Option<Instant>,
-    pub(super) done: Vec<Bytes>,
+    pub(crate) until: Option<Instant>,
+    pub(crate) done: Vec<Bytes>,
 }
 
 impl Stream {
-    pub(super) fn new(calls: usize, held: Option<Held>, is_batch: bool, epoch: u32) -> Self {
+    pub(crate) fn new(calls: usize, held: Option<Held>, is_batch: bool, epoch: u32) -> Self {
         Self {
             calls,
             ids: Vec::new(),
@@ -91,7 +89,7 @@ impl Stream {
     }
 
     /// One that went on before: event `last` is its last.
-    pub(super) fn known(last: u64, epoch: u32) -> Self {
+    pub(crate) fn known(last: u64, epoch: u32) -> Self {
         let stream = Self::new(0, None, false, epoch);
         stream.tail.send_modify(|tail| tail.last = last);
         Self {
@@ -107,7 +105,7 @@ impl Stream {
         [b"[", &*ids.join(&b","[..]), b"]"].concat().into()
     }
 
-    pub(super) fn written(&self) -> u64 {
+    pub(crate) fn written(&self) -> u64 {
         let of_all = self
             .attachments
             .iter()
@@ -115,7 +113,7 @@ impl Stream {
         of_all.max().unwrap_or(0).max(self.written)
     }
 
-    pub(super) fn attach(
+    pub(crate) fn attach(
         &mut self,
         cursor: u64,
         is_named: bool,
@@ -141,13 +139,13 @@ impl Stream {
     }
 
     /// Ends the connections that there are; the stream goes on for others.
-    pub(super) fn release(&self) {
+    pub(crate) fn release(&self) {
         let last = self.last_attachment;
         self.tail.send_modify(|tail| tail.released = last);
     }
 
     /// Lets go of connections that are gone; the youngest that is left is attached again.
-    pub(super) fn sweep(&mut self, now: Instant) {
+    pub(crate) fn sweep(&mut self, now: Instant) {
         let is_open = |attachment: &Arc<Attachment>| !attachment.is_closed.load(Ordering::Relaxed);
         if self.attachments.iter().all(is_open) {
             return;
@@ -169,7 +167,7 @@ impl Stream {
     }
 
     /// Whether the attached connection is so far behind that retention may overtake it.
-    pub(super) fn is_behind(&self, bounds: Bounds) -> bool {
+    pub(crate) fn is_behind(&self, bounds: Bounds) -> bool {
         self.attachments.last().is_some_and(|attachment| {
             let last = self.tail.borrow().last;
             let events = last.saturating_sub(attachment.written.load(Ordering::Relaxed));

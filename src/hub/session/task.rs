@@ -14,18 +14,17 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{
-    Answer, Core, Form, Handle,
-    calls::Calls,
-    fault::Fault,
-    limits::Seats,
-    link::Link,
-    reading::{Pulse, Reading},
-    record::Keeping,
-    restore::Kept,
-    standstill::lapse,
-    stream::Bounds,
-    streams::Streams,
+use super::{calls::Calls, fault::Fault, link::Link, record::Keeping, restore::Kept};
+use crate::hub::{
+    answer::{Answer, Form},
+    core::{Core, Handle},
+    limits::quotas::Seats,
+    ownership::lease_lost::lapse,
+    stream::{
+        entry::Bounds,
+        reading::{Pulse, Reading},
+        table::Streams,
+    },
 };
 use crate::{
     auth::{Access, Principal},
@@ -103,7 +102,7 @@ pub(super) enum Phase {
 
 /// Why a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Over {
+pub(crate) enum Over {
     /// The client said so.
     Deleted,
     /// Its principal may not use its server any more, or one of them is gone.
@@ -127,31 +126,31 @@ pub(super) enum Over {
 }
 
 /// The state of a session.
-pub(super) struct Session {
-    pub(super) core: Arc<Core>,
-    pub(super) id: SessionId,
+pub(crate) struct Session {
+    pub(crate) core: Arc<Core>,
+    pub(crate) id: SessionId,
     /// The number of this owner.
-    pub(super) fence: Fence,
-    pub(super) tenant: Arc<Tenant>,
-    pub(super) server: Arc<Server>,
-    pub(super) principal: Principal,
+    pub(crate) fence: Fence,
+    pub(crate) tenant: Arc<Tenant>,
+    pub(crate) server: Arc<Server>,
+    pub(crate) principal: Principal,
     /// What the sender of the latest body may use.
-    pub(super) policy: Arc<Policy>,
-    pub(super) transport: Transport,
-    pub(super) handle: Option<Handle>,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) transport: Transport,
+    pub(crate) handle: Option<Handle>,
     pub(super) phase: Phase,
-    pub(super) link: Link,
-    pub(super) kept: Box<Kept>,
-    pub(super) dialect: Dialect,
-    pub(super) calls: Calls,
-    pub(super) streams: Streams,
-    pub(super) born: Instant,
+    pub(crate) link: Link,
+    pub(crate) kept: Box<Kept>,
+    pub(crate) dialect: Dialect,
+    pub(crate) calls: Calls,
+    pub(crate) streams: Streams,
+    pub(crate) born: Instant,
     /// The last sign of its client, or the end of what it waited for.
     pub(super) touched: Instant,
     /// When the backend last had something to do.
     pub(super) used: Instant,
     /// The earliest time at which something may be due.
-    pub(super) wake: Instant,
+    pub(crate) wake: Instant,
     /// Until when the child must show that it lives, after a call that was overdue.
     pub(super) probe: Option<Instant>,
     /// Until when the child waits for slow readers.
@@ -160,29 +159,29 @@ pub(super) struct Session {
     pub(super) pace: (Instant, u32),
     /// Until when the child waits because it says too much.
     pub(super) paced: Option<Instant>,
-    pub(super) over: Option<Over>,
+    pub(crate) over: Option<Over>,
     pub(super) is_draining: bool,
     /// Whether an operator wants it to end when its calls have.
     pub(super) is_closing: bool,
     pub(super) keeping: Keeping,
     /// Who wait for its end.
-    pub(super) ended: Vec<oneshot::Sender<()>>,
+    pub(crate) ended: Vec<oneshot::Sender<()>>,
     /// For as long as anybody can find it.
     seats: Seats,
 }
 
 /// What a session that another replica had goes on with.
-pub(super) struct Adopted {
+pub(crate) struct Adopted {
     /// The number of its new owner.
-    pub(super) fence: Fence,
+    pub(crate) fence: Fence,
     /// What it negotiated.
-    pub(super) revision: Revision,
+    pub(crate) revision: Revision,
     /// What its next backend needs.
-    pub(super) kept: Kept,
+    pub(crate) kept: Kept,
     /// Its streams.
-    pub(super) streams: contract::Streams,
+    pub(crate) streams: contract::Streams,
     /// When it began.
-    pub(super) born: Instant,
+    pub(crate) born: Instant,
 }
 
 /// How long an HTTP+SSE session outlives its connection (DESIGN section 2).
@@ -192,7 +191,7 @@ const DISCONNECTED: Duration = Duration::from_secs(60);
 const BATCH: usize = 32;
 
 impl Session {
-    pub(super) fn new(
+    pub(crate) fn new(
         core: Arc<Core>,
         id: SessionId,
         access: &Access,
@@ -253,7 +252,7 @@ impl Session {
     }
 
     /// Goes on with what another replica left: its calls are lost with it.
-    pub(super) fn adopt(&mut self, adopted: Adopted) {
+    pub(crate) fn adopt(&mut self, adopted: Adopted) {
         let Adopted {
             fence,
             revision,
@@ -287,7 +286,7 @@ impl Session {
     }
 
     /// Lives until the session is over, and leaves nothing of it.
-    pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Command>) {
+    pub(crate) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Command>) {
         let (drain, halt) = (self.core.drain.clone(), self.core.halt.clone());
         let (drain, halt) = (drain.cancelled_owned(), halt.cancelled_owned());
         let pulse = Arc::clone(self.streams.pulse());
@@ -361,7 +360,7 @@ impl Session {
         }
     }
 
-    pub(super) async fn command(&mut self, command: Command) {
+    pub(crate) async fn command(&mut self, command: Command) {
         if let Command::Change(access) = command {
             // No sign of life of its client.
             return self.change(access.as_deref());
@@ -463,7 +462,7 @@ impl Session {
 }
 
 /// A limit of zero is none (DESIGN section 10); ten years are never, and still a time.
-pub(super) fn or_never(limit: Duration) -> Duration {
+pub(crate) fn or_never(limit: Duration) -> Duration {
     if limit.is_zero() {
         Duration::from_secs(10 * 365 * 86_400)
     } else {

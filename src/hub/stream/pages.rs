@@ -6,7 +6,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::session::Session;
+use crate::hub::session::task::Session;
 use crate::{
     auth::policy::Listed,
     protocol::{
@@ -16,11 +16,11 @@ use crate::{
 };
 
 /// A cursor that this principal was not given for this list.
-pub(super) struct Foreign;
+pub(crate) struct Foreign;
 
 impl Session {
     /// The request with the cursor that the server gave out; nothing where it stays as it is.
-    pub(super) fn unsealed(&self, message: &Message) -> Result<Option<Message>, Foreign> {
+    pub(crate) fn unsealed(&self, message: &Message) -> Result<Option<Message>, Foreign> {
         let listed = Listed::of(message.method());
         let Some((listed, span)) = listed.zip(message.cursor()) else {
             return Ok(None);
@@ -39,7 +39,7 @@ impl Session {
     }
 
     /// The answer to a list with its cursor sealed; all else stays as it was.
-    pub(super) fn sealed(&self, listed: Listed, answer: Bytes) -> Bytes {
+    pub(crate) fn sealed(&self, listed: Listed, answer: Bytes) -> Bytes {
         let members = json::members(&answer, Span::whole(&answer));
         let results = members
             .into_iter()

@@ -13,19 +13,19 @@ use crate::{
 
 /// Why a call has no answer of the server.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     code: i32,
     message: &'static str,
     /// What clients may tell apart; `data.reason`.
-    pub(super) reason: &'static str,
+    pub(crate) reason: &'static str,
     is_retryable: bool,
     /// The status that says it where nothing has been sent yet.
-    pub(super) status: Option<Status>,
+    pub(crate) status: Option<Status>,
 }
 
 /// A status by which a request is refused as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Status {
+pub(crate) enum Status {
     /// 503 with Retry-After.
     Busy,
     /// 429 with Retry-After, for a quota of the tenant.
@@ -34,7 +34,7 @@ pub(super) enum Status {
 
 impl Status {
     /// The error that becomes this status.
-    pub(super) fn error(self) -> Error {
+    pub(crate) fn error(self) -> Error {
         match self {
             Self::Busy => Error::Busy {
                 what: "no room for another backend",
@@ -54,7 +54,7 @@ impl Status {
 }
 
 /// What clients and metrics call it.
-pub(super) const fn quota(full: Full) -> (Limit, NonZeroU64) {
+pub(crate) const fn quota(full: Full) -> (Limit, NonZeroU64) {
     match full {
         Full::Children(most) => (Limit::Children, most),
         Full::Memory(most) => (Limit::Memory, most),
@@ -113,7 +113,7 @@ impl Fault {
     );
 
     /// Why nothing was started; no server has seen the call.
-    pub(super) fn of(refused: &Refused) -> Self {
+    pub(crate) fn of(refused: &Refused) -> Self {
         let fault = match refused {
             Refused::Busy => Self {
                 status: Some(Status::Busy),
@@ -161,7 +161,7 @@ impl Fault {
     }
 
     /// The error response to a request with this raw id.
-    pub(super) fn line(self, id: &[u8]) -> Bytes {
+    pub(crate) fn line(self, id: &[u8]) -> Bytes {
         let Self {
             code,
             message,

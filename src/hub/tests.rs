@@ -6,7 +6,12 @@ use aws_lc_rs::rand::SystemRandom;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Answer, Form, Hub, Stores, Transport};
+use super::{
+    answer::{Answer, Form},
+    core::Hub,
+    session::task::Transport,
+    stores::Stores,
+};
 use crate::{
     auth::Access,
     backend::{

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     restore::Kept,
-    session::{Over, Phase, Session, Transport},
+    task::{Over, Phase, Session, Transport},
 };
 use crate::{
     protocol::{event::StreamId, json, message::Message, revision::Revision},
@@ -21,7 +21,7 @@ use crate::{
 /// Other versions of the gateway read it: fields are added, never changed, and all may be absent.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Remembered {
+pub(crate) struct Remembered {
     is_sse: bool,
     /// None before the session came to be.
     revision: Option<String>,
@@ -37,12 +37,12 @@ pub(super) struct Remembered {
 
 impl Remembered {
     /// What an owner kept; nothing for what cannot be read.
-    pub(super) fn parse(kept: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(kept: &[u8]) -> Option<Self> {
         serde_json::from_slice(kept).ok()
     }
 
     /// How the client speaks.
-    pub(super) fn transport(&self) -> Transport {
+    pub(crate) fn transport(&self) -> Transport {
         if self.is_sse {
             Transport::Sse2024
         } else {
@@ -51,12 +51,12 @@ impl Remembered {
     }
 
     /// What the session negotiated; none if it never came to be, or by a newer version.
-    pub(super) fn revision(&self) -> Option<Revision> {
+    pub(crate) fn revision(&self) -> Option<Revision> {
         Revision::parse(self.revision.as_deref()?)
     }
 
     /// The state that a new backend gets.
-    pub(super) fn kept(self) -> Option<Kept> {
+    pub(crate) fn kept(self) -> Option<Kept> {
         let initialize = Message::parse(self.initialize.into_bytes().into()).ok()?;
         let raw = |text: String| text.into_bytes().into_boxed_slice();
         Some(Kept {
@@ -150,7 +150,7 @@ impl Session {
     }
 
     /// Registers the session again in a store that lost it.
-    pub(super) async fn register_again(&mut self, epoch: u32) -> Result<bool, StoreError> {
+    pub(crate) async fn register_again(&mut self, epoch: u32) -> Result<bool, StoreError> {
         let record = self.record();
         let directory = &self.core.directory;
         if !directory.insert(&self.id, record, epoch).await? {
@@ -221,7 +221,7 @@ impl Session {
     }
 
     /// Writes what could not be written while the session stood still.
-    pub(super) fn keep_again(&mut self) {
+    pub(crate) fn keep_again(&mut self) {
         if self.keeping.is_changed {
             self.keep_record(Instant::now());
         }
@@ -230,7 +230,7 @@ impl Session {
 
 impl Keeping {
     /// Waits for the write under way; for ever, where there is none. Cancel-safe.
-    pub(super) async fn done(&mut self) -> Result<(), StoreError> {
+    pub(crate) async fn done(&mut self) -> Result<(), StoreError> {
         match &mut self.under_way {
             Some(writing) => writing.await,
             None => std::future::pending().await,

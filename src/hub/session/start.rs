@@ -6,13 +6,12 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::{
-    Answer,
     fault::{Fault, quota},
     link::{Got, Own, State},
-    owner::AWAY,
     restore::push_state,
-    session::{Over, Phase, Session, or_never},
+    task::{Over, Phase, Session, or_never},
 };
+use crate::hub::{answer::Answer, ownership::owner::AWAY};
 use crate::{
     backend::{
         circuit::Verdict,

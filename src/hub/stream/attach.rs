@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use super::{
-    owner::AWAY,
+    entry::Stream,
     reading::{Reading, StreamEnd},
-    stream::Stream,
-    streams::Streams,
+    table::Streams,
 };
+use crate::hub::ownership::owner::AWAY;
 use crate::{
     error::Error,
     protocol::event::{Cursor, LISTENER, StreamId},
@@ -91,7 +91,7 @@ impl Streams {
 }
 
 /// Why a cursor cannot be read from.
-pub(super) fn unread(error: StoreError) -> Error {
+pub(crate) fn unread(error: StoreError) -> Error {
     match error {
         StoreError::Away => AWAY,
         StoreError::Trimmed { .. } | StoreError::Fenced | StoreError::Flushed => Error::Gone,

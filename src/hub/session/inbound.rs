@@ -6,13 +6,15 @@ use bytes::{Bytes, BytesMut};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Answer, Form,
     calls::{Call, Effect},
     clock::CallClock,
-    limits::Seats,
     link::State,
     restore::Subscription,
-    session::{Delivery, Phase, Session, Transport, or_never},
+    task::{Delivery, Phase, Session, Transport, or_never},
+};
+use crate::hub::{
+    answer::{Answer, Form},
+    limits::quotas::Seats,
 };
 use crate::{
     auth::policy::{self, Denied, Listed},
@@ -38,7 +40,7 @@ const SUBSCRIPTIONS: (usize, usize) = (8 * 1024, 1000);
 const MAX_QUEUED: usize = 8 * 1024 * 1024;
 
 impl Session {
-    pub(super) fn deliver(&mut self, delivery: Delivery) {
+    pub(crate) fn deliver(&mut self, delivery: Delivery) {
         let Delivery {
             body,
             form,
@@ -76,7 +78,7 @@ impl Session {
         } else if self.is_draining {
             Some(Error::Draining)
         } else {
-            super::check_initialize(&message).err()
+            crate::hub::core::check_initialize(&message).err()
         };
         if let Some(why) = refused {
             let _ = reply.send(Answer::Refused(why));

@@ -8,8 +8,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{
-    Core, Hub, attaching::unread, limits::Seats, owner::AWAY, place::is_of, record::Remembered,
+use super::attach::unread;
+use crate::hub::{
+    core::{Core, Hub},
+    limits::quotas::Seats,
+    ownership::{owner::AWAY, place::is_of},
+    session::record::Remembered,
 };
 use crate::{
     auth::Access,

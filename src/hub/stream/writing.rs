@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The writes of one session, in order.
-pub(super) struct Writing {
+pub(crate) struct Writing {
     log: Arc<dyn EventLog>,
     session: SessionId,
     fence: Fence,
@@ -35,7 +35,7 @@ struct Write {
 
 /// What is written.
 #[derive(Clone, Debug)]
-pub(super) enum What {
+pub(crate) enum What {
     /// A stream begins: the number of its last event, and the calls that it waits for.
     Open(u64, Bytes),
     /// Event, its number, and the calls that are left, where they changed.
@@ -48,7 +48,7 @@ pub(super) enum What {
 const FULL: (usize, usize) = (512, 4 * 1024 * 1024);
 
 impl Writing {
-    pub(super) fn new(
+    pub(crate) fn new(
         log: Arc<dyn EventLog>,
         session: SessionId,
         (fence, epoch): (Fence, u32),
@@ -65,32 +65,32 @@ impl Writing {
     }
 
     /// The session has another owner's number now.
-    pub(super) fn adopt(&mut self, fence: Fence) {
+    pub(crate) fn adopt(&mut self, fence: Fence) {
         self.fence = fence;
     }
 
     /// Gives up what is under way; from now on nothing is written.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         (self.is_closed, self.bytes) = (true, 0);
         self.queue.clear();
     }
 
-    pub(super) fn epoch(&self) -> u32 {
+    pub(crate) fn epoch(&self) -> u32 {
         self.epoch
     }
 
     /// Whether nothing is under way.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
     /// Whether so much is under way that there should be no more.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.queue.len() > FULL.0 || self.bytes > FULL.1
     }
 
     /// Writes; returns `what` if it is kept already.
-    pub(super) fn write(
+    pub(crate) fn write(
         &mut self,
         stream: StreamId,
         what: What,
@@ -111,7 +111,7 @@ impl Writing {
 
     /// Waits for the oldest write under way; for ever, where there is none. Cancel-safe. One that
     /// failed with `Flushed` stays under way for [`Self::renew`].
-    pub(super) async fn next(&mut self) -> Result<(StreamId, What), StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<(StreamId, What), StoreError> {
         let Some(first) = self.queue.front_mut() else {
             return std::future::pending().await;
         };
@@ -129,7 +129,7 @@ impl Writing {
     }
 
     /// Another life of the store: `first` is written anew, then what was under way.
-    pub(super) fn renew(&mut self, epoch: u32, first: impl IntoIterator<Item = (StreamId, What)>) {
+    pub(crate) fn renew(&mut self, epoch: u32, first: impl IntoIterator<Item = (StreamId, What)>) {
         self.epoch = epoch;
         let left = std::mem::take(&mut self.queue);
         let left = left.into_iter().map(|write| (write.stream, write.what));

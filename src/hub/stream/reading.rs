@@ -12,7 +12,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{limits::Seats, owner::Owner};
+use crate::hub::{limits::quotas::Seats, ownership::owner::Owner};
 use crate::{
     protocol::{
         event::{Cursor, EventKey, LISTENER, StreamId},

@@ -7,12 +7,12 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::{
-    Answer,
     calls::Effect,
     fault::Fault,
     link::{Own, State},
-    session::{Over, Phase, Session},
+    task::{Over, Phase, Session},
 };
+use crate::hub::answer::Answer;
 use crate::{
     backend::{
         child::registry::Restart,
@@ -31,9 +31,9 @@ use crate::{
 
 /// What a session needs to get another backend that its client cannot tell from the first.
 #[derive(Default)]
-pub(super) struct Kept {
+pub(crate) struct Kept {
     /// The client's own `initialize`.
-    pub(super) initialize: Option<Message>,
+    pub(crate) initialize: Option<Message>,
     /// Whether the client has said `initialized`.
     pub(super) is_initialized: bool,
     /// The raw capabilities that the client was told.
@@ -50,23 +50,23 @@ pub(super) struct Kept {
     /// Why the shared child that it uses takes no further calls, if that is so.
     pub(super) leaving: Option<Loss>,
     /// Its number towards shared children; none is 0.
-    pub(super) number: u32,
+    pub(crate) number: u32,
     /// The revision of the first shared child that it had.
-    pub(super) shared: Option<Revision>,
+    pub(crate) shared: Option<Revision>,
     /// Subscriptions of its client that wait for a shared child.
-    pub(super) waiting: Vec<Subscription>,
+    pub(crate) waiting: Vec<Subscription>,
 }
 
 /// A subscription on its way to a shared child, or the end of one.
-pub(super) struct Subscription {
+pub(crate) struct Subscription {
     /// The gateway's id of the request.
-    pub(super) call: CallId,
+    pub(crate) call: CallId,
     /// The URI in its canonical spelling.
     pub(super) uri: Box<[u8]>,
     /// Whether it begins or ends.
     pub(super) begins: bool,
     /// The request as the child gets it.
-    pub(super) line: Bytes,
+    pub(crate) line: Bytes,
 }
 
 impl Subscription {
@@ -83,7 +83,7 @@ impl Subscription {
 
 impl Session {
     /// Passes a subscription on to the shared child, or keeps it until there is one.
-    pub(super) fn subscribe(&mut self, subscription: Subscription) {
+    pub(crate) fn subscribe(&mut self, subscription: Subscription) {
         if let State::Shared(member) = &mut self.link.state {
             subscription.send(member);
         } else {
@@ -102,7 +102,7 @@ impl Session {
     }
 
     /// Whether a restored child can take the place of the first one; ends the session if not.
-    pub(super) fn is_same(&mut self, revision: Revision, capabilities: &[u8]) -> bool {
+    pub(crate) fn is_same(&mut self, revision: Revision, capabilities: &[u8]) -> bool {
         let is_same = matches!(self.phase, Phase::Ready(told) if told == revision)
             && initialize::covers(capabilities, &self.kept.capabilities);
         if !is_same {
@@ -127,7 +127,7 @@ impl Session {
     }
 
     /// The session goes on with another backend.
-    pub(super) fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         tracing::info!(
             tenant.id = self.tenant.name,
             server.name = self.server.name,
@@ -162,7 +162,7 @@ impl Session {
     }
 
     /// Puts a message on the listener.
-    pub(super) fn message(&mut self, line: Bytes) {
+    pub(crate) fn message(&mut self, line: Bytes) {
         let written = self.streams.message(LISTENER, line).map(drop);
         self.stored(written);
     }

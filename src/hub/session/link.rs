@@ -20,13 +20,13 @@ use crate::backend::{
 };
 
 /// The backend of one session.
-pub(super) struct Link {
-    pub(super) state: State,
+pub(crate) struct Link {
+    pub(crate) state: State,
     held: BytesMut,
 }
 
 /// How far it is.
-pub(super) enum State {
+pub(crate) enum State {
     /// There is none; the next request gets one.
     Absent,
     /// One is being got.
@@ -47,16 +47,16 @@ pub(super) enum State {
 }
 
 /// A child of one session.
-pub(super) struct Own {
-    pub(super) child: Child,
-    pub(super) place: Place,
+pub(crate) struct Own {
+    pub(crate) child: Child,
+    pub(crate) place: Place,
 }
 
 /// A backend under way.
 pub(super) type Getting = Pin<Box<dyn Future<Output = Result<Got, Refused>> + Send>>;
 
 /// A backend that was got.
-pub(super) enum Got {
+pub(crate) enum Got {
     /// A child that has been sent nothing.
     Own(Box<Started>),
     /// A place in a shared child, which is initialized.
@@ -64,7 +64,7 @@ pub(super) enum Got {
 }
 
 /// What a session hears of its backend.
-pub(super) enum Heard {
+pub(crate) enum Heard {
     /// It was got, or not.
     Got(Result<Got, Refused>),
     /// Its own child did this.
@@ -75,7 +75,7 @@ pub(super) enum Heard {
 
 impl Link {
     /// No backend.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             state: State::Absent,
             held: BytesMut::new(),
@@ -110,7 +110,7 @@ impl Link {
     }
 
     /// The next thing that it does; never, where there is none. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Heard {
+    pub(crate) async fn next(&mut self) -> Heard {
         match &mut self.state {
             State::Absent => std::future::pending().await,
             State::Waiting(getting) => Heard::Got(getting.await),
@@ -136,7 +136,7 @@ impl Link {
     }
 
     /// Whether it is, or will be, shared with other sessions.
-    pub(super) fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         matches!(self.state, State::Shared(_))
     }
 
@@ -167,7 +167,7 @@ impl Link {
     }
 
     /// Whether an operator wants the session's own child to be replaced.
-    pub(super) fn restart(&self) -> Option<Restart> {
+    pub(crate) fn restart(&self) -> Option<Restart> {
         match &self.state {
             State::Starting { own, .. } | State::Ready(own) => own.place.entry().restart(),
             State::Absent | State::Waiting(_) | State::Shared(_) => None,

@@ -8,8 +8,8 @@ use aws_lc_rs::digest::{SHA256, digest};
 use tokio::sync::oneshot;
 
 use super::{
-    Handle, Hub,
-    session::{Command, Transport},
+    core::{Handle, Hub},
+    session::task::{Command, Transport},
 };
 use crate::backend::child::registry::Restart as HowToEnd;
 use crate::state::contract::SessionId;

@@ -12,12 +12,13 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{
-    COMMANDS, Core, Handle, Hub,
-    owner::AWAY,
-    record::Remembered,
-    session::{Adopted, Session, Transport},
-    silence::SILENT,
+use super::{owner::AWAY, unresponsive::SILENT};
+use crate::hub::{
+    core::{COMMANDS, Core, Handle, Hub},
+    session::{
+        record::Remembered,
+        task::{Adopted, Session, Transport},
+    },
 };
 use crate::{
     auth::Access,
@@ -52,10 +53,10 @@ const PLACES: u64 = 100_000;
 const REMEMBERED: Duration = Duration::from_secs(1);
 
 /// Where sessions of other replicas were found.
-pub(super) type Places = moka::sync::Cache<SessionId, Replica>;
+pub(crate) type Places = moka::sync::Cache<SessionId, Replica>;
 
 /// An empty table of places.
-pub(super) fn places() -> Places {
+pub(crate) fn places() -> Places {
     moka::sync::Cache::builder()
         .max_capacity(PLACES)
         .time_to_live(REMEMBERED)
@@ -63,10 +64,10 @@ pub(super) fn places() -> Places {
 }
 
 /// Sessions that are being claimed: one request does it for all. Never held across an await.
-pub(super) type Claims = RwLock<HashSet<SessionId>>;
+pub(crate) type Claims = RwLock<HashSet<SessionId>>;
 
 /// One claim; others begin when it is dropped.
-pub(super) struct Claiming {
+pub(crate) struct Claiming {
     core: Arc<Core>,
     id: SessionId,
 }
@@ -185,7 +186,7 @@ enum Whose {
     Nobody,
 }
 
-pub(super) fn is_of(found: &Found, access: &Access) -> bool {
+pub(crate) fn is_of(found: &Found, access: &Access) -> bool {
     *found.record.principal == *access.principal().key()
         && found.record.server == access.server().name
 }
@@ -193,7 +194,7 @@ pub(super) fn is_of(found: &Found, access: &Access) -> bool {
 impl Core {
     /// Keeps this replica from claiming a session, as long as the result is held: it is about to
     /// end, and still in the directory.
-    pub(super) fn keep_off(self: &Arc<Self>, id: &SessionId) -> Option<Claiming> {
+    pub(crate) fn keep_off(self: &Arc<Self>, id: &SessionId) -> Option<Claiming> {
         let is_shared = !self.owner.is_alone();
         is_shared.then(|| Claiming::begin(self, id)).flatten()
     }
@@ -203,7 +204,7 @@ impl Core {
     /// # Errors
     ///
     /// `NoSession` where there is none; `Moved` if it has just gone to another replica.
-    pub(super) async fn here(
+    pub(crate) async fn here(
         &self,
         access: &Access,
         (transport, id): (Transport, &str),
@@ -217,7 +218,7 @@ impl Core {
     }
 
     /// What is said of a session that has ended here.
-    pub(super) async fn gone(&self, access: &Access, id: &str) -> Error {
+    pub(crate) async fn gone(&self, access: &Access, id: &str) -> Error {
         if self.owner.is_alone() || self.is_here(id) {
             return Error::NoSession;
         }
@@ -235,7 +236,7 @@ impl Core {
 
     /// What is said of an id that is nowhere. Where the store lost what it had, it may soon be
     /// somewhere again; a heartbeat tells, before which nobody here may know.
-    pub(super) async fn nowhere(&self) -> Error {
+    pub(crate) async fn nowhere(&self) -> Error {
         let known = self.owner.epoch();
         match self.owner.beat().await {
             Ok(beat) if beat.epoch == known && !beat.is_recovering => Error::NoSession,

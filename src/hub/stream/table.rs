@@ -15,12 +15,14 @@ use tokio::{
 };
 
 use super::{
-    Answer, Form,
-    fault::Status,
-    owner::Owner,
+    entry::{Bounds, Held, Stream},
     reading::{Attachment, Pulse, Reading, StreamEnd, Tail},
-    stream::{Bounds, Held, Stream},
     writing::{What, Writing},
+};
+use crate::hub::{
+    answer::{Answer, Form},
+    ownership::owner::Owner,
+    session::fault::Status,
 };
 use crate::{
     error::Error,
@@ -34,15 +36,15 @@ use crate::{
 
 /// All streams of a session that have not ended.
 pub(crate) struct Streams {
-    pub(super) log: Arc<dyn EventLog>,
+    pub(crate) log: Arc<dyn EventLog>,
     owner: Arc<Owner>,
     key: EventKey,
-    pub(super) session: SessionId,
-    pub(super) bounds: Bounds,
+    pub(crate) session: SessionId,
+    pub(crate) bounds: Bounds,
     last: StreamId,
-    pub(super) open: HashMap<StreamId, Stream>,
-    pub(super) writing: Writing,
-    pub(super) pulse: Arc<Pulse>,
+    pub(crate) open: HashMap<StreamId, Stream>,
+    pub(crate) writing: Writing,
+    pub(crate) pulse: Arc<Pulse>,
     revision: Option<Revision>,
 }
 
@@ -79,7 +81,7 @@ impl Streams {
     }
 
     /// Lets other replicas know the listener.
-    pub(super) fn announce(&mut self) -> Result<(), StoreError> {
+    pub(crate) fn announce(&mut self) -> Result<(), StoreError> {
         if self.owner.is_alone() {
             return Ok(());
         }
@@ -89,7 +91,7 @@ impl Streams {
 
     /// Goes on with what another replica left. Returns the open streams with the raw ids of the
     /// calls that each waits for.
-    pub(super) fn adopt(
+    pub(crate) fn adopt(
         &mut self,
         fence: Fence,
         left: contract::Streams,
@@ -114,17 +116,17 @@ impl Streams {
     }
 
     /// The life of the store that the streams are in.
-    pub(super) fn epoch(&self) -> u32 {
+    pub(crate) fn epoch(&self) -> u32 {
         self.writing.epoch()
     }
 
     /// From now on nothing is written: the log is another's.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.writing.close();
     }
 
     /// Another life of the store, which knows nothing of this session's streams.
-    pub(super) fn renew(&mut self, epoch: u32) {
+    pub(crate) fn renew(&mut self, epoch: u32) {
         let known = self.open.iter().filter(|(_, stream)| stream.held.is_none());
         let known = known.map(|(id, stream)| {
             let last = stream.tail.borrow().last;
@@ -168,7 +170,7 @@ impl Streams {
     }
 
     /// A request whose response a stream waits for: another replica may have to answer it.
-    pub(super) fn awaits(&mut self, id: StreamId, request: &[u8]) -> Result<(), StoreError> {
+    pub(crate) fn awaits(&mut self, id: StreamId, request: &[u8]) -> Result<(), StoreError> {
         if self.owner.is_alone() {
             return Ok(());
         }
@@ -184,7 +186,7 @@ impl Streams {
     }
 
     /// A request whose response nobody waits for any more.
-    pub(super) fn forgets(&mut self, id: StreamId, request: &[u8]) -> Result<(), StoreError> {
+    pub(crate) fn forgets(&mut self, id: StreamId, request: &[u8]) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
             return Ok(());
         };
@@ -224,7 +226,7 @@ impl Streams {
     }
 
     /// Opens what was held for long enough. Returns when to look again.
-    pub(super) fn open_due(&mut self, now: Instant) -> Result<Option<Instant>, StoreError> {
+    pub(crate) fn open_due(&mut self, now: Instant) -> Result<Option<Instant>, StoreError> {
         let held = self.open.iter().filter_map(|(id, stream)| {
             let held = stream.held.as_ref()?;
             // Whom nobody waits for any more stays as it is.
@@ -238,7 +240,7 @@ impl Streams {
         Ok(later.into_iter().map(|(until, _)| until).min())
     }
 
-    pub(super) fn reading(
+    pub(crate) fn reading(
         &self,
         stream: StreamId,
         seq: u64,
@@ -317,19 +319,19 @@ impl Streams {
 
     /// Waits until the oldest write that is under way is kept; for ever, where none is.
     /// Cancel-safe.
-    pub(super) async fn written(&mut self) -> Result<(), StoreError> {
+    pub(crate) async fn written(&mut self) -> Result<(), StoreError> {
         let (stream, what) = self.writing.next().await?;
         self.kept(stream, &what);
         Ok(())
     }
 
     /// Whether every write is kept.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(crate) fn is_kept(&self) -> bool {
         self.writing.is_empty()
     }
 
     /// Whether so much is under way to the log that the child should wait.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.writing.is_full()
     }
 
@@ -361,7 +363,7 @@ impl Streams {
     }
 
     /// Ends a call that no backend has seen: by a status where nothing was sent.
-    pub(super) fn refuse_call(
+    pub(crate) fn refuse_call(
         &mut self,
         id: StreamId,
         line: Bytes,
@@ -400,7 +402,7 @@ impl Streams {
     }
 
     /// Nothing follows on a stream.
-    pub(super) fn finish(&mut self, id: StreamId) -> Result<(), StoreError> {
+    pub(crate) fn finish(&mut self, id: StreamId) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id).filter(|stream| !stream.is_ending) else {
             return Ok(());
         };
@@ -420,12 +422,12 @@ impl Streams {
     }
 
     /// Ends every connection, to come again; the streams go on.
-    pub(super) fn send_away(&self) {
+    pub(crate) fn send_away(&self) {
         self.open.values().for_each(Stream::release);
     }
 
     /// Wakes every connection: whether it may be served is another matter now.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         for stream in self.open.values() {
             stream.tail.send_modify(|_| {});
         }

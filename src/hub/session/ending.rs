@@ -6,12 +6,13 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{
-    Answer,
     fault::Fault,
-    owner::AWAY,
-    reading::{Pulse, StreamEnd},
-    session::{Command, Over, Phase, Session},
-    standstill::refuse,
+    task::{Command, Over, Phase, Session},
+};
+use crate::hub::{
+    answer::Answer,
+    ownership::{lease_lost::refuse, owner::AWAY},
+    stream::reading::{Pulse, StreamEnd},
 };
 use crate::{
     backend::dialect::legacy::CallId,
@@ -24,7 +25,7 @@ const LAST_WORDS: Duration = Duration::from_millis(900);
 
 impl Session {
     /// Ends what is open, lets readers finish, and stops the child.
-    pub(super) async fn finish(
+    pub(crate) async fn finish(
         mut self: Box<Self>,
         commands: &mut mpsc::Receiver<Command>,
         was_kept: bool,

@@ -13,11 +13,11 @@ use crate::state::contract::Account;
 /// What was drawn and not spent, by account.
 pub(super) struct Meters {
     /// Never held across an await.
-    pub(super) meters: RwLock<HashMap<Account, Arc<Meter>>>,
+    pub(crate) meters: RwLock<HashMap<Account, Arc<Meter>>>,
     /// When those that nobody uses were last looked for, in milliseconds.
     pub(super) swept: AtomicU64,
     /// For accounts beyond those that are kept apart.
-    pub(super) others: Arc<Meter>,
+    pub(crate) others: Arc<Meter>,
 }
 
 /// An account as this replica sees it.
@@ -31,7 +31,7 @@ pub(super) struct Meter {
 }
 
 impl Meters {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             meters: RwLock::default(),
             swept: AtomicU64::new(0),
@@ -39,7 +39,7 @@ impl Meters {
         }
     }
 
-    pub(super) fn of(&self, account: &Account, bound: u64, now: u64) -> Arc<Meter> {
+    pub(crate) fn of(&self, account: &Account, bound: u64, now: u64) -> Arc<Meter> {
         let known = {
             let meters = self.meters.read().unwrap_or_else(PoisonError::into_inner);
             meters.get(account).cloned()
@@ -65,7 +65,7 @@ impl Meters {
 }
 
 impl Meter {
-    pub(super) const fn new(balance: i64) -> Self {
+    pub(crate) const fn new(balance: i64) -> Self {
         Self {
             balance: AtomicI64::new(balance),
             drawn: AtomicU64::new(0),

@@ -8,11 +8,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    audited::Audited,
-    clock::CallClock,
-    limits::Seats,
-    routes::{About, InFlight, route},
+use super::{call_audit::Audited, clock::CallClock};
+use crate::hub::{
+    limits::quotas::Seats,
+    stream::routes::{About, InFlight, route},
 };
 use crate::{
     auth::policy::Listed,

@@ -1,0 +1,4 @@
+//! Quotas and rate limits.
+
+pub(crate) mod allotments;
+pub(crate) mod quotas;

@@ -13,7 +13,7 @@ use url::Url;
 use crate::{
     config::{gateway::Config, reader::Wrong},
     gateway::run::{Listeners, Reached},
-    http::page::snippets,
+    http::mcp::page::snippets,
 };
 
 /// Binds every listener that is asked for.

@@ -9,7 +9,7 @@ use crate::{
         reader::{Mistake, Wrong},
     },
     database::vault::seal::Keyring,
-    http::tls::{CERTIFICATE, Files, TlsError},
+    http::edge::tls::{CERTIFICATE, Files, TlsError},
 };
 
 /// Those with which it would end as soon as it needs them.

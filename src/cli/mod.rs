@@ -197,7 +197,7 @@ pub fn main() -> ExitCode {
         Command::Audit(args) => remote::audit(&args),
         Command::Key(KeyCommand::Remote(command)) => remote_keys::key(&command),
         Command::Openapi { markdown: false } => {
-            print!("{}", crate::http::openapi::text());
+            print!("{}", crate::http::admin::openapi::text());
             ExitCode::SUCCESS
         }
         Command::Openapi { markdown: true } => {

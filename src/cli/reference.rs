@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::http::openapi;
+use crate::http::admin::openapi;
 
 /// The page, which `docs/administration.md` ends with.
 pub(super) fn reference() -> String {

@@ -19,8 +19,8 @@ use crate::{
     config::gateway::{self, Config},
     database::vault::seal::Keyring,
     http::{
-        hop::{self, HopKeys},
         ops::{Health, Loss},
+        replicas::hop::{self, HopKeys},
     },
     hub::stores::Stores,
     snapshot::live::{Live, Snapshot},

@@ -22,18 +22,20 @@ use crate::{
         confinement::Offer,
     },
     http::{
-        Front,
-        accept::{self, Bounds},
-        address::Allowed,
-        admin,
-        cluster::{self, Cluster},
-        gate::Gate,
-        limited,
+        admin::routes,
+        edge::{
+            accept::{self, Bounds},
+            address::Allowed,
+            gate::Gate,
+            tls::Files,
+        },
+        front::{Front, limited, routes},
+        mcp::stream::Retry,
         ops::{self, Health, Loss},
-        peers::Peers,
-        routes,
-        stream::Retry,
-        tls::Files,
+        replicas::{
+            listener::{self, Cluster},
+            peers::Peers,
+        },
     },
     hub::{core::Hub, stores::Stores},
     oauth::Oauth,
@@ -225,7 +227,7 @@ pub(crate) async fn run(
     };
     let front = Arc::new(front);
     if let (Some(reached), Some(cluster)) = (listeners.cluster, cluster) {
-        let app = cluster::routes(&front, cluster);
+        let app = listener::routes(&front, cluster);
         let bounds = Bounds {
             max_connections: REPLICAS,
             finish: LAST_WORDS,
@@ -246,7 +248,7 @@ pub(crate) async fn run(
         );
         app = app.merge(limited(oauth.routes(), Arc::clone(&front)));
     }
-    let api = is_administered.then(|| admin::routes(front));
+    let api = is_administered.then(|| routes::routes(front));
     match (listeners.admin, api) {
         (Some(listener), Some(api)) => {
             let bound = listener.local_addr()?;

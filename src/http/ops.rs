@@ -15,7 +15,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
-use super::gate::App;
+use super::edge::gate::App;
 use crate::hub::core::Hub;
 use crate::telemetry::metrics::Metrics;
 

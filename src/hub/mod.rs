@@ -10,5 +10,5 @@ pub(crate) mod session;
 pub(crate) mod stores;
 pub(crate) mod stream;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 mod tools;

@@ -22,16 +22,21 @@ use http_body_util::Full;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Front,
-    cluster::{Cluster, not_here},
+    draining,
     hop::{Asked, HOP, Hop},
-    leaving, legacy,
-    mcp::{self, Admitted},
+    listener::{Cluster, not_here},
     peers::{Answer, Cut, NotSent},
-    reply::Failure,
-    splice, stream,
+    relay,
 };
 use crate::config::address::ClientAddress;
+use crate::http::{
+    front::Front,
+    mcp::{
+        endpoint::{self, Admitted},
+        reply::Failure,
+        stream, streamable_http,
+    },
+};
 use crate::{
     auth::Access,
     error::Error,
@@ -49,7 +54,7 @@ use crate::{
 ///
 /// Call it before anything of the body is read. `session_of` finds the session that a request
 /// names; one that names none stays here.
-pub(super) async fn place(
+pub(crate) async fn place(
     front: &Arc<Front>,
     admitted: &Admitted,
     session_of: impl FnOnce(&Request) -> Option<String>,
@@ -59,7 +64,7 @@ pub(super) async fn place(
         return Ok(request);
     };
     let Some(session) = session_of(&request) else {
-        return leaving::place(front, cluster, admitted, request).await;
+        return draining::place(front, cluster, admitted, request).await;
     };
     let is_hop = request.extensions().get::<Hop>().is_some();
     let is_resume = request.headers().contains_key(LAST_EVENT_ID);
@@ -81,7 +86,7 @@ pub(super) async fn place(
     let (parts, body) = request.into_parts();
     // Whole before it leaves: it may have to be sent once more, and if the owner is lost with it, its
     // requests are to be answered by their ids.
-    let body = mcp::whole(body, front.config.http.max_body).await;
+    let body = endpoint::whole(body, front.config.http.max_body).await;
     let body = body.map_err(IntoResponse::into_response)?;
     let errand = Errand {
         front: Arc::clone(front),
@@ -123,28 +128,28 @@ async fn owner(
 
 /// A request on its way, and on whose behalf.
 #[derive(Clone)]
-pub(super) struct Errand {
-    pub(super) front: Arc<Front>,
-    pub(super) cluster: Arc<Cluster>,
-    pub(super) access: Access,
-    pub(super) session: String,
+pub(crate) struct Errand {
+    pub(crate) front: Arc<Front>,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) access: Access,
+    pub(crate) session: String,
     pub(super) parcel: Parcel,
 }
 
 /// What is sent.
 #[derive(Clone)]
-pub(super) struct Parcel {
-    pub(super) method: Method,
+pub(crate) struct Parcel {
+    pub(crate) method: Method,
     /// Path and query.
-    pub(super) target: String,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
+    pub(crate) target: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
     client: Option<IpAddr>,
 }
 
 /// Why a hop has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Missed {
+pub(crate) enum Missed {
     /// Nobody saw it.
     Not(NotSent),
     /// The other replica is not the owner.
@@ -215,7 +220,7 @@ impl Errand {
     /// The answer while the owner cannot be reached: a stream can be read without it.
     async fn refused(&self, error: Error) -> Response {
         if self.parcel.is_resume() && matches!(error, Error::Busy { .. }) {
-            return splice::read_on(self.clone())
+            return relay::read_on(self.clone())
                 .await
                 .unwrap_or_else(IntoResponse::into_response);
         }
@@ -223,7 +228,7 @@ impl Errand {
     }
 
     /// Sends `parcel` to a replica; returns when the head of an answer is there.
-    pub(super) async fn hop(
+    pub(crate) async fn hop(
         &self,
         to: &Replica,
         parcel: &Parcel,
@@ -303,7 +308,7 @@ impl Errand {
         let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
         let is_stream = kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"));
         let body = if is_stream && head.status == StatusCode::OK {
-            splice::body(self.clone(), body)
+            relay::body(self.clone(), body)
         } else {
             held(body).await?
         };
@@ -320,7 +325,7 @@ impl Errand {
         if lines.is_empty() || is_2024 {
             return busy();
         }
-        if !mcp::accepts(&self.parcel.headers).json {
+        if !endpoint::accepts(&self.parcel.headers).json {
             let mut events = BytesMut::new();
             for line in &lines {
                 push_message(&mut events, "", line);
@@ -328,7 +333,7 @@ impl Errand {
             return stream::event_stream(Body::from(events.freeze()));
         }
         let is_batch = self.parcel.body.trim_ascii_start().starts_with(b"[");
-        legacy::json(match lines.as_slice() {
+        streamable_http::json(match lines.as_slice() {
             [line] if !is_batch => line.clone(),
             lines => [b"[", &*lines.join(&b","[..]), b"]"].concat().into(),
         })
@@ -347,7 +352,7 @@ impl Missed {
 }
 
 impl Parcel {
-    pub(super) fn of(parts: &Parts, body: Bytes) -> Self {
+    pub(crate) fn of(parts: &Parts, body: Bytes) -> Self {
         let mut headers = parts.headers.clone();
         strip(&mut headers);
         let target = parts.uri.path_and_query();
@@ -388,7 +393,7 @@ impl Parcel {
     }
 
     /// The path alone.
-    pub(super) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
     }
 
@@ -449,7 +454,7 @@ fn strip(headers: &mut HeaderMap) {
 }
 
 /// The session goes on, and nobody can say where.
-pub(super) fn busy() -> Response {
+pub(crate) fn busy() -> Response {
     Failure::from(UNREACHED).into_response()
 }
 

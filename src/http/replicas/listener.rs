@@ -11,14 +11,17 @@ use http::{HeaderValue, StatusCode, header::CONTENT_LENGTH};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Front,
-    gate::{self, App},
     hop::{Asked, HOP, Hop, HopKeys, Worthless},
-    mcp_routes,
     peers::Peers,
-    refusal::refusal,
 };
 use crate::config::address::ClientAddress;
+use crate::http::{
+    edge::{
+        gate::{self, App},
+        refusal::refusal,
+    },
+    front::{Front, mcp_routes},
+};
 use crate::{base::clock::Clock, state::contract::Replica};
 
 /// This replica among the others.
@@ -70,7 +73,7 @@ pub(crate) fn routes(front: &Arc<Front>, cluster: Arc<Cluster>) -> App {
 
 impl Cluster {
     /// One request of another replica.
-    pub(super) async fn pass(&self, mut request: Request, routes: Router) -> Response {
+    pub(crate) async fn pass(&self, mut request: Request, routes: Router) -> Response {
         let hop = match self.verify(&request) {
             Ok(hop) => hop,
             Err(worthless) => {

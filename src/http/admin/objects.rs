@@ -19,11 +19,13 @@ use http::{
 use serde_json::{Value as Json, json};
 
 use super::{
-    Front,
-    admin::{Admin, Named, Problem, Shared, answer, moment},
-    admin_issued,
-    admin_query::{Query, read_document},
-    mcp, reply,
+    issued,
+    query::{Query, read_document},
+    routes::{Admin, Named, Problem, Shared, answer, moment},
+};
+use crate::http::{
+    front::Front,
+    mcp::{endpoint, reply},
 };
 use crate::{
     auth::{api_key, builtin::REGISTERED},
@@ -41,7 +43,7 @@ use crate::{
 type Outcome = Result<Response, Problem>;
 type Two = Named<(String, String)>;
 
-pub(super) async fn tenants(
+pub(crate) async fn tenants(
     State(front): Shared,
     admin: Admin,
     RawQuery(query): RawQuery,
@@ -96,7 +98,7 @@ pub(super) fn one_of(kind: Kind) -> MethodRouter<Arc<Front>> {
         admin.may_change(kind)?;
         if kind == Kind::Client && name.starts_with(REGISTERED) {
             let of = (tenant.as_str(), name.as_str());
-            return admin_issued::remove_client(&front, &admin, of, &headers).await;
+            return issued::remove_client(&front, &admin, of, &headers).await;
         }
         let name = ObjectName::of(&tenant, kind, &name);
         delete(&front, &admin, &name, &headers).await
@@ -114,7 +116,7 @@ pub(super) async fn operator_keys(
     list(&front, Kind::ApiKey, None, &page).await
 }
 
-pub(super) async fn tenant(
+pub(crate) async fn tenant(
     State(front): Shared,
     admin: Admin,
     Named(tenant): Named<String>,
@@ -336,7 +338,7 @@ fn tagged(status: StatusCode, stored: &Stored, body: &Json) -> Response {
 }
 
 /// What a request expects of the object that it changes.
-pub(super) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
+pub(crate) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
     let bad = |text| Problem::new(StatusCode::BAD_REQUEST, text);
     let text = |name| {
         let mut values = headers.get_all(name).iter();
@@ -364,7 +366,7 @@ pub(super) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem>
 }
 
 async fn document(front: &Front, headers: &HeaderMap, body: Body) -> Result<Document, Problem> {
-    let read = mcp::read(headers, body, front.config.http.max_body).await;
+    let read = endpoint::read(headers, body, front.config.http.max_body).await;
     read_document(&read.map_err(|failure| unread(&failure))?)
 }
 

@@ -10,8 +10,8 @@ use axum::{
 };
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 
-use super::{Front, reply::Failure};
 use crate::config::address::ClientAddress;
+use crate::http::{front::Front, mcp::reply::Failure};
 use crate::{
     error::{Error, Limit, Quota},
     hub::limits::quotas::Left,
@@ -24,7 +24,7 @@ pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 pub(crate) const LEFT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// Refuses addresses that ask too often; what is no MCP endpoint has it as a layer.
-pub(super) async fn pass(
+pub(crate) async fn pass(
     State(front): State<Arc<Front>>,
     request: Request,
     next: Next,
@@ -36,7 +36,7 @@ pub(super) async fn pass(
 }
 
 /// Tells whoever is about to be refused.
-pub(super) fn tell(headers: &mut HeaderMap, left: Left) {
+pub(crate) fn tell(headers: &mut HeaderMap, left: Left) {
     let (policy, left) = fields(left.limit, left.bound.get(), left.left);
     headers.entry(POLICY).or_insert(policy);
     headers.entry(LEFT).or_insert(left);
@@ -47,7 +47,7 @@ pub(super) fn tell(headers: &mut HeaderMap, left: Left) {
 /// # Errors
 ///
 /// `Quota` if it asks too often.
-pub(super) fn address(front: &Front, extensions: &Extensions) -> Result<(), Error> {
+pub(crate) fn address(front: &Front, extensions: &Extensions) -> Result<(), Error> {
     let address = extensions.get::<ClientAddress>();
     match front.config.http.per_address.zip(address) {
         Some((bound, address)) => front.hub.limits().address(address.0, bound),
@@ -56,7 +56,7 @@ pub(super) fn address(front: &Front, extensions: &Extensions) -> Result<(), Erro
 }
 
 /// The two fields of a quota that is used up.
-pub(super) fn used_up(quota: &Quota) -> [(HeaderName, HeaderValue); 2] {
+pub(crate) fn used_up(quota: &Quota) -> [(HeaderName, HeaderValue); 2] {
     let (policy, left) = fields(quota.limit, quota.bound.get(), 0);
     [(POLICY, policy), (LEFT, left)]
 }

@@ -21,9 +21,11 @@ use http::{
 };
 use serde_json::{Value as Json, json};
 
-use super::{
-    Front, admin_issued as issued, admin_objects as objects, admin_running as running, bearer,
-    gate, limits, openapi, reply::Failure,
+use super::{issued, objects, openapi, running};
+use crate::http::{
+    edge::{gate, limits},
+    front::Front,
+    mcp::{bearer, reply::Failure},
 };
 use crate::{
     auth::administrator::{Administrator, NoAdministrator, SCOPE},
@@ -100,7 +102,7 @@ fn object_routes() -> Router<Arc<Front>> {
             "/operator-keys/{name}",
             get(objects::operator_key).delete(objects::delete_operator_key),
         )
-        .route("/apply", post(super::admin_apply::apply))
+        .route("/apply", post(super::apply::apply))
 }
 
 fn running_routes() -> Router<Arc<Front>> {
@@ -138,11 +140,11 @@ fn issued_routes() -> Router<Arc<Front>> {
 }
 
 /// A request of somebody who may administrate.
-pub(super) struct Admin {
+pub(crate) struct Admin {
     /// Who it is.
     pub(super) who: Administrator,
     /// What was declared when it came.
-    pub(super) snapshot: Arc<Snapshot>,
+    pub(crate) snapshot: Arc<Snapshot>,
 }
 
 impl FromRequestParts<Arc<Front>> for Admin {
@@ -192,7 +194,7 @@ impl Admin {
 
     /// Says no where `tenant` does not exist for the caller, in the same words as where it does
     /// not exist at all.
-    pub(super) fn tenant(&self, tenant: &str) -> Result<(), Problem> {
+    pub(crate) fn tenant(&self, tenant: &str) -> Result<(), Problem> {
         let is_there = self.snapshot.catalog.tenants.contains_key(tenant);
         if is_there && self.who.sees(tenant) {
             Ok(())
@@ -228,7 +230,7 @@ fn challenge(why: NoAdministrator) -> Response {
 }
 
 /// The parameters of a path; what is not UTF-8 names nothing.
-pub(super) struct Named<T>(pub(super) T);
+pub(super) struct Named<T>(pub(crate) T);
 
 impl<T: serde::de::DeserializeOwned + Send> FromRequestParts<Arc<Front>> for Named<T> {
     type Rejection = Problem;
@@ -243,7 +245,7 @@ impl<T: serde::de::DeserializeOwned + Send> FromRequestParts<Arc<Front>> for Nam
 
 /// Why a request was not done (RFC 9457).
 #[derive(Debug)]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     status: StatusCode,
     detail: String,
     errors: Vec<Mistake>,
@@ -252,7 +254,7 @@ pub(super) struct Problem {
 
 impl Problem {
     /// One without more to say.
-    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self {
             status,
             detail: detail.into(),
@@ -284,7 +286,7 @@ impl Problem {
     }
 
     /// A failure of the store; `is_conditional` if the request named what it expects.
-    pub(super) fn of(failure: store::Failure, is_conditional: bool) -> Self {
+    pub(crate) fn of(failure: store::Failure, is_conditional: bool) -> Self {
         match failure {
             store::Failure::Unavailable(what) => {
                 tracing::warn!(%what, "the store does not answer");
@@ -345,7 +347,7 @@ impl IntoResponse for Problem {
 }
 
 /// A JSON answer that nobody may keep.
-pub(super) fn answer(status: StatusCode, body: &Json) -> Response {
+pub(crate) fn answer(status: StatusCode, body: &Json) -> Response {
     let mut response = Response::new(Body::from(body.to_string()));
     *response.status_mut() = status;
     let headers = response.headers_mut();
@@ -363,7 +365,7 @@ pub(super) fn moment(ms: i64) -> String {
 }
 
 /// The state of the routes.
-pub(super) type Shared = State<Arc<Front>>;
+pub(crate) type Shared = State<Arc<Front>>;
 
 const PROBLEM: &str = "application/problem+json";
 /// When to come back to a store that is away.

@@ -11,12 +11,11 @@ use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
 use super::{
-    Front,
-    admin::{Admin, Named, Problem, Shared, answer, moment},
-    admin_objects::{author, expected, unread},
-    admin_query::{Query, read_document},
-    mcp,
+    objects::{author, expected, unread},
+    query::{Query, read_document},
+    routes::{Admin, Named, Problem, Shared, answer, moment},
 };
+use crate::http::{front::Front, mcp::endpoint};
 use crate::{
     config::reader::Wrong,
     database::{
@@ -34,7 +33,7 @@ use crate::{
 type Outcome = Result<Response, Problem>;
 
 /// The keys of a tenant, the newest first: next, current and previous.
-pub(super) async fn keys(
+pub(crate) async fn keys(
     State(front): Shared,
     admin: Admin,
     Named(tenant): Named<String>,
@@ -74,7 +73,7 @@ pub(super) async fn rotate(
 }
 
 /// Takes a key away, with every token that it signed.
-pub(super) async fn remove(
+pub(crate) async fn remove(
     State(front): Shared,
     admin: Admin,
     Named((tenant, kid)): Named<(String, String)>,
@@ -167,7 +166,7 @@ pub(super) async fn revoke(
     body: Body,
 ) -> Outcome {
     own(&admin, &tenant)?;
-    let body = mcp::read(&headers, body, MAX).await;
+    let body = endpoint::read(&headers, body, MAX).await;
     let body = body.map_err(|failure| unread(&failure))?;
     let what = meant(&body)?;
     let (kind, name) = match &what {
@@ -253,7 +252,7 @@ const MAX: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {
-    use super::super::admin_issued::*;
+    use super::super::issued::*;
 
     #[test]
     fn one_thing_is_meant() {

@@ -12,7 +12,7 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 
-use super::{hop::HOP, limits};
+use crate::http::{edge::limits, replicas::hop::HOP};
 use crate::{
     error::{Error, Quota},
     protocol::message::Refusal,

@@ -11,12 +11,12 @@ use bytes::BytesMut;
 use http::{HeaderMap, Method, StatusCode};
 
 use super::{
-    Front, forward,
-    mcp::{self, Admitted},
+    endpoint::{self, Admitted},
     page,
     reply::Failure,
     stream::{self, Writing},
 };
+use crate::http::{front::Front, replicas::forward};
 use crate::{
     auth::Access,
     error::Error,
@@ -35,7 +35,7 @@ pub(crate) async fn connect(front: Arc<Front>, admitted: Admitted, request: Requ
         return page::page(&access.tenant().name, &access.server().name, &url);
     }
     if request.method() == Method::HEAD {
-        return mcp::not_allowed(&request);
+        return endpoint::not_allowed(&request);
     }
     let request = match forward::place(&front, &admitted, resumed, request).await {
         Ok(request) => request,
@@ -48,7 +48,7 @@ pub(crate) async fn connect(front: Arc<Front>, admitted: Admitted, request: Requ
 
 /// The session of the event behind which a connection reads on; without one it begins a session.
 fn resumed(request: &Request) -> Option<String> {
-    let cursor = mcp::single(request.headers(), LAST_EVENT_ID).ok()??;
+    let cursor = endpoint::single(request.headers(), LAST_EVENT_ID).ok()??;
     let (id, _) = cursor.split_once('.')?;
     Some(id.to_owned())
 }
@@ -64,11 +64,11 @@ async fn listen(
     base: &str,
     headers: &HeaderMap,
 ) -> Result<Response, Failure> {
-    if !mcp::accepts(headers).sse {
+    if !endpoint::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";
         return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    let (id, reading) = match mcp::single(headers, LAST_EVENT_ID)? {
+    let (id, reading) = match endpoint::single(headers, LAST_EVENT_ID)? {
         None => {
             let (id, reading) = front.hub.connect(access).await?;
             (id.as_str().to_owned(), reading)
@@ -116,7 +116,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
     };
     let (parts, body) = request.into_parts();
     let taken = async {
-        let body = mcp::read(&parts.headers, body, front.config.http.max_body).await?;
+        let body = endpoint::read(&parts.headers, body, front.config.http.max_body).await?;
         let id = session_id(parts.uri.query().unwrap_or_default())
             .ok_or(Error::Invalid("session_id is missing"))?;
         let said = Said::parse(body)?;

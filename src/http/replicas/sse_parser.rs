@@ -20,7 +20,7 @@ pub(super) struct Cutter {
 
 impl Cutter {
     /// Takes what came and returns the events that are whole by now.
-    pub(super) fn push(&mut self, data: Bytes) -> Bytes {
+    pub(crate) fn push(&mut self, data: Bytes) -> Bytes {
         let mut whole = if self.rest.is_empty() && data.ends_with(END) {
             // As owners write it: nothing is copied.
             data
@@ -48,13 +48,13 @@ impl Cutter {
     }
 
     /// The connection broke: what is not whole will come again.
-    pub(super) fn broke(&mut self) {
+    pub(crate) fn broke(&mut self) {
         self.rest.clear();
         self.seen = 0;
     }
 
     /// What comes now is another connection's, which begins with an event that says where it is.
-    pub(super) fn resumed(&mut self) {
+    pub(crate) fn resumed(&mut self) {
         self.is_resumed = true;
     }
 
@@ -93,7 +93,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::cutter::*;
+    use super::super::sse_parser::*;
     use crate::protocol::event::{KEEP_ALIVE, push_endpoint, push_message, push_priming};
 
     fn stream() -> BytesMut {

@@ -17,10 +17,10 @@ use http::{
 use serde_json::{Value as Json, json};
 
 use super::{
-    Front,
-    admin::{Admin, Named, Problem, Shared, answer, moment},
-    admin_query::Query,
+    query::Query,
+    routes::{Admin, Named, Problem, Shared, answer, moment},
 };
+use crate::http::front::Front;
 use crate::{
     backend::child::registry::{Restart as HowToEnd, Seen as SeenChild},
     database::{
@@ -95,7 +95,7 @@ pub(super) async fn end_session(
     }
 }
 
-pub(super) async fn children(
+pub(crate) async fn children(
     State(front): Shared,
     admin: Admin,
     Named((tenant, name)): Named<(String, String)>,
@@ -175,7 +175,7 @@ pub(super) async fn restart(
 }
 
 /// What a tenant may use, and what it uses on this replica.
-pub(super) async fn quotas(
+pub(crate) async fn quotas(
     State(front): Shared,
     admin: Admin,
     Named(tenant): Named<String>,

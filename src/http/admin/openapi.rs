@@ -10,7 +10,7 @@ use http::{
 };
 use serde_json::{Map, Value as Json, json};
 
-use super::{openapi_bodies, openapi_issued};
+use super::{bodies, issued_bodies};
 
 /// GET: the document.
 pub(crate) async fn document() -> Response {
@@ -28,16 +28,16 @@ pub(crate) fn text() -> String {
 }
 
 /// One operation.
-pub(super) struct Operation {
-    pub(super) method: &'static str,
-    pub(super) path: &'static str,
+pub(crate) struct Operation {
+    pub(crate) method: &'static str,
+    pub(crate) path: &'static str,
     /// Its name for generated clients.
-    pub(super) id: &'static str,
+    pub(crate) id: &'static str,
     pub(super) summary: &'static str,
     /// Parameters of the query.
-    pub(super) query: &'static [&'static str],
+    pub(crate) query: &'static [&'static str],
     /// The schema of the body, by name.
-    pub(super) takes: Option<&'static str>,
+    pub(crate) takes: Option<&'static str>,
     /// The status of success, and the schema of its body, by name.
     pub(super) gives: (&'static str, Option<&'static str>),
     /// Statuses of problems that only some operations have.
@@ -45,7 +45,7 @@ pub(super) struct Operation {
 }
 
 /// One that reads.
-pub(super) const fn get(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
+pub(crate) const fn get(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     Operation {
         method: "get",
         path,
@@ -282,7 +282,7 @@ const CHANGE: &[&str] = &["400", "404", "408", "409", "412", "413", "415", "422"
 
 fn whole() -> Json {
     let mut paths = Map::new();
-    for operation in operations().into_iter().chain(openapi_issued::operations()) {
+    for operation in operations().into_iter().chain(issued_bodies::operations()) {
         let path = paths
             .entry(format!("/api/v1{}", operation.path))
             .or_insert_with(|| json!({}));
@@ -408,15 +408,15 @@ pub(super) fn reference(name: &str) -> Json {
 }
 
 fn all_schemas() -> Json {
-    let mut all = openapi_bodies::schemas();
-    for (name, schema) in openapi_issued::schemas() {
+    let mut all = bodies::schemas();
+    for (name, schema) in issued_bodies::schemas() {
         all[name] = schema;
     }
     all
 }
 
 /// A part of a list, and where the next one begins.
-pub(super) fn page(item: &str) -> Json {
+pub(crate) fn page(item: &str) -> Json {
     let items = json!({"type": "array", "items": reference(item)});
     object(&[
         ("items", items),
@@ -442,7 +442,7 @@ mod tests {
 
     #[test]
     fn the_checked_in_document_is_this_one() {
-        let checked_in = include_str!("../../docs/openapi.json");
+        let checked_in = include_str!("../../../docs/openapi.json");
         assert!(
             checked_in == text(),
             "run: lockgate openapi > docs/openapi.json"
@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn every_operation_has_a_name_of_its_own() {
         let all = operations().into_iter();
-        let all = all.chain(openapi_issued::operations());
+        let all = all.chain(issued_bodies::operations());
         let mut ids: Vec<&str> = all.map(|one| one.id).collect();
         ids.sort_unstable();
         let count = ids.len();

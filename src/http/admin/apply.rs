@@ -9,11 +9,11 @@ use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
 use serde_json::{Value as Json, json};
 
 use super::{
-    admin::{Admin, Problem, Shared, answer},
-    admin_objects::{author, refresh, unread},
-    admin_query::Query,
-    mcp,
+    objects::{author, refresh, unread},
+    query::Query,
+    routes::{Admin, Problem, Shared, answer},
 };
+use crate::http::mcp::endpoint;
 use crate::{
     config::document::Format,
     declare::{
@@ -35,7 +35,7 @@ pub(super) async fn apply(
     let (is_dry, prune) = (query.flag("dry_run")?, query.flag("prune")?);
     let prune = if prune { Prune::Remove } else { Prune::Keep };
     let format = format_of(&headers)?;
-    let body = mcp::whole(body, front.config.http.max_body).await;
+    let body = endpoint::whole(body, front.config.http.max_body).await;
     let body = body.map_err(|failure| unread(&failure))?;
     let text = std::str::from_utf8(&body)
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;

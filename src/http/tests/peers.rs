@@ -13,10 +13,12 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    accept::{Bounds, serve_replicas},
-    gate::App,
-    peers::{NotSent, PLACES, Peers},
+use crate::http::{
+    edge::{
+        accept::{Bounds, serve_replicas},
+        gate::App,
+    },
+    replicas::peers::{NotSent, PLACES, Peers},
 };
 
 struct Other {
@@ -75,7 +77,7 @@ impl Bench {
         &self,
         address: &Arc<str>,
         path: &str,
-    ) -> Result<http::Response<super::peers::Answer>, NotSent> {
+    ) -> Result<http::Response<crate::http::replicas::peers::Answer>, NotSent> {
         let request = Request::builder().uri(format!("http://{address}{path}"));
         let request = request.body(Full::default()).unwrap();
         self.peers.send(address, request).await

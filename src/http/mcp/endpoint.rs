@@ -12,13 +12,12 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 
 use super::{
-    Front, bearer, challenge,
-    hop::Hop,
-    limits, page,
+    bearer, challenge, page,
     reply::Failure,
     wellknown::{self, Endpoint},
 };
 use crate::config::address::ClientAddress;
+use crate::http::{edge::limits, front::Front, replicas::hop::Hop};
 use crate::{
     auth::{self, Access, Refused},
     declare::identity::AuthMode,

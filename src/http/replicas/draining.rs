@@ -14,12 +14,14 @@ use axum::{
 use http::Method;
 
 use super::{
-    Front,
-    cluster::{Cluster, not_here},
     forward::{Errand, Missed, Parcel, busy},
     hop::Hop,
-    mcp::{self, Admitted},
+    listener::{Cluster, not_here},
     peers::NotSent,
+};
+use crate::http::{
+    front::Front,
+    mcp::endpoint::{self, Admitted},
 };
 use crate::protocol::{
     message::{Body as Said, Kind},
@@ -27,7 +29,7 @@ use crate::protocol::{
 };
 
 /// Gives a request without a session back that is to be served here; else its answer.
-pub(super) async fn place(
+pub(crate) async fn place(
     front: &Arc<Front>,
     cluster: &Arc<Cluster>,
     admitted: &Admitted,
@@ -46,7 +48,7 @@ pub(super) async fn place(
         return Ok(request);
     }
     let (parts, body) = request.into_parts();
-    let body = mcp::whole(body, front.config.http.max_body).await;
+    let body = endpoint::whole(body, front.config.http.max_body).await;
     let body = body.map_err(IntoResponse::into_response)?;
     let is_initialize = Said::parse(body.clone()).is_ok_and(|said| {
         matches!(said, Said::One(message)

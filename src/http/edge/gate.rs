@@ -27,12 +27,12 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use super::address::{Allowed, HostCheck, OriginCheck, canonical, client, is_to_loopback};
 use super::body::{Read, meter};
-use super::cluster::Cluster;
 use super::cors;
-use super::hop::HOP;
 use super::own_form;
 use super::refusal::{in_form_of, refusal};
 pub(crate) use crate::config::address::ClientAddress;
+use crate::http::replicas::hop::HOP;
+use crate::http::replicas::listener::Cluster;
 use crate::telemetry::metrics::{Metrics, Route};
 
 /// What one listener serves. A handle.
@@ -175,7 +175,7 @@ impl Gate {
 impl App {
     /// Routes that need no gate: nobody but operators reaches the listener at `bound`, save web pages
     /// in their browsers. With the net for panics.
-    pub(super) fn of_operators(routes: Router, bound: SocketAddr) -> Self {
+    pub(crate) fn of_operators(routes: Router, bound: SocketAddr) -> Self {
         Self {
             routes: routes.layer(CatchPanicLayer::custom(panicked)),
             before: Before::Operators(bound),
@@ -183,7 +183,7 @@ impl App {
     }
 
     /// What other replicas ask for.
-    pub(super) fn of_replicas(routes: Router, cluster: Arc<Cluster>) -> Self {
+    pub(crate) fn of_replicas(routes: Router, cluster: Arc<Cluster>) -> Self {
         let before = Before::Hops(cluster);
         Self { routes, before }
     }
@@ -255,7 +255,7 @@ impl Gate {
 }
 
 /// Hands a request to its route; a panic there costs this request and nothing else.
-pub(super) async fn route(routes: Router, request: Request) -> Response {
+pub(crate) async fn route(routes: Router, request: Request) -> Response {
     let answer = AssertUnwindSafe(called(routes, request));
     answer.catch_unwind().await.unwrap_or_else(panicked)
 }

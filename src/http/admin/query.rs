@@ -3,7 +3,7 @@
 use http::StatusCode;
 use serde_json::Value as Json;
 
-use super::admin::Problem;
+use super::routes::Problem;
 use crate::{
     config::{
         document::{Format, Node, Value},
@@ -18,7 +18,7 @@ pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
     /// Those of `query`, which may only be `known` ones.
-    pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, Problem> {
+    pub(crate) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, Problem> {
         let mut read: Vec<(String, String)> = Vec::new();
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or("").as_bytes()) {
             let refuse = |what: &str| Err(bad(format!("the parameter {name}: {what}")));
@@ -40,7 +40,7 @@ impl Query {
     }
 
     /// A parameter.
-    pub(super) fn get(&self, name: &str) -> Option<&str> {
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let found = self.0.iter().find(|(other, _)| other == name);
         found.map(|(_, value)| value.as_str())
     }
@@ -55,7 +55,7 @@ impl Query {
     }
 
     /// How many things are wanted at most.
-    pub(super) fn limit(&self) -> Result<usize, Problem> {
+    pub(crate) fn limit(&self) -> Result<usize, Problem> {
         let Some(text) = self.get("limit") else {
             return Ok(PAGE);
         };
@@ -128,7 +128,7 @@ const MOST: usize = 1000;
 
 #[cfg(test)]
 mod tests {
-    use super::super::admin_query::*;
+    use super::super::query::*;
 
     #[test]
     fn parameters_are_known_and_single() {

@@ -13,17 +13,20 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    Front,
-    accept::{self, Bounds},
-    address::Allowed,
-    cluster::{self, Cluster},
-    gate::Gate,
-    hop::{Asked, Hop, HopKeys},
+use crate::http::{
+    edge::{
+        accept::{self, Bounds},
+        address::Allowed,
+        gate::Gate,
+    },
+    front::{Front, routes},
+    mcp::stream::Retry,
     ops::Health,
-    peers::Peers,
-    routes,
-    stream::Retry,
+    replicas::{
+        hop::{Asked, Hop, HopKeys},
+        listener::{self, Cluster},
+        peers::Peers,
+    },
 };
 use crate::{
     auth::Verifier,
@@ -214,7 +217,7 @@ async fn serve(
         max_connections: 100,
         finish: Duration::ZERO,
     };
-    let app = cluster::routes(&front, cluster);
+    let app = listener::routes(&front, cluster);
     let serving = accept::serve_replicas(hops, app, bounds, reached, tracker.clone());
     tracker.spawn(serving);
     let bound = http.local_addr().unwrap();

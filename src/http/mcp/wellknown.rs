@@ -17,7 +17,8 @@ use http::{
 };
 use url::Url;
 
-use super::{Front, reply::Failure};
+use super::reply::Failure;
+use crate::http::front::Front;
 use crate::{
     config::gateway::Config,
     declare::{catalog::Tenant, identity::AuthMode, issuer},

@@ -5,7 +5,7 @@ use serde_json::{Value as Json, json};
 use super::openapi::{Operation, get, object, page, reference};
 
 /// What `admin_issued` answers.
-pub(super) fn operations() -> Vec<Operation> {
+pub(crate) fn operations() -> Vec<Operation> {
     let keys = "/tenants/{tenant}/signing-keys";
     vec![
         Operation {

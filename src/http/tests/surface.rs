@@ -14,11 +14,11 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::accept::{Bounds, serve};
-use super::address::Allowed;
-use super::gate::{App, Gate};
-use super::ops::{Health, public};
 use crate::config::address::ClientAddress;
+use crate::http::edge::accept::{Bounds, serve};
+use crate::http::edge::address::Allowed;
+use crate::http::edge::gate::{App, Gate};
+use crate::http::ops::{Health, public};
 use crate::telemetry::metrics::Metrics;
 
 struct Surface {

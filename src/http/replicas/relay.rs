@@ -16,10 +16,12 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{
-    cutter::Cutter,
     forward::{Errand, Missed},
-    mcp,
     peers::{Answer, NotSent},
+    sse_parser::Cutter,
+};
+use crate::http::mcp::{
+    endpoint,
     reply::Failure,
     stream::{self, Writing},
 };
@@ -85,7 +87,7 @@ enum Found {
 }
 
 /// The answer to `errand` as a body.
-pub(super) fn body(errand: Errand, answer: Answer) -> Body {
+pub(crate) fn body(errand: Errand, answer: Answer) -> Body {
     chunks(errand, Source::There(answer))
 }
 
@@ -112,12 +114,12 @@ pub(super) async fn read_on(errand: Errand) -> Result<Response, Failure> {
         parcel,
         ..
     } = &errand;
-    if !mcp::accepts(&parcel.headers).sse {
+    if !endpoint::accepts(&parcel.headers).sse {
         let text = "Accept must permit text/event-stream";
         return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    mcp::check_version(&parcel.headers)?;
-    let cursor = mcp::single(&parcel.headers, LAST_EVENT_ID)?.unwrap_or_default();
+    endpoint::check_version(&parcel.headers)?;
+    let cursor = endpoint::single(&parcel.headers, LAST_EVENT_ID)?.unwrap_or_default();
     let read = front.hub.read_on(access, session, cursor.as_bytes());
     let Some(log) = read.await? else {
         return Ok(StatusCode::NO_CONTENT.into_response());

@@ -16,12 +16,12 @@ use http::{
 use tokio::time::Instant;
 
 use super::{
-    Front, forward,
-    mcp::{self, Admitted},
+    endpoint::{self, Admitted},
     page,
     reply::Failure,
     stream::{self, Writing},
 };
+use crate::http::{front::Front, replicas::forward};
 use crate::{
     auth::Access,
     declare::catalog::ReplyMode,
@@ -54,7 +54,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
 
 /// The session that a request names; one that names it badly is refused where it is read.
 fn named(request: &Request) -> Option<String> {
-    let named = mcp::single(request.headers(), SESSION_ID).ok()?;
+    let named = endpoint::single(request.headers(), SESSION_ID).ok()?;
     named.map(str::to_owned)
 }
 
@@ -65,24 +65,24 @@ async fn take(
     body: Body,
 ) -> Result<Response, Failure> {
     let access = &admitted.access;
-    let accepts = mcp::accepts(headers);
-    let body = mcp::read(headers, body, front.config.http.max_body).await?;
+    let accepts = endpoint::accepts(headers);
+    let body = endpoint::read(headers, body, front.config.http.max_body).await?;
     if !accepts.json && !accepts.sse {
         let text = "Accept must permit application/json or text/event-stream";
         return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
     }
     let said = Said::parse(body)?;
-    mcp::check_version(headers)?;
+    endpoint::check_version(headers)?;
     let form = form(access.server().reply.mode, accepts);
     match said {
-        said if said.is_modern() => Err(mcp::no_session_id()),
+        said if said.is_modern() => Err(endpoint::no_session_id()),
         Said::One(message)
             if message.method() == Method::Initialize && message.kind() == Kind::Request =>
         {
             initialize(front, access, headers, message, (form, accepts)).await
         }
         said => {
-            let id = mcp::session_id(headers)?;
+            let id = endpoint::session_id(headers)?;
             let pending = front
                 .hub
                 .deliver(access, (Transport::Streamable, id), said, form)
@@ -109,7 +109,7 @@ async fn initialize(
     message: Message,
     (form, accepts): (Form, Accepts),
 ) -> Result<Response, Failure> {
-    if let Some(id) = mcp::single(headers, SESSION_ID)?
+    if let Some(id) = endpoint::single(headers, SESSION_ID)?
         && front.hub.has(access, id)
     {
         return Err(Error::Invalid("this session is initialized already").into());
@@ -165,7 +165,7 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
     }
     if method == HttpMethod::HEAD {
         // It would attach a connection that cannot be read.
-        return mcp::not_allowed(&request);
+        return endpoint::not_allowed(&request);
     }
     let request = match forward::place(&front, &admitted, named, request).await {
         Ok(request) => request,
@@ -177,13 +177,13 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
 }
 
 async fn listen(front: &Front, access: &Access, headers: &HeaderMap) -> Result<Response, Failure> {
-    if !mcp::accepts(headers).sse {
+    if !endpoint::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";
         return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    mcp::check_version(headers)?;
-    let id = mcp::session_id(headers)?;
-    let cursor = mcp::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
+    endpoint::check_version(headers)?;
+    let id = endpoint::session_id(headers)?;
+    let cursor = endpoint::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
     match front
         .hub
         .attach(access, (Transport::Streamable, id), cursor)
@@ -202,8 +202,8 @@ pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Reque
     };
     let headers = request.headers();
     let ended = async {
-        mcp::check_version(headers)?;
-        let id = mcp::session_id(headers)?;
+        endpoint::check_version(headers)?;
+        let id = endpoint::session_id(headers)?;
         front.hub.end(&admitted.access, id).await?;
         Ok::<_, Failure>(StatusCode::NO_CONTENT)
     };
@@ -231,7 +231,7 @@ fn open(front: &Front, access: &Access, reading: Reading, close_after: Duration)
 }
 
 /// A JSON-RPC message as a whole answer.
-pub(super) fn json(line: Bytes) -> Response {
+pub(crate) fn json(line: Bytes) -> Response {
     let mut response = Response::new(Body::from(line));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -1,0 +1,11 @@
+//! MCP endpoints: Streamable HTTP, HTTP+SSE, and protected resource metadata.
+
+pub(crate) mod bearer;
+pub(crate) mod challenge;
+pub(crate) mod endpoint;
+pub(crate) mod page;
+pub(crate) mod reply;
+pub(crate) mod sse_2024;
+pub(crate) mod stream;
+pub(crate) mod streamable_http;
+pub(crate) mod wellknown;

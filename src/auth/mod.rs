@@ -139,7 +139,7 @@ struct State {
     issuers: Issuers,
     tokens: Tokens,
     principals: Principals,
-    denials: Denials,
+    pub(crate) denials: Denials,
     clock: Clock,
     asked: Asked,
 }

@@ -38,7 +38,7 @@ use crate::{
         },
     },
     hub::{core::Hub, stores::Stores},
-    oauth::Oauth,
+    oauth::server::Oauth,
     snapshot::{
         audit_queue::Trail,
         live::Live,

@@ -9,8 +9,8 @@ use axum::{
 };
 
 use super::{
-    Server, State,
     error::{Code, Refusal},
+    server::{Server, State},
     throttle,
 };
 use crate::{

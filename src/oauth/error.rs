@@ -13,7 +13,7 @@ use http::{
 };
 use serde_json::json;
 
-use super::State;
+use super::server::State;
 use crate::database::store::Failure;
 
 /// A refusal; the texts are fixed, so that nothing leaks into them, and have none of the

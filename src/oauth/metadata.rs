@@ -17,10 +17,11 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::{
-    Oauth, Server, State,
-    client_metadata::{GRANT_TYPES, Method},
+    clients::metadata::{GRANT_TYPES, Method},
     error::Refusal,
-    jose, secret,
+    secret,
+    server::{Oauth, Server, State},
+    tokens::jose,
 };
 use crate::database::oauth::signing_keys::PublicKey;
 

@@ -8,54 +8,55 @@ use std::{future::Future, pin::Pin, sync::Arc};
 use serde_json::Value;
 use url::Url;
 
-use super::{State, provider_oauth::OAuth, provider_openid::OpenId};
+use super::{oauth::OAuth, openid::OpenId};
+use crate::oauth::server::State;
 use crate::{
     base::outbound::Refused,
     declare::authorization_server::{Provider, ProviderKind},
 };
 
 /// A future that the seam returns.
-pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What a log-in at a provider is made of; each value is random and of this log-in alone.
 #[derive(Clone, Debug)]
-pub(super) struct Journey<'j> {
+pub(crate) struct Journey<'j> {
     /// Where the provider sends people back to.
-    pub(super) callback: &'j str,
+    pub(crate) callback: &'j str,
     /// Ties the answer to the browser (RFC 6749, section 10.12).
-    pub(super) state: &'j str,
+    pub(crate) state: &'j str,
     /// Ties an ID token to the log-in (OpenID Connect Core, section 3.1.2.1).
-    pub(super) nonce: &'j str,
+    pub(crate) nonce: &'j str,
     /// Ties the code to us (RFC 7636).
-    pub(super) verifier: &'j str,
+    pub(crate) verifier: &'j str,
 }
 
 /// Somebody, as a provider knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// Never changes, and is never anybody else's at that provider.
-    pub(super) subject: String,
+    pub(crate) subject: String,
     /// What to show.
-    pub(super) title: Option<String>,
+    pub(crate) title: Option<String>,
     /// Groups.
-    pub(super) groups: Vec<String>,
+    pub(crate) groups: Vec<String>,
     /// An e-mail address that the provider has verified. It tells nobody apart: it may be given to
     /// somebody else (CONTRACT P88).
-    pub(super) email: Option<String>,
+    pub(crate) email: Option<String>,
 }
 
 /// What of somebody is wanted beside the subject; what is not, is not asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(crate) struct Wanted {
     /// Groups.
-    pub(super) groups: bool,
+    pub(crate) groups: bool,
     /// A verified e-mail address.
-    pub(super) email: bool,
+    pub(crate) email: bool,
 }
 
 /// Why nobody knows who somebody is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unknown {
+pub(crate) enum Unknown {
     /// The provider does not answer, or not in time; the text is for the log.
     Away(String),
     /// What it answers is not worth anything; the text is for the log.
@@ -84,7 +85,7 @@ impl From<Refused> for Unknown {
 /// 4. Both end within a bounded time, whatever the provider does; one that is away is `Away`.
 /// 5. Nothing that the provider sends is followed: no redirect, no URL but those that its operator
 ///    or its own metadata name, and those only where `outbound` lets us.
-pub(super) trait IdentityProvider: Send + Sync {
+pub(crate) trait IdentityProvider: Send + Sync {
     /// Where people are sent; `again` asks the provider to ask them again who they are.
     fn depart<'a>(
         &'a self,
@@ -102,7 +103,7 @@ pub(super) trait IdentityProvider: Send + Sync {
 }
 
 /// The provider that an operator declared.
-pub(super) fn of(state: &State, provider: &Arc<Provider>) -> Box<dyn IdentityProvider> {
+pub(crate) fn of(state: &State, provider: &Arc<Provider>) -> Box<dyn IdentityProvider> {
     let (outbound, provider) = (state.outbound.clone(), Arc::clone(provider));
     match &provider.kind {
         ProviderKind::OpenId { .. } => {
@@ -114,7 +115,7 @@ pub(super) fn of(state: &State, provider: &Arc<Provider>) -> Box<dyn IdentityPro
 }
 
 /// The first of these members that is a text with something in it.
-pub(super) fn title(claims: &serde_json::Map<String, Value>, names: &[&str]) -> Option<String> {
+pub(crate) fn title(claims: &serde_json::Map<String, Value>, names: &[&str]) -> Option<String> {
     let texts = names.iter().filter_map(|name| claims.get(*name)?.as_str());
     let mut texts = texts.filter(|text| !text.trim().is_empty());
     texts.next().map(|text| text.chars().take(TITLE).collect())

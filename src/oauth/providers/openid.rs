@@ -20,8 +20,8 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use super::{
+    oauth::{Through, owned, unknown, url},
     provider::{ANSWER, Found, IdentityProvider, Journey, Later, SUBJECT, Unknown, Wanted, title},
-    provider_oauth::{Through, owned, unknown, url},
 };
 use crate::{
     auth::jws::{KeySet, Signature, moment, opened, string, strings},
@@ -35,11 +35,11 @@ use crate::{
 
 /// What is known of providers by their issuers; clones share it.
 #[derive(Clone)]
-pub(super) struct Known(Cache<String, Arc<Metadata>>);
+pub(crate) struct Known(Cache<String, Arc<Metadata>>);
 
 impl Known {
     /// Nothing yet.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let cache = Cache::builder().max_capacity(ISSUERS).time_to_live(FRESH);
         Self(cache.build())
     }
@@ -93,7 +93,7 @@ pub(super) struct OpenId {
 
 impl OpenId {
     /// As it was declared.
-    pub(super) fn new(
+    pub(crate) fn new(
         provider: Arc<Provider>,
         outbound: Outbound,
         clock: Clock,
@@ -390,7 +390,7 @@ const AGE: u64 = 600;
 mod tests {
     use serde_json::json;
 
-    use super::super::provider_openid::*;
+    use super::super::openid::*;
 
     fn check(header: &Value, claims: &Value) -> Result<(), &'static str> {
         let expected = Expected {

@@ -14,19 +14,21 @@ use http::{HeaderMap, StatusCode, header::AUTHORIZATION, request::Parts};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Oauth, Server, State,
-    attempt::{address, attempt, note},
-    client_metadata::{ClientMetadata, Method, Wrong},
-    error::{Code, Refusal, answer, forbid_keeping},
-    form::{check_query, collected},
+    metadata::{ClientMetadata, Method, Wrong},
     redirect,
-    secret::{self, Kind},
-    throttle,
 };
 use crate::database::oauth::clients::Registered;
+use crate::oauth::{
+    attempt::{address, attempt, note},
+    error::{Code, Refusal, answer, forbid_keeping},
+    form::{check_query, collected},
+    secret::{self, Kind},
+    server::{Oauth, Server, State},
+    throttle,
+};
 
 /// POST: a new client.
-pub(super) async fn register(
+pub(crate) async fn register(
     extract::State(oauth): extract::State<Oauth>,
     server: Server,
     request: Request,
@@ -38,7 +40,7 @@ pub(super) async fn register(
 }
 
 /// GET: what is registered.
-pub(super) async fn read(
+pub(crate) async fn read(
     extract::State(oauth): extract::State<Oauth>,
     server: Server,
     request: Request,
@@ -53,7 +55,7 @@ pub(super) async fn read(
 }
 
 /// PUT: other metadata, all of them.
-pub(super) async fn replace(
+pub(crate) async fn replace(
     extract::State(oauth): extract::State<Oauth>,
     server: Server,
     request: Request,
@@ -69,7 +71,7 @@ pub(super) async fn replace(
 }
 
 /// DELETE: the client, with all that it was granted.
-pub(super) async fn remove(
+pub(crate) async fn remove(
     extract::State(oauth): extract::State<Oauth>,
     server: Server,
     request: Request,

@@ -12,16 +12,18 @@ use axum::{
 use http::{StatusCode, request::Parts};
 
 use super::{
-    Oauth,
-    ask::Refusal,
+    authorization_request::Refusal,
     callback, consent,
     flow::Flow,
-    form::{Form, collected, is_form},
     login,
     pages::Trouble,
-    visit::{Asked, Step, Stop, Visit, unreadable},
+    request::{Asked, Step, Stop, Visit, unreadable},
 };
 use crate::database::oauth::logins::Person;
+use crate::oauth::{
+    form::{Form, collected, is_form},
+    server::Oauth,
+};
 
 impl Visit {
     /// A request that begins, or begins again after a log-in.
@@ -81,7 +83,7 @@ impl Visit {
 }
 
 /// The routes of browsers.
-pub(super) fn routes() -> Router<Oauth> {
+pub(crate) fn routes() -> Router<Oauth> {
     let authorize = || get(begin).post(begin_by_form);
     Router::new()
         .route("/authorize", authorize())
@@ -152,7 +154,7 @@ async fn text(parts: &Parts, body: Body) -> Result<String, Trouble> {
 }
 
 /// The fields of a form of ours, each once.
-pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, Trouble> {
+pub(crate) async fn fields(parts: &Parts, body: Body) -> Result<Form, Trouble> {
     let text = text(parts, body).await?;
     let form = Form::parse(&text).map_err(|_| unreadable())?;
     let is_good = form.repeated(&[]).is_none();

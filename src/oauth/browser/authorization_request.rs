@@ -7,12 +7,12 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use url::Url;
 
-use super::{
+use crate::declare::{authorization_server::Builtin, catalog::Tenant};
+use crate::oauth::{
     form::Form,
     resource::{Place, Resource},
     secret,
 };
-use crate::declare::{authorization_server::Builtin, catalog::Tenant};
 
 /// The same query without what was done by logging in: it must not be asked for again.
 pub(super) fn after_log_in(query: &str) -> String {
@@ -67,18 +67,18 @@ fn is_log_in(word: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Return {
     /// The URI that the answer goes to.
-    pub(super) uri: String,
+    pub(crate) uri: String,
     /// The same if the request had it, else empty: a code is bound to it.
     pub(super) sent: String,
     /// What the client recognizes its request by.
-    pub(super) state: Option<String>,
+    pub(crate) state: Option<String>,
     /// Who answers (RFC 9207).
-    pub(super) issuer: String,
+    pub(crate) issuer: String,
 }
 
 impl Return {
     /// The URL of an answer with these parameters, `state` and `iss`. The URI's own query stays.
-    pub(super) fn with(&self, parameters: &[(&str, &str)]) -> String {
+    pub(crate) fn with(&self, parameters: &[(&str, &str)]) -> String {
         let mut text = url::form_urlencoded::Serializer::new(String::new());
         text.extend_pairs(parameters);
         if let Some(state) = &self.state {
@@ -118,9 +118,9 @@ impl Return {
 
 /// An error that the client is told (RFC 6749, section 4.1.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     /// The code.
-    pub(super) error: &'static str,
+    pub(crate) error: &'static str,
     /// A sentence for whoever wrote the client, in the letters that RFC 6749 allows.
     pub(super) description: &'static str,
 }
@@ -133,11 +133,11 @@ const fn refusal(error: &'static str, description: &'static str) -> Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
     /// What for.
-    pub(super) resource: Resource,
+    pub(crate) resource: Resource,
     /// Those scopes that there are, sorted.
-    pub(super) scopes: BTreeSet<String>,
+    pub(crate) scopes: BTreeSet<String>,
     /// The S256 challenge.
-    pub(super) challenge: String,
+    pub(crate) challenge: String,
     /// What the person is to be asked.
     pub(super) prompt: Prompt,
     /// How long ago it may have logged in, in seconds.
@@ -148,16 +148,16 @@ pub(super) struct Wish {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prompt {
     /// Nobody is to be asked anything.
-    pub(super) none: bool,
+    pub(crate) none: bool,
     /// Who somebody is, is to be asked again.
-    pub(super) login: bool,
+    pub(crate) login: bool,
     /// Whether the client may, is to be asked again.
-    pub(super) consent: bool,
+    pub(crate) consent: bool,
 }
 
 impl Wish {
     /// Everything but client and redirect URI.
-    pub(super) fn read(
+    pub(crate) fn read(
         parameters: &Form,
         place: Place<'_>,
         tenant: &Tenant,
@@ -213,14 +213,14 @@ impl Wish {
     }
 
     /// The scopes with blanks between them.
-    pub(super) fn scope(&self) -> String {
+    pub(crate) fn scope(&self) -> String {
         let scopes: Vec<&str> = self.scopes.iter().map(String::as_str).collect();
         scopes.join(" ")
     }
 
     /// The digest of all that a consent is about (CONTRACT P86): whatever of it changes, people
     /// are asked again.
-    pub(super) fn digest(&self, back: &Return, client: &[u8; 32]) -> [u8; 32] {
+    pub(crate) fn digest(&self, back: &Return, client: &[u8; 32]) -> [u8; 32] {
         let scope = self.scope();
         let parts = [&back.uri, &scope, &self.resource.url, &back.issuer];
         // As JSON: no part can end early and lend its end to the next.
@@ -300,7 +300,7 @@ pub(super) const OFFLINE: &str = "offline_access";
 mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
-    use super::super::ask::*;
+    use super::super::authorization_request::*;
     use crate::{config::document::Format, manifest::reader};
 
     const PLACE: Place<'static> = Place {

@@ -14,10 +14,8 @@ use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 use url::Url;
 
-use super::{
-    client_metadata::{ClientMetadata, Method, Wrong},
-    throttle::Throttle,
-};
+use super::metadata::{ClientMetadata, Method, Wrong};
+use crate::oauth::throttle::Throttle;
 use crate::{
     auth::jws::KeySet,
     base::outbound::{Outbound, Refused},
@@ -227,7 +225,7 @@ const ID_MAX: usize = 1024;
 mod tests {
     use serde_json::json;
 
-    use super::super::cimd::*;
+    use super::super::metadata_document::*;
 
     const ID: &str = "https://app.test/client.json";
 

@@ -14,16 +14,18 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use super::{
-    Oauth,
-    ask::Refusal,
+    authorization_request::Refusal,
     authorize::nobody,
     flow::Flow,
-    form::Form,
     login::gone,
     pages::{Trouble, redirect},
-    provider::{self, Found, Journey, Unknown, Wanted},
+    request::{AGAIN, Asked, Step, Stop, Visit, no_randomness, unreadable},
+};
+use crate::oauth::{
+    form::Form,
+    providers::provider::{self, Found, Journey, Unknown, Wanted},
     secret,
-    visit::{AGAIN, Asked, Step, Stop, Visit, no_randomness, unreadable},
+    server::Oauth,
 };
 use crate::{database::oauth::logins::Person, declare::authorization_server::Provider};
 
@@ -40,7 +42,7 @@ struct Trip {
 }
 
 /// GET: somebody comes back.
-pub(super) async fn callback(
+pub(crate) async fn callback(
     extract::State(oauth): extract::State<Oauth>,
     extract::Path((_, provider)): extract::Path<(String, String)>,
     request: Request,
@@ -56,7 +58,7 @@ pub(super) async fn callback(
 
 impl Visit {
     /// Sends somebody who allowed the client to the provider that says who they are.
-    pub(super) async fn depart(
+    pub(crate) async fn depart(
         &self,
         asked: &Asked,
         flow: &Flow,

@@ -8,10 +8,13 @@ use std::sync::Arc;
 use url::Url;
 
 use super::{
-    Server, State,
-    cimd::{Document, NoDocument},
-    client_metadata::{ClientMetadata, Keys, Method},
-    redirect, secret,
+    metadata::{ClientMetadata, Keys, Method},
+    metadata_document::{Document, NoDocument},
+    redirect,
+};
+use crate::oauth::{
+    secret,
+    server::{Server, State},
 };
 use crate::{
     database::{
@@ -128,7 +131,7 @@ impl Client {
     }
 
     /// Puts off that a registered client is forgotten; at most once an hour.
-    pub(super) async fn renew(
+    pub(crate) async fn renew(
         &self,
         state: &State,
         store: &Store,

@@ -39,7 +39,7 @@ struct Places<'p> {
 
 impl OAuth {
     /// As it was declared.
-    pub(super) fn new(provider: Arc<Provider>, outbound: Outbound) -> Self {
+    pub(crate) fn new(provider: Arc<Provider>, outbound: Outbound) -> Self {
         Self { provider, outbound }
     }
 
@@ -145,12 +145,12 @@ impl<'c> AsyncHttpClient<'c> for Through<'_> {
 }
 
 /// A URL that the crate takes.
-pub(super) fn url(text: &str) -> Result<Url, Unknown> {
+pub(crate) fn url(text: &str) -> Result<Url, Unknown> {
     Url::parse(text).map_err(|_| Unknown::Wrong(format!("{text:?} is no URL")))
 }
 
 /// What a failed exchange of a code means.
-pub(super) fn unknown<E: oauth2::ErrorResponse>(
+pub(crate) fn unknown<E: oauth2::ErrorResponse>(
     error: oauth2::RequestTokenError<Refused, E>,
 ) -> Unknown {
     match error {

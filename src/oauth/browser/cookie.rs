@@ -9,7 +9,7 @@ use aws_lc_rs::rand::SystemRandom;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{HeaderMap, HeaderValue, header::COOKIE};
 
-use super::secret;
+use crate::oauth::secret;
 
 /// A browser by the value of its cookie.
 #[derive(Clone, PartialEq, Eq)]
@@ -24,12 +24,12 @@ pub(super) struct Jar<'j> {
 
 impl Browser {
     /// One that was never seen; none when the system has no randomness.
-    pub(super) fn new(random: &SystemRandom) -> Option<Self> {
+    pub(crate) fn new(random: &SystemRandom) -> Option<Self> {
         secret::plain(random).map(Self)
     }
 
     /// What is known of it to others than itself.
-    pub(super) fn hash(&self) -> [u8; 32] {
+    pub(crate) fn hash(&self) -> [u8; 32] {
         secret::hash(&self.0)
     }
 
@@ -41,7 +41,7 @@ impl Browser {
 
 impl<'j> Jar<'j> {
     /// Of `tenant`, at a gateway whose public URL is this one.
-    pub(super) fn of(tenant: &'j str, public_url: &str) -> Self {
+    pub(crate) fn of(tenant: &'j str, public_url: &str) -> Self {
         Self {
             tenant,
             is_secure: public_url.starts_with("https:"),
@@ -56,7 +56,7 @@ impl<'j> Jar<'j> {
 
     /// The browser of a request. Two cookies of that name are none: somebody may have put one of
     /// them there.
-    pub(super) fn browser(&self, headers: &HeaderMap) -> Option<Browser> {
+    pub(crate) fn browser(&self, headers: &HeaderMap) -> Option<Browser> {
         let name = self.name();
         let lines = headers.get_all(COOKIE).iter();
         let pairs = lines
@@ -87,7 +87,7 @@ const BYTES: usize = 32;
 
 #[cfg(test)]
 mod tests {
-    use super::super::browser::*;
+    use super::super::cookie::*;
 
     fn headers(lines: &[&str]) -> HeaderMap {
         let lines = lines.iter().map(|line| {

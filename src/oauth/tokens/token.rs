@@ -11,17 +11,7 @@ use axum::{
 use http::StatusCode;
 use serde_json::json;
 
-use super::{
-    Oauth, Server, State,
-    attempt::{address, attempt, note},
-    authenticate::authenticate,
-    client::Client,
-    client_metadata::GRANT_TYPES,
-    error::{Code, Refusal, answer},
-    form::{Form, posted},
-    jose::AccessToken,
-    secret::{self, Kind},
-};
+use super::jose::AccessToken;
 use crate::database::{
     oauth::{
         grants::{Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode},
@@ -29,9 +19,17 @@ use crate::database::{
     },
     store::Store,
 };
+use crate::oauth::{
+    attempt::{address, attempt, note},
+    clients::{authenticate::authenticate, client::Client, metadata::GRANT_TYPES},
+    error::{Code, Refusal, answer},
+    form::{Form, posted},
+    secret::{self, Kind},
+    server::{Oauth, Server, State},
+};
 
 /// POST.
-pub(super) async fn token(
+pub(crate) async fn token(
     extract::State(oauth): extract::State<Oauth>,
     server: Server,
     request: Request,

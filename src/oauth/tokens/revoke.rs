@@ -7,19 +7,19 @@ use axum::{
 };
 use serde_json::json;
 
-use super::{
-    Oauth, Server, State,
+use super::jose;
+use crate::database::oauth::grants::Revoked;
+use crate::oauth::{
     attempt::{address, attempt, note},
-    authenticate::authenticate,
+    clients::authenticate::authenticate,
     error::{Refusal, forbid_keeping},
     form::posted,
-    jose,
     secret::{self, Kind},
+    server::{Oauth, Server, State},
 };
-use crate::database::oauth::grants::Revoked;
 
 /// POST.
-pub(super) async fn revoke(
+pub(crate) async fn revoke(
     extract::State(oauth): extract::State<Oauth>,
     server: Server,
     request: Request,

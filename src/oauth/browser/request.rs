@@ -12,16 +12,18 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{
-    Oauth, Server,
-    ask::{Refusal, Return, Wish},
-    browser::{Browser, Jar},
-    client::{Client, NoClient},
+    authorization_request::{Refusal, Return, Wish},
+    cookie::{Browser, Jar},
     flow::{Flow, Page},
-    form::Form,
     login::kept_of,
     pages::{Trouble, redirect},
+};
+use crate::oauth::{
+    clients::client::{Client, NoClient},
+    form::Form,
     resource::Place,
     secret,
+    server::{Oauth, Server},
 };
 use crate::{
     database::{
@@ -37,21 +39,21 @@ use crate::{
 
 /// Somebody's browser at one tenant, for the time of one request.
 pub(super) struct Visit {
-    pub(super) oauth: Oauth,
-    pub(super) server: Server,
+    pub(crate) oauth: Oauth,
+    pub(crate) server: Server,
     /// The browser that asks, if it was here before.
-    pub(super) browser: Option<Browser>,
+    pub(crate) browser: Option<Browser>,
     /// Where it is.
-    pub(super) address: Option<IpAddr>,
+    pub(crate) address: Option<IpAddr>,
 }
 
 /// An authorization request that may be answered at its client.
 pub(super) struct Asked {
-    pub(super) client: Client,
+    pub(crate) client: Client,
     pub(super) back: Return,
     pub(super) wish: Wish,
     /// Of all that a consent is about.
-    pub(super) digest: [u8; 32],
+    pub(crate) digest: [u8; 32],
 }
 
 /// Why a step leads no further.
@@ -81,7 +83,7 @@ pub(super) type Step = Result<Response, Stop>;
 
 impl Visit {
     /// The visit of whoever sent this; none where no log-in is.
-    pub(super) fn of(oauth: &Oauth, parts: &Parts) -> Option<Self> {
+    pub(crate) fn of(oauth: &Oauth, parts: &Parts) -> Option<Self> {
         let server = Server::at(&oauth.0, parts.uri.path())?;
         let jar = Jar::of(&server.tenant.name, &oauth.0.config.public_url);
         let browser = jar.browser(&parts.headers);
@@ -89,24 +91,24 @@ impl Visit {
             oauth: oauth.clone(),
             server,
             browser,
-            address: super::address(parts),
+            address: crate::oauth::server::address(parts),
         })
     }
 
-    pub(super) fn tenant(&self) -> &str {
+    pub(crate) fn tenant(&self) -> &str {
         &self.server.tenant.name
     }
 
-    pub(super) fn store(&self) -> Result<&Store, Failure> {
+    pub(crate) fn store(&self) -> Result<&Store, Failure> {
         self.oauth.0.live.store()
     }
 
-    pub(super) fn now_ms(&self) -> i64 {
+    pub(crate) fn now_ms(&self) -> i64 {
         self.oauth.0.clock.now_ms()
     }
 
     /// The path of an endpoint of this tenant, as the browser sees it.
-    pub(super) fn path(&self, endpoint: &str) -> String {
+    pub(crate) fn path(&self, endpoint: &str) -> String {
         let (tenant, prefix) = (self.tenant(), self.prefix());
         format!("{prefix}/t/{tenant}/oauth/{endpoint}")
     }
@@ -120,7 +122,7 @@ impl Visit {
     }
 
     /// The authorization request of a flow, to begin again with.
-    pub(super) fn again(&self, flow: &Flow, query: &str) -> String {
+    pub(crate) fn again(&self, flow: &Flow, query: &str) -> String {
         let path = if flow.is_short {
             format!("{}/authorize", self.prefix())
         } else {
@@ -130,7 +132,7 @@ impl Visit {
     }
 
     /// The answer to a step, whatever came of it.
-    pub(super) fn answer(&self, step: Step, redirecting: StatusCode) -> Response {
+    pub(crate) fn answer(&self, step: Step, redirecting: StatusCode) -> Response {
         match step {
             Ok(response) => response,
             Err(Stop::Page(trouble)) => trouble.page(self.tenant()),
@@ -152,7 +154,7 @@ impl Visit {
 
     /// Reads a request (CONTRACT C17): until client and redirect URI are known to belong together,
     /// nothing is sent anywhere.
-    pub(super) async fn read(&self, query: &str) -> Result<Asked, Stop> {
+    pub(crate) async fn read(&self, query: &str) -> Result<Asked, Stop> {
         let parameters = Form::parse(query).map_err(|_| unreadable())?;
         let (client, uri, sent) = self.addressee(&parameters).await?;
         let back = Return {
@@ -262,7 +264,7 @@ impl Visit {
     }
 
     /// A provider by its name.
-    pub(super) fn provider(&self, name: &str) -> Option<&Arc<Provider>> {
+    pub(crate) fn provider(&self, name: &str) -> Option<&Arc<Provider>> {
         self.server.builtin.providers.get(name)
     }
 
@@ -273,7 +275,7 @@ impl Visit {
     }
 
     /// Ends a flow well: with a code for the client.
-    pub(super) async fn grant(
+    pub(crate) async fn grant(
         &self,
         asked: &Asked,
         person: &Person,
@@ -331,7 +333,7 @@ impl Visit {
 
     /// Notes in the audit trail what a person did, and waits for it: it is on record before it is
     /// answered.
-    pub(super) async fn note(
+    pub(crate) async fn note(
         &self,
         kind: &str,
         actor: &str,
@@ -360,7 +362,7 @@ impl Visit {
     }
 
     /// The flow of a form that came back.
-    pub(super) fn opened(&self, fields: &Form, page: Page) -> Result<Flow, Stop> {
+    pub(crate) fn opened(&self, fields: &Form, page: Page) -> Result<Flow, Stop> {
         let text = fields.get("form");
         let browser = self.browser.as_ref();
         let now_ms = self.now_ms();

@@ -22,15 +22,15 @@ use url::Url;
 #[derive(Template)]
 #[template(path = "login.html")]
 pub(super) struct LoginPage<'p> {
-    pub(super) tenant: &'p str,
-    pub(super) client: String,
-    pub(super) server: &'p str,
+    pub(crate) tenant: &'p str,
+    pub(crate) client: String,
+    pub(crate) server: &'p str,
     /// Where its forms go.
     pub(super) action: &'p str,
     /// The sealed state.
-    pub(super) form: &'p str,
+    pub(crate) form: &'p str,
     /// What was wrong with the last attempt.
-    pub(super) wrong: Option<&'p str>,
+    pub(crate) wrong: Option<&'p str>,
     pub(super) has_passwords: bool,
     /// Names and titles of identity providers.
     pub(super) providers: Vec<(&'p str, String)>,
@@ -41,25 +41,25 @@ pub(super) struct LoginPage<'p> {
 #[derive(Template)]
 #[template(path = "consent.html")]
 pub(super) struct ConsentPage<'p> {
-    pub(super) tenant: &'p str,
-    pub(super) client: String,
+    pub(crate) tenant: &'p str,
+    pub(crate) client: String,
     /// The host of the client's metadata document.
     pub(super) document_host: Option<&'p str>,
     /// Where the answer goes.
     pub(super) redirect_host: &'p str,
-    pub(super) server: &'p str,
-    pub(super) resource: &'p str,
-    pub(super) scopes: Vec<&'p str>,
+    pub(crate) server: &'p str,
+    pub(crate) resource: &'p str,
+    pub(crate) scopes: Vec<&'p str>,
     /// Nobody but the client itself says what it is called.
     pub(super) is_unverified: bool,
     /// The answer can go to this computer only.
     pub(super) is_local: bool,
     pub(super) action: &'p str,
-    pub(super) form: &'p str,
+    pub(crate) form: &'p str,
     /// Who is logged in.
     pub(super) person: Option<String>,
     /// At which provider the log-in goes on.
-    pub(super) provider: Option<String>,
+    pub(crate) provider: Option<String>,
     pub(super) style: &'static str,
 }
 
@@ -76,22 +76,22 @@ struct TroublePage<'p> {
 
 /// What went wrong, for the person at the browser; never anything that only we may know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(crate) struct Trouble {
     /// The answer's status.
-    pub(super) status: StatusCode,
+    pub(crate) status: StatusCode,
     /// In a few words.
-    pub(super) title: &'static str,
+    pub(crate) title: &'static str,
     /// In a sentence.
-    pub(super) what: String,
+    pub(crate) what: String,
     /// Who can do what about it.
     pub(super) remedy: &'static str,
     /// When it may be tried again, in seconds.
-    pub(super) retry: Option<u64>,
+    pub(crate) retry: Option<u64>,
 }
 
 impl Trouble {
     /// A request that cannot be answered at its client (CONTRACT C17).
-    pub(super) fn bad(title: &'static str, what: impl Into<String>, remedy: &'static str) -> Self {
+    pub(crate) fn bad(title: &'static str, what: impl Into<String>, remedy: &'static str) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
             title,
@@ -102,7 +102,7 @@ impl Trouble {
     }
 
     /// Something that we need is away.
-    pub(super) fn away(what: impl Into<String>) -> Self {
+    pub(crate) fn away(what: impl Into<String>) -> Self {
         Self {
             status: StatusCode::SERVICE_UNAVAILABLE,
             title: "Not available right now",
@@ -114,7 +114,7 @@ impl Trouble {
     }
 
     /// Its page.
-    pub(super) fn page(&self, tenant: &str) -> Response {
+    pub(crate) fn page(&self, tenant: &str) -> Response {
         let page = TroublePage {
             tenant,
             title: self.title,
@@ -198,7 +198,7 @@ pub(super) fn html(status: StatusCode, page: &impl Template, leads: &Leads) -> R
 }
 
 /// Sends a browser on, and lets nobody keep where to.
-pub(super) fn redirect(status: StatusCode, to: &str) -> Response {
+pub(crate) fn redirect(status: StatusCode, to: &str) -> Response {
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();
     let Ok(to) = HeaderValue::try_from(to) else {
@@ -271,7 +271,7 @@ const SHOWN: usize = 60;
 /// Marks on one letter; no language needs more.
 const MARKS: usize = 3;
 /// The one style of all pages; its hash stands in the policy.
-pub(super) const STYLE: &str = include_str!("templates/style.css");
+pub(super) const STYLE: &str = include_str!("../templates/style.css");
 const FIELDS: [(HeaderName, &str); 7] = [
     (CONTENT_TYPE, "text/html; charset=utf-8"),
     (CACHE_CONTROL, "no-store"),

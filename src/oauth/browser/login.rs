@@ -10,16 +10,18 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::{
-    Oauth, State,
-    ask::after_log_in,
+    authorization_request::after_log_in,
     authorize::{fields, nobody},
-    browser::Browser,
+    cookie::Browser,
     flow::{Flow, Page},
-    form::Form,
     pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
+    request::{AGAIN, Asked, Step, Stop, Visit},
+};
+use crate::oauth::{
+    form::Form,
     secret,
+    server::{Oauth, State},
     throttle::account,
-    visit::{AGAIN, Asked, Step, Stop, Visit},
 };
 use crate::{
     auth::denials::{Caller, Denial},
@@ -32,7 +34,7 @@ use crate::{
 };
 
 /// POST: a user name and a password, or the choice of a provider.
-pub(super) async fn login(
+pub(crate) async fn login(
     extract::State(oauth): extract::State<Oauth>,
     request: Request,
 ) -> Response {

@@ -7,22 +7,22 @@
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 
-use super::browser::Browser;
+use super::cookie::Browser;
 use crate::database::store::Store;
 
 /// An authorization request that is under way in a browser.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Flow {
     /// The request's parameters, as they came.
-    pub(super) query: String,
+    pub(crate) query: String,
     /// Whether it came by the short path of the default tenant.
-    pub(super) is_short: bool,
+    pub(crate) is_short: bool,
     /// The hash of the browser's cookie.
     browser: [u8; 32],
     /// When it is worth nothing, in milliseconds since 1970.
     expires_ms: i64,
     /// The identity provider that was chosen.
-    pub(super) provider: Option<String>,
+    pub(crate) provider: Option<String>,
     /// What the consent page showed; none on pages that ask for no consent.
     pub(super) shown: Option<[u8; 32]>,
 }
@@ -47,7 +47,7 @@ impl Page {
 
 impl Flow {
     /// A request that begins in `browser`.
-    pub(super) fn new(query: String, is_short: bool, browser: &Browser, expires_ms: i64) -> Self {
+    pub(crate) fn new(query: String, is_short: bool, browser: &Browser, expires_ms: i64) -> Self {
         Self {
             query,
             is_short,

@@ -9,14 +9,16 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
 
 use super::{
-    Server, State,
-    cimd::NoDocument,
     client::{Client, NoClient, Proof},
-    client_metadata::{Keys, Method},
+    metadata::{Keys, Method},
+    metadata_document::NoDocument,
+};
+use crate::oauth::{
     error::{Code, Refusal},
     form::Form,
-    jose::Assertion,
     secret,
+    server::{Server, State},
+    tokens::jose::Assertion,
 };
 use crate::{
     auth::jws::{KeySet, Signature},
@@ -44,7 +46,7 @@ enum Offer<'f> {
 ///
 /// `invalid_client`, the same for all that is wrong with who it is; `invalid_request` for a request
 /// that offers two proofs.
-pub(super) async fn authenticate(
+pub(crate) async fn authenticate(
     state: &State,
     server: &Server,
     head: &Parts,

@@ -18,22 +18,22 @@ use crate::{
 /// An access token to be.
 pub(super) struct AccessToken<'t> {
     /// The issuer.
-    pub(super) issuer: &'t str,
+    pub(crate) issuer: &'t str,
     /// What it is made for.
-    pub(super) grant: &'t Grant,
+    pub(crate) grant: &'t Grant,
     /// The groups of its subject.
-    pub(super) groups: &'t [String],
+    pub(crate) groups: &'t [String],
     /// Its scopes: those of the grant, or fewer.
-    pub(super) scope: &'t str,
+    pub(crate) scope: &'t str,
     /// Now, in seconds since 1970.
-    pub(super) issued: i64,
+    pub(crate) issued: i64,
     /// When it ends.
-    pub(super) expires: i64,
+    pub(crate) expires: i64,
 }
 
 impl AccessToken<'_> {
     /// The token; none if the key is none.
-    pub(super) fn sign(&self, key: &SigningKey) -> Option<String> {
+    pub(crate) fn sign(&self, key: &SigningKey) -> Option<String> {
         let header = Header {
             typ: Some("at+jwt".to_owned()),
             kid: Some(key.kid.clone()),
@@ -76,15 +76,15 @@ pub(super) fn grant_of(text: &str, issuer: &str, keys: &[PublicKey]) -> Option<(
 }
 
 /// What a client says of itself in an assertion, before its signature was looked at.
-pub(super) struct Assertion<'t> {
+pub(crate) struct Assertion<'t> {
     /// Who signed it, as it says: issuer and subject at once.
-    pub(super) client: String,
+    pub(crate) client: String,
     /// Its own name, for one use.
-    pub(super) id: String,
+    pub(crate) id: String,
     /// When it ends, in seconds since 1970.
-    pub(super) expires: i64,
+    pub(crate) expires: i64,
     /// How it is signed.
-    pub(super) jws: Jws<'t>,
+    pub(crate) jws: Jws<'t>,
 }
 
 impl<'t> Assertion<'t> {
@@ -93,7 +93,7 @@ impl<'t> Assertion<'t> {
     /// # Errors
     ///
     /// Why it is none.
-    pub(super) fn parse(text: &'t str, audiences: &[&str], now: i64) -> Result<Self, &'static str> {
+    pub(crate) fn parse(text: &'t str, audiences: &[&str], now: i64) -> Result<Self, &'static str> {
         let (header, payload, jws) = opened(text, &ALGORITHMS)?;
         let kind = string(&header, "typ")?.unwrap_or("JWT");
         // rfc7523bis gives it a type of its own; other types are other tokens.
@@ -152,7 +152,7 @@ fn whole(payload: &Map<String, Value>, name: &str) -> Result<Option<i64>, &'stat
 }
 
 /// What clients may sign assertions with, as metadata name it.
-pub(super) const ASSERTIONS: [&str; 4] = ["EdDSA", "ES256", "RS256", "PS256"];
+pub(crate) const ASSERTIONS: [&str; 4] = ["EdDSA", "ES256", "RS256", "PS256"];
 
 const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::EdDsa,

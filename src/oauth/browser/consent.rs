@@ -13,20 +13,18 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::{
-    Oauth,
-    ask::{OFFLINE, Refusal, asking_who},
+    authorization_request::{OFFLINE, Refusal, asking_who},
     authorize::{fields, nobody},
-    client::Kind,
     flow::{Flow, Page},
-    form::Form,
     login::gone,
     pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
-    visit::{AGAIN, Asked, Step, Stop, Visit},
+    request::{AGAIN, Asked, Step, Stop, Visit},
 };
+use crate::oauth::{clients::client::Kind, form::Form, server::Oauth};
 use crate::{database::oauth::logins::Person, declare::authorization_server::Provider};
 
 /// POST: what somebody decided.
-pub(super) async fn consent(State(oauth): State<Oauth>, request: Request) -> Response {
+pub(crate) async fn consent(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Some(visit) = Visit::of(&oauth, &parts) else {
         return nobody(&oauth);

@@ -1,0 +1,5 @@
+//! Tokens: the token endpoint, revocation and signing.
+
+pub(crate) mod jose;
+pub(crate) mod revoke;
+pub(crate) mod token;

@@ -12,7 +12,10 @@ use std::{
 use anyhow::Context;
 use rustix::process::DumpableBehavior;
 
-use super::{RunArgs, ServeArgs, bound, credentials, descriptors, directory, signals, stored};
+use super::{
+    arguments::{RunArgs, ServeArgs},
+    credentials, database, descriptors, directory, signals, sockets,
+};
 use crate::{
     backend::{
         child::launcher::{Ambient, Launcher},
@@ -333,7 +336,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         secrets,
         is_run,
     } = plan;
-    let listeners = bound::listeners(&config, is_run).await?;
+    let listeners = sockets::listeners(&config, is_run).await?;
     config.bind(listeners.http.local_addr()?);
     let work = match work {
         Some(work) => work,
@@ -342,14 +345,14 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     if !is_run && let Err(mistake) = directory::claim(&config)? {
         return Ok(refuse(&[mistake]));
     }
-    let _held = (!is_run).then(|| stored::hold(&config)).transpose()?;
+    let _held = (!is_run).then(|| database::hold(&config)).transpose()?;
     directory::private(&work)?;
     if offer.separation == Separation::Uid {
         // To be passed through: what lies in it is everybody's own.
         std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
     }
-    let mut ports = bound::ports(&listeners)?;
-    ports.extend(stored::ports(&config));
+    let mut ports = sockets::ports(&listeners)?;
+    ports.extend(database::ports(&config));
     // `run` keeps nothing that would have to be hidden. To hide means to list all that lies
     // beside: it costs every start, and what is created there later would not be seen.
     let own = [config.data_dir.clone(), work.clone()];
@@ -357,7 +360,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let hide = (!is_run).then(|| hidden.clone());
     let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, hide, &ports)
         .context("cannot make cgroups for children")?;
-    let served = match stored::open(source, &config, &env, offer, hidden).await? {
+    let served = match database::open(source, &config, &env, offer, hidden).await? {
         Ok(served) => served,
         Err(mistakes) => return Ok(refuse(&mistakes)),
     };
@@ -367,7 +370,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
     let shutdown = Shutdown::default();
     let signals = signals::signals(shutdown.clone())?;
-    bound::announce(&config, &listeners, is_run)?;
+    sockets::announce(&config, &listeners, is_run)?;
     let running = run::run(config, served, launcher, listeners, shutdown, logs);
     tokio::pin!(signals);
     tokio::select! {

@@ -230,7 +230,7 @@ fn challenge(why: NoAdministrator) -> Response {
 }
 
 /// The parameters of a path; what is not UTF-8 names nothing.
-pub(super) struct Named<T>(pub(crate) T);
+pub(crate) struct Named<T>(pub(crate) T);
 
 impl<T: serde::de::DeserializeOwned + Send> FromRequestParts<Arc<Front>> for Named<T> {
     type Rejection = Problem;

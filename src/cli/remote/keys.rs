@@ -11,13 +11,13 @@ use serde_json::{Value as Json, json};
 
 use super::{
     client::{Ask, Client, Connection, Failure, run},
-    remote::{list, remove, show},
+    objects::{list, remove, show},
     table::{Column, pretty},
 };
 
 /// Commands on the API keys that a gateway has.
 #[derive(Subcommand)]
-pub(super) enum KeyCommand {
+pub(crate) enum KeyCommand {
     /// API keys of a tenant, one a line
     List {
         #[command(flatten)]
@@ -37,7 +37,7 @@ pub(super) enum KeyCommand {
 
 /// Whose API keys.
 #[derive(Args)]
-pub(super) struct Whose {
+pub(crate) struct Whose {
     /// The tenant
     #[arg(required_unless_present = "operators", conflicts_with = "operators")]
     tenant: Option<String>,
@@ -48,7 +48,7 @@ pub(super) struct Whose {
 
 /// Which API key.
 #[derive(Args)]
-pub(super) struct Key {
+pub(crate) struct Key {
     /// The tenant, unless the key is an operator's; and the name of the key
     #[arg(value_names = ["TENANT", "NAME"], num_args = 1..=2, required = true)]
     names: Vec<String>,
@@ -61,7 +61,7 @@ pub(super) struct Key {
 
 /// An API key to be.
 #[derive(Args)]
-pub(super) struct AddKey {
+pub(crate) struct AddKey {
     #[command(flatten)]
     key: Key,
     /// Whom it acts for; else the key's own name
@@ -97,7 +97,7 @@ impl Key {
 }
 
 /// `lockgate key`, on a gateway.
-pub(super) fn key(command: &KeyCommand) -> ExitCode {
+pub(crate) fn key(command: &KeyCommand) -> ExitCode {
     match command {
         KeyCommand::List { whose, to } => run(to, async |client: &Client| {
             let Some(tenant) = &whose.tenant else {

@@ -10,7 +10,8 @@ use reqwest::{Method, Response, StatusCode, header::ACCEPT};
 use serde_json::{Value as Json, json};
 use url::Url;
 
-use super::{table::plain, wait};
+use super::table::plain;
+use crate::cli::arguments::wait;
 use crate::config::{
     gateway::{Config, Sources, environment},
     reader::Mistake,
@@ -18,7 +19,7 @@ use crate::config::{
 
 /// Which gateway, who asks, and how answers are shown.
 #[derive(Args)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     /// Where the administration API is
     #[arg(
         long,
@@ -44,7 +45,7 @@ pub(super) struct Connection {
 
 /// Why a command was not done.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// Nothing is wrong with what was asked; the gateway cannot, or will not for this caller.
     Cannot(String),
     /// Something is wrong with what was asked: one line each.
@@ -66,24 +67,24 @@ impl From<Vec<Mistake>> for Failure {
 
 /// What a request asks for: the rest of it, behind method and path.
 #[derive(Default)]
-pub(super) struct Ask<'a> {
+pub(crate) struct Ask<'a> {
     /// Parameters of the query.
     pub(super) query: Vec<(&'a str, String)>,
     /// The document that is sent.
-    pub(super) body: Option<Json>,
+    pub(crate) body: Option<Json>,
     /// Refuses what is there already (RFC 9110, section 13.1.2).
     pub(super) only_new: bool,
     /// Asks for lines of JSON in place of a page.
-    pub(super) lines: bool,
+    pub(crate) lines: bool,
 }
 
 /// A gateway that somebody administrates.
-pub(super) struct Client {
+pub(crate) struct Client {
     http: reqwest::Client,
     base: Url,
     key: String,
     /// Whether answers are shown as they came.
-    pub(super) json: bool,
+    pub(crate) json: bool,
 }
 
 impl Client {
@@ -112,7 +113,7 @@ impl Client {
     }
 
     /// Sends a request; answers that are no success are failures.
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         path: &[&str],
@@ -145,7 +146,7 @@ impl Client {
     }
 
     /// The same; the JSON that comes back.
-    pub(super) async fn json(
+    pub(crate) async fn json(
         &self,
         method: Method,
         path: &[&str],
@@ -161,7 +162,7 @@ impl Client {
     }
 
     /// What stands on all pages of a list, or at most `most` things.
-    pub(super) async fn items(
+    pub(crate) async fn items(
         &self,
         path: &[&str],
         query: &[(&str, String)],
@@ -189,7 +190,7 @@ impl Client {
     }
 
     /// Gives an answer of lines to `each`, one by one, as they come.
-    pub(super) async fn lines(
+    pub(crate) async fn lines(
         &self,
         path: &[&str],
         query: Vec<(&str, String)>,
@@ -262,7 +263,7 @@ impl Client {
 }
 
 /// Runs a command on a gateway; what it returns is shown.
-pub(super) fn run(
+pub(crate) fn run(
     to: &Connection,
     act: impl AsyncFnOnce(&Client) -> Result<String, Failure>,
 ) -> ExitCode {
@@ -286,7 +287,7 @@ pub(super) fn run(
 }
 
 /// A whole list, as the API would answer it on one page.
-pub(super) fn page(items: &[Json]) -> Json {
+pub(crate) fn page(items: &[Json]) -> Json {
     json!({"items": items, "next": null})
 }
 

@@ -24,7 +24,7 @@ use crate::{
 
 /// `lockgate apply`
 #[derive(Args)]
-pub(super) struct ApplyArgs {
+pub(crate) struct ApplyArgs {
     /// The manifest; - reads YAML or JSON from stdin
     #[arg(short = 'f', long = "file", value_name = "F")]
     file: PathBuf,
@@ -39,7 +39,7 @@ pub(super) struct ApplyArgs {
 }
 
 /// Sends the manifest and shows the difference.
-pub(super) fn apply(args: &ApplyArgs) -> ExitCode {
+pub(crate) fn apply(args: &ApplyArgs) -> ExitCode {
     run(&args.to, async |client: &Client| {
         let (file, text, format) = text_of(&args.file)?;
         let read = object::parse(&file, &text, format, &environment())?;

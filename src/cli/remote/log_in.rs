@@ -11,14 +11,14 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{
     client::{Client, Connection, Failure, run},
-    remote::{add, document, list, remove, show},
+    objects::{add, document, list, remove, show},
     table::Column,
 };
 use crate::config::gateway::environment;
 
 /// `lockgate user`
 #[derive(Args)]
-pub(super) struct UserArgs {
+pub(crate) struct UserArgs {
     #[command(subcommand)]
     what: Command<AddUser>,
     #[command(flatten)]
@@ -27,7 +27,7 @@ pub(super) struct UserArgs {
 
 /// `lockgate client`
 #[derive(Args)]
-pub(super) struct ClientArgs {
+pub(crate) struct ClientArgs {
     #[command(subcommand)]
     what: Command<AddClient>,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub(super) struct ClientArgs {
 
 /// `lockgate provider`
 #[derive(Args)]
-pub(super) struct ProviderArgs {
+pub(crate) struct ProviderArgs {
     #[command(subcommand)]
     what: Command<AddProvider>,
     #[command(flatten)]
@@ -128,17 +128,17 @@ trait Adding {
 }
 
 /// `lockgate user`
-pub(super) fn user(args: &UserArgs) -> ExitCode {
+pub(crate) fn user(args: &UserArgs) -> ExitCode {
     act(&args.to, "users", &args.what, &USERS)
 }
 
 /// `lockgate client`
-pub(super) fn client(args: &ClientArgs) -> ExitCode {
+pub(crate) fn client(args: &ClientArgs) -> ExitCode {
     act(&args.to, "clients", &args.what, &CLIENTS)
 }
 
 /// `lockgate provider`
-pub(super) fn provider(args: &ProviderArgs) -> ExitCode {
+pub(crate) fn provider(args: &ProviderArgs) -> ExitCode {
     act(&args.to, "providers", &args.what, &PROVIDERS)
 }
 
@@ -305,7 +305,7 @@ const PROVIDERS: [Column; 4] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::remote_login::*;
+    use super::super::log_in::*;
 
     #[test]
     fn a_user_is_declared_by_flags() {

@@ -17,9 +17,9 @@ use aws_lc_rs::rand::SystemRandom;
 use url::Url;
 
 use super::{
-    CopyArgs, StoreArgs, bound,
+    arguments::{CopyArgs, StoreArgs, wait},
     serve::{Source, path_of},
-    wait,
+    sockets,
 };
 use crate::{
     auth::administrator::ensure_operator,
@@ -101,7 +101,7 @@ pub(super) fn ports(config: &Config) -> impl Iterator<Item = u16> {
     let redis = config.redis.as_ref().map(|redis| &redis.url);
     let urls = [
         (config.keeping.sql_url.as_ref(), POSTGRES),
-        (redis, bound::REDIS),
+        (redis, sockets::REDIS),
     ];
     urls.into_iter().filter_map(|(url, usual)| {
         let url = Url::parse(url?.expose()).ok()?;

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 pub(super) type Column = (&'static str, &'static str);
 
 /// Items as lines below headings.
-pub(super) fn table(columns: &[Column], items: &[Json]) -> String {
+pub(crate) fn table(columns: &[Column], items: &[Json]) -> String {
     let headings = columns
         .iter()
         .map(|(heading, _)| (*heading).to_owned())
@@ -30,7 +30,7 @@ pub(super) fn table(columns: &[Column], items: &[Json]) -> String {
 }
 
 /// One object: which it is, and what it declares.
-pub(super) fn object(object: &Json) -> String {
+pub(crate) fn object(object: &Json) -> String {
     let text = |name| cell(object, name);
     let name = match &object["tenant"] {
         Json::String(tenant) if object["kind"] != "tenant" => {
@@ -55,7 +55,7 @@ pub(super) fn pretty(json: &Json) -> String {
 }
 
 /// `text` without what a terminal would act on.
-pub(super) fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.chars()
         .map(|letter| {
             if letter.is_control() && letter != '\t' {

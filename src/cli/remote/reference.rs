@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 use crate::http::admin::openapi;
 
 /// The page, which `docs/administration.md` ends with.
-pub(super) fn reference() -> String {
+pub(crate) fn reference() -> String {
     let document: Json = serde_json::from_str(&openapi::text()).unwrap_or_default();
     let mut page = String::new();
     for (path, methods) in members(&document["paths"]) {

@@ -18,7 +18,7 @@ use crate::{config::gateway::environment, manifest::single_object};
 
 /// `lockgate tenant`
 #[derive(Args)]
-pub(super) struct TenantArgs {
+pub(crate) struct TenantArgs {
     #[command(subcommand)]
     what: TenantCommand,
     #[command(flatten)]
@@ -66,7 +66,7 @@ enum TenantCommand {
 
 /// `lockgate server`
 #[derive(Args)]
-pub(super) struct ServerArgs {
+pub(crate) struct ServerArgs {
     #[command(subcommand)]
     what: ServerCommand,
     #[command(flatten)]
@@ -129,7 +129,7 @@ struct AddServer {
 
 /// `lockgate session`
 #[derive(Args)]
-pub(super) struct SessionArgs {
+pub(crate) struct SessionArgs {
     #[command(subcommand)]
     what: SessionCommand,
     #[command(flatten)]
@@ -160,7 +160,7 @@ enum SessionCommand {
 
 /// `lockgate audit`
 #[derive(Args)]
-pub(super) struct AuditArgs {
+pub(crate) struct AuditArgs {
     /// Only what concerns this tenant
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
@@ -192,7 +192,7 @@ pub(super) struct AuditArgs {
 }
 
 /// `lockgate tenant`
-pub(super) fn tenant(args: &TenantArgs) -> ExitCode {
+pub(crate) fn tenant(args: &TenantArgs) -> ExitCode {
     run(&args.to, async |client: &Client| match &args.what {
         TenantCommand::List => list(client, &["tenants"], &[], &TENANTS).await,
         TenantCommand::Show { tenant } => show(client, &["tenants", tenant]).await,
@@ -218,7 +218,7 @@ pub(super) fn tenant(args: &TenantArgs) -> ExitCode {
 }
 
 /// `lockgate server`
-pub(super) fn server(args: &ServerArgs) -> ExitCode {
+pub(crate) fn server(args: &ServerArgs) -> ExitCode {
     run(&args.to, async |client: &Client| match &args.what {
         ServerCommand::List { tenant } => {
             list(client, &["tenants", tenant, "servers"], &[], &SERVERS).await
@@ -267,7 +267,7 @@ pub(super) fn server(args: &ServerArgs) -> ExitCode {
 }
 
 /// `lockgate session`
-pub(super) fn session(args: &SessionArgs) -> ExitCode {
+pub(crate) fn session(args: &SessionArgs) -> ExitCode {
     run(&args.to, async |client: &Client| match &args.what {
         SessionCommand::List { tenant, server } => {
             let server = server.iter().map(|name| ("server", name.clone()));
@@ -284,7 +284,7 @@ pub(super) fn session(args: &SessionArgs) -> ExitCode {
 }
 
 /// `lockgate audit`
-pub(super) fn audit(args: &AuditArgs) -> ExitCode {
+pub(crate) fn audit(args: &AuditArgs) -> ExitCode {
     run(&args.to, async |client: &Client| {
         let given = [
             ("tenant", &args.tenant),
@@ -316,7 +316,7 @@ impl Server {
     }
 }
 
-pub(super) async fn list(
+pub(crate) async fn list(
     client: &Client,
     path: &[&str],
     query: &[(&str, String)],
@@ -362,13 +362,13 @@ pub(super) async fn add(
     Ok(shown(client, &made))
 }
 
-pub(super) async fn remove(client: &Client, path: &[&str]) -> Result<String, Failure> {
+pub(crate) async fn remove(client: &Client, path: &[&str]) -> Result<String, Failure> {
     let removed = client.send(Method::DELETE, path, Ask::default()).await;
     removed.map(|_| String::new())
 }
 
 /// The document of an object in a file, nothing of the caller's environment left open.
-pub(super) fn document(file: &std::path::Path) -> Result<Json, Failure> {
+pub(crate) fn document(file: &std::path::Path) -> Result<Json, Failure> {
     let (file, text, format) = text_of(file)?;
     let document = single_object::document(&file, &text, format, &environment())?;
     Ok(Json::Object(document))
@@ -448,7 +448,7 @@ const AUDIT: [Column; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::remote::*;
+    use super::super::objects::*;
 
     #[test]
     fn a_command_is_taken_as_it_stands() {

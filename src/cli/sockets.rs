@@ -172,7 +172,7 @@ const ELSEWHERE: [IpAddr; 2] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::bound::*;
+    use super::super::sockets::*;
     use crate::config::gateway::Sources;
 
     async fn of(set: &[&str], bound: &str) -> String {

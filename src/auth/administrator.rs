@@ -12,10 +12,12 @@ use std::{
 
 use aws_lc_rs::rand::SystemRandom;
 
-use super::API_KEY_ISSUER;
+use super::access::API_KEY_ISSUER;
 use super::{
-    Credential, Principal, Verifier, api_key,
+    access::{Credential, Verifier},
+    api_key,
     denials::{Caller, Denial},
+    principals::Principal,
 };
 use crate::{
     database::store::{Author, Expected, Failure},

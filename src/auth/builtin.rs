@@ -11,8 +11,8 @@ use moka::future::Cache;
 use uuid::Uuid;
 
 use super::{
-    Principal,
     jwt::{Claims, Expected, Token},
+    principals::Principal,
 };
 use crate::{
     database::oauth::signing_keys::Issued,

@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Principal;
+use super::principals::Principal;
 use crate::{
     database::audit::Record,
     snapshot::audit_queue::Trail,

@@ -17,9 +17,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use url::Url;
 
 use super::{
-    Principal,
     jws::{KeyId, KeySet, Signature},
     jwt::{Claims, Token},
+    principals::Principal,
 };
 use crate::{base::outbound::Outbound, declare::identity::External};
 

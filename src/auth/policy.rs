@@ -11,7 +11,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::Access;
+use super::access::Access;
 use crate::{
     declare::policy::{Names, Policy},
     protocol::{

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use super::API_KEY_ISSUER;
+use super::access::API_KEY_ISSUER;
 use crate::declare::{catalog::Tenant, identity::ApiKey};
 
 /// Who calls. Sessions belong to one of these. Clones are the same.

@@ -16,7 +16,7 @@ pub(crate) struct Circuit {
 }
 
 #[derive(Debug, Default)]
-enum State {
+pub(crate) enum State {
     /// Starts are allowed, but not before this time.
     #[default]
     Closed,

@@ -25,7 +25,7 @@ use url::{Host, Url};
 pub(crate) struct Outbound(Arc<State>);
 
 #[derive(Debug)]
-struct State {
+pub(crate) struct State {
     /// The only special-purpose networks that may be asked, by http too.
     allow: Arc<[IpNet]>,
     /// For https, and for http: made at the first use, since that reads the system's certificates.

@@ -12,7 +12,7 @@ use super::{
     cluster::{DISAGREEMENT, Sharing},
 };
 use crate::{
-    auth::{Verifier, administrator::ensure_operator},
+    auth::{access::Verifier, administrator::ensure_operator},
     backend::child::launcher::Launcher,
     base::outbound::Outbound,
     config::{gateway::Config, storage::Secret},

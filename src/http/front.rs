@@ -24,7 +24,7 @@ use futures_util::FutureExt;
 use tower::service_fn;
 
 use crate::{
-    auth::Verifier, config::gateway::Config, hub::core::Hub, snapshot::live::Live,
+    auth::access::Verifier, config::gateway::Config, hub::core::Hub, snapshot::live::Live,
     telemetry::metrics::Metrics,
 };
 

@@ -9,7 +9,7 @@ use super::{
     limits::quotas::{Limits, Seats},
     stream::reading::Reading,
 };
-use crate::{auth::Access, error::Error};
+use crate::{auth::access::Access, error::Error};
 
 /// How the response to a POST may look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

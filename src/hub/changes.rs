@@ -15,7 +15,7 @@ use super::{
     session::task::{Command, Over, Session},
 };
 use crate::{
-    auth::{self, Access},
+    auth::access::{self, Access},
     backend::child::registry::Restart,
     declare::catalog::{Catalog, Server},
     error::Error,
@@ -80,7 +80,7 @@ impl Core {
             return Changed::Not;
         }
         // The newest there is: an access may rest on what nobody was told of yet.
-        let renewed = auth::renew(&self.live.current(), access);
+        let renewed = access::renew(&self.live.current(), access);
         let is_same = renewed.as_ref().is_some_and(|renewed| {
             Arc::ptr_eq(renewed.server(), access.server())
                 && Arc::ptr_eq(renewed.tenant(), access.tenant())

@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    auth::{Access, policy},
+    auth::{access::Access, policy},
     backend::{
         child::{
             launcher::Launcher,

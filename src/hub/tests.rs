@@ -13,7 +13,7 @@ use super::{
     stores::Stores,
 };
 use crate::{
-    auth::Access,
+    auth::access::Access,
     backend::{
         child::{
             launcher::{Ambient, Launcher},

@@ -19,7 +19,7 @@ use super::{
 use crate::config::address::ClientAddress;
 use crate::http::{edge::limits, front::Front, replicas::hop::Hop};
 use crate::{
-    auth::{self, Access, Refused},
+    auth::access::{self, Access, Refused},
     declare::identity::AuthMode,
     error::Error,
     hub::limits::quotas::Left,
@@ -122,7 +122,7 @@ impl Admitted {
             let url = format!("{}{}/mcp", config.public_url, endpoint.base);
             return Err(page::page(endpoint.tenant, endpoint.server, &url));
         }
-        let asked = auth::Request {
+        let asked = access::Request {
             tenant: endpoint.tenant,
             server: endpoint.server,
             credential,

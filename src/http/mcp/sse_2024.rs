@@ -18,7 +18,7 @@ use super::{
 };
 use crate::http::{front::Front, replicas::forward};
 use crate::{
-    auth::Access,
+    auth::access::Access,
     error::Error,
     hub::{
         answer::{Answer, Form},

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::http::{front::Front, replicas::forward};
 use crate::{
-    auth::Access,
+    auth::access::Access,
     declare::catalog::ReplyMode,
     error::Error,
     hub::{

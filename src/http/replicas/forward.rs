@@ -38,7 +38,7 @@ use crate::http::{
     },
 };
 use crate::{
-    auth::Access,
+    auth::access::Access,
     error::Error,
     hub::ownership::place::{Look, Place},
     protocol::{

@@ -29,7 +29,7 @@ use crate::http::{
     },
 };
 use crate::{
-    auth::Verifier,
+    auth::access::Verifier,
     backend::{
         child::launcher::{Ambient, Launcher},
         sandbox::walls::Sandbox,

@@ -17,7 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::allotments::{Meter, Meters, allotment, signed};
 use crate::{
-    auth::Access,
+    auth::access::Access,
     declare::quotas::Bounds,
     error::{Error, Limit, Quota},
     protocol::{

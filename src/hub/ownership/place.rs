@@ -21,7 +21,7 @@ use crate::hub::{
     },
 };
 use crate::{
-    auth::Access,
+    auth::access::Access,
     declare::supervision::OnLoss,
     error::Error,
     state::contract::{Fence, Found, Record, Replica, SessionId},

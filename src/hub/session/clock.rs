@@ -16,7 +16,7 @@ pub(crate) struct CallClock {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+pub(crate) enum State {
     /// Runs out at this time.
     Runs(Instant),
     /// Stands still for this many asks, with this much left.

@@ -27,7 +27,7 @@ use crate::hub::{
     },
 };
 use crate::{
-    auth::{Access, Principal},
+    auth::{access::Access, principals::Principal},
     backend::dialect::legacy::Dialect,
     declare::{
         catalog::{Server, Tenant},

@@ -16,7 +16,7 @@ use crate::hub::{
     session::record::Remembered,
 };
 use crate::{
-    auth::Access,
+    auth::access::Access,
     error::Error,
     protocol::{event::Cursor, revision::Revision},
     state::contract::{Page, SessionId},

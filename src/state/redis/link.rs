@@ -29,7 +29,7 @@ pub(super) struct Link {
 }
 
 #[derive(Clone)]
-enum State {
+pub(crate) enum State {
     /// Being made, for the first time since there was one; waited for until then at most.
     Connecting(Option<Instant>),
     /// There, in its so-manieth life.

@@ -1,0 +1,624 @@
+//! Who calls, and the proof that they may.
+//!
+//! Hub methods take an [`Access`], and this module alone can make one: a call that nobody checked
+//! does not compile. Bearer credentials only: `api_key` and `external` say who a credential stands
+//! for, what is here decides what that somebody may use.
+
+use super::api_key;
+use super::builtin;
+use super::denials;
+use super::external;
+use super::principals;
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    base::clock::Clock,
+    base::outbound::Outbound,
+    config::gateway::Config,
+    database::oauth::signing_keys::Issued,
+    declare::{
+        authorization_server::Builtin,
+        catalog::{Catalog, Server, Tenant},
+        identity::{ApiKey, AuthMode, External},
+        issuer,
+    },
+    error::Error,
+    snapshot::{audit_queue::Trail, live::Asked},
+    telemetry::metrics::{Denied, Metrics},
+};
+
+use super::builtin::{Groups, Tokens};
+use super::denials::Denials;
+use super::external::{Issuers, Means, Refusal};
+use super::principals::Principal;
+use super::principals::Principals;
+
+/// The issuer of everybody who calls with an API key: no URL, so that no other can have it.
+pub(crate) const API_KEY_ISSUER: &str = "lockgate:api-key";
+
+/// Proof that a principal may use a server.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    principal: Principal,
+    tenant: Arc<Tenant>,
+    server: Arc<Server>,
+    scopes: Arc<[String]>,
+    groups: Groups,
+    basis: Basis,
+}
+
+/// What an access rests on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Basis {
+    /// Nobody has to prove anything.
+    Open,
+    /// The API key with this hash.
+    ApiKey([u8; 32]),
+    /// A token of the principal's issuer, which is another authorization server.
+    Token,
+    /// A token of the tenant's own.
+    Own(builtin::Basis),
+}
+
+impl Access {
+    /// Who calls.
+    pub(crate) fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
+    /// The tenant whose server it is.
+    pub(crate) fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
+    }
+
+    /// What the credentials allow beside the server itself: OAuth scopes.
+    pub(crate) fn scopes(&self) -> &[String] {
+        &self.scopes
+    }
+
+    /// What may be used.
+    pub(crate) fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// It, resting also on what `other` rests on, whoever of the same principal proved that; none if
+    /// that is nothing new.
+    pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
+        let (Basis::Own(own), Basis::Own(theirs)) = (&self.basis, &other.basis) else {
+            return None;
+        };
+        let basis = Basis::Own(own.joined(theirs)?);
+        Some(Self {
+            basis,
+            ..self.clone()
+        })
+    }
+}
+
+/// What a request carries to show who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Credential<'r> {
+    /// Nothing.
+    None,
+    /// A bearer token: an API key, or an access token.
+    Bearer(&'r str),
+    /// A bearer token that cannot be one.
+    Malformed,
+}
+
+/// Why there is no access.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// There is no such server for this caller, if there is one at all.
+    NoServer,
+    /// Who calls is not known: to be told how to prove it.
+    Unknown {
+        /// Whose issuer is to be asked.
+        tenant: Arc<Tenant>,
+        /// Whether there were credentials.
+        had_token: bool,
+    },
+    /// It cannot be decided now.
+    Later(Error),
+}
+
+/// Decides who calls; clones share one state.
+#[derive(Clone)]
+pub(crate) struct Verifier(pub(crate) Arc<State>);
+
+pub(crate) struct State {
+    public_url: String,
+    default: Option<(String, String)>,
+    issuers: Issuers,
+    tokens: Tokens,
+    principals: Principals,
+    pub(crate) denials: Denials,
+    clock: Clock,
+    asked: Asked,
+}
+
+impl State {
+    /// Wall time, in seconds since the epoch.
+    pub(crate) fn now(&self) -> u64 {
+        u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0)
+    }
+}
+
+/// A request for a server, before anything of it is believed.
+pub(crate) struct Request<'r> {
+    /// The name in the path.
+    pub(crate) tenant: &'r str,
+    /// The name in the path.
+    pub(crate) server: &'r str,
+    /// What it carries.
+    pub(crate) credential: Credential<'r>,
+    /// Where it comes from, for the audit.
+    pub(crate) from: Option<std::net::IpAddr>,
+    /// The kind of endpoint, for the audit.
+    pub(crate) route: &'static str,
+}
+
+impl Verifier {
+    /// One that fetches keys by `outbound`; its tasks belong to `tracker` and end with `stop`. What
+    /// was revoked is known as of the time that `asked` says.
+    pub(crate) fn new(
+        config: &Config,
+        outbound: Outbound,
+        (clock, trail, asked): (Clock, Trail, Asked),
+        metrics: &Arc<Metrics>,
+        tracker: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Self {
+        let denials = Denials::new(Arc::clone(metrics), trail);
+        tracker.spawn(denials.clone().watch(stop.clone()));
+        let means = Means {
+            outbound,
+            tracker: tracker.clone(),
+            stop: stop.clone(),
+        };
+        Self(Arc::new(State {
+            public_url: config.public_url.clone(),
+            default: config.default.clone(),
+            issuers: Issuers::new(means),
+            tokens: Tokens::new(),
+            principals: Principals::default(),
+            denials,
+            clock,
+            asked,
+        }))
+    }
+
+    /// Where denied accesses are reported.
+    pub(crate) fn denials(&self) -> &Denials {
+        &self.0.denials
+    }
+
+    /// Decides whether a request may use the server that it names.
+    ///
+    /// # Errors
+    ///
+    /// What the caller is to be told instead; it has been reported.
+    pub(crate) async fn admit(
+        &self,
+        catalog: &Catalog,
+        request: &Request<'_>,
+    ) -> Result<Access, Refused> {
+        let tenant = catalog
+            .tenants
+            .get(request.tenant)
+            .ok_or(Refused::NoServer)?;
+        let admitted = self.admitted(catalog, tenant, request).await;
+        if admitted.is_err() {
+            // A denial is on record before it is answered.
+            self.0.denials.settle().await;
+        }
+        admitted
+    }
+
+    async fn admitted(
+        &self,
+        catalog: &Catalog,
+        tenant: &Arc<Tenant>,
+        request: &Request<'_>,
+    ) -> Result<Access, Refused> {
+        let named = tenant.servers.get(request.server);
+        let known = self.identify(catalog, tenant, request).await?;
+        let access = named.and_then(|server| known.access(tenant, server));
+        access.ok_or_else(|| {
+            // Where everybody may call, nobody is denied anything.
+            if known.basis != Basis::Open {
+                let who = denials::Caller::Known(known.principal);
+                self.deny(request, who, Denied::NoGrant, "no grant for this server");
+            }
+            Refused::NoServer
+        })
+    }
+
+    /// Who calls.
+    async fn identify(
+        &self,
+        catalog: &Catalog,
+        tenant: &Arc<Tenant>,
+        request: &Request<'_>,
+    ) -> Result<Known, Refused> {
+        if tenant.auth == AuthMode::None {
+            return Ok(Known::anonymous(self.0.principals.anonymous(tenant)));
+        }
+        let unknown = |had_token, reason, detail| {
+            self.deny(request, denials::Caller::At(request.from), reason, detail);
+            Refused::Unknown {
+                tenant: Arc::clone(tenant),
+                had_token,
+            }
+        };
+        let bad = |detail| unknown(true, Denied::BadToken, detail);
+        let text = match request.credential {
+            Credential::None => return Err(unknown(false, Denied::NoToken, "no token")),
+            Credential::Malformed => return Err(bad("malformed")),
+            Credential::Bearer(text) => text,
+        };
+        let now = self.0.now();
+        if api_key::is_meant(text) {
+            let found = api_key::find(tenant, text, now);
+            let (hash, key) = found.ok_or_else(|| bad("an API key that is not known here"))?;
+            let principal = self.0.principals.by_key(tenant, hash, &key);
+            return Ok(Known::by_key(principal, hash, &key));
+        }
+        let is_audience = |text: &str| self.is_resource(request, text);
+        match &tenant.auth {
+            AuthMode::None | AuthMode::Keys => Err(bad("no API key")),
+            AuthMode::Builtin(builtin) => {
+                // Whoever stood still does not know what was revoked meanwhile.
+                if !self.0.asked.is_recent() {
+                    return Err(Refused::Later(Error::Busy {
+                        what: "what was revoked is being read",
+                        retry: AGAIN,
+                    }));
+                }
+                let (tokens, at) = (&self.0.tokens, (&**tenant, &*catalog.issued));
+                let issuer = || self.issuer(&tenant.name);
+                let verified = tokens.verify(at, issuer, text, now, is_audience).await;
+                let known = verified.and_then(|verified| {
+                    Known::by_own_token((tenant, builtin), &catalog.issued, &verified)
+                });
+                known.map_err(bad)
+            }
+            AuthMode::External(issuer) => {
+                let issuers = &self.0.issuers;
+                match issuers.verify(issuer, text, now, is_audience).await {
+                    Ok(verified) => Ok(Known::by_token(tenant, issuer, &verified)),
+                    Err(Refusal::Invalid(why)) => Err(bad(why)),
+                    Err(Refusal::Unavailable(retry)) => Err(Refused::Later(Error::Busy {
+                        what: "the keys of the authorization server cannot be fetched",
+                        retry,
+                    })),
+                }
+            }
+        }
+    }
+
+    /// The issuer of a tenant's own tokens.
+    fn issuer(&self, tenant: &str) -> String {
+        issuer::issuer(&self.0.public_url, self.0.default.as_ref(), tenant)
+    }
+
+    fn deny(
+        &self,
+        request: &Request<'_>,
+        who: denials::Caller,
+        reason: Denied,
+        detail: &'static str,
+    ) {
+        self.0.denials.report(denials::Denial {
+            who,
+            tenant: request.tenant.into(),
+            server: request.server.into(),
+            route: request.route,
+            reason,
+            detail,
+        });
+    }
+
+    /// Whether a text is the URL of a resource of the server that was called, byte for byte (RFC
+    /// 8707, section 2): each of the URLs by which it is reached. `/messages` is part of `/sse`.
+    fn is_resource(&self, request: &Request<'_>, text: &str) -> bool {
+        let Some(path) = text.strip_prefix(&self.0.public_url) else {
+            return false;
+        };
+        let is_end = |end: &str| matches!(end, "/mcp" | "/sse");
+        let own = || {
+            let rest = path.strip_prefix("/t/")?.strip_prefix(request.tenant)?;
+            rest.strip_prefix('/')?.strip_prefix(request.server)
+        };
+        let is_default =
+            self.0.default.as_ref().is_some_and(|(tenant, server)| {
+                tenant == request.tenant && server == request.server
+            });
+        own().is_some_and(is_end) || (is_default && is_end(path))
+    }
+}
+
+/// Somebody whose credentials are good.
+struct Known {
+    principal: Principal,
+    scopes: Arc<[String]>,
+    groups: Groups,
+    basis: Basis,
+    /// The API key, which has servers of its own.
+    key: Option<Arc<ApiKey>>,
+}
+
+impl Known {
+    fn anonymous(principal: Principal) -> Self {
+        Self {
+            principal,
+            scopes: Arc::default(),
+            groups: Groups::default(),
+            basis: Basis::Open,
+            key: None,
+        }
+    }
+
+    fn by_key(principal: Principal, hash: [u8; 32], key: &Arc<ApiKey>) -> Self {
+        Self {
+            principal,
+            scopes: Arc::clone(&key.scopes),
+            groups: Groups::default(),
+            basis: Basis::ApiKey(hash),
+            key: Some(Arc::clone(key)),
+        }
+    }
+
+    fn by_token(tenant: &Tenant, issuer: &External, verified: &external::Verified) -> Self {
+        let claims = &verified.claims;
+        Self {
+            principal: verified.principal(&tenant.name, &issuer.issuer),
+            scopes: Arc::clone(&claims.scopes),
+            groups: Groups::Said(Arc::clone(&claims.groups)),
+            basis: Basis::Token,
+            key: None,
+        }
+    }
+
+    fn by_own_token(
+        (tenant, builtin): (&Tenant, &Builtin),
+        issued: &Issued,
+        verified: &builtin::Verified,
+    ) -> Result<Self, &'static str> {
+        let (principal, basis) = (&verified.principal, &verified.basis);
+        let said = Groups::Said(Arc::clone(&verified.claims.groups));
+        let at = (tenant.name.as_str(), builtin);
+        Ok(Self {
+            principal: principal.clone(),
+            scopes: Arc::clone(&verified.claims.scopes),
+            groups: builtin::groups(at, issued, principal, basis, &said)?,
+            basis: Basis::Own(basis.clone()),
+            key: None,
+        })
+    }
+
+    /// The proof, if this somebody may use `server`.
+    fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
+        let reaches = |key: &Arc<ApiKey>| key.servers.contains(&server.name);
+        let (subject, client) = (self.principal.subject(), self.principal.client());
+        let fits = match (&server.grants, subject) {
+            // Without authentication there is nobody to tell from others.
+            (None, _) | (_, None) => true,
+            (Some(grants), Some(subject)) => grants.fit(subject, &self.groups, client),
+        };
+        let may = fits && self.key.as_ref().is_none_or(reaches);
+        may.then(|| Access {
+            principal: self.principal.clone(),
+            tenant: Arc::clone(tenant),
+            server: Arc::clone(server),
+            scopes: Arc::clone(&self.scopes),
+            groups: self.groups.clone(),
+            basis: self.basis.clone(),
+        })
+    }
+}
+
+/// Whether an access still holds after a change of the catalog, and what has become of it: none if
+/// its tenant or server is gone, its API key was removed or means somebody else, its issuer is no
+/// longer trusted, its grant was revoked, or its server is no longer granted. Times are not looked
+/// at.
+pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
+    let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
+    let as_it_was = |groups| Known {
+        principal: access.principal.clone(),
+        scopes: Arc::clone(&access.scopes),
+        groups,
+        basis: access.basis.clone(),
+        key: None,
+    };
+    let known = match (&access.basis, &tenant.auth) {
+        (Basis::Open, AuthMode::None) => Known::anonymous(principals::anonymous(&tenant)),
+        (Basis::ApiKey(hash), AuthMode::Keys | AuthMode::Builtin(_) | AuthMode::External(_)) => {
+            let key = tenant.api_keys.get(hash)?;
+            Known::by_key(principals::by_key(&tenant, key), *hash, key)
+        }
+        (Basis::Own(basis), AuthMode::Builtin(builtin)) => {
+            let at = (tenant.name.as_str(), &**builtin);
+            let said = &access.groups;
+            let groups = builtin::groups(at, &catalog.issued, &access.principal, basis, said);
+            as_it_was(groups.ok()?)
+        }
+        (Basis::Token, AuthMode::External(issuer))
+            if Some(issuer.issuer.as_str()) == access.principal.issuer() =>
+        {
+            as_it_was(access.groups.clone())
+        }
+        _ => return None,
+    };
+    let renewed = known.access(&tenant, &server)?;
+    (renewed.principal == access.principal).then_some(renewed)
+}
+
+/// When to come back while what was revoked is being read.
+const AGAIN: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+impl Access {
+    /// The access of a person of the tenant, whoever checked it.
+    pub(crate) fn of(tenant: &Arc<Tenant>, server: &Arc<Server>, subject: &str) -> Self {
+        Self {
+            principal: Principal::new(&tenant.name, Some("test"), Some(subject), None),
+            tenant: Arc::clone(tenant),
+            server: Arc::clone(server),
+            scopes: Arc::default(),
+            groups: Groups::default(),
+            basis: Basis::Token,
+        }
+    }
+
+    /// The same with these scopes.
+    pub(crate) fn with_scopes(mut self, scopes: &[&str]) -> Self {
+        self.scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use crate::{config::document::Format, manifest::reader::parse};
+
+    use super::super::access::*;
+
+    const HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+    fn catalog(auth: &str, rest: &str, grants: &str) -> Catalog {
+        let text = format!(
+            "tenants:\n  a:\n    auth: {{{auth}}}\n    {rest}\n    servers:\n      x: {{command: cat{grants}}}\n      y: {{command: cat}}\n"
+        );
+        parse("F", &text, Format::Yaml, &BTreeMap::new())
+            .unwrap()
+            .catalog
+    }
+
+    fn keyed(key: &str, grants: &str) -> Catalog {
+        let hash = format!("hash: \"sha256:{HASH}\"");
+        catalog(
+            "mode: keys",
+            &format!("api_keys: {{ci: {{{hash}, {key}}}}}"),
+            grants,
+        )
+    }
+
+    fn by_key(catalog: &Catalog, server: &str) -> Option<Access> {
+        let (tenant, server) = catalog.find("a", server).unwrap();
+        let key = tenant.api_keys.get(&[0; 32])?;
+        let principal = principals::by_key(&tenant, key);
+        Known::by_key(principal, [0; 32], key).access(&tenant, &server)
+    }
+
+    fn by_token(catalog: &Catalog, groups: &[&str]) -> Option<Access> {
+        let (tenant, server) = catalog.find("a", "x").unwrap();
+        let principal = Principal::new("a", Some("https://i.test"), Some("ada"), Some("app"));
+        let known = Known {
+            principal,
+            scopes: Arc::default(),
+            groups: Groups::Said(groups.iter().map(|group| (*group).to_owned()).collect()),
+            basis: Basis::Token,
+            key: None,
+        };
+        known.access(&tenant, &server)
+    }
+
+    #[test]
+    fn principals_are_told_apart_by_all_four() {
+        let all = [
+            Principal::new("a", None, None, None),
+            Principal::new("b", None, None, None),
+            Principal::new("a", Some("i"), Some("s"), Some("c")),
+            Principal::new("b", Some("i"), Some("s"), Some("c")),
+            Principal::new("a", Some("j"), Some("s"), Some("c")),
+            Principal::new("a", Some("i"), Some("t"), Some("c")),
+            Principal::new("a", Some("i"), Some("s"), Some("d")),
+            Principal::new("a", Some("i"), Some("s"), None),
+            Principal::new("a", Some("i"), Some("s"), Some("")),
+            Principal::new("a", Some("i\",\"s"), Some("c"), None),
+            Principal::new("a", Some("i"), Some("s\",\"c"), None),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            for (other_at, other) in all.iter().enumerate() {
+                assert_eq!(one == other, at == other_at);
+                assert_eq!(one.key() == other.key(), at == other_at);
+            }
+        }
+    }
+
+    #[test]
+    fn grants_name_users_groups_or_clients() {
+        let external =
+            |grants: &str| catalog("mode: external, issuer: \"https://i.test\"", "", grants);
+        for (grants, groups, may) in [
+            ("", &[][..], true),
+            (", grants: {}", &["g"], false),
+            (", grants: {users: [eve]}", &["g"], false),
+            (", grants: {users: [eve, ada]}", &[], true),
+            (", grants: {groups: [g]}", &["g"], true),
+            (", grants: {groups: [g]}", &["G", "gg"], false),
+            (", grants: {clients: [app]}", &[], true),
+            (", grants: {clients: [ada], groups: [ada]}", &[], false),
+        ] {
+            assert_eq!(
+                by_token(&external(grants), groups).is_some(),
+                may,
+                "{grants}"
+            );
+        }
+        for (key, server, grants, may) in [
+            ("servers: [x]", "x", "", true),
+            ("servers: [x]", "y", "", false),
+            ("servers: [\"*\"]", "y", "", true),
+            ("servers: [x]", "x", ", grants: {users: [ada]}", true),
+            ("servers: [x]", "x", ", grants: {clients: [ci]}", true),
+            ("servers: [x]", "x", ", grants: {users: [eve]}", false),
+            ("servers: [y]", "x", ", grants: {users: [ada]}", false),
+        ] {
+            let catalog = keyed(&format!("subject: ada, {key}"), grants);
+            assert_eq!(
+                by_key(&catalog, server).is_some(),
+                may,
+                "{key} {server} {grants}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_access_is_renewed_while_it_rests_on_something() {
+        let key = "subject: ada, servers: [x], scopes: [s]";
+        let access = by_key(&keyed(key, ""), "x").unwrap();
+        assert_eq!(access.scopes(), ["s"]);
+        let wider = keyed("subject: ada, servers: [\"*\"], scopes: [s, t]", "");
+        assert_eq!(renew(&wider, &access).unwrap().scopes(), ["s", "t"]);
+        for gone in [
+            keyed("subject: eve, servers: [x]", ""),
+            keyed("subject: ada, servers: [y]", ""),
+            keyed(key, ", grants: {users: [eve]}"),
+            catalog("mode: keys", "", ""),
+            catalog("mode: none", "", ""),
+            Catalog::default(),
+        ] {
+            assert!(renew(&gone, &access).is_none());
+        }
+        let external = |issuer: &str, grants: &str| {
+            catalog(&format!("mode: external, issuer: \"{issuer}\""), "", grants)
+        };
+        let own = external("https://i.test", ", grants: {groups: [g]}");
+        let access = by_token(&own, &["g"]).unwrap();
+        assert!(renew(&own, &access).is_some());
+        for gone in [
+            external("https://j.test", ""),
+            external("https://i.test", ", grants: {groups: [h]}"),
+            catalog("mode: keys", "", ""),
+            catalog("mode: none", "", ""),
+        ] {
+            assert!(renew(&gone, &access).is_none());
+        }
+    }
+}

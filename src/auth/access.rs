@@ -14,19 +14,13 @@ use std::{sync::Arc, time::Duration};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    base::clock::Clock,
-    base::outbound::Outbound,
-    config::gateway::Config,
-    database::oauth::signing_keys::Issued,
-    declare::{
-        authorization_server::Builtin,
-        catalog::{Catalog, Server, Tenant},
-        identity::{ApiKey, AuthMode, External},
-        issuer,
-    },
+    base::{Clock, Outbound},
+    config::Config,
+    database::oauth::Issued,
+    declare::{ApiKey, AuthMode, Builtin, Catalog, External, Server, Tenant, issuer},
     error::Error,
-    snapshot::{audit_queue::Trail, live::Asked},
-    telemetry::metrics::{Denied, Metrics},
+    snapshot::{Asked, Trail},
+    telemetry::{Denied, Metrics},
 };
 
 use super::builtin::{Groups, Tokens};
@@ -484,7 +478,7 @@ impl Access {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::{config::document::Format, manifest::reader::parse};
+    use crate::{config::Format, manifest::reader::parse};
 
     use super::super::access::*;
 

@@ -20,14 +20,10 @@ use super::{
     principals::Principal,
 };
 use crate::{
-    database::store::{Author, Expected, Failure},
-    declare::{
-        catalog::Catalog,
-        identity::OperatorKeys,
-        object::{Document, Kind, Object, ObjectName},
-    },
-    snapshot::live::Live,
-    telemetry::metrics::Denied,
+    database::{Author, Expected, Failure},
+    declare::{Catalog, Document, Kind, Object, ObjectName, OperatorKeys},
+    snapshot::Live,
+    telemetry::Denied,
 };
 
 /// Somebody who may administrate.

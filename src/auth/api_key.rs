@@ -13,7 +13,7 @@ use aws_lc_rs::{
     rand::SecureRandom,
 };
 
-use crate::declare::{catalog::Tenant, identity::ApiKey};
+use crate::declare::{ApiKey, Tenant};
 
 /// A new key; its text is shown once and kept by nobody.
 pub(crate) fn generate(random: &dyn SecureRandom) -> Result<String, Unspecified> {

@@ -15,12 +15,8 @@ use super::{
     principals::Principal,
 };
 use crate::{
-    database::oauth::signing_keys::Issued,
-    declare::{
-        authorization_server::{Builtin, User},
-        catalog::Tenant,
-        identity::Algorithm,
-    },
+    database::oauth::Issued,
+    declare::{Algorithm, Builtin, Tenant, User},
 };
 
 /// Tokens that were good, so that one that comes again costs a hash.
@@ -240,14 +236,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::builtin::*;
-    use crate::config::document::Format;
+    use crate::config::Format;
     use crate::{
-        database::oauth::{revocations::RevokedOf, signing_keys::PublicKey},
-        declare::{
-            authorization_server::{Allow, DeclaredClient, Provider, ProviderKind},
-            catalog::Catalog,
-            identity::AuthMode,
-        },
+        database::oauth::{PublicKey, RevokedOf},
+        declare::{Allow, AuthMode, Catalog, DeclaredClient, Provider, ProviderKind},
         manifest::reader::parse,
     };
 

@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::principals::Principal;
 use crate::{
-    database::audit::Record,
-    snapshot::audit_queue::Trail,
-    telemetry::metrics::{Denied, Metrics},
+    database::Record,
+    snapshot::Trail,
+    telemetry::{Denied, Metrics},
 };
 
 /// One denied access.

@@ -21,7 +21,7 @@ use super::{
     jwt::{Claims, Token},
     principals::Principal,
 };
-use crate::{base::outbound::Outbound, declare::identity::External};
+use crate::{base::Outbound, declare::External};
 
 /// Every issuer that was asked for so far; clones share them.
 #[derive(Clone)]

@@ -13,7 +13,7 @@ use jsonwebtoken::{Algorithm as Alg, DecodingKey, crypto};
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::declare::identity::{ALGORITHMS, Algorithm};
+use crate::declare::{ALGORITHMS, Algorithm};
 
 /// Something signed, without what it says, whose signature nobody has looked at yet.
 pub(crate) struct Jws<'t> {

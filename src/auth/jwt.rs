@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::jws::{Jws, moment, opened, string, strings};
-use crate::declare::identity::{Algorithm, External};
+use crate::declare::{Algorithm, External};
 
 /// A token whose signature nobody has looked at yet.
 pub(super) struct Token<'t> {
@@ -209,7 +209,7 @@ mod tests {
 
     use super::super::jws::{KeySet, Signature, TOKEN_MAX};
     use super::super::jwt::*;
-    use crate::declare::identity::ALGORITHMS;
+    use crate::declare::ALGORITHMS;
 
     fn settings() -> External {
         External {

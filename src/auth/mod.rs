@@ -3,10 +3,18 @@
 pub(crate) mod access;
 pub(crate) mod administrator;
 pub(crate) mod api_key;
-pub(crate) mod builtin;
-pub(crate) mod denials;
+mod builtin;
+mod denials;
 mod external;
 pub(crate) mod jws;
 mod jwt;
 pub(crate) mod policy;
-pub(crate) mod principals;
+mod principals;
+
+pub(crate) use self::access::{Access, Credential, Refused, Verifier};
+pub(crate) use self::administrator::{Administrator, NoAdministrator, SCOPE};
+pub(crate) use self::builtin::REGISTERED;
+pub(crate) use self::denials::{Caller, Denial, Denials};
+pub(crate) use self::jws::{Jws, KeySet, Signature};
+pub(crate) use self::policy::{Denied, Listed};
+pub(crate) use self::principals::Principal;

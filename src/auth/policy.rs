@@ -13,12 +13,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::access::Access;
 use crate::{
-    declare::policy::{Names, Policy},
-    protocol::{
-        json::{self, Fault, Scanner, Span},
-        message::{Body, Message},
-        method::Method,
-    },
+    declare::{Names, Policy},
+    protocol::{Body, Fault, Message, Method, Scanner, Span, json},
 };
 
 /// Why a request is answered in the server's place, as it would answer for what it does not have.
@@ -303,8 +299,8 @@ mod tests {
 
     use super::super::policy::*;
     use crate::{
-        config::document::Format,
-        declare::catalog::{Server, Tenant},
+        config::Format,
+        declare::{Server, Tenant},
         manifest::reader,
     };
 

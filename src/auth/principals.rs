@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::access::API_KEY_ISSUER;
-use crate::declare::{catalog::Tenant, identity::ApiKey};
+use crate::declare::{ApiKey, Tenant};
 
 /// Who calls. Sessions belong to one of these. Clones are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -148,7 +148,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::principals::*;
-    use crate::{config::document::Format, manifest::reader::parse};
+    use crate::{config::Format, manifest::reader::parse};
 
     fn tenant(subject: &str) -> Arc<Tenant> {
         let text = format!(

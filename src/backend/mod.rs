@@ -9,12 +9,16 @@
 //! `removal` takes away what they leave.
 
 pub(crate) mod child;
-pub(crate) mod circuit;
+mod circuit;
 pub(crate) mod dialect;
 pub(crate) mod guard;
 pub(crate) mod pool;
 pub(crate) mod prepare;
 pub(crate) mod sandbox;
 pub(crate) mod shared;
-pub(crate) mod start_slots;
+mod start_slots;
 mod warm;
+
+pub(crate) use self::circuit::{Circuit, Verdict};
+pub(crate) use self::pool::{Place, Pool, Refused, Spec, Started};
+pub(crate) use self::start_slots::Turns;

@@ -18,23 +18,16 @@ use tokio::{
 };
 
 use super::{
-    child::{
-        launcher::Launcher,
-        registry::{Entry, Roster, Seat},
-        stdio::Child,
-    },
+    child::{Child, Entry, Launcher, Roster, Seat},
     circuit::{Circuit, Verdict},
-    prepare::preparations::{Preparations, Ready},
+    prepare::{Preparations, Ready},
     start_slots::{Turn, Turns},
     warm::Keepers,
 };
 use crate::{
     config::gateway,
-    declare::{
-        catalog::{Digest, Server},
-        quotas::Full,
-    },
-    telemetry::metrics::{ChildState, Metrics},
+    declare::{Digest, Full, Server},
+    telemetry::{ChildState, Metrics},
 };
 
 /// Starts children within the bounds of the gateway; one for all.
@@ -58,7 +51,7 @@ pub(crate) struct Pool {
 }
 
 /// A launch specification, as failed starts are counted: a changed one begins anew.
-pub(super) type Spec = (String, String, Digest);
+pub(crate) type Spec = (String, String, Digest);
 
 /// A child that was started.
 pub(crate) struct Started {

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The turns that there are.
-pub(super) struct Turns {
+pub(crate) struct Turns {
     all: Arc<Semaphore>,
     /// Those that one tenant may have.
     share: usize,

@@ -19,10 +19,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    child::stdio::{Child, Exit},
+    child::{Child, Exit},
     pool::{Pool, Refused, Spec, Started, spec},
 };
-use crate::{declare::catalog::Server, telemetry::metrics};
+use crate::{declare::Server, telemetry::metrics};
 
 /// The shelves, by what stands on them.
 #[derive(Default)]

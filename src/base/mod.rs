@@ -1,5 +1,8 @@
 //! Tools that every room uses: wall time, secrets, and requests to the outside.
 
-pub(crate) mod clock;
-pub(crate) mod outbound;
-pub(crate) mod secret;
+mod clock;
+mod outbound;
+mod secret;
+
+pub(crate) use self::clock::Clock;
+pub(crate) use self::outbound::{Document, Outbound, Refused};

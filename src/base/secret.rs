@@ -2,8 +2,8 @@
 
 use serde_json::Value as Json;
 
-use crate::config::reader::{Mistake, Wrong};
-use crate::declare::object::{Object, ObjectName, PLACE};
+use crate::config::{Mistake, Wrong};
+use crate::declare::{Object, ObjectName, PLACE};
 
 impl Object {
     /// Puts what `kept` has of it in the place of secrets that are null.

@@ -197,7 +197,7 @@ pub fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::Schema => {
-            print!("{}", crate::manifest::schema::TEXT);
+            print!("{}", crate::manifest::TEXT);
             ExitCode::SUCCESS
         }
         Command::Import(ImportArgs { file, tenant }) => import::import(

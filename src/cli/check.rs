@@ -13,20 +13,10 @@ use super::{
     serve::{kernel, offer},
 };
 use crate::{
-    backend::sandbox::walls::{Kernel, out_of_reach},
-    config::{
-        gateway::{Config, Sources, environment},
-        reader::Mistake,
-        separation::Separation,
-    },
-    declare::{
-        catalog::Server,
-        checks,
-        confinement::{Offer, Profile, Tcp},
-        object,
-        recipe::STORE,
-    },
-    manifest::reader::Manifest,
+    backend::sandbox::{Kernel, walls::out_of_reach},
+    config::{Config, Mistake, Separation, Sources, gateway::environment},
+    declare::{Offer, Profile, STORE, Server, Tcp, checks, object},
+    manifest::Manifest,
 };
 
 /// Reports on stderr or stdout; the manifest without a flag is that of `LOCKGATE_APPLY`.

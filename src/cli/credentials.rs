@@ -4,12 +4,9 @@
 
 use crate::{
     auth::api_key,
-    config::{
-        gateway::Config,
-        reader::{Mistake, Wrong},
-    },
-    database::vault::seal::Keyring,
-    http::edge::tls::{CERTIFICATE, Files, TlsError},
+    config::{Config, Mistake, Wrong},
+    database::vault::Keyring,
+    http::edge::{CERTIFICATE, Files, TlsError},
 };
 
 /// Those with which it would end as soon as it needs them.

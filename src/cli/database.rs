@@ -23,20 +23,12 @@ use super::{
 };
 use crate::{
     auth::administrator::ensure_operator,
-    base::clock::Clock,
-    config::{
-        gateway::{Config, Sources, environment},
-        reader::{Mistake, Wrong},
-        storage::Secret,
-    },
-    database::{
-        sql::inspect,
-        store::{Failure, Judge, Location, Opening, Store},
-        vault::master_key::Make,
-    },
-    declare::{checks, confinement::Offer},
-    gateway::run::Served,
-    snapshot::{hidden::Hidden, live::Live, sync::Keeper},
+    base::Clock,
+    config::{Config, Mistake, Secret, Sources, Wrong, gateway::environment},
+    database::{Failure, Judge, Location, Opening, Store, sql::inspect, vault::Make},
+    declare::{Offer, checks},
+    gateway::Served,
+    snapshot::{Hidden, Keeper, Live},
 };
 
 /// What is served, read for the first time; mistakes are the operator's.

@@ -4,7 +4,7 @@
 
 use rustix::process::{Resource, Rlimit};
 
-use crate::config::gateway::Config;
+use crate::config::Config;
 
 /// Takes all that the hard limit grants: the soft one is low for programs that are not this one.
 pub(super) fn raise() {
@@ -47,7 +47,7 @@ const RESERVE: usize = 1024;
 #[cfg(test)]
 mod tests {
     use super::super::descriptors::*;
-    use crate::config::gateway::Sources;
+    use crate::config::Sources;
 
     #[test]
     fn few_open_files_are_shared_out() {

@@ -11,10 +11,7 @@ use std::{
 
 use anyhow::Context;
 
-use crate::config::{
-    gateway::Config,
-    reader::{Mistake, Wrong},
-};
+use crate::config::{Config, Mistake, Wrong};
 
 /// Sees to the data directory: makes it, or closes one that is the gateway's.
 ///

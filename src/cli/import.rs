@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, fmt::Write as _, fs, io::Write, path::Path, pro
 
 use crate::{
     config::{
-        document::{Format, Node, Value},
-        reader::{Mistake, Wrong, name, syntax_mistakes},
+        Format, Mistake, Node, Value, Wrong,
+        reader::{name, syntax_mistakes},
     },
     manifest::interpolation::escape,
 };

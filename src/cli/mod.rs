@@ -3,7 +3,7 @@
 pub(crate) mod arguments;
 mod check;
 mod credentials;
-pub(crate) mod database;
+mod database;
 mod demo;
 mod descriptors;
 mod directory;
@@ -12,4 +12,4 @@ mod key;
 pub(crate) mod remote;
 mod serve;
 mod signals;
-pub(crate) mod sockets;
+mod sockets;

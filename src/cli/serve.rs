@@ -18,27 +18,17 @@ use super::{
 };
 use crate::{
     backend::{
-        child::launcher::{Ambient, Launcher},
+        child::{Ambient, Launcher},
         prepare::stores,
-        sandbox::walls::{Kernel, Sandbox},
+        sandbox::{Kernel, Sandbox},
     },
-    config::{
-        gateway::{Config, LogFormat, Sources, environment},
-        reader::{Mistake, Wrong},
-        separation::Separation,
-    },
-    database::store::When,
-    declare::{
-        catalog::{Catalog, Home, Launch},
-        checks,
-        confinement::{Confinement, Offer},
-        difference::Prune,
-        object,
-    },
-    gateway::run::{self, Shutdown},
+    config::{Config, LogFormat, Mistake, Separation, Sources, Wrong, gateway::environment},
+    database::When,
+    declare::{Catalog, Confinement, Home, Launch, Offer, Prune, checks, object},
+    gateway::{Shutdown, run},
     manifest::command_line,
-    snapshot::{hidden::Hidden, sync::Applied},
-    telemetry::logs::{self, Format, Logs},
+    snapshot::{Applied, Hidden},
+    telemetry::{Format, Logs, logs},
 };
 
 /// What is to be served, checked.

@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::gateway::run::Shutdown;
+use crate::gateway::Shutdown;
 
 /// The first SIGTERM, SIGINT or SIGHUP drains, the second ends at once. Returns when children have
 /// had the time that the second one leaves them.

@@ -11,8 +11,8 @@ use tokio::net::{TcpListener, UdpSocket, lookup_host};
 use url::Url;
 
 use crate::{
-    config::{gateway::Config, reader::Wrong},
-    gateway::run::{Listeners, Reached},
+    config::{Config, Wrong},
+    gateway::{Listeners, Reached},
     http::mcp::page::snippets,
 };
 
@@ -173,7 +173,7 @@ const ELSEWHERE: [IpAddr; 2] = [
 #[cfg(test)]
 mod tests {
     use super::super::sockets::*;
-    use crate::config::gateway::Sources;
+    use crate::config::Sources;
 
     async fn of(set: &[&str], bound: &str) -> String {
         let mut sources = Sources::default();

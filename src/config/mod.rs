@@ -3,12 +3,21 @@
 //! Not here: what an operator declares about tenants and servers (`declare`).
 
 pub(crate) mod address;
-pub(crate) mod cluster;
-pub(crate) mod document;
+mod cluster;
+mod document;
 pub(crate) mod gateway;
-pub(crate) mod listeners;
-pub(crate) mod oauth;
+mod listeners;
+mod oauth;
 pub(crate) mod reader;
-pub(crate) mod separation;
-pub(crate) mod sources;
-pub(crate) mod storage;
+mod separation;
+mod sources;
+mod storage;
+
+pub(crate) use self::address::ClientAddress;
+pub(crate) use self::document::{Format, Node, Value};
+pub(crate) use self::gateway::{Config, LogFormat, RUN_SERVER, RUN_TENANT, Sources};
+pub(crate) use self::oauth::Issuing;
+pub(crate) use self::reader::{Fields, Mistake, Wrong};
+pub(crate) use self::separation::{Separation, Uids};
+pub(crate) use self::sources::Override;
+pub(crate) use self::storage::Secret;

@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 pub(crate) use super::value::Value;
-use crate::base::clock::Clock;
+use crate::base::Clock;
 
 /// A database that answers, with the schema of this build.
 #[derive(Clone, Debug)]

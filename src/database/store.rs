@@ -18,26 +18,23 @@ use serde_json::Value as Json;
 
 use super::{
     audit::{self, Filter, Page, Record},
-    oauth::signing_keys::{self, Signing},
+    oauth::{Signing, signing_keys},
     objects::{
-        changes::{Core, VERSION, check_expected, check_last_key, edited, version_in},
-        rows::{self, RowError, Sealer, Stored},
+        Core, RowError, Sealer, Stored, VERSION,
+        changes::{check_expected, check_last_key, edited, version_in},
+        rows,
     },
     sql::{Pool, SqlError},
-    vault::{master_key::KeySource, rotation},
+    vault::{KeySource, rotation},
 };
-use crate::config::{
-    gateway::Config,
-    reader::{Mistake, Wrong},
-    storage::Secret,
-};
+use crate::config::{Config, Mistake, Secret, Wrong};
 use crate::{
-    base::clock::Clock,
+    base::Clock,
     declare::{
-        difference::{Change, Prune, What, difference, with_its_own},
-        object::{Declared, Kind, Object, ObjectName},
+        Change, Declared, Kind, Object, ObjectName, Prune, What,
+        difference::{difference, with_its_own},
     },
-    manifest::reader::Manifest,
+    manifest::Manifest,
 };
 
 /// Why the store did not do what it was asked.

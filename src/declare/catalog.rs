@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::protocol::revision::Revision;
+use crate::protocol::Revision;
 
 use super::confinement::Confinement;
 use super::identity::AuthMode;
@@ -19,7 +19,7 @@ use super::policy::Policy;
 use super::quotas::{Quotas, Room};
 use super::recipe::Recipe;
 use super::supervision::Supervision;
-use crate::database::oauth::signing_keys::Issued;
+use crate::database::oauth::Issued;
 
 /// Every tenant that this gateway serves, by name.
 #[derive(Clone, Debug, Default)]

@@ -16,15 +16,10 @@ use super::{
     identity::AuthMode,
     recipe::STORE,
 };
-use crate::config::{
-    address::is_trustworthy,
-    gateway::{Config, is_loopback},
-    reader::Mistake,
-    separation::Separation,
-};
+use crate::config::{Config, Mistake, Separation, address::is_trustworthy, gateway::is_loopback};
 use crate::{
-    database::store::When,
-    manifest::reader::{Manifest, server_key},
+    database::When,
+    manifest::{Manifest, reader::server_key},
 };
 
 /// All that the functions below find.
@@ -227,7 +222,7 @@ pub(crate) fn find_command(command: &str, search: &str) -> Option<PathBuf> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::config::{document::Format, gateway::Sources};
+    use crate::config::{Format, Sources};
     use crate::manifest::reader::parse;
 
     use super::super::checks::*;

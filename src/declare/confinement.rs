@@ -5,12 +5,8 @@
 use std::path::PathBuf;
 
 use super::catalog::{Home, Server};
-use crate::config::{
-    document::{Node, Value},
-    reader::{Fields, Wrong, choice},
-    separation::Separation,
-};
-use crate::manifest::reader::Reader;
+use crate::config::{Fields, Node, Separation, Value, Wrong, reader::choice};
+use crate::manifest::Reader;
 
 /// What a child may reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -283,8 +279,8 @@ const NO_CPU: &str = "no cgroup v2 with the cpu controller is delegated to this 
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::config::{document::Format, reader::Mistake};
-    use crate::manifest::reader::{Manifest, parse};
+    use crate::config::{Format, Mistake};
+    use crate::manifest::{Manifest, reader::parse};
 
     use super::super::confinement::*;
 

@@ -12,10 +12,10 @@ use url::Url;
 
 use super::authorization_server::Builtin;
 use crate::config::{
-    document::{Node, Value},
-    reader::{Fields, Mistake, Wrong, choice, nearest},
+    Fields, Mistake, Node, Value, Wrong,
+    reader::{choice, nearest},
 };
-use crate::manifest::{authorization_server, reader::Reader};
+use crate::manifest::{Reader, authorization_server};
 
 /// How callers of a tenant prove who they are. API keys work in every mode but `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -483,7 +483,7 @@ const NEEDED: [(&str, &str); 3] = [
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::config::document::Format;
+    use crate::config::Format;
     use crate::manifest::reader::parse;
 
     use super::super::identity::*;

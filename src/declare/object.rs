@@ -12,13 +12,11 @@ use std::{
 use serde_json::Value as Json;
 
 use super::password::{PASSWORD, PASSWORD_HASH};
-use crate::config::{
-    document::{Format, Node, Value},
-    reader::{Mistake, Wrong, syntax_mistakes},
-};
+use crate::config::{Format, Mistake, Node, Value, Wrong, reader::syntax_mistakes};
 use crate::manifest::{
+    Manifest,
     interpolation::{files, is_closed, resolve},
-    reader::{self, Manifest},
+    reader,
 };
 
 /// The members of an object, by their names in the manifest.

@@ -23,7 +23,7 @@ use super::{
     object::{Declared, Kind, Object},
 };
 use crate::{
-    database::{objects::changes::Core, store::Failure, vault::seal::Random},
+    database::{Failure, objects::Core, vault::Random},
     manifest::interpolation::{escape, interpolate},
 };
 

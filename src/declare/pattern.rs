@@ -6,7 +6,7 @@
 
 use memchr::memmem::Finder;
 
-use crate::config::reader::Wrong;
+use crate::config::Wrong;
 
 /// A compiled pattern; equal if it was the same text.
 #[derive(Clone, Debug)]

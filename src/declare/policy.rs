@@ -5,10 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::pattern::{Pattern, Template};
-use crate::config::{
-    document::Node,
-    reader::{Fields, Mistake, Wrong},
-};
+use crate::config::{Fields, Mistake, Node, Wrong};
 
 /// What of a server may be used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -224,7 +221,7 @@ impl Policy {
         let text = serde_json::json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
             "servers": {"s": server}}}});
         let env = BTreeMap::new();
-        let format = crate::config::document::Format::Json;
+        let format = crate::config::Format::Json;
         let manifest = crate::manifest::reader::parse("F", &text.to_string(), format, &env);
         let (_, server) = manifest.unwrap().catalog.find("a", "s").unwrap();
         Self::clone(&server.policy)
@@ -236,7 +233,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::policy::*;
-    use crate::config::document::Format;
+    use crate::config::Format;
     use crate::manifest::reader;
 
     #[test]

@@ -4,10 +4,7 @@
 
 use std::num::NonZeroU64;
 
-use crate::config::{
-    document::Node,
-    reader::{Fields, Mistake, Wrong},
-};
+use crate::config::{Fields, Mistake, Node, Wrong};
 
 /// The quotas of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,10 +16,7 @@ use super::{
     confinement::Tcp,
     packages,
 };
-use crate::config::{
-    document::{Node, Value},
-    reader::{Fields, Mistake, Wrong},
-};
+use crate::config::{Fields, Mistake, Node, Value, Wrong};
 
 /// Stands for the path of the store, which is known only later. `${prepared}` in a manifest
 /// becomes it; no other text of a specification can have it, since no program can be given it.
@@ -283,7 +280,7 @@ const FORM: &str = "lockgate-prepared-1";
 
 #[cfg(test)]
 mod tests {
-    use crate::config::document::Format;
+    use crate::config::Format;
     use crate::manifest::reader;
 
     use super::super::recipe::*;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::config::reader::{Fields, Mistake, Wrong, choice};
+use crate::config::{Fields, Mistake, Wrong, reader::choice};
 
 /// How the children of a server are shared, kept and replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Supervision {
             idle: fields.read(
                 "idle",
                 default.idle,
-                crate::config::document::Node::duration,
+                crate::config::Node::duration,
                 mistakes,
             ),
             on_loss: fields.read(

@@ -16,21 +16,17 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeroize::Zeroizing;
 
 use crate::{
-    config::gateway::{self, Config},
-    database::vault::seal::Keyring,
+    config::{Config, gateway},
+    database::vault::Keyring,
     http::{
-        ops::{Health, Loss},
-        replicas::hop::{self, HopKeys},
+        Health, Loss,
+        replicas::{HopKeys, hop},
     },
-    hub::stores::Stores,
-    snapshot::live::{Live, Snapshot},
+    hub::Stores,
+    snapshot::{Live, Snapshot},
     state::{
-        contract::Replica,
-        redis::{
-            agreement,
-            scripts::{Redis, Settings, Unsuitable},
-            wake,
-        },
+        Replica,
+        redis::{Redis, Settings, Unsuitable, agreement, wake},
     },
 };
 

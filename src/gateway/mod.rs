@@ -1,4 +1,6 @@
 //! A running gateway: its parts built, started and stopped in order.
 
-pub(crate) mod cluster;
+mod cluster;
 pub(crate) mod run;
+
+pub(crate) use self::run::{Listeners, Reached, Served, Shutdown};

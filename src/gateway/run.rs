@@ -12,39 +12,25 @@ use super::{
     cluster::{DISAGREEMENT, Sharing},
 };
 use crate::{
-    auth::{access::Verifier, administrator::ensure_operator},
-    backend::child::launcher::Launcher,
-    base::outbound::Outbound,
-    config::{gateway::Config, storage::Secret},
-    database::vault::seal::Keyring,
-    declare::{
-        catalog::{Catalog, Server},
-        confinement::Offer,
-    },
+    auth::{Verifier, administrator::ensure_operator},
+    backend::child::Launcher,
+    base::Outbound,
+    config::{Config, Secret},
+    database::vault::Keyring,
+    declare::{Catalog, Offer, Server},
     http::{
+        Front, Health, Loss,
         admin::routes,
-        edge::{
-            accept::{self, Bounds},
-            address::Allowed,
-            gate::Gate,
-            tls::Files,
-        },
-        front::{Front, limited, routes},
-        mcp::stream::Retry,
-        ops::{self, Health, Loss},
-        replicas::{
-            listener::{self, Cluster},
-            peers::Peers,
-        },
+        edge::{Allowed, Bounds, Files, Gate, accept},
+        front::{limited, routes},
+        mcp::Retry,
+        ops,
+        replicas::{Cluster, Peers, listener},
     },
-    hub::{core::Hub, stores::Stores},
-    oauth::server::Oauth,
-    snapshot::{
-        audit_queue::Trail,
-        live::Live,
-        sync::{Keeper, Reach},
-    },
-    telemetry::{logs::Logs, metrics::Metrics},
+    hub::{Hub, Stores},
+    oauth::Oauth,
+    snapshot::{Keeper, Live, Reach, Trail},
+    telemetry::{Logs, Metrics},
 };
 
 /// Sockets that the caller has bound.

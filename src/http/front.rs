@@ -23,10 +23,7 @@ use axum::{
 use futures_util::FutureExt;
 use tower::service_fn;
 
-use crate::{
-    auth::access::Verifier, config::gateway::Config, hub::core::Hub, snapshot::live::Live,
-    telemetry::metrics::Metrics,
-};
+use crate::{auth::Verifier, config::Config, hub::Hub, snapshot::Live, telemetry::Metrics};
 
 /// What the routes share.
 pub(crate) struct Front {

@@ -8,3 +8,6 @@ pub(crate) mod ops;
 pub(crate) mod replicas;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use self::front::Front;
+pub(crate) use self::ops::{Health, Loss};

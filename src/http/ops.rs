@@ -15,9 +15,9 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
-use super::edge::gate::App;
-use crate::hub::core::Hub;
-use crate::telemetry::metrics::Metrics;
+use super::edge::App;
+use crate::hub::Hub;
+use crate::telemetry::Metrics;
 
 /// Whether this replica should get traffic; a handle over one shared state.
 #[derive(Clone, Debug, Default)]

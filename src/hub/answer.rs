@@ -6,10 +6,10 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::{
-    limits::quotas::{Limits, Seats},
-    stream::reading::Reading,
+    limits::{Limits, Seats},
+    stream::Reading,
 };
-use crate::{auth::access::Access, error::Error};
+use crate::{auth::Access, error::Error};
 
 /// How the response to a POST may look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,12 +12,12 @@ use futures_util::future::join_all;
 
 use super::{
     core::{Core, Handle, Hub},
-    session::task::{Command, Over, Session},
+    session::{Command, Over, Session},
 };
 use crate::{
-    auth::access::{self, Access},
-    backend::child::registry::Restart,
-    declare::catalog::{Catalog, Server},
+    auth::{Access, access},
+    backend::child::Restart,
+    declare::{Catalog, Server},
     error::Error,
 };
 

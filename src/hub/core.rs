@@ -21,35 +21,29 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    auth::{access::Access, policy},
+    auth::{Access, policy},
     backend::{
-        child::{
-            launcher::Launcher,
-            registry::{Restart, Seen},
-        },
-        pool::Pool,
-        prepare::preparations::{Preparations, Prepared},
-        shared::placement::Shares,
+        Pool,
+        child::{Launcher, Restart, Seen},
+        prepare::{Preparations, Prepared},
+        shared::Shares,
     },
-    config::gateway::Config,
-    declare::catalog::Catalog,
+    config::Config,
+    declare::Catalog,
     error::Error,
-    protocol::{
-        event::{Cursor, EventKey},
-        message::{Body, Message},
-    },
-    snapshot::{audit_queue::Trail, live::Live},
-    state::contract::{Directory, EventLog, Fence, SessionId},
-    telemetry::metrics::Metrics,
+    protocol::{Body, Cursor, EventKey, Message},
+    snapshot::{Live, Trail},
+    state::{Directory, EventLog, Fence, SessionId},
+    telemetry::Metrics,
 };
 
 use super::answer::{Answer, Form, Pending};
-use super::limits::quotas::{Limits, Seats};
-use super::ownership::owner::Owner;
-use super::stream::reading::Reading;
+use super::limits::{Limits, Seats};
+use super::ownership::Owner;
+use super::stream::Reading;
 
-use super::session::task::Transport;
-use super::session::task::{Command, Delivery, Session};
+use super::session::Transport;
+use super::session::{Command, Delivery, Session};
 use super::stores::{Patience, Stores};
 
 /// A handle on the core; clones are the same hub.

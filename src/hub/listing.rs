@@ -9,10 +9,10 @@ use tokio::sync::oneshot;
 
 use super::{
     core::{Handle, Hub},
-    session::task::{Command, Transport},
+    session::{Command, Transport},
 };
-use crate::backend::child::registry::Restart as HowToEnd;
-use crate::state::contract::SessionId;
+use crate::backend::child::Restart as HowToEnd;
+use crate::state::SessionId;
 
 /// A session of this replica.
 #[derive(Clone, Debug)]

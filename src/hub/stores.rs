@@ -6,18 +6,15 @@ use aws_lc_rs::rand::SecureRandom;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeroize::Zeroizing;
 
-use super::{ownership::owner::Owner, session::task::or_never};
+use super::{ownership::Owner, session::task::or_never};
 use crate::{
-    config::gateway::Config,
+    config::Config,
     error::Error,
-    protocol::event::EventKey,
+    protocol::EventKey,
     state::{
-        contract::{Directory, EventLog, Limiter, Replica},
-        memory::{
-            limiter::MemoryLimiter,
-            log::{EPOCH, MemoryDirectory, MemoryLog, Retention},
-        },
-        redis::{directory::RedisDirectory, limiter::RedisLimiter, log::RedisLog, scripts::Redis},
+        Directory, EventLog, Limiter, Replica,
+        memory::{EPOCH, MemoryDirectory, MemoryLimiter, MemoryLog, Retention},
+        redis::{Redis, RedisDirectory, RedisLimiter, RedisLog},
     },
 };
 

@@ -9,29 +9,23 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     answer::{Answer, Form},
     core::Hub,
-    session::task::Transport,
+    session::Transport,
     stores::Stores,
 };
 use crate::{
-    auth::access::Access,
+    auth::Access,
     backend::{
-        child::{
-            launcher::{Ambient, Launcher},
-            registry::Restart,
-        },
-        sandbox::walls::Sandbox,
+        child::{Ambient, Launcher, Restart},
+        sandbox::Sandbox,
     },
-    config::{
-        document::Format,
-        gateway::{Config, Sources},
-    },
-    declare::catalog::{Server, Tenant},
+    config::{Config, Format, Sources},
+    declare::{Server, Tenant},
     error::Error,
     manifest::reader,
-    protocol::message::{Body, Message},
-    snapshot::{audit_queue::Trail, live::Live},
-    state::contract::SessionId,
-    telemetry::metrics::Metrics,
+    protocol::{Body, Message},
+    snapshot::{Live, Trail},
+    state::SessionId,
+    telemetry::Metrics,
 };
 
 fn built(name: &str) -> PathBuf {

@@ -9,8 +9,8 @@ use std::{
 use aws_lc_rs::digest::{SHA256, digest};
 
 use crate::{
-    declare::catalog::Server,
-    protocol::json::{self, Fault, Scanner},
+    declare::Server,
+    protocol::{Fault, Scanner, json},
 };
 
 /// The digest of every tool that was listed; never held across an await.
@@ -88,7 +88,7 @@ fn listed(tools: &[u8]) -> Vec<(String, [u8; 32])> {
 #[cfg(test)]
 mod tests {
     use super::super::tools::*;
-    use crate::{config::document::Format, manifest::reader};
+    use crate::{config::Format, manifest::reader};
 
     #[test]
     fn only_a_tool_that_says_something_else_is_changed() {

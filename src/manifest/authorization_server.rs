@@ -8,15 +8,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde_json::Value as Json;
 
 use super::{interpolation::interpolate, reader::Reader};
-use crate::config::{
-    document::{Node, Value},
-    reader::{Fields, Wrong, name},
-};
+use crate::config::{Fields, Node, Value, Wrong, reader::name};
 use crate::declare::{
-    authorization_server::{Builtin, DeclaredClient, Hidden, User},
+    Builtin, DeclaredClient, Hidden, Kind, PASSWORD, PASSWORD_HASH, User,
     identity::{not_empty, scopes},
-    object::Kind,
-    password::{PASSWORD, PASSWORD_HASH, check_hash, check_password},
+    password::{check_hash, check_password},
     redirect::check_redirect_uri,
 };
 
@@ -322,8 +318,8 @@ const SECRET: usize = 16;
 #[cfg(test)]
 mod tests {
     use super::super::reader::parse;
-    use crate::config::document::Format;
-    use crate::declare::{authorization_server::ProviderKind, catalog::Tenant, identity::AuthMode};
+    use crate::config::Format;
+    use crate::declare::{AuthMode, ProviderKind, Tenant};
 
     use super::super::authorization_server::*;
 

@@ -11,18 +11,9 @@ use super::{
     interpolation::escape,
     reader::{Manifest, Reader, server_key},
 };
-use crate::declare::{
-    catalog::{Catalog, Launch, Tenant},
-    identity::AuthMode,
-    quotas::Quotas,
-};
+use crate::declare::{AuthMode, Catalog, Launch, Quotas, Tenant};
 use crate::{
-    config::{
-        document::{Node, Value},
-        gateway::{RUN_SERVER, RUN_TENANT},
-        reader::{Mistake, Wrong},
-        sources::Override,
-    },
+    config::{Mistake, Node, Override, RUN_SERVER, RUN_TENANT, Value, Wrong},
     protocol::revision,
 };
 

@@ -4,8 +4,8 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use crate::config::reader::Wrong;
-use crate::declare::recipe::STORE;
+use crate::config::Wrong;
+use crate::declare::STORE;
 
 /// `text` with variables and files put in, and [`STORE`] for `${prepared}`; `$$` is `$`.
 pub(crate) fn interpolate(text: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {

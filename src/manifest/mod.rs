@@ -3,7 +3,10 @@
 pub(crate) mod authorization_server;
 pub(crate) mod command_line;
 pub(crate) mod interpolation;
-pub(crate) mod provider;
+mod provider;
 pub(crate) mod reader;
-pub(crate) mod schema;
+mod schema;
 pub(crate) mod single_object;
+
+pub(crate) use self::reader::{Manifest, Reader};
+pub(crate) use self::schema::TEXT;

@@ -14,14 +14,10 @@ use super::{
     interpolation::interpolate,
     reader::Reader,
 };
-use crate::config::{
-    document::Node,
-    reader::{Fields, Wrong, choice},
-};
+use crate::config::{Fields, Node, Wrong, reader::choice};
 use crate::declare::{
-    authorization_server::{Allow, Hidden, Provider, ProviderKind},
+    Allow, Hidden, Kind, Provider, ProviderKind,
     identity::{issuer, not_empty, scopes},
-    object::Kind,
 };
 
 impl Reader<'_> {

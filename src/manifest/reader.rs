@@ -12,19 +12,17 @@ use std::{
 
 use super::interpolation::interpolate;
 use crate::declare::{
-    catalog::{Catalog, Clocks, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant},
-    identity::{AuthMode, known_server, useless_grants},
-    policy::Policy,
-    quotas::{Quotas, Room},
-    recipe::{Recipe, STORE},
-    supervision::{self, Supervision},
+    AuthMode, Catalog, Clocks, Home, Launch, Limits, Policy, Quotas, Recipe, Reply, ReplyMode,
+    Room, STORE, Server, Supervision, Tenant,
+    identity::{known_server, useless_grants},
+    supervision,
 };
 use crate::{
     config::{
-        document::{Node, Value},
-        reader::{Fields, Mistake, Wrong, choice, name},
+        Fields, Mistake, Node, Value, Wrong,
+        reader::{choice, name},
     },
-    protocol::revision::{self, Revision},
+    protocol::{Revision, revision},
 };
 
 /// A manifest that was read without a mistake.
@@ -71,7 +69,7 @@ pub(crate) fn read(
 pub(crate) fn parse(
     file: &str,
     text: &str,
-    format: crate::config::document::Format,
+    format: crate::config::Format,
     env: &BTreeMap<String, String>,
 ) -> Result<Manifest, Vec<Mistake>> {
     crate::declare::object::parse(file, text, format, env).map(|read| read.manifest)
@@ -497,11 +495,8 @@ mod tests {
     use std::path::Path;
 
     use super::super::command_line::single;
-    use crate::config::{
-        document::Format,
-        gateway::{Config, Sources},
-    };
-    use crate::declare::confinement::Confinement;
+    use crate::config::{Config, Format, Sources};
+    use crate::declare::Confinement;
 
     use super::super::reader::*;
 

@@ -14,7 +14,7 @@ mod tests {
 
     use super::super::reader::parse;
     use super::super::schema::*;
-    use crate::config::document::Format;
+    use crate::config::Format;
 
     /// A key that no table has, and none is near to.
     const UNKNOWN: &str = "no-key-of-any-table";

@@ -4,11 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{
-    document::Format,
-    reader::{Fields, Mistake, syntax_mistakes},
-};
-use crate::declare::object::{Document, to_json};
+use crate::config::{Fields, Format, Mistake, reader::syntax_mistakes};
+use crate::declare::{Document, object::to_json};
 
 /// One object's document `text`, which stands in `file`, nothing of the environment left open; what
 /// its keys mean is left to whoever gets it.

@@ -14,10 +14,10 @@ use super::{
     throttle,
 };
 use crate::{
-    auth::denials::{Caller, Denial},
-    config::address::ClientAddress,
-    database::audit::Record,
-    telemetry::metrics::Denied,
+    auth::{Caller, Denial},
+    config::ClientAddress,
+    database::Record,
+    telemetry::Denied,
 };
 
 /// The address that a request is accounted to.

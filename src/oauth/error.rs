@@ -14,7 +14,7 @@ use http::{
 use serde_json::json;
 
 use super::server::State;
-use crate::database::store::Failure;
+use crate::database::Failure;
 
 /// A refusal; the texts are fixed, so that nothing leaks into them, and have none of the
 /// characters that RFC 6749 forbids there.

@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::{
-    clients::metadata::{GRANT_TYPES, Method},
+    clients::{GRANT_TYPES, Method},
     error::Refusal,
     secret,
     server::{Oauth, Server, State},
     tokens::jose,
 };
-use crate::database::oauth::signing_keys::PublicKey;
+use crate::database::oauth::PublicKey;
 
 /// Where RFC 8414 has it, with the path of the issuer behind.
 pub(super) const OAUTH: &str = "/.well-known/oauth-authorization-server";

@@ -3,11 +3,11 @@
 //! Pure. Whether there is such a server is asked by whoever knows who asks: its name alone tells
 //! nobody that it exists.
 
-use crate::declare::catalog::Tenant;
+use crate::declare::Tenant;
 
 /// A resource of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Resource {
+pub(crate) struct Resource {
     /// The name in its URL, whether there is such a server or not.
     pub(super) server: String,
     /// The audience of tokens.
@@ -16,7 +16,7 @@ pub(super) struct Resource {
 
 /// Where resources are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'p> {
+pub(crate) struct Place<'p> {
     /// The base of all URLs.
     pub(super) public_url: &'p str,
     /// Tenant and server that have the short URLs too.

@@ -25,15 +25,14 @@ use axum::{
 use http::request::Parts;
 
 use crate::{
-    auth::denials::Denials,
-    base::clock::Clock,
-    base::outbound::Outbound,
-    config::{address::ClientAddress, gateway::Config},
-    declare::{authorization_server::Builtin, catalog::Tenant, identity::AuthMode, issuer},
-    snapshot::{audit_queue::Trail, live::Live},
+    auth::Denials,
+    base::{Clock, Outbound},
+    config::{ClientAddress, Config},
+    declare::{AuthMode, Builtin, Tenant, issuer},
+    snapshot::{Live, Trail},
 };
 
-use super::clients::metadata_document::Documents;
+use super::clients::Documents;
 use super::error::Refusal;
 use super::throttle::Throttle;
 

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::live::Live;
-use crate::database::audit::Record;
+use crate::database::Record;
 
 /// The way to the audit trail; clones share it.
 #[derive(Clone)]

@@ -18,12 +18,9 @@ use tokio::{
 };
 
 use crate::{
-    base::clock::Clock,
-    database::{
-        oauth::signing_keys::Issued,
-        store::{Failure, Store, When},
-    },
-    declare::{catalog::Catalog, identity::OperatorKeys},
+    base::Clock,
+    database::{Failure, Store, When, oauth::Issued},
+    declare::{Catalog, OperatorKeys},
 };
 
 /// What is declared, at one moment.
@@ -290,8 +287,8 @@ mod tests {
     use std::collections::{BTreeMap, HashMap};
 
     use super::super::live::*;
-    use crate::config::document::Format;
-    use crate::{database::oauth::signing_keys::PublicKey, manifest::reader::parse};
+    use crate::config::Format;
+    use crate::{database::oauth::PublicKey, manifest::reader::parse};
 
     #[test]
     fn an_older_snapshot_does_not_replace_a_newer_one() {

@@ -18,17 +18,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{hidden::Hidden, live::Live};
-use crate::config::{gateway::Config, oauth::Issuing, reader::Mistake};
+use crate::config::{Config, Issuing, Mistake};
 use crate::{
-    database::{
-        oauth::signing_keys::Schedule,
-        store::{Author, Failure, Location, Opening, Store},
-    },
-    declare::{
-        difference::Prune,
-        identity::AuthMode,
-        object::{self, Declaration},
-    },
+    database::{Author, Failure, Location, Opening, Store, oauth::Schedule},
+    declare::{AuthMode, Declaration, Prune, object},
 };
 
 /// A manifest in a file that is applied at the start and whenever it changes.

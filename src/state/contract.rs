@@ -7,7 +7,7 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
-use crate::protocol::event::StreamId;
+use crate::protocol::StreamId;
 
 /// A future that a seam returns.
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -16,11 +16,11 @@ use rustix::fs::FlockOperation;
 
 use super::removal;
 use crate::backend::{
-    guard::protocol::{Cage, Orders, Store},
-    prepare::stores::SCRATCH,
-    sandbox::{uids::Lease, walls::Sandbox},
+    guard::{Cage, Orders, Store},
+    prepare::SCRATCH,
+    sandbox::{Lease, Sandbox},
 };
-use crate::declare::catalog::{Home, Launch, Limits};
+use crate::declare::{Home, Launch, Limits};
 
 /// A guard that has not held its directory by then never will.
 const GUARDED: Duration = Duration::from_hours(1);

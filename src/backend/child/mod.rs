@@ -1,9 +1,13 @@
 //! Child processes: launch, stdio, registry and removal.
 
-pub(crate) mod launcher;
-pub(crate) mod registry;
+mod launcher;
+mod registry;
 pub(crate) mod removal;
 pub(crate) mod stderr;
-pub(crate) mod stdio;
+mod stdio;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use self::launcher::{Ambient, Launcher};
+pub(crate) use self::registry::{Entry, Restart, Roster, Seat, Seen};
+pub(crate) use self::stdio::{Child, Exit, Happened};

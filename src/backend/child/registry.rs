@@ -18,11 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::stderr::Tail;
 use crate::{
-    declare::{
-        catalog::Server,
-        quotas::{Full, Room},
-    },
-    telemetry::metrics::{ChildState, Metrics},
+    declare::{Full, Room, Server},
+    telemetry::{ChildState, Metrics},
 };
 
 /// All children of the gateway.

@@ -25,8 +25,8 @@ use tokio::{
 
 use super::launcher::Launcher;
 use super::stderr::{Stderr, Tail};
-use crate::backend::{guard::launch, sandbox::uids::Lease};
-use crate::declare::catalog::{Launch, Limits};
+use crate::backend::{guard::launch, sandbox::Lease};
+use crate::declare::{Launch, Limits};
 
 /// What a child did.
 #[derive(Debug)]

@@ -9,11 +9,8 @@ use super::{
     launcher::{Ambient, Launcher},
     stdio::{Child, Exit, Happened},
 };
-use crate::backend::sandbox::walls::Sandbox;
-use crate::declare::{
-    catalog::{Home, Launch, Limits},
-    confinement::Confinement,
-};
+use crate::backend::sandbox::Sandbox;
+use crate::declare::{Confinement, Home, Launch, Limits};
 
 const LIMITS: Limits = Limits {
     line: 16 << 20,

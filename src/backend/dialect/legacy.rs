@@ -10,11 +10,7 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::protocol::{
-    json::{self, Span},
-    message::{Kind, Message},
-    method::Method,
-};
+use crate::protocol::{Kind, Message, Method, Span, json};
 
 /// The gateway's own id of a client's request; also its progress token towards the child.
 pub(crate) type CallId = u64;

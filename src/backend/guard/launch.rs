@@ -28,10 +28,7 @@ use super::{
 };
 use crate::backend::{
     child::removal,
-    sandbox::{
-        confine,
-        namespace::{self, User},
-    },
+    sandbox::{User, confine, namespace},
 };
 
 /// Becomes a guard if the command line says so, and then never returns.

@@ -3,3 +3,6 @@
 pub(crate) mod launch;
 pub(crate) mod protocol;
 pub(crate) mod tree;
+
+pub(crate) use self::launch::Clone;
+pub(crate) use self::protocol::{Cage, Files, Orders, Store, Tcp};

@@ -1,5 +1,8 @@
 //! Preparations: what a server's children need, installed once.
 
-pub(crate) mod preparations;
-pub(crate) mod programs;
+mod preparations;
+mod programs;
 pub(crate) mod stores;
+
+pub(crate) use self::preparations::{Preparations, Prepared, Ready};
+pub(crate) use self::stores::SCRATCH;

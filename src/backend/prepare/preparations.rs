@@ -27,19 +27,11 @@ use super::{
     stores::{KEPT, Store, Stores},
 };
 use crate::backend::{
-    child::{
-        launcher::Launcher,
-        stderr::printable,
-        stdio::{Child, Exit, Happened},
-    },
-    circuit::{Circuit, Verdict},
-    pool::{Pool, Refused, Spec, spec},
-    start_slots::Turns,
+    Circuit, Pool, Refused, Spec, Turns, Verdict,
+    child::{Child, Exit, Happened, Launcher, stderr::printable},
+    pool::spec,
 };
-use crate::declare::{
-    catalog::{Launch, Limits, Server},
-    recipe::Recipe,
-};
+use crate::declare::{Launch, Limits, Recipe, Server};
 
 /// All preparations of a gateway.
 pub(crate) struct Preparations {

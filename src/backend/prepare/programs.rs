@@ -12,7 +12,7 @@ use std::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::declare::recipe::Start;
+use crate::declare::Start;
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::{
 
 use rustix::fs::{Access, access};
 
-use crate::declare::catalog::Limits;
+use crate::declare::Limits;
 
 /// The group that this process is in, if cgroup v2 is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,10 +19,7 @@ use rustix::{
 };
 
 use super::{files, seccomp};
-use crate::backend::guard::{
-    launch,
-    protocol::{Cage, Files, Orders, Store, Tcp},
-};
+use crate::backend::guard::{Cage, Files, Orders, Store, Tcp, launch};
 
 /// Becomes the server of `orders`; returns only why that failed.
 ///

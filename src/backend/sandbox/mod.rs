@@ -1,10 +1,14 @@
 //! The sandbox of a child: namespaces, cgroups, file and network rules, uids.
 
-pub(crate) mod cgroup;
+mod cgroup;
 pub(crate) mod confine;
-pub(crate) mod files;
+mod files;
 pub(crate) mod namespace;
-pub(crate) mod network;
-pub(crate) mod seccomp;
-pub(crate) mod uids;
+mod network;
+mod seccomp;
+mod uids;
 pub(crate) mod walls;
+
+pub(crate) use self::namespace::User;
+pub(crate) use self::uids::Lease;
+pub(crate) use self::walls::{Kernel, Sandbox};

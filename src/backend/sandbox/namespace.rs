@@ -17,8 +17,7 @@ use rustix::{
 
 use super::confine;
 use crate::backend::guard::{
-    launch::{self, Clone},
-    protocol::{Orders, Store},
+    Clone, Orders, Store, launch,
     tree::{is_readable, wait_for},
 };
 

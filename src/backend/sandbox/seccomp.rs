@@ -10,7 +10,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule, sock_filter,
 };
 
-use crate::backend::guard::protocol::{Cage, Tcp};
+use crate::backend::guard::{Cage, Tcp};
 
 /// Puts the filters on this thread, which has to be the only one; needs `no_new_privs`.
 pub(super) fn apply(cage: &Cage) -> io::Result<()> {

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use crate::config::separation::Uids;
+use crate::config::Uids;
 
 /// A range of uids, of which some are taken.
 #[derive(Debug)]

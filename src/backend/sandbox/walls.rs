@@ -18,17 +18,11 @@ use super::{
     network::{self, Refused},
     uids::{Lease, Pool},
 };
-use crate::backend::guard::{
-    launch,
-    protocol::{Cage, Files, Store, Tcp},
-};
+use crate::backend::guard::{Cage, Files, Store, Tcp, launch};
 use crate::{
-    config::separation::{Separation, Uids},
-    declare::{
-        catalog::{Home, Launch, Limits},
-        confinement::{self, Offer, Profile},
-    },
-    snapshot::hidden::Hidden,
+    config::{Separation, Uids},
+    declare::{Home, Launch, Limits, Offer, Profile, confinement},
+    snapshot::Hidden,
 };
 
 /// What this kernel, and the rights of this process, make possible.

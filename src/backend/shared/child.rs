@@ -26,19 +26,13 @@ use super::{
     routing::{Audience, Hearing, owner, refuse, salvaged},
 };
 use crate::backend::{
-    child::{
-        registry::Restart,
-        stdio::{Child, Happened},
-    },
-    pool::{Place, Pool, Refused, Started},
+    Place, Pool, Refused, Started,
+    child::{Child, Happened, Restart},
 };
 use crate::{
-    declare::catalog::Server,
-    protocol::{
-        message::{Body, Kind, Message},
-        revision::{self, Revision},
-    },
-    telemetry::metrics::{ChildState, Exit},
+    declare::Server,
+    protocol::{Body, Kind, Message, Revision, revision},
+    telemetry::{ChildState, Exit},
 };
 
 /// How long a session may leave its inbox full.
@@ -448,7 +442,7 @@ impl Running {
     }
 
     fn dropped(&self) {
-        let why = crate::telemetry::metrics::Dropped::Unknown;
+        let why = crate::telemetry::Dropped::Unknown;
         self.shared.pool.metrics.message_dropped(why);
     }
 

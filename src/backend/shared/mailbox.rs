@@ -12,8 +12,8 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::{mpsc, watch};
 
 use super::routing::Level;
-use crate::backend::{child::registry::Entry, pool::Refused};
-use crate::protocol::{json, message::Message, revision::Revision};
+use crate::backend::{Refused, child::Entry};
+use crate::protocol::{Message, Revision, json};
 
 /// What a session wants of a shared child.
 pub(super) enum Wanted {

@@ -1,6 +1,10 @@
 //! Children that several sessions share.
 
-pub(crate) mod child;
+mod child;
 pub(crate) mod mailbox;
-pub(crate) mod placement;
+mod placement;
 pub(crate) mod routing;
+
+pub(crate) use self::mailbox::Loss;
+pub(crate) use self::placement::{Member, STABLE, Shares};
+pub(crate) use self::routing::CALL_BITS;

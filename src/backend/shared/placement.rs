@@ -24,11 +24,8 @@ use super::{
     mailbox::{Handle, Heard, Hello, INBOX, LANE, Loss, Standing, Unsent, Wanted},
     routing::Level,
 };
-use crate::backend::{
-    circuit::{Circuit, Verdict},
-    pool::{Pool, Refused, Spec, spec},
-};
-use crate::declare::catalog::Server;
+use crate::backend::{Circuit, Pool, Refused, Spec, Verdict, pool::spec};
+use crate::declare::Server;
 
 /// All shared children.
 pub(crate) struct Shares {

@@ -14,11 +14,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::backend::dialect::legacy::{owe, push_error, push_result};
 use crate::{
-    declare::supervision::Isolation,
-    protocol::{
-        message::{Kind, Message},
-        method::Method,
-    },
+    declare::Isolation,
+    protocol::{Kind, Message, Method},
 };
 
 /// How severe a log message is (2025-11-25 logging, "Log Levels"); the greater the more.

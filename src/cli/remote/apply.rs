@@ -18,7 +18,7 @@ use super::{
     table::{plain, pretty},
 };
 use crate::{
-    config::{document::Format, gateway::environment},
+    config::{Format, gateway::environment},
     declare::object,
 };
 

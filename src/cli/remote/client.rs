@@ -12,10 +12,7 @@ use url::Url;
 
 use super::table::plain;
 use crate::cli::arguments::wait;
-use crate::config::{
-    gateway::{Config, Sources, environment},
-    reader::Mistake,
-};
+use crate::config::{Config, Mistake, Sources, gateway::environment};
 
 /// Which gateway, who asks, and how answers are shown.
 #[derive(Args)]

@@ -1,9 +1,9 @@
 //! Commands that speak to the administration API of a running gateway.
 
 pub(crate) mod apply;
-pub(crate) mod client;
+mod client;
 pub(crate) mod keys;
 pub(crate) mod log_in;
 pub(crate) mod objects;
 pub(crate) mod reference;
-pub(crate) mod table;
+mod table;

@@ -1,10 +1,7 @@
 //! Clients that registered themselves (RFC 7591), as rows.
 
 use super::{grants::Revoked, revocations};
-use crate::database::{
-    sql::Row,
-    store::{Failure, Store},
-};
+use crate::database::{Failure, Row, Store};
 
 /// A registered client.
 #[derive(Clone, Debug, PartialEq, Eq)]

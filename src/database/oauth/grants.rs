@@ -6,10 +6,7 @@
 use uuid::Uuid;
 
 use super::revocations::{self, row_groups};
-use crate::database::{
-    sql::{Row, Transaction},
-    store::{Failure, Store},
-};
+use crate::database::{Failure, Row, Store, Transaction};
 
 /// What a person allowed a client.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,10 +5,7 @@ use std::fmt::Write;
 
 use zeroize::Zeroizing;
 
-use crate::database::{
-    store::{Failure, Store},
-    vault::seal::Place,
-};
+use crate::database::{Failure, Store, vault::Place};
 
 /// Somebody who logged in.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -1,8 +1,18 @@
 //! Rows of the authorization server: grants, clients, log-ins, signing keys, revocations.
 
-pub(crate) mod clients;
-pub(crate) mod grants;
-pub(crate) mod logins;
+mod clients;
+mod grants;
+mod logins;
 pub(crate) mod revocations;
 pub(crate) mod signing_keys;
-pub(crate) mod sweep;
+mod sweep;
+
+pub(crate) use self::clients::Registered;
+pub(crate) use self::grants::{
+    Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode,
+};
+pub(crate) use self::logins::Person;
+#[cfg(test)]
+pub(crate) use self::revocations::RevokedOf;
+pub(crate) use self::revocations::{GrantFilter, SeenGrant};
+pub(crate) use self::signing_keys::{Issued, PublicKey, Schedule, SeenKey, Signing, SigningKey};

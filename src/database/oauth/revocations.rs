@@ -12,11 +12,7 @@ use super::{
     grants::{self, Grant, Revoked},
     signing_keys::{self, Issued},
 };
-use crate::database::{
-    sql::{Row, Transaction},
-    store::{Failure, Store},
-    value::Value,
-};
+use crate::database::{Failure, Row, Store, Transaction, Value};
 
 /// How far the store has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

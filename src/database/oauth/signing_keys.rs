@@ -23,13 +23,11 @@ use uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::revocations::{self, RevokedOf};
-use crate::config::oauth::Issuing;
+use crate::config::Issuing;
 use crate::database::{
-    audit::{self, Record},
-    objects::changes::Core,
-    sql::{Row, Transaction},
-    store::{Author, Failure, Store},
-    vault::seal::{Keyring, Place, Random},
+    Author, Failure, Record, Row, Store, Transaction, audit,
+    objects::Core,
+    vault::{Keyring, Place, Random},
 };
 
 /// What decides whether a token of ours is worth anything; part of every snapshot.

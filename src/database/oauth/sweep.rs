@@ -3,10 +3,7 @@
 //! A little at a time, so that nobody waits for it. Not here: the audit trail (`audit`).
 
 use super::{revocations::KEPT_MS, signing_keys};
-use crate::database::{
-    store::{Failure, Store},
-    value::Value,
-};
+use crate::database::{Failure, Store, Value};
 
 impl Store {
     /// Removes some of the rows of the authorization servers that have ended. True says that there

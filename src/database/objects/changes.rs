@@ -11,25 +11,16 @@ use uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::rows::{self, RowError, Sealer, Stored};
-use crate::config::reader::Wrong;
+use crate::config::Wrong;
 use crate::{
     database::{
-        audit::{self, Record},
-        oauth::{grants::Revoked, revocations, signing_keys::Signing},
-        sql::{Pool, Row, Sql, Transaction},
-        store::{Author, Expected, Failure, Loaded, Opening, When},
-        value::Value,
-        vault::{
-            master_key::Make,
-            rotation,
-            seal::{Keyring, NotOpened, Place},
-        },
+        Author, Expected, Failure, Loaded, Opening, Pool, Record, Row, Sql, Transaction, Value,
+        When, audit,
+        oauth::{Revoked, Signing, revocations},
+        vault::{Keyring, Make, NotOpened, Place, rotation},
     },
-    declare::{
-        difference::{Change, What},
-        object::{Declared, Kind, Object, ObjectName},
-    },
-    manifest::reader::Manifest,
+    declare::{Change, Declared, Kind, Object, ObjectName, What},
+    manifest::Manifest,
 };
 
 /// An open store.

@@ -2,3 +2,6 @@
 
 pub(crate) mod changes;
 pub(crate) mod rows;
+
+pub(crate) use self::changes::{Core, VERSION};
+pub(crate) use self::rows::{RowError, Sealer, Stored};

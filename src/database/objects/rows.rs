@@ -5,18 +5,13 @@
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use crate::config::reader::Mistake;
+use crate::config::Mistake;
 use crate::{
     database::{
-        sql::{Row, Sql, SqlError, Transaction},
-        value::Value,
-        vault::seal::{Keyring, NotOpened, Place, Random},
+        Row, Sql, SqlError, Transaction, Value,
+        vault::{Keyring, NotOpened, Place, Random},
     },
-    declare::{
-        identity::OperatorKey,
-        object::{Document, Kind, Object, ObjectName, Secret},
-        password::PASSWORD,
-    },
+    declare::{Document, Kind, Object, ObjectName, OperatorKey, PASSWORD, Secret},
 };
 
 /// An object as it is stored.

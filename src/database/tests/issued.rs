@@ -8,20 +8,16 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::store::{Place, on_both};
-use crate::config::gateway::{Config, Sources};
+use crate::config::{Config, Sources};
 use crate::{
     database::{
-        audit::Filter,
+        Author, Expected, Failure, Filter, Store,
         oauth::{
-            clients::Registered,
-            grants::{Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode},
-            logins::Person,
-            revocations::GrantFilter,
-            signing_keys::{Issued, Schedule},
+            Grant, GrantFilter, Issued, NewCode, NewRefresh, Person, Refreshed, Registered,
+            Revoked, Schedule, Succession, TakenCode,
         },
-        store::{Author, Expected, Failure, Store},
     },
-    declare::object::{Kind, Object, ObjectName},
+    declare::{Kind, Object, ObjectName},
 };
 
 on_both! {

@@ -10,25 +10,15 @@ use std::{
 
 use serde_json::{Value as Json, json};
 
-use crate::config::{document::Format, reader::Wrong, storage::Secret};
+use crate::config::{Format, Secret, Wrong};
 use crate::{
-    base::clock::Clock,
+    base::Clock,
     database::{
-        audit::{Filter, Record},
-        sql::Pool,
-        store::{Author, Expected, Failure, Judge, Location, Opening, Store, When},
-        value::Value,
-        vault::{
-            master_key::KeySource,
-            seal::{Keyring, MasterKey},
-        },
+        Author, Expected, Failure, Filter, Judge, Location, Opening, Pool, Record, Store, Value,
+        When,
+        vault::{KeySource, Keyring, MasterKey},
     },
-    declare::{
-        difference::Prune,
-        identity::AuthMode,
-        object::{self, Declared, Kind, Object, ObjectName},
-        password,
-    },
+    declare::{AuthMode, Declared, Kind, Object, ObjectName, Prune, object, password},
 };
 
 #[path = "../../../tests/it/postgres.rs"]
@@ -622,7 +612,7 @@ async fn password_hash(store: &Store) -> String {
     hash.replace("$$", "$")
 }
 
-fn lines(changes: &[crate::declare::difference::Change]) -> Vec<String> {
+fn lines(changes: &[crate::declare::Change]) -> Vec<String> {
     changes.iter().map(ToString::to_string).collect()
 }
 

@@ -12,10 +12,7 @@ use std::{
 use zeroize::Zeroizing;
 
 use super::seal::{Keyring, MasterKey, Random};
-use crate::config::{
-    reader::{Mistake, Wrong},
-    storage::Secret,
-};
+use crate::config::{Mistake, Secret, Wrong};
 
 /// Where the master keys of a gateway are.
 #[derive(Clone, Debug)]

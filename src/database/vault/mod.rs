@@ -1,5 +1,10 @@
 //! Sealed secrets: the master key, sealing, and key rotation.
 
-pub(crate) mod master_key;
+mod master_key;
 pub(crate) mod rotation;
-pub(crate) mod seal;
+mod seal;
+
+pub(crate) use self::master_key::{KeySource, Make};
+#[cfg(test)]
+pub(crate) use self::seal::MasterKey;
+pub(crate) use self::seal::{Keyring, NotOpened, Place, Random};

@@ -6,8 +6,8 @@ use super::{
     master_key::{KeySource, Make},
     seal::{Keyring, MasterKey, Place, Random},
 };
-use crate::config::reader::Wrong;
-use crate::database::{objects::rows::Sealer, sql::Transaction, store::Failure};
+use crate::config::Wrong;
+use crate::database::{Failure, Transaction, objects::Sealer};
 
 /// The keys, proven to be those of this store; the first is made known to it.
 ///

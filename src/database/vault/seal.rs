@@ -12,7 +12,7 @@ use aws_lc_rs::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use zeroize::Zeroizing;
 
-use crate::config::reader::Wrong;
+use crate::config::Wrong;
 
 /// Where keys and nonces come from.
 pub(crate) type Random = dyn SecureRandom + Send + Sync;

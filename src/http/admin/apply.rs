@@ -15,11 +15,8 @@ use super::{
 };
 use crate::http::mcp::endpoint;
 use crate::{
-    config::document::Format,
-    declare::{
-        difference::{Change, Prune},
-        object,
-    },
+    config::Format,
+    declare::{Change, Prune, object},
 };
 
 /// Applies a whole manifest: YAML, TOML or JSON by its content type.

@@ -5,7 +5,7 @@
 use serde_json::{Value as Json, json};
 
 use super::openapi::{object, page, reference};
-use crate::declare::object::Kind;
+use crate::declare::Kind;
 
 /// Every such body by its name.
 #[expect(clippy::too_many_lines, reason = "one table")]

@@ -15,19 +15,14 @@ use super::{
     query::{Query, read_document},
     routes::{Admin, Named, Problem, Shared, answer, moment},
 };
-use crate::http::{front::Front, mcp::endpoint};
+use crate::http::{Front, mcp::endpoint};
 use crate::{
-    config::reader::Wrong,
+    config::Wrong,
     database::{
-        audit::Record,
-        oauth::{
-            grants::Revoked,
-            revocations::{GrantFilter, SeenGrant},
-            signing_keys::{Schedule, SeenKey},
-        },
-        store::{Expected, Failure, Store},
+        Expected, Failure, Record, Store,
+        oauth::{GrantFilter, Revoked, Schedule, SeenGrant, SeenKey},
     },
-    declare::identity::AuthMode,
+    declare::AuthMode,
 };
 
 type Outcome = Result<Response, Problem>;

@@ -1,11 +1,13 @@
 //! The administration API and its OpenAPI document.
 
-pub(crate) mod apply;
-pub(crate) mod bodies;
-pub(crate) mod issued;
-pub(crate) mod issued_bodies;
-pub(crate) mod objects;
+mod apply;
+mod bodies;
+mod issued;
+mod issued_bodies;
+mod objects;
 pub(crate) mod openapi;
-pub(crate) mod query;
+mod query;
 pub(crate) mod routes;
-pub(crate) mod running;
+mod running;
+
+pub(crate) use self::routes::Problem;

@@ -24,20 +24,14 @@ use super::{
     routes::{Admin, Named, Problem, Shared, answer, moment},
 };
 use crate::http::{
-    front::Front,
+    Front,
     mcp::{endpoint, reply},
 };
 use crate::{
-    auth::{api_key, builtin::REGISTERED},
-    config::reader::Wrong,
-    database::{
-        objects::rows::Stored,
-        store::{Author, Expected, Failure},
-    },
-    declare::{
-        identity::OperatorKey,
-        object::{Document, Kind, Object, ObjectName},
-    },
+    auth::{REGISTERED, api_key},
+    config::Wrong,
+    database::{Author, Expected, Failure, objects::Stored},
+    declare::{Document, Kind, Object, ObjectName, OperatorKey},
 };
 
 type Outcome = Result<Response, Problem>;

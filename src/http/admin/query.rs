@@ -5,11 +5,8 @@ use serde_json::Value as Json;
 
 use super::routes::Problem;
 use crate::{
-    config::{
-        document::{Format, Node, Value},
-        reader::{Wrong, nearest},
-    },
-    declare::object::Document,
+    config::{Format, Node, Value, Wrong, reader::nearest},
+    declare::Document,
 };
 
 /// The parameters of a query, each at most once.

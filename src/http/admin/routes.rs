@@ -23,16 +23,16 @@ use serde_json::{Value as Json, json};
 
 use super::{issued, objects, openapi, running};
 use crate::http::{
+    Front,
     edge::{gate, limits},
-    front::Front,
-    mcp::{bearer, reply::Failure},
+    mcp::{Failure, bearer},
 };
 use crate::{
-    auth::administrator::{Administrator, NoAdministrator, SCOPE},
-    config::reader::Mistake,
+    auth::{Administrator, NoAdministrator, SCOPE},
+    config::Mistake,
     database::store,
-    declare::object::Kind,
-    snapshot::live::Snapshot,
+    declare::Kind,
+    snapshot::Snapshot,
 };
 
 /// Every route of the administration API.

@@ -20,14 +20,11 @@ use super::{
     query::Query,
     routes::{Admin, Named, Problem, Shared, answer, moment},
 };
-use crate::http::front::Front;
+use crate::http::Front;
 use crate::{
-    backend::child::registry::{Restart as HowToEnd, Seen as SeenChild},
-    database::{
-        audit::{Cursor, Entry, Filter, Record},
-        store::{Failure, Store},
-    },
-    hub::{core::Hub, listing::SeenSession},
+    backend::child::{Restart as HowToEnd, Seen as SeenChild},
+    database::{Cursor, Entry, Failure, Filter, Record, Store},
+    hub::{Hub, SeenSession},
 };
 
 type Outcome = Result<Response, Problem>;

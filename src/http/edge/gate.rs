@@ -30,10 +30,10 @@ use super::body::{Read, meter};
 use super::cors;
 use super::own_form;
 use super::refusal::{in_form_of, refusal};
-pub(crate) use crate::config::address::ClientAddress;
-use crate::http::replicas::hop::HOP;
-use crate::http::replicas::listener::Cluster;
-use crate::telemetry::metrics::{Metrics, Route};
+pub(crate) use crate::config::ClientAddress;
+use crate::http::replicas::Cluster;
+use crate::http::replicas::HOP;
+use crate::telemetry::{Metrics, Route};
 
 /// What one listener serves. A handle.
 ///

@@ -10,11 +10,11 @@ use axum::{
 };
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 
-use crate::config::address::ClientAddress;
-use crate::http::{front::Front, mcp::reply::Failure};
+use crate::config::ClientAddress;
+use crate::http::{Front, mcp::Failure};
 use crate::{
     error::{Error, Limit, Quota},
-    hub::limits::quotas::Left,
+    hub::limits::Left,
 };
 
 /// What may be used: `"requests";q=100;w=1`.

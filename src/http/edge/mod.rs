@@ -1,12 +1,17 @@
 //! The edge: connections, TLS, hosts, origins, bodies and limits before any route.
 
 pub(crate) mod accept;
-pub(crate) mod address;
-pub(crate) mod body;
-pub(crate) mod cors;
+mod address;
+mod body;
+mod cors;
 pub(crate) mod gate;
 pub(crate) mod limits;
-pub(crate) mod own_form;
+mod own_form;
 pub(crate) mod refusal;
-pub(crate) mod tls;
-pub(crate) mod wire;
+mod tls;
+mod wire;
+
+pub(crate) use self::accept::Bounds;
+pub(crate) use self::address::Allowed;
+pub(crate) use self::gate::{App, Gate};
+pub(crate) use self::tls::{CERTIFICATE, Files, TlsError};

@@ -12,7 +12,7 @@ use super::{
     reply::Failure,
     wellknown::{self, Endpoint},
 };
-use crate::{auth::access::Credential, declare::catalog::Tenant};
+use crate::{auth::Credential, declare::Tenant};
 
 /// What a request carries to show who calls: the header, and nothing of query or body (2025-11-25
 /// authorization, "Token Requirements").

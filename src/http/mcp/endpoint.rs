@@ -16,14 +16,14 @@ use super::{
     reply::Failure,
     wellknown::{self, Endpoint},
 };
-use crate::config::address::ClientAddress;
-use crate::http::{edge::limits, front::Front, replicas::hop::Hop};
+use crate::config::ClientAddress;
+use crate::http::{Front, edge::limits, replicas::Hop};
 use crate::{
-    auth::access::{self, Access, Refused},
-    declare::identity::AuthMode,
+    auth::{Access, Refused, access},
+    declare::AuthMode,
     error::Error,
-    hub::limits::quotas::Left,
-    protocol::headers::{self, Accepts, Version},
+    hub::limits::Left,
+    protocol::{Accepts, Version, headers},
 };
 
 /// How long a client may take for a body (CONTRACT P103).

@@ -1,7 +1,7 @@
 //! MCP endpoints: Streamable HTTP, HTTP+SSE, and protected resource metadata.
 
 pub(crate) mod bearer;
-pub(crate) mod challenge;
+mod challenge;
 pub(crate) mod endpoint;
 pub(crate) mod page;
 pub(crate) mod reply;
@@ -9,3 +9,7 @@ pub(crate) mod sse_2024;
 pub(crate) mod stream;
 pub(crate) mod streamable_http;
 pub(crate) mod wellknown;
+
+pub(crate) use self::endpoint::Admitted;
+pub(crate) use self::reply::Failure;
+pub(crate) use self::stream::{Retry, Writing};

@@ -12,10 +12,10 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 
-use crate::http::{edge::limits, replicas::hop::HOP};
+use crate::http::{edge::limits, replicas::HOP};
 use crate::{
     error::{Error, Quota},
-    protocol::message::Refusal,
+    protocol::Refusal,
 };
 
 /// An answer that is not a success; the texts are fixed, so that nothing leaks into them.

@@ -16,15 +16,12 @@ use super::{
     reply::Failure,
     stream::{self, Writing},
 };
-use crate::http::{front::Front, replicas::forward};
+use crate::http::{Front, replicas::forward};
 use crate::{
-    auth::access::Access,
+    auth::Access,
     error::Error,
-    hub::{
-        answer::{Answer, Form},
-        session::task::Transport,
-    },
-    protocol::{event::push_endpoint, headers::LAST_EVENT_ID, message::Body as Said},
+    hub::{Answer, Form, session::Transport},
+    protocol::{Body as Said, LAST_EVENT_ID, event::push_endpoint},
 };
 
 /// GET: a new session, or the living one of a `Last-Event-ID`.

@@ -16,17 +16,17 @@ use tokio::{
 };
 
 use crate::{
-    database::vault::seal::Random,
+    database::vault::Random,
     hub::{
-        limits::quotas::Flow,
-        stream::reading::{Next, Reading},
+        limits::Flow,
+        stream::{Next, Reading},
     },
     protocol::{
-        event::{KEEP_ALIVE, push_message, push_retry},
+        KEEP_ALIVE, Revision,
+        event::{push_message, push_retry},
         json,
-        revision::Revision,
     },
-    telemetry::metrics::Metrics,
+    telemetry::Metrics,
 };
 
 /// How a connection is written.

@@ -21,22 +21,15 @@ use super::{
     reply::Failure,
     stream::{self, Writing},
 };
-use crate::http::{front::Front, replicas::forward};
+use crate::http::{Front, replicas::forward};
 use crate::{
-    auth::access::Access,
-    declare::catalog::ReplyMode,
+    auth::Access,
+    declare::ReplyMode,
     error::Error,
-    hub::{
-        answer::{Answer, Form},
-        session::task::Transport,
-        stream::reading::Reading,
-    },
+    hub::{Answer, Form, session::Transport, stream::Reading},
     protocol::{
+        Accepts, Body as Said, Kind, LAST_EVENT_ID, Message, Method, Revision, SESSION_ID,
         event::{push_message, push_priming},
-        headers::{Accepts, LAST_EVENT_ID, SESSION_ID},
-        message::{Body as Said, Kind, Message},
-        method::Method,
-        revision::Revision,
     },
 };
 

@@ -18,10 +18,10 @@ use http::{
 use url::Url;
 
 use super::reply::Failure;
-use crate::http::front::Front;
+use crate::http::Front;
 use crate::{
-    config::gateway::Config,
-    declare::{catalog::Tenant, identity::AuthMode, issuer},
+    config::Config,
+    declare::{AuthMode, Tenant, issuer},
     error::Error,
 };
 
@@ -162,7 +162,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::wellknown::*;
-    use crate::{config::document::Format, manifest::reader::parse};
+    use crate::{config::Format, manifest::reader::parse};
 
     #[test]
     fn endpoints_are_named_by_their_paths() {

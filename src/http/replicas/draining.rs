@@ -20,13 +20,10 @@ use super::{
     peers::NotSent,
 };
 use crate::http::{
-    front::Front,
-    mcp::endpoint::{self, Admitted},
+    Front,
+    mcp::{Admitted, endpoint},
 };
-use crate::protocol::{
-    message::{Body as Said, Kind},
-    method::Method as Asked,
-};
+use crate::protocol::{Body as Said, Kind, Method as Asked};
 
 /// Gives a request without a session back that is to be served here; else its answer.
 pub(crate) async fn place(

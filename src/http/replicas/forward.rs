@@ -28,26 +28,18 @@ use super::{
     peers::{Answer, Cut, NotSent},
     relay,
 };
-use crate::config::address::ClientAddress;
+use crate::config::ClientAddress;
 use crate::http::{
-    front::Front,
-    mcp::{
-        endpoint::{self, Admitted},
-        reply::Failure,
-        stream, streamable_http,
-    },
+    Front,
+    mcp::{Admitted, Failure, endpoint, stream, streamable_http},
 };
 use crate::{
-    auth::access::Access,
+    auth::Access,
     error::Error,
-    hub::ownership::place::{Look, Place},
-    protocol::{
-        event::push_message,
-        headers::LAST_EVENT_ID,
-        message::{Body as Said, Kind, Message},
-    },
-    state::contract::Replica,
-    telemetry::hops::Hopped,
+    hub::ownership::{Look, Place},
+    protocol::{Body as Said, Kind, LAST_EVENT_ID, Message, event::push_message},
+    state::Replica,
+    telemetry::Hopped,
 };
 
 /// Gives a request back that is to be served here; else its answer.

@@ -14,15 +14,13 @@ use super::{
     hop::{Asked, HOP, Hop, HopKeys, Worthless},
     peers::Peers,
 };
-use crate::config::address::ClientAddress;
+use crate::config::ClientAddress;
 use crate::http::{
-    edge::{
-        gate::{self, App},
-        refusal::refusal,
-    },
-    front::{Front, mcp_routes},
+    Front,
+    edge::{App, gate, refusal::refusal},
+    front::mcp_routes,
 };
-use crate::{base::clock::Clock, state::contract::Replica};
+use crate::{base::Clock, state::Replica};
 
 /// This replica among the others.
 pub(crate) struct Cluster {

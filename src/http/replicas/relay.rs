@@ -20,25 +20,20 @@ use super::{
     peers::{Answer, NotSent},
     sse_parser::Cutter,
 };
-use crate::http::mcp::{
-    endpoint,
-    reply::Failure,
-    stream::{self, Writing},
-};
+use crate::http::mcp::{Failure, Writing, endpoint, stream};
 use crate::{
     error::Error,
     hub::{
-        limits::quotas::Flow,
-        ownership::place::{Look, Place},
-        session::task::Transport,
-        stream::log_only::Unowned,
+        limits::Flow,
+        ownership::{Look, Place},
+        session::Transport,
+        stream::Unowned,
     },
     protocol::{
-        event::{KEEP_ALIVE, push_message, push_priming, push_retry},
-        headers::LAST_EVENT_ID,
-        revision::Revision,
+        KEEP_ALIVE, LAST_EVENT_ID, Revision,
+        event::{push_message, push_priming, push_retry},
     },
-    state::contract::Replica,
+    state::Replica,
 };
 
 /// One connection of a client while it is written.

@@ -94,7 +94,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::sse_parser::*;
-    use crate::protocol::event::{KEEP_ALIVE, push_endpoint, push_message, push_priming};
+    use crate::protocol::{
+        KEEP_ALIVE,
+        event::{push_endpoint, push_message, push_priming},
+    };
 
     fn stream() -> BytesMut {
         let mut out = BytesMut::new();

@@ -1,5 +1,5 @@
 //! Tests of the HTTP surface over real sockets.
 
-pub(crate) mod peers;
-pub(crate) mod replicas;
-pub(crate) mod surface;
+mod peers;
+mod replicas;
+mod surface;

@@ -14,11 +14,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
-    edge::{
-        accept::{Bounds, serve_replicas},
-        gate::App,
-    },
-    replicas::peers::{NotSent, PLACES, Peers},
+    edge::{App, Bounds, accept::serve_replicas},
+    replicas::{NotSent, PLACES, Peers},
 };
 
 struct Other {
@@ -77,7 +74,7 @@ impl Bench {
         &self,
         address: &Arc<str>,
         path: &str,
-    ) -> Result<http::Response<crate::http::replicas::peers::Answer>, NotSent> {
+    ) -> Result<http::Response<crate::http::replicas::Answer>, NotSent> {
         let request = Request::builder().uri(format!("http://{address}{path}"));
         let request = request.body(Full::default()).unwrap();
         self.peers.send(address, request).await

@@ -14,47 +14,29 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
-    edge::{
-        accept::{self, Bounds},
-        address::Allowed,
-        gate::Gate,
-    },
-    front::{Front, routes},
-    mcp::stream::Retry,
-    ops::Health,
-    replicas::{
-        hop::{Asked, Hop, HopKeys},
-        listener::{self, Cluster},
-        peers::Peers,
-    },
+    Front, Health,
+    edge::{Allowed, Bounds, Gate, accept},
+    front::routes,
+    mcp::Retry,
+    replicas::{Asked, Cluster, Hop, HopKeys, Peers, listener},
 };
 use crate::{
-    auth::access::Verifier,
+    auth::Verifier,
     backend::{
-        child::launcher::{Ambient, Launcher},
-        sandbox::walls::Sandbox,
+        child::{Ambient, Launcher},
+        sandbox::Sandbox,
     },
-    base::{clock::Clock, outbound::Outbound},
-    config::{
-        document::Format,
-        gateway::{Config, Sources},
-    },
-    hub::{
-        core::Hub,
-        ownership::owner::Owner,
-        stores::{Patience, Stores, retention},
-    },
+    base::{Clock, Outbound},
+    config::{Config, Format, Sources},
+    hub::{Hub, Patience, Stores, ownership::Owner, stores::retention},
     manifest::reader,
-    protocol::event::EventKey,
-    snapshot::{audit_queue::Trail, live::Live},
+    protocol::EventKey,
+    snapshot::{Live, Trail},
     state::{
-        contract::Replica,
-        memory::{
-            limiter::MemoryLimiter,
-            log::{MemoryDirectory, MemoryLog},
-        },
+        Replica,
+        memory::{MemoryDirectory, MemoryLimiter, MemoryLog},
     },
-    telemetry::metrics::Metrics,
+    telemetry::Metrics,
 };
 
 fn built(name: &str) -> PathBuf {

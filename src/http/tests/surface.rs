@@ -14,12 +14,12 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::address::ClientAddress;
-use crate::http::edge::accept::{Bounds, serve};
-use crate::http::edge::address::Allowed;
-use crate::http::edge::gate::{App, Gate};
-use crate::http::ops::{Health, public};
-use crate::telemetry::metrics::Metrics;
+use crate::config::ClientAddress;
+use crate::http::edge::Allowed;
+use crate::http::edge::{App, Gate};
+use crate::http::edge::{Bounds, accept::serve};
+use crate::http::{Health, ops::public};
+use crate::telemetry::Metrics;
 
 struct Surface {
     address: SocketAddr,

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use crate::state::contract::Account;
+use crate::state::Account;
 
 /// What was drawn and not spent, by account.
 pub(super) struct Meters {

@@ -1,4 +1,6 @@
 //! Quotas and rate limits.
 
-pub(crate) mod allotments;
+mod allotments;
 pub(crate) mod quotas;
+
+pub(crate) use self::quotas::{Flow, Left, Limits, Seats};

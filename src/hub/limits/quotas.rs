@@ -17,18 +17,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::allotments::{Meter, Meters, allotment, signed};
 use crate::{
-    auth::access::Access,
-    declare::quotas::Bounds,
+    auth::Access,
+    declare::Bounds,
     error::{Error, Limit, Quota},
-    protocol::{
-        message::{Body, Kind, Message},
-        method::Method,
-    },
-    state::{
-        contract::{Account, Limiter, Seat},
-        memory::limiter::MemoryLimiter,
-    },
-    telemetry::metrics::Metrics,
+    protocol::{Body, Kind, Message, Method},
+    state::{Account, Limiter, Seat, memory::MemoryLimiter},
+    telemetry::Metrics,
 };
 
 /// All that is limited; one for all.
@@ -463,7 +457,7 @@ mod tests {
 
     use super::super::allotments::METERS;
     use super::super::quotas::*;
-    use crate::{config::document::Format, manifest::reader, state::contract::Later};
+    use crate::{config::Format, manifest::reader, state::Later};
 
     /// A limiter that has to ask somebody, who takes as long as the test wants.
     struct Slow {

@@ -14,11 +14,11 @@ use tokio::{
 
 use super::owner::{AWAY, Owner};
 use crate::hub::{
-    answer::Answer,
-    session::task::{Command, Over, Session, or_never},
-    stream::reading::Pulse,
+    Answer,
+    session::{Command, Over, Session, task::or_never},
+    stream::Pulse,
 };
-use crate::{error::Error, state::contract::StoreError};
+use crate::{error::Error, state::StoreError};
 
 /// Between two attempts to read a fence.
 const AGAIN: Duration = Duration::from_millis(250);

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
-    state::contract::{Beat, Directory, Replica, StoreError},
+    state::{Beat, Directory, Replica, StoreError},
 };
 
 /// How long a lease runs from when its heartbeat was sent; the key in the store lives longer.
@@ -231,7 +231,7 @@ pub(crate) const AWAY: Error = Error::Busy {
 #[cfg(test)]
 mod tests {
     use super::super::owner::*;
-    use crate::state::memory::log::MemoryDirectory;
+    use crate::state::memory::MemoryDirectory;
 
     fn owner() -> Owner {
         let me = Replica {

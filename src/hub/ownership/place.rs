@@ -14,17 +14,14 @@ use tokio::{
 
 use super::{owner::AWAY, unresponsive::SILENT};
 use crate::hub::{
-    core::{COMMANDS, Core, Handle, Hub},
-    session::{
-        record::Remembered,
-        task::{Adopted, Session, Transport},
-    },
+    COMMANDS, Core, Handle, Hub,
+    session::{Adopted, Remembered, Session, Transport},
 };
 use crate::{
-    auth::access::Access,
-    declare::supervision::OnLoss,
+    auth::Access,
+    declare::OnLoss,
     error::Error,
-    state::contract::{Fence, Found, Record, Replica, SessionId},
+    state::{Fence, Found, Record, Replica, SessionId},
 };
 
 /// Which replica serves a session.

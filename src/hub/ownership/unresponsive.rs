@@ -11,8 +11,8 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::hub::core::Hub;
-use crate::{error::Error, state::contract::Replica};
+use crate::hub::Hub;
+use crate::{error::Error, state::Replica};
 
 /// Which of them, by their boot ids, and since when. Never held across an await.
 #[derive(Default)]

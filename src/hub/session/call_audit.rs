@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{calls::Call, task::Session};
-use crate::{database::audit::Record, protocol::message::Message, telemetry::metrics::Outcome};
+use crate::{database::Record, protocol::Message, telemetry::Outcome};
 
 /// What is on record of a call that has begun.
 pub(crate) struct Audited {

@@ -10,14 +10,14 @@ use tokio::time::Instant;
 
 use super::{call_audit::Audited, clock::CallClock};
 use crate::hub::{
-    limits::quotas::Seats,
-    stream::routes::{About, InFlight, route},
+    limits::Seats,
+    stream::{About, InFlight, routes::route},
 };
 use crate::{
-    auth::policy::Listed,
-    backend::dialect::legacy::{AskId, CallId},
-    declare::policy::Policy,
-    protocol::event::StreamId,
+    auth::Listed,
+    backend::dialect::{AskId, CallId},
+    declare::Policy,
+    protocol::StreamId,
     telemetry::metrics,
 };
 

@@ -10,14 +10,14 @@ use super::{
     task::{Command, Over, Phase, Session},
 };
 use crate::hub::{
-    answer::Answer,
-    ownership::{lease_lost::refuse, owner::AWAY},
-    stream::reading::{Pulse, StreamEnd},
+    Answer,
+    ownership::{AWAY, lease_lost::refuse},
+    stream::{Pulse, StreamEnd},
 };
 use crate::{
-    backend::dialect::legacy::CallId,
+    backend::dialect::CallId,
     error::Error,
-    telemetry::metrics::{Ended, Exit, Outcome},
+    telemetry::{Ended, Exit, Outcome},
 };
 
 /// How long the readers of an ended session have for what is left in the log (CONTRACT C7).

@@ -6,8 +6,8 @@ use std::{num::NonZeroU64, time::Duration};
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    backend::{dialect::legacy::push_error, pool::Refused},
-    declare::quotas::Full,
+    backend::{Refused, dialect::legacy::push_error},
+    declare::Full,
     error::{Error, Limit, Quota},
 };
 

@@ -12,23 +12,19 @@ use super::{
     restore::Subscription,
     task::{Delivery, Phase, Session, Transport, or_never},
 };
-use crate::hub::{
-    answer::{Answer, Form},
-    limits::quotas::Seats,
-};
+use crate::hub::{Answer, Form, limits::Seats};
 use crate::{
-    auth::policy::{self, Denied, Listed},
+    auth::{Denied, Listed, policy},
     backend::{
-        dialect::legacy::{CallId, Noted, push_error, push_result},
+        dialect::{
+            CallId, Noted,
+            legacy::{push_error, push_result},
+        },
         shared::routing,
     },
-    declare::supervision::Isolation,
+    declare::Isolation,
     error::Error,
-    protocol::{
-        event::{LISTENER, StreamId},
-        message::{Body, Kind, Message, Refusal},
-        method::Method,
-    },
+    protocol::{Body, Kind, LISTENER, Message, Method, Refusal, StreamId},
     telemetry::metrics,
 };
 

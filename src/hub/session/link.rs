@@ -10,13 +10,10 @@ use bytes::BytesMut;
 use tokio::time::Instant;
 
 use crate::backend::{
-    child::{
-        registry::Restart,
-        stdio::{Child, Happened},
-    },
-    dialect::legacy::CallId,
-    pool::{Place, Refused, Started},
-    shared::{mailbox, placement::Member},
+    Place, Refused, Started,
+    child::{Child, Happened, Restart},
+    dialect::CallId,
+    shared::{Member, mailbox},
 };
 
 /// The backend of one session.

@@ -1,14 +1,18 @@
 //! One session: the task that owns its child, calls and streams.
 
-pub(crate) mod call_audit;
-pub(crate) mod calls;
-pub(crate) mod clock;
-pub(crate) mod ending;
-pub(crate) mod fault;
-pub(crate) mod inbound;
-pub(crate) mod link;
-pub(crate) mod outbound;
-pub(crate) mod record;
-pub(crate) mod restore;
-pub(crate) mod start;
+mod call_audit;
+mod calls;
+mod clock;
+mod ending;
+mod fault;
+mod inbound;
+mod link;
+mod outbound;
+mod record;
+mod restore;
+mod start;
 pub(crate) mod task;
+
+pub(crate) use self::fault::Status;
+pub(crate) use self::record::Remembered;
+pub(crate) use self::task::{Adopted, Command, Delivery, Over, Session, Transport};

@@ -12,20 +12,16 @@ use super::{
     link::{Heard, State},
     task::{Phase, Session, or_never},
 };
-use crate::hub::stream::routes::About;
+use crate::hub::stream::About;
 use crate::{
     auth::policy,
     backend::{
-        child::stdio::Happened,
-        dialect::legacy::{CallId, Dialect, Said},
+        child::Happened,
+        dialect::{CallId, Dialect, Said},
         shared::{mailbox, routing},
     },
-    protocol::{
-        event::{LISTENER, StreamId},
-        json,
-        message::{Body, Kind, Message},
-    },
-    telemetry::metrics::{Dropped, Outcome},
+    protocol::{Body, Kind, LISTENER, Message, StreamId, json},
+    telemetry::{Dropped, Outcome},
 };
 
 /// How long the child waits for a connection that is far behind. Within it a busy reader
@@ -110,11 +106,7 @@ impl Session {
         self.stored(said);
     }
 
-    fn said(
-        &mut self,
-        said: Said,
-        message: &Message,
-    ) -> Result<(), crate::state::contract::StoreError> {
+    fn said(&mut self, said: Said, message: &Message) -> Result<(), crate::state::StoreError> {
         let now = Instant::now();
         let (stream, line) = match said {
             Said::Done { call, line } => return self.done(call, line, message),
@@ -168,7 +160,7 @@ impl Session {
         stream: StreamId,
         line: Bytes,
         now: Instant,
-    ) -> Result<(), crate::state::contract::StoreError> {
+    ) -> Result<(), crate::state::StoreError> {
         self.streams.message(stream, line)?;
         // A shared child waits for none of its sessions: retention ends those that are behind.
         if !self.link.is_shared() && self.streams.is_behind(stream) {
@@ -182,7 +174,7 @@ impl Session {
         id: CallId,
         line: Bytes,
         message: &Message,
-    ) -> Result<(), crate::state::contract::StoreError> {
+    ) -> Result<(), crate::state::StoreError> {
         let Some(call) = self.calls.end(id) else {
             return Ok(());
         };

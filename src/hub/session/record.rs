@@ -12,8 +12,8 @@ use super::{
     task::{Over, Phase, Session, Transport},
 };
 use crate::{
-    protocol::{event::StreamId, json, message::Message, revision::Revision},
-    state::contract::{Later, Record, StoreError},
+    protocol::{Message, Revision, StreamId, json},
+    state::{Later, Record, StoreError},
 };
 
 /// What the next owner of a session needs, so that its client notices no more than it must.

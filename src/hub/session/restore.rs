@@ -12,21 +12,17 @@ use super::{
     link::{Own, State},
     task::{Over, Phase, Session},
 };
-use crate::hub::answer::Answer;
+use crate::hub::Answer;
 use crate::{
     backend::{
-        child::registry::Restart,
-        circuit::Circuit,
-        dialect::legacy::{CallId, Dialect, push_cancelled},
-        shared::{
-            mailbox::Loss,
-            placement::{Member, STABLE},
-            routing,
-        },
+        Circuit,
+        child::Restart,
+        dialect::{CallId, Dialect, legacy::push_cancelled},
+        shared::{Loss, Member, STABLE, routing},
     },
-    declare::supervision::OnLoss,
-    protocol::{event::LISTENER, initialize, message::Message, revision::Revision},
-    telemetry::metrics::{ChildState, Exit},
+    declare::OnLoss,
+    protocol::{LISTENER, Message, Revision, initialize},
+    telemetry::{ChildState, Exit},
 };
 
 /// What a session needs to get another backend that its client cannot tell from the first.

@@ -11,24 +11,19 @@ use super::{
     restore::push_state,
     task::{Over, Phase, Session, or_never},
 };
-use crate::hub::{answer::Answer, ownership::owner::AWAY};
+use crate::hub::{Answer, ownership::AWAY};
 use crate::{
     backend::{
-        circuit::Verdict,
-        dialect::legacy::{Said, push_raw_error, push_result},
-        pool::{Refused, Started},
-        shared::{
-            placement::Member,
-            routing::{self, CALL_BITS},
+        Refused, Started, Verdict,
+        dialect::{
+            Said,
+            legacy::{push_raw_error, push_result},
         },
+        shared::{CALL_BITS, Member, routing},
     },
-    declare::supervision::Isolation,
-    protocol::{
-        initialize,
-        message::{Kind, Message},
-        revision::Revision,
-    },
-    telemetry::metrics::{Method, Outcome},
+    declare::Isolation,
+    protocol::{Kind, Message, Revision, initialize},
+    telemetry::{Method, Outcome},
 };
 
 impl Session {

@@ -16,30 +16,18 @@ use tokio::{
 
 use super::{calls::Calls, fault::Fault, link::Link, record::Keeping, restore::Kept};
 use crate::hub::{
-    answer::{Answer, Form},
-    core::{Core, Handle},
-    limits::quotas::Seats,
+    Answer, Core, Form, Handle,
+    limits::Seats,
     ownership::lease_lost::lapse,
-    stream::{
-        entry::Bounds,
-        reading::{Pulse, Reading},
-        table::Streams,
-    },
+    stream::{Bounds, Pulse, Reading, Streams},
 };
 use crate::{
-    auth::{access::Access, principals::Principal},
-    backend::dialect::legacy::Dialect,
-    declare::{
-        catalog::{Server, Tenant},
-        policy::Policy,
-    },
+    auth::{Access, Principal},
+    backend::dialect::Dialect,
+    declare::{Policy, Server, Tenant},
     error::Error,
-    protocol::{
-        event::{Cursor, LISTENER},
-        message::Body,
-        revision::Revision,
-    },
-    state::contract::{self, Fence, SessionId},
+    protocol::{Body, Cursor, LISTENER, Revision},
+    state::{Fence, SessionId, contract},
     telemetry::metrics,
 };
 

@@ -8,11 +8,11 @@ use super::{
     reading::{Reading, StreamEnd},
     table::Streams,
 };
-use crate::hub::ownership::owner::AWAY;
+use crate::hub::ownership::AWAY;
 use crate::{
     error::Error,
-    protocol::event::{Cursor, LISTENER, StreamId},
-    state::contract::StoreError,
+    protocol::{Cursor, LISTENER, StreamId},
+    state::StoreError,
 };
 
 impl Streams {

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::reading::{Attachment, Pulse, Reading, Tail};
-use crate::hub::answer::{Answer, Form};
+use crate::hub::{Answer, Form};
 
 /// What bounds the streams of a session.
 #[derive(Clone, Copy, Debug)]

@@ -10,16 +10,16 @@ use bytes::Bytes;
 
 use super::attach::unread;
 use crate::hub::{
-    core::{Core, Hub},
-    limits::quotas::Seats,
-    ownership::{owner::AWAY, place::is_of},
-    session::record::Remembered,
+    Core, Hub,
+    limits::Seats,
+    ownership::{AWAY, place::is_of},
+    session::Remembered,
 };
 use crate::{
-    auth::access::Access,
+    auth::Access,
     error::Error,
-    protocol::{event::Cursor, revision::Revision},
-    state::contract::{Page, SessionId},
+    protocol::{Cursor, Revision},
+    state::{Page, SessionId},
 };
 
 /// A place in such a stream.

@@ -1,10 +1,16 @@
 //! Streams of a session: routing, writing and reading events.
 
-pub(crate) mod attach;
-pub(crate) mod entry;
-pub(crate) mod log_only;
-pub(crate) mod pages;
-pub(crate) mod reading;
+mod attach;
+mod entry;
+mod log_only;
+mod pages;
+mod reading;
 pub(crate) mod routes;
-pub(crate) mod table;
-pub(crate) mod writing;
+mod table;
+mod writing;
+
+pub(crate) use self::entry::Bounds;
+pub(crate) use self::log_only::Unowned;
+pub(crate) use self::reading::{Next, Pulse, Reading, StreamEnd};
+pub(crate) use self::routes::{About, InFlight};
+pub(crate) use self::table::Streams;

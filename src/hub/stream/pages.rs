@@ -6,13 +6,10 @@
 
 use bytes::{Bytes, BytesMut};
 
-use crate::hub::session::task::Session;
+use crate::hub::session::Session;
 use crate::{
-    auth::policy::Listed,
-    protocol::{
-        json::{self, Span},
-        message::Message,
-    },
+    auth::Listed,
+    protocol::{Message, Span, json},
 };
 
 /// A cursor that this principal was not given for this list.

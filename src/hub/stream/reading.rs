@@ -12,13 +12,10 @@ use tokio::{
     time::Instant,
 };
 
-use crate::hub::{limits::quotas::Seats, ownership::owner::Owner};
+use crate::hub::{limits::Seats, ownership::Owner};
 use crate::{
-    protocol::{
-        event::{Cursor, EventKey, LISTENER, StreamId},
-        revision::Revision,
-    },
-    state::contract::{EventLog, Page, SessionId},
+    protocol::{Cursor, EventKey, LISTENER, Revision, StreamId},
+    state::{EventLog, Page, SessionId},
 };
 
 /// What the owner of a stream tells its readers.

@@ -2,8 +2,8 @@
 //! as one pure function.
 
 use crate::{
-    backend::dialect::legacy::CallId,
-    protocol::event::{LISTENER, StreamId},
+    backend::dialect::CallId,
+    protocol::{LISTENER, StreamId},
 };
 
 /// A call that has not ended.

@@ -19,19 +19,11 @@ use super::{
     reading::{Attachment, Pulse, Reading, StreamEnd, Tail},
     writing::{What, Writing},
 };
-use crate::hub::{
-    answer::{Answer, Form},
-    ownership::owner::Owner,
-    session::fault::Status,
-};
+use crate::hub::{Answer, Form, ownership::Owner, session::Status};
 use crate::{
     error::Error,
-    protocol::{
-        event::{EventKey, LISTENER, StreamId},
-        json,
-        revision::Revision,
-    },
-    state::contract::{self, EventLog, Fence, SessionId, StoreError},
+    protocol::{EventKey, LISTENER, Revision, StreamId, json},
+    state::{EventLog, Fence, SessionId, StoreError, contract},
 };
 
 /// All streams of a session that have not ended.

@@ -12,8 +12,8 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    protocol::event::StreamId,
-    state::contract::{EventLog, Fence, Later, SessionId, Spot, StoreError},
+    protocol::StreamId,
+    state::{EventLog, Fence, Later, SessionId, Spot, StoreError},
 };
 
 /// The writes of one session, in order.

@@ -7,12 +7,8 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use url::Url;
 
-use crate::declare::{authorization_server::Builtin, catalog::Tenant};
-use crate::oauth::{
-    form::Form,
-    resource::{Place, Resource},
-    secret,
-};
+use crate::declare::{Builtin, Tenant};
+use crate::oauth::{Form, Place, Resource, secret};
 
 /// The same query without what was done by logging in: it must not be asked for again.
 pub(super) fn after_log_in(query: &str) -> String {
@@ -301,7 +297,7 @@ mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
     use super::super::authorization_request::*;
-    use crate::{config::document::Format, manifest::reader};
+    use crate::{config::Format, manifest::reader};
 
     const PLACE: Place<'static> = Place {
         public_url: "https://gw.test",

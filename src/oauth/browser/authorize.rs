@@ -19,10 +19,10 @@ use super::{
     pages::Trouble,
     request::{Asked, Step, Stop, Visit, unreadable},
 };
-use crate::database::oauth::logins::Person;
+use crate::database::oauth::Person;
 use crate::oauth::{
-    form::{Form, collected, is_form},
-    server::Oauth,
+    Form, Oauth,
+    form::{collected, is_form},
 };
 
 impl Visit {

@@ -22,12 +22,11 @@ use super::{
     request::{AGAIN, Asked, Step, Stop, Visit, no_randomness, unreadable},
 };
 use crate::oauth::{
-    form::Form,
-    providers::provider::{self, Found, Journey, Unknown, Wanted},
+    Form, Oauth,
+    providers::{Found, Journey, Unknown, Wanted, provider},
     secret,
-    server::Oauth,
 };
-use crate::{database::oauth::logins::Person, declare::authorization_server::Provider};
+use crate::{database::oauth::Person, declare::Provider};
 
 /// What is kept of a log-in while somebody is at a provider; the store seals it.
 #[derive(Serialize, Deserialize)]

@@ -20,8 +20,8 @@ use super::{
     pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
     request::{AGAIN, Asked, Step, Stop, Visit},
 };
-use crate::oauth::{clients::client::Kind, form::Form, server::Oauth};
-use crate::{database::oauth::logins::Person, declare::authorization_server::Provider};
+use crate::oauth::{Form, Oauth, clients::Kind};
+use crate::{database::oauth::Person, declare::Provider};
 
 /// POST: what somebody decided.
 pub(crate) async fn consent(State(oauth): State<Oauth>, request: Request) -> Response {

@@ -8,7 +8,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 
 use super::cookie::Browser;
-use crate::database::store::Store;
+use crate::database::Store;
 
 /// An authorization request that is under way in a browser.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,20 +17,12 @@ use super::{
     pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
     request::{AGAIN, Asked, Step, Stop, Visit},
 };
-use crate::oauth::{
-    form::Form,
-    secret,
-    server::{Oauth, State},
-    throttle::account,
-};
+use crate::oauth::{Form, Oauth, State, secret, throttle::account};
 use crate::{
-    auth::denials::{Caller, Denial},
-    database::oauth::logins::Person,
-    declare::{
-        authorization_server::{Hidden, User},
-        password,
-    },
-    telemetry::metrics::Denied,
+    auth::{Caller, Denial},
+    database::oauth::Person,
+    declare::{Hidden, User, password},
+    telemetry::Denied,
 };
 
 /// POST: a user name and a password, or the choice of a provider.

@@ -1,11 +1,11 @@
 //! The browser side: authorization requests, log-in, consent and their pages.
 
-pub(crate) mod authorization_request;
+mod authorization_request;
 pub(crate) mod authorize;
-pub(crate) mod callback;
-pub(crate) mod consent;
-pub(crate) mod cookie;
-pub(crate) mod flow;
-pub(crate) mod login;
-pub(crate) mod pages;
-pub(crate) mod request;
+mod callback;
+mod consent;
+mod cookie;
+mod flow;
+mod login;
+mod pages;
+mod request;

@@ -19,22 +19,16 @@ use super::{
     pages::{Trouble, redirect},
 };
 use crate::oauth::{
-    clients::client::{Client, NoClient},
-    form::Form,
-    resource::Place,
+    Form, Oauth, Place, Server,
+    clients::{Client, NoClient},
     secret,
-    server::{Oauth, Server},
 };
 use crate::{
     database::{
-        audit::Record,
-        oauth::{
-            grants::{Grant, NewCode},
-            logins::Person,
-        },
-        store::{Failure, Store},
+        Failure, Record, Store,
+        oauth::{Grant, NewCode, Person},
     },
-    declare::authorization_server::Provider,
+    declare::Provider,
 };
 
 /// Somebody's browser at one tenant, for the time of one request.

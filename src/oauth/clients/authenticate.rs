@@ -13,16 +13,10 @@ use super::{
     metadata::{Keys, Method},
     metadata_document::NoDocument,
 };
-use crate::oauth::{
-    error::{Code, Refusal},
-    form::Form,
-    secret,
-    server::{Server, State},
-    tokens::jose::Assertion,
-};
+use crate::oauth::{Code, Form, Refusal, Server, State, secret, tokens::Assertion};
 use crate::{
-    auth::jws::{KeySet, Signature},
-    database::store::Failure,
+    auth::{KeySet, Signature},
+    database::Failure,
 };
 
 /// What a request offers as proof.

@@ -12,16 +12,10 @@ use super::{
     metadata_document::{Document, NoDocument},
     redirect,
 };
-use crate::oauth::{
-    secret,
-    server::{Server, State},
-};
+use crate::oauth::{Server, State, secret};
 use crate::{
-    database::{
-        oauth::clients::Registered,
-        store::{Failure, Store},
-    },
-    declare::authorization_server::DeclaredClient,
+    database::{Failure, Store, oauth::Registered},
+    declare::DeclaredClient,
 };
 
 /// A client, as it is right now.

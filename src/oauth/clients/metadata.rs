@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use url::Url;
 
 use super::redirect;
-use crate::{auth::jws::KeySet, declare::redirect::check_redirect_uri};
+use crate::{auth::KeySet, declare::redirect::check_redirect_uri};
 
 /// The metadata of a client, as far as it is understood.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,10 +15,10 @@ use tokio::sync::Semaphore;
 use url::Url;
 
 use super::metadata::{ClientMetadata, Method, Wrong};
-use crate::oauth::throttle::Throttle;
+use crate::oauth::Throttle;
 use crate::{
-    auth::jws::KeySet,
-    base::outbound::{Outbound, Refused},
+    auth::KeySet,
+    base::{Outbound, Refused},
 };
 
 /// Documents and key sets at the URLs that clients name; what is public is shared by all tenants.
@@ -151,11 +151,7 @@ impl Documents {
         })
     }
 
-    async fn get(
-        &self,
-        url: &Url,
-        max: usize,
-    ) -> Result<crate::base::outbound::Document, NoDocument> {
+    async fn get(&self, url: &Url, max: usize) -> Result<crate::base::Document, NoDocument> {
         let busy = NoDocument::Away("too many documents are asked for");
         let host = url.host_str().unwrap_or_default();
         self.hosts

@@ -17,14 +17,13 @@ use super::{
     metadata::{ClientMetadata, Method, Wrong},
     redirect,
 };
-use crate::database::oauth::clients::Registered;
+use crate::database::oauth::Registered;
 use crate::oauth::{
+    Code, Kind, Oauth, Refusal, Server, State,
     attempt::{address, attempt, note},
-    error::{Code, Refusal, answer, forbid_keeping},
+    error::{answer, forbid_keeping},
     form::{check_query, collected},
-    secret::{self, Kind},
-    server::{Oauth, Server, State},
-    throttle,
+    secret, throttle,
 };
 
 /// POST: a new client.

@@ -1,5 +1,7 @@
 //! External identity providers.
 
-pub(crate) mod oauth;
+mod oauth;
 pub(crate) mod openid;
 pub(crate) mod provider;
+
+pub(crate) use self::provider::{Found, Journey, Unknown, Wanted};

@@ -19,8 +19,8 @@ use super::provider::{
     ANSWER, Found, IdentityProvider, Journey, Later, SUBJECT, Unknown, Wanted, title,
 };
 use crate::{
-    base::outbound::{Outbound, Refused},
-    declare::authorization_server::{Hidden, Provider, ProviderKind},
+    base::{Outbound, Refused},
+    declare::{Hidden, Provider, ProviderKind},
 };
 
 /// One of them.

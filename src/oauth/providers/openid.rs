@@ -24,13 +24,12 @@ use super::{
     provider::{ANSWER, Found, IdentityProvider, Journey, Later, SUBJECT, Unknown, Wanted, title},
 };
 use crate::{
-    auth::jws::{KeySet, Signature, moment, opened, string, strings},
-    base::clock::Clock,
-    base::outbound::Outbound,
-    declare::{
-        authorization_server::{Hidden, Provider, ProviderKind},
-        identity::ALGORITHMS,
+    auth::{
+        KeySet, Signature,
+        jws::{moment, opened, string, strings},
     },
+    base::{Clock, Outbound},
+    declare::{ALGORITHMS, Hidden, Provider, ProviderKind},
 };
 
 /// What is known of providers by their issuers; clones share it.

@@ -9,10 +9,10 @@ use serde_json::Value;
 use url::Url;
 
 use super::{oauth::OAuth, openid::OpenId};
-use crate::oauth::server::State;
+use crate::oauth::State;
 use crate::{
-    base::outbound::Refused,
-    declare::authorization_server::{Provider, ProviderKind},
+    base::Refused,
+    declare::{Provider, ProviderKind},
 };
 
 /// A future that the seam returns.

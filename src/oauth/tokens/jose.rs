@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::{
-    auth::jws::{Jws, moment, opened, string, strings},
-    database::oauth::{
-        grants::Grant,
-        signing_keys::{PublicKey, SigningKey},
+    auth::{
+        Jws,
+        jws::{moment, opened, string, strings},
     },
-    declare::identity::Algorithm,
+    database::oauth::{Grant, PublicKey, SigningKey},
+    declare::Algorithm,
 };
 
 /// An access token to be.

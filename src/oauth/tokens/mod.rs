@@ -3,3 +3,5 @@
 pub(crate) mod jose;
 pub(crate) mod revoke;
 pub(crate) mod token;
+
+pub(crate) use self::jose::Assertion;

@@ -8,14 +8,14 @@ use axum::{
 use serde_json::json;
 
 use super::jose;
-use crate::database::oauth::grants::Revoked;
+use crate::database::oauth::Revoked;
 use crate::oauth::{
+    Kind, Oauth, Refusal, Server, State,
     attempt::{address, attempt, note},
     clients::authenticate::authenticate,
-    error::{Refusal, forbid_keeping},
+    error::forbid_keeping,
     form::posted,
-    secret::{self, Kind},
-    server::{Oauth, Server, State},
+    secret,
 };
 
 /// POST.

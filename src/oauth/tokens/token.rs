@@ -13,19 +13,16 @@ use serde_json::json;
 
 use super::jose::AccessToken;
 use crate::database::{
-    oauth::{
-        grants::{Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode},
-        signing_keys::SigningKey,
-    },
-    store::Store,
+    Store,
+    oauth::{Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode},
 };
 use crate::oauth::{
+    Code, Form, Kind, Oauth, Refusal, Server, State,
     attempt::{address, attempt, note},
-    clients::{authenticate::authenticate, client::Client, metadata::GRANT_TYPES},
-    error::{Code, Refusal, answer},
-    form::{Form, posted},
-    secret::{self, Kind},
-    server::{Oauth, Server, State},
+    clients::{Client, GRANT_TYPES, authenticate::authenticate},
+    error::answer,
+    form::posted,
+    secret,
 };
 
 /// POST.

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::state::contract::{Account, Later, Limiter, Seat};
+use crate::state::{Account, Later, Limiter, Seat};
 
 /// Counts in memory; never locked across an await.
 pub(crate) struct MemoryLimiter {

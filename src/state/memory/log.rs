@@ -15,8 +15,8 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::protocol::event::StreamId;
-use crate::state::contract::{
+use crate::protocol::StreamId;
+use crate::state::{
     Beat, Directory, EventLog, Fence, Found, Later, OpenStream, Page, Record, Replica, SessionId,
     Spot, StoreError, Streams,
 };

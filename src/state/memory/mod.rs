@@ -1,4 +1,9 @@
 //! Event log, directory and limiter in this process.
 
-pub(crate) mod limiter;
-pub(crate) mod log;
+mod limiter;
+mod log;
+
+pub(crate) use self::limiter::MemoryLimiter;
+pub(crate) use self::log::{
+    ENDED_STREAMS, EPOCH, MemoryDirectory, MemoryLog, OfSession, PAGE, Retention,
+};

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::scripts::{Redis, ms};
-use crate::state::contract::StoreError;
+use crate::state::StoreError;
 
 /// How long what was agreed on outlives the last replica.
 const KEPT: Duration = Duration::from_secs(60);

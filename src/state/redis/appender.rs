@@ -28,8 +28,8 @@ use super::{
     scripts::{Call, Lua, MARGIN, Redis, ms},
 };
 use crate::state::{
-    contract::{SessionId, Spot, StoreError},
-    memory::log::{ENDED_STREAMS, Retention},
+    SessionId, Spot, StoreError,
+    memory::{ENDED_STREAMS, Retention},
 };
 
 /// One write, and who waits for it.

@@ -15,10 +15,10 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::protocol::event::StreamId;
+use crate::protocol::StreamId;
 use crate::state::{
-    contract::{Fence, Page, SessionId, Spot},
-    memory::log::{OfSession, Retention},
+    Fence, Page, SessionId, Spot,
+    memory::{OfSession, Retention},
 };
 
 /// The streams of the sessions that this process owns.

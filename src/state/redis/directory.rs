@@ -12,9 +12,7 @@ use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
 use super::scripts::{Call, Lua, MARGIN, Redis, ms};
-use crate::state::contract::{
-    Beat, Directory, Fence, Found, Later, Record, Replica, SessionId, StoreError,
-};
+use crate::state::{Beat, Directory, Fence, Found, Later, Record, Replica, SessionId, StoreError};
 
 /// The directory that all replicas share.
 pub(crate) struct RedisDirectory {

@@ -23,10 +23,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::scripts::{Call, Lua, Redis, ms};
-use crate::state::{
-    contract::{Account, Later, Limiter, Seat},
-    memory::limiter::MemoryLimiter,
-};
+use crate::state::{Account, Later, Limiter, Seat, memory::MemoryLimiter};
 
 /// Limits of all replicas together.
 ///

@@ -14,10 +14,10 @@ use super::{
     cache::Cache,
     scripts::{Call, Lua, Redis},
 };
-use crate::protocol::event::{LISTENER, StreamId};
+use crate::protocol::{LISTENER, StreamId};
 use crate::state::{
-    contract::{EventLog, Fence, Later, OpenStream, Page, SessionId, Spot, StoreError, Streams},
-    memory::log::{PAGE, Retention},
+    EventLog, Fence, Later, OpenStream, Page, SessionId, Spot, StoreError, Streams,
+    memory::{PAGE, Retention},
 };
 
 /// The event log that all replicas share.

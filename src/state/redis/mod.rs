@@ -1,11 +1,16 @@
 //! Event log, directory and limiter in Redis, shared by replicas.
 
 pub(crate) mod agreement;
-pub(crate) mod appender;
-pub(crate) mod cache;
-pub(crate) mod directory;
-pub(crate) mod limiter;
-pub(crate) mod link;
-pub(crate) mod log;
-pub(crate) mod scripts;
+mod appender;
+mod cache;
+mod directory;
+mod limiter;
+mod link;
+mod log;
+mod scripts;
 pub(crate) mod wake;
+
+pub(crate) use self::directory::RedisDirectory;
+pub(crate) use self::limiter::RedisLimiter;
+pub(crate) use self::log::RedisLog;
+pub(crate) use self::scripts::{Redis, Settings, Unsuitable};

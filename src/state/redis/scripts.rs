@@ -16,8 +16,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::link::{Health, LATE, Link, PATIENCE, PATIENCE_WITH_BATCHES};
-use crate::config::storage::Secret;
-use crate::state::contract::{SessionId, StoreError};
+use crate::config::Secret;
+use crate::state::{SessionId, StoreError};
 
 /// Where Redis is, and what everything there is called.
 #[derive(Clone, Debug)]

@@ -6,17 +6,11 @@ use bytes::Bytes;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::state::{
-    contract::{
-        Directory, EventLog, Fence, OpenStream, Record, Replica, SessionId, Spot, StoreError,
-    },
-    memory::log::{MemoryDirectory, MemoryLog, Retention},
-    redis::{
-        directory::RedisDirectory,
-        log::RedisLog,
-        scripts::{Redis, Settings},
-    },
+    Directory, EventLog, Fence, OpenStream, Record, Replica, SessionId, Spot, StoreError,
+    memory::{MemoryDirectory, MemoryLog, Retention},
+    redis::{Redis, RedisDirectory, RedisLog, Settings},
 };
-use crate::{config::storage::Secret, protocol::event::StreamId};
+use crate::{config::Secret, protocol::StreamId};
 
 #[path = "../../../tests/it/redis.rs"]
 #[expect(clippy::disallowed_methods, dead_code, reason = "shared with tests/it")]
@@ -310,7 +304,7 @@ async fn a_new_owner_finds_what_is_open(side: &Side) {
         (3, vec![open(1, 0, "two"), open(2, 2, "one")])
     );
     let none = side.log.streams(&session("none")).await.unwrap();
-    assert_eq!(none, crate::state::contract::Streams::default());
+    assert_eq!(none, crate::state::Streams::default());
 }
 
 async fn writes_keep_their_order_unpolled(side: &Side) {

@@ -7,9 +7,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::contract::{KINDS, Kind, Server, redis, replica, until};
 use crate::state::{
-    contract::{Account, Directory, Limiter, Seat},
-    memory::limiter::MemoryLimiter,
-    redis::{directory::RedisDirectory, limiter::RedisLimiter, scripts::Redis},
+    Account, Directory, Limiter, Seat,
+    memory::MemoryLimiter,
+    redis::{Redis, RedisDirectory, RedisLimiter},
 };
 
 fn account(name: &str) -> Account {

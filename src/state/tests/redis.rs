@@ -11,14 +11,11 @@ use super::contract::{
     KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, replica, session, until,
 };
 use crate::state::{
-    contract::{Directory, Fence, Later, StoreError},
-    memory::log::Retention,
-    redis::{
-        directory::RedisDirectory,
-        scripts::{Redis, Settings},
-    },
+    Directory, Fence, Later, StoreError,
+    memory::Retention,
+    redis::{Redis, RedisDirectory, Settings},
 };
-use crate::{config::storage::Secret, protocol::event::StreamId};
+use crate::{config::Secret, protocol::StreamId};
 
 type Kept = Later<'static, Result<(), StoreError>>;
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::contract::{KINDS, PLENTY, Server, Side, session};
-use crate::state::contract::{Fence, Record, SessionId, StoreError};
+use crate::state::{Fence, Record, SessionId, StoreError};
 
 /// What a seed gives, always the same.
 struct Chance(u64);

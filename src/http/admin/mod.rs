@@ -1,4 +1,4 @@
-//! The administration API and its OpenAPI document.
+//! The administration API and its `OpenAPI` document.
 
 mod apply;
 mod bodies;

@@ -11,9 +11,12 @@ use serde_json::{Value as Json, json};
 use super::{
     objects::{author, refresh, unread},
     query::Query,
-    routes::{Admin, Problem, Shared, answer},
+    routes::{Admin, Shared},
 };
-use crate::http::mcp::endpoint;
+use crate::http::{
+    edge::{Problem, answer},
+    mcp::endpoint,
+};
 use crate::{
     config::Format,
     declare::{Change, Prune, object},

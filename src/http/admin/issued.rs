@@ -13,9 +13,13 @@ use uuid::Uuid;
 use super::{
     objects::{author, expected, unread},
     query::{Query, read_document},
-    routes::{Admin, Named, Problem, Shared, answer, moment},
+    routes::{Admin, Named, Shared, moment},
 };
-use crate::http::{Front, mcp::endpoint};
+use crate::http::{
+    Front,
+    edge::{Problem, answer},
+    mcp::endpoint,
+};
 use crate::{
     config::Wrong,
     database::{

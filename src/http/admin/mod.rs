@@ -2,6 +2,7 @@
 
 mod apply;
 mod bodies;
+mod failure;
 mod issued;
 mod issued_bodies;
 mod objects;
@@ -9,5 +10,3 @@ pub(crate) mod openapi;
 mod query;
 pub(crate) mod routes;
 mod running;
-
-pub(crate) use self::routes::Problem;

@@ -21,10 +21,11 @@ use serde_json::{Value as Json, json};
 use super::{
     issued,
     query::{Query, read_document},
-    routes::{Admin, Named, Problem, Shared, answer, moment},
+    routes::{Admin, Named, Shared, moment},
 };
 use crate::http::{
     Front,
+    edge::{Problem, answer},
     mcp::{endpoint, reply},
 };
 use crate::{

@@ -11,6 +11,7 @@ use http::{
 use serde_json::{Map, Value as Json, json};
 
 use super::{bodies, issued_bodies};
+use crate::http::edge::PROBLEM;
 
 /// GET: the document.
 pub(crate) async fn document() -> Response {
@@ -433,8 +434,6 @@ pub(super) fn object(members: &[(&str, Json)]) -> Json {
         .collect();
     json!({"type": "object", "required": names, "properties": properties})
 }
-
-const PROBLEM: &str = "application/problem+json";
 
 #[cfg(test)]
 mod tests {

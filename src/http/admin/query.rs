@@ -3,10 +3,10 @@
 use http::StatusCode;
 use serde_json::Value as Json;
 
-use super::routes::Problem;
 use crate::{
     config::{Format, Node, Value, Wrong, reader::nearest},
     declare::Document,
+    http::edge::Problem,
 };
 
 /// The parameters of a query, each at most once.

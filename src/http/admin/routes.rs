@@ -4,11 +4,21 @@
 //! started for it. Errors are RFC 9457 problem details. Not here: declared objects
 //! (`admin_objects`), what runs (`admin_running`), what was issued (`admin_issued`).
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
+use super::{issued, objects, openapi, running};
+use crate::http::{
+    Front,
+    edge::{Problem, gate, limits},
+    mcp::{Failure, bearer},
+};
+use crate::{
+    auth::{Administrator, NoAdministrator, SCOPE},
+    declare::Kind,
+    snapshot::Snapshot,
+};
 use axum::{
     Router,
-    body::Body,
     extract::{FromRequestParts, Path, Request, State},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
@@ -16,23 +26,8 @@ use axum::{
 };
 use http::{
     HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{RETRY_AFTER, WWW_AUTHENTICATE},
     request::Parts,
-};
-use serde_json::{Value as Json, json};
-
-use super::{issued, objects, openapi, running};
-use crate::http::{
-    Front,
-    edge::{gate, limits},
-    mcp::{Failure, bearer},
-};
-use crate::{
-    auth::{Administrator, NoAdministrator, SCOPE},
-    config::Mistake,
-    database::store,
-    declare::Kind,
-    snapshot::Snapshot,
 };
 
 /// Every route of the administration API.
@@ -243,119 +238,6 @@ impl<T: serde::de::DeserializeOwned + Send> FromRequestParts<Arc<Front>> for Nam
     }
 }
 
-/// Why a request was not done (RFC 9457).
-#[derive(Debug)]
-pub(crate) struct Problem {
-    status: StatusCode,
-    detail: String,
-    errors: Vec<Mistake>,
-    retry: Option<Duration>,
-}
-
-impl Problem {
-    /// One without more to say.
-    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self {
-            status,
-            detail: detail.into(),
-            errors: Vec::new(),
-            retry: None,
-        }
-    }
-
-    /// There is nothing there, or nothing for this caller.
-    pub(super) fn not_found() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "there is no such thing")
-    }
-
-    /// What was sent is wrong in these ways.
-    pub(super) fn invalid(errors: Vec<Mistake>) -> Self {
-        let detail = "what was sent cannot be taken; errors says why";
-        Self {
-            errors,
-            ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
-        }
-    }
-
-    /// The store is away.
-    pub(super) fn unavailable() -> Self {
-        Self {
-            retry: Some(AGAIN),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer")
-        }
-    }
-
-    /// A failure of the store; `is_conditional` if the request named what it expects.
-    pub(crate) fn of(failure: store::Failure, is_conditional: bool) -> Self {
-        match failure {
-            store::Failure::Unavailable(what) => {
-                tracing::warn!(%what, "the store does not answer");
-                Self::unavailable()
-            }
-            store::Failure::Conflict if is_conditional => Self::new(
-                StatusCode::PRECONDITION_FAILED,
-                "it is not as If-Match or If-None-Match says: read it again",
-            ),
-            store::Failure::Conflict => Self::new(
-                StatusCode::CONFLICT,
-                "there is one already, or somebody changed it at this moment",
-            ),
-            store::Failure::LastKey => Self::new(
-                StatusCode::CONFLICT,
-                "no other operator key holds; make another one first",
-            ),
-            store::Failure::NotFound => Self::not_found(),
-            store::Failure::Invalid(mistakes) => Self::invalid(mistakes),
-            store::Failure::Bug(what) => {
-                tracing::error!(%what, "a bug of the store");
-                Self {
-                    retry: Some(AGAIN),
-                    ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "internal error")
-                }
-            }
-        }
-    }
-}
-
-impl From<store::Failure> for Problem {
-    /// Of a request that named no condition.
-    fn from(failure: store::Failure) -> Self {
-        Self::of(failure, false)
-    }
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let mut body = json!({
-            "type": "about:blank",
-            "title": self.status.canonical_reason().unwrap_or_default(),
-            "status": self.status.as_u16(),
-            "detail": self.detail,
-        });
-        if !self.errors.is_empty() {
-            let error = |mistake: &Mistake| json!({"key": mistake.key, "what": mistake.what, "remedy": mistake.remedy});
-            body["errors"] = self.errors.iter().map(error).collect();
-        }
-        let mut response = answer(self.status, &body);
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
-        if let Some(retry) = self.retry {
-            headers.insert(RETRY_AFTER, HeaderValue::from(retry.as_secs().max(1)));
-        }
-        response
-    }
-}
-
-/// A JSON answer that nobody may keep.
-pub(crate) fn answer(status: StatusCode, body: &Json) -> Response {
-    let mut response = Response::new(Body::from(body.to_string()));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
-}
-
 /// A point in time as RFC 3339 has it.
 pub(super) fn moment(ms: i64) -> String {
     use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -366,7 +248,3 @@ pub(super) fn moment(ms: i64) -> String {
 
 /// The state of the routes.
 pub(crate) type Shared = State<Arc<Front>>;
-
-const PROBLEM: &str = "application/problem+json";
-/// When to come back to a store that is away.
-const AGAIN: Duration = Duration::from_secs(1);

@@ -18,9 +18,12 @@ use serde_json::{Value as Json, json};
 
 use super::{
     query::Query,
-    routes::{Admin, Named, Problem, Shared, answer, moment},
+    routes::{Admin, Named, Shared, moment},
 };
-use crate::http::Front;
+use crate::http::{
+    Front,
+    edge::{Problem, answer},
+};
 use crate::{
     backend::child::{Restart as HowToEnd, Seen as SeenChild},
     database::{Cursor, Entry, Failure, Filter, Record, Store},

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode};
 
-use crate::http::admin::Problem;
+use super::problem::Problem;
 
 /// A status with one fixed sentence; fixed, so that nothing of ours or of another leaks into it.
 pub(crate) fn refusal(status: StatusCode, message: &'static str) -> Response {

@@ -1,0 +1,63 @@
+//! Failures of the database as problems of the administration API.
+
+use std::time::Duration;
+
+use http::StatusCode;
+
+use crate::{config::Mistake, database::Failure, http::edge::Problem};
+
+impl Problem {
+    /// The object does not exist, or not for this caller.
+    pub(super) fn not_found() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "there is no such thing")
+    }
+
+    /// The document that was sent has these mistakes.
+    pub(super) fn invalid(errors: Vec<Mistake>) -> Self {
+        let detail = "what was sent cannot be taken; errors says why";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_errors(errors)
+    }
+
+    /// The database is away.
+    pub(super) fn unavailable() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer").with_retry(AGAIN)
+    }
+
+    /// A failure of the database; `is_conditional` if the request named the version it expects.
+    pub(super) fn of(failure: Failure, is_conditional: bool) -> Self {
+        match failure {
+            Failure::Unavailable(what) => {
+                tracing::warn!(%what, "the store does not answer");
+                Self::unavailable()
+            }
+            Failure::Conflict if is_conditional => Self::new(
+                StatusCode::PRECONDITION_FAILED,
+                "it is not as If-Match or If-None-Match says: read it again",
+            ),
+            Failure::Conflict => Self::new(
+                StatusCode::CONFLICT,
+                "there is one already, or somebody changed it at this moment",
+            ),
+            Failure::LastKey => Self::new(
+                StatusCode::CONFLICT,
+                "no other operator key holds; make another one first",
+            ),
+            Failure::NotFound => Self::not_found(),
+            Failure::Invalid(mistakes) => Self::invalid(mistakes),
+            Failure::Bug(what) => {
+                tracing::error!(%what, "a bug of the store");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "internal error").with_retry(AGAIN)
+            }
+        }
+    }
+}
+
+impl From<Failure> for Problem {
+    /// The failure of a request without a condition.
+    fn from(failure: Failure) -> Self {
+        Self::of(failure, false)
+    }
+}
+
+/// The pause before a client asks an absent database again.
+const AGAIN: Duration = Duration::from_secs(1);

@@ -1,0 +1,84 @@
+//! Problem details (RFC 9457): the form of errors of the administration API.
+//!
+//! Errors of MCP endpoints have another form. Not here: which failure gives which problem.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{
+    HeaderValue, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
+};
+use serde_json::{Value as Json, json};
+
+use crate::config::Mistake;
+
+/// An error of the administration API.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    status: StatusCode,
+    detail: String,
+    errors: Vec<Mistake>,
+    retry: Option<Duration>,
+}
+
+impl Problem {
+    /// A problem with one sentence.
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self {
+            status,
+            detail: detail.into(),
+            errors: Vec::new(),
+            retry: None,
+        }
+    }
+
+    /// Lists the mistakes of a document.
+    pub(crate) fn with_errors(self, errors: Vec<Mistake>) -> Self {
+        Self { errors, ..self }
+    }
+
+    /// Asks the client to try again after `delay`.
+    pub(crate) fn with_retry(self, delay: Duration) -> Self {
+        let retry = Some(delay);
+        Self { retry, ..self }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut body = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or_default(),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        if !self.errors.is_empty() {
+            let error = |mistake: &Mistake| json!({"key": mistake.key, "what": mistake.what, "remedy": mistake.remedy});
+            body["errors"] = self.errors.iter().map(error).collect();
+        }
+        let mut response = answer(self.status, &body);
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
+        if let Some(retry) = self.retry {
+            headers.insert(RETRY_AFTER, HeaderValue::from(retry.as_secs().max(1)));
+        }
+        response
+    }
+}
+
+/// A JSON response that no cache may store.
+pub(crate) fn answer(status: StatusCode, body: &Json) -> Response {
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// The media type of problem details.
+pub(crate) const PROBLEM: &str = "application/problem+json";

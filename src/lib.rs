@@ -147,4 +147,4 @@ mod state;
 mod telemetry;
 
 pub use self::backend::guard::launch::guard;
-pub use self::cli::arguments::main;
+pub use self::cli::main;

@@ -1,15 +1,15 @@
-//! The command line.
+//! The command line: its commands and their dispatch.
+//!
+//! Not here: the gateway that `run` and `serve` start (`gateway`).
+//!
+//! * `commands`: all commands, and the dispatch of a command line
+//! * `serve`: `lockgate run` and `serve`
+//! * `local`: commands that need no running gateway
+//! * `remote`: commands that call the administration API of a running gateway
 
-pub(crate) mod arguments;
-mod check;
-mod credentials;
-mod database;
-mod demo;
-mod descriptors;
-mod directory;
-mod import;
-mod key;
-pub(crate) mod remote;
+mod commands;
+mod local;
+mod remote;
 mod serve;
-mod signals;
-mod sockets;
+
+pub use self::commands::main;

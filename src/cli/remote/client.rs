@@ -11,7 +11,7 @@ use serde_json::{Value as Json, json};
 use url::Url;
 
 use super::table::plain;
-use crate::cli::arguments::wait;
+use crate::cli::local::wait;
 use crate::config::{Config, Mistake, Sources, gateway::environment};
 
 /// Which gateway, who asks, and how answers are shown.

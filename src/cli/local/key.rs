@@ -7,7 +7,7 @@ use aws_lc_rs::rand::SystemRandom;
 use crate::auth::api_key;
 
 /// Prints a key, which nobody can show again, and the hash that a manifest has of it.
-pub(super) fn new(out: &mut impl Write) -> ExitCode {
+pub(crate) fn new(out: &mut impl Write) -> ExitCode {
     let Ok(key) = api_key::generate(&SystemRandom::new()) else {
         eprintln!("lockgate: no randomness");
         return ExitCode::FAILURE;

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Those with which it would end as soon as it needs them.
-pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
+pub(crate) fn mistakes(config: &Config) -> Vec<Mistake> {
     let tls = config.http.tls.as_ref().and_then(|tls| {
         let (cert, key) = (tls.cert.clone(), tls.key.clone());
         let files = Files { cert, key };

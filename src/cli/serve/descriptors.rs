@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit};
 use crate::config::Config;
 
 /// Takes all that the hard limit grants: the soft one is low for programs that are not this one.
-pub(super) fn raise() {
+pub(crate) fn raise() {
     let hard = rustix::process::getrlimit(Resource::Nofile).maximum;
     let (current, maximum) = (hard, hard);
     // Up to the hard limit nobody is refused; and if, what there is is bounded and warned of.
@@ -16,18 +16,18 @@ pub(super) fn raise() {
 
 /// Connections that are asked for and cannot be had.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Shortage {
+pub(crate) struct Shortage {
     /// How many there can be.
-    pub(super) connections: usize,
+    pub(crate) connections: usize,
     /// Key, what, and remedy.
-    pub(super) what: String,
+    pub(crate) what: String,
 }
 
 /// What `files` open ones do not suffice for.
 ///
 /// Without a bound below them a listener could say nothing to those beyond, and no listener could
 /// accept: probes neither.
-pub(super) fn shortage(config: &Config, files: u64) -> Option<Shortage> {
+pub(crate) fn shortage(config: &Config, files: u64) -> Option<Shortage> {
     let wanted = config.http.max_connections;
     let files = usize::try_from(files).unwrap_or(usize::MAX);
     let needed = wanted.saturating_add(RESERVE);

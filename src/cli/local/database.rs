@@ -1,9 +1,8 @@
-//! The store from the command line: opened for `serve`; migrated, copied, put back, resealed.
+//! Commands on the database: `migrate`, `backup`, `restore` and `key rotate`.
 //!
-//! Not here: what a store is (`control/store`).
+//! Not here: the database of a gateway that serves (`serve/database`).
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io,
     os::unix::fs::OpenOptionsExt,
@@ -12,116 +11,39 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::Context;
-use aws_lc_rs::rand::SystemRandom;
-use url::Url;
+use clap::Args;
 
-use super::{
-    arguments::{CopyArgs, StoreArgs, wait},
-    serve::{Source, path_of},
-    sockets,
-};
+use super::runtime::wait;
 use crate::{
-    auth::administrator::ensure_operator,
     base::Clock,
-    config::{Config, Mistake, Secret, Sources, Wrong, gateway::environment},
-    database::{Failure, Judge, Location, Opening, Store, sql::inspect, vault::Make},
-    declare::{Offer, checks},
-    gateway::Served,
-    snapshot::{Hidden, Keeper, Live},
+    cli::serve::database::lock_file,
+    config::{Config, Sources, Wrong, gateway::environment},
+    database::{Failure, Judge, Location, Opening, Store, sql::inspect},
 };
 
-/// What is served, read for the first time; mistakes are the operator's.
-pub(super) async fn open(
-    source: Source,
-    config: &Config,
-    env: &BTreeMap<String, String>,
-    offer: Offer,
-    hidden: Hidden,
-) -> anyhow::Result<Result<Served, Vec<Mistake>>> {
-    let applied = match source {
-        Source::Fixed(catalog) => {
-            return Ok(Ok(Served {
-                live: Live::fixed(catalog),
-                keeper: None,
-                keys: None,
-            }));
-        }
-        Source::Stored(applied) => applied,
-    };
-    let given = config.keeping.admin_key.as_ref();
-    let (own, search) = (config.clone(), path_of(env).to_owned());
-    let judge: Judge =
-        Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
-    let live = Live::unread();
-    let opening = Opening::of(config, judge, live.clock().clone());
-    let source = opening.keys.clone();
-    let mut keeper = Keeper::new(
-        Arc::clone(&live),
-        opening,
-        applied,
-        (env.clone(), hidden),
-        config,
-    );
-    let mut started = keeper.start().await;
-    if started.is_ok() && live.is_loaded() {
-        // Before anybody is told that it listens: whoever waits for that may want to get in.
-        let given = given.map(Secret::expose);
-        started = ensure_operator(&live, given, &config.data_dir).await;
-    }
-    match started {
-        Ok(()) => {
-            // A replica signs with what all of them have; where a file is made, it was made by now.
-            let keys = config.redis.as_ref();
-            let keys = keys.map(|_| source.keyring(&SystemRandom::new(), Make::Never));
-            Ok(match keys.transpose() {
-                Ok(keys) => Ok(Served {
-                    live,
-                    keeper: Some(keeper),
-                    keys,
-                }),
-                Err(mistake) => Err(vec![mistake]),
-            })
-        }
-        Err(Failure::Invalid(mistakes)) => Ok(Err(mistakes)),
-        Err(failure) => Err(anyhow::Error::new(failure).context("cannot use the store")),
-    }
+/// Where the store is.
+#[derive(Args)]
+pub(crate) struct StoreArgs {
+    /// Configuration file
+    #[arg(long, value_name = "F")]
+    config: Option<PathBuf>,
+    /// Any key of the configuration
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
 }
 
-/// The ports of PostgreSQL and Redis, which no child may reach.
-pub(super) fn ports(config: &Config) -> impl Iterator<Item = u16> {
-    let redis = config.redis.as_ref().map(|redis| &redis.url);
-    let urls = [
-        (config.keeping.sql_url.as_ref(), POSTGRES),
-        (redis, sockets::REDIS),
-    ];
-    urls.into_iter().filter_map(|(url, usual)| {
-        let url = Url::parse(url?.expose()).ok()?;
-        Some(url.port().unwrap_or(usual))
-    })
-}
-
-/// Tells other commands, as long as it is held, that this data directory is in use.
-///
-/// # Errors
-///
-/// What the file system says; that the store is just being put back.
-pub(super) fn hold(config: &Config) -> anyhow::Result<File> {
-    let file = lock_file(&config.data_dir)?;
-    match file.try_lock_shared() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => {
-            anyhow::bail!(
-                "{} is in use by lockgate restore",
-                config.data_dir.display()
-            )
-        }
-        Err(fs::TryLockError::Error(error)) => Err(error).context("cannot lock the data directory"),
-    }
+/// `lockgate backup` and `restore`
+#[derive(Args)]
+pub(crate) struct CopyArgs {
+    /// The copy
+    #[arg(value_name = "F")]
+    file: PathBuf,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 /// `lockgate migrate`
-pub(super) fn migrate(args: StoreArgs) -> ExitCode {
+pub(crate) fn migrate(args: StoreArgs) -> ExitCode {
     done(args, async |config: &Config| {
         let store = Store::open(opening(config)).await?;
         let version = store.version().await?;
@@ -133,7 +55,7 @@ pub(super) fn migrate(args: StoreArgs) -> ExitCode {
 }
 
 /// `lockgate key rotate`
-pub(super) fn rotate(args: StoreArgs) -> ExitCode {
+pub(crate) fn rotate(args: StoreArgs) -> ExitCode {
     done(args, async |config: &Config| {
         let store = Store::open(opening(config)).await?;
         let id = store.rotate().await?;
@@ -145,7 +67,7 @@ pub(super) fn rotate(args: StoreArgs) -> ExitCode {
 }
 
 /// `lockgate backup F`
-pub(super) fn backup(args: CopyArgs) -> ExitCode {
+pub(crate) fn backup(args: CopyArgs) -> ExitCode {
     let target = args.file;
     done(args.store, async |config: &Config| {
         of_file(config)?;
@@ -174,7 +96,7 @@ pub(super) fn backup(args: CopyArgs) -> ExitCode {
 }
 
 /// `lockgate restore F`
-pub(super) fn restore(args: CopyArgs) -> ExitCode {
+pub(crate) fn restore(args: CopyArgs) -> ExitCode {
     let copy = args.file;
     done(args.store, async |config: &Config| {
         let file = of_file(config)?;
@@ -220,14 +142,6 @@ fn put_back(copy: &Path, file: &Path) -> io::Result<()> {
 fn new_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600).open(path)
-}
-
-fn lock_file(data_dir: &Path) -> anyhow::Result<File> {
-    let path = data_dir.join("lockgate.lock");
-    let mut options = OpenOptions::new();
-    let options = options.write(true).create(true).truncate(false).mode(0o600);
-    let opened = options.open(&path);
-    opened.with_context(|| format!("cannot open {}", path.display()))
 }
 
 /// The store as these commands open it: they change nothing that is declared.
@@ -287,6 +201,4 @@ fn done(args: StoreArgs, act: impl AsyncFnOnce(&Config) -> Result<String, Failur
     }
 }
 
-/// The port of a URL that names none.
-const POSTGRES: u16 = 5432;
 const NEW_FILE: &str = "name a new file in a folder that is there";

@@ -7,31 +7,43 @@ use std::{
     process::ExitCode,
 };
 
-use super::{
-    credentials,
-    descriptors::shortage,
-    serve::{kernel, offer},
-};
+use clap::Args;
+
 use crate::{
     backend::sandbox::{Kernel, walls::out_of_reach},
+    cli::serve::{
+        credentials,
+        descriptors::shortage,
+        machine::{kernel, offer},
+    },
     config::{Config, Mistake, Separation, Sources, gateway::environment},
     declare::{Offer, Profile, STORE, Server, Tcp, checks, object},
     manifest::Manifest,
 };
 
-/// Reports on stderr or stdout; the manifest without a flag is that of `LOCKGATE_APPLY`.
-pub(crate) fn check(
-    config_file: Option<PathBuf>,
-    apply_file: Option<&Path>,
+/// `lockgate check`
+#[derive(Args)]
+pub(crate) struct CheckArgs {
+    /// Configuration file
+    #[arg(long, value_name = "F")]
+    config: Option<PathBuf>,
+    /// Manifest of tenants and servers
+    #[arg(long, value_name = "F")]
+    apply: Option<PathBuf>,
+    /// Any key of the configuration
+    #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-) -> ExitCode {
+}
+
+/// Reports on stderr or stdout; the manifest without a flag is that of `LOCKGATE_APPLY`.
+pub(crate) fn check(args: CheckArgs) -> ExitCode {
     let sources = Sources {
-        file: config_file,
+        file: args.config,
         env: environment(),
-        set,
+        set: args.set,
         ..Sources::default()
     };
-    match report(&sources, apply_file, &kernel()) {
+    match report(&sources, args.apply.as_deref(), &kernel()) {
         Ok(summary) => {
             print!("{summary}");
             ExitCode::SUCCESS

@@ -2,7 +2,16 @@
 //!
 //! Not here: applying it. What cannot be kept is told, never dropped in silence.
 
-use std::{collections::BTreeSet, fmt::Write as _, fs, io::Write, path::Path, process::ExitCode};
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
 
 use crate::{
     config::{
@@ -12,13 +21,29 @@ use crate::{
     manifest::interpolation::escape,
 };
 
+/// `lockgate import`
+#[derive(Args)]
+#[expect(clippy::doc_markdown, reason = "shown to people as it stands")]
+pub(crate) struct ImportArgs {
+    /// mcp.json, claude_desktop_config.json or VS Code's mcp.json
+    file: PathBuf,
+    /// The tenant that gets the servers
+    #[arg(long, value_name = "T")]
+    tenant: String,
+}
+
+/// Prints the manifest on stdout and the notes on stderr.
+pub(crate) fn import(args: &ImportArgs) -> ExitCode {
+    convert_file(
+        &args.file,
+        &args.tenant,
+        &mut std::io::stdout(),
+        &mut std::io::stderr(),
+    )
+}
+
 /// Writes the manifest for `tenant` to `out`, and what was changed or dropped to `notes`.
-pub(crate) fn import(
-    file: &Path,
-    tenant: &str,
-    out: &mut dyn Write,
-    notes: &mut dyn Write,
-) -> ExitCode {
+fn convert_file(file: &Path, tenant: &str, out: &mut dyn Write, notes: &mut dyn Write) -> ExitCode {
     let (manifest, lines, code) = match read(file, tenant) {
         Ok((manifest, lines)) => (manifest, lines, 0),
         Err(mistakes) => (
@@ -433,7 +458,7 @@ mod tests {
         assert!(convert("F", "{}", "a").is_err());
         assert!(convert("F", "nonsense", "a").is_err());
         let (mut out, mut notes) = (Vec::new(), Vec::new());
-        let code = import(Path::new("/nonexistent"), "a", &mut out, &mut notes);
+        let code = convert_file(Path::new("/nonexistent"), "a", &mut out, &mut notes);
         assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(2)));
         assert!(out.is_empty() && !notes.is_empty());
         assert!(read(Path::new("/nonexistent"), "A").unwrap_err()[0].place == "--tenant");

@@ -1,0 +1,17 @@
+//! Commands that need no running gateway.
+//!
+//! * `check`: mistakes in configuration and manifest, and the capabilities of this machine
+//! * `database`: schema, copies and master key of the database
+//! * `demo`: the demo server on stdio
+//! * `import`: conversion of an `mcp.json` into a manifest
+//! * `key`: new API keys
+//! * `runtime`: runtime of a single command
+
+pub(crate) mod check;
+pub(crate) mod database;
+pub(crate) mod demo;
+pub(crate) mod import;
+pub(crate) mod key;
+mod runtime;
+
+pub(crate) use self::runtime::wait;

@@ -1,0 +1,138 @@
+//! Database of a gateway that serves: locked, opened and read for the first time.
+//!
+//! Not here: commands on a database (`local/database`).
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    sync::Arc,
+};
+
+use anyhow::Context;
+use aws_lc_rs::rand::SystemRandom;
+use url::Url;
+
+use super::{machine::path_of, sockets};
+use crate::{
+    auth::administrator::ensure_operator,
+    config::{Config, Mistake, Secret},
+    database::{Failure, Judge, Opening, vault::Make},
+    declare::{Catalog, Offer, checks},
+    gateway::Served,
+    snapshot::{Applied, Hidden, Keeper, Live},
+};
+
+/// Where what is served comes from.
+pub(super) enum Source {
+    /// It is known, and never changes.
+    Fixed(Catalog),
+    /// It is what the store holds, after this was applied to it.
+    Stored(Option<Applied>),
+}
+
+/// What is served, read for the first time; mistakes are the operator's.
+pub(super) async fn open(
+    source: Source,
+    config: &Config,
+    env: &BTreeMap<String, String>,
+    offer: Offer,
+    hidden: Hidden,
+) -> anyhow::Result<Result<Served, Vec<Mistake>>> {
+    let applied = match source {
+        Source::Fixed(catalog) => {
+            return Ok(Ok(Served {
+                live: Live::fixed(catalog),
+                keeper: None,
+                keys: None,
+            }));
+        }
+        Source::Stored(applied) => applied,
+    };
+    let given = config.keeping.admin_key.as_ref();
+    let (own, search) = (config.clone(), path_of(env).to_owned());
+    let judge: Judge =
+        Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
+    let live = Live::unread();
+    let opening = Opening::of(config, judge, live.clock().clone());
+    let source = opening.keys.clone();
+    let mut keeper = Keeper::new(
+        Arc::clone(&live),
+        opening,
+        applied,
+        (env.clone(), hidden),
+        config,
+    );
+    let mut started = keeper.start().await;
+    if started.is_ok() && live.is_loaded() {
+        // Before anybody is told that it listens: whoever waits for that may want to get in.
+        let given = given.map(Secret::expose);
+        started = ensure_operator(&live, given, &config.data_dir).await;
+    }
+    match started {
+        Ok(()) => {
+            // A replica signs with what all of them have; where a file is made, it was made by now.
+            let keys = config.redis.as_ref();
+            let keys = keys.map(|_| source.keyring(&SystemRandom::new(), Make::Never));
+            Ok(match keys.transpose() {
+                Ok(keys) => Ok(Served {
+                    live,
+                    keeper: Some(keeper),
+                    keys,
+                }),
+                Err(mistake) => Err(vec![mistake]),
+            })
+        }
+        Err(Failure::Invalid(mistakes)) => Ok(Err(mistakes)),
+        Err(failure) => Err(anyhow::Error::new(failure).context("cannot use the store")),
+    }
+}
+
+/// The ports of PostgreSQL and Redis, which no child may reach.
+pub(super) fn ports(config: &Config) -> impl Iterator<Item = u16> {
+    let redis = config.redis.as_ref().map(|redis| &redis.url);
+    let urls = [
+        (config.keeping.sql_url.as_ref(), POSTGRES),
+        (redis, sockets::REDIS),
+    ];
+    urls.into_iter().filter_map(|(url, usual)| {
+        let url = Url::parse(url?.expose()).ok()?;
+        Some(url.port().unwrap_or(usual))
+    })
+}
+
+/// Tells other commands, as long as it is held, that this data directory is in use.
+///
+/// # Errors
+///
+/// What the file system says; that the store is just being put back.
+pub(super) fn hold(config: &Config) -> anyhow::Result<File> {
+    let file = lock_file(&config.data_dir)?;
+    match file.try_lock_shared() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            anyhow::bail!(
+                "{} is in use by lockgate restore",
+                config.data_dir.display()
+            )
+        }
+        Err(fs::TryLockError::Error(error)) => Err(error).context("cannot lock the data directory"),
+    }
+}
+
+/// Opens the lock file of a data directory.
+///
+/// # Errors
+///
+/// The file system's.
+pub(crate) fn lock_file(data_dir: &Path) -> anyhow::Result<File> {
+    let path = data_dir.join("lockgate.lock");
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false).mode(0o600);
+    let opened = options.open(&path);
+    opened.with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// The port of a URL that names none.
+const POSTGRES: u16 = 5432;

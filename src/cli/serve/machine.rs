@@ -1,0 +1,47 @@
+//! Capabilities of this machine: probed once, and offered to children as the settings say.
+//!
+//! Not here: the probes themselves (`backend::sandbox`).
+
+use std::{collections::BTreeMap, path::Path};
+
+use crate::{
+    backend::sandbox::Kernel,
+    config::{Config, Mistake, Wrong},
+    declare::Offer,
+};
+
+/// Means of separation and confinement that this machine has, and those that children get.
+///
+/// # Errors
+///
+/// The mistake of settings that ask for more.
+pub(super) fn probe(config: &Config) -> Result<(Kernel, Offer), Vec<Mistake>> {
+    let kernel = kernel();
+    offer(&kernel, config).map(|offer| (kernel, offer))
+}
+
+/// Means of separation and confinement that this machine has.
+pub(crate) fn kernel() -> Kernel {
+    Kernel::probe(Path::new(OWN_BINARY))
+}
+
+/// Means of `kernel` that children get.
+///
+/// # Errors
+///
+/// The mistake of settings that ask for more.
+pub(crate) fn offer(kernel: &Kernel, config: &Config) -> Result<Offer, Vec<Mistake>> {
+    let offer = kernel.offer(config.sandbox.separation, config.sandbox.uids);
+    offer.map_err(|(key, what)| {
+        let remedy = "choose another, or see lockgate check for what is offered here";
+        vec![Wrong::new(what, remedy).at(config.place(key), key)]
+    })
+}
+
+/// Search path of an environment.
+pub(super) fn path_of(env: &BTreeMap<String, String>) -> &str {
+    env.get("PATH").map_or("", String::as_str)
+}
+
+/// Binary of this process, even after its file was replaced.
+pub(super) const OWN_BINARY: &str = "/proc/self/exe";

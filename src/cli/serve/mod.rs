@@ -1,0 +1,25 @@
+//! The commands that serve: checks, preparations and the process around a gateway.
+//!
+//! Not here: the gateway itself (`gateway`).
+//!
+//! * `plan`: configuration, catalogue and confinement, all checked
+//! * `process`: the process of a gateway, from flags to its exit code
+//! * `machine`: capabilities of this machine
+//! * `credentials`: certificates and keys of the settings
+//! * `database`: lock and first reading of the database
+//! * `directory`: private directories
+//! * `descriptors`: limit of open files
+//! * `sockets`: listener sockets and the address to advertise
+//! * `signals`: SIGTERM, SIGINT and SIGHUP
+
+pub(crate) mod credentials;
+pub(crate) mod database;
+pub(crate) mod descriptors;
+mod directory;
+pub(crate) mod machine;
+mod plan;
+pub(crate) mod process;
+mod signals;
+mod sockets;
+
+pub(crate) use self::plan::{RunArgs, ServeArgs};

@@ -1,0 +1,290 @@
+//! Plan of a gateway: its configuration, its catalogue and what confines its children, all checked.
+//!
+//! Not here: carrying it out (`process`).
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+
+use super::{
+    credentials,
+    database::Source,
+    machine::{OWN_BINARY, path_of, probe},
+};
+use crate::{
+    backend::sandbox::Kernel,
+    config::{Config, Mistake, Separation, Sources, Wrong, gateway::environment},
+    database::When,
+    declare::{Confinement, Home, Launch, Offer, Prune, checks, object},
+    manifest::command_line,
+    snapshot::Applied,
+};
+
+/// `lockgate run`
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// Address to listen on; loopback only
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// Environment of the server: NAME=VALUE, or NAME to pass one's own
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    env: Vec<String>,
+    /// An Origin that browsers may call from
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<String>,
+    /// Any key of the configuration, or server.KEY of the server
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// The server and its arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// `lockgate serve`
+#[derive(Args)]
+pub(crate) struct ServeArgs {
+    /// Configuration file
+    #[arg(long, value_name = "F")]
+    config: Option<PathBuf>,
+    /// Manifest of tenants and servers
+    #[arg(long, value_name = "F")]
+    apply: Option<PathBuf>,
+    /// Remove what is stored and not in the manifest
+    #[arg(long, requires = "apply")]
+    prune: bool,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// Any key of the configuration
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// A gateway to start, free of mistakes.
+pub(super) struct Plan {
+    /// Settings of the gateway.
+    pub(super) config: Config,
+    /// Origin of the catalogue.
+    pub(super) source: Source,
+    /// Environment of this process.
+    pub(super) env: BTreeMap<String, String>,
+    /// Directory for the private files of children, removed with the gateway; `data_dir/work` if none.
+    pub(super) work: Option<PathBuf>,
+    /// Means of separation and confinement that this machine has.
+    pub(super) kernel: Kernel,
+    /// Those that children get.
+    pub(super) offer: Offer,
+    /// Files hidden from children.
+    pub(super) secrets: Vec<PathBuf>,
+    /// `lockgate run`: prints URL and snippets instead of a log line, and keeps nothing.
+    pub(super) is_run: bool,
+}
+
+/// Plan of `lockgate run`.
+///
+/// # Errors
+///
+/// Every mistake in flags and configuration.
+pub(super) fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
+    let env = environment();
+    let RunArgs {
+        listen,
+        env: passed,
+        allow_origin,
+        mut set,
+        command,
+    } = args;
+    let quoted = |text: &String| serde_json::Value::from(text.as_str()).to_string();
+    if !allow_origin.is_empty() {
+        let origins: Vec<_> = allow_origin.iter().map(quoted).collect();
+        set.push(format!("http.allowed_origins=[{}]", origins.join(",")));
+    }
+    let sources = Sources {
+        file: None,
+        env: env.clone(),
+        set,
+        listen,
+        run: true,
+    };
+    let config = Config::load(&sources).map_err(|error| error.mistakes);
+    let (config, passed) = both(config, environment_of(passed, &env))?;
+    let mut command = command.into_iter();
+    let (command, args) = match command.next() {
+        Some(program) => (program, command.collect()),
+        None => (OWN_BINARY.to_owned(), vec!["__demo".to_owned()]),
+    };
+    let launch = Launch {
+        command,
+        args,
+        env: passed,
+        cwd: None,
+        home: Home::Caller,
+        confinement: Confinement::default(),
+        prepared: None,
+        is_preparing: false,
+    };
+    let manifest = command_line::single(launch, &config.server, &env)?;
+    let (kernel, offer) = probe(&config)?;
+    let mut mistakes = credentials::mistakes(&config);
+    mistakes.extend(checks::check(&manifest, &config, path_of(&env), &offer));
+    if !mistakes.is_empty() {
+        return Err(mistakes);
+    }
+    let work = temporary();
+    Ok(Plan {
+        config,
+        source: Source::Fixed(manifest.catalog),
+        env,
+        work: Some(work),
+        kernel,
+        offer,
+        secrets: Vec::new(),
+        is_run: true,
+    })
+}
+
+/// Environment that `--env` gives the server of `run`: values, and variables passed on.
+fn environment_of(
+    passed: Vec<String>,
+    own: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, String>, Vec<Mistake>> {
+    let (mut env, mut mistakes) = (BTreeMap::new(), Vec::new());
+    for pair in passed {
+        let named = match pair.split_once('=') {
+            Some((name, value)) => Some((name.to_owned(), value.to_owned())),
+            None => own.get(&pair).map(|value| (pair.clone(), value.clone())),
+        };
+        let wrong = || Wrong::new("is not set here", "write NAME=VALUE, or set it");
+        match named {
+            Some((name, value)) => _ = env.insert(name, value),
+            None => mistakes.push(wrong().at("--env", &pair)),
+        }
+    }
+    if mistakes.is_empty() {
+        Ok(env)
+    } else {
+        Err(mistakes)
+    }
+}
+
+/// Plan of `lockgate serve`.
+///
+/// # Errors
+///
+/// Every mistake in configuration and manifest.
+pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
+    let env = environment();
+    let ServeArgs {
+        config: file,
+        apply,
+        prune,
+        listen,
+        set,
+    } = args;
+    let sources = Sources {
+        file,
+        env: env.clone(),
+        set,
+        listen,
+        run: false,
+    };
+    let named = || {
+        env.get("LOCKGATE_APPLY")
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from)
+    };
+    let file = apply.or_else(named);
+    let loaded = file.as_deref().map(|file| object::load(file, &env));
+    let config = Config::load(&sources).map_err(|error| error.mistakes);
+    let (config, declaration) = both(config, loaded.transpose())?;
+    let (kernel, offer) = probe(&config)?;
+    // The server of `[default]` may be in the database already.
+    let judged = declaration.as_ref().map(|read| {
+        checks::judge(
+            &read.manifest,
+            When::Changing,
+            &config,
+            path_of(&env),
+            &offer,
+        )
+    });
+    let mut mistakes = credentials::mistakes(&config);
+    mistakes.extend(judged.unwrap_or_default());
+    if !mistakes.is_empty() {
+        return Err(mistakes);
+    }
+    let secrets = secrets(&sources, &config, file.as_deref());
+    let prune = if prune { Prune::Remove } else { Prune::Keep };
+    let applied = file.map(|file| Applied {
+        file,
+        pending: declaration,
+        prune,
+    });
+    Ok(Plan {
+        config,
+        source: Source::Stored(applied),
+        env,
+        // A child with a uid of its own cannot pass through the data directory.
+        work: (offer.separation == Separation::Uid).then(temporary),
+        kernel,
+        offer,
+        secrets,
+        is_run: false,
+    })
+}
+
+/// Both values, or the mistakes of both.
+fn both<A, B>(
+    one: Result<A, Vec<Mistake>>,
+    other: Result<B, Vec<Mistake>>,
+) -> Result<(A, B), Vec<Mistake>> {
+    match (one, other) {
+        (Ok(one), Ok(other)) => Ok((one, other)),
+        (Err(mut mistakes), Err(more)) => {
+            mistakes.extend(more);
+            Err(mistakes)
+        }
+        (Err(mistakes), Ok(_)) | (Ok(_), Err(mistakes)) => Err(mistakes),
+    }
+}
+
+/// Directory for the private files of children outside the data directory.
+fn temporary() -> PathBuf {
+    std::env::temp_dir().join(format!("lockgate-{}", uuid::Uuid::new_v4().simple()))
+}
+
+/// Files hidden from children besides the data and work directories: configuration, manifest, keys.
+fn secrets(sources: &Sources, config: &Config, manifest: Option<&Path>) -> Vec<PathBuf> {
+    let tls = config.http.tls.as_ref().map(|tls| tls.key.clone());
+    let is_file = |name: &str| name.starts_with("LOCKGATE_") && name.ends_with("_FILE");
+    let variables = sources.env.iter().filter(|(name, _)| is_file(name));
+    let files = variables.map(|(_, file)| PathBuf::from(file));
+    let named = [sources.file(), manifest.map(Path::to_owned), tls];
+    files.chain(named.into_iter().flatten()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::*;
+
+    #[test]
+    fn a_variable_that_is_not_set_cannot_be_passed() {
+        let own = BTreeMap::from([("A".to_owned(), "1".to_owned())]);
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+        let env = environment_of(words(&["A", "B=2", "C="]), &own).unwrap();
+        let pairs: Vec<_> = env
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        assert_eq!(pairs, ["A=1", "B=2", "C="]);
+        let mistakes = environment_of(words(&["A", "TOKEN"]), &own).unwrap_err();
+        let said: Vec<_> = mistakes.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            said,
+            ["--env: TOKEN: is not set here; write NAME=VALUE, or set it"]
+        );
+    }
+}

@@ -1,0 +1,215 @@
+//! Process of a gateway: from flags to its exit code.
+//!
+//! Not here: what is checked before (`plan`), and what the gateway does (`gateway`).
+
+use std::{
+    collections::BTreeMap,
+    fs::Permissions,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::Context;
+use rustix::process::DumpableBehavior;
+
+use super::{
+    database, descriptors, directory,
+    plan::{Plan, RunArgs, ServeArgs, plan_run, plan_serve},
+    signals, sockets,
+};
+use crate::{
+    backend::{
+        child::{Ambient, Launcher},
+        prepare::stores,
+        sandbox::Sandbox,
+    },
+    config::{Config, LogFormat, Mistake, Separation},
+    declare::{Catalog, Offer},
+    gateway::{Shutdown, run},
+    snapshot::Hidden,
+    telemetry::{Format, Logs, logs},
+};
+
+/// `lockgate run [-- COMMAND…]`
+pub(crate) fn run(args: RunArgs) -> ExitCode {
+    start(plan_run(args))
+}
+
+/// `lockgate serve`
+pub(crate) fn serve(args: ServeArgs) -> ExitCode {
+    start(plan_serve(args))
+}
+
+fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
+    let mut plan = match plan {
+        Ok(plan) => plan,
+        Err(mistakes) => return refuse(&mistakes),
+    };
+    let format = match plan.config.telemetry.format {
+        LogFormat::Json => Format::Json,
+        LogFormat::Text => Format::Text,
+    };
+    let logs = match logs::init(&plan.config.telemetry.log, format) {
+        Ok(logs) => logs,
+        Err(error) => {
+            eprintln!("lockgate: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    // Its memory, environment and descriptors are nobody's, not even a child's of the same uid.
+    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        eprintln!("lockgate: cannot protect its memory: {error}");
+        return ExitCode::FAILURE;
+    }
+    descriptors::raise();
+    if let Some(shortage) = descriptors::shortage(&plan.config, plan.kernel.open_files) {
+        plan.config.http.max_connections = shortage.connections;
+        tracing::warn!("{}", shortage.what);
+    }
+    let work = plan.work.clone();
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")
+        .and_then(|runtime| {
+            let outcome = runtime.block_on(gateway(plan, logs.clone()));
+            // What is still blocked at this point has had its time.
+            runtime.shutdown_timeout(Duration::from_millis(200));
+            outcome
+        });
+    if let Some(work) = work {
+        // Nothing may be left; a child's own files were removed with it.
+        let _ = stores::remove(&work);
+    }
+    logs.flush(Duration::from_millis(500));
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("lockgate: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says what has to be changed before the gateway can start.
+fn refuse(mistakes: &[Mistake]) -> ExitCode {
+    for mistake in mistakes {
+        eprintln!("{mistake}");
+    }
+    ExitCode::from(2)
+}
+
+async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
+    let Plan {
+        mut config,
+        source,
+        env,
+        work,
+        kernel,
+        offer,
+        secrets,
+        is_run,
+    } = plan;
+    let listeners = sockets::listeners(&config, is_run).await?;
+    config.bind(listeners.http.local_addr()?);
+    let work = match work {
+        Some(work) => work,
+        None => config.data_dir.join("work"),
+    };
+    if !is_run && let Err(mistake) = directory::claim(&config)? {
+        return Ok(refuse(&[mistake]));
+    }
+    let _held = (!is_run).then(|| database::hold(&config)).transpose()?;
+    directory::private(&work)?;
+    if offer.separation == Separation::Uid {
+        // To be passed through: what lies in it is everybody's own.
+        std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
+    }
+    let mut ports = sockets::ports(&listeners)?;
+    ports.extend(database::ports(&config));
+    // `run` keeps nothing that would have to be hidden. To hide means to list all that lies
+    // beside: it costs every start, and what is created there later would not be seen.
+    let own = [config.data_dir.clone(), work.clone()];
+    let hidden = Hidden::new(own.into_iter().chain(secrets));
+    let hide = (!is_run).then(|| hidden.clone());
+    let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, hide, &ports)
+        .context("cannot make cgroups for children")?;
+    let served = match database::open(source, &config, &env, offer, hidden).await? {
+        Ok(served) => served,
+        Err(mistakes) => return Ok(refuse(&mistakes)),
+    };
+    warn(&config, &served.live.current(), &offer);
+    let is_temporary = is_run || offer.separation == Separation::Uid;
+    let prepared = stores_of(&config, &work, is_temporary);
+    let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
+    let shutdown = Shutdown::default();
+    let signals = signals::signals(shutdown.clone())?;
+    sockets::announce(&config, &listeners, is_run)?;
+    let running = run::run(config, served, launcher, listeners, shutdown, logs);
+    tokio::pin!(signals);
+    tokio::select! {
+        outcome = running => outcome.map(|()| ExitCode::SUCCESS),
+        () = &mut signals => Ok(ExitCode::FAILURE),
+    }
+}
+
+/// Where stores are: children with a uid of their own cannot pass through the data directory, and
+/// `run` has none.
+fn stores_of(config: &Config, work: &Path, is_temporary: bool) -> PathBuf {
+    let base = if is_temporary { work } else { &config.data_dir };
+    base.join("prepared")
+}
+
+/// Says what was asked for and will not hold, at every start.
+fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
+    if config.sandbox.shared_uid && offer.separation == Separation::None {
+        tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");
+    }
+    if config.auth.insecure {
+        tracing::warn!(
+            "auth.insecure: tenants without authentication are open to everybody who reaches this gateway"
+        );
+    }
+    if let Some(what) = config.separate_stores() {
+        tracing::warn!("{what}");
+    }
+    if !config.outbound_allow.is_empty() {
+        let allow: Vec<String> = config
+            .outbound_allow
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let allow = allow.join(", ");
+        tracing::warn!(
+            allow,
+            "outbound.allow: special-purpose networks may be asked"
+        );
+    }
+    for server in catalog.servers() {
+        for missing in offer.shortcomings(server) {
+            let (tenant, name, key) = (&server.tenant, &server.name, missing.key);
+            tracing::warn!(
+                tenant.id = tenant,
+                server.name = name,
+                key,
+                "not enforced: {}",
+                missing.what
+            );
+        }
+    }
+}
+
+fn ambient(env: &BTreeMap<String, String>) -> anyhow::Result<Ambient> {
+    let of = |name: &str| env.get(name).map(Into::into);
+    let cwd = std::env::current_dir().context("the working directory is gone")?;
+    let (path, home, lang, tmpdir) = (of("PATH"), of("HOME"), of("LANG"), of("TMPDIR"));
+    Ok(Ambient {
+        path,
+        home,
+        lang,
+        tmpdir,
+        cwd,
+    })
+}

@@ -29,9 +29,6 @@ use super::external::{Issuers, Means, Refusal};
 use super::principals::Principal;
 use super::principals::Principals;
 
-/// The issuer of everybody who calls with an API key: no URL, so that no other can have it.
-pub(crate) const API_KEY_ISSUER: &str = "lockgate:api-key";
-
 /// Proof that a principal may use a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
@@ -480,7 +477,7 @@ mod tests {
 
     use crate::{config::Format, manifest::reader::parse};
 
-    use super::super::access::*;
+    use super::*;
 
     const HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 

@@ -12,12 +12,11 @@ use std::{
 
 use aws_lc_rs::rand::SystemRandom;
 
-use super::access::API_KEY_ISSUER;
 use super::{
     access::{Credential, Verifier},
     api_key,
     denials::{Caller, Denial},
-    principals::Principal,
+    principals::{API_KEY_ISSUER, Principal},
 };
 use crate::{
     database::{Author, Expected, Failure},

@@ -96,7 +96,7 @@ const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmno
 mod tests {
     use aws_lc_rs::rand::SystemRandom;
 
-    use super::super::api_key::*;
+    use super::*;
 
     #[test]
     fn keys_are_recognised_and_mistyped_ones_are_not() {

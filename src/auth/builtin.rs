@@ -235,7 +235,7 @@ mod tests {
     };
     use serde_json::{Value, json};
 
-    use super::super::builtin::*;
+    use super::*;
     use crate::config::Format;
     use crate::{
         database::oauth::{PublicKey, RevokedOf},

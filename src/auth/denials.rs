@@ -220,7 +220,7 @@ const CALLERS: usize = 4096;
 
 #[cfg(test)]
 mod tests {
-    use super::super::denials::*;
+    use super::*;
 
     fn denial(last: u8) -> Denial {
         Denial {

@@ -430,7 +430,7 @@ const KEYS_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
-    use super::super::external::*;
+    use super::*;
 
     #[test]
     fn metadata_is_looked_for_in_three_places() {

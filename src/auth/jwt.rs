@@ -208,7 +208,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::jws::{KeySet, Signature, TOKEN_MAX};
-    use super::super::jwt::*;
+    use super::*;
     use crate::declare::ALGORITHMS;
 
     fn settings() -> External {

@@ -297,7 +297,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    use super::super::policy::*;
+    use super::*;
     use crate::{
         config::Format,
         declare::{Server, Tenant},

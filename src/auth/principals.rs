@@ -7,7 +7,6 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use super::access::API_KEY_ISSUER;
 use crate::declare::{ApiKey, Tenant};
 
 /// Who calls. Sessions belong to one of these. Clones are the same.
@@ -133,6 +132,9 @@ pub(super) fn by_key(tenant: &Tenant, key: &ApiKey) -> Principal {
     Principal::new(&tenant.name, Some(API_KEY_ISSUER), subject, client)
 }
 
+/// The issuer of everybody who calls with an API key: no URL, so that no other can have it.
+pub(super) const API_KEY_ISSUER: &str = "lockgate:api-key";
+
 /// What is gone stays until there is so much of it.
 fn bound<K, V>(known: &mut HashMap<K, V>) {
     if known.len() >= MOST {
@@ -147,7 +149,7 @@ const MOST: usize = 100_000;
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::principals::*;
+    use super::*;
     use crate::{config::Format, manifest::reader::parse};
 
     fn tenant(subject: &str) -> Arc<Tenant> {

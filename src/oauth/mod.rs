@@ -1,21 +1,26 @@
-//! The authorization server of each tenant (OAuth 2.1).
+//! The authorization server of each tenant (OAuth 2.1): endpoints for clients and pages for people.
+//!
+//! Not here: verification of access tokens (`auth`) and the rows behind grants, clients and log-ins
+//! (`database`).
+//!
+//! * `base`: forms, refusals, secrets and throttles, which every file below uses.
+//! * `clients`: registered, declared and documented clients, and their metadata.
+//! * `providers`: log-in at external identity providers.
+//! * `server`: the state that all endpoints share, and the authorization server of one tenant.
+//! * `tokens`: the token and revocation endpoints, client authentication, and JWTs.
+//! * `browser`: the authorization endpoint, log-in and consent pages.
+//! * `discovery`: authorization server metadata and the JWK set.
+//! * `registration`: dynamic client registration and its management.
+//! * `routes`: every endpoint, on one page.
 
-pub(crate) mod attempt;
-pub(crate) mod browser;
-pub(crate) mod clients;
-pub(crate) mod error;
-pub(crate) mod form;
-mod metadata;
-pub(crate) mod providers;
-mod resource;
-pub(crate) mod secret;
-pub(crate) mod server;
-pub(crate) mod throttle;
-pub(crate) mod tokens;
+mod base;
+mod browser;
+mod clients;
+mod discovery;
+mod providers;
+mod registration;
+mod routes;
+mod server;
+mod tokens;
 
-pub(crate) use self::error::{Code, Refusal};
-pub(crate) use self::form::Form;
-pub(crate) use self::resource::{Place, Resource};
-pub(crate) use self::secret::Kind;
-pub(crate) use self::server::{Oauth, Server, State};
-pub(crate) use self::throttle::Throttle;
+pub(crate) use self::server::Oauth;

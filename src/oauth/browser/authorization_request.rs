@@ -7,8 +7,11 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use url::Url;
 
-use crate::declare::{Builtin, Tenant};
-use crate::oauth::{Form, Place, Resource, secret};
+use super::resource::{Place, Resource};
+use crate::{
+    declare::{Builtin, Tenant},
+    oauth::base::{Form, secret},
+};
 
 /// The same query without what was done by logging in: it must not be asked for again.
 pub(super) fn after_log_in(query: &str) -> String {
@@ -296,7 +299,7 @@ pub(super) const OFFLINE: &str = "offline_access";
 mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
-    use super::super::authorization_request::*;
+    use super::*;
     use crate::{config::Format, manifest::reader};
 
     const PLACE: Place<'static> = Place {

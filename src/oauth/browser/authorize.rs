@@ -3,27 +3,17 @@
 //! Not here: what a request means (`ask`), and the steps behind it (`login`, `consent`, `callback`).
 
 use axum::{
-    Router,
-    body::Body,
     extract::{Request, State},
     response::Response,
-    routing::{get, post},
 };
 use http::{StatusCode, request::Parts};
 
 use super::{
     authorization_request::Refusal,
-    callback, consent,
     flow::Flow,
-    login,
-    pages::Trouble,
-    request::{Asked, Step, Stop, Visit, unreadable},
+    request::{Asked, Step, Stop, Visit, nobody, text, unreadable},
 };
-use crate::database::oauth::Person;
-use crate::oauth::{
-    Form, Oauth,
-    form::{collected, is_form},
-};
+use crate::{database::oauth::Person, oauth::server::Oauth};
 
 impl Visit {
     /// A request that begins, or begins again after a log-in.
@@ -82,21 +72,8 @@ impl Visit {
     }
 }
 
-/// The routes of browsers.
-pub(crate) fn routes() -> Router<Oauth> {
-    let authorize = || get(begin).post(begin_by_form);
-    Router::new()
-        .route("/authorize", authorize())
-        .route("/t/{tenant}/oauth/authorize", authorize())
-        .route("/t/{tenant}/oauth/login", post(login::login))
-        .route("/t/{tenant}/oauth/consent", post(consent::consent))
-        .route(
-            "/t/{tenant}/oauth/callback/{provider}",
-            get(callback::callback),
-        )
-}
-
-async fn begin(State(oauth): State<Oauth>, request: Request) -> Response {
+/// GET: the parameters are in the query.
+pub(crate) async fn begin(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let query = parts.uri.query().unwrap_or_default().to_owned();
     let Some(visit) = Visit::of(&oauth, &parts) else {
@@ -108,7 +85,7 @@ async fn begin(State(oauth): State<Oauth>, request: Request) -> Response {
 
 /// RFC 6749, section 3.1: the parameters may come in a body. Those of a query count for nothing
 /// then, and having both is a mistake.
-async fn begin_by_form(State(oauth): State<Oauth>, request: Request) -> Response {
+pub(crate) async fn begin_by_form(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Some(visit) = Visit::of(&oauth, &parts) else {
         return nobody(&oauth);
@@ -129,39 +106,5 @@ fn is_short(parts: &Parts) -> bool {
     parts.uri.path() == "/authorize"
 }
 
-/// The answer where no log-in is, as far as one can say.
-pub(super) fn nobody(oauth: &Oauth) -> Response {
-    if !oauth.0.live.is_loaded() {
-        return Trouble::away("The gateway has not read its store yet.").page("Lockgate");
-    }
-    let trouble = Trouble {
-        status: StatusCode::NOT_FOUND,
-        title: "Nothing here",
-        what: "Nobody can log in at this address.".to_owned(),
-        remedy: "Check the address of the server in your application.",
-        retry: None,
-    };
-    trouble.page("Lockgate")
-}
-
-/// The text of a form.
-async fn text(parts: &Parts, body: Body) -> Result<String, Trouble> {
-    if parts.uri.query().is_some() || !is_form(&parts.headers) {
-        return Err(unreadable());
-    }
-    let bytes = collected(body, FORM).await.map_err(|_| unreadable())?;
-    String::from_utf8(bytes.into()).map_err(|_| unreadable())
-}
-
-/// The fields of a form of ours, each once.
-pub(crate) async fn fields(parts: &Parts, body: Body) -> Result<Form, Trouble> {
-    let text = text(parts, body).await?;
-    let form = Form::parse(&text).map_err(|_| unreadable())?;
-    let is_good = form.repeated(&[]).is_none();
-    is_good.then_some(form).ok_or_else(unreadable)
-}
-
 /// What a query may be, so that it fits into a target behind any path of ours (CONTRACT C11).
 const QUERY: usize = 7 << 10;
-/// A form of ours: the sealed state of the longest query, and what a person writes.
-const FORM: usize = 32 << 10;

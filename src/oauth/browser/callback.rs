@@ -15,18 +15,19 @@ use zeroize::Zeroizing;
 
 use super::{
     authorization_request::Refusal,
-    authorize::nobody,
     flow::Flow,
-    login::gone,
     pages::{Trouble, redirect},
-    request::{AGAIN, Asked, Step, Stop, Visit, no_randomness, unreadable},
+    request::{AGAIN, Asked, Step, Stop, Visit, gone, no_randomness, nobody, unreadable},
 };
-use crate::oauth::{
-    Form, Oauth,
-    providers::{Found, Journey, Unknown, Wanted, provider},
-    secret,
+use crate::{
+    database::oauth::Person,
+    declare::Provider,
+    oauth::{
+        base::{Form, secret},
+        providers::{Found, Journey, Unknown, Wanted},
+        server::Oauth,
+    },
 };
-use crate::{database::oauth::Person, declare::Provider};
 
 /// What is kept of a log-in while somebody is at a provider; the store seals it.
 #[derive(Serialize, Deserialize)]
@@ -72,7 +73,7 @@ impl Visit {
             nonce: &nonce,
             verifier: &verifier,
         };
-        let identity = provider::of(&self.oauth.0, provider);
+        let identity = self.oauth.0.providers.of(provider);
         let again = asked.wish.prompt.login || asked.wish.max_age.is_some();
         let to = identity.depart(&journey, again).await;
         let to = to.map_err(|unknown| trouble(provider, &unknown))?;
@@ -128,7 +129,7 @@ impl Visit {
             nonce: &trip.nonce,
             verifier: &trip.verifier,
         };
-        let identity = provider::of(&self.oauth.0, &provider);
+        let identity = self.oauth.0.providers.of(&provider);
         let found = identity
             .arrive(&journey, code, self.wanted(&provider))
             .await;

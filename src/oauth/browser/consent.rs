@@ -14,14 +14,15 @@ use serde_json::json;
 
 use super::{
     authorization_request::{OFFLINE, Refusal, asking_who},
-    authorize::{fields, nobody},
     flow::{Flow, Page},
-    login::gone,
     pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
-    request::{AGAIN, Asked, Step, Stop, Visit},
+    request::{AGAIN, Asked, Step, Stop, Visit, fields, gone, nobody},
 };
-use crate::oauth::{Form, Oauth, clients::Kind};
-use crate::{database::oauth::Person, declare::Provider};
+use crate::{
+    database::oauth::Person,
+    declare::Provider,
+    oauth::{base::Form, clients::Kind, server::Oauth},
+};
 
 /// POST: what somebody decided.
 pub(crate) async fn consent(State(oauth): State<Oauth>, request: Request) -> Response {

@@ -9,7 +9,7 @@ use aws_lc_rs::rand::SystemRandom;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{HeaderMap, HeaderValue, header::COOKIE};
 
-use crate::oauth::secret;
+use crate::oauth::base::secret;
 
 /// A browser by the value of its cookie.
 #[derive(Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ const BYTES: usize = 32;
 
 #[cfg(test)]
 mod tests {
-    use super::super::cookie::*;
+    use super::*;
 
     fn headers(lines: &[&str]) -> HeaderMap {
         let lines = lines.iter().map(|line| {

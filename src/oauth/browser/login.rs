@@ -11,17 +11,19 @@ use serde_json::json;
 
 use super::{
     authorization_request::after_log_in,
-    authorize::{fields, nobody},
     cookie::Browser,
     flow::{Flow, Page},
     pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
-    request::{AGAIN, Asked, Step, Stop, Visit},
+    request::{Asked, Step, Stop, Visit, fields, gone, kept_of, nobody},
 };
-use crate::oauth::{Form, Oauth, State, secret, throttle::account};
 use crate::{
     auth::{Caller, Denial},
     database::oauth::Person,
-    declare::{Hidden, User, password},
+    declare::{Hidden, password},
+    oauth::{
+        base::{Form, throttle::account},
+        server::{Oauth, State},
+    },
     telemetry::Denied,
 };
 
@@ -39,12 +41,6 @@ pub(crate) async fn login(
         visit.logging_in(&fields).await
     };
     visit.answer(step.await, StatusCode::SEE_OTHER)
-}
-
-/// What is kept of a user's password with a log-in.
-pub(super) fn kept_of(user: &User) -> Option<[u8; 32]> {
-    let hash = user.password.as_ref()?;
-    Some(secret::hash(hash.expose()))
 }
 
 impl Visit {
@@ -176,12 +172,6 @@ impl Visit {
         let leads = Leads::Client(asked.back.uri.clone());
         Ok(html(status, &page, &leads))
     }
-}
-
-/// A provider that an operator has taken away meanwhile.
-pub(super) fn gone() -> Trouble {
-    let what = "This identity provider is not configured any more.";
-    Trouble::bad("Unknown identity provider", what, AGAIN)
 }
 
 /// Wrong passwords a minute for one user name.

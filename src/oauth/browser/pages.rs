@@ -290,7 +290,7 @@ const FIELDS: [(HeaderName, &str); 7] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::pages::*;
+    use super::*;
 
     #[test]
     fn names_are_shown_harmlessly() {

@@ -6,7 +6,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use aws_lc_rs::rand::SystemRandom;
-use axum::response::Response;
+use axum::{body::Body, response::Response};
 use http::{StatusCode, header::SET_COOKIE, request::Parts};
 use serde_json::json;
 use uuid::Uuid;
@@ -15,20 +15,24 @@ use super::{
     authorization_request::{Refusal, Return, Wish},
     cookie::{Browser, Jar},
     flow::{Flow, Page},
-    login::kept_of,
     pages::{Trouble, redirect},
-};
-use crate::oauth::{
-    Form, Oauth, Place, Server,
-    clients::{Client, NoClient},
-    secret,
+    resource::Place,
 };
 use crate::{
     database::{
         Failure, Record, Store,
         oauth::{Grant, NewCode, Person},
     },
-    declare::Provider,
+    declare::{Provider, User},
+    oauth::{
+        base::{
+            Form,
+            form::{collected, is_form},
+            secret,
+        },
+        clients::{Client, NoClient},
+        server::{Oauth, Server, attempt},
+    },
 };
 
 /// Somebody's browser at one tenant, for the time of one request.
@@ -85,7 +89,7 @@ impl Visit {
             oauth: oauth.clone(),
             server,
             browser,
-            address: crate::oauth::server::address(parts),
+            address: attempt::address(&parts.extensions),
         })
     }
 
@@ -197,7 +201,7 @@ impl Visit {
             let what = "The request does not say which application asks: client_id is missing.";
             return Err(Trouble::bad(NO_ANSWER, what, APP).into());
         };
-        let found = Client::find(&self.oauth.0, &self.server, id).await;
+        let found = self.server.clients(&self.oauth.0).find(id).await;
         let client = found.map_err(|error| match error {
             NoClient::Unknown => {
                 let what = "The application is not known here, or not any more: its client_id \
@@ -371,9 +375,53 @@ impl Visit {
     }
 }
 
+/// The answer where no log-in is, as far as one can say.
+pub(super) fn nobody(oauth: &Oauth) -> Response {
+    if !oauth.0.live.is_loaded() {
+        return Trouble::away("The gateway has not read its store yet.").page("Lockgate");
+    }
+    let trouble = Trouble {
+        status: StatusCode::NOT_FOUND,
+        title: "Nothing here",
+        what: "Nobody can log in at this address.".to_owned(),
+        remedy: "Check the address of the server in your application.",
+        retry: None,
+    };
+    trouble.page("Lockgate")
+}
+
+/// The text of a form.
+pub(super) async fn text(parts: &Parts, body: Body) -> Result<String, Trouble> {
+    if parts.uri.query().is_some() || !is_form(&parts.headers) {
+        return Err(unreadable());
+    }
+    let bytes = collected(body, FORM).await.map_err(|_| unreadable())?;
+    String::from_utf8(bytes.into()).map_err(|_| unreadable())
+}
+
+/// The fields of a form of ours, each once.
+pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, Trouble> {
+    let text = text(parts, body).await?;
+    let form = Form::parse(&text).map_err(|_| unreadable())?;
+    let is_good = form.repeated(&[]).is_none();
+    is_good.then_some(form).ok_or_else(unreadable)
+}
+
+/// What is kept of a user's password with a log-in.
+pub(super) fn kept_of(user: &User) -> Option<[u8; 32]> {
+    let hash = user.password.as_ref()?;
+    Some(secret::hash(hash.expose()))
+}
+
 pub(super) fn unreadable() -> Trouble {
     let what = "The request's parameters cannot be read.";
     Trouble::bad(NO_ANSWER, what, APP)
+}
+
+/// A provider that an operator has taken away meanwhile.
+pub(super) fn gone() -> Trouble {
+    let what = "This identity provider is not configured any more.";
+    Trouble::bad("Unknown identity provider", what, AGAIN)
 }
 
 pub(super) fn no_randomness() -> Stop {
@@ -388,3 +436,5 @@ const REGISTER: &str = "Remove the connection in your application and add it aga
                         they can correct its declaration.";
 pub(super) const AGAIN: &str = "Go back to your application and connect again. Cookies must be \
                                 allowed for this site.";
+/// A form of ours: the sealed state of the longest query, and what a person writes.
+const FORM: usize = 32 << 10;

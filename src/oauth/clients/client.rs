@@ -3,19 +3,20 @@
 //!
 //! Not here: how they prove who they are (`authenticate`).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use url::Url;
 
 use super::{
     metadata::{ClientMetadata, Keys, Method},
-    metadata_document::{Document, NoDocument},
+    metadata_document::{Document, Documents, NoDocument},
     redirect,
 };
-use crate::oauth::{Server, State, secret};
 use crate::{
     database::{Failure, Store, oauth::Registered},
-    declare::DeclaredClient,
+    declare::{Builtin, DeclaredClient},
+    oauth::base::secret,
+    snapshot::Live,
 };
 
 /// A client, as it is right now.
@@ -32,7 +33,7 @@ pub(crate) struct Client {
     /// The SHA-256 of all that it says about itself: when that changes, consent is asked again.
     pub(crate) digest: [u8; 32],
     /// How it proves who it is.
-    pub(super) proof: Proof,
+    pub(crate) proof: Proof,
 }
 
 /// How a client became known.
@@ -54,7 +55,7 @@ pub(crate) enum Kind {
 
 /// How a client proves who it is.
 #[derive(Clone, Debug)]
-pub(super) enum Proof {
+pub(crate) enum Proof {
     /// It does not.
     None,
     /// By its secret, of which this is the SHA-256, in one of these ways.
@@ -85,15 +86,28 @@ impl From<Failure> for NoClient {
     }
 }
 
-impl Client {
+/// The clients of one tenant, and the places in which they are looked up.
+#[derive(Clone, Copy)]
+pub(crate) struct Clients<'c> {
+    /// The tenant's name.
+    pub(crate) tenant: &'c str,
+    /// The declaration of its authorization server.
+    pub(crate) builtin: &'c Builtin,
+    /// Client ID metadata documents.
+    pub(crate) documents: &'c Documents,
+    /// The way to the store, which has the registered clients.
+    pub(crate) live: &'c Live,
+}
+
+impl Clients<'_> {
     /// The client with this id.
-    pub(crate) async fn find(state: &State, server: &Server, id: &str) -> Result<Self, NoClient> {
-        if let Some(declared) = server.builtin.clients.get(id) {
-            return Ok(Self::declared(declared));
+    pub(crate) async fn find(&self, id: &str) -> Result<Client, NoClient> {
+        if let Some(declared) = self.builtin.clients.get(id) {
+            return Ok(Client::declared(declared));
         }
-        if server.builtin.documents && id.starts_with("http") {
-            return match state.documents.find(id).await {
-                Ok(document) => Ok(Self::documented(id, &document)),
+        if self.builtin.documents && id.starts_with("http") {
+            return match self.documents.find(id).await {
+                Ok(document) => Ok(Client::documented(id, &document)),
                 Err(NoDocument::Wrong(why)) => Err(NoClient::Document(why)),
                 Err(NoDocument::Away(why)) => {
                     Err(NoClient::Later(Failure::Unavailable(why.to_owned())))
@@ -104,12 +118,14 @@ impl Client {
         if !is_registered_id(id) {
             return Err(NoClient::Unknown);
         }
-        let store = state.live.store()?;
-        let registered = store.registered(&server.tenant.name, id).await?;
+        let store = self.live.store()?;
+        let registered = store.registered(self.tenant, id).await?;
         let registered = registered.ok_or(NoClient::Unknown)?;
-        Self::registered(registered).ok_or(NoClient::Unknown)
+        Client::registered(registered).ok_or(NoClient::Unknown)
     }
+}
 
+impl Client {
     /// Whether answers may go to `redirect_uri`.
     pub(crate) fn matches(&self, redirect_uri: &str) -> bool {
         let mut own = self.redirect_uris.iter();
@@ -127,19 +143,19 @@ impl Client {
     /// Puts off that a registered client is forgotten; at most once an hour.
     pub(crate) async fn renew(
         &self,
-        state: &State,
         store: &Store,
-        server: &Server,
+        tenant: &str,
+        now_ms: i64,
+        used: Duration,
     ) -> Result<(), Failure> {
         let Kind::Registered { expires_ms } = self.kind else {
             return Ok(());
         };
-        let used = i64::try_from(state.config.oauth.client_used.as_millis()).unwrap_or(i64::MAX);
-        let until = state.clock.now_ms().saturating_add(used);
+        let used = i64::try_from(used.as_millis()).unwrap_or(i64::MAX);
+        let until = now_ms.saturating_add(used);
         if until.saturating_sub(expires_ms) < RENEW.min(used / 2) {
             return Ok(());
         }
-        let tenant = &server.tenant.name;
         store.renew_registered(tenant, &self.id, until).await
     }
 

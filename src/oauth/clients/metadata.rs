@@ -277,7 +277,7 @@ const JWKS_MAX: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {
-    use super::super::metadata::*;
+    use super::*;
 
     fn read(value: Value) -> Result<ClientMetadata, Wrong> {
         let Value::Object(all) = value else {

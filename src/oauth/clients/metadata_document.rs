@@ -15,10 +15,10 @@ use tokio::sync::Semaphore;
 use url::Url;
 
 use super::metadata::{ClientMetadata, Method, Wrong};
-use crate::oauth::Throttle;
 use crate::{
     auth::KeySet,
     base::{Outbound, Refused},
+    oauth::base::Throttle,
 };
 
 /// Documents and key sets at the URLs that clients name; what is public is shared by all tenants.
@@ -221,7 +221,7 @@ const ID_MAX: usize = 1024;
 mod tests {
     use serde_json::json;
 
-    use super::super::metadata_document::*;
+    use super::*;
 
     const ID: &str = "https://app.test/client.json";
 

@@ -36,7 +36,7 @@ pub(crate) fn is_loopback(uri: &str) -> bool {
 mod tests {
     use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 
-    use super::super::redirect::*;
+    use super::*;
     use crate::declare::redirect::check_redirect_uri;
 
     #[test]

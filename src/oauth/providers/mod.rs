@@ -1,7 +1,18 @@
-//! External identity providers.
+//! External identity providers: OpenID Connect, and plain OAuth 2.0 with a user endpoint.
+//!
+//! Not here: the log-in that a provider's answer leads to (`oauth::browser`).
+//!
+//! * `directory`: the implementation for a declared provider.
+//! * `oauth`: providers that speak OAuth 2.0 alone.
+//! * `openid`: OpenID Connect providers.
+//! * `provider`: the seam, and its contract.
+//! * `transport`: requests to providers, through the guarded outbound client.
 
+mod directory;
 mod oauth;
-pub(crate) mod openid;
-pub(crate) mod provider;
+mod openid;
+mod provider;
+mod transport;
 
+pub(crate) use self::directory::Providers;
 pub(crate) use self::provider::{Found, Journey, Unknown, Wanted};

@@ -20,8 +20,8 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use super::{
-    oauth::{Through, owned, unknown, url},
     provider::{ANSWER, Found, IdentityProvider, Journey, Later, SUBJECT, Unknown, Wanted, title},
+    transport::{Through, owned, unknown, url},
 };
 use crate::{
     auth::{
@@ -389,7 +389,7 @@ const AGE: u64 = 600;
 mod tests {
     use serde_json::json;
 
-    use super::super::openid::*;
+    use super::*;
 
     fn check(header: &Value, claims: &Value) -> Result<(), &'static str> {
         let expected = Expected {

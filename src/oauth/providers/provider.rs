@@ -3,17 +3,12 @@
 //! Not here: what is done about it (`callback`), and the two kinds that there are
 //! (`provider_openid`, `provider_oauth`).
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{future::Future, pin::Pin};
 
 use serde_json::Value;
 use url::Url;
 
-use super::{oauth::OAuth, openid::OpenId};
-use crate::oauth::State;
-use crate::{
-    base::Refused,
-    declare::{Provider, ProviderKind},
-};
+use crate::base::Refused;
 
 /// A future that the seam returns.
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -100,18 +95,6 @@ pub(crate) trait IdentityProvider: Send + Sync {
         code: &'a str,
         wanted: Wanted,
     ) -> Later<'a, Result<Found, Unknown>>;
-}
-
-/// The provider that an operator declared.
-pub(crate) fn of(state: &State, provider: &Arc<Provider>) -> Box<dyn IdentityProvider> {
-    let (outbound, provider) = (state.outbound.clone(), Arc::clone(provider));
-    match &provider.kind {
-        ProviderKind::OpenId { .. } => {
-            let clock = state.clock.clone();
-            Box::new(OpenId::new(provider, outbound, clock, state.openid.clone()))
-        }
-        ProviderKind::OAuth { .. } => Box::new(OAuth::new(provider, outbound)),
-    }
 }
 
 /// The first of these members that is a text with something in it.

@@ -7,15 +7,16 @@ use axum::{
 };
 use serde_json::json;
 
-use super::jose;
-use crate::database::oauth::Revoked;
-use crate::oauth::{
-    Kind, Oauth, Refusal, Server, State,
-    attempt::{address, attempt, note},
-    clients::authenticate::authenticate,
-    error::forbid_keeping,
-    form::posted,
-    secret,
+use super::{client_authentication::authenticate, jose};
+use crate::{
+    database::oauth::Revoked,
+    oauth::{
+        base::{Kind, Refusal, form::posted, refusal::forbid_keeping, secret},
+        server::{
+            Oauth, Server, State,
+            attempt::{address, attempt, note},
+        },
+    },
 };
 
 /// POST.
@@ -25,7 +26,7 @@ pub(crate) async fn revoke(
     request: Request,
 ) -> Response {
     let state = &*oauth.0;
-    let (address, act) = (address(&request), end(state, &server, request));
+    let (address, act) = (address(request.extensions()), end(state, &server, request));
     attempt(state, &server, address, "revoke", Box::pin(act)).await
 }
 

@@ -11,18 +11,22 @@ use axum::{
 use http::StatusCode;
 use serde_json::json;
 
-use super::jose::AccessToken;
-use crate::database::{
-    Store,
-    oauth::{Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode},
-};
-use crate::oauth::{
-    Code, Form, Kind, Oauth, Refusal, Server, State,
-    attempt::{address, attempt, note},
-    clients::{Client, GRANT_TYPES, authenticate::authenticate},
-    error::answer,
-    form::posted,
-    secret,
+use super::{client_authentication::authenticate, jose::AccessToken};
+use crate::{
+    database::{
+        Failure, Store,
+        oauth::{
+            Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode,
+        },
+    },
+    oauth::{
+        base::{Code, Form, Kind, Refusal, form::posted, refusal::answer, secret},
+        clients::{Client, GRANT_TYPES},
+        server::{
+            Oauth, Server, State,
+            attempt::{address, attempt, note},
+        },
+    },
 };
 
 /// POST.
@@ -32,7 +36,10 @@ pub(crate) async fn token(
     request: Request,
 ) -> Response {
     let state = &*oauth.0;
-    let (address, act) = (address(&request), exchange(state, &server, request));
+    let (address, act) = (
+        address(request.extensions()),
+        exchange(state, &server, request),
+    );
     attempt(state, &server, address, "token", Box::pin(act)).await
 }
 
@@ -103,9 +110,7 @@ impl Exchange<'_> {
         if !self.store.start_grant(tenant, &code, &first).await? {
             return Err(BAD_CODE);
         }
-        self.client
-            .renew(self.state, self.store, self.server)
-            .await?;
+        self.keep_client().await?;
         let answer = self.issue(&code.grant, &groups, &code.grant.scope, &refresh)?;
         let (target, detail) = about(&code.grant);
         let actor = &code.grant.subject;
@@ -188,9 +193,7 @@ impl Exchange<'_> {
             }
         };
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
-        self.client
-            .renew(self.state, self.store, self.server)
-            .await?;
+        self.keep_client().await?;
         self.issue(&grant, &groups, &scope, &next)
     }
 
@@ -237,6 +240,15 @@ impl Exchange<'_> {
     /// first.
     fn idle_until(&self) -> i64 {
         self.now_ms + millis(self.state.config.oauth.refresh_idle)
+    }
+
+    /// Puts off the end of a registered client, which was used now.
+    async fn keep_client(&self) -> Result<(), Failure> {
+        let used = self.state.config.oauth.client_used;
+        let tenant = &self.server.tenant.name;
+        self.client
+            .renew(self.store, tenant, self.now_ms, used)
+            .await
     }
 
     fn note_revoked(&self, grant: uuid::Uuid, why: &str) {
@@ -309,7 +321,7 @@ const NO_RANDOM: Refusal = Refusal::later("there is no randomness now");
 
 #[cfg(test)]
 mod tests {
-    use super::super::token::*;
+    use super::*;
 
     #[test]
     fn scopes_only_become_fewer() {

@@ -123,7 +123,7 @@ impl KeyType for Bytes32 {
 mod tests {
     use aws_lc_rs::rand::SystemRandom;
 
-    use super::super::secret::*;
+    use super::*;
 
     #[test]
     fn texts_say_what_they_are_and_nothing_else() {

@@ -17,11 +17,10 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::{
+    base::secret,
     clients::{GRANT_TYPES, Method},
-    error::Refusal,
-    secret,
     server::{Oauth, Server, State},
-    tokens::jose,
+    tokens::ASSERTIONS,
 };
 use crate::database::oauth::PublicKey;
 
@@ -40,7 +39,7 @@ pub(super) async fn document(
     let state = &*oauth.0;
     match issuer_at(state, uri.path()) {
         Some(server) => kept(&headers, &of(state, &server).to_string(), "max-age=60"),
-        None => Refusal::no_server(state).into_response(),
+        None => state.no_server().into_response(),
     }
 }
 
@@ -110,9 +109,9 @@ fn of(state: &State, server: &Server) -> Value {
         "response_modes_supported": ["query"],
         "grant_types_supported": GRANT_TYPES,
         "token_endpoint_auth_methods_supported": methods,
-        "token_endpoint_auth_signing_alg_values_supported": jose::ASSERTIONS,
+        "token_endpoint_auth_signing_alg_values_supported": ASSERTIONS,
         "revocation_endpoint_auth_methods_supported": methods,
-        "revocation_endpoint_auth_signing_alg_values_supported": jose::ASSERTIONS,
+        "revocation_endpoint_auth_signing_alg_values_supported": ASSERTIONS,
         "code_challenge_methods_supported": ["S256"],
         "authorization_response_iss_parameter_supported": true,
         "client_id_metadata_document_supported": server.builtin.documents,

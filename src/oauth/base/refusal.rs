@@ -13,7 +13,6 @@ use http::{
 };
 use serde_json::json;
 
-use super::server::State;
 use crate::database::Failure;
 
 /// A refusal; the texts are fixed, so that nothing leaks into them, and have none of the
@@ -110,14 +109,6 @@ impl Refusal {
         self
     }
 
-    /// No authorization server is here, as far as one can say.
-    pub(super) fn no_server(state: &State) -> Self {
-        if state.live.is_loaded() {
-            return Self::new(Code::NotFound, "there is no authorization server here");
-        }
-        Self::later("nothing was read from the store yet")
-    }
-
     /// Its kind.
     pub(crate) fn code(&self) -> Code {
         self.code
@@ -161,7 +152,7 @@ impl IntoResponse for Refusal {
 }
 
 /// A JSON answer that nobody keeps (RFC 6749, section 5.1).
-pub(super) fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
+pub(crate) fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
     let mut response = Response::new(Body::from(body.to_string()));
     *response.status_mut() = status;
     let headers = response.headers_mut();
@@ -171,7 +162,7 @@ pub(super) fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
 }
 
 /// Says that nobody may keep an answer.
-pub(super) fn forbid_keeping(headers: &mut HeaderMap) {
+pub(crate) fn forbid_keeping(headers: &mut HeaderMap) {
     let fields: [(HeaderName, &str); 2] = [(CACHE_CONTROL, "no-store"), (PRAGMA, "no-cache")];
     for (name, value) in fields {
         headers.insert(name, HeaderValue::from_static(value));
@@ -183,7 +174,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use super::super::error::*;
+    use super::*;
 
     #[test]
     fn the_status_table() {

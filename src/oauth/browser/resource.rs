@@ -68,7 +68,7 @@ impl Resource {
 
 #[cfg(test)]
 mod tests {
-    use super::super::resource::*;
+    use super::*;
 
     #[test]
     fn resources_are_compared_byte_for_byte() {

@@ -8,15 +8,15 @@ use aws_lc_rs::digest::{Context, SHA256};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
 
-use super::{
-    client::{Client, NoClient, Proof},
-    metadata::{Keys, Method},
-    metadata_document::NoDocument,
-};
-use crate::oauth::{Code, Form, Refusal, Server, State, secret, tokens::Assertion};
+use super::jose::Assertion;
 use crate::{
     auth::{KeySet, Signature},
     database::Failure,
+    oauth::{
+        base::{Code, Form, Refusal, secret},
+        clients::{Client, Keys, Method, NoClient, NoDocument, Proof},
+        server::{Server, State},
+    },
 };
 
 /// What a request offers as proof.
@@ -40,7 +40,7 @@ enum Offer<'f> {
 ///
 /// `invalid_client`, the same for all that is wrong with who it is; `invalid_request` for a request
 /// that offers two proofs.
-pub(crate) async fn authenticate(
+pub(super) async fn authenticate(
     state: &State,
     server: &Server,
     head: &Parts,
@@ -72,7 +72,7 @@ pub(crate) async fn authenticate(
 
 /// The client, if there is one.
 async fn find(state: &State, server: &Server, id: &str) -> Result<Option<Client>, Refusal> {
-    match Client::find(state, server, id).await {
+    match server.clients(state).find(id).await {
         Ok(client) => Ok(Some(client)),
         Err(NoClient::Unknown | NoClient::Document(_)) => Ok(None),
         Err(NoClient::Later(failure)) => Err(failure.into()),
@@ -239,7 +239,7 @@ const KEPT: i64 = 120;
 
 #[cfg(test)]
 mod tests {
-    use super::super::authenticate::*;
+    use super::*;
 
     fn offer(authorization: &[&str], form: &str) -> Result<String, Code> {
         let mut headers = HeaderMap::new();

@@ -144,7 +144,7 @@ const MINUTE: u32 = 60;
 
 #[cfg(test)]
 mod tests {
-    use super::super::throttle::*;
+    use super::*;
 
     #[tokio::test]
     async fn so_many_in_a_minute() {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
 use http_body_util::{BodyExt, Limited};
 
-use super::error::{Code, Refusal};
+use super::refusal::{Code, Refusal};
 
 /// Parameters by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Form {
     }
 
     /// The parameter, or the refusal that it is missing.
-    pub(super) fn need(&self, name: &str, what: &'static str) -> Result<&str, Refusal> {
+    pub(crate) fn need(&self, name: &str, what: &'static str) -> Result<&str, Refusal> {
         self.get(name)
             .ok_or(Refusal::new(Code::InvalidRequest, what))
     }
@@ -68,7 +68,7 @@ impl Form {
 
 /// The parameters of a POST to a machine endpoint: those of its body. Nothing of the query counts,
 /// and no secret is ever taken from there (RFC 6749, section 2.3.1): with any it is refused.
-pub(super) async fn posted(request: Request) -> Result<(Parts, Form), Refusal> {
+pub(crate) async fn posted(request: Request) -> Result<(Parts, Form), Refusal> {
     let (head, body) = request.into_parts();
     check_query(&head)?;
     if !is_form(&head.headers) {
@@ -86,7 +86,7 @@ pub(super) async fn posted(request: Request) -> Result<(Parts, Form), Refusal> {
 }
 
 /// Nothing may stand in the query of a POST.
-pub(super) fn check_query(head: &Parts) -> Result<(), Refusal> {
+pub(crate) fn check_query(head: &Parts) -> Result<(), Refusal> {
     let query = head.uri.query().unwrap_or_default();
     if query.is_empty() {
         return Ok(());
@@ -103,7 +103,7 @@ pub(super) fn check_query(head: &Parts) -> Result<(), Refusal> {
 }
 
 /// A whole body.
-pub(super) async fn collected(body: Body, max: usize) -> Result<Bytes, Refusal> {
+pub(crate) async fn collected(body: Body, max: usize) -> Result<Bytes, Refusal> {
     match Limited::new(body, max).collect().await {
         Ok(all) => Ok(all.to_bytes()),
         Err(error) if error.is::<http_body_util::LengthLimitError>() => {
@@ -114,7 +114,7 @@ pub(super) async fn collected(body: Body, max: usize) -> Result<Bytes, Refusal> 
     }
 }
 
-pub(super) fn is_form(headers: &HeaderMap) -> bool {
+pub(crate) fn is_form(headers: &HeaderMap) -> bool {
     let kind = headers
         .get(CONTENT_TYPE)
         .and_then(|kind| kind.to_str().ok());
@@ -151,7 +151,7 @@ const PARAMETERS_MAX: usize = 100;
 mod tests {
     use proptest::prelude::{any, prop, proptest};
 
-    use super::super::form::*;
+    use super::*;
 
     #[test]
     fn parameters_are_read_as_they_were_written() {

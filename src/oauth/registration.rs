@@ -14,17 +14,19 @@ use http::{HeaderMap, StatusCode, header::AUTHORIZATION, request::Parts};
 use serde_json::{Map, Value, json};
 
 use super::{
-    metadata::{ClientMetadata, Method, Wrong},
-    redirect,
+    base::{
+        Code, Kind, Refusal,
+        form::{check_query, collected},
+        refusal::{answer, forbid_keeping},
+        secret, throttle,
+    },
+    clients::{ClientMetadata, Method, Wrong, redirect},
+    server::{
+        Oauth, Server, State,
+        attempt::{address, attempt, note},
+    },
 };
 use crate::database::oauth::Registered;
-use crate::oauth::{
-    Code, Kind, Oauth, Refusal, Server, State,
-    attempt::{address, attempt, note},
-    error::{answer, forbid_keeping},
-    form::{check_query, collected},
-    secret, throttle,
-};
 
 /// POST: a new client.
 pub(crate) async fn register(
@@ -33,7 +35,7 @@ pub(crate) async fn register(
     request: Request,
 ) -> Response {
     let state = &*oauth.0;
-    let address = address(&request);
+    let address = address(request.extensions());
     let act = add(state, &server, address, request);
     attempt(state, &server, address, "register", Box::pin(act)).await
 }
@@ -44,7 +46,7 @@ pub(crate) async fn read(
     server: Server,
     request: Request,
 ) -> Response {
-    let (state, address) = (&*oauth.0, address(&request));
+    let (state, address) = (&*oauth.0, address(request.extensions()));
     let act = async {
         let (head, _) = request.into_parts();
         let managed = Managed::find(state, &server, &head).await?;
@@ -59,7 +61,7 @@ pub(crate) async fn replace(
     server: Server,
     request: Request,
 ) -> Response {
-    let (state, address) = (&*oauth.0, address(&request));
+    let (state, address) = (&*oauth.0, address(request.extensions()));
     let act = async {
         let (head, body) = request.into_parts();
         let managed = Managed::find(state, &server, &head).await?;
@@ -75,7 +77,7 @@ pub(crate) async fn remove(
     server: Server,
     request: Request,
 ) -> Response {
-    let (state, address) = (&*oauth.0, address(&request));
+    let (state, address) = (&*oauth.0, address(request.extensions()));
     let act = async {
         let (head, _) = request.into_parts();
         let managed = Managed::find(state, &server, &head).await?;

@@ -3,31 +3,26 @@
 
 use std::net::IpAddr;
 
-use axum::{
-    extract::Request,
-    response::{IntoResponse, Response},
-};
+use axum::response::{IntoResponse, Response};
+use http::Extensions;
 
-use super::{
-    error::{Code, Refusal},
-    server::{Server, State},
-    throttle,
-};
+use super::{authorization_server::Server, state::State};
 use crate::{
     auth::{Caller, Denial},
     config::ClientAddress,
     database::Record,
+    oauth::base::{Code, Refusal, throttle},
     telemetry::Denied,
 };
 
 /// The address that a request is accounted to.
-pub(super) fn address(request: &Request) -> Option<IpAddr> {
-    let address = request.extensions().get::<ClientAddress>();
+pub(crate) fn address(extensions: &Extensions) -> Option<IpAddr> {
+    let address = extensions.get::<ClientAddress>();
     address.map(|address| address.0)
 }
 
 /// Does `act`, unless its address was wrong too often in this minute.
-pub(super) async fn attempt(
+pub(crate) async fn attempt(
     state: &State,
     server: &Server,
     address: Option<IpAddr>,
@@ -64,7 +59,7 @@ pub(super) async fn attempt(
 }
 
 /// Puts something on record.
-pub(super) fn note(
+pub(crate) fn note(
     state: &State,
     server: &Server,
     kind: &str,

@@ -1,0 +1,16 @@
+//! Common parts of the authorization server that know none of its endpoints or tenants.
+//!
+//! * `form`: parameters in `application/x-www-form-urlencoded`, parsed strictly.
+//! * `refusal`: error responses of the token, revocation, registration and discovery endpoints.
+//! * `secret`: random secrets and the digests stored for them.
+//! * `throttle`: events per minute and key, counted in a table of fixed size.
+
+pub(crate) mod form;
+pub(crate) mod refusal;
+pub(crate) mod secret;
+pub(crate) mod throttle;
+
+pub(crate) use self::form::Form;
+pub(crate) use self::refusal::{Code, Refusal};
+pub(crate) use self::secret::Kind;
+pub(crate) use self::throttle::Throttle;

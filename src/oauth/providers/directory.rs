@@ -1,0 +1,43 @@
+//! The implementation for each declared identity provider.
+
+use std::sync::Arc;
+
+use super::{
+    oauth::OAuth,
+    openid::{Known, OpenId},
+    provider::IdentityProvider,
+};
+use crate::{
+    base::{Clock, Outbound},
+    declare::{Provider, ProviderKind},
+};
+
+/// What the implementations share.
+pub(crate) struct Providers {
+    outbound: Outbound,
+    clock: Clock,
+    known: Known,
+}
+
+impl Providers {
+    /// Providers that are reached through `outbound`.
+    pub(crate) fn new(outbound: Outbound, clock: Clock) -> Self {
+        Self {
+            outbound,
+            clock,
+            known: Known::new(),
+        }
+    }
+
+    /// The provider that an operator declared.
+    pub(crate) fn of(&self, provider: &Arc<Provider>) -> Box<dyn IdentityProvider> {
+        let (outbound, provider) = (self.outbound.clone(), Arc::clone(provider));
+        match &provider.kind {
+            ProviderKind::OpenId { .. } => {
+                let (clock, known) = (self.clock.clone(), self.known.clone());
+                Box::new(OpenId::new(provider, outbound, clock, known))
+            }
+            ProviderKind::OAuth { .. } => Box::new(OAuth::new(provider, outbound)),
+        }
+    }
+}

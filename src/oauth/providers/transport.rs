@@ -1,0 +1,64 @@
+//! Requests to identity providers, through the guarded outbound client.
+
+use http::{
+    StatusCode,
+    header::{ACCEPT, AUTHORIZATION},
+};
+use oauth2::{AsyncHttpClient, HttpRequest, HttpResponse};
+use serde_json::{Map, Value};
+use url::Url;
+
+use super::provider::{ANSWER, Later, Unknown};
+use crate::base::{Outbound, Refused};
+
+/// The crate's way out: through the one client that asks nobody inside.
+pub(super) struct Through<'o>(pub(super) &'o Outbound);
+
+impl<'c> AsyncHttpClient<'c> for Through<'_> {
+    type Error = Refused;
+    type Future = Later<'c, Result<HttpResponse, Refused>>;
+
+    fn call(&'c self, request: HttpRequest) -> Self::Future {
+        Box::pin(self.0.exchange(request, ANSWER))
+    }
+}
+
+/// A URL that the crate takes.
+pub(super) fn url(text: &str) -> Result<Url, Unknown> {
+    Url::parse(text).map_err(|_| Unknown::Wrong(format!("{text:?} is no URL")))
+}
+
+/// What a failed exchange of a code means.
+pub(super) fn unknown<E: oauth2::ErrorResponse>(
+    error: oauth2::RequestTokenError<Refused, E>,
+) -> Unknown {
+    match error {
+        oauth2::RequestTokenError::Request(refused) => refused.into(),
+        // The text may hold what the provider sent: its kind is enough.
+        oauth2::RequestTokenError::ServerResponse(_) => {
+            Unknown::Wrong("the token endpoint refused the code".to_owned())
+        }
+        oauth2::RequestTokenError::Parse(..) | oauth2::RequestTokenError::Other(_) => {
+            Unknown::Wrong("the token endpoint answered no tokens".to_owned())
+        }
+    }
+}
+
+/// What a provider says to whoever has `token`.
+pub(super) async fn owned(
+    outbound: &Outbound,
+    url: &str,
+    token: &str,
+) -> Result<Map<String, Value>, Unknown> {
+    let wrong = |what: &str| Unknown::Wrong(format!("{url}: {what}"));
+    let request = http::Request::get(url)
+        .header(ACCEPT, "application/json")
+        .header(AUTHORIZATION, format!("Bearer {token}"))
+        .body(Vec::new())
+        .map_err(|_| wrong("it cannot be asked with such a token"))?;
+    let answer = outbound.exchange(request, ANSWER).await?;
+    if answer.status() != StatusCode::OK {
+        return Err(wrong("it refused its own token"));
+    }
+    serde_json::from_slice(answer.body()).map_err(|_| wrong("no JSON object"))
+}

@@ -1,0 +1,86 @@
+//! The authorization server of one tenant, extracted from the path of a request.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::FromRequestParts,
+    response::{IntoResponse, Response},
+};
+use http::request::Parts;
+
+use super::state::{Oauth, State};
+use crate::{
+    declare::{AuthMode, Builtin, Tenant, issuer},
+    oauth::clients::Clients,
+};
+
+/// One tenant's authorization server, for the time of one request.
+#[derive(Clone)]
+pub(crate) struct Server {
+    /// The tenant.
+    pub(crate) tenant: Arc<Tenant>,
+    /// What is declared for it.
+    pub(crate) builtin: Arc<Builtin>,
+    /// Its issuer.
+    pub(crate) issuer: String,
+}
+
+impl Server {
+    /// The server of a tenant; none if there is no such tenant, or it has no server of its own.
+    pub(crate) fn of(state: &State, tenant: &str) -> Option<Self> {
+        let tenant = state.live.current().tenants.get(tenant).cloned()?;
+        let AuthMode::Builtin(builtin) = &tenant.auth else {
+            return None;
+        };
+        let config = &state.config;
+        Some(Self {
+            builtin: Arc::clone(builtin),
+            issuer: issuer::issuer(&config.public_url, config.default.as_ref(), &tenant.name),
+            tenant,
+        })
+    }
+
+    /// The server that a path below the public URL belongs to: `/t/{tenant}/oauth/…`, or one of the
+    /// short ones.
+    pub(crate) fn at(state: &State, path: &str) -> Option<Self> {
+        let tenant = match path.strip_prefix("/t/") {
+            Some(rest) => rest.split_once('/')?.0,
+            None => &state.config.default.as_ref()?.0,
+        };
+        Self::of(state, tenant)
+    }
+
+    /// The URL of one of its endpoints.
+    pub(crate) fn endpoint(&self, state: &State, name: &str) -> String {
+        let public_url = &state.config.public_url;
+        format!("{public_url}/t/{}/oauth/{name}", self.tenant.name)
+    }
+
+    /// The clients of the tenant.
+    pub(crate) fn clients<'s>(&'s self, state: &'s State) -> Clients<'s> {
+        Clients {
+            tenant: &self.tenant.name,
+            builtin: &self.builtin,
+            documents: &state.documents,
+            live: &state.live,
+        }
+    }
+
+    /// Every scope that somebody may ask for, in the order of their names.
+    pub(crate) fn scopes(&self) -> Vec<&str> {
+        let servers = self.tenant.servers.values();
+        let needed = servers.flat_map(|server| server.policy.all_scopes());
+        let own = self.builtin.scopes.iter().chain(needed);
+        let all: std::collections::BTreeSet<&str> = own.map(String::as_str).collect();
+        all.into_iter().collect()
+    }
+}
+
+impl FromRequestParts<Oauth> for Server {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, oauth: &Oauth) -> Result<Self, Response> {
+        let found = Self::at(&oauth.0, parts.uri.path());
+        found.ok_or_else(|| oauth.0.no_server().into_response())
+    }
+}

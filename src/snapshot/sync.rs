@@ -31,6 +31,8 @@ pub(crate) struct Applied {
     pub(crate) file: PathBuf,
     /// What it said when it was read last, until that is applied.
     pub(crate) pending: Option<Declaration>,
+    /// The file's content at the last look, taken before `pending` is parsed.
+    pub(crate) text: Option<Vec<u8>>,
     /// What happens to objects that are not in it.
     pub(crate) prune: Prune,
 }
@@ -131,9 +133,9 @@ impl Keeper {
         let (news, mut changed) = mpsc::channel(1);
         let file = self.applied.as_ref().map(|applied| applied.file.clone());
         let _watcher = file.as_deref().and_then(|file| watch_file(file, news));
-        // What was written between the first round and the watch is news too.
-        let mut text = file.as_deref().and_then(read);
-        self.read_manifest();
+        // A change between the first reading and the watch is news too. The same text is none: applied
+        // again, it would undo what an administrator has changed since the gateway listens.
+        self.reread_manifest();
         let (tell, mut answers) = watch::channel(None);
         let live = Arc::clone(&self.live);
         // Beside the rounds, which may take long: what was revoked must be known soon.
@@ -153,11 +155,7 @@ impl Keeper {
                     Some(()) = changed.recv() => {
                         // Editors write in several steps.
                         sleep(SETTLE).await;
-                        let new = file.as_deref().and_then(read);
-                        if new != text {
-                            text = new;
-                            self.read_manifest();
-                        }
+                        self.reread_manifest();
                     }
                 }
             }
@@ -294,10 +292,16 @@ impl Keeper {
         Ok(true)
     }
 
-    fn read_manifest(&mut self) {
+    /// Reads the manifest if its file has changed.
+    fn reread_manifest(&mut self) {
         let Some(applied) = &mut self.applied else {
             return;
         };
+        let text = read(&applied.file);
+        if text == applied.text {
+            return;
+        }
+        applied.text = text;
         match object::load(&applied.file, &self.env) {
             Ok(read) => {
                 // Before any child starts with what was in them.

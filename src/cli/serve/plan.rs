@@ -197,6 +197,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
             .map(PathBuf::from)
     };
     let file = apply.or_else(named);
+    let text = file.as_deref().and_then(|file| std::fs::read(file).ok());
     let loaded = file.as_deref().map(|file| object::load(file, &env));
     let config = Config::load(&sources).map_err(|error| error.mistakes);
     let (config, declaration) = both(config, loaded.transpose())?;
@@ -221,6 +222,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     let applied = file.map(|file| Applied {
         file,
         pending: declaration,
+        text,
         prune,
     });
     Ok(Plan {

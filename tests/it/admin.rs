@@ -873,7 +873,12 @@ async fn an_address_that_asks_too_often_is_refused_here_too() {
 async fn a_change_right_after_the_start_is_not_undone_by_the_manifest() {
     let ground = Ground::sqlite();
     // Passwords take long to hash, and with it each application of the manifest.
-    let users = (0..10).map(|n| (format!("u{n}"), json!({"password": format!("password {n}")})));
+    let users = (0..10).map(|n| {
+        (
+            format!("u{n}"),
+            json!({"password": format!("password {n}")}),
+        )
+    });
     let users: Value = users.collect::<serde_json::Map<_, _>>().into();
     let tenants = |servers: Value| {
         let auth = json!({"mode": "builtin"});

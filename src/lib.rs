@@ -146,5 +146,5 @@ mod snapshot;
 mod state;
 mod telemetry;
 
-pub use self::backend::guard::launch::guard;
+pub use self::backend::guard::supervisor::guard;
 pub use self::cli::main;

@@ -12,6 +12,7 @@ pub(crate) mod child;
 mod circuit;
 pub(crate) mod dialect;
 pub(crate) mod guard;
+pub(crate) mod linux;
 pub(crate) mod pool;
 pub(crate) mod prepare;
 pub(crate) mod sandbox;

@@ -14,13 +14,15 @@ use std::{
 
 use rustix::fs::FlockOperation;
 
-use super::removal;
 use crate::backend::{
-    guard::{Cage, Orders, Store},
-    prepare::SCRATCH,
-    sandbox::{Lease, Sandbox},
+    guard::Orders,
+    linux::removal,
+    sandbox::{Cage, Lease, Sandbox, Store},
 };
 use crate::declare::{Home, Launch, Limits};
+
+/// Directory of a store for temporary files, which exists while the store is filled.
+pub(crate) const SCRATCH: &str = ".tmp";
 
 /// A guard that has not held its directory by then never will.
 const GUARDED: Duration = Duration::from_hours(1);

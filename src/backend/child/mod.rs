@@ -2,12 +2,11 @@
 
 mod launcher;
 mod registry;
-pub(crate) mod removal;
 pub(crate) mod stderr;
 mod stdio;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::launcher::{Ambient, Launcher};
+pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
 pub(crate) use self::registry::{Entry, Restart, Roster, Seat, Seen};
 pub(crate) use self::stdio::{Child, Exit, Happened};

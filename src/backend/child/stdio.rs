@@ -1,7 +1,7 @@
 //! A stdio server as the gateway sees it: lines out, lines in, and an end that leaves nothing.
 //!
 //! The only user of `tokio::process`. Not here: what the lines mean (`legacy`), and what goes on
-//! below the guard (`launch`).
+//! below the guard (`guard`).
 
 use std::{
     future::poll_fn,
@@ -25,7 +25,7 @@ use tokio::{
 
 use super::launcher::Launcher;
 use super::stderr::{Stderr, Tail};
-use crate::backend::{guard::launch, sandbox::Lease};
+use crate::backend::{guard::STAGE, sandbox::Lease};
 use crate::declare::{Launch, Limits};
 
 /// What a child did.
@@ -111,7 +111,7 @@ impl Child {
         let (orders, lease) = launcher.orders(label, launch, limits)?;
         let guard = Command::new(&launcher.program)
             .arg0("lockgate")
-            .args([launch::STAGE, &std::process::id().to_string()])
+            .args([STAGE, &std::process::id().to_string()])
             .env_clear()
             // The guard's own: without it the allocator begins with an arena of huge pages.
             .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")

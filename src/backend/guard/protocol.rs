@@ -1,6 +1,6 @@
-//! What the gateway tells a guard, as bytes on the guard's stdin.
+//! Orders of the gateway to a guard: one message on the guard's stdin.
 //!
-//! Not here: who acts on it (`launch`). std only, like that.
+//! Not here: carrying them out (`supervisor`).
 
 use std::{
     ffi::OsString,
@@ -8,101 +8,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What a guard is to start; the environment's values may be secrets, hence no `Debug`.
+use crate::backend::sandbox::{Cage, Files, Store, Tcp};
+
+/// A server to start. No `Debug`: values of the environment may be secrets.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
 pub(crate) struct Orders {
     /// The program: a path, or a name that is looked up in the PATH of `env`.
     pub(crate) command: OsString,
-    /// Its arguments, passed as they are.
+    /// Its arguments.
     pub(crate) args: Vec<OsString>,
     /// Its whole environment.
     pub(crate) env: Vec<(OsString, OsString)>,
     /// Its working directory.
     pub(crate) cwd: PathBuf,
-    /// A directory that the guard removes when nothing is left below it.
+    /// Private directory, removed by the guard once no process is left below it.
     pub(crate) private: Option<PathBuf>,
     /// Open files (`RLIMIT_NOFILE`).
     pub(crate) files: u64,
     /// Bytes of one file that it writes (`RLIMIT_FSIZE`).
     pub(crate) file_size: u64,
-    /// Its walls.
+    /// The walls around it.
     pub(crate) cage: Cage,
 }
 
-/// The walls around a child, as they were decided for this machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cage {
-    /// A uid, and a gid of the same number, of its own.
-    pub(crate) uid: Option<u32>,
-    /// Whether it lives in user, pid and mount namespaces of its own.
-    pub(crate) has_namespaces: bool,
-    /// Whether its Landlock domain also ends signals and abstract sockets.
-    pub(crate) is_scoped: bool,
-    /// Whether system calls are filtered and capabilities dropped.
-    pub(crate) is_hardened: bool,
-    /// The version of Landlock's interface.
-    pub(crate) landlock: u32,
-    /// What of the files it reaches; none is all but what is hidden.
-    pub(crate) files: Option<Files>,
-    /// Files and directories that it must not see.
-    pub(crate) hide: Vec<PathBuf>,
-    /// Which TCP it may speak.
-    pub(crate) tcp: Tcp,
-    /// Processes and threads of its uid (`RLIMIT_NPROC`).
-    pub(crate) processes: Option<u64>,
-    /// A cgroup of its own, which the guard ends and removes.
-    pub(crate) group: Option<PathBuf>,
-    /// The store that it reaches although it may lie in what is hidden.
-    pub(crate) store: Option<Store>,
-}
-
-/// A store that a child reaches.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Store {
-    /// To read and to execute.
-    Read(PathBuf),
-    /// To fill it.
-    Fill(PathBuf),
-}
-
-impl Store {
-    /// Its directory.
-    pub(crate) fn path(&self) -> &Path {
-        match self {
-            Self::Read(path) | Self::Fill(path) => path,
-        }
-    }
-}
-
-/// The files that a child reaches.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Files {
-    /// To read and to execute.
-    pub(crate) read: Vec<PathBuf>,
-    /// To do anything with, its private directory among them.
-    pub(crate) write: Vec<PathBuf>,
-}
-
-/// Which TCP a child may speak.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Tcp {
-    /// Any.
-    #[default]
-    Any,
-    /// None at all.
-    Off,
-    /// Only to and on these ports.
-    Ports(Vec<u16>),
-}
-
 impl Orders {
-    /// The message that the guard reads from its stdin, with its length in front.
+    /// Encodes the message, with its length in front.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut to = vec![0; 4];
         text(&mut to, self.command.as_bytes());
         text(&mut to, self.cwd.as_os_str().as_bytes());
-        // No directory of a child is the empty path, so that it can stand for none.
+        // The empty path stands for none.
         text(
             &mut to,
             self.private
@@ -128,7 +64,7 @@ impl Orders {
         to
     }
 
-    /// Reads what follows the length of an encoded message; none if it is not exactly one.
+    /// Decodes a message without its length; none unless the bytes are exactly one message.
     pub(super) fn decode(mut from: &[u8]) -> Option<Self> {
         let from = &mut from;
         let command = text_of(from)?;
@@ -156,11 +92,6 @@ impl Orders {
 }
 
 impl Cage {
-    /// Whether anything keeps it from other processes.
-    pub(crate) fn is_apart(&self) -> bool {
-        self.uid.is_some() || self.has_namespaces || self.is_scoped
-    }
-
     fn encode(&self, to: &mut Vec<u8>) {
         let flags = [
             self.has_namespaces,
@@ -169,7 +100,7 @@ impl Cage {
             self.files.is_some(),
         ];
         to.extend(flags.map(u8::from));
-        // No child has uid 0 as its own, and none is to have no process.
+        // 0 stands for none: no child has uid 0, and none has a limit of no process.
         to.extend_from_slice(&self.uid.unwrap_or(0).to_le_bytes());
         to.extend_from_slice(&self.landlock.to_le_bytes());
         to.extend_from_slice(&self.processes.unwrap_or(0).to_le_bytes());

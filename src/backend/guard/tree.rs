@@ -6,18 +6,17 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::Read,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     path::Path,
     time::Duration,
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     process::{Pid, PidfdFlags, Signal, WaitOptions},
 };
 
-use super::launch::next_signal;
+use crate::backend::linux::{poll::wait_for, syscalls::next_signal};
 
 /// All processes below the guard.
 pub(super) struct Tree<'o> {
@@ -160,27 +159,6 @@ fn strike(pid: i32, parent: i32, signal: Signal) {
     if now == Some(parent) || now == Some(rustix::process::getpid().as_raw_pid()) {
         _ = rustix::process::pidfd_send_signal(&process, signal);
     }
-}
-
-/// Waits until one of `fds` can be read, or for so long.
-pub(crate) fn wait_for(fds: &[BorrowedFd<'_>], longest: Option<Duration>) {
-    let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
-    let mut fds = [fds[0], *fds.last().unwrap_or(&fds[0])]
-        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    _ = poll(&mut fds, longest.as_ref());
-}
-
-/// Whether `fd` can be read now; for a pidfd: whether that process has ended.
-pub(crate) fn is_readable(fd: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(fd, PollFlags::IN)];
-    poll(
-        &mut fds,
-        Some(&Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        }),
-    )
-    .is_ok_and(|count| count > 0)
 }
 
 /// A tree that is not ended in so many rounds cannot be ended (uninterruptible sleep).

@@ -5,4 +5,3 @@ mod programs;
 pub(crate) mod stores;
 
 pub(crate) use self::preparations::{Preparations, Prepared, Ready};
-pub(crate) use self::stores::SCRATCH;

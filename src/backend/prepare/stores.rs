@@ -19,7 +19,7 @@ use std::{
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 
-pub(crate) use crate::backend::child::removal::remove;
+use crate::backend::{child::SCRATCH, linux::removal::remove};
 
 /// The directory of all stores.
 #[derive(Clone, Debug)]
@@ -43,9 +43,6 @@ const ABANDONED: Duration = Duration::from_hours(1);
 
 /// Levels of directories in a store; packages of packages have some dozens.
 const DEEPEST: usize = 256;
-
-/// What is in the store only while it is filled.
-pub(crate) const SCRATCH: &str = ".tmp";
 
 /// How often a store that goes away meanwhile is looked for again.
 const TRIES: usize = 3;

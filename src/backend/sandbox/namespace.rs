@@ -1,27 +1,22 @@
-//! The first process of a child's namespaces: it furnishes them, and ends with the server.
+//! User and mount namespaces of a child: its user mapping, hidden paths and its own `/proc`.
 //!
-//! Not here: making them (`launch`), and what becomes of the server (`confine`).
+//! Not here: process 1 of these namespaces (`guard::init`).
 
 use std::{
     fs, io,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
 use rustix::{
     fs::{Mode, OFlags, StatVfsMountFlags},
-    io::Errno,
     mount::{MountFlags, MountPropagationFlags},
-    process::{DumpableBehavior, Pid, Signal, WaitOptions},
+    process::DumpableBehavior,
 };
 
-use super::confine;
-use crate::backend::guard::{
-    Clone, Orders, Store, launch,
-    tree::{is_readable, wait_for},
-};
+use super::cage::Store;
 
-/// The user and group that a process was before it came into a user namespace.
+/// User and group of a process before it entered a user namespace.
 #[derive(Clone, Copy)]
 pub(crate) struct User {
     uid: u32,
@@ -29,7 +24,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// This process's own.
+    /// Those of this process.
     pub(crate) fn own() -> Self {
         Self {
             uid: rustix::process::geteuid().as_raw(),
@@ -37,9 +32,9 @@ impl User {
         }
     }
 
-    /// Says who it is inside: the same as outside, without any right over others.
+    /// Maps them to themselves inside the namespace, and no other.
     pub(crate) fn map(self) -> io::Result<()> {
-        // What is not dumpable belongs to root, its maps too.
+        // The maps of a process that is not dumpable belong to root.
         rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
         let Self { uid, gid } = self;
         fs::write("/proc/self/setgroups", "deny")?;
@@ -51,9 +46,8 @@ impl User {
     }
 }
 
-/// Furnishes the mount namespace: nothing of `hide` but `private` and the store, and a `/proc` of
-/// its own.
-pub(crate) fn furnish(
+/// Sets up the mount namespace: hides `hide` except `private` and the store, and mounts `/proc`.
+pub(crate) fn set_up(
     hide: &[PathBuf],
     private: Option<&Path>,
     store: Option<&Store>,
@@ -77,21 +71,21 @@ pub(crate) fn furnish(
         }
     }
     for (path, kept) in kept {
-        // Where nothing hid it, it is still there.
+        // Exists already unless it was hidden.
         fs::create_dir_all(path)?;
         rustix::mount::mount_bind(format!("/proc/self/fd/{}", kept.as_raw_fd()), path)?;
     }
     if let Some(Store::Read(path)) = store {
-        only_read(path)?;
+        remount_read_only(path)?;
     }
     let proc = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     Ok(rustix::mount::mount("proc", "/proc", "proc", proc, None)?)
 }
 
-/// Makes a mount such that nothing can be written to it.
-fn only_read(path: &Path) -> io::Result<()> {
+/// Remounts a mount read-only.
+fn remount_read_only(path: &Path) -> io::Result<()> {
     let mut flags = MountFlags::BIND | MountFlags::RDONLY;
-    // What the mount below forbids cannot be allowed here.
+    // Flags of the mount below cannot be dropped.
     let below = rustix::fs::statvfs(path)?.f_flag;
     for (set, flag) in [
         (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
@@ -103,53 +97,4 @@ fn only_read(path: &Path) -> io::Result<()> {
         }
     }
     Ok(rustix::mount::mount_remount(path, flags, "")?)
-}
-
-/// Process 1: starts the server, buries what dies, and ends as the server did.
-///
-/// With it ends, by the kernel's doing, everything in its namespaces.
-pub(crate) fn first(orders: &Orders, user: User, guard: &OwnedFd) -> io::Result<i32> {
-    rustix::process::setsid()?;
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // A guard that ended before the line above sends no signal any more.
-    if is_readable(guard) {
-        return Ok(0);
-    }
-    _ = rustix::thread::set_name(c"lockgate-init");
-    user.map()?;
-    let cage = &orders.cage;
-    furnish(&cage.hide, orders.private.as_deref(), cage.store.as_ref())?;
-    let signals = launch::signals()?;
-    let Clone::Parent(server) = launch::clone(0, None)? else {
-        let error = confine::become_server(orders, Pid::from_raw(1));
-        std::process::exit(launch::refuse(&orders.command, &error))
-    };
-    launch::drop_streams()?;
-    loop {
-        wait_for(&[signals.as_fd()], None);
-        match launch::next_signal(&signals) {
-            Some(launch::CHILD_ENDED) => {
-                if let Some(code) = buried(server) {
-                    return Ok(code);
-                }
-            }
-            Some(_) => _ = rustix::process::kill_process_group(server, Signal::TERM),
-            None => {}
-        }
-    }
-}
-
-/// Buries the dead; how the server ended, once it has.
-fn buried(server: Pid) -> Option<i32> {
-    let mut code = None;
-    loop {
-        match rustix::process::wait(WaitOptions::NOHANG) {
-            Ok(Some((pid, status))) if pid == server => {
-                let killed = status.terminating_signal().map(|signal| 128 + signal);
-                code = status.exit_status().or(killed);
-            }
-            Ok(Some(_)) | Err(Errno::INTR) => {}
-            Ok(None) | Err(_) => return code,
-        }
-    }
 }

@@ -11,7 +11,7 @@ use std::{
     path::Path,
 };
 
-use crate::backend::guard::launch;
+use crate::backend::linux::syscalls;
 
 /// What is refused.
 #[derive(Debug, Default)]
@@ -41,8 +41,8 @@ impl Refused {
             (self.program_v4(), CONNECT_V4),
             (self.program_v6(), CONNECT_V6),
         ] {
-            let program = launch::load_filter(&program, hook)?;
-            launch::attach_filter(group.as_fd(), program.as_fd(), hook)?;
+            let program = syscalls::load_filter(&program, hook)?;
+            syscalls::attach_filter(group.as_fd(), program.as_fd(), hook)?;
         }
         Ok(())
     }
@@ -109,7 +109,7 @@ impl Refused {
 
 /// Whether this process may load and attach such a program at all.
 pub(super) fn is_offered() -> bool {
-    launch::load_filter(&allow(), CONNECT_V4).is_ok()
+    syscalls::load_filter(&allow(), CONNECT_V4).is_ok()
 }
 
 /// Allows what is not TCP, and loads the port.

@@ -10,10 +10,10 @@ use seccompiler::{
     SeccompFilter, SeccompRule, sock_filter,
 };
 
-use crate::backend::guard::{Cage, Tcp};
+use super::cage::{Cage, Tcp};
 
 /// Puts the filters on this thread, which has to be the only one; needs `no_new_privs`.
-pub(super) fn apply(cage: &Cage) -> io::Result<()> {
+pub(crate) fn apply(cage: &Cage) -> io::Result<()> {
     for program in programs(cage).map_err(io::Error::other)? {
         seccompiler::apply_filter(&program).map_err(io::Error::other)?;
     }

@@ -6,20 +6,20 @@ use std::{
     ffi::OsStr,
     fs, io,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     sync::Arc,
 };
 
 use rustix::{process::Resource, thread::CapabilitySet};
 
 use super::{
+    cage::{Cage, Files, Store, Tcp},
     cgroup::{Delegation, Groups},
     files,
     network::{self, Refused},
     uids::{Lease, Pool},
 };
-use crate::backend::guard::{Cage, Files, Store, Tcp, launch};
 use crate::{
+    backend::linux::syscalls,
     config::{Separation, Uids},
     declare::{Home, Launch, Limits, Offer, Profile, confinement},
     snapshot::Hidden,
@@ -49,27 +49,18 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Asks the kernel; `program` is this binary, which tries what cannot be asked for.
-    pub(crate) fn probe(program: &Path) -> Self {
-        let mut try_namespaces = Command::new(program);
-        let try_namespaces = try_namespaces
-            .args([launch::STAGE, launch::PROBE])
-            .env_clear()
-            // As for a guard: what it copies is to be small.
-            .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+    /// Asks the kernel; a guard has tried whether it `has_namespaces`.
+    pub(crate) fn probe(has_namespaces: bool) -> Self {
         let needed = CapabilitySet::SETUID
             | CapabilitySet::SETGID
             | CapabilitySet::CHOWN
             | CapabilitySet::KILL
             | CapabilitySet::DAC_OVERRIDE;
         Self {
-            landlock: launch::landlock(),
+            landlock: syscalls::landlock(),
             has_seccomp: fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail")
                 .is_ok_and(|actions| actions.contains("errno")),
-            has_namespaces: try_namespaces.status().is_ok_and(|status| status.success()),
+            has_namespaces,
             has_users: rustix::thread::capabilities(None)
                 .is_ok_and(|sets| sets.effective.contains(needed)),
             has_filters: network::is_offered(),

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use crate::{
-    backend::sandbox::Kernel,
+    backend::{guard::supervisor::offers_namespaces, sandbox::Kernel},
     config::{Config, Mistake, Wrong},
     declare::Offer,
 };
@@ -22,7 +22,7 @@ pub(super) fn probe(config: &Config) -> Result<(Kernel, Offer), Vec<Mistake>> {
 
 /// Means of separation and confinement that this machine has.
 pub(crate) fn kernel() -> Kernel {
-    Kernel::probe(Path::new(OWN_BINARY))
+    Kernel::probe(offers_namespaces(Path::new(OWN_BINARY)))
 }
 
 /// Means of `kernel` that children get.

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     backend::{
         child::{Ambient, Launcher},
-        prepare::stores,
+        linux::removal,
         sandbox::Sandbox,
     },
     config::{Config, LogFormat, Mistake, Separation},
@@ -81,7 +81,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
         });
     if let Some(work) = work {
         // Nothing may be left; a child's own files were removed with it.
-        let _ = stores::remove(&work);
+        let _ = removal::remove(&work);
     }
     logs.flush(Duration::from_millis(500));
     match outcome {

@@ -1,182 +1,29 @@
-//! The small process between the gateway and a server: the guard, and how it starts the server.
+//! System calls that need unsafe code: clone, exec, signals, descriptors, Landlock's version, BPF.
 //!
-//! It is this binary under `__launch`, before any runtime, allocation of note or thread. It
-//! outlives the server and ends all that it left behind (`tree`), also when the gateway was
-//! killed. All unsafe code is here. Not here: what a process does to itself before it becomes the
-//! server (`confine`), and the gateway's side of the pipes (`stdio`).
+//! The only file with unsafe code. Not here: the order in which they are made (`guard`).
 
 use std::{
     ffi::{CString, OsStr, OsString},
-    fs::{self, File},
-    io::{self, Write},
+    fs::File,
+    io,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
-use rustix::{
-    fs::FlockOperation,
-    io::Errno,
-    process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions},
-};
+use rustix::{io::Errno, process::Pid};
 
-use super::{
-    protocol::Orders,
-    tree::{Tree, is_readable, wait_for},
-};
-use crate::backend::{
-    child::removal,
-    sandbox::{User, confine, namespace},
-};
-
-/// Becomes a guard if the command line says so, and then never returns.
-///
-/// To be called first in `main`: nothing of the gateway may have started yet.
-pub fn guard() {
-    let mut args = std::env::args_os().skip(1);
-    if args.next().is_none_or(|first| first != STAGE) {
-        return;
-    }
-    let code = match args.next() {
-        Some(stage) if stage == PROBE => probe(),
-        Some(gateway) => {
-            supervise(&gateway).unwrap_or_else(|error| refuse(OsStr::new("guard"), &error))
-        }
-        None => NOT_STARTED,
-    };
-    std::process::exit(code)
-}
-
-/// The argument that makes this binary a launcher.
-pub(crate) const STAGE: &str = "__launch";
-
-impl Orders {
-    /// Takes exactly one message from stdin: all that follows is the server's.
-    fn receive() -> io::Result<Self> {
-        let mut length = [0; 4];
-        read_exact(&mut length)?;
-        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
-        if length > MAX_ORDERS {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let mut body = vec![0; length];
-        read_exact(&mut body)?;
-        Self::decode(&body).ok_or_else(|| io::ErrorKind::InvalidData.into())
-    }
-}
-
-/// Stage guard: starts the server and stays until nothing below it is left.
-fn supervise(gateway: &OsStr) -> io::Result<i32> {
-    let gateway = gateway
-        .to_str()
-        .and_then(|text| text.parse().ok())
-        .and_then(pid_of);
-    let gateway = gateway.ok_or(io::ErrorKind::InvalidInput)?;
-    close_all_but_streams()?;
-    _ = rustix::thread::set_name(c"lockgate-guard");
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    let signals = signals()?;
-    let watched = rustix::process::pidfd_open(gateway, PidfdFlags::empty());
-    // In this order: a parent that still has this number is the one that the pidfd holds.
-    if rustix::process::getppid() != Some(gateway) {
-        return Ok(0);
-    }
-    let watched = watched?;
-    let orders = Orders::receive()?;
-    let Orders { private, cage, .. } = &orders;
-    let (private, group) = (private.clone(), cage.group.clone());
-    // For as long as this process lives: what nobody holds is removed by the next gateway.
-    let _held = private.as_deref().map(hold);
-    let server = match start(&orders) {
-        Ok(server) => server,
-        Err(error) => {
-            remove(private.as_deref(), group.as_deref());
-            return Ok(refuse(&orders.command, &error));
-        }
-    };
-    drop(orders);
-    // The guard must hold no end of the pipes, or an end of file would not get through.
-    drop_streams()?;
-    rustix::process::chdir("/")?;
-    let mut tree = Tree {
-        server,
-        code: None,
-        group: group.as_deref(),
-    };
-    while tree.code.is_none() {
-        wait_for(&[watched.as_fd(), signals.as_fd()], None);
-        if is_readable(&watched) {
-            break;
-        }
-        match next_signal(&signals) {
-            Some(CHILD_ENDED) => _ = tree.reap(),
-            Some(libc::SIGUSR1) => tree.ask(),
-            Some(_) => break,
-            None => {}
-        }
-    }
-    tree.end(&signals);
-    remove(private.as_deref(), group.as_deref());
-    Ok(tree.code.unwrap_or(128 + libc::SIGKILL))
-}
-
-/// Starts the server with stdin, stdout and stderr of this process.
-///
-/// By a plain clone, without a second program start: this process has one thread, and the copy
-/// has the orders.
-fn start(orders: &Orders) -> io::Result<Pid> {
-    let cage = &orders.cage;
-    let (own, user) = (rustix::process::getpid(), User::own());
-    let guard = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
-    let flags = if cage.has_namespaces { NAMESPACES } else { 0 };
-    if cage.has_namespaces {
-        // Inside it can no more be done; only root can outside.
-        _ = rustix::thread::set_thread_groups(&[]);
-    }
-    let group = cage.group.as_ref().map(File::open).transpose()?;
-    match clone(flags, group.as_ref().map(AsFd::as_fd))? {
-        Clone::Parent(server) => Ok(server),
-        Clone::Child => {
-            let outcome = if cage.has_namespaces {
-                namespace::first(orders, user, &guard)
-            } else {
-                Err(confine::become_server(orders, Some(own)))
-            };
-            let code = outcome.unwrap_or_else(|error| refuse(&orders.command, &error));
-            std::process::exit(code)
-        }
-    }
-}
-
-/// Whether a child could have namespaces of its own: tries it.
-fn probe() -> i32 {
-    let user = User::own();
-    let furnished = || {
-        user.map()
-            .and_then(|()| namespace::furnish(&[], None, None))
-    };
-    match clone(NAMESPACES, None) {
-        Ok(Clone::Child) => std::process::exit(i32::from(furnished().is_err())),
-        Ok(Clone::Parent(_)) => {
-            let ended = rustix::process::wait(WaitOptions::empty());
-            i32::from(!matches!(ended, Ok(Some((_, status))) if status.exit_status() == Some(0)))
-        }
-        Err(_) => 1,
-    }
-}
-
-/// In which of the two processes one is after [`clone`].
+/// Side of a [`clone`].
 pub(crate) enum Clone {
-    /// In the one that called; the number is that of the other.
+    /// The caller, with the id of the new process.
     Parent(Pid),
-    /// In the new one.
+    /// The new process.
     Child,
 }
 
-/// `fork`, with namespaces and into a cgroup.
+/// Forks this process, with new namespaces and into a cgroup.
 pub(crate) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clone> {
     let all = libc::c_long::from(flags | libc::SIGCHLD);
     #[expect(unsafe_code, reason = "std and rustix have no fork")]
@@ -202,7 +49,7 @@ pub(crate) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clo
     }
 }
 
-/// The version of Landlock's interface; 0 where the kernel does not offer it.
+/// Version of the Landlock ABI; 0 if the kernel has none.
 pub(crate) fn landlock() -> u32 {
     #[expect(unsafe_code, reason = "the crate does not tell it")]
     // SAFETY: with this flag the kernel reads and writes no memory.
@@ -217,7 +64,7 @@ pub(crate) fn landlock() -> u32 {
     u32::try_from(version).unwrap_or(0)
 }
 
-/// Hands a program over connections to the kernel, which checks that it ends and reads nothing else.
+/// Loads a BPF program that filters connections; the kernel verifies it.
 pub(crate) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
     /// `union bpf_attr`, as far as `BPF_PROG_LOAD` is concerned.
     #[repr(C)]
@@ -239,7 +86,7 @@ pub(crate) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
     };
     #[expect(unsafe_code, reason = "rustix has no bpf")]
     // SAFETY: the pointers in `load` are good for the call, which only reads, and the descriptor
-    // that it gives is nobody else's.
+    // that it returns has no other owner.
     unsafe {
         match libc::syscall(
             libc::SYS_bpf,
@@ -253,7 +100,7 @@ pub(crate) fn load_filter(program: &[u64], hook: u32) -> io::Result<OwnedFd> {
     }
 }
 
-/// Puts a loaded program before the connections of all that is in a cgroup.
+/// Attaches a loaded program to the connections of all processes in a cgroup.
 pub(crate) fn attach_filter(
     group: BorrowedFd<'_>,
     program: BorrowedFd<'_>,
@@ -278,9 +125,9 @@ pub(crate) fn attach_filter(
     }
 }
 
-/// Becomes `command`; returns only why that failed.
+/// Replaces this process by `command`; returns only the error.
 ///
-/// Not `execvp`, which hands what the kernel cannot start to a shell.
+/// Not `execvp`, which runs a shell for a file that the kernel cannot execute.
 pub(crate) fn exec(command: &OsStr, args: &[OsString], env: &[(OsString, OsString)]) -> io::Error {
     let c_string = |text: &OsStr| CString::new(text.as_bytes());
     let pair = |(name, value): &(OsString, OsString)| {
@@ -302,7 +149,7 @@ pub(crate) fn exec(command: &OsStr, args: &[OsString], env: &[(OsString, OsStrin
     let candidates: Vec<PathBuf> = if command.as_bytes().contains(&b'/') {
         vec![command.into()]
     } else {
-        // The child's own, as execvp has it.
+        // The child's own PATH, like execvp.
         let path = env.iter().rfind(|(name, _)| name == "PATH");
         let path = path.map_or(OsStr::new("/usr/bin:/bin"), |(_, path)| path);
         std::env::split_paths(path)
@@ -331,38 +178,8 @@ pub(crate) fn exec(command: &OsStr, args: &[OsString], env: &[(OsString, OsStrin
     why
 }
 
-/// Says on stderr, in one line, why a command did not start.
-pub(crate) fn refuse(command: &OsStr, error: &io::Error) -> i32 {
-    let line = format!("lockgate: cannot start {}: {error}\n", command.display());
-    _ = io::stderr().write_all(line.as_bytes());
-    NOT_STARTED
-}
-
-/// Removes the private directory of a tree that has ended, and its cgroup.
-fn remove(private: Option<&Path>, group: Option<&Path>) {
-    if let Some(path) = private {
-        // It has nobody to tell; the gateway looks for what stays.
-        _ = removal::remove(path);
-    }
-    if let Some(group) = group {
-        _ = fs::remove_dir(group);
-    }
-}
-
-/// Says of a private directory that somebody will remove it (`Launcher::tidy`). Where that cannot be
-/// said, it cannot be asked either.
-fn hold(path: &Path) -> io::Result<File> {
-    let dir = File::open(path)?;
-    rustix::fs::flock(&dir, FlockOperation::NonBlockingLockShared)?;
-    Ok(dir)
-}
-
-fn pid_of(number: u32) -> Option<Pid> {
-    Pid::from_raw(i32::try_from(number).ok()?)
-}
-
-/// Reads from descriptor 0, past which nothing is taken.
-fn read_exact(mut to: &mut [u8]) -> io::Result<()> {
+/// Reads exactly `to` from descriptor 0, without reading ahead.
+pub(crate) fn read_exact(mut to: &mut [u8]) -> io::Result<()> {
     #[expect(unsafe_code, reason = "std's stdin reads ahead")]
     // SAFETY: descriptor 0 stays open until `drop_streams`, which runs after all reads.
     let stdin = unsafe { BorrowedFd::borrow_raw(0) };
@@ -377,12 +194,12 @@ fn read_exact(mut to: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Blocks the signals that a guard acts on; they are read from the descriptor.
+/// Blocks the signals that a guard handles, and returns a descriptor to read them from.
 pub(crate) fn signals() -> io::Result<OwnedFd> {
     default_signals();
     #[expect(unsafe_code, reason = "rustix has neither signal masks nor signalfd")]
     // SAFETY: the set is initialised by `sigemptyset` before it is used, and `signalfd` gives
-    // a descriptor that nobody else owns.
+    // a descriptor without another owner.
     unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut set);
@@ -403,7 +220,7 @@ pub(crate) fn signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// The next signal that came, if one did.
+/// The next pending signal.
 pub(crate) fn next_signal(signals: &OwnedFd) -> Option<i32> {
     // `struct signalfd_siginfo` has 128 bytes and begins with the number.
     let mut record = [0; 128];
@@ -413,9 +230,9 @@ pub(crate) fn next_signal(signals: &OwnedFd) -> Option<i32> {
     i32::from_ne_bytes(*record.first_chunk()?).into()
 }
 
-/// Gives every signal its default action and blocks none.
+/// Restores the default action of every signal and blocks none.
 ///
-/// std ignores SIGPIPE, and whoever started the gateway may have ignored more.
+/// std ignores SIGPIPE, and the parent of the gateway may have ignored more.
 pub(crate) fn default_signals() {
     #[expect(unsafe_code, reason = "rustix does not change signal actions")]
     // SAFETY: no handler is installed, and the set is initialised before it is used.
@@ -429,10 +246,10 @@ pub(crate) fn default_signals() {
     }
 }
 
-/// Closes everything that was inherited beside stdin, stdout and stderr.
+/// Closes every inherited descriptor except stdin, stdout and stderr.
 pub(crate) fn close_all_but_streams() -> io::Result<()> {
     #[expect(unsafe_code, reason = "rustix has no close_range")]
-    // SAFETY: at both callers nothing of this process owns a descriptor above 2.
+    // SAFETY: at both callers no value of this process owns a descriptor above 2.
     let done = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     if done == 0 {
         Ok(())
@@ -441,7 +258,7 @@ pub(crate) fn close_all_but_streams() -> io::Result<()> {
     }
 }
 
-/// Puts `/dev/null` in the place of stdin, stdout and stderr.
+/// Redirects stdin, stdout and stderr to `/dev/null`.
 pub(crate) fn drop_streams() -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for stream in 0..=2 {
@@ -457,16 +274,10 @@ pub(crate) fn drop_streams() -> io::Result<()> {
     Ok(())
 }
 
-/// The argument that makes this binary try namespaces.
-pub(crate) const PROBE: &str = "probe";
-
-/// SIGCHLD: some process below has ended.
+/// SIGCHLD: a process below has ended.
 pub(crate) const CHILD_ENDED: i32 = libc::SIGCHLD;
 
-/// What a child has of its own in separation `namespace`.
-const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS;
-
-/// `clone(2)`, Linux 5.7; libc has it as a number that is too small for it.
+/// `clone(2)`, since Linux 5.7; the type of the constant in libc is too small.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// `landlock_create_ruleset(2)`; not in libc.
@@ -477,9 +288,3 @@ const BPF_PROG_LOAD: i32 = 5;
 const BPF_PROG_ATTACH: i32 = 8;
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 const BPF_F_ALLOW_MULTI: u32 = 2;
-
-/// As a shell says that a command could not be started.
-const NOT_STARTED: i32 = 127;
-
-/// More than an environment can have; the orders come from the gateway alone.
-const MAX_ORDERS: usize = 16 << 20;

@@ -1,0 +1,127 @@
+//! The process of a server until `exec`: limits, user, capabilities, Landlock and seccomp.
+//!
+//! Each step is final, so their order matters: a step that needs a right comes before the one that
+//! drops it. Not here: which walls a child gets (`sandbox`).
+
+use std::{
+    ffi::OsStr,
+    io::{self, Write},
+};
+
+use rustix::{
+    fs::Mode,
+    process::{Pid, Resource, Rlimit, Signal},
+    thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets},
+};
+
+use super::protocol::Orders;
+use crate::backend::{
+    linux::syscalls,
+    sandbox::{domain, seccomp},
+};
+
+/// Becomes the server of `orders`; returns only the error.
+///
+/// The process ends with `parent`.
+pub(super) fn become_server(orders: &Orders, parent: Option<Pid>) -> io::Error {
+    match confine(orders, parent) {
+        Ok(()) => syscalls::exec(&orders.command, &orders.args, &orders.env),
+        Err(error) => error,
+    }
+}
+
+fn confine(orders: &Orders, parent: Option<Pid>) -> io::Result<()> {
+    let cage = &orders.cage;
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    rustix::process::setsid()?;
+    limit(Resource::Nofile, orders.files)?;
+    limit(Resource::Fsize, orders.file_size)?;
+    limit(Resource::Core, 0)?;
+    if let Some(processes) = cage.processes {
+        limit(Resource::Nproc, processes)?;
+    }
+    // A domain does not hold a process that has capabilities: CAP_PERFMON alone reads the memory maps and environment
+    // of any process past Landlock (Linux 6.13, `may_access_mm`).
+    let loses_capabilities = cage.is_hardened || cage.is_apart();
+    if loses_capabilities {
+        bound_capabilities();
+    }
+    if let Some(uid) = cage.uid {
+        become_user(uid)?;
+    }
+    if loses_capabilities {
+        let none = CapabilitySet::empty();
+        let (effective, permitted, inheritable) = (none, none, none);
+        let sets = CapabilitySets {
+            effective,
+            permitted,
+            inheritable,
+        };
+        rustix::thread::set_capabilities(None, sets)?;
+    }
+    // After the change of user, which clears it.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // A parent that ended before the line above sends no signal.
+    if rustix::process::getppid() != parent {
+        return Err(io::ErrorKind::Interrupted.into());
+    }
+    rustix::process::chdir(&orders.cwd)?;
+    rustix::thread::set_no_new_privs(true)?;
+    // The gateway's allocator forbids huge pages, and execve keeps that.
+    _ = rustix::thread::disable_transparent_huge_pages(false);
+    syscalls::default_signals();
+    syscalls::close_all_but_streams()?;
+    let private = orders.private.as_deref();
+    domain::restrict(cage, private).map_err(|error| step("Landlock", &error))?;
+    seccomp::apply(cage).map_err(|error| step("seccomp", &error))
+}
+
+fn step(name: &str, error: &io::Error) -> io::Error {
+    io::Error::other(format!("cannot be confined by {name}: {error}"))
+}
+
+/// Sets the soft and the hard limit, at most to the present hard limit.
+fn limit(resource: Resource, value: u64) -> io::Result<()> {
+    let hard = rustix::process::getrlimit(resource)
+        .maximum
+        .unwrap_or(u64::MAX);
+    let value = Some(value.min(hard)).filter(|&value| value != u64::MAX);
+    let (current, maximum) = (value, value);
+    Ok(rustix::process::setrlimit(
+        resource,
+        Rlimit { current, maximum },
+    )?)
+}
+
+/// Changes to the child's own uid and gid, without further groups.
+fn become_user(uid: u32) -> io::Result<()> {
+    let (user, group) = (
+        rustix::fs::Uid::from_raw(uid),
+        rustix::fs::Gid::from_raw(uid),
+    );
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(group, group, group)?;
+    Ok(rustix::thread::set_thread_res_uid(user, user, user)?)
+}
+
+/// Keeps capabilities from every program that is executed later.
+///
+/// A process without the right to do so has none to lose: `no_new_privs` holds in any case.
+fn bound_capabilities() {
+    _ = rustix::thread::clear_ambient_capability_set();
+    for capability in CapabilitySet::all().iter() {
+        _ = rustix::thread::remove_capability_from_bounding_set(capability);
+    }
+    let no_root = CapabilitiesSecureBits::NO_ROOT | CapabilitiesSecureBits::NO_ROOT_LOCKED;
+    _ = rustix::thread::set_capabilities_secure_bits(no_root);
+}
+
+/// Writes one line to stderr: why a command did not start.
+pub(super) fn refuse(command: &OsStr, error: &io::Error) -> i32 {
+    let line = format!("lockgate: cannot start {}: {error}\n", command.display());
+    _ = io::stderr().write_all(line.as_bytes());
+    NOT_STARTED
+}
+
+/// Exit code of a shell for a command that could not be started.
+pub(super) const NOT_STARTED: i32 = 127;

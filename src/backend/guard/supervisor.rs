@@ -1,0 +1,219 @@
+//! The guard: the process between the gateway and a server, which starts the server and ends
+//! every process below it.
+//!
+//! It is this binary under `__launch`, before any runtime, allocation of note or thread, and it
+//! also outlives a gateway that was killed. Not here: the server's process until `exec` (`exec`),
+//! and the gateway's side of the pipes (`child`).
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io,
+    os::fd::AsFd,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use rustix::{
+    fs::FlockOperation,
+    process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions},
+};
+
+use super::{
+    exec::{NOT_STARTED, become_server, refuse},
+    init,
+    protocol::Orders,
+    tree::Tree,
+};
+use crate::backend::{
+    linux::{
+        poll::{is_readable, wait_for},
+        removal,
+        syscalls::{
+            CHILD_ENDED, Clone, clone, close_all_but_streams, drop_streams, next_signal,
+            read_exact, signals,
+        },
+    },
+    sandbox::{User, namespace},
+};
+
+/// Becomes a guard if the command line says so, and then never returns.
+///
+/// The first call of `main`: no thread of the gateway may run yet.
+pub fn guard() {
+    let mut args = std::env::args_os().skip(1);
+    if args.next().is_none_or(|first| first != STAGE) {
+        return;
+    }
+    let code = match args.next() {
+        Some(stage) if stage == PROBE => probe(),
+        Some(gateway) => {
+            supervise(&gateway).unwrap_or_else(|error| refuse(OsStr::new("guard"), &error))
+        }
+        None => NOT_STARTED,
+    };
+    std::process::exit(code)
+}
+
+impl Orders {
+    /// Reads exactly one message from stdin: the rest belongs to the server.
+    fn receive() -> io::Result<Self> {
+        let mut length = [0; 4];
+        read_exact(&mut length)?;
+        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        if length > MAX_ORDERS {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut body = vec![0; length];
+        read_exact(&mut body)?;
+        Self::decode(&body).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+}
+
+/// Stage guard: starts the server, and stays until no process is left below it.
+fn supervise(gateway: &OsStr) -> io::Result<i32> {
+    let gateway = gateway
+        .to_str()
+        .and_then(|text| text.parse().ok())
+        .and_then(pid_of);
+    let gateway = gateway.ok_or(io::ErrorKind::InvalidInput)?;
+    close_all_but_streams()?;
+    _ = rustix::thread::set_name(c"lockgate-guard");
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let signals = signals()?;
+    let watched = rustix::process::pidfd_open(gateway, PidfdFlags::empty());
+    // In this order: a parent that still has this number is the one that the pidfd holds.
+    if rustix::process::getppid() != Some(gateway) {
+        return Ok(0);
+    }
+    let watched = watched?;
+    let orders = Orders::receive()?;
+    let Orders { private, cage, .. } = &orders;
+    let (private, group) = (private.clone(), cage.group.clone());
+    // Locked while this process lives: a gateway removes directories without a lock.
+    let _held = private.as_deref().map(hold);
+    let server = match start(&orders) {
+        Ok(server) => server,
+        Err(error) => {
+            remove(private.as_deref(), group.as_deref());
+            return Ok(refuse(&orders.command, &error));
+        }
+    };
+    drop(orders);
+    // The guard must hold no end of the pipes, or an end of file would not get through.
+    drop_streams()?;
+    rustix::process::chdir("/")?;
+    let mut tree = Tree {
+        server,
+        code: None,
+        group: group.as_deref(),
+    };
+    while tree.code.is_none() {
+        wait_for(&[watched.as_fd(), signals.as_fd()], None);
+        if is_readable(&watched) {
+            break;
+        }
+        match next_signal(&signals) {
+            Some(CHILD_ENDED) => _ = tree.reap(),
+            Some(libc::SIGUSR1) => tree.ask(),
+            Some(_) => break,
+            None => {}
+        }
+    }
+    tree.end(&signals);
+    remove(private.as_deref(), group.as_deref());
+    Ok(tree.code.unwrap_or(128 + libc::SIGKILL))
+}
+
+/// Starts the server with stdin, stdout and stderr of this process.
+///
+/// By a plain clone instead of a second program start: this process has one thread, and the copy
+/// has the orders.
+fn start(orders: &Orders) -> io::Result<Pid> {
+    let cage = &orders.cage;
+    let (own, user) = (rustix::process::getpid(), User::own());
+    let guard = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
+    let flags = if cage.has_namespaces { NAMESPACES } else { 0 };
+    if cage.has_namespaces {
+        // Not possible inside; outside only for root.
+        _ = rustix::thread::set_thread_groups(&[]);
+    }
+    let group = cage.group.as_ref().map(File::open).transpose()?;
+    match clone(flags, group.as_ref().map(AsFd::as_fd))? {
+        Clone::Parent(server) => Ok(server),
+        Clone::Child => {
+            let outcome = if cage.has_namespaces {
+                init::run(orders, user, &guard)
+            } else {
+                Err(become_server(orders, Some(own)))
+            };
+            let code = outcome.unwrap_or_else(|error| refuse(&orders.command, &error));
+            std::process::exit(code)
+        }
+    }
+}
+
+/// Whether children can have user, pid and mount namespaces: asks a process of `program`, this
+/// binary.
+pub(crate) fn offers_namespaces(program: &Path) -> bool {
+    let mut probe = Command::new(program);
+    let probe = probe
+        .args([STAGE, PROBE])
+        .env_clear()
+        // As for a guard: a small process is cheap to clone.
+        .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    probe.status().is_ok_and(|status| status.success())
+}
+
+/// Stage probe: tries to make namespaces.
+fn probe() -> i32 {
+    let user = User::own();
+    let furnished = || user.map().and_then(|()| namespace::set_up(&[], None, None));
+    match clone(NAMESPACES, None) {
+        Ok(Clone::Child) => std::process::exit(i32::from(furnished().is_err())),
+        Ok(Clone::Parent(_)) => {
+            let ended = rustix::process::wait(WaitOptions::empty());
+            i32::from(!matches!(ended, Ok(Some((_, status))) if status.exit_status() == Some(0)))
+        }
+        Err(_) => 1,
+    }
+}
+
+/// Removes the private directory and the cgroup of a tree that has ended.
+fn remove(private: Option<&Path>, group: Option<&Path>) {
+    if let Some(path) = private {
+        // Errors have no reader here; the gateway looks for leftovers.
+        _ = removal::remove(path);
+    }
+    if let Some(group) = group {
+        _ = fs::remove_dir(group);
+    }
+}
+
+/// Locks a private directory that this process will remove, so that `Launcher::tidy` leaves it.
+/// A file system without locks cannot be asked for one either.
+fn hold(path: &Path) -> io::Result<File> {
+    let dir = File::open(path)?;
+    rustix::fs::flock(&dir, FlockOperation::NonBlockingLockShared)?;
+    Ok(dir)
+}
+
+fn pid_of(number: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(number).ok()?)
+}
+
+/// First argument of a guard.
+pub(crate) const STAGE: &str = "__launch";
+
+/// Second argument of a probe.
+const PROBE: &str = "probe";
+
+/// Namespaces of a child in separation `namespace`.
+const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS;
+
+/// Limit of a message, above the size of any environment.
+const MAX_ORDERS: usize = 16 << 20;

@@ -1,0 +1,11 @@
+//! Linux as the guard uses it: with std, rustix and libc only, in a process of one thread.
+//!
+//! Not here: decisions about children (`sandbox`, `guard`).
+//!
+//! * `syscalls`: system calls that need unsafe code
+//! * `poll`: waiting for descriptors
+//! * `removal`: deletion of directory trees
+
+pub(crate) mod poll;
+pub(crate) mod removal;
+pub(crate) mod syscalls;

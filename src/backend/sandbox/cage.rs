@@ -1,0 +1,76 @@
+//! Cage: the walls around one child, as a value that the gateway decides and the guard applies.
+
+use std::path::{Path, PathBuf};
+
+/// Walls around one child, as decided for this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cage {
+    /// Its own uid, also the number of its gid.
+    pub(crate) uid: Option<u32>,
+    /// Own user, pid and mount namespaces.
+    pub(crate) has_namespaces: bool,
+    /// Landlock also blocks signals and abstract sockets to processes outside.
+    pub(crate) is_scoped: bool,
+    /// System calls are filtered and capabilities dropped.
+    pub(crate) is_hardened: bool,
+    /// Version of the Landlock ABI.
+    pub(crate) landlock: u32,
+    /// Files that it reaches; none means all but hidden ones.
+    pub(crate) files: Option<Files>,
+    /// Hidden files and directories.
+    pub(crate) hide: Vec<PathBuf>,
+    /// TCP that it may use.
+    pub(crate) tcp: Tcp,
+    /// Limit of processes and threads of its uid (`RLIMIT_NPROC`).
+    pub(crate) processes: Option<u64>,
+    /// Its own cgroup, which the guard ends and removes.
+    pub(crate) group: Option<PathBuf>,
+    /// Prepared store that it reaches, even in a hidden directory.
+    pub(crate) store: Option<Store>,
+}
+
+/// Prepared store that a child reaches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// Read and execute.
+    Read(PathBuf),
+    /// Read and write: its recipe fills it.
+    Fill(PathBuf),
+}
+
+impl Store {
+    /// Directory of the store.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Read(path) | Self::Fill(path) => path,
+        }
+    }
+}
+
+/// Files that a child reaches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Files {
+    /// Read and execute.
+    pub(crate) read: Vec<PathBuf>,
+    /// Full access, its private directory among them.
+    pub(crate) write: Vec<PathBuf>,
+}
+
+/// TCP that a child may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Tcp {
+    /// Any.
+    #[default]
+    Any,
+    /// None.
+    Off,
+    /// Only these ports, to connect to and to bind.
+    Ports(Vec<u16>),
+}
+
+impl Cage {
+    /// Whether the child is separated from other processes.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.uid.is_some() || self.has_namespaces || self.is_scoped
+    }
+}

@@ -1,0 +1,106 @@
+//! Landlock domain of a child: the files, TCP ports and processes that it reaches.
+//!
+//! Not here: which of them that are (`walls`).
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, NetPort, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
+};
+
+use super::{
+    cage::{Cage, Files, Store, Tcp},
+    files,
+};
+
+/// Puts this process into the domain of `cage`, if it has one.
+///
+/// # Errors
+///
+/// Landlock's, and `Unsupported` if nothing is enforced.
+pub(crate) fn restrict(cage: &Cage, private: Option<&Path>) -> io::Result<()> {
+    let hides = !cage.hide.is_empty() && !cage.has_namespaces && cage.uid.is_none();
+    let files = cage
+        .files
+        .clone()
+        .or_else(|| hides.then(|| all_but_hidden(private)));
+    let ports = match &cage.tcp {
+        Tcp::Ports(ports) => ports.as_slice(),
+        Tcp::Any | Tcp::Off => &[],
+    };
+    // Exempt from `hide`: these lie in the gateway's own directories.
+    let (mut reads, mut writes) = (None, [private.map(Path::to_owned), None]);
+    match &cage.store {
+        Some(Store::Read(path)) => reads = Some(path.clone()),
+        Some(Store::Fill(path)) => writes[1] = Some(path.clone()),
+        None => {}
+    }
+    let is_wanted = files.is_some() || !ports.is_empty() || cage.is_scoped;
+    if cage.landlock == 0 || !is_wanted {
+        return Ok(());
+    }
+    let rules = || -> Result<_, landlock::RulesetError> {
+        let abi = ABI::V7;
+        // Missing features of older kernels are known before (`Offer`).
+        let mut rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
+        if files.is_some() {
+            rules = rules.handle_access(AccessFs::from_all(abi))?;
+        }
+        if !ports.is_empty() {
+            rules = rules.handle_access(AccessNet::from_all(abi))?;
+        }
+        if cage.is_scoped {
+            rules = rules.scope(Scope::from_all(abi))?;
+        }
+        let mut rules = rules.create()?;
+        if let Some(files) = &files {
+            rules = rules
+                .add_rules(path_beneath_rules(
+                    visible(&files.read, cage).chain(reads),
+                    AccessFs::from_read(abi),
+                ))?
+                .add_rules(path_beneath_rules(files::devices(), DEVICE))?
+                .add_rules(path_beneath_rules(
+                    visible(&files.write, cage).chain(writes.into_iter().flatten()),
+                    AccessFs::from_all(abi),
+                ))?;
+        }
+        for &port in ports {
+            rules = rules.add_rule(NetPort::new(port, AccessNet::from_all(abi)))?;
+        }
+        rules.restrict_self()
+    };
+    match rules() {
+        Ok(status) if status.ruleset == RulesetStatus::NotEnforced => {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// All files; hidden ones are subtracted later.
+fn all_but_hidden(private: Option<&Path>) -> Files {
+    Files {
+        read: Vec::new(),
+        write: std::iter::once("/".into())
+            .chain(private.map(Path::to_owned))
+            .collect(),
+    }
+}
+
+/// `roots` without hidden paths.
+fn visible<'c>(roots: &'c [PathBuf], cage: &'c Cage) -> impl Iterator<Item = PathBuf> + 'c {
+    roots
+        .iter()
+        .flat_map(|root| files::without(root, &cage.hide))
+}
+
+/// Access to devices such as `/dev/null`.
+const DEVICE: landlock::BitFlags<AccessFs> = landlock::make_bitflags!(AccessFs::{
+    ReadFile | WriteFile | Truncate | IoctlDev
+});

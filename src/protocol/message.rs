@@ -5,9 +5,10 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::json::{self, Fault, Scanner, Span};
+use super::json::{self, Scanner, Span};
 use super::method::Method;
 use super::params::{Acted, imitates, name, set};
+use super::refusal::Refusal;
 
 /// One checked JSON-RPC message on one line.
 #[derive(Clone, Debug)]
@@ -31,21 +32,6 @@ pub(crate) enum Kind {
     Result,
     /// Has an id and an error.
     Error,
-}
-
-/// Why bytes are not a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// Not JSON (−32700).
-    NotJson(&'static str),
-    /// JSON, but not a message (−32600).
-    Invalid(&'static str),
-}
-
-impl From<Fault> for Refusal {
-    fn from(fault: Fault) -> Self {
-        Self::NotJson(fault.0)
-    }
 }
 
 /// A body: one message, or an array of them.

@@ -12,11 +12,13 @@ mod message;
 mod meta;
 mod method;
 mod params;
+mod refusal;
 pub(crate) mod revision;
 
 pub(crate) use self::event::{Cursor, EventKey, KEEP_ALIVE, LISTENER, StreamId};
 pub(crate) use self::headers::{Accepts, LAST_EVENT_ID, SESSION_ID, Version};
 pub(crate) use self::json::{Fault, Scanner, Span};
-pub(crate) use self::message::{Body, Kind, Message, Refusal};
+pub(crate) use self::message::{Body, Kind, Message};
 pub(crate) use self::method::Method;
+pub(crate) use self::refusal::Refusal;
 pub(crate) use self::revision::Revision;

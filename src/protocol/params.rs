@@ -9,8 +9,8 @@ use std::borrow::Cow;
 
 use super::{
     json::{self, Scanner, Span},
-    message::Refusal,
     meta,
+    refusal::Refusal,
 };
 
 /// Members of `params` (and of its `_meta` and `ref`) that the gateway acts on.

@@ -1,359 +1,252 @@
-//! The shape of the source (DESIGN section 7), read from its text.
+//! The shape of the source: rooms, doors, imports without circles, and facts that stand in one place.
+//!
+//! The table of rooms in `docs/architecture.md` is the rule and the picture; it is compared with what the
+//! source imports. `LAYERS_WRITE=1 cargo test layers::` writes it anew.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write,
-    path::Path,
 };
 
-use super::harness::package;
+use crate::{
+    harness::package,
+    sources::{Crate, Source, circles, sources},
+};
 
-/// What each part may import; leaves import only leaves.
-const TABLE: &[(&str, &[&str])] = &[
-    ("error", &[]),
-    ("document", &[]),
-    ("logs", &[]),
-    ("outbound", &[]),
-    ("hops", &[]),
-    ("telemetry", &["hops", "logs"]),
-    ("settings", &["document"]),
-    ("address", &["settings", "document"]),
-    ("separation", &["settings", "document"]),
-    ("layers", &["settings", "document"]),
-    ("keeping", &["document", "layers", "settings"]),
-    ("issuing", &["document", "layers", "settings"]),
-    ("listeners", &["address", "document", "layers", "settings"]),
-    (
-        "replicas",
-        &["address", "document", "keeping", "layers", "settings"],
-    ),
-    (
-        "config",
-        &[
-            "address",
-            "document",
-            "issuing",
-            "keeping",
-            "layers",
-            "listeners",
-            "replicas",
-            "separation",
-            "settings",
-        ],
-    ),
-    ("protocol", &[]),
-    (
-        "control",
-        &["protocol", "config", "document", "separation", "settings"],
-    ),
-    (
-        "auth",
-        &[
-            "config",
-            "control",
-            "error",
-            "outbound",
-            "protocol",
-            "telemetry",
-        ],
-    ),
-    // `auth` stands above `store` in DESIGN; a record names its principal.
-    ("store", &["auth", "config", "protocol"]),
-    (
-        "backend",
-        &["config", "control", "error", "protocol", "telemetry"],
-    ),
-    (
-        "hub",
-        &[
-            "auth",
-            "backend",
-            "config",
-            "control",
-            "error",
-            "protocol",
-            "store",
-            "telemetry",
-        ],
-    ),
-    // Never `backend`.
-    (
-        "http",
-        &[
-            "address",
-            "auth",
-            "config",
-            "control",
-            "document",
-            "error",
-            "hops",
-            "hub",
-            "protocol",
-            "settings",
-            "store",
-            "telemetry",
-        ],
-    ),
-    (
-        "oauth",
-        &[
-            "address",
-            "auth",
-            "config",
-            "control",
-            "outbound",
-            "settings",
-            "telemetry",
-        ],
-    ),
-    // What replicas share, opened.
-    ("sharing", &["config", "control", "http", "hub", "store"]),
-    // Builds the parts and hands them to each other.
-    (
-        "run",
-        &[
-            "auth",
-            "backend",
-            "config",
-            "control",
-            "http",
-            "hub",
-            "logs",
-            "oauth",
-            "outbound",
-            "sharing",
-            "telemetry",
-        ],
-    ),
-    (
-        "cli",
-        &[
-            "auth",
-            "backend",
-            "config",
-            "control",
-            "document",
-            "http",
-            "logs",
-            "run",
-            "settings",
-            "telemetry",
-        ],
-    ),
-    ("lib", &[]),
-    ("main", &[]),
-];
+/// Files of a room, its door included.
+const FILES: usize = 14;
 
-/// Words that may stand only below these paths.
+/// Entries of `src`.
+const ENTRIES: usize = 20;
+
+/// Lines of a file without its tests.
+const LINES: usize = 700;
+
+/// Outside crates, and the only places that may name them.
 const PLACES: &[(&str, &[&str])] = &[
     ("axum::", &["http/", "oauth/"]),
-    ("h2::", &["http/peers.rs"]),
+    ("h2::", &["http/replicas/peers.rs"]),
     ("hyper::", &["http/"]),
     ("hyper_util::", &["http/"]),
     ("http_body", &["http/", "oauth/"]),
     ("tower", &["http/"]),
-    ("tokio_rustls::", &["http/accept.rs"]),
-    ("tokio::process", &["backend/stdio.rs"]),
-    ("unsafe ", &["backend/launch.rs"]),
-    ("unsafe_code", &["backend/launch.rs"]),
+    ("tokio_rustls::", &["http/edge/accept.rs"]),
+    ("tokio::process", &["backend/child/stdio.rs"]),
+    ("unsafe ", &["backend/guard/"]),
+    ("unsafe_code", &["backend/guard/"]),
     (
         "libc::",
         &[
-            "backend/launch.rs",
-            "backend/seccomp.rs",
-            "backend/stdio.rs",
+            "backend/guard/",
+            "backend/sandbox/seccomp.rs",
+            "backend/child/stdio.rs",
         ],
     ),
-    ("landlock::", &["backend/confine.rs"]),
-    ("seccompiler::", &["backend/seccomp.rs"]),
+    ("landlock::", &["backend/sandbox/confine.rs"]),
+    ("seccompiler::", &["backend/sandbox/seccomp.rs"]),
     ("clap::", &["cli/"]),
     ("mimalloc::", &["main.rs"]),
-    ("opentelemetry", &["hops.rs", "telemetry.rs"]),
-    ("prometheus", &["telemetry.rs"]),
-    ("tracing_subscriber::", &["config.rs", "logs.rs"]),
-    ("serde_saphyr::", &["document.rs"]),
-    ("toml::", &["document.rs"]),
-    ("anyhow::", &["cli/", "run.rs"]),
-    ("argon2::", &["control/password.rs"]),
+    ("opentelemetry", &["telemetry/"]),
+    ("prometheus", &["telemetry/metrics.rs"]),
     (
-        "arc_swap::",
-        &[
-            "control/change.rs",
-            "control/clock.rs",
-            "control/live.rs",
-            "control/signing.rs",
-            "control/store.rs",
-            "http/tls.rs",
-        ],
+        "tracing_subscriber::",
+        &["config/gateway.rs", "telemetry/logs.rs"],
     ),
+    ("serde_saphyr::", &["config/document.rs"]),
+    ("toml::", &["config/document.rs"]),
+    ("anyhow::", &["cli/", "gateway/"]),
+    ("argon2::", &["declare/password.rs"]),
+    ("sqlx", &["database/"]),
     (
-        "base64::",
-        &[
-            "auth/jws.rs",
-            "control/seal.rs",
-            "control/signing.rs",
-            "http/hop.rs",
-            "oauth/authenticate.rs",
-            "oauth/browser.rs",
-            "oauth/flow.rs",
-            "oauth/pages.rs",
-            "oauth/secret.rs",
-            "protocol/event.rs",
-        ],
+        "redis::",
+        &["state/redis/link.rs", "state/redis/scripts.rs"],
     ),
-    ("sqlx", &["control/sql.rs"]),
-    // Two name the module of that name.
-    ("redis::", &["hub/stores.rs", "sharing.rs", "store/redis"]),
-    ("notify::", &["control/keeper.rs"]),
-    (
-        "ipnet::",
-        &["address.rs", "config.rs", "http/", "outbound.rs"],
-    ),
-    ("jsonwebtoken::", &["auth/jws.rs", "oauth/jose.rs"]),
-    ("askama::", &["oauth/pages.rs"]),
-    (
-        "oauth2::",
-        &["oauth/provider_oauth.rs", "oauth/provider_openid.rs"],
-    ),
-    (
-        "moka::",
-        &[
-            "auth/builtin.rs",
-            "auth/external.rs",
-            "hub/place.rs",
-            "oauth/cimd.rs",
-            "oauth/provider_openid.rs",
-        ],
-    ),
-    ("reqwest::", &["cli/", "outbound.rs"]),
+    ("notify::", &["snapshot/"]),
+    ("jsonwebtoken::", &["auth/jws.rs", "oauth/tokens/"]),
+    ("askama::", &["http/mcp/page.rs", "oauth/browser/pages.rs"]),
+    ("oauth2::", &["oauth/providers/"]),
+    ("reqwest::", &["cli/remote/", "base/outbound.rs"]),
 ];
 
-/// Lines of a file without its tests.
-const LINES: usize = 500;
+/// Parts of paths that only URLs of a gateway contain.
+const URLS: &[&str] = &["/t/", "/mcp", "/sse", "/messages", "/.well-known/"];
 
-/// A source file: its path below `src`, its lines without tests, and its code without comments.
-struct Source {
-    path: String,
+/// Where such text may stand, and why.
+const URL_PLACES: &[(&str, &str)] = &[
+    ("endpoint.rs", "builds and reads them"),
+    (
+        "auth/external.rs",
+        "documents of other authorization servers",
+    ),
+    ("oauth/providers/", "documents of identity providers"),
+    ("cli/", "help texts show them to people"),
+];
+
+/// One row of the table: what a room holds, imports, and is imported by.
+#[derive(Default)]
+struct Row {
+    files: usize,
     lines: usize,
-    code: String,
+    imports: BTreeSet<String>,
+    importers: BTreeSet<String>,
 }
 
-impl Source {
-    fn read(root: &Path, path: &Path) -> Self {
-        let text = std::fs::read_to_string(path).unwrap();
-        let text = text.split("\n#[cfg(test)]\n").collect::<Vec<_>>();
-        // Tests stand last; a gated item before them is followed by more of the program.
-        let is_tests = |part: &&&str| {
-            let mut lines = part.lines().skip_while(|line| {
-                line.starts_with("#[") || line.starts_with(' ') || line.starts_with(")]")
-            });
-            lines
-                .next()
-                .is_some_and(|line| line.starts_with("mod tests {"))
-        };
-        let kept: Vec<&str> = text
-            .iter()
-            .take_while(|part| !is_tests(part))
-            .copied()
-            .collect();
-        let kept = kept.join("\n");
-        Self {
-            path: path
-                .strip_prefix(root)
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .to_owned(),
-            lines: kept.lines().count(),
-            code: kept
-                .lines()
-                .filter(|line| !line.trim_start().starts_with("//"))
-                .fold(String::new(), |code, line| code + line + "\n"),
-        }
-    }
-
-    /// The part that it belongs to.
-    fn part(&self) -> &str {
-        let first = self.path.split('/').next().unwrap();
-        first.strip_suffix(".rs").unwrap_or(first)
-    }
-
-    /// The parts that it names behind `crate::`.
-    fn imports(&self) -> BTreeSet<String> {
-        let word = |text: &str| {
-            let end = text.find(|letter: char| !(letter.is_alphanumeric() || letter == '_'));
-            text[..end.unwrap_or(text.len())].to_owned()
-        };
-        let mut found = BTreeSet::new();
-        for (at, matched) in self.code.match_indices("crate::") {
-            let rest = &self.code[at + matched.len()..];
-            let Some(group) = rest.strip_prefix('{') else {
-                found.insert(word(rest));
-                continue;
-            };
-            let (mut depth, mut begins) = (0, true);
-            for (at, letter) in group.char_indices() {
-                match letter {
-                    '{' => depth += 1,
-                    '}' if depth == 0 => break,
-                    '}' => depth -= 1,
-                    ',' => begins |= depth == 0,
-                    _ if letter.is_whitespace() => {}
-                    _ if begins => {
-                        found.insert(word(&group[at..]));
-                        begins = false;
-                    }
-                    _ => {}
-                }
+/// Imports from file to file, with a path that shows each.
+fn edges(read: &Crate) -> BTreeMap<(usize, usize), String> {
+    let mut edges = BTreeMap::new();
+    for (from, source) in read.sources.iter().enumerate() {
+        for import in read
+            .imports(source)
+            .into_iter()
+            .filter(|import| !import.is_reexport)
+        {
+            let to = read.defined(&import.names);
+            // The front page re-exports the two functions of `main`.
+            if from != to && source.path != "lib.rs" && source.path != "main.rs" {
+                edges
+                    .entry((from, to))
+                    .or_insert_with(|| import.names.join("::"));
             }
         }
-        found.remove(self.part());
-        found
+    }
+    edges
+}
+
+/// The room of a file: its folder, or the file itself at the root.
+fn room(source: &Source) -> String {
+    match source.folder() {
+        "" => source.path.clone(),
+        folder => folder.to_owned(),
     }
 }
 
-fn sources() -> Vec<Source> {
-    let root = package().join("src");
-    let mut sources = Vec::new();
-    for entry in std::fs::read_dir(&root).unwrap().flatten() {
-        if entry.path().is_dir() {
-            for inner in std::fs::read_dir(entry.path()).unwrap().flatten() {
-                // No code: what askama makes pages of.
-                if inner.path().ends_with("oauth/templates") {
-                    continue;
-                }
-                assert!(
-                    !inner.path().is_dir(),
-                    "{} is too deep",
-                    inner.path().display()
-                );
-                sources.push(inner.path());
-            }
-        } else {
-            sources.push(entry.path());
+fn rows(read: &Crate) -> BTreeMap<String, Row> {
+    let mut rows: BTreeMap<String, Row> = BTreeMap::new();
+    for source in &read.sources {
+        let row = rows.entry(room(source)).or_default();
+        row.files += 1;
+        row.lines += source.lines;
+    }
+    for (from, to) in edges(read).into_keys() {
+        let (from, to) = (room(&read.sources[from]), room(&read.sources[to]));
+        if from != to {
+            rows.get_mut(&from).unwrap().imports.insert(to.clone());
+            rows.get_mut(&to).unwrap().importers.insert(from);
         }
     }
-    sources.retain(|path| path.extension().is_some_and(|kind| kind == "rs"));
-    sources.retain(|path| !path.to_str().unwrap().ends_with("_tests.rs"));
-    assert!(sources.len() > 30);
-    sources
-        .iter()
-        .map(|path| Source::read(&root, path))
-        .collect()
+    rows
+}
+
+fn table(rows: &BTreeMap<String, Row>) -> String {
+    let mut text =
+        String::from("| room | files | lines | imports | imported by |\n|---|---|---|---|---|\n");
+    let names = |rooms: &BTreeSet<String>| rooms.iter().cloned().collect::<Vec<_>>().join(", ");
+    for (room, row) in rows {
+        let (imports, importers) = (names(&row.imports), names(&row.importers));
+        writeln!(
+            text,
+            "| {room} | {} | {} | {imports} | {importers} |",
+            row.files, row.lines
+        )
+        .unwrap();
+    }
+    text
 }
 
 #[test]
-fn imports_follow_the_table() {
-    let table: BTreeMap<_, _> = TABLE.iter().copied().collect();
+fn rooms_import_what_the_architecture_shows() {
+    let (read, page) = (Crate::read(), package().join("docs/architecture.md"));
+    let (rows, text) = (
+        rows(&Crate::read()),
+        std::fs::read_to_string(&page).unwrap(),
+    );
+    let table = table(&rows);
+    println!("{table}");
+    let begin = text.find("| room | files |").expect("the table of rooms");
+    let end = begin
+        + text[begin..]
+            .find("\n\n")
+            .map_or(text.len() - begin, |at| at + 1);
+    if std::env::var_os("LAYERS_WRITE").is_some() {
+        std::fs::write(&page, format!("{}{table}{}", &text[..begin], &text[end..])).unwrap();
+        return;
+    }
     let mut wrong = String::new();
-    for source in sources() {
-        let Some(allowed) = table.get(source.part()) else {
-            writeln!(wrong, "{} is not in the table", source.path).unwrap();
-            continue;
-        };
-        for import in source.imports() {
-            if !allowed.contains(&&*import) && source.part() != "lib" {
-                writeln!(wrong, "{} imports {import}", source.path).unwrap();
+    let mut shown = BTreeMap::new();
+    for line in text[begin..end].lines().skip(2) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let imports: BTreeSet<String> = cells[4]
+            .split(", ")
+            .filter(|room| !room.is_empty())
+            .map(str::to_owned)
+            .collect();
+        shown.insert(cells[1].to_owned(), imports);
+    }
+    for (from, to) in edges(&read).into_keys() {
+        let (from, to) = (&read.sources[from], &read.sources[to]);
+        let (room_of, other) = (room(from), room(to));
+        let is_shown = shown
+            .get(&room_of)
+            .is_some_and(|imports| imports.contains(&other));
+        if room_of != other && !is_shown {
+            writeln!(wrong, "{} imports {}: not in the table", from.path, to.path).unwrap();
+        }
+    }
+    for (room, imports) in &shown {
+        match rows.get(room) {
+            None => writeln!(wrong, "the table shows {room}, which does not exist").unwrap(),
+            Some(row) => {
+                for import in imports.difference(&row.imports) {
+                    writeln!(
+                        wrong,
+                        "the table lets {room} import {import}, which it does not"
+                    )
+                    .unwrap();
+                }
+            }
+        }
+    }
+    for room in rows.keys().filter(|room| !shown.contains_key(*room)) {
+        writeln!(wrong, "the table lacks {room}").unwrap();
+    }
+    assert!(
+        wrong.is_empty(),
+        "\n{wrong}`LAYERS_WRITE=1 cargo test layers::` writes the table anew"
+    );
+}
+
+#[test]
+fn nothing_imports_in_a_circle() {
+    let read = Crate::read();
+    let (mut files, mut rooms) = (BTreeMap::new(), BTreeMap::new());
+    let mut between = BTreeMap::new();
+    for ((from, to), shown) in edges(&read) {
+        let (from, to) = (&read.sources[from], &read.sources[to]);
+        files
+            .entry(from.path.clone())
+            .or_insert_with(BTreeSet::new)
+            .insert(to.path.clone());
+        between.insert(
+            (from.path.clone(), to.path.clone()),
+            format!("{} imports {shown} of {}", from.path, to.path),
+        );
+        if room(from) != room(to) {
+            rooms
+                .entry(room(from))
+                .or_insert_with(BTreeSet::new)
+                .insert(room(to));
+            let text: &mut String = between.entry((room(from), room(to))).or_default();
+            writeln!(text, "{} imports {shown} of {}", from.path, to.path).unwrap();
+        }
+    }
+    let mut wrong = String::new();
+    for (kind, graph) in [("files", files), ("rooms", rooms)] {
+        for circle in circles(&graph) {
+            writeln!(wrong, "a circle of {} {kind}:", circle.len()).unwrap();
+            for ((from, to), text) in &between {
+                if circle.contains(from) && circle.contains(to) {
+                    writeln!(wrong, "  {}", text.trim_end().replace('\n', "\n  ")).unwrap();
+                }
             }
         }
     }
@@ -361,14 +254,97 @@ fn imports_follow_the_table() {
 }
 
 #[test]
-fn the_table_has_no_circle() {
-    let mut left: BTreeMap<_, _> = TABLE.iter().copied().collect();
-    while !left.is_empty() {
-        let before = left.len();
-        let names: BTreeSet<&str> = left.keys().copied().collect();
-        left.retain(|_, imports| imports.iter().any(|import| names.contains(import)));
-        assert!(left.len() < before, "{left:?}");
+fn types_are_imported_from_doors() {
+    let read = Crate::read();
+    let mut wrong = String::new();
+    for source in &read.sources {
+        for import in read
+            .imports(source)
+            .into_iter()
+            .filter(|import| !import.is_reexport)
+        {
+            let (at, rest) = read.written(&import.names);
+            let file = &read.sources[at];
+            let is_type = rest
+                .first()
+                .is_some_and(|name| name.starts_with(char::is_uppercase));
+            let is_inside =
+                file.is_door() || file.folder().is_empty() || file.folder() == source.folder();
+            if is_type && !is_inside {
+                writeln!(
+                    wrong,
+                    "{} imports {} past the door",
+                    source.path,
+                    import.names.join("::")
+                )
+                .unwrap();
+            }
+        }
     }
+    assert!(wrong.is_empty(), "\n{wrong}");
+}
+
+#[test]
+fn doors_hold_no_logic() {
+    let mut wrong = String::new();
+    for source in sources()
+        .iter()
+        .filter(|source| source.path.ends_with("/mod.rs"))
+    {
+        let code = source.code.replace("#[cfg(test)]", "");
+        let items = [
+            "fn ", "struct ", "enum ", "impl ", "trait ", "const ", "static ",
+        ];
+        let has_item = items.iter().find(|item| {
+            code.split_whitespace()
+                .any(|word| format!("{word} ") == **item)
+        });
+        if let Some(item) = has_item {
+            writeln!(
+                wrong,
+                "{} holds more than modules and names: {item}",
+                source.path
+            )
+            .unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "\n{wrong}");
+}
+
+#[test]
+fn rooms_are_small_and_two_storeys_high() {
+    let root = package().join("src");
+    let entries = std::fs::read_dir(&root).unwrap().count();
+    let mut wrong = String::new();
+    if entries > ENTRIES {
+        writeln!(
+            wrong,
+            "src has {entries} entries, at most {ENTRIES} are wanted"
+        )
+        .unwrap();
+    }
+    for (room, row) in rows(&Crate::read()) {
+        if row.files > FILES {
+            writeln!(
+                wrong,
+                "{room} has {} files, at most {FILES} are wanted",
+                row.files
+            )
+            .unwrap();
+        }
+        if room.matches('/').count() > 1 {
+            writeln!(wrong, "{room} is too deep").unwrap();
+        }
+    }
+    for source in sources().iter().filter(|source| source.lines > LINES) {
+        writeln!(
+            wrong,
+            "{} has {} lines, at most {LINES} are wanted",
+            source.path, source.lines
+        )
+        .unwrap();
+    }
+    assert!(wrong.is_empty(), "\n{wrong}");
 }
 
 #[test]
@@ -378,7 +354,7 @@ fn outside_crates_stay_in_their_places() {
         for (word, places) in PLACES {
             let is_whole = |at: usize| {
                 !source.code[..at].ends_with(|before: char| {
-                    before.is_alphanumeric() || matches!(before, '_' | ':' | '.' | '"' | '-')
+                    before.is_alphanumeric() || matches!(before, '_' | ':' | '.' | '-')
                 })
             };
             let mut found = source.code.match_indices(word);
@@ -392,11 +368,27 @@ fn outside_crates_stay_in_their_places() {
 }
 
 #[test]
-fn files_are_short() {
+fn urls_are_built_in_one_place() {
     let mut wrong = String::new();
     for source in sources() {
-        if source.lines > LINES {
-            writeln!(wrong, "{} has {} lines", source.path, source.lines).unwrap();
+        if URL_PLACES
+            .iter()
+            .any(|(place, _)| source.path.starts_with(place))
+        {
+            continue;
+        }
+        for literal in &source.strings {
+            let is_part = |url: &&&str| {
+                let mut found = literal.match_indices(**url);
+                found.any(|(at, _)| {
+                    let next = literal[at + url.len()..].chars().next();
+                    url.ends_with('/')
+                        || !next.is_some_and(|next| next.is_alphanumeric() || next == '.')
+                })
+            };
+            if let Some(url) = URLS.iter().find(is_part) {
+                writeln!(wrong, "{url} in {:?} of {}", literal, source.path).unwrap();
+            }
         }
     }
     assert!(wrong.is_empty(), "\n{wrong}");

@@ -63,6 +63,7 @@ mod served;
 mod sharing;
 mod sinks;
 mod smuggling;
+mod sources;
 mod stage;
 mod stored;
 mod streams;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::scripts::{Redis, ms};
+use super::{client::Redis, scripts::ms};
 use crate::state::StoreError;
 
 /// How long what was agreed on outlives the last replica.

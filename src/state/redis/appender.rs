@@ -25,7 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     cache::Cache,
-    scripts::{Call, Lua, MARGIN, Redis, ms},
+    client::{Call, MARGIN, Redis},
+    scripts::{Lua, ms},
 };
 use crate::state::{
     SessionId, Spot, StoreError,

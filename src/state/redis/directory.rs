@@ -11,7 +11,10 @@ use std::{
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
-use super::scripts::{Call, Lua, MARGIN, Redis, ms};
+use super::{
+    client::{Call, MARGIN, Redis},
+    scripts::{Lua, ms},
+};
 use crate::state::{Beat, Directory, Fence, Found, Later, Record, Replica, SessionId, StoreError};
 
 /// The directory that all replicas share.

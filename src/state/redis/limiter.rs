@@ -22,7 +22,10 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::scripts::{Call, Lua, Redis, ms};
+use super::{
+    client::{Call, Redis},
+    scripts::{Lua, ms},
+};
 use crate::state::{Account, Later, Limiter, Seat, memory::MemoryLimiter};
 
 /// Limits of all replicas together.

@@ -20,7 +20,18 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::scripts::{Lua, Unsuitable};
+use super::scripts::Lua;
+
+/// Why a server will not do, or a URL: the option, what is wrong, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unsuitable(Arc<str>);
+
+impl Unsuitable {
+    pub(crate) fn new(text: &str) -> Self {
+        Self(text.into())
+    }
+}
 
 /// One connection, made again when it breaks.
 pub(super) struct Link {

@@ -12,7 +12,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     appender::{Appender, Queue, What, Write},
     cache::Cache,
-    scripts::{Call, Lua, Redis},
+    client::{Call, Redis},
+    scripts::Lua,
 };
 use crate::protocol::{LISTENER, StreamId};
 use crate::state::{

@@ -11,7 +11,7 @@ use redis::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::{link::PATIENCE, scripts::Redis};
+use super::{client::Redis, link::PATIENCE};
 
 /// The channel, behind the prefix of all keys.
 const CHANNEL: &str = "wake";

@@ -2,14 +2,14 @@
 //!
 //! A session's own id is a secret of its client (legacy era), so here it has another name.
 
-use std::{sync::PoisonError, time::Duration};
+use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use tokio::sync::oneshot;
 
 use super::{
-    core::{Handle, Hub},
-    session::{Command, Transport},
+    core::{Command, Handle, Transport},
+    requests::Hub,
 };
 use crate::backend::child::Restart as HowToEnd;
 use crate::state::SessionId;
@@ -36,7 +36,9 @@ pub(crate) struct SeenSession {
 impl Hub {
     /// The sessions of a tenant on this replica, in no order.
     pub(crate) fn sessions(&self, tenant: &str) -> Vec<SeenSession> {
-        self.handles(tenant)
+        self.0
+            .sessions
+            .of_tenant(tenant)
             .iter()
             .map(|(id, handle)| seen(id, handle))
             .collect()
@@ -44,7 +46,7 @@ impl Hub {
 
     /// Ends the session with this name; false if there is none.
     pub(crate) async fn end_seen(&self, tenant: &str, id: &str, how: HowToEnd) -> bool {
-        let mut handles = self.handles(tenant).into_iter();
+        let mut handles = self.0.sessions.of_tenant(tenant).into_iter();
         let Some((_, handle)) = handles.find(|(own, _)| name(own) == id) else {
             return false;
         };
@@ -55,19 +57,6 @@ impl Hub {
         };
         let sent = handle.commands.send(command).await;
         sent.is_ok() && ended.await.is_ok()
-    }
-
-    fn handles(&self, tenant: &str) -> Vec<(SessionId, Handle)> {
-        let sessions = self
-            .0
-            .sessions
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
-        let own = sessions
-            .iter()
-            .filter(|(_, handle)| handle.access.tenant().name == tenant);
-        own.map(|(id, handle)| (id.clone(), handle.clone()))
-            .collect()
     }
 }
 

@@ -1,21 +1,29 @@
-//! The core: finds a session, delivers messages to it, reads its streams.
+//! Hub: the sessions of this replica, from a client's message to the backend and back.
+//!
+//! Knows MCP and sessions, not HTTP. Rooms from the bottom up: `limits` and `ownership`, `stream`,
+//! `core` (shared parts), `call`, `session`, and the files of the hub itself on top.
+//!
+//! * `changes`: changes of the catalogue, followed by sessions and children
+//! * `listing`: sessions as an administrator sees them
+//! * `requests`: requests of clients to sessions of this replica
+//! * `takeover`: place of a session, and the takeover of one whose owner is gone
 
-pub(crate) mod answer;
+mod call;
 mod changes;
-pub(crate) mod core;
+mod core;
 pub(crate) mod limits;
 mod listing;
 pub(crate) mod ownership;
-pub(crate) mod session;
-pub(crate) mod stores;
+mod requests;
+mod session;
 pub(crate) mod stream;
+mod takeover;
 #[cfg(test)]
 mod tests;
-mod tools;
 
-pub(crate) use self::answer::{Answer, Form};
-pub(crate) use self::core::{COMMANDS, Core, Handle, Hub};
-pub(crate) use self::listing::SeenSession;
 #[cfg(test)]
-pub(crate) use self::stores::Patience;
-pub(crate) use self::stores::Stores;
+pub(crate) use self::core::{Patience, retention};
+pub(crate) use self::core::{Stores, Transport};
+pub(crate) use self::listing::SeenSession;
+pub(crate) use self::requests::Hub;
+pub(crate) use self::stream::{Answer, Form};

@@ -6,12 +6,7 @@ use aws_lc_rs::rand::SystemRandom;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    answer::{Answer, Form},
-    core::Hub,
-    session::Transport,
-    stores::Stores,
-};
+use super::{Answer, Form, Hub, Stores, Transport};
 use crate::{
     auth::Access,
     backend::{

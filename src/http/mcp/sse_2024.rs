@@ -20,7 +20,7 @@ use crate::http::{Front, replicas::forward};
 use crate::{
     auth::Access,
     error::Error,
-    hub::{Answer, Form, session::Transport},
+    hub::{Answer, Form, Transport},
     protocol::{Body as Said, LAST_EVENT_ID, event::push_endpoint},
 };
 

@@ -26,7 +26,7 @@ use crate::{
     auth::Access,
     declare::ReplyMode,
     error::Error,
-    hub::{Answer, Form, session::Transport, stream::Reading},
+    hub::{Answer, Form, Transport, stream::Reading},
     protocol::{
         Accepts, Body as Said, Kind, LAST_EVENT_ID, Message, Method, Revision, SESSION_ID,
         event::{push_message, push_priming},

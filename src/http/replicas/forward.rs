@@ -244,7 +244,7 @@ impl Errand {
         };
         self.front.metrics.hops.hop(outcome, began.elapsed());
         if let Err(Missed::Not(NotSent::Silent)) = &sent {
-            self.front.hub.is_silent(to);
+            self.front.hub.mark_unresponsive(to);
         }
         if let Err(missed) = &sent {
             let (session, address) = (self.session.get(..8), &*to.address);

@@ -24,9 +24,9 @@ use crate::http::mcp::{Failure, Writing, endpoint, stream};
 use crate::{
     error::Error,
     hub::{
+        Transport,
         limits::Flow,
         ownership::{Look, Place},
-        session::Transport,
         stream::Unowned,
     },
     protocol::{

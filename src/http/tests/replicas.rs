@@ -28,7 +28,7 @@ use crate::{
     },
     base::{Clock, Outbound},
     config::{Config, Format, Sources},
-    hub::{Hub, Patience, Stores, ownership::Owner, stores::retention},
+    hub::{Hub, Patience, Stores, ownership::Owner, retention},
     manifest::reader,
     protocol::EventKey,
     snapshot::{Live, Trail},

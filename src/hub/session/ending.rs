@@ -6,17 +6,19 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{
-    fault::Fault,
-    task::{Command, Over, Phase, Session},
-};
-use crate::hub::{
-    Answer,
-    ownership::{AWAY, lease_lost::refuse},
-    stream::{Pulse, StreamEnd},
+    lease::refuse,
+    lifetime::{Over, Phase},
+    task::Session,
 };
 use crate::{
     backend::dialect::CallId,
     error::Error,
+    hub::{
+        call::{Call, Fault},
+        core::Command,
+        ownership::{AWAY, Claiming},
+        stream::{Answer, Pulse, StreamEnd},
+    },
     telemetry::{Ended, Exit, Outcome},
 };
 
@@ -43,7 +45,7 @@ impl Session {
             let line = Fault::EXITED.of_start().line(id);
             self.answer_start(Answer::Failed(line));
         }
-        let ending = self.core.keep_off(&self.id);
+        let ending = self.keep_off();
         self.fail_calls(fault);
         self.flush_log().await;
         // After the last events: with its entry goes its owner's right to write them.
@@ -84,6 +86,15 @@ impl Session {
         } else {
             self.core.log.forget(&self.id).await;
         }
+    }
+
+    /// Keeps requests from claiming the session for this replica while the result is held: its
+    /// entry in the directory goes only now.
+    fn keep_off(&self) -> Option<Claiming> {
+        let is_shared = !self.core.owner.is_alone();
+        is_shared
+            .then(|| self.core.claims.begin(&self.id))
+            .flatten()
     }
 
     /// Whether it goes on elsewhere.
@@ -135,6 +146,18 @@ impl Session {
         }
     }
 
+    /// Counts a call that ended, and puts it on record where the server asks for that.
+    pub(super) fn call_ended(&mut self, call: &Call, outcome: Outcome) {
+        // Its client may come back for the result for as long as after a request.
+        self.touched = Instant::now();
+        self.core.metrics.call(call.class, outcome);
+        if let Some(audited) = &call.audited {
+            let record = audited.record(&self.server, &self.principal, &self.id, outcome);
+            self.core.trail.note(record);
+        }
+    }
+
+    /// Ends a call in flight with an error of the gateway.
     pub(super) fn fail_call(&mut self, call: CallId, fault: Fault) {
         let ended = self.calls.end(call).zip(self.dialect.abandon(call));
         let Some((ended, id)) = ended else { return };
@@ -149,7 +172,7 @@ impl Session {
         let line = fault.line(&id);
         let finished = match fault.status {
             // What no backend has seen is refused as a whole, where that can still be said.
-            Some(status) => self.streams.refuse_call(ended.stream, line, status),
+            Some(status) => self.streams.refuse_call(ended.stream, line, status.error()),
             None => self.streams.finish_call(ended.stream, Some(line)),
         };
         self.stored(finished);

@@ -5,14 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{
-    calls::{Call, Effect},
-    clock::CallClock,
-    link::State,
-    restore::Subscription,
-    task::{Delivery, Phase, Session, Transport, or_never},
-};
-use crate::hub::{Answer, Form, limits::Seats};
+use super::{lifetime::Phase, link::State, record::Subscription, task::Session};
 use crate::{
     auth::{Denied, Listed, policy},
     backend::{
@@ -24,6 +17,12 @@ use crate::{
     },
     declare::Isolation,
     error::Error,
+    hub::{
+        call::{Audited, Call, CallClock, Effect},
+        core::{Delivery, Transport, check_initialize, or_never},
+        limits::Seats,
+        stream::{Answer, Form, PageCursors},
+    },
     protocol::{Body, Kind, LISTENER, Message, Method, Refusal, StreamId},
     telemetry::metrics,
 };
@@ -74,7 +73,7 @@ impl Session {
         } else if self.is_draining {
             Some(Error::Draining)
         } else {
-            crate::hub::core::check_initialize(&message).err()
+            check_initialize(&message).err()
         };
         if let Some(why) = refused {
             let _ = reply.send(Answer::Refused(why));
@@ -180,7 +179,7 @@ impl Session {
             let finished = self.streams.finish_call(stream, Some(line));
             return self.stored(finished);
         }
-        let Ok(unsealed) = self.unsealed(message) else {
+        let Ok(unsealed) = self.page_cursors().unsealed(message) else {
             let id = message.id().unwrap_or_default();
             return self.refuse(id, stream, "Invalid cursor");
         };
@@ -213,7 +212,7 @@ impl Session {
                 wants_task,
                 clock,
                 class,
-                audited: self.audited(message),
+                audited: Audited::begin(&self.server, message),
                 effect: effect(message),
                 _seats: seats,
                 list: Listed::of(method).map(|listed| (listed, Arc::clone(&self.policy))),
@@ -227,6 +226,16 @@ impl Session {
         self.wake_by(clock.deadline());
         if let Some(subscription) = subscription {
             self.subscribe(subscription);
+        }
+    }
+
+    /// The cursors of this principal at this server.
+    pub(super) fn page_cursors(&self) -> PageCursors<'_> {
+        PageCursors {
+            key: &self.core.key,
+            tenant: &self.tenant.name,
+            server: &self.server.name,
+            principal: self.principal.key(),
         }
     }
 

@@ -7,18 +7,21 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    calls::{Effect, Overdue},
-    fault::Fault,
+    lifetime::Phase,
     link::{Heard, State},
-    task::{Phase, Session, or_never},
+    task::Session,
 };
-use crate::hub::stream::About;
 use crate::{
     auth::policy,
     backend::{
         child::Happened,
         dialect::{CallId, Dialect, Said},
         shared::{mailbox, routing},
+    },
+    hub::{
+        call::{Effect, Fault, Overdue},
+        core::or_never,
+        stream::About,
     },
     protocol::{Body, Kind, LISTENER, Message, StreamId, json},
     telemetry::{Dropped, Outcome},
@@ -208,9 +211,9 @@ impl Session {
         // After the effect: the next child gets it as well.
         self.leave_closing();
         let line = match &call.list {
-            Some((listed, policy)) if is_result => {
-                self.sealed(*listed, policy::filtered(policy, *listed, line))
-            }
+            Some((listed, policy)) if is_result => self
+                .page_cursors()
+                .sealed(*listed, policy::filtered(policy, *listed, line)),
             _ => line,
         };
         if has_effect {
@@ -239,7 +242,7 @@ impl Session {
                     .result()
                     .and_then(|result| json::get(result, "tools"));
                 if let Some(tools) = tools {
-                    self.core.tools.seen(&self.server, tools);
+                    self.core.tools.compare(&self.server, tools);
                 }
             }
         }

@@ -1,20 +1,89 @@
-//! What of a session other replicas know: its record in the directory, what the next owner goes
-//! on with, and how the record is kept alive.
+//! Record of a session in the directory: the state that its next backend or its next owner
+//! continues with.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::{
-    restore::Kept,
-    task::{Over, Phase, Session, Transport},
-};
 use crate::{
+    backend::{
+        Circuit,
+        dialect::CallId,
+        shared::{Loss, Member},
+    },
+    hub::core::Transport,
     protocol::{Message, Revision, StreamId, json},
-    state::{Later, Record, StoreError},
+    state::{Fence, Later, StoreError, contract},
 };
+
+/// What a session needs to get another backend that its client cannot tell from the first.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// The client's own `initialize`.
+    pub(crate) initialize: Option<Message>,
+    /// Whether the client has said `initialized`.
+    pub(crate) is_initialized: bool,
+    /// The raw capabilities that the client was told.
+    pub(crate) capabilities: Box<[u8]>,
+    /// The level of log messages that the client asked for.
+    pub(crate) level: Option<Box<str>>,
+    /// The URIs that it is subscribed to, in their canonical spelling.
+    pub(crate) subscriptions: BTreeSet<Box<[u8]>>,
+    /// Crashes of its own children.
+    pub(crate) crashes: Circuit,
+    pub(crate) restarts: u32,
+    /// Whether lists may have changed behind the client's back.
+    pub(crate) is_stale: bool,
+    /// Why the shared child that it uses takes no further calls, if that is so.
+    pub(crate) leaving: Option<Loss>,
+    /// Its number towards shared children; none is 0.
+    pub(crate) number: u32,
+    /// The revision of the first shared child that it had.
+    pub(crate) shared: Option<Revision>,
+    /// Subscriptions of its client that wait for a shared child.
+    pub(crate) waiting: Vec<Subscription>,
+}
+
+/// A subscription on its way to a shared child, or the end of one.
+pub(crate) struct Subscription {
+    /// The gateway's id of the request.
+    pub(crate) call: CallId,
+    /// The URI in its canonical spelling.
+    pub(crate) uri: Box<[u8]>,
+    /// Whether it begins or ends.
+    pub(crate) begins: bool,
+    /// The request as the child gets it.
+    pub(crate) line: Bytes,
+}
+
+impl Subscription {
+    /// Passes it on to the shared child.
+    pub(super) fn send(self, member: &mut Member) {
+        let Self {
+            call,
+            uri,
+            begins,
+            line,
+        } = self;
+        member.subscription(call, uri, begins, line);
+    }
+}
+
+/// What a session that another replica had goes on with.
+pub(crate) struct Adopted {
+    /// The number of its new owner.
+    pub(crate) fence: Fence,
+    /// What it negotiated.
+    pub(crate) revision: Revision,
+    /// What its next backend needs.
+    pub(crate) kept: Kept,
+    /// Its streams.
+    pub(crate) streams: contract::Streams,
+    /// When it began.
+    pub(crate) born: Instant,
+}
 
 /// What the next owner of a session needs, so that its client notices no more than it must.
 ///
@@ -36,6 +105,24 @@ pub(crate) struct Remembered {
 }
 
 impl Remembered {
+    /// The record of a session; `revision` once it has negotiated one.
+    pub(super) fn of(transport: Transport, revision: Option<Revision>, kept: &Kept) -> Bytes {
+        let text = |raw: &[u8]| String::from_utf8_lossy(raw).into_owned();
+        let initialize = kept.initialize.as_ref().map(Message::bytes);
+        let remembered = Self {
+            is_sse: transport == Transport::Sse2024,
+            revision: revision.map(|revision| revision.as_str().to_owned()),
+            initialize: text(initialize.map(|bytes| &**bytes).unwrap_or_default()),
+            is_initialized: kept.is_initialized,
+            capabilities: text(&kept.capabilities),
+            level: kept.level.as_deref().map(str::to_owned),
+            subscriptions: kept.subscriptions.iter().map(|uri| text(uri)).collect(),
+            shared: kept.shared.map(|revision| revision.as_str().to_owned()),
+        };
+        // Strings and lists of them: serialization cannot fail.
+        serde_json::to_vec(&remembered).unwrap_or_default().into()
+    }
+
     /// What an owner kept; nothing for what cannot be read.
     pub(crate) fn parse(kept: &[u8]) -> Option<Self> {
         serde_json::from_slice(kept).ok()
@@ -88,165 +175,74 @@ pub(super) struct Keeping {
     answers: Vec<(StreamId, Bytes)>,
 }
 
-/// For how long a session that never idles outlives its owner's last sign.
-const DAY: Duration = Duration::from_secs(86_400);
-
-impl Session {
-    fn remembered(&self) -> Bytes {
-        let text = |raw: &[u8]| String::from_utf8_lossy(raw).into_owned();
-        let kept = &self.kept;
-        let revision = match self.phase {
-            Phase::Ready(revision) => Some(revision.as_str().to_owned()),
-            Phase::New | Phase::Starting { .. } => None,
-        };
-        let initialize = kept.initialize.as_ref().map(Message::bytes);
-        let remembered = Remembered {
-            is_sse: self.transport == Transport::Sse2024,
-            revision,
-            initialize: text(initialize.map(|bytes| &**bytes).unwrap_or_default()),
-            is_initialized: kept.is_initialized,
-            capabilities: text(&kept.capabilities),
-            level: kept.level.as_deref().map(str::to_owned),
-            subscriptions: kept.subscriptions.iter().map(|uri| text(uri)).collect(),
-            shared: kept.shared.map(|revision| revision.as_str().to_owned()),
-        };
-        // Texts and lists of them: writing them cannot fail.
-        serde_json::to_vec(&remembered).unwrap_or_default().into()
-    }
-
-    fn ttl(&self) -> Duration {
-        let idle = self.core.config.session.idle;
-        if idle.is_zero() { DAY } else { idle }
-    }
-
-    fn record(&self) -> Record {
-        Record {
-            principal: self.principal.key().into(),
-            server: self.server.name.clone(),
-            owner: Some(self.core.owner.me.clone()),
-            fence: self.fence,
-            kept: self.remembered(),
-            ttl: self.ttl(),
-            age: self.born.elapsed(),
-        }
-    }
-
-    /// Lets other replicas know of the session, before its client does. Ends it if that cannot be.
-    pub(super) async fn register(&mut self) {
-        if self.core.owner.is_alone() {
-            return;
-        }
-        let epoch = self.streams.epoch();
-        let record = self.record();
-        let inserted = self.core.directory.insert(&self.id, record, epoch).await;
-        match inserted {
-            Ok(true) => {
-                self.keeping.since = Some(Instant::now());
-                let announced = self.streams.announce();
-                self.stored(announced);
-            }
-            Ok(false) | Err(_) => self.over = Some(Over::Failed),
-        }
-    }
-
-    /// Registers the session again in a store that lost it.
-    pub(crate) async fn register_again(&mut self, epoch: u32) -> Result<bool, StoreError> {
-        let record = self.record();
-        let directory = &self.core.directory;
-        if !directory.insert(&self.id, record, epoch).await? {
-            return Ok(false);
-        }
-        self.keeping.since = Some(Instant::now());
-        self.streams.renew(epoch);
-        Ok(true)
-    }
-
-    /// What the next owner needs has changed.
-    pub(super) fn remember(&mut self) {
-        if !self.core.owner.is_alone() {
-            self.keeping.is_changed = true;
-            self.keep_record(Instant::now());
-        }
-    }
-
-    /// Ends a call whose effect another owner would have to know: the answer comes behind it.
-    pub(super) fn finish_kept(&mut self, stream: StreamId, line: Bytes) -> Result<(), StoreError> {
-        if self.keeping.under_way.is_none() {
-            return self.streams.finish_call(stream, Some(line));
-        }
-        self.keeping.answers.push((stream, line));
-        Ok(())
-    }
-
-    /// Writes what changed, or that the session lives, unless a write is under way. Returns when
-    /// to come again.
-    pub(super) fn keep_record(&mut self, now: Instant) -> Option<Instant> {
-        let since = self.keeping.since?;
-        let due = since + self.ttl() / 10;
-        if self.keeping.under_way.is_some() || now < due && !self.keeping.is_changed {
-            return Some(due.max(now + Duration::from_secs(1)));
-        }
-        let kept = std::mem::take(&mut self.keeping.is_changed).then(|| self.remembered());
-        self.keeping.since = Some(now);
-        let directory = Arc::clone(&self.core.directory);
-        let (id, fence) = (self.id.clone(), self.fence);
-        self.keeping.under_way = Some(Box::pin(
-            async move { directory.keep(&id, fence, kept).await },
-        ));
-        Some(now + self.ttl() / 10)
-    }
-
-    /// What became of the write to the record.
-    pub(super) fn record_kept(&mut self, kept: Result<(), StoreError>) {
-        self.keeping.under_way = None;
-        match kept {
-            Ok(()) if self.keeping.is_changed => _ = self.keep_record(Instant::now()),
-            Ok(()) => {
-                for (stream, line) in std::mem::take(&mut self.keeping.answers) {
-                    let finished = self.streams.finish_call(stream, Some(line));
-                    self.stored(finished);
-                }
-            }
-            // The lease says what is to be done; until then it is tried again.
-            Err(StoreError::Away) => {
-                self.keeping.is_changed = true;
-                self.wake_by(Instant::now() + Duration::from_secs(1));
-            }
-            // Another's, or lost with all that the store had: whose it is has to be read.
-            Err(_) => {
-                self.keeping.is_changed = true;
-                self.doubt();
-            }
-        }
-    }
-
-    /// Writes what could not be written while the session stood still.
-    pub(crate) fn keep_again(&mut self) {
-        if self.keeping.is_changed {
-            self.keep_record(Instant::now());
-        }
-    }
-}
-
 impl Keeping {
-    /// Waits for the write under way; for ever, where there is none. Cancel-safe.
-    pub(crate) async fn done(&mut self) -> Result<(), StoreError> {
-        match &mut self.under_way {
-            Some(writing) => writing.await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Whether there is one.
-    pub(super) fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
-    }
-
-    /// A session that another replica inserted.
+    /// The record of a session that another replica inserted.
     pub(super) fn begun() -> Self {
         Self {
             since: Some(Instant::now()),
             ..Self::default()
         }
     }
+
+    /// The directory has the session from now on.
+    pub(super) fn inserted(&mut self) {
+        self.since = Some(Instant::now());
+    }
+
+    /// Notes that the record has changed.
+    pub(super) fn changed(&mut self) {
+        self.is_changed = true;
+    }
+
+    /// Whether a change has not been written.
+    pub(super) fn is_changed(&self) -> bool {
+        self.is_changed
+    }
+
+    /// When to write: at a change, and before the time to live runs out, unless a write is under
+    /// way; none for a session that the directory does not have.
+    pub(super) fn due(&self, now: Instant, ttl: Duration) -> Option<Instant> {
+        let due = self.since? + ttl / RENEWALS;
+        if self.under_way.is_some() || now < due && !self.is_changed {
+            return Some(due.max(now + Duration::from_secs(1)));
+        }
+        Some(now)
+    }
+
+    /// Begins a write.
+    pub(super) fn begin(&mut self, now: Instant, writing: Later<'static, Result<(), StoreError>>) {
+        (self.since, self.is_changed) = (Some(now), false);
+        self.under_way = Some(writing);
+    }
+
+    /// Waits for the write under way; forever without one. Cancel-safe.
+    pub(super) async fn done(&mut self) -> Result<(), StoreError> {
+        match &mut self.under_way {
+            Some(writing) => writing.await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The write under way has ended.
+    pub(super) fn ended(&mut self) {
+        self.under_way = None;
+    }
+
+    /// Whether a write is under way.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Holds an answer until the write under way has ended.
+    pub(super) fn hold(&mut self, stream: StreamId, line: Bytes) {
+        self.answers.push((stream, line));
+    }
+
+    /// Takes the answers that were held.
+    pub(super) fn release(&mut self) -> Vec<(StreamId, Bytes)> {
+        std::mem::take(&mut self.answers)
+    }
 }
+
+/// Writes in the time to live of a record.
+pub(super) const RENEWALS: u32 = 10;

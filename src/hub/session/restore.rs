@@ -1,81 +1,31 @@
 //! The backend of a session: got at its `initialize`, lost, and got again, so that the client
 //! notices no more than it must (DESIGN section 4, "Ends of a child" and "Restore").
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::{
-    calls::Effect,
-    fault::Fault,
+    lifetime::{Over, Phase},
     link::{Own, State},
-    task::{Over, Phase, Session},
+    record::{Kept, Subscription},
+    task::Session,
 };
-use crate::hub::Answer;
 use crate::{
     backend::{
-        Circuit,
         child::Restart,
         dialect::{CallId, Dialect, legacy::push_cancelled},
-        shared::{Loss, Member, STABLE, routing},
+        shared::{Loss, STABLE, routing},
     },
     declare::OnLoss,
-    protocol::{LISTENER, Message, Revision, initialize},
+    hub::{
+        call::{Effect, Fault},
+        stream::Answer,
+    },
+    protocol::{LISTENER, Revision, initialize},
     telemetry::{ChildState, Exit},
 };
-
-/// What a session needs to get another backend that its client cannot tell from the first.
-#[derive(Default)]
-pub(crate) struct Kept {
-    /// The client's own `initialize`.
-    pub(crate) initialize: Option<Message>,
-    /// Whether the client has said `initialized`.
-    pub(super) is_initialized: bool,
-    /// The raw capabilities that the client was told.
-    pub(super) capabilities: Box<[u8]>,
-    /// The level of log messages that the client asked for.
-    pub(super) level: Option<Box<str>>,
-    /// The URIs that it is subscribed to, in their canonical spelling.
-    pub(super) subscriptions: BTreeSet<Box<[u8]>>,
-    /// Crashes of its own children.
-    pub(super) crashes: Circuit,
-    pub(super) restarts: u32,
-    /// Whether lists may have changed behind the client's back.
-    pub(super) is_stale: bool,
-    /// Why the shared child that it uses takes no further calls, if that is so.
-    pub(super) leaving: Option<Loss>,
-    /// Its number towards shared children; none is 0.
-    pub(crate) number: u32,
-    /// The revision of the first shared child that it had.
-    pub(crate) shared: Option<Revision>,
-    /// Subscriptions of its client that wait for a shared child.
-    pub(crate) waiting: Vec<Subscription>,
-}
-
-/// A subscription on its way to a shared child, or the end of one.
-pub(crate) struct Subscription {
-    /// The gateway's id of the request.
-    pub(crate) call: CallId,
-    /// The URI in its canonical spelling.
-    pub(super) uri: Box<[u8]>,
-    /// Whether it begins or ends.
-    pub(super) begins: bool,
-    /// The request as the child gets it.
-    pub(crate) line: Bytes,
-}
-
-impl Subscription {
-    fn send(self, member: &mut Member) {
-        let Self {
-            call,
-            uri,
-            begins,
-            line,
-        } = self;
-        member.subscription(call, uri, begins, line);
-    }
-}
 
 impl Session {
     /// Passes a subscription on to the shared child, or keeps it until there is one.

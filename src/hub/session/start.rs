@@ -6,12 +6,11 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::{
-    fault::{Fault, quota},
+    lifetime::{Over, Phase},
     link::{Got, Own, State},
     restore::push_state,
-    task::{Over, Phase, Session, or_never},
+    task::Session,
 };
-use crate::hub::{Answer, ownership::AWAY};
 use crate::{
     backend::{
         Refused, Started, Verdict,
@@ -22,6 +21,12 @@ use crate::{
         shared::{CALL_BITS, Member, routing},
     },
     declare::Isolation,
+    hub::{
+        call::{Fault, quota},
+        core::or_never,
+        ownership::AWAY,
+        stream::Answer,
+    },
     protocol::{Kind, Message, Revision, initialize},
     telemetry::{Method, Outcome},
 };
@@ -239,7 +244,7 @@ impl Session {
         }
         if let Some(handle) = self.handle.take() {
             let access = Arc::clone(&handle.access);
-            self.core.keep(&self.id, handle);
+            self.core.sessions.insert(&self.id, handle);
             self.catch_up(&access);
         }
         // A client that is gone never learned the id.

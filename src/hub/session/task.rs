@@ -14,104 +14,27 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{calls::Calls, fault::Fault, link::Link, record::Keeping, restore::Kept};
-use crate::hub::{
-    Answer, Core, Form, Handle,
-    limits::Seats,
-    ownership::lease_lost::lapse,
-    stream::{Bounds, Pulse, Reading, Streams},
+use super::{
+    lifetime::{Over, Phase},
+    link::Link,
+    record::{Adopted, Keeping, Kept},
+    serving::lapse,
 };
 use crate::{
     auth::{Access, Principal},
     backend::dialect::Dialect,
     declare::{Policy, Server, Tenant},
     error::Error,
-    protocol::{Body, Cursor, LISTENER, Revision},
-    state::{Fence, SessionId, contract},
+    hub::{
+        call::{Calls, Fault},
+        core::{Changed, Command, Core, Handle, Transport, or_never},
+        limits::Seats,
+        stream::{Bounds, Pulse, Streams},
+    },
+    protocol::LISTENER,
+    state::{Fence, SessionId},
     telemetry::metrics,
 };
-
-/// What others want of a session.
-pub(crate) enum Command {
-    /// Take a body of the client.
-    Deliver(Box<Delivery>),
-    /// Attach a connection.
-    Attach {
-        /// Where to read on; none is the listener.
-        cursor: Option<Cursor>,
-        /// The connection's place.
-        reply: oneshot::Sender<Result<Option<Reading>, Error>>,
-    },
-    /// End; said when nobody can find it any more.
-    End(oneshot::Sender<()>),
-    /// End when the calls have ended.
-    Drain(oneshot::Sender<()>),
-    /// Go on with this access, or with none.
-    Change(Option<Box<Access>>),
-}
-
-/// A body of the client, and where its answer goes.
-pub(crate) struct Delivery {
-    /// What it says.
-    pub(crate) body: Body,
-    /// How the answer may look.
-    pub(crate) form: Form,
-    /// What its sender may use of the server.
-    pub(crate) policy: Arc<Policy>,
-    /// What its calls hold for as long as they are in flight.
-    pub(crate) calls: Vec<Seats>,
-    /// The answer.
-    pub(crate) reply: oneshot::Sender<Answer>,
-}
-
-/// How the client speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
-    /// Streamable HTTP: each POST has its own stream.
-    Streamable,
-    /// HTTP+SSE of 2024-11-05: everything is on the listener.
-    Sse2024,
-}
-
-/// How far the session is.
-pub(super) enum Phase {
-    /// Nothing has been started.
-    New,
-    /// The client waits for the answer to its `initialize`.
-    Starting {
-        /// The client's raw id of it.
-        id: Box<[u8]>,
-        /// Where the answer goes; none on HTTP+SSE, where it goes to the listener.
-        reply: Option<(oneshot::Sender<Answer>, Form)>,
-    },
-    /// Initialized with this revision.
-    Ready(Revision),
-}
-
-/// Why a session ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Over {
-    /// The client said so.
-    Deleted,
-    /// Its principal may not use its server any more, or one of them is gone.
-    Revoked,
-    /// Nobody used it.
-    Idle,
-    /// It reached its absolute age.
-    Expired,
-    /// The connection of HTTP+SSE is gone.
-    Disconnected,
-    /// Its child is gone and cannot be restored.
-    Lost,
-    /// It never came to be.
-    Failed,
-    /// The gateway stops.
-    Drained,
-    /// Another replica owns it now.
-    Fenced,
-    /// The store was away for so long that another replica must be its owner.
-    Orphaned,
-}
 
 /// The state of a session.
 pub(crate) struct Session {
@@ -156,20 +79,6 @@ pub(crate) struct Session {
     pub(crate) ended: Vec<oneshot::Sender<()>>,
     /// For as long as anybody can find it.
     seats: Seats,
-}
-
-/// What a session that another replica had goes on with.
-pub(crate) struct Adopted {
-    /// The number of its new owner.
-    pub(crate) fence: Fence,
-    /// What it negotiated.
-    pub(crate) revision: Revision,
-    /// What its next backend needs.
-    pub(crate) kept: Kept,
-    /// Its streams.
-    pub(crate) streams: contract::Streams,
-    /// When it began.
-    pub(crate) born: Instant,
 }
 
 /// How long an HTTP+SSE session outlives its connection (DESIGN section 2).
@@ -329,7 +238,7 @@ impl Session {
         drop(pulse);
         // From here on nobody finds it; what is still in the queue is refused by its end.
         self.handle = None;
-        let was_kept = self.core.drop_session(&self.id, self.fence);
+        let was_kept = self.core.sessions.remove(&self.id, self.fence);
         self.seats.clear();
         Box::pin(self.finish(&mut commands, was_kept)).await;
     }
@@ -367,7 +276,7 @@ impl Session {
             }
             Command::End(done) => {
                 self.over = Some(Over::Deleted);
-                self.core.drop_session(&self.id, self.fence);
+                self.core.sessions.remove(&self.id, self.fence);
                 self.ended.push(done);
             }
             Command::Drain(done) => {
@@ -376,6 +285,27 @@ impl Session {
             }
             Command::Change(_) => {}
         }
+    }
+
+    /// Follows changes of the catalogue since `access` was made.
+    pub(super) fn catch_up(&mut self, access: &Access) {
+        match self.core.changed(access) {
+            Changed::Not => {}
+            Changed::Renewed(access) => self.change(Some(&access)),
+            Changed::Lost => self.change(None),
+        }
+    }
+
+    /// Continues with another access, or ends without one.
+    pub(super) fn change(&mut self, access: Option<&Access>) {
+        let Some(access) = access else {
+            self.over.get_or_insert(Over::Revoked);
+            self.core.sessions.remove(&self.id, self.fence);
+            return;
+        };
+        self.tenant = Arc::clone(access.tenant());
+        self.server = Arc::clone(access.server());
+        self.policy = Arc::clone(&access.server().policy);
     }
 
     /// Whether the child is read: not while somebody has to catch up with what it said.
@@ -446,14 +376,5 @@ impl Session {
         } else {
             by_idleness
         }
-    }
-}
-
-/// A limit of zero is none (DESIGN section 10); ten years are never, and still a time.
-pub(crate) fn or_never(limit: Duration) -> Duration {
-    if limit.is_zero() {
-        Duration::from_secs(10 * 365 * 86_400)
-    } else {
-        limit
     }
 }

@@ -14,8 +14,10 @@ use tokio::{
     time::Instant,
 };
 
-use super::reading::{Attachment, Pulse, Reading, Tail};
-use crate::hub::{Answer, Form};
+use super::{
+    answer::{Answer, Form},
+    reading::{Attachment, Pulse, Reading, Tail},
+};
 
 /// What bounds the streams of a session.
 #[derive(Clone, Copy, Debug)]

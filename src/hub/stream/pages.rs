@@ -1,22 +1,33 @@
-//! Cursors of pages: a server's own are given out sealed, so that one is worth nothing in another
-//! principal's hands, nor for another list (CONTRACT P09).
+//! Page cursors of lists: sealed for the client, so that a cursor works only for the same
+//! principal and the same list.
 //!
-//! A server may put into a cursor where its caller is, and trust it when it comes back; a shared
-//! one has many callers.
+//! A server may encode the place of its caller in a cursor and trust it later, and a shared server
+//! has many callers.
 
 use bytes::{Bytes, BytesMut};
 
-use crate::hub::session::Session;
 use crate::{
     auth::Listed,
-    protocol::{Message, Span, json},
+    protocol::{EventKey, Message, Span, json},
 };
 
-/// A cursor that this principal was not given for this list.
+/// A cursor that was not given to this principal for this list.
 pub(crate) struct Foreign;
 
-impl Session {
-    /// The request with the cursor that the server gave out; nothing where it stays as it is.
+/// The owner of sealed cursors: a principal at a server.
+pub(crate) struct PageCursors<'a> {
+    /// Seals and unseals.
+    pub(crate) key: &'a EventKey,
+    /// The tenant.
+    pub(crate) tenant: &'a str,
+    /// The server.
+    pub(crate) server: &'a str,
+    /// The key of the principal.
+    pub(crate) principal: &'a str,
+}
+
+impl PageCursors<'_> {
+    /// The request with the cursor of the server itself; none if it has no cursor.
     pub(crate) fn unsealed(&self, message: &Message) -> Result<Option<Message>, Foreign> {
         let listed = Listed::of(message.method());
         let Some((listed, span)) = listed.zip(message.cursor()) else {
@@ -27,7 +38,7 @@ impl Session {
             return Ok(None);
         }
         let sealed = json::decoded(raw).ok_or(Foreign)?;
-        let cursor = self.core.key.unseal(self.whose(listed), &sealed);
+        let cursor = self.key.unseal(self.scope(listed), &sealed);
         let mut plain = BytesMut::new();
         json::push_string(&mut plain, cursor.ok_or(Foreign)?);
         let mut line = BytesMut::with_capacity(message.bytes().len());
@@ -35,7 +46,7 @@ impl Session {
         Message::parse(line.freeze()).map(Some).map_err(|_| Foreign)
     }
 
-    /// The answer to a list with its cursor sealed; all else stays as it was.
+    /// The answer to a list with its cursor sealed; the rest is unchanged.
     pub(crate) fn sealed(&self, listed: Listed, answer: Bytes) -> Bytes {
         let members = json::members(&answer, Span::whole(&answer));
         let results = members
@@ -45,10 +56,10 @@ impl Session {
         let cursors = inner.filter(|(key, _)| is(&answer, *key, "nextCursor"));
         let mut cuts = Vec::new();
         for (_, span) in cursors {
-            // What is no text is no cursor: its client will not send it back.
+            // A cursor is a string: clients do not send back anything else.
             if let Some(cursor) = json::decoded(span.of(&answer)) {
                 let mut sealed = BytesMut::new();
-                let text = self.core.key.seal(self.whose(listed), &cursor);
+                let text = self.key.seal(self.scope(listed), &cursor);
                 json::push_string(&mut sealed, &text);
                 cuts.push((span, sealed));
             }
@@ -62,9 +73,8 @@ impl Session {
         line.freeze()
     }
 
-    fn whose(&self, listed: Listed) -> [&str; 4] {
-        let (tenant, server) = (&self.tenant.name, &self.server.name);
-        [tenant, server, self.principal.key(), listed.list()]
+    fn scope(&self, listed: Listed) -> [&str; 4] {
+        [self.tenant, self.server, self.principal, listed.list()]
     }
 }
 

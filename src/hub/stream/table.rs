@@ -15,13 +15,14 @@ use tokio::{
 };
 
 use super::{
+    answer::{Answer, Form},
     entry::{Bounds, Held, Stream},
     reading::{Attachment, Pulse, Reading, StreamEnd, Tail},
     writing::{What, Writing},
 };
-use crate::hub::{Answer, Form, ownership::Owner, session::Status};
 use crate::{
     error::Error,
+    hub::ownership::Owner,
     protocol::{EventKey, LISTENER, Revision, StreamId, json},
     state::{EventLog, Fence, SessionId, StoreError, contract},
 };
@@ -354,18 +355,18 @@ impl Streams {
         if is_last { self.finish(id) } else { Ok(()) }
     }
 
-    /// Ends a call that no backend has seen: by a status where nothing was sent.
+    /// Ends a call that no backend has seen: by `refusal` where nothing was sent.
     pub(crate) fn refuse_call(
         &mut self,
         id: StreamId,
         line: Bytes,
-        status: Status,
+        refusal: Error,
     ) -> Result<(), StoreError> {
         if let Some(stream) = self.open.get_mut(&id).filter(|stream| !stream.is_batch)
             && let Some(held) = stream.held.take()
         {
             self.open.remove(&id);
-            let _ = held.reply.send(Answer::Refused(status.error()));
+            let _ = held.reply.send(Answer::Refused(refusal));
             return Ok(());
         }
         self.finish_call(id, Some(line))

@@ -4,21 +4,34 @@
 //! Its child is not read and nothing is sent. Once the store answers, the session's fence is read:
 //! unchanged, it goes on where it was; another's, it ends at once.
 
-use std::{future::poll_fn, sync::atomic::Ordering, task::Poll, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
+use bytes::Bytes;
 use tokio::{
     select,
     sync::mpsc,
     time::{Instant, sleep_until},
 };
 
-use super::owner::{AWAY, Owner};
-use crate::hub::{
-    Answer,
-    session::{Command, Over, Session, task::or_never},
-    stream::Pulse,
+use super::{
+    lifetime::{Over, Phase},
+    record::{RENEWALS, Remembered},
+    serving::is_served,
+    task::Session,
 };
-use crate::{error::Error, state::StoreError};
+use crate::{
+    error::Error,
+    hub::{
+        core::{Command, or_never},
+        ownership::AWAY,
+        stream::Answer,
+    },
+    protocol::StreamId,
+    state::{Record, StoreError},
+};
 
 /// Between two attempts to read a fence.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -130,23 +143,128 @@ impl Session {
     }
 }
 
-/// Waits until a session may not be served any more.
-///
-/// Nothing wakes it: it is looked at whenever the session's task is woken, before what woke it. A
-/// replica that was frozen finds ready what came meanwhile, for a session that may be another's now.
-pub(crate) async fn lapse(owner: &Owner, pulse: &Pulse) {
-    poll_fn(|_| {
-        if is_served(owner, pulse) {
-            Poll::Pending
-        } else {
-            Poll::Ready(())
-        }
-    })
-    .await;
-}
+/// For how long a session that never idles outlives its owner's last sign.
+const DAY: Duration = Duration::from_secs(86_400);
 
-fn is_served(owner: &Owner, pulse: &Pulse) -> bool {
-    owner.serves(pulse.confirmed.load(Ordering::Acquire))
+impl Session {
+    fn remembered(&self) -> Bytes {
+        let revision = match self.phase {
+            Phase::Ready(revision) => Some(revision),
+            Phase::New | Phase::Starting { .. } => None,
+        };
+        Remembered::of(self.transport, revision, &self.kept)
+    }
+
+    fn ttl(&self) -> Duration {
+        let idle = self.core.config.session.idle;
+        if idle.is_zero() { DAY } else { idle }
+    }
+
+    fn record(&self) -> Record {
+        Record {
+            principal: self.principal.key().into(),
+            server: self.server.name.clone(),
+            owner: Some(self.core.owner.me.clone()),
+            fence: self.fence,
+            kept: self.remembered(),
+            ttl: self.ttl(),
+            age: self.born.elapsed(),
+        }
+    }
+
+    /// Lets other replicas know of the session, before its client does. Ends it if that cannot be.
+    pub(super) async fn register(&mut self) {
+        if self.core.owner.is_alone() {
+            return;
+        }
+        let epoch = self.streams.epoch();
+        let record = self.record();
+        let inserted = self.core.directory.insert(&self.id, record, epoch).await;
+        match inserted {
+            Ok(true) => {
+                self.keeping.inserted();
+                let announced = self.streams.announce();
+                self.stored(announced);
+            }
+            Ok(false) | Err(_) => self.over = Some(Over::Failed),
+        }
+    }
+
+    /// Registers the session again in a store that lost it.
+    pub(crate) async fn register_again(&mut self, epoch: u32) -> Result<bool, StoreError> {
+        let record = self.record();
+        let directory = &self.core.directory;
+        if !directory.insert(&self.id, record, epoch).await? {
+            return Ok(false);
+        }
+        self.keeping.inserted();
+        self.streams.renew(epoch);
+        Ok(true)
+    }
+
+    /// What the next owner needs has changed.
+    pub(super) fn remember(&mut self) {
+        if !self.core.owner.is_alone() {
+            self.keeping.changed();
+            self.keep_record(Instant::now());
+        }
+    }
+
+    /// Ends a call whose effect another owner would have to know: the answer comes behind it.
+    pub(super) fn finish_kept(&mut self, stream: StreamId, line: Bytes) -> Result<(), StoreError> {
+        if !self.keeping.is_under_way() {
+            return self.streams.finish_call(stream, Some(line));
+        }
+        self.keeping.hold(stream, line);
+        Ok(())
+    }
+
+    /// Writes what changed, or that the session lives, unless a write is under way. Returns when
+    /// to come again.
+    pub(super) fn keep_record(&mut self, now: Instant) -> Option<Instant> {
+        let ttl = self.ttl();
+        let due = self.keeping.due(now, ttl)?;
+        if due > now {
+            return Some(due);
+        }
+        let kept = self.keeping.is_changed().then(|| self.remembered());
+        let directory = Arc::clone(&self.core.directory);
+        let (id, fence) = (self.id.clone(), self.fence);
+        let writing = Box::pin(async move { directory.keep(&id, fence, kept).await });
+        self.keeping.begin(now, writing);
+        Some(now + ttl / RENEWALS)
+    }
+
+    /// What became of the write to the record.
+    pub(super) fn record_kept(&mut self, kept: Result<(), StoreError>) {
+        self.keeping.ended();
+        match kept {
+            Ok(()) if self.keeping.is_changed() => _ = self.keep_record(Instant::now()),
+            Ok(()) => {
+                for (stream, line) in self.keeping.release() {
+                    let finished = self.streams.finish_call(stream, Some(line));
+                    self.stored(finished);
+                }
+            }
+            // The lease says what is to be done; until then it is tried again.
+            Err(StoreError::Away) => {
+                self.keeping.changed();
+                self.wake_by(Instant::now() + Duration::from_secs(1));
+            }
+            // Another's, or lost with all that the store had: whose it is has to be read.
+            Err(_) => {
+                self.keeping.changed();
+                self.doubt();
+            }
+        }
+    }
+
+    /// Writes what could not be written while the session stood still.
+    pub(crate) fn keep_again(&mut self) {
+        if self.keeping.is_changed() {
+            self.keep_record(Instant::now());
+        }
+    }
 }
 
 /// Refuses what wants to be served; returns what can wait.

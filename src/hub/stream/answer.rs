@@ -1,17 +1,18 @@
-//! What the hub answers to a delivered message, and how it is waited for.
+//! Answer to a delivered message, and the wait for it.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::{
-    limits::{Limits, Seats},
-    stream::Reading,
+use super::reading::Reading;
+use crate::{
+    auth::Access,
+    error::Error,
+    hub::limits::{Limits, Seats},
 };
-use crate::{auth::Access, error::Error};
 
-/// How the response to a POST may look.
+/// The form of the response to a POST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// JSON if the response is the first message and comes in time, else SSE.
@@ -22,33 +23,34 @@ pub(crate) enum Form {
     Json,
 }
 
-/// What the hub answers to a delivered message.
+/// The answer to a delivered message.
 pub(crate) enum Answer {
     /// The response, or the array of a batch.
     Json(Bytes),
-    /// An `initialize` that failed: its error, and no session.
+    /// The error of an `initialize` that began no session.
     Failed(Bytes),
-    /// A stream to be read.
+    /// A stream to read.
     Stream(Box<Reading>),
-    /// Taken; there is nothing to answer.
+    /// The message was accepted and has no answer.
     Accepted,
     /// The client cancelled its call before anything was sent.
     Silent,
-    /// Not taken.
+    /// The message was refused.
     Refused(Error),
 }
 
 /// A response whose headers may still be held.
 pub(crate) struct Pending {
-    pub(super) reply: oneshot::Receiver<Answer>,
+    /// Receives the answer.
+    pub(crate) reply: oneshot::Receiver<Answer>,
     /// For the stream that the response may become.
-    pub(super) seats: Seats,
-    /// Who sent it.
-    pub(super) whose: Option<(Arc<Limits>, Access)>,
+    pub(crate) seats: Seats,
+    /// The sender, and the limits to count a stream for.
+    pub(crate) whose: Option<(Arc<Limits>, Access)>,
 }
 
 impl Pending {
-    /// The answer.
+    /// Waits for the answer.
     pub(crate) async fn answer(mut self) -> Answer {
         let mut answer = self
             .reply

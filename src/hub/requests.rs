@@ -1,17 +1,9 @@
-//! The core: finds a session, delivers messages to it, reads its streams.
+//! Requests of clients: begins sessions, delivers messages to them, attaches readers and ends
+//! them.
 //!
-//! `session` is the task that owns one session; `link` is its side of the backend, which
-//! `restore` gets, loses and gets again; `streams` are its responses;
-//! `routes` decides which stream a message of the child goes to; `reading` is one
-//! connection's place in a stream. Nothing here knows HTTP.
+//! `takeover` says which replica a request belongs to; here it is this one. Not here: HTTP.
 
-use super::ownership::place;
-use super::ownership::unresponsive;
-use super::tools;
-use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError},
-};
+use std::sync::{Arc, RwLock};
 
 use aws_lc_rs::rand::SecureRandom;
 use tokio::{
@@ -20,6 +12,16 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use super::{
+    core::{
+        COMMANDS, Command, Core, Delivery, Handle, Sessions, Stores, ToolDigests, Transport,
+        check_initialize,
+    },
+    limits::{Limits, Seats},
+    ownership::{Claims, Unresponsive, places},
+    session::Session,
+    stream::{Answer, Form, Pending, Reading},
+};
 use crate::{
     auth::{Access, policy},
     backend::{
@@ -31,75 +33,15 @@ use crate::{
     config::Config,
     declare::Catalog,
     error::Error,
-    protocol::{Body, Cursor, EventKey, Message},
+    protocol::{Body, Cursor, Message},
     snapshot::{Live, Trail},
-    state::{Directory, EventLog, Fence, SessionId},
+    state::{Fence, SessionId},
     telemetry::Metrics,
 };
 
-use super::answer::{Answer, Form, Pending};
-use super::limits::{Limits, Seats};
-use super::ownership::Owner;
-use super::stream::Reading;
-
-use super::session::Transport;
-use super::session::{Command, Delivery, Session};
-use super::stores::{Patience, Stores};
-
-/// A handle on the core; clones are the same hub.
+/// The sessions of this replica and the ways to them; clones are the same hub.
 #[derive(Clone)]
 pub(crate) struct Hub(pub(crate) Arc<Core>);
-
-/// What all sessions share.
-pub(crate) struct Core {
-    pub(crate) log: Arc<dyn EventLog>,
-    pub(crate) directory: Arc<dyn Directory>,
-    pub(crate) owner: Arc<Owner>,
-    pub(crate) patience: Patience,
-    pub(crate) places: place::Places,
-    pub(crate) claims: place::Claims,
-    pub(crate) silence: unresponsive::Silence,
-    pub(crate) sessions: Sessions,
-    /// What is declared.
-    pub(crate) live: Arc<Live>,
-    /// What was declared when children were last told.
-    pub(crate) told: std::sync::RwLock<Arc<Catalog>>,
-    pub(crate) key: EventKey,
-    pub(crate) random: Arc<dyn SecureRandom + Send + Sync>,
-    pub(crate) config: Arc<Config>,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) shares: Arc<Shares>,
-    pub(crate) tools: tools::Tools,
-    pub(crate) limits: Arc<Limits>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) trail: Trail,
-    pub(crate) tracker: TaskTracker,
-    /// No new sessions; those without a call end.
-    pub(crate) drain: CancellationToken,
-    /// All sessions end now.
-    pub(crate) halt: CancellationToken,
-}
-
-/// The sessions that this replica owns.
-///
-/// Read on every request, never held across an await.
-type Sessions = std::sync::RwLock<HashMap<SessionId, Handle>>;
-
-/// How to reach a session's task, and who may.
-#[derive(Clone)]
-pub(crate) struct Handle {
-    pub(crate) commands: mpsc::Sender<Command>,
-    pub(crate) access: Arc<Access>,
-    pub(crate) transport: Transport,
-    pub(crate) born: Instant,
-    pub(crate) fence: Fence,
-}
-
-/// Bytes of an `initialize`.
-const INITIALIZE: usize = 64 * 1024;
-
-/// Messages waiting for a session; beyond, senders wait.
-pub(crate) const COMMANDS: usize = 64;
 
 impl Hub {
     /// A hub without sessions.
@@ -138,18 +80,18 @@ impl Hub {
             directory: stores.directory,
             owner: stores.owner,
             patience: stores.patience,
-            places: place::places(),
-            claims: place::Claims::default(),
-            silence: unresponsive::Silence::default(),
+            places: places(),
+            claims: Claims::default(),
+            unresponsive: Unresponsive::default(),
             sessions: Sessions::default(),
             live,
-            told: std::sync::RwLock::default(),
+            followed: RwLock::default(),
             key: stores.key,
             random,
             config,
             pool,
             shares,
-            tools: tools::Tools::default(),
+            tools: ToolDigests::default(),
             limits,
             metrics,
             trail,
@@ -213,7 +155,7 @@ impl Hub {
     pub(crate) async fn connect(&self, access: &Access) -> Result<(SessionId, Reading), Error> {
         let seats = self.0.limits.stream(access).await?;
         let (id, handle) = self.begin(access, Transport::Sse2024).await?;
-        self.0.keep(&id, handle.clone());
+        self.0.sessions.insert(&id, handle.clone());
         self.0.tell(&handle).await;
         let reading = attach(&handle, None).await?;
         let mut reading = reading.ok_or(Error::NoSession)?;
@@ -260,7 +202,7 @@ impl Hub {
         form: Form,
     ) -> Result<Pending, Error> {
         let core = &self.0;
-        let handle = core.here(access, (transport, id)).await?;
+        let handle = self.here(access, (transport, id)).await?;
         if let Some(needed) = policy::missing_scopes(access, &body) {
             return Err(Error::Scopes(needed));
         }
@@ -273,7 +215,7 @@ impl Hub {
         };
         let delivered = deliver(&handle, access, body, form, calls).await;
         let mut pending = match delivered {
-            Err(Error::NoSession) => return Err(core.gone(access, id).await),
+            Err(Error::NoSession) => return Err(self.gone(access, id).await),
             delivered => delivered?,
         };
         pending.seats = seats;
@@ -293,12 +235,12 @@ impl Hub {
         (transport, id): (Transport, &str),
         last_event_id: Option<&[u8]>,
     ) -> Result<Option<Reading>, Error> {
-        let handle = self.0.here(access, (transport, id)).await?;
+        let handle = self.here(access, (transport, id)).await?;
         let decode = |text| self.0.key.decode(id, text).ok_or(Error::NoCursor);
         let cursor: Option<Cursor> = last_event_id.map(decode).transpose()?;
         let seats = self.0.limits.stream(access).await?;
         let mut reading = match attach(&handle, cursor).await {
-            Err(Error::NoSession) => return Err(self.0.gone(access, id).await),
+            Err(Error::NoSession) => return Err(self.gone(access, id).await),
             attached => attached?,
         };
         if let Some(reading) = &mut reading {
@@ -318,7 +260,7 @@ impl Hub {
     ///
     /// `NoSession`.
     pub(crate) async fn end(&self, access: &Access, id: &str) -> Result<(), Error> {
-        let handle = self.0.here(access, (Transport::Streamable, id)).await?;
+        let handle = self.here(access, (Transport::Streamable, id)).await?;
         let (done, ended) = oneshot::channel();
         handle
             .commands
@@ -327,14 +269,6 @@ impl Hub {
             .map_err(|_| Error::NoSession)?;
         ended.await.map_err(|_| Error::NoSession)
     }
-}
-
-/// An `initialize` is kept for as long as its session lives, and told to each of its children.
-pub(crate) fn check_initialize(message: &Message) -> Result<(), Error> {
-    if message.bytes().len() > INITIALIZE {
-        return Err(Error::Invalid("initialize is larger than 64 KiB"));
-    }
-    Ok(())
 }
 
 async fn deliver(
@@ -367,57 +301,4 @@ async fn attach(handle: &Handle, cursor: Option<Cursor>) -> Result<Option<Readin
     let sent = handle.commands.send(attach).await;
     sent.map_err(|_| Error::NoSession)?;
     answer.await.unwrap_or(Err(Error::NoSession))
-}
-
-impl Core {
-    pub(crate) fn find(&self, access: &Access, id: &str) -> Result<Handle, Error> {
-        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
-        let handle = sessions.get(id).ok_or(Error::NoSession)?;
-        let is_own = handle.access.principal() == access.principal()
-            && handle.access.server().name == access.server().name;
-        if !is_own {
-            return Err(Error::NoSession);
-        }
-        let handle = handle.clone();
-        drop(sessions);
-        self.owner.check()?;
-        if handle.access.joined(access).is_some() {
-            self.join(access, id)?;
-        }
-        Ok(handle)
-    }
-
-    pub(crate) fn keep(&self, id: &SessionId, handle: Handle) {
-        let mut sessions = self
-            .sessions
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        sessions.insert(id.clone(), handle);
-    }
-
-    pub(crate) fn drop_session(&self, id: &SessionId, fence: Fence) -> bool {
-        let mut sessions = self
-            .sessions
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        // It may have come back under another number before its last task had ended.
-        let is_own = sessions.get(id).is_some_and(|own| own.fence == fence);
-        let was_there = is_own && sessions.remove(id).is_some();
-        // After a flood of sessions the table must not keep its size for ever.
-        if sessions.capacity() > 1024 && sessions.len() < sessions.capacity() / 4 {
-            sessions.shrink_to_fit();
-        }
-        was_there
-    }
-
-    /// 128 random bits in hexadecimal: visible ASCII (2025-11-25 transports, "Session
-    /// Management" 1), and nothing can be read from it.
-    fn new_id(&self) -> Result<SessionId, Error> {
-        let mut bits = [0; 16];
-        self.random
-            .fill(&mut bits)
-            .map_err(|_| Error::Bug("no randomness"))?;
-        let text: String = bits.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(SessionId(text.into()))
-    }
 }

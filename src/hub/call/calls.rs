@@ -8,15 +8,15 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{call_audit::Audited, clock::CallClock};
-use crate::hub::{
-    limits::Seats,
-    stream::{About, InFlight, routes::route},
-};
+use super::{audit::Audited, clock::CallClock};
 use crate::{
     auth::Listed,
     backend::dialect::{AskId, CallId},
     declare::Policy,
+    hub::{
+        limits::Seats,
+        stream::{About, InFlight, route},
+    },
     protocol::StreamId,
     telemetry::metrics,
 };

@@ -1,5 +1,5 @@
-//! What the tool lists of servers said, so that a tool whose description changes is noticed: a
-//! server that was trusted by what it said may say something else later.
+//! Digests of listed tools, by which a changed description is noticed: an operator trusted a
+//! server for the tools that it listed then.
 
 use std::{
     collections::HashMap,
@@ -15,19 +15,19 @@ use crate::{
 
 /// The digest of every tool that was listed; never held across an await.
 #[derive(Default)]
-pub(crate) struct Tools {
+pub(crate) struct ToolDigests {
     servers: RwLock<HashMap<(String, String), Known>>,
 }
 
 /// Digests by the name of the tool.
 type Known = HashMap<String, [u8; 32]>;
 
-/// Tools of one server that are remembered.
+/// The most tools that are remembered of one server.
 const MOST: usize = 4096;
 
-impl Tools {
-    /// Takes a raw array of tools, and logs those that were described otherwise before.
-    pub(super) fn seen(&self, server: &Server, tools: &[u8]) {
+impl ToolDigests {
+    /// Compares a raw array of tools with earlier lists and logs each tool that changed.
+    pub(crate) fn compare(&self, server: &Server, tools: &[u8]) {
         let changed = self.changed(server, tools);
         for tool in changed {
             tracing::warn!(
@@ -48,7 +48,7 @@ impl Tools {
             let is_known = |(name, digest): &(String, [u8; 32])| {
                 known.is_some_and(|known| known.get(name) == Some(digest))
             };
-            // Nearly always: a list that says what it said before.
+            // The usual case: the list has not changed.
             if listed.iter().all(is_known) {
                 return Vec::new();
             }
@@ -87,7 +87,7 @@ fn listed(tools: &[u8]) -> Vec<(String, [u8; 32])> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tools::*;
+    use super::super::tool_digests::*;
     use crate::{config::Format, manifest::reader};
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
         let catalog = manifest.unwrap().catalog;
         let (_, server) = catalog.find("a", "s").unwrap();
         let (_, other) = catalog.find("a", "t").unwrap();
-        let tools = Tools::default();
+        let tools = ToolDigests::default();
         let list = br#"[{"name": "one", "description": "x"}, {"name": "two"}]"#;
         assert!(tools.changed(&server, list).is_empty(), "new ones");
         assert!(tools.changed(&server, list).is_empty());

@@ -73,40 +73,40 @@ impl Fault {
     }
 
     /// The child ended in the middle of the call, which may have had its effect.
-    pub(super) const EXITED: Self = Self::new(
+    pub(crate) const EXITED: Self = Self::new(
         -31001,
         "the backend ended before it answered",
         "backend_exited",
     );
     /// The replica ended that had the call, which may have had its effect.
-    pub(super) const OWNER_LOST: Self = Self::new(
+    pub(crate) const OWNER_LOST: Self = Self::new(
         -31001,
         "the replica that served the session was lost",
         "owner_lost",
     );
     /// The clock of the call ran out.
-    pub(super) const TIMEOUT: Self =
+    pub(crate) const TIMEOUT: Self =
         Self::new(-31002, "the backend did not answer in time", "timeout");
     /// A line above `limits.line`.
-    pub(super) const TOO_LONG: Self = Self::new(
+    pub(crate) const TOO_LONG: Self = Self::new(
         -31003,
         "the backend sent a line that is too long",
         "oversized_line",
     );
     /// The answer is no JSON.
-    pub(super) const INVALID: Self = Self::new(
+    pub(crate) const INVALID: Self = Self::new(
         -31003,
         "the backend's answer is not valid JSON",
         "invalid_answer",
     );
     /// The child that was to go on with a session answered `initialize` with an error.
-    pub(super) const REFUSED: Self = Self::new(
+    pub(crate) const REFUSED: Self = Self::new(
         -31001,
         "the backend refused to be initialized again",
         "backend_refused",
     );
     /// The server speaks no revision that the tenant allows.
-    pub(super) const REVISION: Self = Self::new(
+    pub(crate) const REVISION: Self = Self::new(
         -31003,
         "the backend speaks no protocol revision that is allowed here",
         "unsupported_revision",
@@ -147,7 +147,7 @@ impl Fault {
     }
 
     /// The same where the server never began.
-    pub(super) fn of_start(self) -> Self {
+    pub(crate) fn of_start(self) -> Self {
         let message = match self.reason {
             "backend_exited" => "the backend could not be started",
             _ => self.message,

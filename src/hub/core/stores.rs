@@ -1,4 +1,4 @@
-//! What a hub keeps its state in: this process, or what several replicas share.
+//! Stores of a hub: in memory for one process, in Redis for several replicas.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,10 +6,10 @@ use aws_lc_rs::rand::SecureRandom;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeroize::Zeroizing;
 
-use super::{ownership::Owner, session::task::or_never};
 use crate::{
     config::Config,
     error::Error,
+    hub::ownership::Owner,
     protocol::EventKey,
     state::{
         Directory, EventLog, Limiter, Replica,
@@ -106,3 +106,10 @@ impl Stores {
         }
     }
 }
+
+/// A configured limit, where zero means none; ten years are never, and still a time.
+pub(crate) fn or_never(limit: Duration) -> Duration {
+    if limit.is_zero() { NEVER } else { limit }
+}
+
+const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);

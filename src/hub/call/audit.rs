@@ -1,0 +1,52 @@
+//! Audit record of a call, where the server asks for it (`audit_calls`).
+//!
+//! Never arguments or results.
+
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{
+    auth::Principal, database::Record, declare::Server, protocol::Message, state::SessionId,
+    telemetry::Outcome,
+};
+
+/// The part of a call's record that is known at its beginning.
+pub(crate) struct Audited {
+    method: String,
+    name: Option<String>,
+    began: Instant,
+}
+
+impl Audited {
+    /// Begins the record of a call; none where the server asks for no records.
+    pub(crate) fn begin(server: &Server, message: &Message) -> Option<Box<Self>> {
+        let begin = || Self {
+            method: message.method_name().into_owned(),
+            name: message.name().map(String::from),
+            began: Instant::now(),
+        };
+        server.audit_calls.then(|| Box::new(begin()))
+    }
+
+    /// The record of a call that ended.
+    pub(crate) fn record(
+        &self,
+        server: &Server,
+        principal: &Principal,
+        session: &SessionId,
+        outcome: Outcome,
+    ) -> Record {
+        let Server { tenant, name, .. } = server;
+        Record {
+            tenant: Some(tenant.clone()),
+            kind: "call".to_owned(),
+            actor: principal.subject().unwrap_or("anonymous").to_owned(),
+            target: format!("server {tenant}/{name}"),
+            detail: json!({
+                "method": self.method, "name": self.name, "outcome": outcome.as_str(),
+                "client": principal.client(), "session": session.short(),
+                "ms": u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            }),
+        }
+    }
+}

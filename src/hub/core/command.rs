@@ -1,0 +1,73 @@
+//! Commands to the task of a session.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::{
+    auth::Access,
+    declare::Policy,
+    error::Error,
+    hub::{
+        limits::Seats,
+        stream::{Answer, Form, Reading},
+    },
+    protocol::{Body, Cursor, Message},
+};
+
+/// A command to a session.
+pub(crate) enum Command {
+    /// Take a body of the client.
+    Deliver(Box<Delivery>),
+    /// Attach a connection to a stream.
+    Attach {
+        /// The event to read on from; the listener without one.
+        cursor: Option<Cursor>,
+        /// Receives the place of the connection.
+        reply: oneshot::Sender<Result<Option<Reading>, Error>>,
+    },
+    /// End; acknowledged once no request can find the session.
+    End(oneshot::Sender<()>),
+    /// End when the calls have ended.
+    Drain(oneshot::Sender<()>),
+    /// Continue with this access, or end without one.
+    Change(Option<Box<Access>>),
+}
+
+/// A body of the client and the receiver of its answer.
+pub(crate) struct Delivery {
+    /// The messages.
+    pub(crate) body: Body,
+    /// The form of the answer.
+    pub(crate) form: Form,
+    /// The access policy of the sender.
+    pub(crate) policy: Arc<Policy>,
+    /// The seats of its calls, held while they are in flight.
+    pub(crate) calls: Vec<Seats>,
+    /// Receives the answer.
+    pub(crate) reply: oneshot::Sender<Answer>,
+}
+
+/// The transport of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// Streamable HTTP: each POST has its own stream.
+    Streamable,
+    /// HTTP+SSE of 2024-11-05: every message is on the listener.
+    Sse2024,
+}
+
+/// Commands waiting for a session; beyond, senders wait.
+pub(crate) const COMMANDS: usize = 64;
+
+/// The size of the largest `initialize`, in bytes.
+const INITIALIZE: usize = 64 * 1024;
+
+/// Refuses an `initialize` that is too large: a session keeps it for life and sends it to each of
+/// its children.
+pub(crate) fn check_initialize(message: &Message) -> Result<(), Error> {
+    if message.bytes().len() > INITIALIZE {
+        return Err(Error::Invalid("initialize is larger than 64 KiB"));
+    }
+    Ok(())
+}

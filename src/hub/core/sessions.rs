@@ -1,0 +1,114 @@
+//! Table of the sessions that this replica owns.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use tokio::{sync::mpsc, time::Instant};
+
+use super::command::{Command, Transport};
+use crate::{
+    auth::Access,
+    error::Error,
+    state::{Fence, SessionId},
+};
+
+/// The sessions that this replica owns, by id.
+///
+/// Read on every request, never held across an await.
+#[derive(Default)]
+pub(crate) struct Sessions(RwLock<HashMap<SessionId, Handle>>);
+
+/// The way to the task of a session, and the access that it takes.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    /// Sends commands to the task.
+    pub(crate) commands: mpsc::Sender<Command>,
+    /// The access that the session began with, joined by those of later requests.
+    pub(crate) access: Arc<Access>,
+    /// The transport of its client.
+    pub(crate) transport: Transport,
+    /// When the session began.
+    pub(crate) born: Instant,
+    /// The fence of this owner.
+    pub(crate) fence: Fence,
+}
+
+impl Sessions {
+    /// The session with this id, if it belongs to the principal and the server of `access`.
+    pub(crate) fn of(&self, access: &Access, id: &str) -> Option<Handle> {
+        let sessions = self.read();
+        let handle = sessions.get(id)?;
+        let is_own = handle.access.principal() == access.principal()
+            && handle.access.server().name == access.server().name;
+        is_own.then(|| handle.clone())
+    }
+
+    /// Whether the table has the session.
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.read().contains_key(id)
+    }
+
+    /// Every session.
+    pub(crate) fn all(&self) -> Vec<Handle> {
+        self.read().values().cloned().collect()
+    }
+
+    /// The sessions of a tenant, in no order.
+    pub(crate) fn of_tenant(&self, tenant: &str) -> Vec<(SessionId, Handle)> {
+        let sessions = self.read();
+        let own = sessions
+            .iter()
+            .filter(|(_, handle)| handle.access.tenant().name == tenant);
+        own.map(|(id, handle)| (id.clone(), handle.clone()))
+            .collect()
+    }
+
+    /// Adds a session: from now on requests find it.
+    pub(crate) fn insert(&self, id: &SessionId, handle: Handle) {
+        self.write().insert(id.clone(), handle);
+    }
+
+    /// Removes a session of this fence; false if there is none.
+    pub(crate) fn remove(&self, id: &SessionId, fence: Fence) -> bool {
+        let mut sessions = self.write();
+        // The session may have come back with another fence before its last task ended.
+        let is_own = sessions.get(id).is_some_and(|own| own.fence == fence);
+        let was_there = is_own && sessions.remove(id).is_some();
+        // The table shrinks again after a flood of sessions.
+        if sessions.capacity() > 1024 && sessions.len() < sessions.capacity() / 4 {
+            sessions.shrink_to_fit();
+        }
+        was_there
+    }
+
+    /// Lets a session end also with the grounds of `access`, unless that `is_lost`.
+    ///
+    /// The check runs under the lock: a change of the catalogue that it does not see yet is told
+    /// to the sessions afterwards.
+    pub(crate) fn join(
+        &self,
+        access: &Access,
+        id: &str,
+        is_lost: impl FnOnce() -> bool,
+    ) -> Result<(), Error> {
+        let mut sessions = self.write();
+        if is_lost() {
+            return Err(Error::NoSession);
+        }
+        let handle = sessions.get_mut(id).ok_or(Error::NoSession)?;
+        if let Some(joined) = handle.access.joined(access) {
+            handle.access = Arc::new(joined);
+        }
+        Ok(())
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<SessionId, Handle>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<SessionId, Handle>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

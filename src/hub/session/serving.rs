@@ -1,0 +1,24 @@
+//! Test whether this replica may serve a session at this moment.
+
+use std::{future::poll_fn, sync::atomic::Ordering, task::Poll};
+
+use crate::hub::{ownership::Owner, stream::Pulse};
+
+/// Waits until a session may not be served any more.
+///
+/// Nothing wakes it: it is looked at whenever the session's task is woken, before what woke it. A
+/// replica that was frozen finds ready what came meanwhile, for a session that may be another's now.
+pub(super) async fn lapse(owner: &Owner, pulse: &Pulse) {
+    poll_fn(|_| {
+        if is_served(owner, pulse) {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    })
+    .await;
+}
+
+pub(super) fn is_served(owner: &Owner, pulse: &Pulse) -> bool {
+    owner.serves(pulse.confirmed.load(Ordering::Acquire))
+}

@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
+use url::Url;
 use zeroize::Zeroizing;
 
 /// A tenant's own authorization server, as it is declared.
@@ -169,6 +170,86 @@ impl fmt::Debug for Hidden {
         f.write_str("Hidden")
     }
 }
+
+impl Provider {
+    /// What it is called in subjects.
+    pub(crate) fn issuer(&self) -> &str {
+        match &self.kind {
+            ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
+        }
+    }
+
+    /// Whether an answer of it may name `iss` (RFC 9207). Where `issuer` is but what it is called in
+    /// subjects, it may name itself otherwise: by what its own pages stand under. Each provider has
+    /// a callback of its own, so that nobody else's answer is taken for its (RFC 9700, section 4.4).
+    pub(crate) fn is_named(&self, iss: &str) -> bool {
+        iss == self.issuer()
+            || match &self.kind {
+                ProviderKind::OpenId { .. } => false,
+                ProviderKind::OAuth {
+                    authorization_url, ..
+                } => {
+                    let below = authorization_url.strip_prefix(iss);
+                    iss.contains("://") && below.is_some_and(|rest| rest.starts_with('/'))
+                }
+            }
+    }
+
+    /// The URLs at which it is asked, by their keys.
+    pub(crate) fn urls(&self) -> Vec<(&'static str, &str)> {
+        match &self.kind {
+            ProviderKind::OpenId { issuer, .. } => vec![("issuer", issuer)],
+            ProviderKind::OAuth {
+                authorization_url,
+                token_url,
+                user_url,
+                ..
+            } => vec![
+                ("authorization_url", authorization_url),
+                ("token_url", token_url),
+                ("user_url", user_url),
+            ],
+        }
+    }
+
+    /// Whether anybody can have an account there.
+    pub(crate) fn is_public(&self) -> bool {
+        let urls = self.urls().into_iter().map(|(_, url)| url);
+        let mut all = urls
+            .chain([self.issuer()])
+            .filter_map(|url| Url::parse(url).ok());
+        all.any(|url| {
+            let host = url.host_str().unwrap_or_default();
+            let first = url.path_segments().and_then(|mut parts| parts.next());
+            let first = first.unwrap_or_default();
+            PUBLIC.contains(&host) || (ENTRA.contains(&host) && EVERYBODYS.contains(&first))
+        })
+    }
+}
+
+/// Hosts of providers at which anybody can have an account.
+const PUBLIC: [&str; 11] = [
+    "accounts.google.com",
+    "appleid.apple.com",
+    "bitbucket.org",
+    "discord.com",
+    "github.com",
+    "gitlab.com",
+    "id.twitch.tv",
+    "login.live.com",
+    "slack.com",
+    "www.facebook.com",
+    "www.linkedin.com",
+];
+/// Hosts of Microsoft's, where the first part of the path says whose accounts are meant.
+const ENTRA: [&str; 2] = ["login.microsoftonline.com", "login.microsoftonline.us"];
+/// Accounts of every organisation, and of everybody; the last is how `consumers` names itself.
+const EVERYBODYS: [&str; 4] = [
+    "common",
+    "organizations",
+    "consumers",
+    "9188040d-6c67-4c5b-b112-36a304b66dad",
+];
 
 #[cfg(test)]
 mod tests {

@@ -1,40 +1,54 @@
 //! The model that an operator declares: tenants, their servers, identity, policy and limits.
 //!
 //! Not here: how the model is read from text (`manifest`) or stored (`database`).
+//!
+//! * `authorization_server`: users, clients and identity providers of a tenant
+//! * `catalog`: the tenants that this gateway serves
+//! * `difference`: changes between two declared states
+//! * `identity`: authentication mode, API keys and grants
+//! * `launch`: what is started for a server, and what is prepared for it
+//! * `object`: declared objects, as they are stored
+//! * `offer`: the confinement that a machine can enforce
+//! * `password`: hashes of passwords
+//! * `pattern`: patterns of names and URIs
+//! * `policy`: access policy of a server
+//! * `quotas`: quotas of a tenant and of its principals
+//! * `redirect`: redirect URIs that a client may have
+//! * `server`: a server, its time limits, bounds and supervision
 
 mod authorization_server;
-pub(crate) mod catalog;
-pub(crate) mod checks;
-pub(crate) mod confinement;
+mod catalog;
 pub(crate) mod difference;
-pub(crate) mod identity;
+mod identity;
 pub(crate) mod issuer;
-pub(crate) mod object;
-mod packages;
+mod launch;
+mod object;
+mod offer;
 pub(crate) mod password;
 mod pattern;
 mod policy;
 mod quotas;
-mod recipe;
 pub(crate) mod redirect;
-pub(crate) mod supervision;
+mod server;
 
 pub(crate) use self::authorization_server::{
     Allow, Builtin, DeclaredClient, Hidden, Provider, ProviderKind, User,
 };
-pub(crate) use self::catalog::{
-    Catalog, Clocks, Digest, Home, Launch, Limits, Reply, ReplyMode, Server, Tenant,
-};
-pub(crate) use self::confinement::{Confinement, Offer, Profile, Tcp};
+pub(crate) use self::catalog::{Catalog, Tenant};
 pub(crate) use self::difference::{Change, Prune, What};
 pub(crate) use self::identity::{
-    ALGORITHMS, Algorithm, ApiKey, AuthMode, External, OperatorKey, OperatorKeys,
+    ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grants, OperatorKey, OperatorKeys,
+    Servers,
 };
-pub(crate) use self::object::{
-    Declaration, Declared, Document, Kind, Object, ObjectName, PLACE, Secret,
+pub(crate) use self::launch::{
+    Confinement, Digest, Home, Launch, Profile, Recipe, STORE, Start, Tcp, derive,
 };
+pub(crate) use self::object::{Declared, Document, Kind, Object, ObjectName, PLACE, Secret};
+pub(crate) use self::offer::Offer;
 pub(crate) use self::password::{PASSWORD, PASSWORD_HASH};
-pub(crate) use self::policy::{Names, Policy};
+pub(crate) use self::pattern::Pattern;
+pub(crate) use self::policy::{Names, Policy, is_scope};
 pub(crate) use self::quotas::{Bounds, Full, Quotas, Room};
-pub(crate) use self::recipe::{Recipe, STORE, Start};
-pub(crate) use self::supervision::{Isolation, OnLoss, Supervision};
+pub(crate) use self::server::{
+    Clocks, Isolation, Limits, OnLoss, Reply, ReplyMode, Server, Supervision,
+};

@@ -5,7 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::pattern::{Pattern, Template};
-use crate::config::{Fields, Mistake, Node, Wrong};
 
 /// What of a server may be used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +30,11 @@ pub(crate) struct Names {
 }
 
 impl Names {
+    /// The names that match a pattern of `allow`, or of no list, and none of `deny`.
+    pub(crate) fn new(allow: Option<Vec<Pattern>>, deny: Vec<Pattern>) -> Self {
+        Self { allow, deny }
+    }
+
     /// Whether every name is allowed, also one that cannot be read.
     pub(crate) fn is_open(&self) -> bool {
         let allow = self.allow.as_ref();
@@ -69,6 +73,24 @@ impl Names {
 }
 
 impl Policy {
+    /// The policy with these names, scopes by tools, and implied scopes by the scope that implies
+    /// them.
+    pub(crate) fn new(
+        tools: Names,
+        prompts: Names,
+        resources: Names,
+        scopes: Vec<(Pattern, Vec<String>)>,
+        implies: &BTreeMap<String, Vec<String>>,
+    ) -> Self {
+        Self {
+            tools,
+            prompts,
+            resources,
+            scopes,
+            implied_by: implied_by(implies),
+        }
+    }
+
     /// Whether it says anything about calls of tools beside their names.
     pub(crate) fn has_scopes(&self) -> bool {
         !self.scopes.is_empty()
@@ -91,93 +113,6 @@ impl Policy {
         has.iter()
             .any(|scope| scope == needed || implied_by.is_some_and(|by| by.contains(scope)))
     }
-
-    /// Reads the key `policy` of a server.
-    pub(crate) fn read(server: &Fields<'_>, mistakes: &mut Vec<Mistake>) -> Self {
-        let Some(node) = server.member("policy") else {
-            return Self::default();
-        };
-        let known = ["tools", "prompts", "resources", "scopes", "implies"];
-        let fields = Fields::of(node, &server.key("policy"), &known, mistakes);
-        let mut scopes = Vec::new();
-        for (tools, needed) in lists(&fields, "scopes", scope, mistakes) {
-            match Pattern::parse(tools.name) {
-                Ok(pattern) => scopes.push((pattern, needed)),
-                Err(wrong) => mistakes.push(wrong.at(tools.place, &tools.key)),
-            }
-        }
-        let mut implies = BTreeMap::new();
-        for (implying, implied) in lists(&fields, "implies", scope, mistakes) {
-            if let Err(wrong) = scope(implying.name) {
-                mistakes.push(wrong.at(implying.place, &implying.key));
-            }
-            implies.insert(implying.name.to_owned(), implied);
-        }
-        Self {
-            tools: names(&fields, "tools", mistakes),
-            prompts: names(&fields, "prompts", mistakes),
-            resources: names(&fields, "resources", mistakes),
-            scopes,
-            implied_by: implied_by(&implies),
-        }
-    }
-}
-
-/// A key that an operator chose, and where it stands.
-struct Chosen<'n> {
-    name: &'n str,
-    place: &'n str,
-    key: String,
-}
-
-/// The members of a table whose values are lists of texts.
-fn lists<'n, T>(
-    policy: &Fields<'n>,
-    table: &str,
-    item: fn(&str) -> Result<T, Wrong>,
-    mistakes: &mut Vec<Mistake>,
-) -> Vec<(Chosen<'n>, Vec<T>)> {
-    let Some(node) = policy.member(table) else {
-        return Vec::new();
-    };
-    let members = Fields::any(node, &policy.key(table), mistakes);
-    let mut read = Vec::new();
-    for (name, node) in members.members() {
-        let items = members.read(name, Vec::new(), |node| each(node, item), mistakes);
-        let (place, key) = (&*node.place, members.key(name));
-        read.push((Chosen { name, place, key }, items));
-    }
-    read
-}
-
-fn names(policy: &Fields<'_>, kind: &str, mistakes: &mut Vec<Mistake>) -> Names {
-    let Some(node) = policy.member(kind) else {
-        return Names::default();
-    };
-    let fields = Fields::of(node, &policy.key(kind), &["allow", "deny"], mistakes);
-    let patterns = |node: &Node| each(node, Pattern::parse);
-    Names {
-        allow: fields.read("allow", None, |node| patterns(node).map(Some), mistakes),
-        deny: fields.read("deny", Vec::new(), patterns, mistakes),
-    }
-}
-
-fn each<T>(node: &Node, item: fn(&str) -> Result<T, Wrong>) -> Result<Vec<T>, Wrong> {
-    let items = node.items()?;
-    if items.len() > MOST {
-        let remedy = format!("write at most {MOST}, with * where many begin alike");
-        return Err(Wrong::new("has too many entries", remedy));
-    }
-    items.iter().map(|node| item(&node.text()?)).collect()
-}
-
-/// RFC 6749, section 3.3: `scope-token`. What stands in a header must not end a quoted string.
-fn scope(text: &str) -> Result<String, Wrong> {
-    if is_scope(text) {
-        return Ok(text.to_owned());
-    }
-    let remedy = "use visible ASCII characters except \" and \\";
-    Err(Wrong::new(format!("{text:?} is no scope"), remedy))
 }
 
 /// Whether a text is one `scope-token` (RFC 6749, section 3.3).
@@ -207,34 +142,15 @@ fn implied_by(implies: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, BTree
     implied_by
 }
 
-/// Entries of one list.
-const MOST: usize = 256;
 /// Bytes of a name or URI that patterns are compared with; a longer one is not allowed where
 /// anything is not.
 const LONGEST_NAME: usize = 64 << 10;
-
-#[cfg(test)]
-impl Policy {
-    /// What a manifest with this `policy` reads.
-    pub(crate) fn of(policy: &serde_json::Value) -> Self {
-        let server = serde_json::json!({"command": "x", "policy": policy});
-        let text = serde_json::json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
-            "servers": {"s": server}}}});
-        let env = BTreeMap::new();
-        let format = crate::config::Format::Json;
-        let manifest = crate::manifest::reader::parse("F", &text.to_string(), format, &env);
-        let (_, server) = manifest.unwrap().catalog.find("a", "s").unwrap();
-        Self::clone(&server.policy)
-    }
-}
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::super::policy::*;
-    use crate::config::Format;
-    use crate::manifest::reader;
 
     #[test]
     fn deny_wins_and_nothing_said_is_everything() {
@@ -304,35 +220,5 @@ mod tests {
         assert!(has(&["admin"], "files:read") && has(&["x", "files:read"], "files:read"));
         assert!(!has(&["files:read"], "files:write") && !has(&[], "admin"));
         assert!(has(&["a"], "b") && has(&["b"], "a"));
-    }
-
-    #[test]
-    fn mistakes_name_their_place() {
-        let text = r#"
-version: 1
-tenants:
-  a:
-    auth: {mode: none}
-    servers:
-      s:
-        command: x
-        policy:
-          tools: {alow: ["*"], deny: [""]}
-          prompts: 1
-          scopes:
-            "": [x]
-            "a": ["b c"]
-          implies: {"d\"": [e]}
-"#;
-        let read = reader::parse("F", text, Format::Yaml, &BTreeMap::new());
-        let found: Vec<String> = read.unwrap_err().iter().map(ToString::to_string).collect();
-        insta::assert_snapshot!(found.join("\n"), @r#"
-        F:14: tenants.a.servers.s.policy.scopes.a: "b c" is no scope; use visible ASCII characters except " and \
-        F:13: tenants.a.servers.s.policy.scopes.: "" matches nothing; write "*", or leave it out
-        F:15: tenants.a.servers.s.policy.implies.d": "d\"" is no scope; use visible ASCII characters except " and \
-        F:10: tenants.a.servers.s.policy.tools.alow: unknown key; did you mean allow?
-        F:10: tenants.a.servers.s.policy.tools.deny: "" matches nothing; write "*", or leave it out
-        F:11: tenants.a.servers.s.policy.prompts: a number where a table is expected; write a table
-        "#);
     }
 }

@@ -4,8 +4,6 @@
 
 use std::num::NonZeroU64;
 
-use crate::config::{Fields, Mistake, Node, Wrong};
-
 /// The quotas of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quotas {
@@ -35,7 +33,8 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    const NONE: Self = Self {
+    /// No bounds.
+    pub(crate) const NONE: Self = Self {
         children: None,
         memory: None,
         sessions: None,
@@ -115,59 +114,4 @@ impl Quotas {
         tenant: Bounds::NONE,
         principal: Bounds::NONE,
     };
-
-    /// Reads the key `quotas` of a tenant.
-    pub(crate) fn read(tenant: &Fields<'_>, mistakes: &mut Vec<Mistake>) -> Self {
-        let default = Self::default();
-        let Some(node) = tenant.member("quotas") else {
-            return default;
-        };
-        let known = [&["children", "memory", "principal"][..], &BOTH].concat();
-        let fields = Fields::of(node, &tenant.key("quotas"), &known, mistakes);
-        let mut read = Self {
-            tenant: bounds(&fields, default.tenant, mistakes),
-            ..default
-        };
-        let children = default.tenant.children;
-        read.tenant.children = fields.read("children", children, count, mistakes);
-        read.tenant.memory = fields.read("memory", default.tenant.memory, size, mistakes);
-        if let Some(node) = fields.member("principal") {
-            let fields = Fields::of(node, &fields.key("principal"), &BOTH, mistakes);
-            read.principal = bounds(&fields, default.principal, mistakes);
-        }
-        read
-    }
 }
-
-fn bounds(fields: &Fields<'_>, default: Bounds, mistakes: &mut Vec<Mistake>) -> Bounds {
-    let mut bound = |key, default| fields.read(key, default, count, mistakes);
-    Bounds {
-        sessions: bound("sessions", default.sessions),
-        streams: bound("streams", default.streams),
-        calls: bound("calls", default.calls),
-        requests_per_second: bound("requests_per_second", default.requests_per_second),
-        bytes_out: fields.read("bytes_out", default.bytes_out, size, mistakes),
-        ..Bounds::NONE
-    }
-}
-
-/// A number of things; 0 is without bound.
-pub(crate) fn count(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
-    Ok(NonZeroU64::new(node.count(0)?.into()))
-}
-
-/// A size; `""` is without bound.
-fn size(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
-    // Sums of it stay far inside of what can be counted.
-    let bytes = node.size()?.min(1 << 50);
-    Ok(NonZeroU64::new(bytes))
-}
-
-/// What both a tenant and a principal may be bound in.
-const BOTH: [&str; 5] = [
-    "sessions",
-    "streams",
-    "calls",
-    "requests_per_second",
-    "bytes_out",
-];

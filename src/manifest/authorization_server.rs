@@ -1,23 +1,23 @@
 //! Reading what a tenant declares for its own authorization server, its users and its clients.
 //!
 //! Every mistake names its key and a remedy, and no secret. Not here: identity providers
-//! (`provider_reader`).
+//! (`provider`).
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value as Json;
 
-use super::{interpolation::interpolate, reader::Reader};
+use super::{
+    identity::{not_empty, scopes},
+    interpolation::interpolate,
+    reader::Reader,
+};
 use crate::config::{Fields, Node, Value, Wrong, reader::name};
 use crate::declare::{
     Builtin, DeclaredClient, Hidden, Kind, PASSWORD, PASSWORD_HASH, User,
-    identity::{not_empty, scopes},
     password::{check_hash, check_password},
     redirect::check_redirect_uri,
 };
-
-/// The keys of `auth` in mode `builtin`.
-pub(crate) const BUILTIN: [&str; 4] = ["mode", "scopes", "registration", "documents"];
 
 impl Reader<'_> {
     /// A tenant's own authorization server; without `auth` as it is by default.

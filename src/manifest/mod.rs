@@ -1,12 +1,35 @@
 //! Manifests: text read into the declared model, or into every mistake in it.
+//!
+//! Not here: the model (`declare`), and the syntax of YAML, TOML and JSON (`config/document`).
+//!
+//! * `authorization_server`: reader of users, clients and `auth` in mode `builtin`
+//! * `checks`: checks of a manifest against the configuration and the machine
+//! * `command_line`: the manifest of `lockgate run`
+//! * `identity`: reader of `auth`, `api_keys` and `grants`
+//! * `interpolation`: `${env:NAME}`, `${file:PATH}` and `${prepared}`
+//! * `objects`: conversion between manifests and declared objects
+//! * `policy`: reader of `policy`
+//! * `provider`: reader of identity providers
+//! * `reader`: a manifest, its mistakes and their places
+//! * `sandbox`: reader of `sandbox`
+//! * `schema`: JSON schema of manifests
+//! * `server`: reader of `servers`
+//! * `tenant`: reader of `tenants` and `quotas`
 
-pub(crate) mod authorization_server;
+mod authorization_server;
+pub(crate) mod checks;
 pub(crate) mod command_line;
+mod identity;
 pub(crate) mod interpolation;
+pub(crate) mod objects;
+mod policy;
 mod provider;
 pub(crate) mod reader;
+mod sandbox;
 mod schema;
-pub(crate) mod single_object;
+mod server;
+mod tenant;
 
-pub(crate) use self::reader::{Manifest, Reader};
+pub(crate) use self::objects::Declaration;
+pub(crate) use self::reader::Manifest;
 pub(crate) use self::schema::TEXT;

@@ -11,14 +11,12 @@ use url::Url;
 
 use super::{
     authorization_server::{is_address, names, title},
+    identity::{issuer, not_empty, scopes},
     interpolation::interpolate,
     reader::Reader,
 };
 use crate::config::{Fields, Node, Wrong, reader::choice};
-use crate::declare::{
-    Allow, Hidden, Kind, Provider, ProviderKind,
-    identity::{issuer, not_empty, scopes},
-};
+use crate::declare::{Allow, Hidden, Kind, Provider, ProviderKind};
 
 impl Reader<'_> {
     /// One provider.
@@ -135,62 +133,6 @@ impl Reader<'_> {
     }
 }
 
-impl Provider {
-    /// What it is called in subjects.
-    pub(crate) fn issuer(&self) -> &str {
-        match &self.kind {
-            ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
-        }
-    }
-
-    /// Whether an answer of it may name `iss` (RFC 9207). Where `issuer` is but what it is called in
-    /// subjects, it may name itself otherwise: by what its own pages stand under. Each provider has
-    /// a callback of its own, so that nobody else's answer is taken for its (RFC 9700, section 4.4).
-    pub(crate) fn is_named(&self, iss: &str) -> bool {
-        iss == self.issuer()
-            || match &self.kind {
-                ProviderKind::OpenId { .. } => false,
-                ProviderKind::OAuth {
-                    authorization_url, ..
-                } => {
-                    let below = authorization_url.strip_prefix(iss);
-                    iss.contains("://") && below.is_some_and(|rest| rest.starts_with('/'))
-                }
-            }
-    }
-
-    /// The URLs at which it is asked, by their keys.
-    pub(crate) fn urls(&self) -> Vec<(&'static str, &str)> {
-        match &self.kind {
-            ProviderKind::OpenId { issuer, .. } => vec![("issuer", issuer)],
-            ProviderKind::OAuth {
-                authorization_url,
-                token_url,
-                user_url,
-                ..
-            } => vec![
-                ("authorization_url", authorization_url),
-                ("token_url", token_url),
-                ("user_url", user_url),
-            ],
-        }
-    }
-
-    /// Whether anybody can have an account there.
-    fn is_public(&self) -> bool {
-        let urls = self.urls().into_iter().map(|(_, url)| url);
-        let mut all = urls
-            .chain([self.issuer()])
-            .filter_map(|url| Url::parse(url).ok());
-        all.any(|url| {
-            let host = url.host_str().unwrap_or_default();
-            let first = url.path_segments().and_then(|mut parts| parts.next());
-            let first = first.unwrap_or_default();
-            PUBLIC.contains(&host) || (ENTRA.contains(&host) && EVERYBODYS.contains(&first))
-        })
-    }
-}
-
 fn domains(node: &Node) -> Result<Vec<String>, Wrong> {
     let domains = names(node)?;
     let is_domain = |text: &String| is_address(&format!("x@{text}"));
@@ -238,26 +180,3 @@ const OAUTH: [&str; 4] = [
 ];
 const ALLOW: [&str; 3] = ["subjects", "domains", "groups"];
 const OPENID_SCOPES: [&str; 3] = ["openid", "profile", "email"];
-/// Hosts of providers at which anybody can have an account.
-const PUBLIC: [&str; 11] = [
-    "accounts.google.com",
-    "appleid.apple.com",
-    "bitbucket.org",
-    "discord.com",
-    "github.com",
-    "gitlab.com",
-    "id.twitch.tv",
-    "login.live.com",
-    "slack.com",
-    "www.facebook.com",
-    "www.linkedin.com",
-];
-/// Hosts of Microsoft's, where the first part of the path says whose accounts are meant.
-const ENTRA: [&str; 2] = ["login.microsoftonline.com", "login.microsoftonline.us"];
-/// Accounts of every organisation, and of everybody; the last is how `consumers` names itself.
-const EVERYBODYS: [&str; 4] = [
-    "common",
-    "organizations",
-    "consumers",
-    "9188040d-6c67-4c5b-b112-36a304b66dad",
-];

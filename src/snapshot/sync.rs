@@ -21,7 +21,8 @@ use super::{hidden::Hidden, live::Live};
 use crate::config::{Config, Issuing, Mistake};
 use crate::{
     database::{Author, Failure, Location, Opening, Store, oauth::Schedule},
-    declare::{AuthMode, Declaration, Prune, object},
+    declare::{AuthMode, Prune},
+    manifest::{Declaration, objects},
 };
 
 /// A manifest in a file that is applied at the start and whenever it changes.
@@ -302,7 +303,7 @@ impl Keeper {
             return;
         }
         applied.text = text;
-        match object::load(&applied.file, &self.env) {
+        match objects::load(&applied.file, &self.env) {
             Ok(read) => {
                 // Before any child starts with what was in them.
                 self.hidden.add(&read.files);

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     backend::linux::syscalls,
     config::{Separation, Uids},
-    declare::{Home, Launch, Limits, Offer, Profile, confinement},
+    declare::{self, Home, Launch, Limits, Offer, Profile},
     snapshot::Hidden,
 };
 
@@ -243,8 +243,8 @@ impl Sandbox {
             files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
             hide: self.hidden(),
             tcp: match &asked.tcp {
-                confinement::Tcp::Off if offer.has_seccomp => Tcp::Off,
-                confinement::Tcp::Ports(ports) if offer.has_seccomp => Tcp::Ports(ports.clone()),
+                declare::Tcp::Off if offer.has_seccomp => Tcp::Off,
+                declare::Tcp::Ports(ports) if offer.has_seccomp => Tcp::Ports(ports.clone()),
                 _ => Tcp::Any,
             },
             processes: limits.pids.filter(|_| !by_group).map(u64::from),

@@ -17,8 +17,8 @@ use crate::{
         machine::{kernel, offer},
     },
     config::{Config, Mistake, Separation, Sources, gateway::environment},
-    declare::{Offer, Profile, STORE, Server, Tcp, checks, object},
-    manifest::Manifest,
+    declare::{Offer, Profile, STORE, Server, Tcp},
+    manifest::{Manifest, checks, objects},
 };
 
 /// `lockgate check`
@@ -71,7 +71,7 @@ fn report(
     let config = Config::load(sources).map_err(|error| error.mistakes);
     let manifest = apply
         .or(named)
-        .map(|file| object::load(file, &sources.env).map(|read| read.manifest))
+        .map(|file| objects::load(file, &sources.env).map(|read| read.manifest))
         .transpose();
     match (config, manifest) {
         (Ok(config), Ok(manifest)) => {

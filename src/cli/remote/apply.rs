@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     config::{Format, gateway::environment},
-    declare::object,
+    manifest::objects,
 };
 
 /// `lockgate apply`
@@ -42,7 +42,7 @@ pub(crate) struct ApplyArgs {
 pub(crate) fn apply(args: &ApplyArgs) -> ExitCode {
     run(&args.to, async |client: &Client| {
         let (file, text, format) = text_of(&args.file)?;
-        let read = object::parse(&file, &text, format, &environment())?;
+        let read = objects::parse(&file, &text, format, &environment())?;
         let flags = [("dry_run", args.dry_run), ("prune", args.prune)];
         let ask = Ask {
             query: flags.map(|(name, is)| (name, is.to_string())).to_vec(),

@@ -14,7 +14,7 @@ use super::{
     client::{Ask, Client, Connection, Failure, page, run},
     table::{Column, object, plain, pretty, table},
 };
-use crate::{config::gateway::environment, manifest::single_object};
+use crate::{config::gateway::environment, manifest::objects};
 
 /// `lockgate tenant`
 #[derive(Args)]
@@ -370,7 +370,7 @@ pub(crate) async fn remove(client: &Client, path: &[&str]) -> Result<String, Fai
 /// The document of an object in a file, nothing of the caller's environment left open.
 pub(crate) fn document(file: &std::path::Path) -> Result<Json, Failure> {
     let (file, text, format) = text_of(file)?;
-    let document = single_object::document(&file, &text, format, &environment())?;
+    let document = objects::document(&file, &text, format, &environment())?;
     Ok(Json::Object(document))
 }
 

@@ -19,8 +19,9 @@ use crate::{
     auth::administrator::ensure_operator,
     config::{Config, Mistake, Secret},
     database::{Failure, Judge, Opening, vault::Make},
-    declare::{Catalog, Offer, checks},
+    declare::{Catalog, Offer},
     gateway::Served,
+    manifest::checks,
     snapshot::{Applied, Hidden, Keeper, Live},
 };
 

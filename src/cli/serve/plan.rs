@@ -18,8 +18,8 @@ use crate::{
     backend::sandbox::Kernel,
     config::{Config, Mistake, Separation, Sources, Wrong, gateway::environment},
     database::When,
-    declare::{Confinement, Home, Launch, Offer, Prune, checks, object},
-    manifest::command_line,
+    declare::{Confinement, Home, Launch, Offer, Prune},
+    manifest::{checks, command_line, objects},
     snapshot::Applied,
 };
 
@@ -198,7 +198,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     };
     let file = apply.or_else(named);
     let text = file.as_deref().and_then(|file| std::fs::read(file).ok());
-    let loaded = file.as_deref().map(|file| object::load(file, &env));
+    let loaded = file.as_deref().map(|file| objects::load(file, &env));
     let config = Config::load(&sources).map_err(|error| error.mistakes);
     let (config, declaration) = both(config, loaded.transpose())?;
     let (kernel, offer) = probe(&config)?;

@@ -18,7 +18,8 @@ use crate::{
         When,
         vault::{KeySource, Keyring, MasterKey},
     },
-    declare::{AuthMode, Declared, Kind, Object, ObjectName, Prune, object, password},
+    declare::{AuthMode, Declared, Kind, Object, ObjectName, Prune, password},
+    manifest::objects,
 };
 
 #[path = "../../../tests/it/postgres.rs"]
@@ -188,7 +189,7 @@ async fn token(store: &Store, tenant: &str, server: &str) -> Option<Json> {
 }
 
 fn manifest(text: &str) -> Declared {
-    object::parse("F", text, Format::Yaml, &std::collections::BTreeMap::new())
+    objects::parse("F", text, Format::Yaml, &std::collections::BTreeMap::new())
         .unwrap()
         .declared
 }

@@ -19,7 +19,8 @@ use crate::http::{
 };
 use crate::{
     config::Format,
-    declare::{Change, Prune, object},
+    declare::{Change, Prune},
+    manifest::objects,
 };
 
 /// Applies a whole manifest: YAML, TOML or JSON by its content type.
@@ -39,7 +40,7 @@ pub(super) async fn apply(
     let body = body.map_err(|failure| unread(&failure))?;
     let text = std::str::from_utf8(&body)
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
-    let received = object::received("manifest", text, format);
+    let received = objects::received("manifest", text, format);
     let wanted = received.map_err(Problem::invalid)?.declared;
     let store = front.live.store()?;
     let changes = if is_dry {

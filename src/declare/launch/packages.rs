@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use super::{
-    catalog::Launch,
-    recipe::{Recipe, Start},
+    recipe::{Recipe, Start, is_url},
+    specification::Launch,
 };
 
 /// The recipe for a specification; none for other commands.
@@ -208,11 +208,6 @@ fn uv_package(text: &str) -> Option<(String, &str)> {
     Some((requirement, name))
 }
 
-/// Whether a requirement is the URL of a repository; one of another kind is not derived.
-pub(super) fn is_url(text: &str) -> bool {
-    text.starts_with("git+")
-}
-
 fn is_version(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || ".+!-_".contains(letter)
 }
@@ -229,7 +224,7 @@ fn option(arg: &str) -> (&str, Option<String>) {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::{catalog::Home, confinement::Confinement};
+    use super::super::{sandbox::Confinement, specification::Home};
 
     use super::super::packages::*;
 

@@ -12,11 +12,9 @@ use std::{
 };
 
 use super::{
-    catalog::{Digest, Home, Launch},
-    confinement::Tcp,
-    packages,
+    sandbox::Tcp,
+    specification::{Digest, Home, Launch},
 };
-use crate::config::{Fields, Mistake, Node, Value, Wrong};
 
 /// Stands for the path of the store, which is known only later. `${prepared}` in a manifest
 /// becomes it; no other text of a specification can have it, since no program can be given it.
@@ -64,38 +62,7 @@ pub(crate) enum Start {
     },
 }
 
-/// The key `prepare` of a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Choice {
-    Auto,
-    Off,
-    Words(Vec<String>),
-}
-
 impl Recipe {
-    /// Reads the key of a server whose specification is `launch`.
-    pub(crate) fn read(
-        fields: &Fields<'_>,
-        launch: &Launch,
-        text: impl Fn(&Node) -> Result<String, Wrong>,
-        mistakes: &mut Vec<Mistake>,
-    ) -> Option<Self> {
-        let choice = |node: &Node| choice(node, &text);
-        let recipe = match fields.read("prepare", Choice::Auto, choice, mistakes) {
-            Choice::Auto => packages::derive(launch),
-            Choice::Off => None,
-            Choice::Words(words) => Some(Self::new(words, [], launch, Start::AsWritten)),
-        };
-        if recipe.is_none() && launch.has_store() {
-            let node = fields.member("prepare");
-            let place = node.map_or(&fields.place, |node| &node.place);
-            let what = "prepares nothing, and ${prepared} is used";
-            let remedy = "write prepare: [COMMAND, ARG…], or leave ${prepared} out";
-            mistakes.push(Wrong::new(what, remedy).at(place, &fields.key("prepare")));
-        }
-        recipe
-    }
-
     /// One of these words and variables, with the settings of `launch`.
     pub(crate) fn new<'e>(
         words: Vec<String>,
@@ -164,11 +131,7 @@ impl Recipe {
         match &self.start {
             Start::AsWritten => self.words.first().map_or("", String::as_str),
             // Its URL may have a password.
-            Start::Uv { bin, .. }
-                if self.words.last().is_some_and(|word| packages::is_url(word)) =>
-            {
-                bin
-            }
+            Start::Uv { bin, .. } if self.words.last().is_some_and(|word| is_url(word)) => bin,
             Start::Npm { .. } | Start::Uv { .. } => self.words.last().map_or("", String::as_str),
         }
     }
@@ -199,7 +162,7 @@ impl Launch {
     }
 
     /// Whether it names the store.
-    fn has_store(&self) -> bool {
+    pub(crate) fn has_store(&self) -> bool {
         let cwd = self.cwd.as_ref().map(|cwd| cwd.as_os_str().as_bytes());
         let mut texts = self.args.iter().chain(self.env.values());
         self.command.contains(STORE)
@@ -214,22 +177,9 @@ impl std::fmt::Debug for Secrets {
     }
 }
 
-fn choice(node: &Node, text: impl Fn(&Node) -> Result<String, Wrong>) -> Result<Choice, Wrong> {
-    let remedy = "write auto, off, or a list of words like [npm, ci]";
-    if let Value::List(items) = &node.value {
-        let words: Vec<String> = items.iter().map(text).collect::<Result<_, _>>()?;
-        return match words.first() {
-            Some(program) if !program.is_empty() => Ok(Choice::Words(words)),
-            _ => Err(Wrong::new("names no program", remedy)),
-        };
-    }
-    match &node.value {
-        Value::Text(text) if text == "auto" => Ok(Choice::Auto),
-        Value::Text(text) if text == "off" => Ok(Choice::Off),
-        // YAML 1.1 reads `off` so.
-        Value::Flag(false) => Ok(Choice::Off),
-        _ => Err(Wrong::new("is neither auto, off nor a list", remedy)),
-    }
+/// Whether a requirement is the URL of a repository; one of another kind is not derived.
+pub(super) fn is_url(text: &str) -> bool {
+    text.starts_with("git+")
 }
 
 /// A text with the path of the store put in.
@@ -299,43 +249,6 @@ mod tests {
 
     fn recipe(keys: &str) -> Option<Recipe> {
         server(keys).unwrap().1
-    }
-
-    #[test]
-    fn prepare_is_auto_off_or_words() {
-        let npx = "command: npx, args: [x@1]";
-        for (key, words) in [
-            ("", Some(8)),
-            ("prepare: auto", Some(8)),
-            ("prepare: off", None),
-            ("prepare: \"off\"", None),
-            ("prepare: [npm, ci]", Some(2)),
-        ] {
-            let found = recipe(&format!("{npx}, {key}"));
-            assert_eq!(found.map(|recipe| recipe.words.len()), words, "{key}");
-        }
-        assert_eq!(recipe("command: cat"), None);
-        for key in ["on", "true", "[]", "[\"\"]", "[1]", "{a: b}", "1"] {
-            assert!(server(&format!("{npx}, prepare: {key}")).is_err(), "{key}");
-        }
-    }
-
-    #[test]
-    fn the_store_is_named_only_where_there_is_one() {
-        for uses in [
-            "command: \"${prepared}/x\"",
-            "command: x, args: [\"${prepared}\"]",
-            "command: x, env: {A: \"${prepared}\"}",
-            "command: x, cwd: \"${prepared}/y\"",
-        ] {
-            assert!(server(&format!("{uses}, prepare: [y]")).is_ok(), "{uses}");
-            for key in ["auto", "off"] {
-                let found = server(&format!("{uses}, prepare: {key}")).unwrap_err();
-                assert_eq!(found.len(), 1, "{found:?}");
-                assert!(found[0].contains("servers.x.prepare"), "{found:?}");
-            }
-        }
-        assert!(server("command: x, args: [\"$${prepared}\"]").is_ok());
     }
 
     #[test]

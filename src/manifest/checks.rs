@@ -1,6 +1,6 @@
-//! Whether a manifest can be served with this configuration and on this machine.
+//! Checks of a manifest against the configuration and the machine.
 //!
-//! Not here: what a manifest may say by itself (`manifest`).
+//! Not here: mistakes of the manifest by itself (`reader`).
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -10,16 +10,11 @@ use std::{
 
 use url::Url;
 
-use super::{
-    catalog::{Server, Tenant},
-    confinement::Offer,
-    identity::AuthMode,
-    recipe::STORE,
-};
-use crate::config::{Config, Mistake, Separation, address::is_trustworthy, gateway::is_loopback};
+use super::reader::{Manifest, server_key};
 use crate::{
+    config::{Config, Mistake, Separation, address::is_trustworthy, gateway::is_loopback},
     database::When,
-    manifest::{Manifest, reader::server_key},
+    declare::{AuthMode, Offer, STORE, Server, Tenant},
 };
 
 /// All that the functions below find.

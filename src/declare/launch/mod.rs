@@ -1,0 +1,18 @@
+//! Launch: what is started for a server, and what is prepared for it before.
+//!
+//! Not here: starting and preparing (`backend`).
+//!
+//! * `packages`: recipes for `npx` and `uvx`
+//! * `recipe`: preparation of a server, run once before its first start
+//! * `sandbox`: sandbox of a server's children
+//! * `specification`: program, arguments, environment and confinement
+
+mod packages;
+mod recipe;
+mod sandbox;
+mod specification;
+
+pub(crate) use self::packages::derive;
+pub(crate) use self::recipe::{Recipe, STORE, Start};
+pub(crate) use self::sandbox::{Confinement, Profile, Tcp};
+pub(crate) use self::specification::{Digest, Home, Launch};

@@ -1,0 +1,193 @@
+//! Offer of a machine: the confinement that it can enforce, and what a server requires beyond it.
+//!
+//! Not here: probing the kernel, and confining anything (`backend/sandbox`).
+
+use super::{
+    launch::{Home, Profile, Tcp},
+    server::Server,
+};
+use crate::config::Separation;
+
+/// What this machine can hold a child to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of the machine, independent of the others"
+)]
+pub(crate) struct Offer {
+    /// What keeps children apart.
+    pub(crate) separation: Separation,
+    /// The version of Landlock's interface; 0 is none.
+    pub(crate) landlock: u32,
+    /// Whether system calls can be filtered.
+    pub(crate) has_seccomp: bool,
+    /// Whether a cgroup bounds memory.
+    pub(crate) bounds_memory: bool,
+    /// Whether a cgroup, or a uid of its own, bounds processes.
+    pub(crate) bounds_pids: bool,
+    /// Whether a cgroup bounds processor time.
+    pub(crate) bounds_cpu: bool,
+    /// Whether connections to the gateway and to link-local addresses are refused.
+    pub(crate) refuses_addresses: bool,
+}
+
+/// Something that was asked for and that cannot be enforced here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unenforced {
+    /// The key below the server's.
+    pub(crate) key: &'static str,
+    /// What is missing.
+    pub(crate) what: &'static str,
+}
+
+impl Offer {
+    /// What does not hold for `server`, though it may start: for the log, and for metrics.
+    pub(crate) fn shortcomings(&self, server: &Server) -> Vec<Unenforced> {
+        let confinement = &server.launch.confinement;
+        let is_reachable = confinement.profile == Profile::Standard
+            && confinement.tcp == Tcp::Any
+            && !self.refuses_addresses;
+        let mut found = self.unenforced(server);
+        found.extend(is_reachable.then_some(Unenforced {
+            key: "sandbox.tcp",
+            what: NO_ADDRESSES,
+        }));
+        found
+    }
+
+    /// What `server` asks for in vain.
+    pub(crate) fn unenforced(&self, server: &Server) -> Vec<Unenforced> {
+        let (confinement, limits) = (&server.launch.confinement, &server.limits);
+        let is_standard = confinement.profile == Profile::Standard;
+        let has_landlock = self.landlock > 0;
+        let hides = has_landlock
+            || matches!(self.separation, Separation::Uid | Separation::Namespace)
+            || server.launch.home == Home::Caller;
+        let asked = [
+            (is_standard && !has_landlock, "sandbox.profile", NO_LANDLOCK),
+            (
+                is_standard && !self.has_seccomp,
+                "sandbox.profile",
+                NO_SECCOMP,
+            ),
+            (!is_standard && !hides, "sandbox.profile", NO_HIDING),
+            (
+                confinement.tcp == Tcp::Off && !self.has_seccomp,
+                "sandbox.tcp",
+                NO_SECCOMP,
+            ),
+            (
+                matches!(confinement.tcp, Tcp::Ports(_))
+                    && !(self.has_seccomp && self.landlock >= PORTS_SINCE),
+                "sandbox.tcp",
+                NO_PORTS,
+            ),
+            (
+                limits.memory.is_some() && !self.bounds_memory,
+                "limits.memory",
+                NO_MEMORY,
+            ),
+            (
+                limits.pids.is_some() && !self.bounds_pids,
+                "limits.pids",
+                NO_PIDS,
+            ),
+            (
+                limits.cpu.is_some() && !self.bounds_cpu,
+                "limits.cpu",
+                NO_CPU,
+            ),
+        ];
+        asked
+            .into_iter()
+            .filter(|(is_missing, ..)| *is_missing)
+            .map(|(_, key, what)| Unenforced { key, what })
+            .collect()
+    }
+}
+
+/// Landlock knows TCP ports since its interface 4 (Linux 6.7).
+const PORTS_SINCE: u32 = 4;
+
+const NO_LANDLOCK: &str = "standard confines files by Landlock, which this kernel does not offer";
+const NO_SECCOMP: &str = "seccomp filters, which it needs, are not available here";
+const NO_HIDING: &str = "nothing here hides the data directory from its children";
+const NO_PORTS: &str = "single TCP ports need Landlock of Linux 6.7 or newer, and seccomp";
+const NO_ADDRESSES: &str =
+    "its TCP reaches this gateway and link-local addresses: no cgroup v2 with BPF is delegated";
+const NO_MEMORY: &str = "no cgroup v2 with the memory controller is delegated to this gateway";
+const NO_PIDS: &str =
+    "neither a cgroup v2 with the pids controller is delegated, nor has each child its own uid";
+const NO_CPU: &str = "no cgroup v2 with the cpu controller is delegated to this gateway";
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use crate::config::{Format, Mistake};
+    use crate::manifest::{Manifest, reader::parse};
+
+    use super::super::offer::*;
+
+    const ALL: Offer = Offer {
+        separation: Separation::Landlock,
+        landlock: 7,
+        has_seccomp: true,
+        bounds_memory: true,
+        bounds_pids: true,
+        bounds_cpu: true,
+        refuses_addresses: true,
+    };
+
+    fn server(keys: &str) -> Result<Manifest, Vec<Mistake>> {
+        let text = format!(
+            "tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{command: cat, {keys}}}}}}}}}"
+        );
+        parse("F", &text, Format::Yaml, &BTreeMap::new())
+    }
+
+    fn missing(offer: Offer, keys: &str) -> Vec<&'static str> {
+        let manifest = server(keys).unwrap();
+        let (_, server) = manifest.catalog.find("a", "x").unwrap();
+        let missing = offer.unenforced(&server);
+        missing.iter().map(|missing| missing.key).collect()
+    }
+
+    #[test]
+    fn what_cannot_be_enforced() {
+        let limits = "limits: {memory: 1GiB, pids: 64, cpu: 1}";
+        assert_eq!(missing(ALL, limits), [""; 0]);
+        let bare = Offer {
+            separation: Separation::None,
+            landlock: 0,
+            has_seccomp: false,
+            bounds_memory: false,
+            bounds_pids: false,
+            bounds_cpu: false,
+            refuses_addresses: false,
+        };
+        assert_eq!(missing(bare, "args: []"), ["sandbox.profile"; 2]);
+        assert_eq!(
+            missing(bare, "sandbox: {profile: open, tcp: false}"),
+            ["sandbox.profile", "sandbox.tcp"]
+        );
+        assert_eq!(
+            missing(bare, &format!("sandbox: {{profile: open}}, {limits}")),
+            [
+                "sandbox.profile",
+                "limits.memory",
+                "limits.pids",
+                "limits.cpu"
+            ]
+        );
+        let old = Offer { landlock: 3, ..ALL };
+        assert_eq!(missing(old, "sandbox: {tcp: [443]}"), ["sandbox.tcp"]);
+        assert_eq!(missing(old, "sandbox: {tcp: false}"), [""; 0]);
+        let apart = Offer {
+            separation: Separation::Uid,
+            has_seccomp: true,
+            ..bare
+        };
+        assert_eq!(missing(apart, "sandbox: {profile: open}"), [""; 0]);
+    }
+}

@@ -1,0 +1,173 @@
+//! Reader of `sandbox`, and of the limits that need a cgroup.
+
+use std::path::PathBuf;
+
+use super::reader::Reader;
+use crate::config::{Fields, Node, Value, Wrong, reader::choice};
+use crate::declare::{Confinement, Profile, Tcp};
+
+impl Reader<'_> {
+    /// The `sandbox` of a server.
+    pub(crate) fn confinement(&mut self, server: &Fields<'_>) -> Confinement {
+        for key in [
+            "sandbox.profile",
+            "sandbox.tcp",
+            "limits.memory",
+            "limits.pids",
+            "limits.cpu",
+        ] {
+            let (outer, inner) = key.split_once('.').unwrap_or_default();
+            let written = server.member(outer).map_or(&server.place, |node| {
+                let Value::Map(entries) = &node.value else {
+                    return &node.place;
+                };
+                let mut members = entries.iter().filter(|(name, _)| name == inner);
+                members.next().map_or(&node.place, |(_, node)| &node.place)
+            });
+            self.places.insert(server.key(key), written.clone());
+        }
+        let default = Confinement::default();
+        let known = ["profile", "required", "read", "write", "tcp"];
+        let Some(fields) = self.inner(server, "sandbox", &known) else {
+            return default;
+        };
+        let found = &mut self.mistakes;
+        let profile = |node: &Node| choice(&node.text()?, &PROFILES);
+        Confinement {
+            profile: fields.read("profile", default.profile, profile, found),
+            required: fields.read("required", default.required, Node::flag, found),
+            read: fields.read("read", default.read, directories, found),
+            write: fields.read("write", default.write, directories, found),
+            tcp: fields.read("tcp", default.tcp, tcp, found),
+        }
+    }
+
+    /// The limits that need a cgroup: memory, pids, cpu.
+    pub(crate) fn group_limits(
+        &mut self,
+        limits: &Fields<'_>,
+    ) -> (Option<u64>, Option<u32>, Option<u32>) {
+        let found = &mut self.mistakes;
+        let memory = |node: &Node| {
+            node.size()
+                .map(|bytes| Some(bytes).filter(|&bytes| bytes > 0))
+        };
+        let pids = |node: &Node| node.count(1).map(Some);
+        (
+            limits.read("memory", None, memory, found),
+            limits.read("pids", None, pids, found),
+            limits.read("cpu", None, cpu, found),
+        )
+    }
+}
+
+fn directories(node: &Node) -> Result<Vec<PathBuf>, Wrong> {
+    let path = |item: &Node| {
+        let path = PathBuf::from(item.text()?);
+        if path.is_absolute() {
+            Ok(path)
+        } else {
+            let what = format!("{:?} is not absolute", path.display().to_string());
+            Err(Wrong::new(what, "write the whole path"))
+        }
+    };
+    node.items()?.iter().map(path).collect()
+}
+
+fn tcp(node: &Node) -> Result<Tcp, Wrong> {
+    let remedy = "write true, false or a list of ports like [443]";
+    match &node.value {
+        Value::Flag(true) => Ok(Tcp::Any),
+        Value::Flag(false) => Ok(Tcp::Off),
+        Value::List(items) => {
+            let port = |item: &Node| match item.value {
+                Value::Whole(port) => u16::try_from(port).ok().filter(|&port| port > 0),
+                _ => None,
+            };
+            let ports: Option<Vec<u16>> = items.iter().map(port).collect();
+            match ports {
+                Some(ports) if ports.is_empty() => Ok(Tcp::Off),
+                Some(ports) => Ok(Tcp::Ports(ports)),
+                None => Err(Wrong::new("has an item that is no port", remedy)),
+            }
+        }
+        _ => Err(Wrong::new("is neither true nor false", remedy)),
+    }
+}
+
+/// Percents of one processor: `"50%"`, or a number of processors.
+fn cpu(node: &Node) -> Result<Option<u32>, Wrong> {
+    let remedy = "write a share of one processor like \"50%\", or a number of processors";
+    let percents = match &node.value {
+        Value::Whole(processors) => u32::try_from(*processors)
+            .ok()
+            .and_then(|processors| processors.checked_mul(100)),
+        Value::Text(text) if text.is_empty() => return Ok(None),
+        Value::Text(text) => text.strip_suffix('%').and_then(|text| text.parse().ok()),
+        _ => None,
+    };
+    match percents {
+        Some(percents @ 1..=1_000_000) => Ok(Some(percents)),
+        _ => Err(Wrong::new("is no share of a processor", remedy)),
+    }
+}
+
+const PROFILES: [(&str, Profile); 2] = [("standard", Profile::Standard), ("open", Profile::Open)];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use crate::config::{Format, Mistake};
+    use crate::manifest::{Manifest, reader::parse};
+
+    use super::super::sandbox::*;
+
+    fn server(keys: &str) -> Result<Manifest, Vec<Mistake>> {
+        let text = format!(
+            "tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{command: cat, {keys}}}}}}}}}"
+        );
+        parse("F", &text, Format::Yaml, &BTreeMap::new())
+    }
+
+    #[test]
+    fn what_is_asked_for() {
+        let read = |keys: &str| {
+            let (_, server) = server(keys).unwrap().catalog.find("a", "x").unwrap();
+            (server.launch.confinement.clone(), server.limits)
+        };
+        assert_eq!(read("args: []").0, Confinement::default());
+        let keys = "sandbox: {profile: open, required: false, read: [/a], write: [/b], tcp: false}";
+        let (confinement, _) = read(keys);
+        assert_eq!(confinement.profile, Profile::Open);
+        assert!(!confinement.required);
+        assert_eq!(confinement.read, [PathBuf::from("/a")]);
+        assert_eq!(confinement.write, [PathBuf::from("/b")]);
+        assert_eq!(confinement.tcp, Tcp::Off);
+        assert_eq!(read("sandbox: {tcp: []}").0.tcp, Tcp::Off);
+        assert_eq!(
+            read("sandbox: {tcp: [443, 80]}").0.tcp,
+            Tcp::Ports(vec![443, 80])
+        );
+        let (_, limits) = read("limits: {memory: 1GiB, pids: 64, cpu: \"50%\"}");
+        assert_eq!(
+            (limits.memory, limits.pids, limits.cpu),
+            (Some(1 << 30), Some(64), Some(50))
+        );
+        assert_eq!(read("limits: {cpu: 2}").1.cpu, Some(200));
+        assert_eq!(read("limits: {memory: \"\", cpu: \"\"}").1.memory, None);
+        for wrong in [
+            "sandbox: {profile: strict}",
+            "sandbox: {read: [a]}",
+            "sandbox: {tcp: 443}",
+            "sandbox: {tcp: [0]}",
+            "sandbox: {tcp: [70000]}",
+            "sandbox: {udp: false}",
+            "limits: {pids: 0}",
+            "limits: {cpu: \"0%\"}",
+            "limits: {cpu: fast}",
+        ] {
+            assert_eq!(server(wrong).unwrap_err().len(), 1, "{wrong}");
+        }
+    }
+}

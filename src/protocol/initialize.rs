@@ -5,6 +5,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::{
     json::{self, Fault, Scanner, Span},
+    jsonrpc,
     revision::Revision,
 };
 
@@ -54,8 +55,13 @@ pub(crate) fn list_changed(capabilities: &[u8]) -> Vec<Bytes> {
         json::get(capabilities, kind).and_then(|of| json::get(of, "listChanged")) == Some(b"true")
     };
     let line = |kind: &str| {
-        let line = format!(r#"{{"jsonrpc":"2.0","method":"notifications/{kind}/list_changed"}}"#);
-        Bytes::from(line)
+        let mut line = BytesMut::new();
+        jsonrpc::push_notification(
+            &format!("notifications/{kind}/list_changed"),
+            None,
+            &mut line,
+        );
+        line.freeze()
     };
     let kinds = ["tools", "prompts", "resources"];
     kinds
@@ -102,21 +108,26 @@ pub(crate) fn with_revision(result: &[u8], revision: Revision) -> Bytes {
 
 /// A line that subscribes to a raw URI; `id` is raw too.
 pub(crate) fn subscribe(id: &str, uri: &[u8]) -> Bytes {
-    let mut line = BytesMut::from(&b"{\"jsonrpc\":\"2.0\",\"id\":"[..]);
-    line.extend_from_slice(id.as_bytes());
-    line.extend_from_slice(br#","method":"resources/subscribe","params":{"uri":"#);
-    line.extend_from_slice(uri);
-    line.extend_from_slice(b"}}\n");
+    let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
+    let mut line = BytesMut::new();
+    jsonrpc::push_request(
+        id.as_bytes(),
+        "resources/subscribe",
+        Some(&params),
+        &mut line,
+    );
+    line.extend_from_slice(b"\n");
     line.freeze()
 }
 
 /// A line that sets the level of log messages; `id` is raw.
 pub(crate) fn set_level(id: &str, level: &str) -> Bytes {
-    let mut line = BytesMut::from(&b"{\"jsonrpc\":\"2.0\",\"id\":"[..]);
-    line.extend_from_slice(id.as_bytes());
-    line.extend_from_slice(br#","method":"logging/setLevel","params":{"level":"#);
-    json::push_string(&mut line, level);
-    line.extend_from_slice(b"}}\n");
+    let mut params = BytesMut::from(&br#"{"level":"#[..]);
+    json::push_string(&mut params, level);
+    params.extend_from_slice(b"}");
+    let mut line = BytesMut::new();
+    jsonrpc::push_request(id.as_bytes(), "logging/setLevel", Some(&params), &mut line);
+    line.extend_from_slice(b"\n");
     line.freeze()
 }
 

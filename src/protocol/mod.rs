@@ -8,6 +8,7 @@ pub(crate) mod event;
 pub(crate) mod headers;
 pub(crate) mod initialize;
 pub(crate) mod json;
+pub(crate) mod jsonrpc;
 mod message;
 mod meta;
 mod method;

@@ -1,7 +1,7 @@
-//! The legacy dialect: turns what a client says into lines for the child, and lines of the
-//! child into what was said, with every id and progress token rewritten on the way.
+//! Legacy dialect: sessions that begin with `initialize`, up to revision 2025-11-25.
 //!
-//! A state machine without IO. It does not know streams, clocks or HTTP: `hub` does.
+//! Every id and progress token is rewritten, in both directions. A state machine without IO; it
+//! knows no streams, clocks or HTTP.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -10,17 +10,15 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::protocol::{Kind, Message, Method, Span, json};
-
-/// The gateway's own id of a client's request; also its progress token towards the child.
-pub(crate) type CallId = u64;
-
-/// The gateway's own id of a child's request; also its progress token towards the client.
-pub(crate) type AskId = u64;
+use super::translated::{AskId, CallId, Noted, Said, SessionState};
+use crate::protocol::{
+    Kind, Message, Method, Span, initialize,
+    jsonrpc::{push_cancelled, push_error, push_request, push_result},
+};
 
 /// Translation state of one child.
 #[derive(Default)]
-pub(crate) struct Dialect {
+pub(crate) struct Legacy {
     last: u64,
     /// Its ids, where others have theirs beside them.
     range: Option<RangeInclusive<u64>>,
@@ -38,6 +36,9 @@ struct Theirs {
     wants_task: bool,
 }
 
+/// The raw id of the gateway's pings.
+const PING: &[u8] = b"\"lockgate-ping\"";
+
 /// How many progress tokens of tasks are remembered; the oldest go first.
 const TASK_TOKENS: usize = 256;
 
@@ -47,70 +48,9 @@ const ASKS: usize = 256;
 /// What may wait for the child beside what clients send, whose bound is half of it.
 const UNREAD: usize = 16 << 20;
 
-/// What a line of the child says, ready for the client.
-#[derive(Debug)]
-pub(crate) enum Said {
-    /// The end of a call.
-    Done {
-        /// Which call.
-        call: CallId,
-        /// The response as the client gets it.
-        line: Bytes,
-    },
-    /// Progress of a call.
-    Progress {
-        /// Which call.
-        call: CallId,
-        /// The notification as the client gets it.
-        line: Bytes,
-    },
-    /// The server wants something of the client.
-    Ask {
-        /// Which one.
-        ask: AskId,
-        /// The task that it belongs to, raw.
-        task: Option<Box<[u8]>>,
-        /// The request as the client gets it.
-        line: Bytes,
-    },
-    /// The server takes back what it asked.
-    AskCancelled {
-        /// Which one.
-        ask: AskId,
-        /// The notification as the client gets it.
-        line: Bytes,
-    },
-    /// A log message.
-    Log {
-        /// The task that it belongs to, raw.
-        task: Option<Box<[u8]>>,
-        /// The notification, untouched.
-        line: Bytes,
-    },
-    /// Any other notification.
-    Note(Bytes),
-    /// The answer to something that the gateway itself asked.
-    Pong,
-    /// The child's own ping: the answer is in the output already.
-    Pinged,
-    /// Nothing for anybody, and why.
-    Dropped(&'static str),
-}
-
-/// What became of a client's notification.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Noted {
-    /// It is in the output.
-    Passed,
-    /// It is in the output, and it ended this call.
-    Cancelled(CallId),
-    /// It names nothing that is open.
-    Dropped,
-}
-
-impl Dialect {
+impl Legacy {
     /// The raw id of requests by which the gateway brings a restored child up to date.
-    pub(crate) const RESTORE: &'static str = "\"lockgate-restore\"";
+    const RESTORE: &'static str = "\"lockgate-restore\"";
 
     /// Lets the ids that it gives out begin behind `base`.
     pub(crate) fn rebase(&mut self, base: u64) {
@@ -241,11 +181,29 @@ impl Dialect {
         out.put_u8(b'\n');
     }
 
+    /// Appends the state of a session for a restored child.
+    pub(crate) fn restore(state: &SessionState<'_>, out: &mut BytesMut) {
+        if state.is_initialized {
+            out.extend_from_slice(initialize::INITIALIZED);
+        }
+        if let Some(level) = state.level {
+            out.extend_from_slice(&initialize::set_level(Self::RESTORE, level));
+        }
+        for uri in state.subscriptions {
+            out.extend_from_slice(&initialize::subscribe(Self::RESTORE, uri));
+        }
+    }
+
+    /// A subscription to a raw URI that the gateway makes for a session.
+    pub(crate) fn subscribe(&mut self, uri: &[u8]) -> (CallId, Bytes) {
+        let call = self.next();
+        (call, initialize::subscribe(&call.to_string(), uri))
+    }
+
     /// Appends a ping of the gateway; its answer is `Pong`.
     pub(crate) fn ping(out: &mut BytesMut) {
-        out.extend_from_slice(
-            b"{\"jsonrpc\":\"2.0\",\"id\":\"lockgate-ping\",\"method\":\"ping\"}\n",
-        );
+        push_request(PING, "ping", None, out);
+        out.put_u8(b'\n');
     }
 
     /// Reads a line of the child; what the gateway answers itself goes to `out`.
@@ -278,7 +236,7 @@ impl Dialect {
         let Some((span, id)) = message.id_span().zip(message.id()) else {
             return Said::Dropped("no_id");
         };
-        if id == b"\"lockgate-ping\"" || id == Self::RESTORE.as_bytes() {
+        if id == PING || id == Self::RESTORE.as_bytes() {
             return Said::Pong;
         }
         let found = number(id).and_then(|call| Some((call, self.calls.remove(&call)?)));
@@ -372,7 +330,7 @@ impl Dialect {
     }
 
     /// A new id.
-    pub(crate) fn next(&mut self) -> u64 {
+    fn next(&mut self) -> u64 {
         loop {
             self.last = match &self.range {
                 Some(range) if self.last >= *range.end() => *range.start(),
@@ -392,54 +350,6 @@ pub(crate) fn owe(out: &mut BytesMut, push: impl FnOnce(&mut BytesMut)) {
         push(out);
         out.put_u8(b'\n');
     }
-}
-
-/// Appends the cancellation of a request, without its line end.
-pub(crate) fn push_cancelled(id: u64, reason: &str, out: &mut BytesMut) {
-    out.extend_from_slice(
-        br#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#,
-    );
-    out.extend_from_slice(id.to_string().as_bytes());
-    out.extend_from_slice(br#","reason":"#);
-    json::push_string(out, reason);
-    out.extend_from_slice(b"}}");
-}
-
-/// Appends an error response without its line end.
-pub(crate) fn push_error(
-    id: &[u8],
-    code: i32,
-    message: &str,
-    data: Option<&str>,
-    out: &mut BytesMut,
-) {
-    out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
-    out.extend_from_slice(id);
-    out.extend_from_slice(format!(r#","error":{{"code":{code},"message":"#).as_bytes());
-    json::push_string(out, message);
-    if let Some(data) = data {
-        out.extend_from_slice(br#","data":"#);
-        out.extend_from_slice(data.as_bytes());
-    }
-    out.extend_from_slice(b"}}");
-}
-
-/// Appends an error response that somebody else wrote, without its line end.
-pub(crate) fn push_raw_error(id: &[u8], error: &[u8], out: &mut BytesMut) {
-    out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
-    out.extend_from_slice(id);
-    out.extend_from_slice(br#","error":"#);
-    out.extend_from_slice(error);
-    out.put_u8(b'}');
-}
-
-/// Appends a result response without its line end.
-pub(crate) fn push_result(id: &[u8], result: &[u8], out: &mut BytesMut) {
-    out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
-    out.extend_from_slice(id);
-    out.extend_from_slice(br#","result":"#);
-    out.extend_from_slice(result);
-    out.put_u8(b'}');
 }
 
 fn push_line(message: &Message, mut cuts: Vec<(Span, &[u8])>, out: &mut BytesMut) {
@@ -470,7 +380,7 @@ mod tests {
         Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
     }
 
-    fn call(dialect: &mut Dialect, id: &str, params: &str) -> (CallId, String) {
+    fn call(dialect: &mut Legacy, id: &str, params: &str) -> (CallId, String) {
         let mut out = BytesMut::new();
         let text =
             format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#);
@@ -482,13 +392,13 @@ mod tests {
         String::from_utf8(out.to_vec()).unwrap()
     }
 
-    fn note(dialect: &mut Dialect, text: &str) -> (Noted, String) {
+    fn note(dialect: &mut Legacy, text: &str) -> (Noted, String) {
         let mut out = BytesMut::new();
         let noted = dialect.notification(&message(text), &mut out);
         (noted, text_of(&out))
     }
 
-    fn line(dialect: &mut Dialect, text: &str) -> Said {
+    fn line(dialect: &mut Legacy, text: &str) -> Said {
         dialect.line(&message(text), &mut BytesMut::new())
     }
 
@@ -510,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_request_and_its_end_are_translated() {
-        let mut dialect = Dialect::default();
+        let mut dialect = Legacy::default();
         let (first, sent) = call(&mut dialect, "\"a\"", r#"{"_meta":{"progressToken":"p"}}"#);
         assert_eq!(
             sent,
@@ -544,9 +454,9 @@ mod tests {
 
     #[test]
     fn ids_beside_those_of_others_stay_where_they_belong() {
-        let mut dialect = Dialect::default();
+        let mut dialect = Legacy::default();
         dialect.confine(40..=43, 41);
-        let begun = |dialect: &mut Dialect| call(dialect, "1", "{}").0;
+        let begun = |dialect: &mut Legacy| call(dialect, "1", "{}").0;
         assert_eq!(begun(&mut dialect), 42);
         assert_eq!(begun(&mut dialect), 43);
         dialect.abandon(43);
@@ -557,7 +467,7 @@ mod tests {
 
     #[test]
     fn a_cancellation_ends_the_newest_call_of_its_id() {
-        let mut dialect = Dialect::default();
+        let mut dialect = Legacy::default();
         let (first, _) = call(&mut dialect, "5", "{}");
         let (second, _) = call(&mut dialect, "5", "{}");
         let (noted, sent) = note(&mut dialect, &cancelled("5"));
@@ -584,7 +494,7 @@ mod tests {
 
     #[test]
     fn what_the_child_asks_is_translated() {
-        let mut dialect = Dialect::default();
+        let mut dialect = Legacy::default();
         let asked = r#"{"jsonrpc":"2.0","id":"x","method":"roots/list","params":{"_meta":{"progressToken":"q","io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#;
         let Said::Ask {
             ask,
@@ -620,7 +530,7 @@ mod tests {
 
     #[test]
     fn what_the_child_takes_back_is_over() {
-        let mut dialect = Dialect::default();
+        let mut dialect = Legacy::default();
         let asked = r#"{"jsonrpc":"2.0","id":"x","method":"roots/list"}"#;
         let Said::Ask { ask, .. } = line(&mut dialect, asked) else {
             panic!("no ask");
@@ -648,7 +558,7 @@ mod tests {
 
     #[test]
     fn pings_are_answered_here() {
-        let mut dialect = Dialect::default();
+        let mut dialect = Legacy::default();
         let mut out = BytesMut::new();
         let ping = message(r#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#);
         assert!(matches!(dialect.line(&ping, &mut out), Said::Pinged));
@@ -656,7 +566,7 @@ mod tests {
         let said = line(&mut dialect, &result("\"lockgate-ping\""));
         assert!(matches!(said, Said::Pong), "{said:?}");
         out.clear();
-        Dialect::ping(&mut out);
+        Legacy::ping(&mut out);
         assert_eq!(
             message(text_of(&out).trim_end()).id(),
             Some(&b"\"lockgate-ping\""[..])
@@ -665,7 +575,7 @@ mod tests {
 
     #[test]
     fn the_token_of_a_task_outlives_its_call() {
-        let mut dialect = Dialect::default();
+        let mut dialect = Legacy::default();
         let asks = r#"{"task":{},"_meta":{"progressToken":"p"}}"#;
         let (task, _) = call(&mut dialect, "1", asks);
         let (failed, _) = call(&mut dialect, "2", asks);
@@ -692,7 +602,7 @@ mod tests {
 
     #[test]
     fn the_token_of_a_task_outlives_its_ask() {
-        let mut dialect = Dialect::default();
+        let mut dialect = Legacy::default();
         let mut asked = |params: &str| {
             let text = format!(
                 r#"{{"jsonrpc":"2.0","id":"x","method":"sampling/createMessage","params":{params}}}"#
@@ -712,7 +622,7 @@ mod tests {
 
     #[test]
     fn a_child_that_asks_and_does_not_read_costs_a_bounded_sum() {
-        let mut dialect = Dialect::default();
+        let mut dialect = Legacy::default();
         let mut out = BytesMut::new();
         let ask = message(r#"{"jsonrpc":"2.0","id":"x","method":"roots/list"}"#);
         for _ in 0..ASKS {
@@ -740,7 +650,7 @@ mod tests {
     fn another_revision_is_put_into_initialize() {
         let text = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2099-01-01","capabilities":{}}}"#;
         let mut out = BytesMut::new();
-        let id = Dialect::default().request_as(&message(text), Some("2025-11-25"), &mut out);
+        let id = Legacy::default().request_as(&message(text), Some("2025-11-25"), &mut out);
         let expected = text
             .replace("2099-01-01", "2025-11-25")
             .replace("\"id\":0", &format!("\"id\":{id}"));
@@ -760,7 +670,7 @@ mod tests {
     proptest! {
         #[test]
         fn ids_and_tokens_come_back_byte_for_byte(calls in prop::collection::vec((token(), token()), 1..8)) {
-            let mut dialect = Dialect::default();
+            let mut dialect = Legacy::default();
             let begun: Vec<_> = calls
                 .iter()
                 .map(|(id, token)| call(&mut dialect, id, &format!(r#"{{"_meta":{{"progressToken":{token}}}}}"#)).0)
@@ -779,7 +689,7 @@ mod tests {
 
         #[test]
         fn a_childs_id_comes_back_byte_for_byte(id in token()) {
-            let mut dialect = Dialect::default();
+            let mut dialect = Legacy::default();
             let asked = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"roots/list"}}"#);
             let Said::Ask { ask, .. } = line(&mut dialect, &asked) else {
                 panic!("no ask");

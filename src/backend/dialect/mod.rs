@@ -1,5 +1,16 @@
-//! Dialects: translation between messages and lines of a child, without IO.
+//! Dialects: translation between messages of a client and lines of a child, without IO.
+//!
+//! Not here: the bytes of a child (`backend::child`) and the routing of its messages
+//! (`hub::stream`, and `backend::shared` for shared children).
+//!
+//! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25
+//! * `translated`: results of a translation
+//! * `translation`: the only match over the dialects, and the duties of a dialect
 
-pub(crate) mod legacy;
+mod legacy;
+mod translated;
+mod translation;
 
-pub(crate) use self::legacy::{AskId, CallId, Dialect, Noted, Said};
+pub(crate) use self::legacy::owe;
+pub(crate) use self::translated::{AskId, CallId, Noted, Said, SessionState};
+pub(crate) use self::translation::Dialect;

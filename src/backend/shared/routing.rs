@@ -12,10 +12,13 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::backend::dialect::legacy::{owe, push_error, push_result};
+use crate::backend::dialect::owe;
 use crate::{
     declare::Isolation,
-    protocol::{Kind, Message, Method},
+    protocol::{
+        Kind, Message, Method,
+        jsonrpc::{push_error, push_result},
+    },
 };
 
 /// How severe a log message is (2025-11-25 logging, "Log Levels"); the greater the more.

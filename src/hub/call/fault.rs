@@ -6,9 +6,10 @@ use std::{num::NonZeroU64, time::Duration};
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    backend::{Refused, dialect::legacy::push_error},
+    backend::Refused,
     declare::Full,
     error::{Error, Limit, Quota},
+    protocol::jsonrpc,
 };
 
 /// Why a call has no answer of the server.
@@ -171,7 +172,7 @@ impl Fault {
         } = self;
         let mut line = BytesMut::new();
         let data = format!(r#"{{"reason":"{reason}","retryable":{is_retryable}}}"#);
-        push_error(id, code, message, Some(&data), &mut line);
+        jsonrpc::push_error(id, code, message, Some(&data), &mut line);
         line.freeze()
     }
 }

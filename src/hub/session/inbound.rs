@@ -9,10 +9,7 @@ use super::{lifetime::Phase, link::State, record::Subscription, task::Session};
 use crate::{
     auth::{Denied, Listed, policy},
     backend::{
-        dialect::{
-            CallId, Noted,
-            legacy::{push_error, push_result},
-        },
+        dialect::{CallId, Noted},
         shared::routing,
     },
     declare::Isolation,
@@ -23,7 +20,7 @@ use crate::{
         limits::Seats,
         stream::{Answer, Form, PageCursors},
     },
-    protocol::{Body, Kind, LISTENER, Message, Method, Refusal, StreamId},
+    protocol::{Body, Kind, LISTENER, Message, Method, Refusal, StreamId, jsonrpc},
     telemetry::metrics,
 };
 
@@ -242,7 +239,7 @@ impl Session {
     /// Answers a request with −32602.
     fn refuse(&mut self, id: &[u8], stream: StreamId, why: &str) {
         let mut line = BytesMut::new();
-        push_error(id, -32602, why, None, &mut line);
+        jsonrpc::push_error(id, -32602, why, None, &mut line);
         let finished = self.streams.finish_call(stream, Some(line.freeze()));
         self.stored(finished);
     }
@@ -274,11 +271,11 @@ impl Session {
         let id = message.id().unwrap_or_default();
         let mut line = BytesMut::new();
         if message.method() == Method::Ping {
-            push_result(id, b"{}", &mut line);
+            jsonrpc::push_result(id, b"{}", &mut line);
             return Some(line.freeze());
         }
         if message.method().is_notification() {
-            push_error(id, -32601, "Method not found", None, &mut line);
+            jsonrpc::push_error(id, -32601, "Method not found", None, &mut line);
             return Some(line.freeze());
         }
         if message.method() == Method::Subscribe {
@@ -286,7 +283,7 @@ impl Session {
             let is_long = message.uri().is_some_and(|uri| uri.len() > bytes);
             if is_long || self.kept.subscriptions.len() >= number {
                 let why = "too many subscriptions, or too long a URI";
-                push_error(id, -32602, why, None, &mut line);
+                jsonrpc::push_error(id, -32602, why, None, &mut line);
                 return Some(line.freeze());
             }
         }
@@ -296,7 +293,7 @@ impl Session {
                 message,
                 data,
             } = denied;
-            push_error(id, code, &message, data.as_deref(), &mut line);
+            jsonrpc::push_error(id, code, &message, data.as_deref(), &mut line);
             return Some(line.freeze());
         }
         if self.server.supervision.isolation == Isolation::Session {
@@ -315,7 +312,7 @@ impl Session {
                 let name = message.level();
                 let level = name.as_deref().and_then(routing::level);
                 let Some((name, level)) = name.zip(level) else {
-                    push_error(id, -32602, "no such log level", None, &mut line);
+                    jsonrpc::push_error(id, -32602, "no such log level", None, &mut line);
                     return Some(line.freeze());
                 };
                 self.kept.level = Some((&*name).into());
@@ -323,13 +320,13 @@ impl Session {
                 if let State::Shared(member) = &mut self.link.state {
                     member.set_level(level);
                 }
-                push_result(id, b"{}", &mut line);
+                jsonrpc::push_result(id, b"{}", &mut line);
             }
             Method::Tasks | Method::TasksResult => {
-                push_error(id, -32601, "a shared server has no tasks", None, &mut line);
+                jsonrpc::push_error(id, -32601, "a shared server has no tasks", None, &mut line);
             }
             _ if message.wants_task() => {
-                push_error(id, -32602, "a shared server has no tasks", None, &mut line);
+                jsonrpc::push_error(id, -32602, "a shared server has no tasks", None, &mut line);
             }
             _ => return None,
         }

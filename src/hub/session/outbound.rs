@@ -15,7 +15,7 @@ use crate::{
     auth::policy,
     backend::{
         child::Happened,
-        dialect::{CallId, Dialect, Said},
+        dialect::{CallId, Said},
         shared::{mailbox, routing},
     },
     hub::{
@@ -365,11 +365,12 @@ impl Session {
                 self.calls.settle(ask, now);
             }
             Overdue::Call(call) => {
-                Dialect::cancel(call, "the call took too long", self.link.out());
+                self.dialect
+                    .cancel(call, "the call took too long", self.link.out());
                 if let State::Shared(member) = &self.link.state {
                     member.probe();
                 } else {
-                    Dialect::ping(self.link.out());
+                    self.dialect.ping(self.link.out());
                     self.probe.get_or_insert(now + PROBE);
                 }
                 self.link.try_flush();

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::{
     backend::{
         Circuit,
-        dialect::CallId,
+        dialect::{CallId, SessionState},
         shared::{Loss, Member},
     },
     hub::core::Transport,
@@ -44,6 +44,17 @@ pub(crate) struct Kept {
     pub(crate) shared: Option<Revision>,
     /// Subscriptions of its client that wait for a shared child.
     pub(crate) waiting: Vec<Subscription>,
+}
+
+impl Kept {
+    /// The part of the state that a child must know.
+    pub(super) fn session_state(&self) -> SessionState<'_> {
+        SessionState {
+            is_initialized: self.is_initialized,
+            level: self.level.as_deref(),
+            subscriptions: &self.subscriptions,
+        }
+    }
 }
 
 /// A subscription on its way to a shared child, or the end of one.

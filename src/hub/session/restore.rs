@@ -9,13 +9,13 @@ use tokio::time::Instant;
 use super::{
     lifetime::{Over, Phase},
     link::{Own, State},
-    record::{Kept, Subscription},
+    record::Subscription,
     task::Session,
 };
 use crate::{
     backend::{
         child::Restart,
-        dialect::{CallId, Dialect, legacy::push_cancelled},
+        dialect::CallId,
         shared::{Loss, STABLE, routing},
     },
     declare::OnLoss,
@@ -23,7 +23,7 @@ use crate::{
         call::{Effect, Fault},
         stream::Answer,
     },
-    protocol::{LISTENER, Revision, initialize},
+    protocol::{LISTENER, Revision, initialize, jsonrpc},
     telemetry::{ChildState, Exit},
 };
 
@@ -98,8 +98,7 @@ impl Session {
             member.set_level(level);
         }
         for uri in &self.kept.subscriptions {
-            let call = self.dialect.next();
-            let line = initialize::subscribe(&call.to_string(), uri);
+            let (call, line) = self.dialect.subscribe(uri);
             member.subscription(call, uri.clone(), true, line);
         }
         for waiting in self.kept.waiting.drain(..) {
@@ -189,7 +188,7 @@ impl Session {
     pub(super) fn end_asks(&mut self) {
         for (ask, stream) in self.calls.drop_asks(Instant::now()) {
             let mut line = BytesMut::new();
-            push_cancelled(ask, "the backend ended", &mut line);
+            jsonrpc::push_cancelled(ask, "the backend ended", &mut line);
             let written = self.streams.message(stream, line.freeze()).map(drop);
             self.stored(written);
         }
@@ -313,16 +312,3 @@ impl Session {
 
 /// How long a child may take for each step of its end when its session was revoked.
 const REVOKED: Duration = Duration::from_millis(1500);
-
-/// The state that a session's own child needs: `initialized`, the level, the subscriptions.
-pub(super) fn push_state(kept: &Kept, out: &mut BytesMut) {
-    if kept.is_initialized {
-        out.extend_from_slice(initialize::INITIALIZED);
-    }
-    if let Some(level) = &kept.level {
-        out.extend_from_slice(&initialize::set_level(Dialect::RESTORE, level));
-    }
-    for uri in &kept.subscriptions {
-        out.extend_from_slice(&initialize::subscribe(Dialect::RESTORE, uri));
-    }
-}

@@ -8,16 +8,12 @@ use tokio::time::Instant;
 use super::{
     lifetime::{Over, Phase},
     link::{Got, Own, State},
-    restore::push_state,
     task::Session,
 };
 use crate::{
     backend::{
         Refused, Started, Verdict,
-        dialect::{
-            Said,
-            legacy::{push_raw_error, push_result},
-        },
+        dialect::Said,
         shared::{CALL_BITS, Member, routing},
     },
     declare::Isolation,
@@ -27,7 +23,7 @@ use crate::{
         ownership::AWAY,
         stream::Answer,
     },
-    protocol::{Kind, Message, Revision, initialize},
+    protocol::{Kind, Message, Revision, initialize, jsonrpc},
     telemetry::{Method, Outcome},
 };
 
@@ -178,7 +174,8 @@ impl Session {
             // What the session's state needs comes before what its client sent meanwhile.
             let mut own = own;
             if matches!(self.phase, Phase::Ready(_)) {
-                push_state(&self.kept, own.child.out());
+                let state = self.kept.session_state();
+                self.dialect.restore(&state, own.child.out());
             }
             self.link.up(State::Ready(own));
         }
@@ -209,7 +206,7 @@ impl Session {
             .map(|initialize| self.offered(initialize).unwrap_or_else(|newest| newest));
         let settled = settled.unwrap_or(revision);
         let mut line = BytesMut::new();
-        push_result(id, &initialize::with_revision(&result, settled), &mut line);
+        jsonrpc::push_result(id, &initialize::with_revision(&result, settled), &mut line);
         self.core.metrics.call(Method::Initialize, Outcome::Result);
         self.link.up(State::Shared(member));
         self.kept.shared = Some(revision);
@@ -288,7 +285,7 @@ impl Session {
                 (Refused::Answered(error), ..) => {
                     self.core.metrics.call(Method::Initialize, Outcome::Error);
                     let mut line = BytesMut::new();
-                    push_raw_error(id, error, &mut line);
+                    jsonrpc::push_raw_error(id, error, &mut line);
                     Answer::Failed(line.freeze())
                 }
                 (_, Some(status), Some(_)) => Answer::Refused(status.error()),

@@ -1,7 +1,8 @@
-//! What sessions and children do about a change of what is declared.
+//! Changes of the catalogue, followed by sessions and children.
 //!
-//! Who lost a server loses its sessions there; whose server is another now goes on with it, and
-//! its child is replaced like one that was idle. Not here: what was changed (`control/live`).
+//! A principal that lost a server loses its sessions there. A session whose server has changed
+//! continues with the new one, and its child is replaced like an idle one. Not here: the catalogue
+//! itself (`snapshot`).
 
 use std::{
     sync::{Arc, PoisonError},
@@ -56,10 +57,10 @@ impl Hub {
     }
 }
 
-/// How long sessions may take until they know (CONTRACT P16).
+/// The time for all sessions to hear of a change.
 const TOLD: Duration = Duration::from_secs(5);
 
-/// Whether what a child was started by is another now.
+/// Whether a change concerns the start of a child.
 fn is_replaced(old: &Arc<Server>, new: &Arc<Server>) -> bool {
     !Arc::ptr_eq(old, new)
         && (old.launch != new.launch

@@ -23,7 +23,7 @@ pub(crate) struct SeenSession {
     pub(crate) server: String,
     /// How its client speaks.
     pub(crate) transport: &'static str,
-    /// Who says who its principal is.
+    /// The issuer of its principal.
     pub(crate) issuer: Option<String>,
     /// For whom its principal acts.
     pub(crate) subject: Option<String>,

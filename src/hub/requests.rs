@@ -101,12 +101,12 @@ impl Hub {
         }))
     }
 
-    /// What tenants, principals and addresses may use.
+    /// The limits of tenants, principals and addresses.
     pub(crate) fn limits(&self) -> &Arc<Limits> {
         &self.0.limits
     }
 
-    /// Begins to prepare what the servers need.
+    /// Begins the preparations of all servers.
     pub(crate) fn prepare(&self, catalog: &Catalog) {
         let tenants = catalog.tenants.values();
         let servers = tenants.flat_map(|tenant| tenant.servers.values());
@@ -133,7 +133,7 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// `Draining`, `Quota`; whatever goes wrong with the child is an [`Answer::Failed`].
+    /// `Draining`, `Quota`; a failure of the child is an [`Answer::Failed`].
     pub(crate) async fn initialize(
         &self,
         access: &Access,
@@ -249,12 +249,12 @@ impl Hub {
         Ok(reading)
     }
 
-    /// Whether a session of this principal lives, of whichever transport.
+    /// Whether the principal has this session, on either transport.
     pub(crate) fn has(&self, access: &Access, id: &str) -> bool {
         self.0.find(access, id).is_ok()
     }
 
-    /// Ends a session of Streamable HTTP; returns when nobody can use it any more.
+    /// Ends a session of Streamable HTTP; returns once no request can find it.
     ///
     /// # Errors
     ///

@@ -32,7 +32,7 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// `NoSession` for an unknown, ended or foreign id; `Busy` while nobody can say.
+    /// `NoSession` for an unknown, ended or foreign id; `Busy` while the directory is out of reach.
     pub(crate) async fn locate(
         &self,
         access: &Access,
@@ -126,12 +126,13 @@ impl Hub {
         self.0.unresponsive.note(replica, Instant::now());
     }
 
-    /// Whether they do.
+    /// Whether this replica is about to end.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.owner.is_closed()
     }
 
-    /// Which ones, in an order of chance; nobody before this one is about to end.
+    /// The replicas that begin and claim sessions instead, in random order; none before this one is
+    /// about to end.
     pub(crate) async fn successors(&self) -> Vec<Replica> {
         let mut replicas = self.0.owner.successors().await;
         let mut chance = [0];
@@ -144,7 +145,7 @@ impl Hub {
 }
 
 impl Hub {
-    /// A session of this replica, for whoever was told that it is here.
+    /// The session of a request that was sent to this replica.
     ///
     /// # Errors
     ///
@@ -162,7 +163,7 @@ impl Hub {
         }
     }
 
-    /// What is said of a session that has ended here.
+    /// The error for a session that has ended here.
     pub(crate) async fn gone(&self, access: &Access, id: &str) -> Error {
         if self.0.owner.is_alone() || self.0.sessions.has(id) {
             return Error::NoSession;
@@ -174,8 +175,8 @@ impl Hub {
         }
     }
 
-    /// What is said of an id that is nowhere. Where the store lost what it had, it may soon be
-    /// somewhere again; a heartbeat tells, before which nobody here may know.
+    /// The error for an id that the directory does not have. A store that lost its data may get
+    /// the session back, which only a heartbeat tells.
     pub(crate) async fn nowhere(&self) -> Error {
         let known = self.0.owner.epoch();
         match self.0.owner.beat().await {
@@ -197,15 +198,15 @@ impl Hub {
         Ok(())
     }
 
-    /// Becomes the owner of a session; false if somebody else was faster.
+    /// Becomes the owner of a session; false if another replica was faster.
     async fn claim(&self, access: &Access, id: &SessionId, record: Record) -> Result<bool, Error> {
         let Some(claiming) = self.0.claims.begin(id) else {
-            // Another request is about to; what it makes of the session is looked at again.
+            // Another request claims it; the caller looks again afterwards.
             sleep(AGAIN).await;
             return Ok(false);
         };
         let (hub, access, id) = (self.clone(), access.clone(), id.clone());
-        // To the end, whatever becomes of the request: half claimed it would be nobody's.
+        // In a task of its own: a request that goes away must not leave the session half claimed.
         let claimed = self.0.tracker.spawn(async move {
             let (_claiming, core) = (claiming, &hub.0);
             if core.sessions.has(id.as_str()) {
@@ -238,7 +239,7 @@ impl Hub {
         let transport = remembered.as_ref().map(Remembered::transport);
         let adopted = remembered.and_then(Remembered::kept).zip(revision);
         let Some((kept, revision)) = adopted else {
-            // What is not removed now ends with its time to live.
+            // A record that stays ends with its time to live.
             let _ = self.0.directory.remove(id, fence).await;
             return Err(Error::NoSession);
         };

@@ -223,7 +223,7 @@ async fn a_restart_waits_for_calls_or_ends_them() {
     }
 }
 
-/// CONTRACT P09 within a tenant: its principals share a child, and no cursor of it.
+/// Page cursors within a tenant: its principals share a child, and no cursor of it.
 #[tokio::test]
 async fn p09_a_page_cursor_belongs_to_its_principal() {
     let bench = Bench::new(&json!({"isolation": "tenant"}));
@@ -259,7 +259,7 @@ async fn other_than(client: &Client<'_>, pid: u64) -> u64 {
     panic!("the child is the same");
 }
 
-/// CONTRACT P67: the access of each request decides, not that of whoever began the session.
+/// The access of each request decides, not that of the request that began the session.
 #[tokio::test]
 async fn scopes_are_those_of_the_request_and_what_lacks_them_reaches_no_child() {
     let policy = json!({

@@ -1,4 +1,4 @@
-//! The calls in flight of one session, what the server asks meanwhile, and their clocks.
+//! Calls in flight of one session, requests of the server meanwhile, and their clocks.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -42,19 +42,19 @@ pub(crate) struct Call {
     pub(crate) wants_task: bool,
     /// When it is overdue.
     pub(crate) clock: CallClock,
-    /// What kind of call it is, for the metrics.
+    /// Its class, for the metrics.
     pub(crate) class: metrics::Method,
-    /// What will be on record of it.
+    /// Its audit record, where the server asks for one.
     pub(crate) audited: Option<Box<Audited>>,
-    /// What its result changes in the session.
+    /// The change that its result makes in the session.
     pub(crate) effect: Effect,
-    /// The list that its result is, and the policy of whoever asked for it.
+    /// The list that its result is, and the policy of its sender.
     pub(crate) list: Option<(Listed, Arc<Policy>)>,
     /// Its place among the calls in flight.
     pub(crate) _seats: Seats,
 }
 
-/// What the result of a call changes in the session.
+/// The change that the result of a call makes in the session.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Nothing.
@@ -92,12 +92,12 @@ struct Task {
 /// How many tasks are remembered for their progress; the oldest go first.
 const TASKS: usize = 256;
 
-/// What a clock brings about.
+/// A call or an ask that is overdue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overdue {
     /// This call.
     Call(CallId),
-    /// This ask: the client did not answer, or nobody could carry it.
+    /// This ask: the client did not answer, or no connection could carry it.
     Ask(AskId),
 }
 
@@ -184,13 +184,13 @@ impl Calls {
         self.tasks.retain(|task| *task.id != *id);
     }
 
-    /// Tasks whose time is over are nobody's. Returns when to look again.
+    /// Forgets tasks whose time is over. Returns when to look again.
     pub(crate) fn sweep_tasks(&mut self, now: Instant) -> Option<Instant> {
         self.tasks.retain(|task| task.until > now);
         self.tasks.iter().map(|task| task.until).min()
     }
 
-    /// Adds an ask that is event `number` of a stream. Which call it is of nobody says, so that all
+    /// Adds an ask that is event `number` of a stream. It does not name its call, so that all
     /// wait for it.
     pub(crate) fn ask(
         &mut self,
@@ -226,7 +226,7 @@ impl Calls {
         Some(ask.stream)
     }
 
-    /// What is overdue, and when to look again.
+    /// The overdue calls and asks, and when to look again.
     pub(crate) fn overdue(
         &mut self,
         now: Instant,

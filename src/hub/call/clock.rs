@@ -1,5 +1,5 @@
 //! The clock of one call: the child's own time, which stands still while the child waits
-//! for the client (DESIGN section 4, "Clocks"). Pure: the time is passed in.
+//! for the client. Pure: the time is passed in.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ impl CallClock {
         }
     }
 
-    /// What it asked is settled.
+    /// A request of the child is settled.
     pub(crate) fn settle(&mut self, now: Instant) {
         if let State::Stands { asks, left } = &mut self.state {
             *asks -= 1;

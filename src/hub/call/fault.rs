@@ -1,5 +1,4 @@
-//! Why a call has no answer of the server: the errors of the gateway's own (DESIGN section 10,
-//! "Errors of ours"; CONTRACT C14).
+//! Faults: errors of the gateway itself as answers to calls, listed in `docs/contract.md`.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -12,12 +11,12 @@ use crate::{
     protocol::jsonrpc,
 };
 
-/// Why a call has no answer of the server.
+/// The reason why a call has no answer of the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     code: i32,
     message: &'static str,
-    /// What clients may tell apart; `data.reason`.
+    /// The reason for programs: `data.reason`.
     pub(crate) reason: &'static str,
     is_retryable: bool,
     /// The status that says it where nothing has been sent yet.
@@ -54,7 +53,7 @@ impl Status {
     }
 }
 
-/// What clients and metrics call it.
+/// The limit as clients and metrics name it, and its bound.
 pub(crate) const fn quota(full: Full) -> (Limit, NonZeroU64) {
     match full {
         Full::Children(most) => (Limit::Children, most),

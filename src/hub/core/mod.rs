@@ -1,7 +1,7 @@
-//! Shared parts of a hub: what its sessions use together.
+//! Core of the hub: the parts that its sessions share.
 //!
 //! Sessions and requests of clients import this room; it knows neither. Not here: how requests
-//! reach a session (`hub::requests`) and what a session does with them (`hub::session`).
+//! reach a session (`hub::requests`) and how a session handles them (`hub::session`).
 //!
 //! * `access`: lookup of a session by an access, and accesses that changed meanwhile
 //! * `command`: commands to the task of a session

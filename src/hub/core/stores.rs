@@ -24,7 +24,7 @@ pub(crate) struct Stores {
     pub(crate) log: Arc<dyn EventLog>,
     /// Which sessions there are.
     pub(crate) directory: Arc<dyn Directory>,
-    /// What is used of limits.
+    /// The use of limits.
     pub(crate) limiter: Arc<dyn Limiter>,
     /// This replica's lease.
     pub(crate) owner: Arc<Owner>,
@@ -74,7 +74,8 @@ impl Stores {
         })
     }
 
-    /// What all replicas share; `keys` are those of event ids, the first in use. What runs for it ends with `stop`.
+    /// Stores that all replicas share, in Redis; `keys` are those of event ids, the first in use.
+    /// Their tasks end with `stop`.
     pub(crate) fn shared(
         config: &Config,
         redis: &Redis,

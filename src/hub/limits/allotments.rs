@@ -1,4 +1,4 @@
-//! What was drawn of each limit and is not spent, as this replica sees it.
+//! Allotments: amounts of each rate that this replica has drawn and not yet spent.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use std::{
 
 use crate::state::Account;
 
-/// What was drawn and not spent, by account.
+/// The unspent allotments, by account.
 pub(super) struct Meters {
     /// Never held across an await.
     pub(crate) meters: RwLock<HashMap<Account, Arc<Meter>>>,
@@ -85,7 +85,7 @@ impl Meter {
     }
 }
 
-/// A tenth of the rate, at least 10 (DESIGN section 5); never more than a second's.
+/// A tenth of the rate, at least 10; never more than a second's.
 pub(super) fn allotment(bound: u64) -> u64 {
     (bound / 10).max(10).min(bound)
 }

@@ -1,8 +1,8 @@
-//! Quotas: what a tenant, a principal or an address may use, refused where it is used up.
+//! Quotas of tenants, principals and addresses: checks that refuse what exceeds a limit.
 //!
 //! Rates are drawn ahead from the [`Limiter`] in allotments and spent here: no request waits for
 //! a store. Sessions and streams ask it when they begin. Calls in flight are counted here alone.
-//! Not here: what the quotas are (`control/quotas`).
+//! Not here: the declared quotas (`declare::quotas`).
 
 use std::{
     net::IpAddr,
@@ -34,7 +34,7 @@ pub(crate) struct Limits {
     is_shared: bool,
     /// Of tenants and principals.
     meters: Meters,
-    /// Of addresses, which anybody has many of: a flood of them must push nobody out.
+    /// Of addresses. Apart from the others, so that a flood of addresses evicts no tenant.
     addresses: Meters,
     born: Instant,
     metrics: Arc<Metrics>,
@@ -45,7 +45,7 @@ pub(crate) struct Limits {
 /// Seats of one call, session or stream: of its tenant and of its principal.
 pub(crate) type Seats = Vec<Seat>;
 
-/// What is left of a limit that is nearly used up.
+/// The rest of a limit that is nearly used up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Left {
     /// Of which.
@@ -56,7 +56,7 @@ pub(crate) struct Left {
     pub(crate) left: u64,
 }
 
-/// A rate of somebody.
+/// The rate of an account.
 struct Rate {
     account: Account,
     limit: Limit,
@@ -439,7 +439,7 @@ fn wait(missing: i64, bound: NonZeroU64) -> Duration {
     Duration::from_millis(ms.max(EVERY))
 }
 
-/// Milliseconds between two draws of an account (DESIGN section 5).
+/// Milliseconds between two draws of an account .
 const EVERY: u64 = 100;
 /// How long a limiter may take.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -1,5 +1,4 @@
-//! This replica as an owner of sessions: its lease, and the life of the store that it knows
-//! (DESIGN section 5, "Leases").
+//! Lease of this replica as an owner of sessions, renewed by heartbeats.
 //!
 //! A session serves while the lease runs and the session's fence was read after its last lapse.
 
@@ -23,7 +22,7 @@ use crate::{
 const LEASE: Duration = Duration::from_secs(3);
 /// From one heartbeat to the next.
 const BEAT: Duration = Duration::from_secs(1);
-/// The same after one that failed: whoever waits for the store is served soon after its return.
+/// The same after one that failed: requests are served soon after the return of the store.
 const AGAIN: Duration = Duration::from_millis(200);
 /// Milliseconds in which every replica has told a store that is back that it lives: one heartbeat, and
 /// what connecting again takes.
@@ -36,7 +35,7 @@ pub(crate) struct Owner {
     /// This replica.
     pub(crate) me: Replica,
     directory: Arc<dyn Directory>,
-    /// Whether nobody else can own anything: the lease never ends.
+    /// Whether this is the only replica: its lease never ends.
     is_alone: bool,
     began: Instant,
     /// Milliseconds after `began` at which the lease ends.
@@ -90,8 +89,7 @@ impl Owner {
         self.is_alone
     }
 
-    /// It is about to end: others begin and claim sessions, as far as there are any (DESIGN
-    /// section 5, "SIGTERM" 1).
+    /// It is about to end: others begin and claim sessions, as far as there are any.
     pub(crate) async fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         let closing = self.directory.close(&self.me);
@@ -103,7 +101,7 @@ impl Owner {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Who begins and claims sessions in its place; nobody before it is about to end.
+    /// The replicas that begin and claim sessions in its place; none before it is about to end.
     pub(crate) async fn successors(&self) -> Vec<Replica> {
         if !self.is_closed() {
             return Vec::new();
@@ -141,13 +139,13 @@ impl Owner {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Fails while this replica is cut off from the others (CONTRACT C15).
+    /// Fails while this replica is cut off from the others.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.is_valid() { Ok(()) } else { Err(AWAY) }
     }
 
     /// Whether the store was out of reach until just now: owners that live may not have told it so
-    /// yet, and an outage that hits all replicas alike is to cost no child (DESIGN section 5).
+    /// yet, and an outage that hits all replicas alike is to cost no child.
     pub(crate) fn is_just_back(&self) -> bool {
         self.is_back_at(self.now())
     }
@@ -187,7 +185,7 @@ impl Owner {
     }
 
     fn acknowledged(&self, (sent, now): (u64, u64), beat: Beat) {
-        // What owners of another life of the store wrote is gone: it counts as a lapse.
+        // The store has begun another life without the earlier writes: that counts as a lapse.
         let is_other = self.epoch.swap(beat.epoch, Ordering::AcqRel) != beat.epoch;
         if is_other || !self.runs_at(now) {
             let is_first = self.lapses.fetch_add(1, Ordering::AcqRel) == 0;
@@ -222,7 +220,7 @@ impl Owner {
     }
 }
 
-/// What is answered while the other replicas cannot be asked.
+/// The refusal while the directory is out of reach.
 pub(crate) const AWAY: Error = Error::Busy {
     what: "sessions cannot be served at this moment",
     retry: Duration::from_secs(1),

@@ -1,5 +1,5 @@
-//! The end of a session: what is open ends, its child stops, and what others know of it goes, or
-//! is left to its next owner.
+//! End of a session: its calls and streams end, its child stops, and its record is removed or
+//! left to the next owner.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,11 +22,11 @@ use crate::{
     telemetry::{Ended, Exit, Outcome},
 };
 
-/// How long the readers of an ended session have for what is left in the log (CONTRACT C7).
+/// The time of the readers of an ended session for the rest of the log.
 const LAST_WORDS: Duration = Duration::from_millis(900);
 
 impl Session {
-    /// Ends what is open, lets readers finish, and stops the child.
+    /// Ends calls and streams, lets readers finish, and stops the child.
     pub(crate) async fn finish(
         mut self: Box<Self>,
         commands: &mut mpsc::Receiver<Command>,
@@ -35,7 +35,7 @@ impl Session {
         let over = self.over.unwrap_or(Over::Lost);
         let fault = match over {
             Over::Fenced | Over::Orphaned => {
-                // What is still held is answered here; the log is another's.
+                // Held responses are answered here; the log is another owner's.
                 self.streams.close();
                 Fault::OWNER_LOST
             }
@@ -53,7 +53,7 @@ impl Session {
         drop(ending);
         let is_left = self.is_left();
         if is_left && over == Over::Drained {
-            // Before its readers have gone: whoever comes by way of another replica finds it free.
+            // Before its readers have gone: requests to other replicas find it free.
             let _ = self.core.directory.release(&self.id, self.fence).await;
         }
         let end = match over {
@@ -97,7 +97,7 @@ impl Session {
             .flatten()
     }
 
-    /// Whether it goes on elsewhere.
+    /// Whether the session goes on at another replica.
     fn is_left(&self) -> bool {
         let over = self.over.unwrap_or(Over::Lost);
         let is_left = matches!(over, Over::Drained | Over::Fenced | Over::Orphaned);
@@ -115,7 +115,7 @@ impl Session {
         }
     }
 
-    /// Waits for what was written last.
+    /// Waits until the log has acknowledged the last writes.
     async fn flush_log(&mut self) {
         let deadline = Instant::now() + LAST_WORDS;
         while !self.streams.is_kept() {
@@ -171,7 +171,7 @@ impl Session {
         self.call_ended(&ended, outcome);
         let line = fault.line(&id);
         let finished = match fault.status {
-            // What no backend has seen is refused as a whole, where that can still be said.
+            // A call that no backend has seen is refused as a whole, if no headers were sent yet.
             Some(status) => self.streams.refuse_call(ended.stream, line, status.error()),
             None => self.streams.finish_call(ended.stream, Some(line)),
         };

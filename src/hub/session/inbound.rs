@@ -1,4 +1,4 @@
-//! From the client to the child: what a session does with a body that was delivered.
+//! Messages from the client to the backend.
 
 use std::{sync::Arc, time::Duration};
 
@@ -245,7 +245,7 @@ impl Session {
     }
 
     /// Writes a request for the backend, and returns the gateway's id of it. A shared child has
-    /// one subscription to a URI, whoever wants it: those go another way.
+    /// one subscription to a URI for all sessions: those go another way.
     fn pass(&mut self, message: &Message) -> (CallId, Option<Subscription>) {
         let begins = message.method() == Method::Subscribe;
         let is_subscription = begins || message.method() == Method::Unsubscribe;
@@ -265,7 +265,7 @@ impl Session {
         (call, Some(subscription))
     }
 
-    /// What the gateway answers itself: pings, requests by the name of a notification, whose ids
+    /// The answer of the gateway itself, if it has one: to pings, requests by the name of a notification, whose ids
     /// would go to the server as they are, and requests for what policy denies.
     fn answered_here(&mut self, message: &Message) -> Option<Bytes> {
         let id = message.id().unwrap_or_default();
@@ -302,7 +302,7 @@ impl Session {
         self.answered_for_all(message)
     }
 
-    /// What of a session with a shared child the gateway answers itself: log levels, which each
+    /// The answer of the gateway in place of a shared child: to log levels, which each
     /// session has for itself, and tasks, which would be everybody's.
     fn answered_for_all(&mut self, message: &Message) -> Option<Bytes> {
         let id = message.id().unwrap_or_default();
@@ -367,7 +367,7 @@ impl Session {
                 self.kept.is_initialized = true;
                 self.remember();
             }
-            // A shared child was told what the gateway itself is, and nothing of its sessions.
+            // A shared child was initialized by the gateway and knows nothing of its sessions.
             Method::Initialized | Method::ListChanged
                 if self.server.supervision.isolation != Isolation::Session =>
             {
@@ -461,7 +461,7 @@ impl Session {
 
 fn effect(message: &Message) -> Effect {
     let effect = match message.method() {
-        // What is no level is the child's to refuse, and nobody's to keep.
+        // An unknown level is left to the child to refuse.
         Method::SetLevel => message
             .level()
             .filter(|level| routing::level(level).is_some())

@@ -1,8 +1,8 @@
-//! A session whose replica may not serve it for now: its lease lapsed, or the store lost what it
-//! had (DESIGN section 5, "Fenced and cut off are different").
+//! Lease of a session: its record in the directory, and the wait after a lapse of the lease or a
+//! loss of the store's data.
 //!
-//! Its child is not read and nothing is sent. Once the store answers, the session's fence is read:
-//! unchanged, it goes on where it was; another's, it ends at once.
+//! During the wait the child is not read and nothing is sent. Once the store answers, the fence of
+//! the session is read: if it is unchanged, the session goes on; if it is another's, it ends.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -42,7 +42,7 @@ impl Session {
         is_served(&self.core.owner, self.streams.pulse())
     }
 
-    /// What the store did not do.
+    /// Handles the result of a write to the store.
     pub(crate) fn stored(&mut self, done: Result<(), StoreError>) {
         match done {
             Ok(()) => {}
@@ -88,7 +88,7 @@ impl Session {
                     self.streams.send_away();
                 }
                 Some(command) = commands.recv() => match command {
-                    // Who may not use it any more waits for no store.
+                    // A lost access takes effect without the store.
                     Command::Change(access) => self.change(access.as_deref()),
                     command => put_off.extend(refuse(command, || AWAY)),
                 },
@@ -97,7 +97,7 @@ impl Session {
             }
         }
         if self.over.is_none() {
-            // Nobody was read meanwhile: what waited for an answer waits on.
+            // The child was not read meanwhile: the clocks of calls begin anew.
             self.calls.restart(Instant::now());
             self.streams.wake();
             self.keep_again();
@@ -125,7 +125,7 @@ impl Session {
             None => {
                 let epoch = core.owner.beat().await?.epoch;
                 if epoch == self.streams.epoch() {
-                    // It was removed by somebody who had it meanwhile.
+                    // Another owner had it meanwhile and removed it.
                     self.over = Some(Over::Fenced);
                 } else if !self.register_again(epoch).await? {
                     self.over = Some(Over::Fenced);
@@ -202,7 +202,7 @@ impl Session {
         Ok(true)
     }
 
-    /// What the next owner needs has changed.
+    /// Notes that the record has changed.
     pub(super) fn remember(&mut self) {
         if !self.core.owner.is_alone() {
             self.keeping.changed();
@@ -235,7 +235,7 @@ impl Session {
         Some(now + ttl / RENEWALS)
     }
 
-    /// What became of the write to the record.
+    /// Handles the end of a write to the record.
     pub(super) fn record_kept(&mut self, kept: Result<(), StoreError>) {
         self.keeping.ended();
         match kept {
@@ -259,7 +259,7 @@ impl Session {
         }
     }
 
-    /// Writes what could not be written while the session stood still.
+    /// Writes the changes that could not be written without a lease.
     pub(crate) fn keep_again(&mut self) {
         if self.keeping.is_changed() {
             self.keep_record(Instant::now());
@@ -267,7 +267,7 @@ impl Session {
     }
 }
 
-/// Refuses what wants to be served; returns what can wait.
+/// Refuses a command that needs the lease; returns one that can wait.
 pub(crate) fn refuse(command: Command, why: impl Fn() -> Error) -> Option<Command> {
     match command {
         Command::Deliver(delivery) => {

@@ -1,5 +1,5 @@
-//! A session's side of its backend: none, one that is being got, a child of its own, or a place
-//! in a shared one.
+//! Link to the backend of a session: none, one that is being started, a child of its own, or a
+//! place in a shared one.
 //!
 //! Lines that are meant for a backend which is not there yet wait here. Not here: when one is got
 //! and what its loss means (`restore`).
@@ -60,7 +60,7 @@ pub(crate) enum Got {
     Shared(Box<Member>),
 }
 
-/// What a session hears of its backend.
+/// An event of the backend.
 pub(crate) enum Heard {
     /// It was got, or not.
     Got(Result<Got, Refused>),

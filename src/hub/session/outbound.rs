@@ -1,5 +1,4 @@
-//! From the child to the client: what a session does with what the child says, with its
-//! end, and with the time that passes.
+//! Messages from the backend to the client; the end of a child; timers.
 
 use std::time::Duration;
 
@@ -28,10 +27,10 @@ use crate::{
 };
 
 /// How long the child waits for a connection that is far behind. Within it a busy reader
-/// catches up; one that does not read at all loses its place (CONTRACT C16).
+/// catches up; one that does not read at all loses its place.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a child may say on its own within a window; beyond it is read no further until the
+/// Messages of a child within a window; beyond, the child is read no further until the
 /// window ends. Responses are not counted: clients pace those themselves.
 const PACE: (u32, Duration) = (2000, Duration::from_millis(100));
 
@@ -89,7 +88,7 @@ impl Session {
         }
     }
 
-    /// What the backend says.
+    /// Handles a message of the backend.
     async fn message_of(&mut self, message: &Message) {
         if let State::Starting { hello, .. } = self.link.state
             && matches!(message.kind(), Kind::Result | Kind::Error)
@@ -127,7 +126,7 @@ impl Session {
                 return Ok(());
             }
             Said::AskCancelled { ask, line } => (self.calls.settle(ask, now), line),
-            // What a shared child logs belongs to none of its calls.
+            // A log message of a shared child belongs to none of its calls.
             Said::Log { line, .. } if self.link.is_shared() => (Some(LISTENER), line),
             Said::Log { task, line } => (self.calls.route(About::Log(task.as_deref())), line),
             Said::Note(_) if policy::is_muted(&self.policy, message) => (None, Bytes::new()),

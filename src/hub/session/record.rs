@@ -18,7 +18,7 @@ use crate::{
     state::{Fence, Later, StoreError, contract},
 };
 
-/// What a session needs to get another backend that its client cannot tell from the first.
+/// The state with which another backend is indistinguishable from the first for the client.
 #[derive(Default)]
 pub(crate) struct Kept {
     /// The client's own `initialize`.
@@ -82,13 +82,13 @@ impl Subscription {
     }
 }
 
-/// What a session that another replica had goes on with.
+/// The parts of a session that was taken over.
 pub(crate) struct Adopted {
     /// The number of its new owner.
     pub(crate) fence: Fence,
-    /// What it negotiated.
+    /// The negotiated revision.
     pub(crate) revision: Revision,
-    /// What its next backend needs.
+    /// The state for its next backend.
     pub(crate) kept: Kept,
     /// Its streams.
     pub(crate) streams: contract::Streams,
@@ -96,7 +96,7 @@ pub(crate) struct Adopted {
     pub(crate) born: Instant,
 }
 
-/// What the next owner of a session needs, so that its client notices no more than it must.
+/// The state for the next owner of a session, as JSON in the directory.
 ///
 /// Other versions of the gateway read it: fields are added, never changed, and all may be absent.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -134,7 +134,7 @@ impl Remembered {
         serde_json::to_vec(&remembered).unwrap_or_default().into()
     }
 
-    /// What an owner kept; nothing for what cannot be read.
+    /// Reads a record; none if it is not readable.
     pub(crate) fn parse(kept: &[u8]) -> Option<Self> {
         serde_json::from_slice(kept).ok()
     }
@@ -148,7 +148,7 @@ impl Remembered {
         }
     }
 
-    /// What the session negotiated; none if it never came to be, or by a newer version.
+    /// The negotiated revision; none if the session never began, or of a newer version.
     pub(crate) fn revision(&self) -> Option<Revision> {
         Revision::parse(self.revision.as_deref()?)
     }

@@ -1,5 +1,6 @@
-//! The backend of a session: got at its `initialize`, lost, and got again, so that the client
-//! notices no more than it must (DESIGN section 4, "Ends of a child" and "Restore").
+//! Loss of a backend, and the return to service of another one.
+//!
+//! The session goes on, and the client notices as little as possible.
 
 use std::{sync::Arc, time::Duration};
 
@@ -121,7 +122,7 @@ impl Session {
         self.link.down()
     }
 
-    /// The backend is lost with what it was doing.
+    /// Handles the loss of the backend, with its calls.
     pub(super) fn lose(&mut self, fault: Fault) {
         let is_crash = self.link.is_up();
         if let Some(mut own) = self.unlink() {
@@ -142,7 +143,7 @@ impl Session {
             self.over = Some(Over::Failed);
             return self.answer_start(Answer::Failed(line));
         }
-        // What waited for a child that never began no server has seen.
+        // No server has seen a call that waited for a child which never began.
         self.lost(if is_crash { fault } else { fault.of_start() });
         if is_crash && self.over.is_none() && self.is_awaited() {
             self.get_backend();
@@ -165,7 +166,7 @@ impl Session {
         }
     }
 
-    /// What a lost backend had of the session ends; the session goes on, if it may.
+    /// Ends the calls and asks of a lost backend; the session goes on if its server allows it.
     fn lost(&mut self, fault: Fault) {
         self.kept.is_stale = true;
         self.end_asks();
@@ -177,14 +178,14 @@ impl Session {
         }
     }
 
-    /// Whether somebody waits for news of a backend (DESIGN section 4, "Crash").
+    /// Whether the client waits for notifications of a backend.
     fn is_awaited(&self) -> bool {
         let has_news = !self.kept.subscriptions.is_empty()
             || !initialize::list_changed(&self.kept.capabilities).is_empty();
         has_news && self.streams.is_listened_to(Instant::now())
     }
 
-    /// Tells the client that what it was asked is not wanted any more.
+    /// Cancels the requests of the lost backend to the client.
     pub(super) fn end_asks(&mut self) {
         for (ask, stream) in self.calls.drop_asks(Instant::now()) {
             let mut line = BytesMut::new();
@@ -288,7 +289,7 @@ impl Session {
     pub(super) fn end_child(&self, own: Box<Own>, why: Exit) {
         let (mut stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.core.metrics));
         if self.over == Some(Over::Revoked) {
-            // Nothing of it may be left after 5 s (CONTRACT P16).
+            // Nothing of it may be left after 5 s.
             stop = stop.map(|clock| clock.min(REVOKED));
         }
         // Another replica has started one of its own.

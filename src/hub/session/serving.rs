@@ -6,8 +6,8 @@ use crate::hub::{ownership::Owner, stream::Pulse};
 
 /// Waits until a session may not be served any more.
 ///
-/// Nothing wakes it: it is looked at whenever the session's task is woken, before what woke it. A
-/// replica that was frozen finds ready what came meanwhile, for a session that may be another's now.
+/// It registers no waker: the task of the session polls it before each event it handles. A replica
+/// that was frozen finds events ready for a session that may be another's now.
 pub(super) async fn lapse(owner: &Owner, pulse: &Pulse) {
     poll_fn(|_| {
         if is_served(owner, pulse) {

@@ -1,4 +1,4 @@
-//! How a session gets its backend: at its `initialize`, and again after a loss (`restore`).
+//! Start of a backend: at the `initialize` of a session, and again after a loss (`restore`).
 
 use std::sync::Arc;
 
@@ -171,7 +171,7 @@ impl Session {
     fn make_ready(&mut self) {
         let state = std::mem::replace(&mut self.link.state, State::Absent);
         if let State::Starting { own, .. } = state {
-            // What the session's state needs comes before what its client sent meanwhile.
+            // The state of the session precedes the lines that its client sent meanwhile.
             let mut own = own;
             if matches!(self.phase, Phase::Ready(_)) {
                 let state = self.kept.session_state();
@@ -265,7 +265,7 @@ impl Session {
         }
     }
 
-    /// There is no backend: what waits for one is answered.
+    /// Answers everything that waits for a backend, which could not be started.
     fn refused(&mut self, refused: &Refused) {
         let fault = Fault::of(refused);
         tracing::warn!(

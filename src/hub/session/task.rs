@@ -1,4 +1,4 @@
-//! One session: a task that owns the child, its dialect, the calls and the streams.
+//! Task of a session: the owner of its backend, its dialect, its calls and its streams.
 //!
 //! Everything that happens to a session happens here, in one loop, one thing at a time.
 //! Others send it commands over a bounded channel; readers of its streams wake it by a pulse.
@@ -45,7 +45,7 @@ pub(crate) struct Session {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) server: Arc<Server>,
     pub(crate) principal: Principal,
-    /// What the sender of the latest body may use.
+    /// The access policy of the sender of the latest body.
     pub(crate) policy: Arc<Policy>,
     pub(crate) transport: Transport,
     pub(crate) handle: Option<Handle>,
@@ -75,13 +75,13 @@ pub(crate) struct Session {
     /// Whether an operator wants it to end when its calls have.
     pub(super) is_closing: bool,
     pub(super) keeping: Keeping,
-    /// Who wait for its end.
+    /// The requests that wait for its end.
     pub(crate) ended: Vec<oneshot::Sender<()>>,
     /// For as long as anybody can find it.
     seats: Seats,
 }
 
-/// How long an HTTP+SSE session outlives its connection (DESIGN section 2).
+/// How long an HTTP+SSE session outlives its connection.
 const DISCONNECTED: Duration = Duration::from_secs(60);
 
 /// Commands taken before what they wrote is flushed to the child.
@@ -148,7 +148,7 @@ impl Session {
         })
     }
 
-    /// Goes on with what another replica left: its calls are lost with it.
+    /// Continues a session of another replica, whose calls are lost.
     pub(crate) fn adopt(&mut self, adopted: Adopted) {
         let Adopted {
             fence,
@@ -236,7 +236,7 @@ impl Session {
         }
         // Held on to, it would look like a reader that has not gone.
         drop(pulse);
-        // From here on nobody finds it; what is still in the queue is refused by its end.
+        // From here on no request finds it; its end refuses the commands that are still queued.
         self.handle = None;
         let was_kept = self.core.sessions.remove(&self.id, self.fence);
         self.seats.clear();
@@ -308,7 +308,7 @@ impl Session {
         self.policy = Arc::clone(&access.server().policy);
     }
 
-    /// Whether the child is read: not while somebody has to catch up with what it said.
+    /// Whether the child is read: not while readers or the log have to catch up.
     fn may_hear(&self) -> bool {
         self.choked.is_none() && self.paced.is_none() && !self.streams.is_full()
     }

@@ -1,5 +1,4 @@
-//! How a connection comes to read a stream: the listener, or the stream of an event id (CONTRACT
-//! C16).
+//! Attachment of a connection to a stream: to the listener, or to the stream of an event id.
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ use super::{
     reading::{Attachment, Pulse, Reading, Tail},
 };
 
-/// What bounds the streams of a session.
+/// The bounds of the streams of a session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// Streams of calls, and connections, that a session may have at a time.
@@ -101,7 +101,7 @@ impl Stream {
         }
     }
 
-    /// What its next owner has to answer: an array of raw ids.
+    /// The calls that its next owner has to answer: an array of raw ids.
     pub(super) fn open_calls(&self) -> Bytes {
         let ids: Vec<&[u8]> = self.ids.iter().map(|id| &**id).collect();
         [b"[", &*ids.join(&b","[..]), b"]"].concat().into()

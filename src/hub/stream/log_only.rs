@@ -64,7 +64,7 @@ impl Unowned {
         self.key.encode(self.session.as_str(), self.cursor)
     }
 
-    /// What is there by now, with ids, which may be nothing yet; none behind the end of the stream.
+    /// The events by now, with ids, which may be none yet; `None` behind the end of the stream.
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
-//! One connection that reads a stream: first delivery and resumption are the same thing
-//! with another cursor.
+//! Reading: one connection's place in a stream.
+//!
+//! First delivery and resumption differ by the cursor alone.
 
 use std::sync::{
     Arc,
@@ -18,7 +19,7 @@ use crate::{
     state::{EventLog, Page, SessionId},
 };
 
-/// What the owner of a stream tells its readers.
+/// The state of a stream, from its owner to its readers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tail {
     /// The number of the last event in the log.
@@ -44,7 +45,7 @@ pub(crate) enum StreamEnd {
     Released,
 }
 
-/// What the owner knows of one connection. Shared with the reader, so that a connection
+/// The state of one connection, for the owner of its stream. Shared with the reader, so that a connection
 /// that goes needs no message and no room in a queue.
 pub(crate) struct Attachment {
     /// Its number within the stream.
@@ -93,7 +94,7 @@ pub(crate) struct Reading {
     seats: Seats,
 }
 
-/// What comes next on a connection.
+/// The next step of a connection.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Events with their ids, oldest first.
@@ -136,7 +137,7 @@ impl Reading {
         self.seats = seats;
     }
 
-    /// Whether it is the stream that is nobody's answer.
+    /// Whether its stream is the listener.
     pub(crate) fn is_listener(&self) -> bool {
         self.stream == LISTENER
     }
@@ -166,7 +167,7 @@ impl Reading {
         self.attachment.taken.store(age, Ordering::Relaxed);
     }
 
-    /// Waits for what comes next. Cancel-safe: nothing is taken before it is returned.
+    /// Waits for the next step. Cancel-safe: nothing is taken before it is returned.
     pub(crate) async fn next(&mut self) -> Next {
         loop {
             if self.is_over {
@@ -218,7 +219,7 @@ impl Reading {
         self.owner.serves(confirmed.load(Ordering::Acquire))
     }
 
-    /// Takes what is kept for certain: up to number `last`.
+    /// Takes the acknowledged events: up to number `last`.
     fn take(&mut self, mut page: Page, last: u64) -> Next {
         let is_kept = |(number, _): &(u64, Bytes)| *number <= last;
         let kept = page.events.partition_point(is_kept);

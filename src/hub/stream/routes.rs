@@ -1,5 +1,4 @@
-//! Where a message of the server goes: DESIGN section 2, "Where a server's message goes",
-//! as one pure function.
+//! Routing table: the stream that a message of the server goes to, as one pure function.
 
 use crate::{
     backend::dialect::CallId,
@@ -19,7 +18,7 @@ pub(crate) struct InFlight<'a> {
     pub(crate) task: Option<&'a [u8]>,
 }
 
-/// What a message is, as far as its way is concerned.
+/// The class of a message, for its route.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum About<'a> {
     /// Progress of a call.

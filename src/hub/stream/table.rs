@@ -82,7 +82,7 @@ impl Streams {
         self.write(LISTENER, What::Open(0, calls.unwrap_or_default()))
     }
 
-    /// Goes on with what another replica left. Returns the open streams with the raw ids of the
+    /// Continues the streams of another replica. Returns the open streams with the raw ids of the
     /// calls that each waits for.
     pub(crate) fn adopt(
         &mut self,
@@ -178,7 +178,7 @@ impl Streams {
         Ok(())
     }
 
-    /// A request whose response nobody waits for any more.
+    /// The client waits no more for the response to a request.
     pub(crate) fn forgets(&mut self, id: StreamId, request: &[u8]) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
             return Ok(());
@@ -218,11 +218,11 @@ impl Streams {
         Ok(())
     }
 
-    /// Opens what was held for long enough. Returns when to look again.
+    /// Opens responses that were held for long enough. Returns when to look again.
     pub(crate) fn open_due(&mut self, now: Instant) -> Result<Option<Instant>, StoreError> {
         let held = self.open.iter().filter_map(|(id, stream)| {
             let held = stream.held.as_ref()?;
-            // Whom nobody waits for any more stays as it is.
+            // A response whose client has gone stays held.
             let until = held.until.filter(|_| !held.reply.is_closed())?;
             Some((until, *id))
         });
@@ -285,7 +285,7 @@ impl Streams {
         Ok(())
     }
 
-    /// What was written is kept now: it may be sent.
+    /// The log has acknowledged a write: it may be sent.
     fn kept(&mut self, id: StreamId, what: &What) {
         let Some(stream) = self.open.get_mut(&id) else {
             return;
@@ -390,7 +390,7 @@ impl Streams {
                 Answer::Json([b"[", &*done.join(&b","[..]), b"]"].concat().into())
             }
         };
-        // A client that went away has lost it (DESIGN section 2).
+        // A client that went away has lost it.
         let _ = reply.send(answer);
     }
 

@@ -1,7 +1,7 @@
-//! What a session has written to the event log and the log has not acknowledged yet.
+//! Writes of a session that the event log has not acknowledged.
 //!
-//! In memory that is never anything. In a shared store it is what is under way: nothing of it
-//! goes to a socket before it is kept (DESIGN section 5, "Append before send").
+//! The log in memory acknowledges at once. With a shared store, no event goes to a socket before
+//! the store has it.
 
 use std::{
     collections::VecDeque,
@@ -33,7 +33,7 @@ struct Write {
     what: What,
 }
 
-/// What is written.
+/// A write.
 #[derive(Clone, Debug)]
 pub(crate) enum What {
     /// A stream begins: the number of its last event, and the calls that it waits for.

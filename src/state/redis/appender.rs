@@ -331,8 +331,9 @@ fn parts(batch: &VecDeque<Write>) -> Vec<Part> {
     parts
 }
 
-/// Writes and bytes that go to Redis in one go: it answers nobody else meanwhile.
-const BATCH: (usize, usize) = (1024, 4 * 1024 * 1024);
+/// Writes and bytes that go to Redis in one go: it answers nobody else meanwhile, and each of these bytes
+/// is copied three times on its way, into the call, the pipeline and the connection's buffer.
+const BATCH: (usize, usize) = (1024, 1024 * 1024);
 /// Before a batch is tried again, and at most.
 const DELAY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 /// How long the last batches may take.

@@ -24,7 +24,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", CACHE / "target"))
 BENCH_TARGET = Path(os.environ.get("BENCH_TARGET_DIR", CACHE / "bench-target"))
 MCPLOAD = BENCH_TARGET / "release" / "mcpload"
 ECHO = BENCH_TARGET / "release" / "echo-server"
-CHILD = TARGET / "release" / "examples" / "child"
+CHILD = TARGET / "dist" / "examples" / "child"
 BRIDGE = BENCH_TARGET / "release" / "minimal-bridge"
 SUPERGATEWAY = BENCHES / "node_modules" / ".bin" / "supergateway"
 INITIALIZE = {
@@ -70,7 +70,9 @@ def build():
         command = ["cargo", "build", "--release", "--locked"]
         subprocess.run(command, cwd=BENCHES / name, env=environment, check=True)
     environment = os.environ | {"CARGO_TARGET_DIR": str(TARGET)}
-    command = ["cargo", "build", "--release", "--locked", "--bin", "lockgate", "--example", "child"]
+    # As it is deployed.
+    command = ["cargo", "build", "--profile", "dist", "--locked", "--bin", "lockgate"]
+    command += ["--example", "child"]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     if not SUPERGATEWAY.exists():
         command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]

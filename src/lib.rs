@@ -135,6 +135,7 @@ mod cli;
 mod config;
 mod database;
 mod declare;
+mod endpoint;
 mod error;
 mod gateway;
 mod http;

@@ -17,7 +17,8 @@ use crate::{
     base::{Clock, Outbound},
     config::Config,
     database::oauth::Issued,
-    declare::{ApiKey, AuthMode, Builtin, Catalog, External, Server, Tenant, issuer},
+    declare::{ApiKey, AuthMode, Builtin, Catalog, External, Server, Tenant},
+    endpoint::{self, Endpoint},
     error::Error,
     snapshot::{Asked, Trail},
     telemetry::{Denied, Metrics},
@@ -292,7 +293,7 @@ impl Verifier {
 
     /// The issuer of a tenant's own tokens.
     fn issuer(&self, tenant: &str) -> String {
-        issuer::issuer(&self.0.public_url, self.0.default.as_ref(), tenant)
+        endpoint::issuer(&self.0.public_url, self.0.default.as_ref(), tenant)
     }
 
     fn deny(
@@ -315,19 +316,12 @@ impl Verifier {
     /// Whether a text is the URL of a resource of the server that was called, byte for byte (RFC
     /// 8707, section 2): each of the URLs by which it is reached. `/messages` is part of `/sse`.
     fn is_resource(&self, request: &Request<'_>, text: &str) -> bool {
-        let Some(path) = text.strip_prefix(&self.0.public_url) else {
-            return false;
-        };
-        let is_end = |end: &str| matches!(end, "/mcp" | "/sse");
-        let own = || {
-            let rest = path.strip_prefix("/t/")?.strip_prefix(request.tenant)?;
-            rest.strip_prefix('/')?.strip_prefix(request.server)
-        };
-        let is_default =
-            self.0.default.as_ref().is_some_and(|(tenant, server)| {
-                tenant == request.tenant && server == request.server
-            });
-        own().is_some_and(is_end) || (is_default && is_end(path))
+        let default = self.0.default.as_ref();
+        let endpoint = Endpoint::parse_url(&self.0.public_url, text, default);
+        endpoint.is_some_and(|endpoint| {
+            endpoint.is_resource()
+                && (endpoint.tenant, endpoint.server) == (request.tenant, request.server)
+        })
     }
 }
 

@@ -14,14 +14,13 @@ use moka::future::Cache;
 use serde::Deserialize;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use url::Url;
 
 use super::{
     jws::{KeyId, KeySet, Signature},
     jwt::{Claims, Token},
     principals::Principal,
 };
-use crate::{base::Outbound, declare::External};
+use crate::{base::Outbound, declare::External, endpoint::issuer_metadata_urls};
 
 /// Every issuer that was asked for so far; clones share them.
 #[derive(Clone)]
@@ -342,7 +341,7 @@ impl Issuer {
     /// Metadata, then keys.
     async fn ask(&self) -> Result<KeySet, String> {
         let mut last = "no metadata".to_owned();
-        for url in metadata_urls(&self.settings.issuer) {
+        for url in issuer_metadata_urls(&self.settings.issuer) {
             match self.means.outbound.json(&url, METADATA_BYTES).await {
                 Ok(document) => match jwks_uri(&document, &self.settings.issuer) {
                     Ok(uri) => {
@@ -362,27 +361,6 @@ impl Issuer {
 /// Waits for the end of a fetch, which has its own deadline; this one is for its task's turn.
 async fn landed(mut flight: watch::Receiver<bool>) {
     let _ = tokio::time::timeout(FETCH * 2, flight.wait_for(|ended| *ended)).await;
-}
-
-/// Where the metadata of an issuer may be: RFC 8414, section 3.1, then OpenID Connect with the path
-/// inserted and appended (2025-11-25 authorization, "Authorization Server Metadata Discovery").
-fn metadata_urls(issuer: &str) -> Vec<String> {
-    let Ok(mut url) = Url::parse(issuer) else {
-        return Vec::new();
-    };
-    let path = url.path().trim_end_matches('/').to_owned();
-    let mut at = |path: &str| {
-        url.set_path(path);
-        url.to_string()
-    };
-    let mut urls = vec![
-        at(&format!("/.well-known/oauth-authorization-server{path}")),
-        at(&format!("/.well-known/openid-configuration{path}")),
-    ];
-    if !path.is_empty() {
-        urls.push(at(&format!("{path}/.well-known/openid-configuration")));
-    }
-    urls
 }
 
 /// Where the keys are, by metadata that must be of that very issuer (RFC 8414, section 3.3).
@@ -439,14 +417,17 @@ mod tests {
                 "https://a.test/.well-known/oauth-authorization-server",
                 "https://a.test/.well-known/openid-configuration",
             ];
-            assert_eq!(metadata_urls(issuer), wanted);
+            assert_eq!(issuer_metadata_urls(issuer), wanted);
         }
         let wanted = [
             "https://a.test:8443/.well-known/oauth-authorization-server/realms/x",
             "https://a.test:8443/.well-known/openid-configuration/realms/x",
             "https://a.test:8443/realms/x/.well-known/openid-configuration",
         ];
-        assert_eq!(metadata_urls("https://a.test:8443/realms/x/"), wanted);
+        assert_eq!(
+            issuer_metadata_urls("https://a.test:8443/realms/x/"),
+            wanted
+        );
     }
 
     #[test]

@@ -20,7 +20,6 @@ mod authorization_server;
 mod catalog;
 pub(crate) mod difference;
 mod identity;
-pub(crate) mod issuer;
 mod launch;
 mod object;
 mod offer;

@@ -20,7 +20,7 @@ use crate::{
     database::vault::Keyring,
     http::{
         Health, Loss,
-        replicas::{HopKeys, hop},
+        peers::{HopKeys, hop},
     },
     hub::Stores,
     snapshot::{Live, Snapshot},

@@ -19,13 +19,12 @@ use crate::{
     database::vault::Keyring,
     declare::{Catalog, Offer, Server},
     http::{
-        Front, Health, Loss,
-        admin::routes,
-        edge::{Allowed, Bounds, Files, Gate, accept},
-        front::{limited, routes},
-        mcp::Retry,
+        Front, Health, Loss, admin,
+        edge::{Allowed, App, Bounds, Files, Gate, accept},
         ops,
-        replicas::{Cluster, Peers, listener},
+        peers::{Cluster, Peers},
+        reply::Retry,
+        routes,
     },
     hub::{Hub, Stores},
     oauth::Oauth,
@@ -213,7 +212,7 @@ pub(crate) async fn run(
     };
     let front = Arc::new(front);
     if let (Some(reached), Some(cluster)) = (listeners.cluster, cluster) {
-        let app = listener::routes(&front, cluster);
+        let app = routes::cluster(&front, cluster);
         let bounds = Bounds {
             max_connections: REPLICAS,
             finish: LAST_WORDS,
@@ -222,7 +221,7 @@ pub(crate) async fn run(
         let serving = accept::serve_replicas(reached.listener, app, bounds, stop, tracker);
         clustering.spawn(serving);
     }
-    let mut app = routes(Arc::clone(&front), health.clone());
+    let mut app = routes::public(Arc::clone(&front), health.clone());
     if is_administered {
         let oauth = Oauth::new(
             Arc::clone(&config),
@@ -232,16 +231,17 @@ pub(crate) async fn run(
             trail,
             front.auth.denials().clone(),
         );
-        app = app.merge(limited(oauth.routes(), Arc::clone(&front)));
+        app = app.merge(routes::limited(oauth.routes(), Arc::clone(&front)));
     }
-    let api = is_administered.then(|| routes::routes(front));
+    let api = is_administered.then(|| admin::routes::routes(front));
     match (listeners.admin, api) {
         (Some(listener), Some(api)) => {
             let bound = listener.local_addr()?;
             let (hosts, origins) = (&config.http.allowed_hosts, &config.http.allowed_origins);
             let own = Allowed::for_operators(bound, hosts, origins);
             let own = own.map_err(anyhow::Error::msg)?;
-            let app = Gate::new(own, proxies, max_body, Arc::clone(&metrics)).guard(api);
+            let gate = Gate::new(own, proxies, max_body, Arc::clone(&metrics));
+            let app = App::of_public(api, gate);
             let bounds = Bounds {
                 max_connections: ADMINISTRATORS,
                 finish: LAST_WORDS,
@@ -259,7 +259,7 @@ pub(crate) async fn run(
         (None, Some(api)) => app = app.merge(api),
         (_, None) => {}
     }
-    let app = gate.guard(app);
+    let app = App::of_public(app, gate);
     let bounds = Bounds {
         max_connections: config.http.max_connections,
         finish: config.drain.timeout + LAST_WORDS,

@@ -1,13 +1,28 @@
-//! The HTTP skin: all routes, and what stands before them.
+//! HTTP: listeners, gates, admission and all routes.
+//!
+//! Not here: sessions and streams (`hub`), credentials (`auth`), the authorization server (`oauth`).
+//!
+//! * `routes`: all routes of the gateway, by listener
+//! * `ops`: health, metrics and lists of what runs, for operators
+//! * `admin`: administration API
+//! * `mcp`: MCP endpoints
+//! * `replicas`: requests for sessions of other replicas
+//! * `admission`: checks that every request passes before its endpoint
+//! * `edge`: connections, TLS and the gates of the listeners
+//! * `peers`: connections to other replicas and the proof they carry
+//! * `reply`: responses
 
 pub(crate) mod admin;
+mod admission;
 pub(crate) mod edge;
-pub(crate) mod front;
-pub(crate) mod mcp;
+mod mcp;
 pub(crate) mod ops;
-pub(crate) mod replicas;
+pub(crate) mod peers;
+mod replicas;
+pub(crate) mod reply;
+pub(crate) mod routes;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::front::Front;
+pub(crate) use self::admission::Front;
 pub(crate) use self::ops::{Health, Loss};

@@ -215,7 +215,7 @@ fn json(code: StatusCode, report: &Report) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ops::*;
+    use super::*;
 
     fn shown(health: &Health, detail: Detail) -> (u16, String) {
         let (code, report) = health.report(detail);

@@ -14,7 +14,6 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH},
 };
 use serde_json::{Value, json};
-use url::Url;
 
 use super::{
     base::secret,
@@ -22,13 +21,10 @@ use super::{
     server::{Oauth, Server, State},
     tokens::ASSERTIONS,
 };
-use crate::database::oauth::PublicKey;
-
-/// Where RFC 8414 has it, with the path of the issuer behind.
-pub(super) const OAUTH: &str = "/.well-known/oauth-authorization-server";
-
-/// Where OpenID Connect has it: behind the path of the issuer, and by RFC 8414, section 5, before.
-pub(super) const OPENID: &str = "/.well-known/openid-configuration";
+use crate::{
+    database::oauth::PublicKey,
+    endpoint::{self, OauthEndpoint},
+};
 
 /// GET: the document of the issuer whose well-known URL this is.
 pub(super) async fn document(
@@ -71,22 +67,8 @@ fn jwk(key: &PublicKey) -> Value {
 /// The server whose issuer has a well-known URL with this path. What is before an appended one was
 /// taken off where the public URL has a path, like that of every other endpoint.
 fn issuer_at(state: &State, path: &str) -> Option<Server> {
-    let public_path = Url::parse(&state.config.public_url).ok()?;
-    let public_path = public_path.path().trim_end_matches('/');
-    let inserted = |prefix| path.strip_prefix(prefix)?.strip_prefix(public_path);
-    let issuer_path = inserted(OAUTH)
-        .or_else(|| inserted(OPENID))
-        .or_else(|| path.strip_suffix(OPENID))?;
-    let default = state
-        .config
-        .default
-        .as_ref()
-        .map(|(tenant, _)| tenant.as_str());
-    let tenant = match issuer_path.strip_prefix("/t/") {
-        Some(tenant) => Some(tenant).filter(|tenant| Some(*tenant) != default)?,
-        None if issuer_path.is_empty() => default?,
-        None => return None,
-    };
+    let config = &state.config;
+    let tenant = endpoint::issuer_tenant(path, &config.public_url, config.default.as_ref())?;
     Server::of(state, tenant)
 }
 
@@ -100,10 +82,10 @@ fn of(state: &State, server: &Server) -> Value {
     }
     let mut all = json!({
         "issuer": server.issuer,
-        "authorization_endpoint": endpoint("authorize"),
-        "token_endpoint": endpoint("token"),
-        "revocation_endpoint": endpoint("revoke"),
-        "jwks_uri": endpoint("jwks"),
+        "authorization_endpoint": endpoint(OauthEndpoint::Authorize),
+        "token_endpoint": endpoint(OauthEndpoint::Token),
+        "revocation_endpoint": endpoint(OauthEndpoint::Revoke),
+        "jwks_uri": endpoint(OauthEndpoint::Jwks),
         "scopes_supported": scopes,
         "response_types_supported": ["code"],
         "response_modes_supported": ["query"],
@@ -120,7 +102,7 @@ fn of(state: &State, server: &Server) -> Value {
         "id_token_signing_alg_values_supported": ["EdDSA"],
     });
     if server.builtin.registration {
-        all["registration_endpoint"] = endpoint("register").into();
+        all["registration_endpoint"] = endpoint(OauthEndpoint::Register).into();
     }
     all
 }

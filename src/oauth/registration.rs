@@ -27,6 +27,7 @@ use super::{
     },
 };
 use crate::database::oauth::Registered;
+use crate::endpoint::OauthEndpoint;
 
 /// POST: a new client.
 pub(crate) async fn register(
@@ -257,7 +258,7 @@ impl Told<'_> {
         metadata: &ClientMetadata,
     ) -> Value {
         let mut all = metadata.write();
-        let url = format!("{}/{}", server.endpoint(state, "register"), row.client_id);
+        let url = server.endpoint(state, OauthEndpoint::Registration(&row.client_id));
         let own = [
             ("client_id", json!(row.client_id)),
             ("client_id_issued_at", json!(row.created_ms / 1000)),

@@ -2,7 +2,7 @@
 
 use axum::{
     Router,
-    routing::{get, post},
+    routing::{MethodRouter, get, post},
 };
 
 use super::{
@@ -10,6 +10,9 @@ use super::{
     discovery, registration,
     server::Oauth,
     tokens::{revoke, token},
+};
+use crate::endpoint::{
+    AUTHORIZATION_SERVER, OPENID_CONFIGURATION, OauthEndpoint, appended_configuration,
 };
 
 impl Oauth {
@@ -28,12 +31,12 @@ fn for_discovery() -> Router<Oauth> {
     let document = || get(discovery::document);
     let below = |prefix| format!("{prefix}/{{*path}}");
     Router::new()
-        .route(discovery::OAUTH, document())
-        .route(&below(discovery::OAUTH), document())
-        .route(discovery::OPENID, document())
-        .route(&below(discovery::OPENID), document())
-        .route(&format!("/t/{{tenant}}{}", discovery::OPENID), document())
-        .route("/t/{tenant}/oauth/jwks", get(discovery::keys))
+        .route(AUTHORIZATION_SERVER, document())
+        .route(&below(AUTHORIZATION_SERVER), document())
+        .route(OPENID_CONFIGURATION, document())
+        .route(&below(OPENID_CONFIGURATION), document())
+        .route(&appended_configuration(TENANT), document())
+        .route(&OauthEndpoint::Jwks.path(TENANT), get(discovery::keys))
 }
 
 /// Registration, tokens and revocation.
@@ -41,26 +44,38 @@ fn for_clients() -> Router<Oauth> {
     let managed = get(registration::read)
         .put(registration::replace)
         .delete(registration::remove);
-    Router::new()
-        .route("/t/{tenant}/oauth/register", post(registration::register))
-        .route("/t/{tenant}/oauth/register/{client_id}", managed)
-        .route("/t/{tenant}/oauth/token", post(token::token))
-        .route("/t/{tenant}/oauth/revoke", post(revoke::revoke))
-        // 2025-03-26 authorization, "Fallbacks for Servers without Metadata Discovery".
-        .route("/register", post(registration::register))
-        .route("/token", post(token::token))
+    let one = OauthEndpoint::Registration("{client_id}").path(TENANT);
+    let revoked = OauthEndpoint::Revoke.path(TENANT);
+    let routes = Router::new().route(&one, managed);
+    let routes = routes.route(&revoked, post(revoke::revoke));
+    let register = || post(registration::register);
+    let routes = with_alias(routes, OauthEndpoint::Register, register);
+    with_alias(routes, OauthEndpoint::Token, || post(token::token))
 }
 
 /// The authorization endpoint and the steps of a log-in.
 fn for_browsers() -> Router<Oauth> {
     let authorize = || get(authorize::begin).post(authorize::begin_by_form);
-    Router::new()
-        .route("/authorize", authorize())
-        .route("/t/{tenant}/oauth/authorize", authorize())
-        .route("/t/{tenant}/oauth/login", post(login::login))
-        .route("/t/{tenant}/oauth/consent", post(consent::consent))
-        .route(
-            "/t/{tenant}/oauth/callback/{provider}",
-            get(callback::callback),
-        )
+    let returned = OauthEndpoint::Callback("{provider}").path(TENANT);
+    let routes = Router::new()
+        .route(&OauthEndpoint::Login.path(TENANT), post(login::login))
+        .route(&OauthEndpoint::Consent.path(TENANT), post(consent::consent))
+        .route(&returned, get(callback::callback));
+    with_alias(routes, OauthEndpoint::Authorize, authorize)
 }
+
+/// An endpoint of each tenant, with the alias for the default one.
+fn with_alias(
+    routes: Router<Oauth>,
+    endpoint: OauthEndpoint<'_>,
+    answer: impl Fn() -> MethodRouter<Oauth>,
+) -> Router<Oauth> {
+    let routes = routes.route(&endpoint.path(TENANT), answer());
+    match endpoint.alias() {
+        Some(alias) => routes.route(alias, answer()),
+        None => routes,
+    }
+}
+
+/// Place of the tenant in the path of a route.
+const TENANT: &str = "{tenant}";

@@ -9,6 +9,7 @@ use std::{
 
 use clap::Args;
 
+use crate::endpoint::{Endpoint, Kind};
 use crate::{
     backend::sandbox::{Kernel, walls::out_of_reach},
     cli::serve::{
@@ -119,12 +120,10 @@ fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> Strin
     let tenants = manifest.map(Manifest::tenants).unwrap_or_default();
     let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
     lines.extend(servers.flat_map(|server| {
-        let url = &config.public_url;
+        let endpoint = Endpoint::new(&server.tenant, &server.name, Kind::Mcp);
+        let url = endpoint.url(&config.public_url);
         let command = server.launch.command.replace(STORE, "${prepared}");
-        let served = format!(
-            "serves {url}/t/{}/{}/mcp: {command}",
-            server.tenant, server.name
-        );
+        let served = format!("serves {url}: {command}");
         let prepared = server.recipe.as_ref().map(|recipe| {
             let (tenant, name) = (&server.tenant, &server.name);
             format!("{tenant}/{name}: prepared once: {}", recipe.subject())
@@ -134,8 +133,9 @@ fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> Strin
     }));
     if let Some((tenant, server)) = &config.default {
         lines.push(format!(
-            "serves {}/mcp: the same as {tenant}/{server}",
-            config.public_url
+            "serves {}{}: the same as {tenant}/{server}",
+            config.public_url,
+            Kind::Mcp.alias()
         ));
     }
     if manifest.is_none() {

@@ -10,10 +10,11 @@ use anyhow::Context;
 use tokio::net::{TcpListener, UdpSocket, lookup_host};
 use url::Url;
 
+use crate::endpoint::Kind;
 use crate::{
     config::{Config, Wrong},
     gateway::{Listeners, Reached},
-    http::mcp::page::snippets,
+    http::reply::page::snippets,
 };
 
 /// Binds every listener that is asked for.
@@ -92,7 +93,8 @@ pub(super) fn announce(config: &Config, listeners: &Listeners, is_run: bool) -> 
         return Ok(());
     }
     let url = Url::parse(&config.public_url)?;
-    let url = format!("{}/mcp", url.as_str().trim_end_matches('/'));
+    let base = url.as_str().trim_end_matches('/');
+    let url = format!("{base}{}", Kind::Mcp.alias());
     let mut out = std::io::stdout().lock();
     writeln!(out, "{url}")?;
     for (client, snippet) in snippets("lockgate", &url) {

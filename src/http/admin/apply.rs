@@ -14,8 +14,8 @@ use super::{
     routes::{Admin, Shared},
 };
 use crate::http::{
-    edge::{Problem, answer},
-    mcp::endpoint,
+    admission::body,
+    reply::{Problem, answer},
 };
 use crate::{
     config::Format,
@@ -36,7 +36,7 @@ pub(super) async fn apply(
     let (is_dry, prune) = (query.flag("dry_run")?, query.flag("prune")?);
     let prune = if prune { Prune::Remove } else { Prune::Keep };
     let format = format_of(&headers)?;
-    let body = endpoint::whole(body, front.config.http.max_body).await;
+    let body = body::whole(body, front.config.http.max_body).await;
     let body = body.map_err(|failure| unread(&failure))?;
     let text = std::str::from_utf8(&body)
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use crate::{config::Mistake, database::Failure, http::edge::Problem};
+use crate::{config::Mistake, database::Failure, http::reply::Problem};
 
 impl Problem {
     /// The object does not exist, or not for this caller.

@@ -16,9 +16,8 @@ use super::{
     routes::{Admin, Named, Shared, moment},
 };
 use crate::http::{
-    Front,
-    edge::{Problem, answer},
-    mcp::endpoint,
+    admission::{Front, body},
+    reply::{Problem, answer},
 };
 use crate::{
     config::Wrong,
@@ -165,7 +164,7 @@ pub(super) async fn revoke(
     body: Body,
 ) -> Outcome {
     own(&admin, &tenant)?;
-    let body = endpoint::read(&headers, body, MAX).await;
+    let body = body::read(&headers, body, MAX).await;
     let body = body.map_err(|failure| unread(&failure))?;
     let what = meant(&body)?;
     let (kind, name) = match &what {

@@ -24,9 +24,8 @@ use super::{
     routes::{Admin, Named, Shared, moment},
 };
 use crate::http::{
-    Front,
-    edge::{Problem, answer},
-    mcp::{endpoint, reply},
+    admission::{Front, body},
+    reply::{self, Problem, answer},
 };
 use crate::{
     auth::{REGISTERED, api_key},
@@ -361,7 +360,7 @@ pub(crate) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem>
 }
 
 async fn document(front: &Front, headers: &HeaderMap, body: Body) -> Result<Document, Problem> {
-    let read = endpoint::read(headers, body, front.config.http.max_body).await;
+    let read = body::read(headers, body, front.config.http.max_body).await;
     read_document(&read.map_err(|failure| unread(&failure))?)
 }
 

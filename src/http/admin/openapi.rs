@@ -11,7 +11,7 @@ use http::{
 use serde_json::{Map, Value as Json, json};
 
 use super::{bodies, issued_bodies};
-use crate::http::edge::PROBLEM;
+use crate::http::reply::PROBLEM;
 
 /// GET: the document.
 pub(crate) async fn document() -> Response {

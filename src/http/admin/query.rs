@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use crate::{
     config::{Format, Node, Value, Wrong, reader::nearest},
     declare::Document,
-    http::edge::Problem,
+    http::reply::Problem,
 };
 
 /// The parameters of a query, each at most once.

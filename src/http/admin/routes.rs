@@ -8,12 +8,15 @@ use std::sync::Arc;
 
 use super::{issued, objects, openapi, running};
 use crate::http::{
-    Front,
-    edge::{Problem, gate, limits},
-    mcp::{Failure, bearer},
+    admission::{Front, bearer, rates},
+    reply::{
+        Failure, Problem,
+        header_name::{RATE_LIMIT, RATE_LIMIT_POLICY},
+    },
 };
 use crate::{
     auth::{Administrator, NoAdministrator, SCOPE},
+    config::ClientAddress,
     declare::Kind,
     snapshot::Snapshot,
 };
@@ -48,14 +51,14 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
 
 /// Refuses addresses that ask too often, before anybody looks at their keys.
 async fn pass(State(front): Shared, request: Request, next: Next) -> Response {
-    match limits::address(&front, request.extensions()) {
+    match rates::address(&front, request.extensions()) {
         Ok(()) => next.run(request).await,
         Err(error) => {
             let refused = Failure::from(error);
             let (status, text) = refused.parts();
             let mut response = Problem::new(status, text).into_response();
             let fields = refused.into_response();
-            for name in [RETRY_AFTER, limits::POLICY, limits::LEFT] {
+            for name in [RETRY_AFTER, RATE_LIMIT_POLICY, RATE_LIMIT] {
                 if let Some(value) = fields.headers().get(&name) {
                     response.headers_mut().insert(name, value.clone());
                 }
@@ -154,7 +157,7 @@ impl FromRequestParts<Arc<Front>> for Admin {
         if snapshot.version.is_none() {
             return Err(Problem::unavailable().into_response());
         }
-        let from = parts.extensions.get::<gate::ClientAddress>();
+        let from = parts.extensions.get::<ClientAddress>();
         let (catalog, keys) = (&snapshot.catalog, &snapshot.operator_keys);
         let from = from.map(|from| from.0);
         let who = front.auth.administrator(catalog, keys, credential, from);

@@ -21,8 +21,8 @@ use super::{
     routes::{Admin, Named, Shared, moment},
 };
 use crate::http::{
-    Front,
-    edge::{Problem, answer},
+    admission::Front,
+    reply::{Problem, answer},
 };
 use crate::{
     backend::child::{Restart as HowToEnd, Seen as SeenChild},

@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::gate::App;
+use super::app::App;
 use super::tls::TlsReload;
 use super::wire::Wire;
 

@@ -11,6 +11,8 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
+use crate::endpoint::{OauthEndpoint, is_well_known};
+
 /// Whether this is a browser's question before a request, and not a request.
 pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
@@ -65,13 +67,17 @@ pub(crate) fn mark(headers: &mut HeaderMap, origin: Option<HeaderValue>) {
 /// Whether pages of every origin may read what is at a path (CONTRACT P89): documents, and what a
 /// client that is a page asks an authorization server; never what a person sees.
 pub(crate) fn is_public(path: &str) -> bool {
-    if path.starts_with("/.well-known/") || matches!(path, "/register" | "/token") {
-        return true;
-    }
-    let below = path
-        .strip_prefix("/t/")
-        .and_then(|rest| rest.split_once('/'));
-    below.is_some_and(|(_, rest)| PUBLIC.contains(&rest) || rest.starts_with("oauth/register/"))
+    is_well_known(path)
+        || matches!(
+            OauthEndpoint::parse(path),
+            Some(
+                OauthEndpoint::Jwks
+                    | OauthEndpoint::Register
+                    | OauthEndpoint::Registration(_)
+                    | OauthEndpoint::Revoke
+                    | OauthEndpoint::Token
+            )
+        )
 }
 
 /// Lets every page read the response, without credentials.
@@ -92,14 +98,6 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// What is for every page, of each tenant.
-const PUBLIC: [&str; 5] = [
-    ".well-known/openid-configuration",
-    "oauth/jwks",
-    "oauth/register",
-    "oauth/revoke",
-    "oauth/token",
-];
 /// What MCP clients send.
 const HEADERS: &str = "content-type, accept, authorization, mcp-session-id, \
 mcp-protocol-version, last-event-id, mcp-method, mcp-name";

@@ -1,19 +1,37 @@
-//! The edge: connections, TLS, hosts, origins, bodies and limits before any route.
+//! The edge: connections and the gates of the listeners, before any route.
+//!
+//! Not here: credentials and rates (`admission`), routes.
+//!
+//! * `accept`: the accept loop
+//! * `tls`: certificates and their reload
+//! * `wire`: a socket with a lingering close
+//! * `app`: routes of one listener behind its gate
+//! * `gate`: gate of the public listener
+//! * `hops`: gate of the cluster listener
+//! * `operators`: gate of listeners for operators
+//! * `address`: hosts, origins, paths and client addresses
+//! * `body`: bounds of a request body
+//! * `cors`: cross-origin requests
+//! * `own_form`: forms of the gateway's own pages
+//! * `access_log`: access log
+//! * `panic`: calls of routes, with a net for panics
 
 pub(crate) mod accept;
+mod access_log;
 mod address;
+mod app;
 mod body;
 mod cors;
-pub(crate) mod gate;
-pub(crate) mod limits;
+mod gate;
+mod hops;
+mod operators;
 mod own_form;
-mod problem;
-pub(crate) mod refusal;
+mod panic;
 mod tls;
 mod wire;
 
 pub(crate) use self::accept::Bounds;
 pub(crate) use self::address::Allowed;
-pub(crate) use self::gate::{App, Gate};
-pub(crate) use self::problem::{PROBLEM, Problem, answer};
+pub(crate) use self::app::App;
+pub(crate) use self::gate::Gate;
 pub(crate) use self::tls::{CERTIFICATE, Files, TlsError};

@@ -2,7 +2,9 @@
 //!
 //! Not here: what a form holds, which is sealed for one browser (`oauth/flow`).
 
-use http::{Method, header::ORIGIN, request::Parts};
+use http::{HeaderName, Method, header::ORIGIN, request::Parts};
+
+use crate::{endpoint::OauthEndpoint, http::reply::header_name::SEC_FETCH_SITE};
 
 /// Whether a browser sends a form of one of our own pages. Those say `no-referrer` (CONTRACT P82),
 /// and then browsers name no origin (Fetch, section 3.1, "append a request Origin header"); that it
@@ -10,24 +12,20 @@ use http::{Method, header::ORIGIN, request::Parts};
 /// alone (Fetch Metadata, section 2): to others nothing. There the form itself has to do, with a
 /// cookie that no other site's form brings along (`SameSite=Lax`).
 pub(super) fn is_own_form(head: &Parts, is_trustworthy: bool) -> bool {
-    let only = |name: &str, wanted: &str| {
+    let only = |name: HeaderName, wanted: &str| {
         let mut values = head.headers.get_all(name).iter();
         values.next().is_some_and(|value| value == wanted) && values.next().is_none()
     };
-    let path = head.uri.path();
-    let endpoint = path.strip_prefix("/t/").and_then(|rest| {
-        let (_, endpoint) = rest.split_once("/oauth/")?;
-        Some(endpoint)
-    });
-    let is_silent = !is_trustworthy && !head.headers.contains_key(SITE);
+    let is_form = matches!(
+        OauthEndpoint::parse(head.uri.path()),
+        Some(OauthEndpoint::Authorize | OauthEndpoint::Login | OauthEndpoint::Consent)
+    );
+    let is_silent = !is_trustworthy && !head.headers.contains_key(SEC_FETCH_SITE);
     head.method == Method::POST
-        && (path == "/authorize" || matches!(endpoint, Some("login" | "consent" | "authorize")))
-        && only(ORIGIN.as_str(), "null")
-        && (is_silent || only(SITE, "same-origin"))
+        && is_form
+        && only(ORIGIN, "null")
+        && (is_silent || only(SEC_FETCH_SITE, "same-origin"))
 }
-
-/// Where a page is that sends a request, as its browser says.
-const SITE: &str = "sec-fetch-site";
 
 #[cfg(test)]
 mod tests {

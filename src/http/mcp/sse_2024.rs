@@ -10,15 +10,13 @@ use axum::{
 use bytes::BytesMut;
 use http::{HeaderMap, Method, StatusCode};
 
-use super::{
-    endpoint::{self, Admitted},
-    page,
-    reply::Failure,
-    stream::{self, Writing},
+use crate::http::{
+    admission::{Admitted, Front, body, headers, not_allowed},
+    replicas::forward,
+    reply::{Failure, Writing, event_stream, page},
 };
-use crate::http::{Front, replicas::forward};
 use crate::{
-    auth::Access,
+    endpoint::{self, Kind},
     error::Error,
     hub::{Answer, Form, Transport},
     protocol::{Body as Said, LAST_EVENT_ID, event::push_endpoint},
@@ -26,26 +24,24 @@ use crate::{
 
 /// GET: a new session, or the living one of a `Last-Event-ID`.
 pub(crate) async fn connect(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
-    let (access, base) = (&admitted.access, &admitted.base);
     if page::is_browser(request.method(), request.headers()) {
-        let url = format!("{}{base}/mcp", front.config.public_url);
-        return page::page(&access.tenant().name, &access.server().name, &url);
+        return page::page(admitted.endpoint(), &front.config.public_url);
     }
     if request.method() == Method::HEAD {
-        return endpoint::not_allowed(&request);
+        return not_allowed(&request);
     }
     let request = match forward::place(&front, &admitted, resumed, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
     };
-    listen(&front, access, base, request.headers())
+    listen(&front, &admitted, request.headers())
         .await
         .unwrap_or_else(IntoResponse::into_response)
 }
 
 /// The session of the event behind which a connection reads on; without one it begins a session.
 fn resumed(request: &Request) -> Option<String> {
-    let cursor = endpoint::single(request.headers(), LAST_EVENT_ID).ok()??;
+    let cursor = headers::single(request.headers(), LAST_EVENT_ID).ok()??;
     let (id, _) = cursor.split_once('.')?;
     Some(id.to_owned())
 }
@@ -57,15 +53,15 @@ fn addressed(request: &Request) -> Option<String> {
 
 async fn listen(
     front: &Front,
-    access: &Access,
-    base: &str,
+    admitted: &Admitted,
     headers: &HeaderMap,
 ) -> Result<Response, Failure> {
-    if !endpoint::accepts(headers).sse {
+    let access = &admitted.access;
+    if !headers::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";
         return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    let (id, reading) = match endpoint::single(headers, LAST_EVENT_ID)? {
+    let (id, reading) = match headers::single(headers, LAST_EVENT_ID)? {
         None => {
             let (id, reading) = front.hub.connect(access).await?;
             (id.as_str().to_owned(), reading)
@@ -81,17 +77,14 @@ async fn listen(
         }
     };
     let prefix = format!("{id}.");
-    let path = url::Url::parse(&front.config.public_url).map(|url| url.path().to_owned());
-    let path = path.unwrap_or_default();
+    let base = endpoint::base_path(&front.config.public_url);
+    let path = admitted.endpoint().with(Kind::Messages).path();
+    let uri = format!("{base}{path}?session_id={id}");
     let mut first = BytesMut::new();
-    let uri = format!(
-        "{}{base}/messages?session_id={id}",
-        path.trim_end_matches('/')
-    );
     push_endpoint(&mut first, &uri, &format!("{prefix}{}", reading.id()));
     let settings = &front.config.stream;
     let (keep_alive, retry) = (settings.keep_alive, front.retry.clone());
-    Ok(stream::respond(
+    Ok(event_stream::respond(
         &front.metrics,
         reading,
         Writing {
@@ -113,7 +106,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
     };
     let (parts, body) = request.into_parts();
     let taken = async {
-        let body = endpoint::read(&parts.headers, body, front.config.http.max_body).await?;
+        let body = body::read(&parts.headers, body, front.config.http.max_body).await?;
         let id = session_id(parts.uri.query().unwrap_or_default())
             .ok_or(Error::Invalid("session_id is missing"))?;
         let said = Said::parse(body)?;

@@ -8,20 +8,15 @@ use axum::{
     extract::Request,
     response::{IntoResponse, Response},
 };
-use bytes::{Bytes, BytesMut};
-use http::{
-    HeaderMap, HeaderValue, Method as HttpMethod, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE},
-};
+use bytes::BytesMut;
+use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode};
 use tokio::time::Instant;
 
-use super::{
-    endpoint::{self, Admitted},
-    page,
-    reply::Failure,
-    stream::{self, Writing},
+use crate::http::{
+    admission::{Admitted, Front, body, headers, not_allowed},
+    replicas::forward,
+    reply::{Failure, Writing, event_stream, json, page},
 };
-use crate::http::{Front, replicas::forward};
 use crate::{
     auth::Access,
     declare::ReplyMode,
@@ -47,7 +42,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
 
 /// The session that a request names; one that names it badly is refused where it is read.
 fn named(request: &Request) -> Option<String> {
-    let named = endpoint::single(request.headers(), SESSION_ID).ok()?;
+    let named = headers::single(request.headers(), SESSION_ID).ok()?;
     named.map(str::to_owned)
 }
 
@@ -58,24 +53,24 @@ async fn take(
     body: Body,
 ) -> Result<Response, Failure> {
     let access = &admitted.access;
-    let accepts = endpoint::accepts(headers);
-    let body = endpoint::read(headers, body, front.config.http.max_body).await?;
+    let accepts = headers::accepts(headers);
+    let body = body::read(headers, body, front.config.http.max_body).await?;
     if !accepts.json && !accepts.sse {
         let text = "Accept must permit application/json or text/event-stream";
         return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
     }
     let said = Said::parse(body)?;
-    endpoint::check_version(headers)?;
+    headers::check_version(headers)?;
     let form = form(access.server().reply.mode, accepts);
     match said {
-        said if said.is_modern() => Err(endpoint::no_session_id()),
+        said if said.is_modern() => Err(headers::no_session_id()),
         Said::One(message)
             if message.method() == Method::Initialize && message.kind() == Kind::Request =>
         {
             initialize(front, access, headers, message, (form, accepts)).await
         }
         said => {
-            let id = endpoint::session_id(headers)?;
+            let id = headers::session_id(headers)?;
             let pending = front
                 .hub
                 .deliver(access, (Transport::Streamable, id), said, form)
@@ -102,7 +97,7 @@ async fn initialize(
     message: Message,
     (form, accepts): (Form, Accepts),
 ) -> Result<Response, Failure> {
-    if let Some(id) = endpoint::single(headers, SESSION_ID)?
+    if let Some(id) = headers::single(headers, SESSION_ID)?
         && front.hub.has(access, id)
     {
         return Err(Error::Invalid("this session is initialized already").into());
@@ -117,7 +112,7 @@ async fn initialize(
         }
     };
     let mut response = if accepts.json {
-        json(line)
+        json::text(StatusCode::OK, line)
     } else {
         one_event(&line)
     };
@@ -136,14 +131,14 @@ fn answered(
     match answer {
         Answer::Json(line) | Answer::Failed(line) => {
             front.hub.limits().flow(access).wrote(line.len());
-            Ok(json(line))
+            Ok(json::text(StatusCode::OK, line))
         }
         Answer::Stream(reading) => {
             let close_after = access.server().reply.close_after;
             Ok(open(front, access, *reading, close_after))
         }
         // Cancelled before anything was sent: a stream that ends, without a message.
-        Answer::Silent if accepts.sse => Ok(stream::event_stream(Body::empty())),
+        Answer::Silent if accepts.sse => Ok(event_stream::event_stream(Body::empty())),
         Answer::Accepted | Answer::Silent => Ok(StatusCode::ACCEPTED.into_response()),
         Answer::Refused(error) => Err(error.into()),
     }
@@ -153,12 +148,11 @@ fn answered(
 pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     let (method, access) = (request.method(), &admitted.access);
     if page::is_browser(method, request.headers()) {
-        let url = format!("{}{}/mcp", front.config.public_url, admitted.base);
-        return page::page(&access.tenant().name, &access.server().name, &url);
+        return page::page(admitted.endpoint(), &front.config.public_url);
     }
     if method == HttpMethod::HEAD {
         // It would attach a connection that cannot be read.
-        return endpoint::not_allowed(&request);
+        return not_allowed(&request);
     }
     let request = match forward::place(&front, &admitted, named, request).await {
         Ok(request) => request,
@@ -170,13 +164,13 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
 }
 
 async fn listen(front: &Front, access: &Access, headers: &HeaderMap) -> Result<Response, Failure> {
-    if !endpoint::accepts(headers).sse {
+    if !headers::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";
         return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    endpoint::check_version(headers)?;
-    let id = endpoint::session_id(headers)?;
-    let cursor = endpoint::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
+    headers::check_version(headers)?;
+    let id = headers::session_id(headers)?;
+    let cursor = headers::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
     match front
         .hub
         .attach(access, (Transport::Streamable, id), cursor)
@@ -195,8 +189,8 @@ pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Reque
     };
     let headers = request.headers();
     let ended = async {
-        endpoint::check_version(headers)?;
-        let id = endpoint::session_id(headers)?;
+        headers::check_version(headers)?;
+        let id = headers::session_id(headers)?;
         front.hub.end(&admitted.access, id).await?;
         Ok::<_, Failure>(StatusCode::NO_CONTENT)
     };
@@ -220,21 +214,12 @@ fn open(front: &Front, access: &Access, reading: Reading, close_after: Duration)
         prefix: String::new(),
         flow: front.hub.limits().flow(access),
     };
-    stream::respond(&front.metrics, reading, writing)
-}
-
-/// A JSON-RPC message as a whole answer.
-pub(crate) fn json(line: Bytes) -> Response {
-    let mut response = Response::new(Body::from(line));
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+    event_stream::respond(&front.metrics, reading, writing)
 }
 
 /// A response for a client that takes nothing but SSE, before there is a stream to resume.
 fn one_event(line: &[u8]) -> Response {
     let mut event = BytesMut::new();
     push_message(&mut event, "", line);
-    stream::event_stream(Body::from(event.freeze()))
+    event_stream::event_stream(Body::from(event.freeze()))
 }

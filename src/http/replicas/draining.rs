@@ -13,15 +13,11 @@ use axum::{
 };
 use http::Method;
 
-use super::{
-    forward::{Errand, Missed, Parcel, busy},
-    hop::Hop,
-    listener::{Cluster, not_here},
-    peers::NotSent,
-};
+use super::request::{Errand, Missed, Parcel, busy, not_here};
+use crate::endpoint;
 use crate::http::{
-    Front,
-    mcp::{Admitted, endpoint},
+    admission::{Admitted, Front, body},
+    peers::{Cluster, Hop, NotSent},
 };
 use crate::protocol::{Body as Said, Kind, Method as Asked};
 
@@ -32,7 +28,8 @@ pub(crate) async fn place(
     admitted: &Admitted,
     request: Request,
 ) -> Result<Request, Response> {
-    let is_2024 = request.method() == Method::GET && request.uri().path().ends_with("/sse");
+    let kind = endpoint::Kind::of(request.uri().path());
+    let is_2024 = request.method() == Method::GET && kind == Some(endpoint::Kind::Sse);
     let is_begun = is_2024 || request.method() == Method::POST;
     if !front.hub.is_closed() || !is_begun {
         return Ok(request);
@@ -44,8 +41,8 @@ pub(crate) async fn place(
     if successors.is_empty() {
         return Ok(request);
     }
-    let (parts, body) = request.into_parts();
-    let body = endpoint::whole(body, front.config.http.max_body).await;
+    let (parts, unread) = request.into_parts();
+    let body = body::whole(unread, front.config.http.max_body).await;
     let body = body.map_err(IntoResponse::into_response)?;
     let is_initialize = Said::parse(body.clone()).is_ok_and(|said| {
         matches!(said, Said::One(message)

@@ -1,17 +1,15 @@
-//! Requests between replicas: forwarding, the cluster listener, and relayed streams.
+//! Requests for sessions of other replicas: sent to the owner, and its answer relayed.
+//!
+//! Not here: connections (`peers`), ownership (`hub::ownership`).
+//!
+//! * `forward`: a request that belongs to another replica
+//! * `request`: a request that goes to another replica
+//! * `draining`: new sessions while this replica ends
+//! * `relay`: a stream of another replica
+//! * `sse_parser`: server-sent events cut into whole ones
 
 mod draining;
 pub(crate) mod forward;
-pub(crate) mod hop;
-pub(crate) mod listener;
-mod peers;
 mod relay;
+mod request;
 mod sse_parser;
-
-#[cfg(test)]
-pub(crate) use self::hop::Asked;
-pub(crate) use self::hop::{HOP, Hop, HopKeys};
-pub(crate) use self::listener::Cluster;
-pub(crate) use self::peers::Peers;
-#[cfg(test)]
-pub(crate) use self::peers::{Answer, NotSent, PLACES};

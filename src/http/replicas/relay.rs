@@ -11,17 +11,21 @@ use axum::{
 };
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::unfold;
-use http::{Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode, header::CONTENT_TYPE};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{
-    forward::{Errand, Missed},
-    peers::{Answer, NotSent},
+    request::{Errand, Missed, strip},
     sse_parser::Cutter,
 };
-use crate::http::mcp::{Failure, Writing, endpoint, stream};
+use crate::http::{
+    admission::headers,
+    peers::{Answer, Cut, NotSent},
+    reply::{Failure, Writing, event_stream},
+};
 use crate::{
+    endpoint,
     error::Error,
     hub::{
         Transport,
@@ -82,7 +86,7 @@ enum Found {
 }
 
 /// The answer to `errand` as a body.
-pub(crate) fn body(errand: Errand, answer: Answer) -> Body {
+fn stream(errand: Errand, answer: Answer) -> Body {
     chunks(errand, Source::There(answer))
 }
 
@@ -109,12 +113,12 @@ pub(super) async fn read_on(errand: Errand) -> Result<Response, Failure> {
         parcel,
         ..
     } = &errand;
-    if !endpoint::accepts(&parcel.headers).sse {
+    if !headers::accepts(&parcel.headers).sse {
         let text = "Accept must permit text/event-stream";
         return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    endpoint::check_version(&parcel.headers)?;
-    let cursor = endpoint::single(&parcel.headers, LAST_EVENT_ID)?.unwrap_or_default();
+    headers::check_version(&parcel.headers)?;
+    let cursor = headers::single(&parcel.headers, LAST_EVENT_ID)?.unwrap_or_default();
     let read = front.hub.read_on(access, session, cursor.as_bytes());
     let Some(log) = read.await? else {
         return Ok(StatusCode::NO_CONTENT.into_response());
@@ -134,7 +138,7 @@ pub(super) async fn read_on(errand: Errand) -> Result<Response, Failure> {
         until: now + WAIT,
     };
     let source = Source::Log(Box::new(waiting));
-    Ok(stream::event_stream(chunks(errand, source)))
+    Ok(event_stream::event_stream(chunks(errand, source)))
 }
 
 impl Splice {
@@ -304,6 +308,24 @@ impl Splice {
 }
 
 impl Errand {
+    /// The owner's answer as that of this replica.
+    pub(super) async fn relay(&self, answer: http::Response<Answer>) -> Result<Response, Cut> {
+        let (head, body) = answer.into_parts();
+        let mut headers = head.headers;
+        strip(&mut headers);
+        let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let is_stream = kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"));
+        let body = if is_stream && head.status == StatusCode::OK {
+            stream(self.clone(), body)
+        } else {
+            held(body).await?
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = head.status;
+        *response.headers_mut() = headers;
+        Ok(response)
+    }
+
     /// Finds who has the rest of a stream behind `cursor`.
     async fn look(&self, look: Look, cursor: Option<&str>) -> Found {
         let Self {
@@ -329,7 +351,7 @@ impl Errand {
             ..
         } = self;
         // Event ids of HTTP+SSE begin with the session.
-        let (transport, prefix) = if parcel.path().ends_with("/sse") {
+        let (transport, prefix) = if parcel.kind() == Some(endpoint::Kind::Sse) {
             (Transport::Sse2024, format!("{session}."))
         } else {
             (Transport::Streamable, String::new())
@@ -350,7 +372,7 @@ impl Errand {
             prefix,
             flow: front.hub.limits().flow(access),
         };
-        let response = stream::respond(&front.metrics, reading, writing);
+        let response = event_stream::respond(&front.metrics, reading, writing);
         Found::Rest(Source::Here(response.into_body()))
     }
 
@@ -372,6 +394,30 @@ impl Errand {
             _ => Found::Nowhere,
         }
     }
+}
+
+/// An answer that is no stream, whole: so that what breaks in its middle is still answered.
+async fn held(mut answer: Answer) -> Result<Body, Cut> {
+    let mut pieces = BytesMut::new();
+    while let Some(piece) = answer.next().await? {
+        pieces.extend_from_slice(&piece);
+        if pieces.len() > HELD {
+            let first = Some(pieces.freeze());
+            let rest = unfold((first, Some(answer)), async |(first, answer)| {
+                let mut answer = answer?;
+                if let Some(first) = first {
+                    return Some((Ok(first), (None, Some(answer))));
+                }
+                match answer.next().await {
+                    Ok(None) => None,
+                    Ok(Some(piece)) => Some((Ok(piece), (None, Some(answer)))),
+                    Err(cut) => Some((Err(cut), (None, None))),
+                }
+            });
+            return Ok(Body::from_stream(rest));
+        }
+    }
+    Ok(Body::from(pieces.freeze()))
 }
 
 /// Whether what cannot be had now may be had soon.
@@ -403,3 +449,6 @@ const PAUSE: Duration = Duration::from_millis(250);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Between later ones.
 const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest answer that is held; one that breaks behind it breaks its client's connection. As
+/// long as the longest line of a child by default.
+const HELD: usize = 16 << 20;

@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
     edge::{App, Bounds, accept::serve_replicas},
-    replicas::{NotSent, PLACES, Peers},
+    peers::{NotSent, PLACES, Peers},
 };
 
 struct Other {
@@ -74,7 +74,7 @@ impl Bench {
         &self,
         address: &Arc<str>,
         path: &str,
-    ) -> Result<http::Response<crate::http::replicas::Answer>, NotSent> {
+    ) -> Result<http::Response<crate::http::peers::Answer>, NotSent> {
         let request = Request::builder().uri(format!("http://{address}{path}"));
         let request = request.body(Full::default()).unwrap();
         self.peers.send(address, request).await

@@ -15,10 +15,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
     Front, Health,
-    edge::{Allowed, Bounds, Gate, accept},
-    front::routes,
-    mcp::Retry,
-    replicas::{Asked, Cluster, Hop, HopKeys, Peers, listener},
+    edge::{Allowed, App, Bounds, Gate, accept},
+    peers::{Asked, Cluster, Hop, HopKeys, Peers},
+    reply::Retry,
+    routes,
 };
 use crate::{
     auth::Verifier,
@@ -199,14 +199,14 @@ async fn serve(
         max_connections: 100,
         finish: Duration::ZERO,
     };
-    let app = listener::routes(&front, cluster);
+    let app = routes::cluster(&front, cluster);
     let serving = accept::serve_replicas(hops, app, bounds, reached, tracker.clone());
     tracker.spawn(serving);
     let bound = http.local_addr().unwrap();
     let url = format!("http://{bound}");
     let allowed = Allowed::new(&url.parse().unwrap(), bound, false, &[], &[]).unwrap();
     let gate = Gate::new(allowed, Vec::new(), 4 << 20, Arc::clone(&metrics));
-    let app = gate.guard(routes(front, Health::default()));
+    let app = App::of_public(routes::public(front, Health::default()), gate);
     let serving = accept::serve(http, None, app, bounds, stop, tracker.clone());
     tracker.spawn(serving);
     (url, me, metrics)

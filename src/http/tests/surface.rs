@@ -57,7 +57,7 @@ async fn surface(max_connections: usize) -> Surface {
         )
         .merge(public(Health::default()));
     let metrics = Arc::new(Metrics::new(None).expect("metrics"));
-    let app = Gate::new(allowed, Vec::new(), MAX_BODY, metrics).guard(routes);
+    let app = App::of_public(routes, Gate::new(allowed, Vec::new(), MAX_BODY, metrics));
     serving(listener, app, max_connections)
 }
 

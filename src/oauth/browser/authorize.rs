@@ -13,6 +13,7 @@ use super::{
     flow::Flow,
     request::{Asked, Step, Stop, Visit, nobody, text, unreadable},
 };
+use crate::endpoint::OauthEndpoint;
 use crate::{database::oauth::Person, oauth::server::Oauth};
 
 impl Visit {
@@ -103,7 +104,7 @@ pub(crate) async fn begin_by_form(State(oauth): State<Oauth>, request: Request) 
 }
 
 fn is_short(parts: &Parts) -> bool {
-    parts.uri.path() == "/authorize"
+    OauthEndpoint::Authorize.alias() == Some(parts.uri.path())
 }
 
 /// What a query may be, so that it fits into a target behind any path of ours (CONTRACT C11).

@@ -19,6 +19,7 @@ use super::{
     pages::{Trouble, redirect},
     request::{AGAIN, Asked, Step, Stop, Visit, gone, no_randomness, nobody, unreadable},
 };
+use crate::endpoint::OauthEndpoint;
 use crate::{
     database::oauth::Person,
     declare::Provider,
@@ -96,8 +97,8 @@ impl Visit {
 
     /// Where a provider sends people back to, byte for byte as an operator registers it there.
     fn callback(&self, provider: &Provider) -> String {
-        let endpoint = format!("callback/{}", provider.name);
-        self.server.endpoint(&self.oauth.0, &endpoint)
+        let endpoint = OauthEndpoint::Callback(&provider.name);
+        self.server.endpoint(&self.oauth.0, endpoint)
     }
 
     async fn returned(&self, name: &str, query: &str) -> Step {

@@ -18,6 +18,7 @@ use super::{
     pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
     request::{AGAIN, Asked, Step, Stop, Visit, fields, gone, nobody},
 };
+use crate::endpoint::OauthEndpoint;
 use crate::{
     database::oauth::Person,
     declare::Provider,
@@ -64,7 +65,7 @@ impl Visit {
             scopes: scopes.filter(|scope| *scope != OFFLINE).collect(),
             is_unverified: asked.client.kind != Kind::Declared,
             is_local: asked.client.is_loopback_only(),
-            action: &self.path("consent"),
+            action: &self.path(OauthEndpoint::Consent),
             form: &form,
             person: person.map(|person| shown(&person.title)),
             provider: provider.map(|provider| shown(&provider.title)),

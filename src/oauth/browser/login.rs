@@ -16,6 +16,7 @@ use super::{
     pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
     request::{Asked, Step, Stop, Visit, fields, gone, kept_of, nobody},
 };
+use crate::endpoint::OauthEndpoint;
 use crate::{
     auth::{Caller, Denial},
     database::oauth::Person,
@@ -159,7 +160,7 @@ impl Visit {
             tenant: self.tenant(),
             client: shown(&asked.client.title),
             server: &asked.wish.resource.server,
-            action: &self.path("login"),
+            action: &self.path(OauthEndpoint::Login),
             form: &form,
             wrong,
             has_passwords: self.has_passwords(),

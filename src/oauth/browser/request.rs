@@ -18,6 +18,7 @@ use super::{
     pages::{Trouble, redirect},
     resource::Place,
 };
+use crate::endpoint::{self, OauthEndpoint};
 use crate::{
     database::{
         Failure, Record, Store,
@@ -106,25 +107,22 @@ impl Visit {
     }
 
     /// The path of an endpoint of this tenant, as the browser sees it.
-    pub(crate) fn path(&self, endpoint: &str) -> String {
-        let (tenant, prefix) = (self.tenant(), self.prefix());
-        format!("{prefix}/t/{tenant}/oauth/{endpoint}")
+    pub(crate) fn path(&self, endpoint: OauthEndpoint<'_>) -> String {
+        self.below(&endpoint.path(self.tenant()))
     }
 
-    /// The path of the public URL, where a proxy has put us below one.
-    fn prefix(&self) -> String {
-        let public_url = url::Url::parse(&self.oauth.0.config.public_url);
-        public_url.map_or(String::new(), |url| {
-            url.path().trim_end_matches('/').to_owned()
-        })
+    /// A path below that of the public URL, where a proxy has put us.
+    fn below(&self, path: &str) -> String {
+        let base = endpoint::base_path(&self.oauth.0.config.public_url);
+        format!("{base}{path}")
     }
 
     /// The authorization request of a flow, to begin again with.
     pub(crate) fn again(&self, flow: &Flow, query: &str) -> String {
-        let path = if flow.is_short {
-            format!("{}/authorize", self.prefix())
-        } else {
-            self.path("authorize")
+        let alias = OauthEndpoint::Authorize.alias();
+        let path = match alias.filter(|_| flow.is_short) {
+            Some(alias) => self.below(alias),
+            None => self.path(OauthEndpoint::Authorize),
         };
         format!("{path}?{query}")
     }

@@ -3,7 +3,10 @@
 //! Pure. Whether there is such a server is asked by whoever knows who asks: its name alone tells
 //! nobody that it exists.
 
-use crate::declare::Tenant;
+use crate::{
+    declare::Tenant,
+    endpoint::{Endpoint, Form, Kind},
+};
 
 /// A resource of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,17 +30,11 @@ impl Resource {
     /// The resource of `tenant` that `text` names: one of the URLs by which a server is reached,
     /// and nothing that only looks like one.
     pub(super) fn named(place: Place<'_>, tenant: &str, text: &str) -> Option<Self> {
-        let (base, kind) = text.strip_prefix(place.public_url)?.rsplit_once('/')?;
-        if !matches!(kind, "mcp" | "sse") {
+        let endpoint = Endpoint::parse_url(place.public_url, text, place.default)?;
+        if !endpoint.is_resource() || endpoint.tenant != tenant {
             return None;
         }
-        let server = if base.is_empty() {
-            let (owner, server) = place.default?;
-            (owner == tenant).then_some(server.as_str())?
-        } else {
-            let rest = base.strip_prefix("/t/")?.strip_prefix(tenant)?;
-            rest.strip_prefix('/')?
-        };
+        let server = endpoint.server;
         crate::config::reader::name(server).ok()?;
         Some(Self {
             server: server.to_owned(),
@@ -53,12 +50,12 @@ impl Resource {
         let is_short = place
             .default
             .is_some_and(|(owner, short)| *owner == tenant.name && short == server);
-        let public_url = place.public_url;
-        let url = if is_short {
-            format!("{public_url}/mcp")
-        } else {
-            format!("{public_url}/t/{}/{server}/mcp", tenant.name)
+        let form = if is_short { Form::Alias } else { Form::Named };
+        let endpoint = Endpoint {
+            form,
+            ..Endpoint::new(&tenant.name, server, Kind::Mcp)
         };
+        let url = endpoint.url(place.public_url);
         Some(Self {
             server: server.clone(),
             url,

@@ -10,7 +10,8 @@ use http::request::Parts;
 
 use super::state::{Oauth, State};
 use crate::{
-    declare::{AuthMode, Builtin, Tenant, issuer},
+    declare::{AuthMode, Builtin, Tenant},
+    endpoint::{self, OauthEndpoint},
     oauth::clients::Clients,
 };
 
@@ -35,7 +36,7 @@ impl Server {
         let config = &state.config;
         Some(Self {
             builtin: Arc::clone(builtin),
-            issuer: issuer::issuer(&config.public_url, config.default.as_ref(), &tenant.name),
+            issuer: endpoint::issuer(&config.public_url, config.default.as_ref(), &tenant.name),
             tenant,
         })
     }
@@ -43,17 +44,13 @@ impl Server {
     /// The server that a path below the public URL belongs to: `/t/{tenant}/oauth/…`, or one of the
     /// short ones.
     pub(crate) fn at(state: &State, path: &str) -> Option<Self> {
-        let tenant = match path.strip_prefix("/t/") {
-            Some(rest) => rest.split_once('/')?.0,
-            None => &state.config.default.as_ref()?.0,
-        };
+        let tenant = endpoint::oauth_tenant(path, state.config.default.as_ref())?;
         Self::of(state, tenant)
     }
 
     /// The URL of one of its endpoints.
-    pub(crate) fn endpoint(&self, state: &State, name: &str) -> String {
-        let public_url = &state.config.public_url;
-        format!("{public_url}/t/{}/oauth/{name}", self.tenant.name)
+    pub(crate) fn endpoint(&self, state: &State, endpoint: OauthEndpoint<'_>) -> String {
+        endpoint.url(&state.config.public_url, &self.tenant.name)
     }
 
     /// The clients of the tenant.

@@ -9,6 +9,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
 
 use super::jose::Assertion;
+use crate::endpoint::OauthEndpoint;
 use crate::{
     auth::{KeySet, Signature},
     database::Failure,
@@ -154,7 +155,8 @@ async fn by_assertion(
     id: Option<&str>,
     text: &str,
 ) -> Result<Client, Refusal> {
-    let endpoints = ["token", "revoke"].map(|name| server.endpoint(state, name));
+    let endpoints = [OauthEndpoint::Token, OauthEndpoint::Revoke];
+    let endpoints = endpoints.map(|endpoint| server.endpoint(state, endpoint));
     let short = format!("{}/token", state.config.public_url);
     let ours = [&server.issuer, &endpoints[0], &endpoints[1], &short].map(String::as_str);
     let now = state.clock.now_ms() / 1000;

@@ -3,16 +3,10 @@
 
 use std::time::Duration;
 
-use axum::{
-    body::Body,
-    response::{IntoResponse, Response},
-};
-use http::{
-    HeaderName, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
-};
+use axum::response::{IntoResponse, Response};
+use http::{HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
-use crate::http::{edge::limits, replicas::HOP};
+use super::{header_name::HOP, json, rate_limit};
 use crate::{
     error::{Error, Quota},
     protocol::Refusal,
@@ -125,7 +119,7 @@ impl From<Quota> for Failure {
             code: -31004,
             message: quota.limit.as_str(),
             retry: Some(quota.retry),
-            fields: limits::used_up(&quota).to_vec(),
+            fields: rate_limit::used_up(&quota).to_vec(),
         }
     }
 }
@@ -151,11 +145,8 @@ impl IntoResponse for Failure {
         let error = serde_json::json!({
             "jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message},
         });
-        let mut response = Response::new(Body::from(error.to_string()));
-        *response.status_mut() = status;
+        let mut response = json::answer(status, &error);
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(retry) = retry {
             // Rounded up: whoever comes back at that time must not be early.
             let seconds = retry.as_millis().div_ceil(1000).max(1);
@@ -171,7 +162,7 @@ impl IntoResponse for Failure {
 mod tests {
     use std::num::NonZeroU64;
 
-    use super::super::reply::*;
+    use super::super::failure::*;
     use crate::error::Limit;
 
     #[test]

@@ -10,10 +10,7 @@ use std::sync::Arc;
 
 use aws_lc_rs::{constant_time, hmac};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use http::{HeaderName, HeaderValue, Method};
-
-/// In a request that a client sent it is refused; in a response it says that no route answered.
-pub(crate) const HOP: HeaderName = HeaderName::from_static("lockgate-hop");
+use http::{HeaderValue, Method};
 
 /// What the key is derived for.
 pub(crate) const LABEL: &str = "lockgate hop v1";

@@ -10,6 +10,8 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderValue, Method};
 
+use crate::endpoint::{Endpoint, Kind};
+
 /// Whether a browser asks: a GET that takes HTML, and no event stream.
 pub(crate) fn is_browser(method: &Method, headers: &HeaderMap) -> bool {
     let takes = |kind: &str| {
@@ -60,7 +62,15 @@ pub(crate) fn snippets(name: &str, url: &str) -> Vec<(&'static str, String)> {
 }
 
 /// The page about one server.
-pub(crate) fn page(tenant: &str, server: &str, url: &str) -> Response {
+pub(crate) fn page(endpoint: Endpoint<'_>, public_url: &str) -> Response {
+    show(
+        endpoint.tenant,
+        endpoint.server,
+        &endpoint.with(Kind::Mcp).url(public_url),
+    )
+}
+
+fn show(tenant: &str, server: &str, url: &str) -> Response {
     let mut cards = String::new();
     for (client, text) in snippets(server, url) {
         // A first line of its own names the file.
@@ -116,11 +126,11 @@ const TEMPLATE: &str = include_str!("page.html");
 mod tests {
     use http_body_util::BodyExt;
 
-    use super::super::page::*;
+    use super::*;
 
     #[tokio::test]
     async fn nothing_of_the_url_becomes_markup() {
-        let shown = page("a<b>", "x\"'{url}", "http://h/<script>alert(1)</script>&");
+        let shown = show("a<b>", "x\"'{url}", "http://h/<script>alert(1)</script>&");
         assert_eq!(shown.headers()["content-security-policy"], POLICY);
         let html = shown.into_body().collect().await.expect("body").to_bytes();
         let html = std::str::from_utf8(&html).expect("UTF-8");

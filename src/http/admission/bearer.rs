@@ -1,18 +1,10 @@
-//! Bearer credentials in a request, and what somebody without good ones is told (RFC 6750).
+//! Bearer credentials of a request (RFC 6750).
 //!
-//! Not here: what credentials are worth (`auth`).
+//! Not here: their verification (`auth`), and challenges (`challenge`).
 
-use axum::response::{IntoResponse, Response};
-use http::{
-    HeaderMap, HeaderValue, StatusCode,
-    header::{AUTHORIZATION, WWW_AUTHENTICATE},
-};
+use http::{HeaderMap, HeaderValue, StatusCode, header::AUTHORIZATION};
 
-use super::{
-    reply::Failure,
-    wellknown::{self, Endpoint},
-};
-use crate::{auth::Credential, declare::Tenant};
+use crate::{auth::Credential, http::reply::Failure};
 
 /// What a request carries to show who calls: the header, and nothing of query or body (2025-11-25
 /// authorization, "Token Requirements").
@@ -46,39 +38,6 @@ fn split(value: &HeaderValue) -> Option<(&str, &str)> {
     let text = value.to_str().ok()?;
     let (scheme, rest) = text.split_once(' ').unwrap_or((text, ""));
     Some((scheme, rest.trim_matches(' ')))
-}
-
-/// C1: how to get credentials, and whether those that came are good for nothing.
-pub(crate) fn unauthorized(
-    public_url: &str,
-    endpoint: &Endpoint<'_>,
-    tenant: &Tenant,
-    had_token: bool,
-) -> Response {
-    let mut members = Vec::new();
-    if had_token {
-        members.push("error=\"invalid_token\"".to_owned());
-    }
-    if tenant.auth.has_issuer() {
-        let url = wellknown::metadata_url(public_url, endpoint);
-        members.push(format!("resource_metadata=\"{url}\""));
-        let scopes = wellknown::scopes(tenant, endpoint.server).join(" ");
-        if !scopes.is_empty() {
-            members.push(format!("scope=\"{scopes}\""));
-        }
-    }
-    let mut challenge = "Bearer".to_owned();
-    for (at, member) in members.iter().enumerate() {
-        challenge.push_str(if at == 0 { " " } else { ", " });
-        challenge.push_str(member);
-    }
-    let text = "credentials are needed, or are not good here";
-    let mut response = Failure::http(StatusCode::UNAUTHORIZED, text).into_response();
-    // Paths are plain here, and scopes are tokens: the value is always well-formed.
-    if let Ok(challenge) = HeaderValue::try_from(challenge) {
-        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
-    }
-    response
 }
 
 #[cfg(test)]

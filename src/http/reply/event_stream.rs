@@ -7,7 +7,7 @@ use axum::{body::Body, response::Response};
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::unfold;
 use http::{
-    HeaderName, HeaderValue,
+    HeaderValue,
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
 use tokio::{
@@ -15,6 +15,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use super::header_name::X_ACCEL_BUFFERING;
 use crate::{
     database::vault::Random,
     hub::{
@@ -132,8 +133,7 @@ pub(crate) fn event_stream(body: Body) -> Response {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let buffering = HeaderName::from_static("x-accel-buffering");
-    headers.insert(buffering, HeaderValue::from_static("no"));
+    headers.insert(X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
     response
 }
 

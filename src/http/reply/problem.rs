@@ -4,16 +4,14 @@
 
 use std::time::Duration;
 
-use axum::{
-    body::Body,
-    response::{IntoResponse, Response},
-};
+use axum::response::{IntoResponse, Response};
 use http::{
     HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
+    header::{CONTENT_TYPE, RETRY_AFTER},
 };
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
+use super::json::answer;
 use crate::config::Mistake;
 
 /// An error of the administration API.
@@ -68,16 +66,6 @@ impl IntoResponse for Problem {
         }
         response
     }
-}
-
-/// A JSON response that no cache may store.
-pub(crate) fn answer(status: StatusCode, body: &Json) -> Response {
-    let mut response = Response::new(Body::from(body.to_string()));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
 }
 
 /// The media type of problem details.

@@ -2,22 +2,16 @@
 //!
 //! Errors of MCP and JSON-RPC are not made here: `reply.rs` makes them.
 
-use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderValue, StatusCode};
+use http::{StatusCode, header::CONTENT_LENGTH};
 
-use super::problem::Problem;
+use super::{json, problem::Problem};
 
 /// A status with one fixed sentence; fixed, so that nothing of ours or of another leaks into it.
 pub(crate) fn refusal(status: StatusCode, message: &'static str) -> Response {
     let body = format!("{{\"error\":{{\"message\":\"{message}\"}}}}\n");
-    let mut response = Response::new(Body::from(body));
-    *response.status_mut() = status;
+    let mut response = json::text(status, body);
     response.extensions_mut().insert(Sentence(message));
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 

@@ -1,0 +1,586 @@
+//! Endpoints and their URLs: the only place that builds or parses the paths of MCP endpoints, of
+//! authorization servers and of their well-known documents.
+//!
+//! All paths lie below the path of the public URL, which a proxy takes off. Pure; whether a tenant
+//! or a server exists is decided elsewhere.
+
+use url::Url;
+
+/// Tenant and server of the aliases (`[default]`).
+pub(crate) type Default<'p> = Option<&'p (String, String)>;
+
+/// Kind of an MCP endpoint, by the last segment of its path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Streamable HTTP.
+    Mcp,
+    /// Event stream of HTTP+SSE.
+    Sse,
+    /// Messages of a client of HTTP+SSE.
+    Messages,
+}
+
+impl Kind {
+    /// All kinds.
+    pub(crate) const ALL: [Self; 3] = [Self::Mcp, Self::Sse, Self::Messages];
+
+    /// The last segment of the path.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Mcp => "mcp",
+            Self::Sse => "sse",
+            Self::Messages => "messages",
+        }
+    }
+
+    /// The path of the default server's endpoint.
+    pub(crate) fn alias(self) -> String {
+        format!("/{}", self.name())
+    }
+
+    /// The kind whose name ends a path that is an alias or lies below `/t/`; no other part of the
+    /// path is checked.
+    pub(crate) fn of(path: &str) -> Option<Self> {
+        let (parent, name) = path.rsplit_once('/')?;
+        let is_served = parent.is_empty() || parent.starts_with(TENANTS);
+        Self::named(name).filter(|_| is_served)
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// An MCP endpoint of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint<'p> {
+    /// The tenant.
+    pub(crate) tenant: &'p str,
+    /// The server.
+    pub(crate) server: &'p str,
+    /// The kind.
+    pub(crate) kind: Kind,
+    /// The form of the path.
+    pub(crate) form: Form,
+}
+
+/// Form of the path of an MCP endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `/t/{tenant}/{server}/{kind}`
+    Named,
+    /// `/{kind}`, of the default server.
+    Alias,
+}
+
+impl<'p> Endpoint<'p> {
+    /// The endpoint with the path `/t/{tenant}/{server}/{kind}`.
+    pub(crate) const fn new(tenant: &'p str, server: &'p str, kind: Kind) -> Self {
+        let form = Form::Named;
+        Self {
+            tenant,
+            server,
+            kind,
+            form,
+        }
+    }
+
+    /// The endpoint with a path; an alias is that of `default`.
+    pub(crate) fn parse(path: &'p str, default: Default<'p>) -> Option<Self> {
+        let endpoint = if path.starts_with(TENANTS) {
+            let (tenant, server, kind) = parts(path)?;
+            Self::new(tenant, server, kind)
+        } else {
+            let kind = Kind::named(path.strip_prefix('/')?)?;
+            let (tenant, server) = default?;
+            let form = Form::Alias;
+            Self {
+                tenant,
+                server,
+                kind,
+                form,
+            }
+        };
+        // No name is longer.
+        let is_name = |text: &str| (1..=63).contains(&text.len());
+        (is_name(endpoint.tenant) && is_name(endpoint.server)).then_some(endpoint)
+    }
+
+    /// The endpoint with a URL below the public one.
+    pub(crate) fn parse_url(public_url: &str, url: &'p str, default: Default<'p>) -> Option<Self> {
+        Self::parse(url.strip_prefix(public_url)?, default)
+    }
+
+    /// The same server's endpoint of another kind, in the same form.
+    pub(crate) const fn with(self, kind: Kind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// The resource that access tokens are for: messages belong to the event stream.
+    pub(crate) const fn resource(self) -> Self {
+        match self.kind {
+            Kind::Mcp | Kind::Sse => self,
+            Kind::Messages => self.with(Kind::Sse),
+        }
+    }
+
+    /// Whether access tokens can be for this endpoint.
+    pub(crate) const fn is_resource(self) -> bool {
+        matches!(self.kind, Kind::Mcp | Kind::Sse)
+    }
+
+    /// The path.
+    pub(crate) fn path(&self) -> String {
+        let (tenant, server, kind) = (self.tenant, self.server, self.kind.name());
+        match self.form {
+            Form::Named => format!("{TENANTS}{tenant}/{server}/{kind}"),
+            Form::Alias => self.kind.alias(),
+        }
+    }
+
+    /// The URL.
+    pub(crate) fn url(&self, public_url: &str) -> String {
+        format!("{public_url}{}", self.path())
+    }
+
+    /// The URL of the protected resource metadata: its path follows the well-known one (RFC 9728,
+    /// section 3.1), that of the public URL included.
+    pub(crate) fn metadata_url(&self, public_url: &str) -> String {
+        let (origin, base) = split(public_url);
+        let path = self.resource().path();
+        format!("{origin}{PROTECTED_RESOURCE}{base}{path}")
+    }
+
+    /// The resource whose metadata has this path.
+    pub(crate) fn of_metadata(
+        path: &'p str,
+        public_url: &str,
+        default: Default<'p>,
+    ) -> Option<Self> {
+        let path = path.strip_prefix(PROTECTED_RESOURCE)?;
+        let endpoint = Self::parse(path.strip_prefix(base_path(public_url))?, default)?;
+        endpoint.is_resource().then_some(endpoint)
+    }
+}
+
+/// Tenant, server and kind of `/t/{tenant}/{server}/{kind}`; the names are not checked.
+fn parts(path: &str) -> Option<(&str, &str, Kind)> {
+    let (tenant, rest) = of_tenant(path)?;
+    let (server, kind) = rest.split_once('/')?;
+    Some((tenant, server, Kind::named(kind)?))
+}
+
+/// Tenant and server that a path names, for logs: texts of the client, unchecked.
+pub(crate) fn names(path: &str) -> (Option<&str>, Option<&str>) {
+    if let Some((tenant, server, _)) = parts(path) {
+        return (Some(tenant), Some(server));
+    }
+    match of_tenant(path) {
+        Some((tenant, rest)) if rest.starts_with(OAUTH) => (Some(tenant), None),
+        _ => (None, None),
+    }
+}
+
+/// An endpoint of a tenant's authorization server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OauthEndpoint<'p> {
+    /// Authorization endpoint.
+    Authorize,
+    /// Target of the log-in form.
+    Login,
+    /// Target of the consent form.
+    Consent,
+    /// Redirect URI at an identity provider, by the provider's name.
+    Callback(&'p str),
+    /// JWK set.
+    Jwks,
+    /// Dynamic client registration.
+    Register,
+    /// One registration, by its client id.
+    Registration(&'p str),
+    /// Token endpoint.
+    Token,
+    /// Revocation endpoint.
+    Revoke,
+}
+
+impl<'p> OauthEndpoint<'p> {
+    /// The endpoint with a path, of any tenant.
+    pub(crate) fn parse(path: &'p str) -> Option<Self> {
+        let aliases = [Self::Authorize, Self::Register, Self::Token];
+        if let Some(found) = aliases
+            .into_iter()
+            .find(|endpoint| endpoint.alias() == Some(path))
+        {
+            return Some(found);
+        }
+        let (_, rest) = of_tenant(path)?;
+        Some(match rest.strip_prefix(OAUTH)? {
+            "authorize" => Self::Authorize,
+            "login" => Self::Login,
+            "consent" => Self::Consent,
+            "jwks" => Self::Jwks,
+            "register" => Self::Register,
+            "token" => Self::Token,
+            "revoke" => Self::Revoke,
+            other => match other.split_once('/')? {
+                ("callback", provider) => Self::Callback(provider),
+                ("register", client) => Self::Registration(client),
+                _ => return None,
+            },
+        })
+    }
+
+    /// The path for `tenant`.
+    pub(crate) fn path(self, tenant: &str) -> String {
+        let path = format!("{TENANTS}{tenant}/{OAUTH}");
+        match self {
+            Self::Authorize => path + "authorize",
+            Self::Login => path + "login",
+            Self::Consent => path + "consent",
+            Self::Callback(provider) => path + "callback/" + provider,
+            Self::Jwks => path + "jwks",
+            Self::Register => path + "register",
+            Self::Registration(client) => path + "register/" + client,
+            Self::Token => path + "token",
+            Self::Revoke => path + "revoke",
+        }
+    }
+
+    /// The URL for `tenant`.
+    pub(crate) fn url(self, public_url: &str, tenant: &str) -> String {
+        format!("{public_url}{}", self.path(tenant))
+    }
+
+    /// The path for the default tenant, which clients without metadata guess (2025-03-26
+    /// authorization, "Fallbacks for Servers without Metadata Discovery").
+    pub(crate) const fn alias(self) -> Option<&'static str> {
+        match self {
+            Self::Authorize => Some("/authorize"),
+            Self::Register => Some("/register"),
+            Self::Token => Some("/token"),
+            Self::Login
+            | Self::Consent
+            | Self::Callback(_)
+            | Self::Jwks
+            | Self::Registration(_)
+            | Self::Revoke => None,
+        }
+    }
+}
+
+/// The tenant whose authorization server has this path; an alias is that of `default`.
+pub(crate) fn oauth_tenant<'p>(path: &'p str, default: Default<'p>) -> Option<&'p str> {
+    if path.starts_with(TENANTS) {
+        return Some(of_tenant(path)?.0);
+    }
+    Some(&default?.0)
+}
+
+/// The one issuer of a tenant: the public URL itself for the default tenant, else
+/// `{public_url}/t/{tenant}`. Clients compare it byte for byte.
+pub(crate) fn issuer(public_url: &str, default: Default<'_>, tenant: &str) -> String {
+    match default {
+        Some((default, _)) if default == tenant => public_url.to_owned(),
+        _ => format!("{public_url}{TENANTS}{tenant}"),
+    }
+}
+
+/// The tenant whose issuer has metadata at this path: inserted (RFC 8414, section 3.1) or, for
+/// `OpenID` Connect, appended too. The base path before an appended one was taken off by the proxy.
+pub(crate) fn issuer_tenant<'p>(
+    path: &'p str,
+    public_url: &str,
+    default: Default<'p>,
+) -> Option<&'p str> {
+    let base = base_path(public_url);
+    let inserted = |prefix| path.strip_prefix(prefix)?.strip_prefix(base);
+    let issuer_path = inserted(AUTHORIZATION_SERVER)
+        .or_else(|| inserted(OPENID_CONFIGURATION))
+        .or_else(|| path.strip_suffix(OPENID_CONFIGURATION))?;
+    let default = default.map(|(tenant, _)| tenant.as_str());
+    match issuer_path.strip_prefix(TENANTS) {
+        Some(tenant) => Some(tenant).filter(|tenant| Some(*tenant) != default),
+        None if issuer_path.is_empty() => default,
+        None => None,
+    }
+}
+
+/// URLs where the metadata of any issuer may be: RFC 8414, section 3.1, then `OpenID` Connect with
+/// the path inserted and appended (2025-11-25 authorization, "Authorization Server Metadata
+/// Discovery").
+pub(crate) fn issuer_metadata_urls(issuer: &str) -> Vec<String> {
+    let Ok(mut url) = Url::parse(issuer) else {
+        return Vec::new();
+    };
+    let path = url.path().trim_end_matches('/').to_owned();
+    let mut at = |path: &str| {
+        url.set_path(path);
+        url.to_string()
+    };
+    let mut urls = vec![
+        at(&format!("{AUTHORIZATION_SERVER}{path}")),
+        at(&format!("{OPENID_CONFIGURATION}{path}")),
+    ];
+    if !path.is_empty() {
+        urls.push(at(&format!("{path}{OPENID_CONFIGURATION}")));
+    }
+    urls
+}
+
+/// The path of the `OpenID` configuration that follows the issuer of `tenant`.
+pub(crate) fn appended_configuration(tenant: &str) -> String {
+    format!("{TENANTS}{tenant}{OPENID_CONFIGURATION}")
+}
+
+/// Whether a path is that of a well-known document, of the origin or of a tenant.
+pub(crate) fn is_well_known(path: &str) -> bool {
+    let appended = || Some(OPENID_CONFIGURATION.strip_prefix('/')? == of_tenant(path)?.1);
+    path.starts_with("/.well-known/") || appended().unwrap_or_default()
+}
+
+/// The path of a public URL, without a slash at the end.
+pub(crate) fn base_path(public_url: &str) -> &str {
+    split(public_url).1
+}
+
+/// A public URL as its origin and its path, both without a slash at the end.
+fn split(public_url: &str) -> (&str, &str) {
+    let path = Url::parse(public_url).map_or(0, |url| url.path().trim_end_matches('/').len());
+    public_url.split_at(public_url.len() - path)
+}
+
+/// A tenant and the path below it.
+fn of_tenant(path: &str) -> Option<(&str, &str)> {
+    path.strip_prefix(TENANTS)?.split_once('/')
+}
+
+/// Protected resource metadata (RFC 9728, section 3).
+pub(crate) const PROTECTED_RESOURCE: &str = "/.well-known/oauth-protected-resource";
+/// Authorization server metadata (RFC 8414, section 3).
+pub(crate) const AUTHORIZATION_SERVER: &str = "/.well-known/oauth-authorization-server";
+/// `OpenID` Connect Discovery; RFC 8414, section 5, inserts it too.
+pub(crate) const OPENID_CONFIGURATION: &str = "/.well-known/openid-configuration";
+
+/// All tenants.
+const TENANTS: &str = "/t/";
+/// The authorization server of a tenant.
+const OAUTH: &str = "oauth/";
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GATEWAY: &str = "https://gw.test";
+
+    fn default() -> (String, String) {
+        ("t".to_owned(), "s".to_owned())
+    }
+
+    #[test]
+    fn mcp_endpoints_are_parsed_from_their_paths() {
+        let default = default();
+        let at = |path| {
+            let found = Endpoint::parse(path, Some(&default))?;
+            assert_eq!(found.path(), path);
+            Some((
+                found.tenant.to_owned(),
+                found.server.to_owned(),
+                found.kind.name(),
+            ))
+        };
+        let of =
+            |tenant: &str, server: &str, kind| Some((tenant.to_owned(), server.to_owned(), kind));
+        assert_eq!(at("/t/a/x/mcp"), of("a", "x", "mcp"));
+        assert_eq!(at("/t/a/x/messages"), of("a", "x", "messages"));
+        assert_eq!(at("/sse"), of("t", "s", "sse"));
+        let long = format!("/t/a/{}/mcp", "x".repeat(64));
+        for path in [
+            "",
+            "/",
+            "mcp",
+            "/t/a/mcp",
+            "/t/a/x/y/mcp",
+            "/t//x/mcp",
+            "/u/a/x/mcp",
+            "/t/a/x/mcp/",
+            "/t/a/x/MCP",
+            &long,
+        ] {
+            assert_eq!(at(path), None, "{path}");
+        }
+        assert_eq!(Endpoint::parse("/mcp", None), None);
+    }
+
+    #[test]
+    fn kinds_end_the_path() {
+        for (path, kind) in [
+            ("/mcp", Some(Kind::Mcp)),
+            ("/t/a/b/sse", Some(Kind::Sse)),
+            ("/t/a/b/messages", Some(Kind::Messages)),
+            ("/t/a/b/c/mcp", Some(Kind::Mcp)),
+            ("/x/mcp", None),
+            ("/t/a/b/mcp/", None),
+            ("mcp", None),
+        ] {
+            assert_eq!(Kind::of(path), kind, "{path}");
+        }
+    }
+
+    #[test]
+    fn logs_name_the_tenant_and_the_server_of_a_path() {
+        for (path, named) in [
+            ("/t/a/b/mcp", (Some("a"), Some("b"))),
+            ("/t/a/b/sse", (Some("a"), Some("b"))),
+            ("/t/a/b/messages", (Some("a"), Some("b"))),
+            ("/t/a/oauth/mcp", (Some("a"), Some("oauth"))),
+            ("/t/a/oauth/token", (Some("a"), None)),
+            ("/t/a/oauth/callback/login", (Some("a"), None)),
+            ("/t/a/b/c", (None, None)),
+            ("/t/a/b/c/mcp", (None, None)),
+            ("/t/a", (None, None)),
+            ("/mcp", (None, None)),
+        ] {
+            assert_eq!(names(path), named, "{path}");
+        }
+    }
+
+    #[test]
+    fn resource_metadata_lies_below_the_origin() {
+        for (public_url, path, url) in [
+            (
+                GATEWAY,
+                "/t/a/x/mcp",
+                "https://gw.test/.well-known/oauth-protected-resource/t/a/x/mcp",
+            ),
+            (
+                "https://gw.test:8443/mcp/v1",
+                "/t/a/x/messages",
+                "https://gw.test:8443/.well-known/oauth-protected-resource/mcp/v1/t/a/x/sse",
+            ),
+        ] {
+            let endpoint = Endpoint::parse(path, None).unwrap();
+            assert_eq!(endpoint.metadata_url(public_url), url);
+            let (_, path) = url.split_at(split(public_url).0.len());
+            let found = Endpoint::of_metadata(path, public_url, None);
+            assert_eq!(found, Some(endpoint.resource()));
+        }
+        let path = "/.well-known/oauth-protected-resource/t/a/x/messages";
+        assert_eq!(Endpoint::of_metadata(path, GATEWAY, None), None);
+    }
+
+    #[test]
+    fn only_the_default_tenant_has_the_public_url_as_its_issuer() {
+        let default = ("a".to_owned(), "x".to_owned());
+        let of = |tenant| issuer(GATEWAY, Some(&default), tenant);
+        assert_eq!(of("a"), "https://gw.test");
+        assert_eq!(of("b"), "https://gw.test/t/b");
+        assert_eq!(
+            issuer("https://gw.test/x", None, "a"),
+            "https://gw.test/x/t/a"
+        );
+    }
+
+    #[test]
+    fn issuers_are_found_by_their_metadata() {
+        let default = ("a".to_owned(), "x".to_owned());
+        for (path, tenant) in [
+            ("/.well-known/oauth-authorization-server/base", Some("a")),
+            (
+                "/.well-known/oauth-authorization-server/base/t/b",
+                Some("b"),
+            ),
+            ("/.well-known/openid-configuration/base/t/b", Some("b")),
+            ("/t/b/.well-known/openid-configuration", Some("b")),
+            ("/.well-known/openid-configuration", Some("a")),
+            // One issuer, one document.
+            ("/.well-known/oauth-authorization-server/base/t/a", None),
+            ("/t/a/.well-known/openid-configuration", None),
+            ("/.well-known/oauth-authorization-server", None),
+            ("/.well-known/oauth-authorization-server/t/b", None),
+            ("/.well-known/oauth-authorization-server/base/x", None),
+        ] {
+            let found = issuer_tenant(path, "https://gw.test/base", Some(&default));
+            assert_eq!(found, tenant, "{path}");
+        }
+    }
+
+    #[test]
+    fn every_alias_is_parsed() {
+        for endpoint in [
+            OauthEndpoint::Authorize,
+            OauthEndpoint::Register,
+            OauthEndpoint::Token,
+        ] {
+            let alias = endpoint.alias().unwrap();
+            assert_eq!(OauthEndpoint::parse(alias), Some(endpoint));
+            let default = default();
+            assert_eq!(oauth_tenant(alias, Some(&default)), Some("t"));
+            assert_eq!(oauth_tenant(alias, None), None);
+        }
+        for path in ["/login", "/t/a/oauth/mcp", "/t/a/b/oauth/token", "/t/a"] {
+            assert_eq!(OauthEndpoint::parse(path), None, "{path}");
+        }
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        "[a-z0-9][a-z0-9-]{0,62}"
+    }
+
+    proptest! {
+        #[test]
+        fn mcp_paths_are_built_and_parsed_alike(
+            tenant in name(), server in name(), kind in 0..3_usize, is_alias: bool,
+        ) {
+            let default = (tenant.clone(), server.clone());
+            let form = if is_alias { Form::Alias } else { Form::Named };
+            let kind = Kind::ALL[kind];
+            let endpoint = Endpoint { form, ..Endpoint::new(&tenant, &server, kind) };
+            let path = endpoint.path();
+            prop_assert_eq!(Endpoint::parse(&path, Some(&default)), Some(endpoint));
+            let url = endpoint.url(GATEWAY);
+            prop_assert_eq!(Endpoint::parse_url(GATEWAY, &url, Some(&default)), Some(endpoint));
+            prop_assert_eq!(Kind::of(&path), Some(kind));
+        }
+
+        #[test]
+        fn any_path_that_parses_is_built_again(path in "/?(t/)?[a-z/]{0,9}/(mcp|sse|messages|x)") {
+            let default = default();
+            if let Some(endpoint) = Endpoint::parse(&path, Some(&default)) {
+                prop_assert_eq!(endpoint.path(), path.clone());
+            }
+            if let Some(endpoint) = OauthEndpoint::parse(&path) {
+                let tenant = oauth_tenant(&path, Some(&default)).unwrap();
+                prop_assert!(endpoint.path(tenant) == path || endpoint.alias() == Some(&*path));
+            }
+        }
+
+        #[test]
+        fn oauth_paths_are_built_and_parsed_alike(
+            tenant in name(), text in name(), at in 0..9_usize,
+        ) {
+            let endpoint = [
+                OauthEndpoint::Authorize, OauthEndpoint::Login, OauthEndpoint::Consent,
+                OauthEndpoint::Callback(&text), OauthEndpoint::Jwks, OauthEndpoint::Register,
+                OauthEndpoint::Registration(&text), OauthEndpoint::Token, OauthEndpoint::Revoke,
+            ][at];
+            let path = endpoint.path(&tenant);
+            prop_assert_eq!(OauthEndpoint::parse(&path), Some(endpoint));
+            prop_assert_eq!(oauth_tenant(&path, None), Some(&*tenant));
+        }
+
+        #[test]
+        fn issuers_are_found_by_all_their_metadata(tenant in name(), base in "(/[a-z]{1,5})?") {
+            let public_url = format!("{GATEWAY}{base}");
+            let issuer = issuer(&public_url, None, &tenant);
+            for url in issuer_metadata_urls(&issuer) {
+                let path = url.strip_prefix(GATEWAY).unwrap();
+                // A proxy takes the base off a path that begins with it.
+                let path = path.strip_prefix(&base).filter(|_| !path.starts_with("/.")).unwrap_or(path);
+                prop_assert_eq!(issuer_tenant(path, &public_url, None), Some(&*tenant));
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Request bodies, read whole within their bounds of size and time.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, StatusCode, header};
+use http_body_util::BodyExt;
+
+use crate::{http::reply::Failure, protocol::headers};
+
+/// Reads a body that says that it is JSON, within its bounds of size and time.
+pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, Failure> {
+    let content_type = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    if !content_type.is_some_and(headers::is_json) {
+        let text = "Content-Type must be application/json";
+        return Err(Failure::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
+    }
+    whole(body, max).await
+}
+
+/// Reads a body within its bounds of size and time.
+pub(crate) async fn whole(body: Body, max: usize) -> Result<Bytes, Failure> {
+    let late = Failure::http(
+        StatusCode::REQUEST_TIMEOUT,
+        "the body did not arrive in time",
+    );
+    tokio::time::timeout(BODY, collect(body, max))
+        .await
+        .unwrap_or(Err(late))
+}
+
+/// Keeps the pieces as they come and joins them at the end: a body that turns out too large
+/// never costs more than its limit.
+async fn collect(mut body: Body, max: usize) -> Result<Bytes, Failure> {
+    // Most bodies are one frame: that one is not copied.
+    let (mut first, mut rest, mut length) = (Bytes::new(), Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let broken = Failure::http(StatusCode::BAD_REQUEST, "the body ends early");
+        let Ok(data) = frame.map_err(|_| broken)?.into_data() else {
+            continue;
+        };
+        length += data.len();
+        if length > max {
+            return Err(Failure::http(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "the body is too large",
+            ));
+        }
+        if first.is_empty() {
+            first = data;
+        } else {
+            rest.push(data);
+        }
+    }
+    if rest.is_empty() {
+        return Ok(first);
+    }
+    let mut joined = BytesMut::with_capacity(length);
+    joined.extend_from_slice(&first);
+    for piece in rest {
+        joined.extend_from_slice(&piece);
+    }
+    Ok(joined.freeze())
+}
+
+/// How long a client may take for a body (CONTRACT P103).
+const BODY: Duration = Duration::from_secs(30);

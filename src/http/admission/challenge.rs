@@ -1,0 +1,130 @@
+//! `WWW-Authenticate`: the challenges of RFC 6750, with the metadata and scopes they name.
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE};
+
+use crate::{
+    declare::{AuthMode, Tenant},
+    endpoint::Endpoint,
+    http::reply::Failure,
+};
+
+/// C1: how to get credentials, and whether those that came are good for nothing.
+pub(crate) fn unauthorized(
+    public_url: &str,
+    endpoint: &Endpoint<'_>,
+    tenant: &Tenant,
+    had_token: bool,
+) -> Response {
+    let mut members = Vec::new();
+    if had_token {
+        members.push("error=\"invalid_token\"".to_owned());
+    }
+    if tenant.auth.has_issuer() {
+        let url = endpoint.metadata_url(public_url);
+        members.push(format!("resource_metadata=\"{url}\""));
+        let scopes = scopes(tenant, endpoint.server).join(" ");
+        if !scopes.is_empty() {
+            members.push(format!("scope=\"{scopes}\""));
+        }
+    }
+    let mut challenge = "Bearer".to_owned();
+    for (at, member) in members.iter().enumerate() {
+        challenge.push_str(if at == 0 { " " } else { ", " });
+        challenge.push_str(member);
+    }
+    let text = "credentials are needed, or are not good here";
+    let mut response = Failure::http(StatusCode::UNAUTHORIZED, text).into_response();
+    // Paths are plain here, and scopes are tokens: the value is always well-formed.
+    if let Ok(challenge) = HeaderValue::try_from(challenge) {
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+    }
+    response
+}
+
+/// The scopes that a client of a server is told to ask for, in metadata and challenges alike: those
+/// of `auth`, then those that calls of the server's tools need. `offline_access` is between a client
+/// and its issuer (2025-11-25 authorization, "Refresh Tokens").
+pub(crate) fn scopes<'t>(tenant: &'t Tenant, server: &str) -> Vec<&'t str> {
+    let told: &[String] = match &tenant.auth {
+        AuthMode::None | AuthMode::Keys => return Vec::new(),
+        AuthMode::External(external) => &external.scopes,
+        AuthMode::Builtin(builtin) => &builtin.scopes,
+    };
+    let server = tenant.servers.get(server);
+    let needed = server.map(|server| server.policy.all_scopes());
+    let needed = needed.unwrap_or_default();
+    let mut all: Vec<&str> = Vec::new();
+    for scope in told.iter().chain(needed) {
+        if scope != "offline_access" && !all.contains(&scope.as_str()) {
+            all.push(scope);
+        }
+    }
+    all
+}
+
+/// Challenges a caller whose token lacks scopes (RFC 6750, section 3.1; 2025-11-25 authorization,
+/// "Runtime Insufficient Scope Errors"); `scopes` are all that it should have. Without metadata
+/// there is no authorization server that could give out more.
+pub(crate) fn insufficient_scope(
+    resource_metadata: Option<&str>,
+    scopes: &[String],
+) -> HeaderValue {
+    // A token's scopes are its issuer's text: what is no `scope-token` would end the quotes.
+    let fits = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
+    let fitting = scopes
+        .iter()
+        .filter(|scope| scope.bytes().all(fits))
+        .map(String::as_str);
+    let scopes = fitting.collect::<Vec<_>>().join(" ");
+    let mut text = format!(r#"Bearer error="insufficient_scope", scope="{scopes}""#);
+    if let Some(url) = resource_metadata {
+        text.push_str(&format!(r#", resource_metadata="{url}""#));
+    }
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(BARE))
+}
+
+/// For a URL that is none.
+const BARE: &str = r#"Bearer error="insufficient_scope""#;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{config::Format, manifest::reader::parse};
+
+    #[test]
+    fn names_all_scopes_and_only_scopes() {
+        let scopes = ["files:read", "a\", realm=\"x", "a\\b", "ü", "files:write"];
+        let scopes = scopes.map(str::to_owned);
+        let challenge = insufficient_scope(
+            Some("https://g/.well-known/oauth-protected-resource"),
+            &scopes,
+        );
+        assert_eq!(
+            challenge,
+            r#"Bearer error="insufficient_scope", scope="files:read files:write", resource_metadata="https://g/.well-known/oauth-protected-resource""#
+        );
+        assert_eq!(insufficient_scope(Some("a\nb"), &scopes), BARE);
+    }
+
+    #[test]
+    fn scopes_are_those_of_the_tenant_and_of_the_server_that_is_called() {
+        let text = "
+tenants:
+  a:
+    auth: {mode: external, issuer: 'https://i.test', scopes: [base, offline_access, w]}
+    servers:
+      x: {command: cat, policy: {scopes: {'b_*': [w, r], 'a_*': [offline_access, r]}}}
+      y: {command: cat}
+  b: {auth: {mode: keys}, servers: {x: {command: cat, policy: {scopes: {'*': [w]}}}}}
+";
+        let read = parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
+        let of = |tenant: &str, server| scopes(&read.catalog.tenants[tenant], server).join(" ");
+        assert_eq!(of("a", "x"), "base w r");
+        assert_eq!(of("a", "y"), "base w");
+        assert_eq!(of("a", "z"), "base w");
+        assert_eq!(of("b", "x"), "");
+    }
+}

@@ -1,0 +1,22 @@
+//! Admission: checks that every request passes before its endpoint, and the readers of requests.
+//!
+//! Not here: the value of credentials (`auth`), counting (`hub::limits`), endpoints (`mcp`).
+//!
+//! * `front`: the state that all routes share
+//! * `admitted`: admission to an MCP endpoint
+//! * `rates`: rates of client addresses
+//! * `bearer`: bearer credentials of a request
+//! * `challenge`: `WWW-Authenticate`
+//! * `headers`: header fields of MCP requests
+//! * `body`: request bodies
+
+mod admitted;
+pub(crate) mod bearer;
+pub(crate) mod body;
+pub(crate) mod challenge;
+mod front;
+pub(crate) mod headers;
+pub(crate) mod rates;
+
+pub(crate) use self::admitted::{Admitted, enter, not_allowed, other_method};
+pub(crate) use self::front::Front;

@@ -1,0 +1,17 @@
+//! Other replicas: connections to them, and the proof that a request comes from one.
+//!
+//! Not here: which replica owns a session (`hub::ownership`), forwarding (`replicas`).
+//!
+//! * `cluster`: this replica in the cluster
+//! * `connections`: HTTP/2 connections to other replicas
+//! * `hop`: the signed header of a forwarded request
+
+mod cluster;
+mod connections;
+pub(crate) mod hop;
+
+pub(crate) use self::cluster::{Cluster, no_route};
+#[cfg(test)]
+pub(crate) use self::connections::PLACES;
+pub(crate) use self::connections::{Answer, Cut, NotSent, Peers};
+pub(crate) use self::hop::{Asked, Hop, HopKeys};

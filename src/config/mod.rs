@@ -14,6 +14,7 @@ mod sources;
 mod storage;
 
 pub(crate) use self::address::ClientAddress;
+pub(crate) use self::cluster::Drain;
 pub(crate) use self::document::{Format, Node, Value};
 pub(crate) use self::gateway::{Config, LogFormat, RUN_SERVER, RUN_TENANT, Sources};
 pub(crate) use self::oauth::Issuing;

@@ -27,7 +27,7 @@ use crate::{
     },
     config::{Config, LogFormat, Mistake, Separation},
     declare::{Catalog, Offer},
-    gateway::{Shutdown, run},
+    gateway::{self, Shutdown},
     snapshot::Hidden,
     telemetry::{Format, Logs, logs},
 };
@@ -147,7 +147,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let shutdown = Shutdown::default();
     let signals = signals::signals(shutdown.clone())?;
     sockets::announce(&config, &listeners, is_run)?;
-    let running = run::run(config, served, launcher, listeners, shutdown, logs);
+    let running = gateway::run(config, served, launcher, listeners, shutdown, logs);
     tokio::pin!(signals);
     tokio::select! {
         outcome = running => outcome.map(|()| ExitCode::SUCCESS),

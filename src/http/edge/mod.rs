@@ -34,4 +34,4 @@ pub(crate) use self::accept::Bounds;
 pub(crate) use self::address::Allowed;
 pub(crate) use self::app::App;
 pub(crate) use self::gate::Gate;
-pub(crate) use self::tls::{CERTIFICATE, Files, TlsError};
+pub(crate) use self::tls::{CERTIFICATE, Files, TlsError, TlsReload};

@@ -1,0 +1,61 @@
+//! Snapshot follower: applies each new snapshot to sessions, children and metrics.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    auth::administrator::ensure_operator,
+    config::{Config, Secret},
+    declare::{Catalog, Offer, Server},
+    hub::Hub,
+    snapshot::Live,
+    telemetry::Metrics,
+};
+
+/// Applies new snapshots until `stop`.
+pub(super) async fn follow(
+    config: Arc<Config>,
+    live: Arc<Live>,
+    hub: Hub,
+    metrics: Arc<Metrics>,
+    offer: Offer,
+    stop: CancellationToken,
+) {
+    let mut changes = live.changes();
+    changes.mark_changed();
+    let (mut unenforced, mut has_operator) = (BTreeSet::new(), false);
+    while let Some(Ok(())) = stop.run_until_cancelled(changes.changed()).await {
+        let snapshot = Arc::clone(&changes.borrow_and_update());
+        if snapshot.version.is_none() {
+            continue;
+        }
+        let known = std::mem::replace(&mut unenforced, shortcomings(&snapshot.catalog, &offer));
+        for (sign, (tenant, server, key)) in unenforced
+            .difference(&known)
+            .map(|new| (1, new))
+            .chain(known.difference(&unenforced).map(|gone| (-1, gone)))
+        {
+            metrics.unenforced(tenant, server, key, sign);
+        }
+        if live.store().is_ok() && !has_operator {
+            let key = config.keeping.admin_key.as_ref().map(Secret::expose);
+            match ensure_operator(&live, key, &config.data_dir).await {
+                Ok(()) => has_operator = true,
+                Err(failure) => tracing::error!(%failure, "nobody may administrate yet"),
+            }
+        }
+        hub.prepare(&snapshot.catalog);
+        hub.follow(&snapshot.catalog).await;
+    }
+}
+
+/// What servers ask for and do not get on this machine.
+fn shortcomings(catalog: &Catalog, offer: &Offer) -> BTreeSet<(String, String, &'static str)> {
+    let of = |server: &Arc<Server>| {
+        let (tenant, name) = (server.tenant.clone(), server.name.clone());
+        let missing = offer.shortcomings(server).into_iter();
+        missing.map(move |missing| (tenant.clone(), name.clone(), missing.key))
+    };
+    catalog.servers().flat_map(of).collect()
+}

@@ -1,0 +1,363 @@
+//! Wiring: builds the parts of a gateway, hands them to each other, and serves until the shutdown.
+
+use std::sync::Arc;
+
+use aws_lc_rs::rand::SystemRandom;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use url::Url;
+
+use super::{
+    cluster::{self, DISAGREEMENT, Sharing},
+    lifecycle::{LAST_WORDS, Shutdown, Stage, Stages},
+    listeners::{Listeners, Reached},
+    snapshot_follower::follow,
+};
+use crate::{
+    auth::Verifier,
+    backend::child::Launcher,
+    base::Outbound,
+    config::Config,
+    database::vault::Keyring,
+    declare::Offer,
+    http::{
+        Front, Health, Loss, admin,
+        edge::{Allowed, App, Bounds, Files, Gate, TlsReload, accept},
+        ops,
+        peers::{Cluster, Peers},
+        reply::Retry,
+        routes,
+    },
+    hub::{Hub, Stores},
+    oauth::Oauth,
+    snapshot::{Keeper, Live, Reach, Trail},
+    telemetry::{Logs, Metrics},
+};
+
+/// What is served.
+pub(crate) struct Served {
+    /// What requests read.
+    pub(crate) live: Arc<Live>,
+    /// What keeps it up to date; none where it never changes.
+    pub(crate) keeper: Option<Keeper>,
+    /// The master keys that replicas have in common; none without Redis.
+    pub(crate) keys: Option<Keyring>,
+}
+
+/// Serves until `shutdown`, then drains and ends stage by stage.
+///
+/// # Errors
+///
+/// What keeps it from serving at all: certificate, allow-lists, randomness.
+pub(crate) async fn run(
+    config: Config,
+    Served { live, keeper, keys }: Served,
+    launcher: Launcher,
+    listeners: Listeners,
+    shutdown: Shutdown,
+    logs: Logs,
+) -> anyhow::Result<()> {
+    let parts = Parts::new(config, live, logs)?;
+    let is_administered = keeper.is_some();
+    let offer = *launcher.sandbox.offer();
+    let keys = keys.as_ref();
+    let cluster = parts.cluster(listeners.cluster.as_ref(), keys)?;
+    let trail = parts.trail(is_administered);
+    let disagreement = CancellationToken::new();
+    let stores = parts
+        .stores(cluster.as_deref(), keys, &disagreement)
+        .await?;
+    let hub = parts.hub(stores, launcher, &trail);
+    parts.follow(keeper, &hub, offer);
+    let outbound = Outbound::new(parts.config.outbound_allow.clone());
+    let front = parts.front(&hub, &trail, &outbound, cluster.clone());
+    let oauth = is_administered.then(|| parts.oauth(&front, outbound, trail));
+    if let (Some(reached), Some(cluster)) = (listeners.cluster, cluster) {
+        let app = routes::cluster(&front, cluster);
+        let (stage, bounds) = (&parts.stages.cluster, bounds(REPLICAS));
+        let (stop, tasks) = (stage.stop.clone(), stage.tasks.clone());
+        let serving = accept::serve_replicas(reached.listener, app, bounds, stop, tasks);
+        stage.tasks.spawn(serving);
+    }
+    let tls = parts.tls()?;
+    let gate = parts.gate(&listeners.http, tls.is_some())?;
+    let mut app = routes::public(Arc::clone(&front), parts.health.clone());
+    if let Some(oauth) = oauth {
+        app = app.merge(routes::limited(oauth.routes(), Arc::clone(&front)));
+    }
+    let api = is_administered.then(|| admin::routes::routes(front));
+    match (listeners.admin, api) {
+        (Some(listener), Some(api)) => {
+            let app = App::of_public(api, parts.administration_gate(&listener)?);
+            serve(&parts.stages.accepting, listener, app, ADMINISTRATORS);
+        }
+        (None, Some(api)) => app = app.merge(api),
+        (_, None) => {}
+    }
+    parts.accept(listeners.http, tls, App::of_public(app, gate));
+    if let Some(listener) = listeners.ops {
+        let (metrics, bound) = (Arc::clone(&parts.metrics), listener.local_addr()?);
+        let app = ops::operations(parts.health.clone(), metrics, hub.clone(), bound);
+        serve(&parts.stages.operations, listener, app, OPERATIONS);
+    }
+    tokio::select! {
+        () = shutdown.drain.cancelled() => {}
+        () = disagreement.cancelled() => {}
+    }
+    let Parts {
+        config,
+        health,
+        stages,
+        ..
+    } = parts;
+    stages
+        .end((&hub, &health), config.drain.delay, &shutdown.halt)
+        .await;
+    anyhow::ensure!(!disagreement.is_cancelled(), DISAGREEMENT);
+    Ok(())
+}
+
+/// What the steps of the start share.
+struct Parts {
+    config: Arc<Config>,
+    live: Arc<Live>,
+    metrics: Arc<Metrics>,
+    health: Health,
+    stages: Stages,
+}
+
+impl Parts {
+    fn new(config: Config, live: Arc<Live>, logs: Logs) -> anyhow::Result<Self> {
+        Ok(Self {
+            stages: Stages::new(&config.drain),
+            config: Arc::new(config),
+            live,
+            metrics: Arc::new(Metrics::new(Some(logs)).map_err(anyhow::Error::msg)?),
+            health: Health::default(),
+        })
+    }
+
+    /// The other replicas; none where there can be none.
+    fn cluster(
+        &self,
+        reached: Option<&Reached>,
+        keys: Option<&Keyring>,
+    ) -> anyhow::Result<Option<Arc<Cluster>>> {
+        let (Some(reached), Some(keys)) = (reached, keys) else {
+            return Ok(None);
+        };
+        let me = cluster::replica(&reached.address);
+        let stage = &self.stages.cluster;
+        Ok(Some(Arc::new(Cluster {
+            me: me.map_err(|_| anyhow::anyhow!("no randomness"))?,
+            keys: cluster::hop_keys(keys),
+            peers: Peers::new(stage.tasks.clone(), stage.stop.clone()),
+            clock: self.live.clock().clone(),
+            release: self.stages.sessions.stop.clone(),
+            halt: self.stages.children.clone(),
+        })))
+    }
+
+    /// The audit trail; none without a database.
+    fn trail(&self, has_database: bool) -> Trail {
+        if !has_database {
+            return Trail::none();
+        }
+        let counted = Arc::clone(&self.metrics);
+        let dropped = Arc::new(move |count| counted.audit_dropped(count));
+        let stage = &self.stages.audit;
+        Trail::new(
+            Arc::clone(&self.live),
+            dropped,
+            &stage.tasks,
+            stage.stop.clone(),
+        )
+    }
+
+    /// The state of sessions: in Redis where there are other replicas, else in memory.
+    async fn stores(
+        &self,
+        cluster: Option<&Cluster>,
+        keys: Option<&Keyring>,
+        disagreement: &CancellationToken,
+    ) -> anyhow::Result<Stores> {
+        let (Some(at), Some(cluster), Some(keys)) = (&self.config.redis, cluster, keys) else {
+            return Ok(Stores::in_memory(&self.config, &SystemRandom::new())?);
+        };
+        let stage = &self.stages.state;
+        let sharing = Sharing {
+            redis: cluster::connect(at, (&stage.tasks, &stage.stop)).await?,
+            tracker: stage.tasks.clone(),
+            stop: stage.stop.clone(),
+        };
+        sharing.agree(&self.config, keys, disagreement);
+        sharing.follow(&self.live);
+        Ok(sharing.stores(&self.config, (cluster.me.clone(), keys), &self.health))
+    }
+
+    /// The core, with all sessions.
+    fn hub(&self, stores: Stores, launcher: Launcher, trail: &Trail) -> Hub {
+        let sessions = &self.stages.sessions;
+        Hub::new(
+            stores,
+            (Arc::clone(&self.config), Arc::new(SystemRandom::new())),
+            launcher,
+            (Arc::clone(&self.live), trail.clone()),
+            Arc::clone(&self.metrics),
+            (sessions.stop.clone(), self.stages.children.clone()),
+            sessions.tasks.clone(),
+        )
+    }
+
+    /// Keeps the snapshot up to date, and applies what changes in it.
+    fn follow(&self, keeper: Option<Keeper>, hub: &Hub, offer: Offer) {
+        if !self.live.is_loaded() {
+            self.health.lost("sql", Loss::All);
+        }
+        if let Some(keeper) = keeper {
+            let stage = &self.stages.database;
+            let keeping = keeper.run(reports(self.health.clone()), stage.stop.clone());
+            stage.tasks.spawn(keeping);
+        }
+        let (config, live) = (Arc::clone(&self.config), Arc::clone(&self.live));
+        let (metrics, sessions) = (Arc::clone(&self.metrics), &self.stages.sessions);
+        let following = follow(
+            config,
+            live,
+            hub.clone(),
+            metrics,
+            offer,
+            sessions.stop.clone(),
+        );
+        sessions.tasks.spawn(following);
+    }
+
+    /// What the routes share.
+    fn front(
+        &self,
+        hub: &Hub,
+        trail: &Trail,
+        outbound: &Outbound,
+        cluster: Option<Arc<Cluster>>,
+    ) -> Arc<Front> {
+        let live = Arc::clone(&self.live);
+        let sessions = &self.stages.sessions;
+        let auth = Verifier::new(
+            &self.config,
+            outbound.clone(),
+            (live.clock().clone(), trail.clone(), live.asked().clone()),
+            &self.metrics,
+            &sessions.tasks,
+            &sessions.stop,
+        );
+        Arc::new(Front {
+            hub: hub.clone(),
+            auth,
+            live,
+            config: Arc::clone(&self.config),
+            metrics: Arc::clone(&self.metrics),
+            retry: Retry::new(self.config.stream.retry, Arc::new(SystemRandom::new())),
+            cluster,
+        })
+    }
+
+    /// The authorization servers of all tenants.
+    fn oauth(&self, front: &Front, outbound: Outbound, trail: Trail) -> Oauth {
+        Oauth::new(
+            Arc::clone(&self.config),
+            Arc::clone(&self.live),
+            outbound,
+            self.live.clock().clone(),
+            trail,
+            front.auth.denials().clone(),
+        )
+    }
+
+    /// The certificate of the public listener, which is read anew when its files change.
+    fn tls(&self) -> anyhow::Result<Option<TlsReload>> {
+        let Some(files) = &self.config.http.tls else {
+            return Ok(None);
+        };
+        let files = Files {
+            cert: files.cert.clone(),
+            key: files.key.clone(),
+        };
+        let reload = files.load()?;
+        let stage = &self.stages.accepting;
+        let watching = files.watch(Arc::clone(&reload), stage.stop.clone());
+        stage.tasks.spawn(watching);
+        Ok(Some(reload))
+    }
+
+    /// The gate in front of the public listener.
+    fn gate(&self, listener: &TcpListener, is_tls: bool) -> anyhow::Result<Arc<Gate>> {
+        let http = &self.config.http;
+        let url = Url::parse(&self.config.public_url)?;
+        let (hosts, origins) = (&http.allowed_hosts, &http.allowed_origins);
+        let allowed = Allowed::new(&url, listener.local_addr()?, is_tls, hosts, origins);
+        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?))
+    }
+
+    /// The gate in front of a listener for administration alone.
+    fn administration_gate(&self, listener: &TcpListener) -> anyhow::Result<Arc<Gate>> {
+        let (hosts, origins) = (
+            &self.config.http.allowed_hosts,
+            &self.config.http.allowed_origins,
+        );
+        let allowed = Allowed::for_operators(listener.local_addr()?, hosts, origins);
+        Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?))
+    }
+
+    fn gate_of(&self, allowed: Allowed) -> Arc<Gate> {
+        let http = &self.config.http;
+        let (proxies, max_body) = (http.trusted_proxies.clone(), http.max_body as u64);
+        Gate::new(allowed, proxies, max_body, Arc::clone(&self.metrics))
+    }
+
+    /// Accepts clients.
+    fn accept(&self, listener: TcpListener, tls: Option<TlsReload>, app: App) {
+        let bounds = Bounds {
+            max_connections: self.config.http.max_connections,
+            finish: self.config.drain.timeout + LAST_WORDS,
+        };
+        let stage = &self.stages.accepting;
+        let (stop, tasks) = (stage.stop.clone(), stage.tasks.clone());
+        stage
+            .tasks
+            .spawn(accept::serve(listener, tls, app, bounds, stop, tasks));
+    }
+}
+
+/// Accepts connections without TLS in a stage.
+fn serve(stage: &Stage, listener: TcpListener, app: App, max_connections: usize) {
+    let (stop, tasks) = (stage.stop.clone(), stage.tasks.clone());
+    let bounds = bounds(max_connections);
+    stage
+        .tasks
+        .spawn(accept::serve(listener, None, app, bounds, stop, tasks));
+}
+
+fn bounds(max_connections: usize) -> Bounds {
+    Bounds {
+        max_connections,
+        finish: LAST_WORDS,
+    }
+}
+
+/// What the store's absence costs: without a snapshot everything, else what has to ask it.
+fn reports(health: Health) -> Box<dyn Fn(Reach) + Send + Sync> {
+    Box::new(move |reach| match reach {
+        Reach::Well => health.back("sql"),
+        Reach::Stale => health.lost("sql", Loss::Some),
+        Reach::Never => health.lost("sql", Loss::All),
+    })
+}
+
+/// Connections of the listener for administration.
+const ADMINISTRATORS: usize = 256;
+
+/// Connections of other replicas: each makes one, and another one while that drains.
+const REPLICAS: usize = 1024;
+
+/// Connections of the operations listener: probes and scrapers.
+const OPERATIONS: usize = 64;

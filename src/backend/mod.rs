@@ -1,25 +1,31 @@
-//! What runs behind a session: today a child process that speaks MCP on its stdio.
+//! Backends: the child processes that speak MCP on stdio behind sessions.
 //!
-//! `stdio` moves bytes, `launch` is the guard between the gateway and the child, `sandbox` decides
-//! what walls a child gets and `confine` puts them up, and `legacy` is the dialect: the translation
-//! between messages and lines, without IO. `pool` says who may start a child and when (`circuit`,
-//! `turns`), `warm` keeps some started, `shares` and `shared` let sessions share one, over a `lane`,
-//! whose lines `audience` tells apart; `roster` knows all that run.
-//! `prepare` fills the `stores` that children start from, where `programs` finds what to start;
-//! `removal` takes away what they leave.
+//! Not here: sessions and their calls (`hub`).
+//!
+//! * `linux`: system calls, polling and removal, for the guard
+//! * `sandbox`: capabilities of this machine, and the walls around a child
+//! * `guard`: the process between the gateway and a server
+//! * `child`: a child's stdio, launch and registry
+//! * `admission`: slots for starts, and circuits after failures
+//! * `prepare`: installations that children start from
+//! * `starter`: starts of children within all limits
+//! * `warm`: children started ahead of sessions
+//! * `pool`: source of all children
+//! * `shared`: children that several sessions share
+//! * `dialect`: translation between messages and lines of a child
 
+pub(crate) mod admission;
 pub(crate) mod child;
-mod circuit;
 pub(crate) mod dialect;
 pub(crate) mod guard;
 pub(crate) mod linux;
-pub(crate) mod pool;
+mod pool;
 pub(crate) mod prepare;
 pub(crate) mod sandbox;
 pub(crate) mod shared;
-mod start_slots;
+mod starter;
 mod warm;
 
-pub(crate) use self::circuit::{Circuit, Verdict};
-pub(crate) use self::pool::{Place, Pool, Refused, Spec, Started};
-pub(crate) use self::start_slots::Turns;
+pub(crate) use self::admission::{Circuit, Refused, Verdict};
+pub(crate) use self::pool::Pool;
+pub(crate) use self::starter::{Place, Started};

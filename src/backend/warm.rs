@@ -1,7 +1,7 @@
-//! Children kept started ahead of the sessions that will use them (`warm`).
+//! Warm children: started ahead of the sessions that will use them.
 //!
-//! One task for each server that wants them owns its shelf; who takes one from it sends it a
-//! message. A child on the shelf has been given nothing, so that it may become anybody's.
+//! One task owns the shelf of each server with `warm` children, and hands them over by message. A
+//! warm child has received nothing, so that any session may take it.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,32 +19,48 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    admission::{Refused, Spec, spec},
     child::{Child, Exit},
-    pool::{Pool, Refused, Spec, Started, spec},
+    prepare::Preparations,
+    starter::{Started, Starter},
 };
-use crate::{declare::Server, telemetry::metrics};
+use crate::{
+    declare::Server,
+    telemetry::{ChildState, Exit as Exited},
+};
 
-/// The shelves, by what stands on them.
-#[derive(Default)]
-pub(crate) struct Keepers {
+/// Shelves of warm children, one for each server that asks for some.
+pub(super) struct Shelves {
+    /// Never locked across an await.
     shelves: RwLock<HashMap<Spec, Shelf>>,
+    starter: Arc<Starter>,
+    preparations: Arc<Preparations>,
 }
 
-/// How to take from a shelf.
+/// Shelf of one server, as others see it.
 struct Shelf {
-    /// What it is for.
+    /// Server of its children.
     server: Arc<Server>,
     takers: mpsc::Sender<oneshot::Sender<Started>>,
 }
 
-/// Takers that wait for an answer; it comes without waiting for anything.
+/// Takers in the queue of a shelf; each is answered at once.
 const TAKERS: usize = 64;
 
-/// How long a refill waits after it was refused.
+/// Pause of a refill after a refusal.
 const PAUSE: Duration = Duration::from_secs(1);
 
-impl Keepers {
-    /// A warm child of `server`; none where there is none right now.
+impl Shelves {
+    /// No shelf.
+    pub(super) fn new(starter: Arc<Starter>, preparations: Arc<Preparations>) -> Self {
+        Self {
+            shelves: RwLock::default(),
+            starter,
+            preparations,
+        }
+    }
+
+    /// Takes a warm child of `server`, if there is one now.
     pub(super) async fn take(&self, server: &Server) -> Option<Started> {
         if server.supervision.warm == 0 {
             return None;
@@ -57,26 +73,21 @@ impl Keepers {
         shelf.send(reply).await.ok()?;
         started.await.ok()
     }
-}
 
-impl Pool {
-    /// Keeps children of `wanted`, as many as each says, started until `halt`, and no others.
+    /// Keeps as many children of each `wanted` server started as it asks for, until `halt`, and
+    /// none of others.
     ///
-    /// Servers that were not changed are known by their addresses.
-    pub(crate) fn keep_only(
-        self: &Arc<Self>,
+    /// A server that did not change has the same address.
+    pub(super) fn keep_only(
+        &self,
         wanted: &[Arc<Server>],
         halt: &CancellationToken,
         tracker: &TaskTracker,
     ) {
-        let mut shelves = self
-            .keepers
-            .shelves
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut shelves = self.shelves.write().unwrap_or_else(PoisonError::into_inner);
         let is_wanted =
             |server: &Arc<Server>| wanted.iter().any(|wanted| Arc::ptr_eq(wanted, server));
-        // Without its sender a shelf is cleared.
+        // A shelf without a sender is cleared.
         shelves.retain(|_, shelf| is_wanted(&shelf.server));
         for server in wanted {
             if server.supervision.warm > 0 {
@@ -87,14 +98,15 @@ impl Pool {
     }
 
     fn open_shelf(
-        self: &Arc<Self>,
+        &self,
         server: &Arc<Server>,
         halt: CancellationToken,
         tracker: &TaskTracker,
     ) -> Shelf {
         let (takers, asked) = mpsc::channel(TAKERS);
         let keeper = Keeper {
-            pool: Arc::clone(self),
+            starter: Arc::clone(&self.starter),
+            preparations: Arc::clone(&self.preparations),
             server: Arc::clone(server),
             shelf: VecDeque::new(),
             tracker: tracker.clone(),
@@ -113,7 +125,8 @@ impl Pool {
 
 /// The owner of one shelf.
 struct Keeper {
-    pool: Arc<Pool>,
+    starter: Arc<Starter>,
+    preparations: Arc<Preparations>,
     server: Arc<Server>,
     shelf: VecDeque<Started>,
     tracker: TaskTracker,
@@ -149,12 +162,13 @@ impl Keeper {
     }
 
     fn refill(&self) -> Refill {
-        let (pool, server) = (Arc::clone(&self.pool), Arc::clone(&self.server));
+        let (starter, server) = (Arc::clone(&self.starter), Arc::clone(&self.server));
+        let preparations = Arc::clone(&self.preparations);
         Box::pin(async move {
-            let started = match pool.prepared(&server).await {
+            let started = match preparations.prepared(&server).await {
                 Ok(ready) => {
                     let deadline = Instant::now() + server.clocks.start.max(PAUSE);
-                    pool.start(&server, ready.as_deref(), 0, deadline).await
+                    starter.start(&server, ready.as_deref(), 0, deadline).await
                 }
                 Err(refused) => Err(refused),
             };
@@ -169,14 +183,14 @@ impl Keeper {
 
     fn hand_over(&mut self, taker: oneshot::Sender<Started>) {
         if let Some(started) = self.shelf.pop_front()
-            // Whoever asked is gone: it stays warm.
+            // The taker is gone: the child stays warm.
             && let Err(started) = taker.send(started)
         {
             self.shelf.push_front(started);
         }
     }
 
-    /// A child that ends on the shelf would have failed its start.
+    /// Counts a child that ended on the shelf as a failed start.
     fn lost(&mut self, at: usize, exit: &Exit) {
         let Some(mut started) = self.shelf.remove(at) else {
             return;
@@ -189,23 +203,23 @@ impl Keeper {
             "a warm child ended"
         );
         started.place.fail();
-        self.pool.metrics.child_exited(metrics::Exit::FailedStart);
+        self.starter.metrics.child_exited(Exited::FailedStart);
     }
 
     fn clear(&mut self) {
         for started in self.shelf.drain(..) {
-            let (stop, pool) = (self.server.clocks.stop, Arc::clone(&self.pool));
+            let (stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.starter.metrics));
             self.tracker.spawn(async move {
                 let Started { child, place } = started;
-                place.entry().set(metrics::ChildState::Stopping);
+                place.entry().set(ChildState::Stopping);
                 child.stop(stop).await;
-                pool.metrics.child_exited(metrics::Exit::Stopped);
+                metrics.child_exited(Exited::Stopped);
             });
         }
     }
 }
 
-/// Waits until a child on the shelf ends; drains what they write to stderr meanwhile.
+/// Waits until a child on the shelf ends, and drains stderr of all meanwhile.
 async fn ended(shelf: &mut VecDeque<Started>) -> (usize, Exit) {
     poll_fn(|cx| {
         for (at, started) in shelf.iter_mut().enumerate() {

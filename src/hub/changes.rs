@@ -41,19 +41,19 @@ impl Hub {
         for old in before.servers() {
             match catalog.find(&old.tenant, &old.name) {
                 None => {
-                    let roster = &core.pool.roster;
-                    roster.restart(&old.tenant, &old.name, Restart::Now);
+                    let registry = &core.pool.registry;
+                    registry.restart(&old.tenant, &old.name, Restart::Now);
                 }
                 Some((_, new)) if is_replaced(old, &new) => {
                     core.pool
-                        .roster
+                        .registry
                         .restart(&new.tenant, &new.name, Restart::Drain);
                 }
                 Some(_) => {}
             }
         }
         let wanted: Vec<Arc<Server>> = catalog.servers().cloned().collect();
-        core.pool.keep_only(&wanted, &core.drain, &core.tracker);
+        core.pool.keep_warm(&wanted, &core.drain, &core.tracker);
     }
 }
 

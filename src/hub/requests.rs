@@ -27,7 +27,7 @@ use crate::{
     backend::{
         Pool,
         child::{Launcher, Restart, Seen},
-        prepare::{Preparations, Prepared},
+        prepare::Prepared,
         shared::Shares,
     },
     config::Config,
@@ -60,15 +60,15 @@ impl Hub {
             tracker.clone(),
             halt.clone(),
         );
-        let prepared = launcher.prepared.clone();
         let pool = Arc::new(Pool::new(
             launcher,
-            Preparations::new(prepared, tracker.clone(), drain.clone()),
             config.spawn,
             Arc::clone(&random),
             Arc::clone(&metrics),
+            tracker.clone(),
+            drain.clone(),
         ));
-        tracker.spawn(Arc::clone(&pool.roster).watch([drain.clone(), halt.clone()]));
+        tracker.spawn(Arc::clone(&pool.registry).watch([drain.clone(), halt.clone()]));
         let shares = Shares::new(
             Arc::clone(&pool),
             tracker.clone(),
@@ -110,7 +110,10 @@ impl Hub {
     pub(crate) fn prepare(&self, catalog: &Catalog) {
         let tenants = catalog.tenants.values();
         let servers = tenants.flat_map(|tenant| tenant.servers.values());
-        self.0.pool.prepare_all(servers.cloned().collect());
+        self.0
+            .pool
+            .preparations
+            .prepare_all(servers.cloned().collect());
     }
 
     /// Every preparation that was asked for.
@@ -120,13 +123,13 @@ impl Hub {
 
     /// Every child that runs, oldest first; reads `/proc`.
     pub(crate) fn children(&self) -> Vec<Seen> {
-        self.0.pool.roster.list()
+        self.0.pool.registry.list()
     }
 
     /// Ends the children of a server, which their sessions replace by new ones at their next
     /// request. Returns how many there were.
     pub(crate) fn restart(&self, tenant: &str, server: &str, how: Restart) -> usize {
-        self.0.pool.roster.restart(tenant, server, how)
+        self.0.pool.registry.restart(tenant, server, how)
     }
 
     /// Begins a session with its `initialize` (Streamable HTTP).

@@ -1,6 +1,6 @@
-//! What every child of one gateway has in common, and what a child is given of it.
+//! Launcher: the surroundings that children of a gateway share, and the orders for each child.
 //!
-//! Not here: starting it (`stdio`).
+//! Not here: the process itself (`stdio`).
 
 use std::{
     ffi::OsString,
@@ -24,10 +24,10 @@ use crate::declare::{Home, Launch, Limits};
 /// Directory of a store for temporary files, which exists while the store is filled.
 pub(crate) const SCRATCH: &str = ".tmp";
 
-/// A guard that has not held its directory by then never will.
+/// Age beyond which a directory without a lock is a leftover: its guard would hold it by then.
 const GUARDED: Duration = Duration::from_hours(1);
 
-/// What of the gateway's own surroundings a child may get; read once at the start.
+/// Parts of the gateway's own environment that children may get, read once at the start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ambient {
     /// PATH, for every child.
@@ -42,23 +42,23 @@ pub(crate) struct Ambient {
     pub(crate) cwd: PathBuf,
 }
 
-/// Starts children; the same for all of one gateway.
+/// Surroundings in which all children of a gateway start.
 #[derive(Clone, Debug)]
 pub(crate) struct Launcher {
-    /// This binary; tests, which are another one, name it.
+    /// Binary of the guard: this one, except in tests.
     pub(crate) program: PathBuf,
-    /// What children may get of the gateway's surroundings.
+    /// Parts of the gateway's environment that children may get.
     pub(crate) ambient: Ambient,
-    /// Where private directories are made.
+    /// Directory of the private directories.
     pub(crate) work: PathBuf,
-    /// The walls that children get.
+    /// Sandbox of the children.
     pub(crate) sandbox: Arc<Sandbox>,
-    /// Where stores are (`prepare`).
+    /// Directory of the prepared stores.
     pub(crate) prepared: PathBuf,
 }
 
 impl Launcher {
-    /// One that starts this very binary.
+    /// A launcher with this binary as guard.
     pub(crate) fn new(
         ambient: Ambient,
         work: PathBuf,
@@ -74,8 +74,8 @@ impl Launcher {
         }
     }
 
-    /// Removes private directories whose guard ended without doing so, like one that was killed
-    /// together with its gateway; how many. Touches nothing else that may lie there.
+    /// Removes private directories that a killed guard left behind, and returns their number. Other
+    /// files in the directory are not touched.
     pub(crate) fn tidy(&self) -> usize {
         let entries = fs::read_dir(&self.work).into_iter().flatten().flatten();
         let is_left = |entry: &fs::DirEntry| {
@@ -87,7 +87,7 @@ impl Launcher {
         let mut removed = 0;
         for entry in entries.filter(is_left) {
             let path = entry.path();
-            // A guard holds it for as long as anything of its child is left.
+            // A guard holds the lock until its child is gone.
             let Ok(dir) = File::open(&path) else { continue };
             if rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() {
                 continue;
@@ -97,7 +97,7 @@ impl Launcher {
         removed
     }
 
-    /// Removes a private directory in the place of its guard; whether it is gone.
+    /// Removes a private directory in place of its guard; false if it remains.
     pub(crate) fn discard(dir: &Path) -> bool {
         let removed = removal::remove(dir);
         if let Err(error) = &removed {
@@ -106,14 +106,15 @@ impl Launcher {
         removed.is_ok()
     }
 
-    /// Says what a guard, which is gone, could not remove.
+    /// Logs a private directory that a guard could not remove.
     pub(super) fn look_for(private: Option<&Path>) {
         if let Some(dir) = private.filter(|dir| dir.exists()) {
             tracing::warn!(dir = %dir.display(), "a private directory could not be removed");
         }
     }
 
-    /// What the guard is told; makes the private directory and the cgroup, and takes a uid.
+    /// Writes the orders for the guard of a child; creates its private directory and cgroup, and
+    /// leases a uid.
     pub(crate) fn orders(
         &self,
         label: &str,
@@ -143,7 +144,7 @@ impl Launcher {
                 (None, ambient.cwd.clone())
             }
         };
-        // Last, so that the specification wins.
+        // Last, so that the specification takes precedence.
         env.extend(
             launch
                 .env
@@ -169,7 +170,7 @@ impl Launcher {
         }
     }
 
-    /// Puts the walls into `orders`.
+    /// Adds the walls to `orders`.
     fn wall_in(
         &self,
         orders: &mut Orders,
@@ -198,7 +199,7 @@ impl Launcher {
     }
 }
 
-/// Whether a directory has a name as [`Launcher::orders`] gives it.
+/// Whether a name is one that [`Launcher::orders`] gives to private directories.
 fn is_private(name: &str) -> bool {
     let random = name.rsplit_once('-').map(|(_, random)| random.as_bytes());
     random.is_some_and(|random| random.len() == 32 && random.iter().all(u8::is_ascii_hexdigit))

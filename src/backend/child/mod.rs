@@ -8,5 +8,5 @@ mod stdio;
 mod tests;
 
 pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
-pub(crate) use self::registry::{Entry, Restart, Roster, Seat, Seen};
+pub(crate) use self::registry::{Entry, Registry, Restart, Seat, Seen};
 pub(crate) use self::stdio::{Child, Exit, Happened};

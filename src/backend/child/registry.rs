@@ -1,7 +1,7 @@
-//! What runs: every child with its state, and the handles by which it is restarted.
+//! Registry of children: the state and the usage of each, and requests to restart.
 //!
-//! Written by the owners of children as things happen, read by whoever asks. Not here: starting
-//! or stopping anything (`pool`, `hub`).
+//! The owner of a child writes its entry; metrics, quotas and the administration API read it. Not
+//! here: starting and stopping children (`pool`, `hub`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,26 +23,26 @@ use crate::{
 };
 
 /// All children of the gateway.
-pub(crate) struct Roster {
+pub(crate) struct Registry {
     entries: RwLock<BTreeMap<u64, Arc<Entry>>>,
-    /// Places that each tenant has taken.
+    /// Children of each tenant, starting ones included.
     seats: RwLock<HashMap<String, u64>>,
-    /// Resident bytes of the children of each tenant with a bound to them, a moment ago.
+    /// Resident bytes of the children of each tenant with a memory quota, as last measured.
     weights: RwLock<HashMap<String, u64>>,
     last: AtomicU64,
     metrics: Arc<Metrics>,
 }
 
-/// A place among the children of a tenant; dropping it gives it back.
+/// Place among the children of a tenant, freed by being dropped.
 pub(crate) struct Seat {
-    roster: Arc<Roster>,
+    registry: Arc<Registry>,
     tenant: String,
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut seats = self
-            .roster
+            .registry
             .seats
             .write()
             .unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +55,7 @@ impl Drop for Seat {
     }
 }
 
-/// One child.
+/// Entry of one child.
 pub(crate) struct Entry {
     number: u64,
     tenant: String,
@@ -65,20 +65,20 @@ pub(crate) struct Entry {
     state: AtomicU8,
     calls: AtomicU32,
     restarts: u32,
-    /// Whether its memory counts against a quota.
+    /// Its memory counts against a quota.
     is_weighed: bool,
     stderr: OnceLock<Tail>,
     metrics: Arc<Metrics>,
     restart: AtomicU8,
-    /// Wakes the owner when a restart is asked for.
+    /// Wakes the owner for a requested restart.
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// How a child is to be ended so that the next request starts another one.
+/// Mode of a restart: the child ends, and the next request starts another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Restart {
-    /// When its calls have ended.
+    /// After its calls.
     Drain = 1,
     /// At once.
     Now = 2,
@@ -87,34 +87,34 @@ pub(crate) enum Restart {
 /// A child as an operator sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    /// Its number in this gateway, never used twice.
+    /// Number in this gateway, never reused.
     pub(crate) number: u64,
-    /// Whose it is.
+    /// Its tenant.
     pub(crate) tenant: String,
-    /// What it was started for.
+    /// Its server.
     pub(crate) server: String,
-    /// The process id of its guard.
+    /// Process id of its guard.
     pub(crate) guard: u32,
-    /// The process id of the server itself, once it runs.
+    /// Process id of the server itself, once it runs.
     pub(crate) pid: Option<u32>,
-    /// What it does.
+    /// Its state.
     pub(crate) state: ChildState,
-    /// How long it runs.
+    /// Time since its start.
     pub(crate) age: Duration,
-    /// How often its session, or its shared key, lost a child before it.
+    /// Children that its session or shared key lost before it.
     pub(crate) restarts: u32,
     /// Calls in flight.
     pub(crate) calls: u32,
-    /// Resident memory of it and everything below it, in bytes.
+    /// Resident memory of all its processes, in bytes.
     pub(crate) memory: u64,
-    /// Processor time of the same so far.
+    /// Processor time of all its processes.
     pub(crate) cpu: Duration,
-    /// The newest bytes of its stderr.
+    /// Last bytes of its stderr.
     pub(crate) stderr: Vec<u8>,
 }
 
-impl Roster {
-    /// An empty one.
+impl Registry {
+    /// An empty registry.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
         Self {
             entries: RwLock::default(),
@@ -148,7 +148,7 @@ impl Roster {
         entry
     }
 
-    /// Takes out a child that is gone.
+    /// Removes a child that is gone.
     pub(crate) fn remove(&self, entry: &Entry) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if entries.remove(&entry.number).is_some() {
@@ -162,11 +162,11 @@ impl Roster {
         meant.cloned().collect()
     }
 
-    /// A place among the children of a tenant, from before its start on.
+    /// Takes a place among the children of a tenant, before a start.
     ///
     /// # Errors
     ///
-    /// Which bound of `room` is reached.
+    /// The quota of `room` that is used up.
     pub(crate) fn seat(self: &Arc<Self>, tenant: &str, room: Room) -> Result<Seat, Full> {
         if let Some(most) = room.memory
             && self.weight(tenant) > most.get()
@@ -182,7 +182,7 @@ impl Roster {
         }
         *taken += 1;
         Ok(Seat {
-            roster: Arc::clone(self),
+            registry: Arc::clone(self),
             tenant: tenant.to_owned(),
         })
     }
@@ -192,8 +192,7 @@ impl Roster {
         weights.get(tenant).copied().unwrap_or(0)
     }
 
-    /// Weighs the children of tenants that have a bound to their memory, until the first
-    /// of these.
+    /// Measures the children of tenants with a memory quota, until the first of these tokens.
     pub(crate) async fn watch(self: Arc<Self>, [drain, halt]: [CancellationToken; 2]) {
         let mut pause = WEIGHED;
         loop {
@@ -202,10 +201,10 @@ impl Roster {
                 return;
             }
             let began = Instant::now();
-            let roster = Arc::clone(&self);
-            // It ends by itself: it reads `/proc`, which waits for nobody.
-            _ = tokio::task::spawn_blocking(move || roster.weigh()).await;
-            // However many children there are, it takes at most a twentieth of a core.
+            let registry = Arc::clone(&self);
+            // Ends without being cancelled: reads of `/proc` do not block.
+            _ = tokio::task::spawn_blocking(move || registry.weigh()).await;
+            // At most a twentieth of a core, independent of the number of children.
             pause = WEIGHED.max(began.elapsed() * 20);
         }
     }
@@ -219,7 +218,7 @@ impl Roster {
         *self.weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
     }
 
-    /// All children, oldest first; reads `/proc`, so not for a call's path.
+    /// Lists all children, oldest first; reads `/proc`, so not for the path of a call.
     pub(crate) fn list(&self) -> Vec<Seen> {
         let seen = |entry: Arc<Entry>| {
             let guard = entry.guard.load(Ordering::Relaxed);
@@ -242,8 +241,8 @@ impl Roster {
         self.all(|_| true).into_iter().map(seen).collect()
     }
 
-    /// Ends the children of a server: now, or when their calls have ended. Sessions go on with
-    /// new ones. Returns how many were told.
+    /// Ends the children of a server, now or after their calls, and returns their number. Sessions
+    /// continue with new ones.
     pub(crate) fn restart(&self, tenant: &str, server: &str, how: Restart) -> usize {
         let meant = self.all(|entry| entry.tenant == tenant && entry.server == server);
         for entry in &meant {
@@ -257,24 +256,24 @@ impl Roster {
 }
 
 impl Entry {
-    /// How long it runs.
+    /// Time since its start.
     pub(crate) fn age(&self) -> Duration {
         self.born.elapsed()
     }
 
-    /// Notes the guard and the stderr, once it runs.
+    /// Notes guard and stderr of a started child.
     pub(crate) fn started(&self, guard: Option<u32>, stderr: Tail) {
         let guard = guard.unwrap_or_default();
         self.guard.store(guard, Ordering::Relaxed);
         _ = self.stderr.set(stderr);
     }
 
-    /// Whoever owns the child is woken by `wake` to look at [`Entry::restart`].
+    /// Sets the function that wakes the owner of the child to look at [`Entry::restart`].
     pub(crate) fn on_restart(&self, wake: impl Fn() + Send + Sync + 'static) {
         _ = self.wake.set(Box::new(wake));
     }
 
-    /// Whether the child is to be ended.
+    /// Requested restart.
     pub(crate) fn restart(&self) -> Option<Restart> {
         match self.restart.load(Ordering::Relaxed) {
             0 => None,
@@ -283,12 +282,12 @@ impl Entry {
         }
     }
 
-    /// What the child does.
+    /// State of the child.
     pub(crate) fn state(&self) -> ChildState {
         ChildState::from(self.state.load(Ordering::Relaxed))
     }
 
-    /// Notes what the child does.
+    /// Notes the state of the child.
     pub(crate) fn set(&self, state: ChildState) {
         let before = self.state.swap(state as u8, Ordering::Relaxed);
         if before != state as u8 {
@@ -297,7 +296,7 @@ impl Entry {
         }
     }
 
-    /// Notes how many calls it has; a child that is stopping stays so.
+    /// Notes the number of calls; a stopping child stays in that state.
     pub(crate) fn set_calls(&self, calls: usize) {
         let calls = u32::try_from(calls).unwrap_or(u32::MAX);
         let before = self.calls.swap(calls, Ordering::Relaxed);
@@ -310,7 +309,7 @@ impl Entry {
     }
 }
 
-/// What a tree of processes uses.
+/// Memory and processor time of a tree of processes.
 #[derive(Default)]
 struct Usage {
     memory: u64,
@@ -318,7 +317,7 @@ struct Usage {
 }
 
 impl Usage {
-    /// Of everything below a guard.
+    /// Usage of all processes below a guard.
     fn of(guard: u32) -> Self {
         let mut usage = Self::default();
         for pid in below(guard) {
@@ -338,7 +337,7 @@ impl Usage {
     }
 }
 
-/// The processes below one, parents first.
+/// Processes below `pid`, parents first.
 fn below(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let mut parents = vec![pid];
@@ -357,8 +356,8 @@ fn below(pid: u32) -> Vec<u32> {
     found
 }
 
-/// How often memory is looked at, where a quota bounds it.
+/// Interval of measuring memory for quotas.
 const WEIGHED: Duration = Duration::from_secs(1);
 
-/// Processes of one tree that are looked at.
+/// Limit of processes measured in one tree.
 const MOST: usize = 4096;

@@ -1,6 +1,6 @@
-//! What a child writes to stderr: the newest bytes are kept, some lines are logged.
+//! Stderr of a child: the last bytes are kept, lines are logged at a limited rate.
 //!
-//! Not here: reading the pipe (`stdio`).
+//! Not here: the pipe (`stdio`).
 
 use std::{
     collections::VecDeque,
@@ -9,30 +9,30 @@ use std::{
 
 use tokio::time::{Duration, Instant};
 
-/// The stderr of one child, in bounded memory whatever the child writes.
+/// Stderr of one child, in bounded memory.
 pub(crate) struct Stderr {
-    /// Names the child in the log.
+    /// Name of the child in the log.
     label: String,
-    /// The newest bytes; grows with need up to `limit`.
+    /// Last bytes; grows up to `limit`.
     ring: Tail,
-    /// Bytes that are kept.
+    /// Limit of kept bytes.
     limit: usize,
-    /// The beginning of a line that is not complete yet.
+    /// Beginning of an incomplete line.
     line: Vec<u8>,
-    /// When the current window of the log's rate began.
+    /// Beginning of the current window of the rate limit.
     since: Option<Instant>,
     /// Lines logged in this window.
     logged: u32,
-    /// Lines that were not logged since the last one that was.
+    /// Lines dropped since the last logged one.
     suppressed: u64,
 }
 
-/// The newest bytes of a child's stderr, for whoever wants to read them while it runs.
+/// Last bytes of a child's stderr, readable while it runs.
 #[derive(Clone, Default)]
 pub(crate) struct Tail(Arc<RwLock<VecDeque<u8>>>);
 
 impl Tail {
-    /// What is kept now.
+    /// Bytes kept at present.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let ring = self.0.read().unwrap_or_else(PoisonError::into_inner);
         ring.iter().copied().collect()
@@ -40,7 +40,7 @@ impl Tail {
 }
 
 impl Stderr {
-    /// An empty one that keeps `limit` bytes.
+    /// Empty stderr that keeps `limit` bytes.
     pub(crate) fn new(label: String, limit: usize) -> Self {
         let (ring, line) = (Tail::default(), Vec::new());
         Self {
@@ -54,7 +54,7 @@ impl Stderr {
         }
     }
 
-    /// Takes what was read.
+    /// Adds bytes read from the pipe.
     pub(crate) fn take(&mut self, bytes: &[u8]) {
         self.keep(bytes);
         let mut rest = bytes;
@@ -66,14 +66,14 @@ impl Stderr {
         self.begin(rest);
     }
 
-    /// Logs what has no line end, once no more can come.
+    /// Logs a last line without line end.
     pub(crate) fn finish(&mut self) {
         if !self.line.is_empty() {
             self.end_line();
         }
     }
 
-    /// The newest bytes that are kept.
+    /// Handle to the last bytes.
     pub(crate) fn tail(&self) -> &Tail {
         &self.ring
     }
@@ -99,13 +99,13 @@ impl Stderr {
             self.suppressed += 1;
         }
         self.line.clear();
-        // Most children say something at their start and then nothing for hours.
+        // Most children write at their start and then nothing for hours.
         self.line.shrink_to(SMALL);
     }
 
     /// Whether this window has room for one more line.
     fn may_log(&mut self) -> bool {
-        // A flood of lines must not ask the clock for each.
+        // The clock is not read for each line of a flood.
         if self.logged >= PER_WINDOW && !self.suppressed.is_multiple_of(64) {
             return false;
         }
@@ -122,7 +122,7 @@ impl Stderr {
     }
 }
 
-/// A line as text in which nothing can act on a terminal or forge a second line.
+/// A line as text without control characters, which could act on a terminal or forge a line.
 pub(crate) fn printable(line: &[u8]) -> String {
     let mut text = String::with_capacity(line.len());
     for letter in String::from_utf8_lossy(line).chars() {
@@ -134,16 +134,16 @@ pub(crate) fn printable(line: &[u8]) -> String {
     text
 }
 
-/// Bytes of one line that are logged.
+/// Logged bytes of a line.
 const MAX_LINE: usize = 1024;
 
-/// A line buffer of this size may stay.
+/// Capacity that an empty line buffer keeps.
 const SMALL: usize = 128;
 
-/// Lines of one child that are logged in a window.
+/// Logged lines of one child per window.
 const PER_WINDOW: u32 = 10;
 
-/// How long a window lasts.
+/// Length of a window.
 const WINDOW: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! A stdio server as the gateway sees it: lines out, lines in, and an end that leaves nothing.
+//! Stdio of a child: lines to its stdin, lines from its stdout, and its end.
 //!
-//! The only user of `tokio::process`. Not here: what the lines mean (`legacy`), and what goes on
+//! The only user of `tokio::process`. Not here: the meaning of lines (`dialect`), and the processes
 //! below the guard (`guard`).
 
 use std::{
@@ -28,80 +28,80 @@ use super::stderr::{Stderr, Tail};
 use crate::backend::{guard::STAGE, sandbox::Lease};
 use crate::declare::{Launch, Limits};
 
-/// What a child did.
+/// Event of a child.
 #[derive(Debug)]
 pub(crate) enum Happened {
-    /// It wrote this line, given without its end.
+    /// A line of stdout, without its line end.
     Line(Bytes),
-    /// It writes a line above the limit; nothing of its stdout is read from now on.
+    /// A line of stdout above the limit; the rest of stdout is discarded.
     TooLong,
-    /// It closed stdout; told once.
+    /// End of stdout; reported once.
     Closed,
-    /// It ended, and everything below it; told again whenever asked.
+    /// End of the child and of every process below it; reported again on each call.
     Exited(Exit),
 }
 
-/// How a child ended.
+/// End of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Exit {
-    /// Its exit code; 127 when it could not be started.
+    /// Exit code; 127 if the command could not be started.
     pub(crate) code: Option<i32>,
-    /// The signal that killed it.
+    /// Signal that killed it.
     pub(crate) signal: Option<i32>,
-    /// The newest bytes of its stderr.
+    /// Last bytes of its stderr.
     pub(crate) stderr_tail: Vec<u8>,
 }
 
 /// A running server behind its guard, owned by one task.
 ///
-/// To be ended by [`Child::stop`] or [`Child::kill`]; dropping it kills it too, unattended.
+/// Ends by [`Child::stop`] or [`Child::kill`]; a dropped child is killed without waiting.
 pub(crate) struct Child {
     guard: tokio::process::Child,
-    /// None once closed, by us or by the child.
+    /// None once closed by either side.
     pub(crate) stdin: Option<ChildStdin>,
-    /// What was for the child cannot reach it any more, and nobody has been told yet.
+    /// The child closed stdin while messages were queued, which is not reported yet.
     is_deaf: bool,
-    /// None once it ended.
+    /// None once it has ended.
     stdout: Option<ChildStdout>,
-    /// None once it ended.
+    /// None once it has ended.
     stderr: Option<ChildStderr>,
-    /// What the child has not taken yet.
+    /// Bytes not yet written to stdin.
     queue: BytesMut,
-    /// What was read and not yet given out.
+    /// Bytes read from stdout and not yet returned.
     read: BytesMut,
-    /// Bytes of `read` that are known to have no line end.
+    /// Leading bytes of `read` without a line end.
     scanned: usize,
-    /// Bytes to make room for before a read.
+    /// Room for the next read, in bytes.
     room: usize,
-    /// What is kept and logged of stderr.
+    /// Kept and logged part of stderr.
     errors: Stderr,
-    /// Bytes of one line.
+    /// Limit of a line, in bytes.
     limit: usize,
-    /// Where in its life stdout is.
+    /// State of stdout.
     output: Output,
-    /// How the guard ended.
+    /// Exit status of the guard.
     exit: Option<ExitStatus>,
-    /// What the guard removes, and we if it could not.
+    /// Private directory, removed by the guard, or by the gateway if the guard failed.
     private: Option<PathBuf>,
-    /// The uid that all below the guard have.
+    /// Uid of all processes below the guard.
     lease: Option<Lease>,
 }
 
-/// Where in its life the stdout of a child is.
+/// State of a child's stdout.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Output {
-    /// Lines are given out.
+    /// Lines are returned.
     Lines,
-    /// A line was too long: what comes is thrown away.
+    /// A line was too long: the rest is discarded.
     Discarded,
-    /// The end was told.
+    /// The end was reported.
     Closed,
 }
 
 impl Child {
     /// Starts the server of `launch`; `label` names its directory and its log lines.
     ///
-    /// That the command does not exist shows later, as an exit with code 127.
+    /// A command that does not exist is reported later, as an exit with code 127.
     pub(crate) fn spawn(
         launcher: &Launcher,
         label: &str,
@@ -113,12 +113,12 @@ impl Child {
             .arg0("lockgate")
             .args([STAGE, &std::process::id().to_string()])
             .env_clear()
-            // The guard's own: without it the allocator begins with an arena of huge pages.
+            // For the guard itself: its allocator would begin with an arena of huge pages.
             .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // The Ctrl-C of a terminal is the gateway's, which stops its children in order.
+            // Ctrl-C of a terminal is for the gateway alone, which stops its children in order.
             .process_group(0)
             .spawn();
         let Ok(mut guard) = guard else {
@@ -148,36 +148,36 @@ impl Child {
         Ok(child)
     }
 
-    /// The process number of the guard, until it is reaped.
+    /// Process id of the guard, until it is reaped.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.guard.id()
     }
 
-    /// The newest bytes of its stderr.
+    /// Last bytes of its stderr.
     pub(crate) fn stderr(&self) -> &Tail {
         self.errors.tail()
     }
 
-    /// What goes to the child's stdin; append whole lines only.
+    /// Queue of the child's stdin, for whole lines only.
     pub(crate) fn out(&mut self) -> &mut BytesMut {
         &mut self.queue
     }
 
-    /// Bytes that the child has not taken yet.
+    /// Number of queued bytes.
     pub(crate) fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Writes what the pipe takes right now, without waiting for the next poll.
+    /// Writes as much as the pipe takes now, ahead of the next poll.
     pub(crate) fn try_flush(&mut self) {
         while let Some(stdin) = &self.stdin
             && !self.queue.is_empty()
         {
-            // Past tokio, which would note a waker here.
+            // Bypasses tokio, which would register a waker.
             match rustix::io::write(stdin.as_fd(), &self.queue) {
                 Ok(count) => self.queue.advance(count),
                 Err(rustix::io::Errno::INTR) => {}
-                // The poll that follows waits for room.
+                // The next poll waits for room.
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(_) => self.deafened(),
             }
@@ -185,13 +185,12 @@ impl Child {
         self.release_queue();
     }
 
-    /// Waits for what the child does next, and moves its streams meanwhile; cancel-safe.
+    /// Waits for the next event and serves the pipes meanwhile; cancel-safe.
     pub(crate) async fn next(&mut self) -> Happened {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Waits for the end of a child that nobody listens to yet: its stderr is drained, its
-    /// stdout stays in the pipe.
+    /// Waits for the end of a warm child: its stderr is drained, its stdout stays in the pipe.
     pub(crate) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Exit> {
         self.poll_stdin(cx);
         self.poll_stderr(cx);
@@ -208,7 +207,7 @@ impl Child {
         Poll::Ready(status.unwrap_or(ExitStatus::from_raw(libc::SIGKILL)))
     }
 
-    /// Ends the child politely: end of stdin, SIGTERM, and at last SIGKILL of all below.
+    /// Ends the child in steps: end of stdin, SIGTERM, then SIGKILL for every process below.
     pub(crate) async fn stop(mut self, clocks: [Duration; 2]) -> Exit {
         let deadline = Instant::now() + clocks[0];
         if let Ok(Some(exit)) = timeout_at(deadline, self.flushed()).await {
@@ -225,15 +224,15 @@ impl Child {
         self.kill().await
     }
 
-    /// Ends the child, and everything below it, at once.
+    /// Kills the child and every process below it.
     pub(crate) async fn kill(mut self) -> Exit {
-        // A guard that still waits for its orders ends by this.
+        // A guard that still waits for its orders ends at the end of stdin.
         self.stdin = None;
         self.signal(Signal::TERM);
         if let Ok(exit) = timeout(GUARD_ANSWERS, self.ended()).await {
             return exit;
         }
-        // Only a guard that does not answer: what it has not ended yet would escape.
+        // Only a guard that does not react: processes below it would escape.
         self.signal(Signal::KILL);
         let exit = timeout(GUARD_ANSWERS, self.ended()).await;
         if let Some(dir) = self.private.take() {
@@ -242,7 +241,7 @@ impl Child {
         exit.unwrap_or_else(|_| self.exit(ExitStatus::from_raw(libc::SIGKILL)))
     }
 
-    /// Waits until the queue is written, or the child's end.
+    /// Waits until the queue is written; returns early at the child's end.
     async fn flushed(&mut self) -> Option<Exit> {
         poll_fn(|cx| match self.poll_next(cx) {
             Poll::Ready(Happened::Exited(exit)) => Poll::Ready(Some(exit)),
@@ -256,7 +255,7 @@ impl Child {
         .await
     }
 
-    /// Waits for the child's end; what it still writes is thrown away.
+    /// Waits for the child's end and discards its output.
     async fn ended(&mut self) -> Exit {
         loop {
             if let Happened::Exited(exit) = self.next().await {
@@ -267,7 +266,7 @@ impl Child {
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Happened> {
         loop {
-            // A child that floods must not keep the others of this worker waiting.
+            // A child with much output must not starve the others of this worker.
             let turn = ready!(coop::poll_proceed(cx));
             self.poll_stdin(cx);
             if let Some(happened) = self.take_line() {
@@ -277,7 +276,7 @@ impl Child {
             self.poll_stderr(cx);
             match self.poll_stdout(cx) {
                 Poll::Ready(()) => turn.made_progress(),
-                // Not before all that it has said.
+                // After all of its output.
                 Poll::Pending if std::mem::take(&mut self.is_deaf) => {
                     turn.made_progress();
                     return Poll::Ready(Happened::Closed);
@@ -287,7 +286,7 @@ impl Child {
                     turn.made_progress();
                     if self.exit.is_none() {
                         self.exit = Some(status);
-                        // A guard that was killed has left something behind.
+                        // A killed guard left its directory behind.
                         if status.code().is_some() {
                             _ = self.lease.take().map(Lease::end);
                             Launcher::look_for(self.private.as_deref());
@@ -314,20 +313,20 @@ impl Child {
         self.release_queue();
     }
 
-    /// EPIPE: the child closed its stdin, and what it should have answered is lost (P136).
+    /// EPIPE: the child closed its stdin, so that queued requests are lost.
     fn deafened(&mut self) {
         self.stdin = None;
         self.is_deaf = true;
     }
 
-    /// Drops what nobody will read, and keeps no big buffer for an idle child.
+    /// Drops an undeliverable queue, and the large buffer of an idle child.
     fn release_queue(&mut self) {
         if self.stdin.is_none() || (self.queue.is_empty() && self.queue.capacity() > KEPT) {
             self.queue = BytesMut::new();
         }
     }
 
-    /// The next complete line, or what takes its place.
+    /// Next event of stdout: a complete line, one that is too long, or the end.
     fn take_line(&mut self) -> Option<Happened> {
         if self.output == Output::Discarded {
             self.read.clear();
@@ -348,7 +347,7 @@ impl Child {
             return None;
         }
         if !self.read.is_empty() {
-            // The last line of a child that ended in the middle of it.
+            // The last line may have no line end.
             self.scanned = 0;
             return Some(Happened::Line(self.cut(self.read.len(), 0)));
         }
@@ -356,11 +355,11 @@ impl Child {
         Some(Happened::Closed)
     }
 
-    /// Takes a line of `end` bytes, and `newline` bytes behind it, out of what was read.
+    /// Removes a line of `end` bytes and the `newline` bytes behind it from `read`.
     fn cut(&mut self, end: usize, newline: usize) -> Bytes {
         let length = end - usize::from(self.read[..end].ends_with(b"\r"));
         if length < self.read.capacity() / 2 {
-            // A small line must not hold on to a big buffer, wherever it is kept.
+            // Copied: a small line that is kept must not keep a large buffer alive.
             let line = Bytes::copy_from_slice(&self.read[..length]);
             self.read.advance(end + newline);
             return line;
@@ -370,13 +369,13 @@ impl Child {
         line.freeze()
     }
 
-    /// Reads once; pending also when nothing can come any more.
+    /// Reads once; stays pending after the end of stdout.
     fn poll_stdout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(stdout) = &mut self.stdout else {
             return Poll::Pending;
         };
         if self.read.capacity() - self.read.len() < self.room {
-            // Reuses what was given out, or doubles: a big line is moved a few times only.
+            // Reuses freed room, or doubles: a large line is moved only a few times.
             self.read.reserve(self.read.len().max(self.room));
         }
         let full = self.read.capacity();
@@ -384,7 +383,7 @@ impl Child {
         match result {
             Poll::Ready(Ok(1..)) => {
                 if self.read.len() == full {
-                    // It had more to say than there was room for: ask less often.
+                    // The read was full: read larger pieces.
                     self.room = PIPE;
                 }
                 Poll::Ready(())
@@ -402,7 +401,7 @@ impl Child {
         }
     }
 
-    /// Reads what there is, within bounds.
+    /// Reads stderr, at most [`READS`] times.
     fn poll_stderr(&mut self, cx: &mut Context<'_>) {
         let mut room = [const { MaybeUninit::<u8>::uninit() }; CHUNK * 4];
         for _ in 0..READS {
@@ -421,13 +420,13 @@ impl Child {
                 }
             }
         }
-        // There is more, and no waker was noted for it.
+        // More is available, and no waker is registered for it.
         cx.waker().wake_by_ref();
     }
 
-    /// Takes what is left in the pipes after the end of everything that wrote to them.
+    /// Reads the rest of the pipes after the end of every process that wrote to them.
     ///
-    /// Past tokio, which may not have heard of it yet. Bounded, should a process have escaped.
+    /// Bypasses tokio, which may not know of the rest yet. Bounded, in case a process has escaped.
     fn drain(&mut self) {
         let mut room = [0; CHUNK];
         if let Some(stdout) = self.stdout.take() {
@@ -449,7 +448,7 @@ impl Child {
         }
     }
 
-    /// How it ended, read off the guard, which says it as a shell does.
+    /// The child's exit, from the guard's status, which follows the convention of shells.
     fn exit(&self, status: ExitStatus) -> Exit {
         let (code, signal) = match status.code() {
             Some(code @ 129..=192) => (None, Some(code - 128)),
@@ -462,7 +461,7 @@ impl Child {
         }
     }
 
-    /// Signals the guard; its number is its own for as long as it is not reaped.
+    /// Signals the guard; its process id stays valid until it is reaped.
     fn signal(&self, signal: Signal) {
         let pid = self
             .guard
@@ -485,17 +484,17 @@ fn size(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// What an empty queue may keep: most messages are smaller, a guard's orders are not.
+/// Capacity that an empty queue keeps: more than most messages, less than the orders of a guard.
 const KEPT: usize = 512;
-/// What is read at first: most messages are smaller.
+/// Size of the first reads: more than most messages.
 const CHUNK: usize = 4 << 10;
-/// What a pipe holds by default.
+/// Default capacity of a pipe.
 const PIPE: usize = 64 << 10;
 /// Reads of stderr in one poll: 256 KiB.
 const READS: usize = 16;
 
-/// Reads of [`CHUNK`] bytes at a child's end: the most that a pipe can hold (1 MiB).
+/// Reads of [`CHUNK`] bytes at a child's end: the largest capacity of a pipe (1 MiB).
 const DRAINED: usize = 256;
 
-/// One that takes longer is stopped or starved.
+/// Time for a guard to react; one that takes longer is stopped or starved.
 const GUARD_ANSWERS: Duration = Duration::from_secs(5);

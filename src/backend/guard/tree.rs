@@ -1,6 +1,6 @@
-//! The processes below a guard, and how they are ended so that none is left.
+//! Process tree below a guard, and its complete end.
 //!
-//! Not here: starting them (`launch`).
+//! Not here: its start (`supervisor`).
 
 use std::{
     collections::BTreeMap,
@@ -20,19 +20,19 @@ use crate::backend::linux::{poll::wait_for, syscalls::next_signal};
 
 /// All processes below the guard.
 pub(super) struct Tree<'o> {
-    /// The server itself, whose process group and session have the same number; with namespaces
-    /// the first process of them, which passes on what it is told.
+    /// The server, which leads its process group and session; with namespaces their process 1,
+    /// which forwards signals.
     pub(crate) server: Pid,
-    /// How the server ended, as a shell would say it; none while it runs.
+    /// Exit code of the server, by the convention of shells; none while it runs.
     pub(crate) code: Option<i32>,
-    /// The cgroup in which all of them are, if there is one.
+    /// Cgroup of all of them, if any.
     pub(crate) group: Option<&'o Path>,
 }
 
 impl Tree<'_> {
-    /// Buries the dead; false once no process at all is left below.
+    /// Reaps processes; false once no process is left below.
     ///
-    /// Orphans come to the guard (subreaper), so having no child proves that there is nothing.
+    /// The guard is a subreaper: without a child of its own no process is left below it.
     pub(super) fn reap(&mut self) -> bool {
         loop {
             match rustix::process::wait(WaitOptions::NOHANG) {
@@ -49,8 +49,8 @@ impl Tree<'_> {
 
     /// Asks the server and its group to end.
     pub(crate) fn ask(&self) {
-        // Until the server has made the group there is only the process. Once the server is
-        // reaped, its number may be somebody else's.
+        // Before the server has made its group, only the process exists. After it is reaped, its id
+        // may belong to another process.
         if self.code.is_none()
             && rustix::process::kill_process_group(self.server, Signal::TERM).is_err()
         {
@@ -58,10 +58,10 @@ impl Tree<'_> {
         }
     }
 
-    /// Kills all that is below, in rounds until nothing is left.
+    /// Kills every process below, in rounds until none is left.
     pub(crate) fn end(&mut self, signals: &OwnedFd) {
         if let Some(group) = self.group {
-            // All at once, wherever they hang; older than Linux 5.14: the rounds do it.
+            // All at once; before Linux 5.14 the rounds below do it.
             _ = fs::write(group.join("cgroup.kill"), "1");
         }
         for _ in 0..ROUNDS {
@@ -87,9 +87,9 @@ impl Tree<'_> {
         }
     }
 
-    /// Stops each process below, until a walk finds none that still ran.
+    /// Stops every process below, until a walk finds no further one.
     ///
-    /// What is stopped cannot fork, so that the last walk has seen everything.
+    /// A stopped process cannot fork, so the last walk has seen all of them.
     fn freeze() -> BTreeMap<i32, i32> {
         let mut stopped = BTreeMap::new();
         for _ in 0..ROUNDS {
@@ -108,7 +108,7 @@ impl Tree<'_> {
     }
 }
 
-/// Every process below this one, with its parent.
+/// All processes below this one, with their parents.
 fn below() -> BTreeMap<i32, i32> {
     let own = rustix::process::getpid().as_raw_pid();
     let names = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -132,20 +132,20 @@ fn below() -> BTreeMap<i32, i32> {
     }
 }
 
-/// The parent of a process; none if there is no such process.
+/// Parent of a process; none if the process does not exist.
 fn parent_of(pid: i32) -> Option<i32> {
     let mut text = [0; 256];
     let length = File::open(format!("/proc/{pid}/stat"))
         .ok()?
         .read(&mut text)
         .ok()?;
-    // `pid (name) state parent …`, where the name may have any character.
+    // `pid (name) state parent …`, where the name may contain any character.
     let end = text[..length].iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(&text[end + 1..length]).ok()?;
     rest.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Signals a process that was found below, if it is still that process.
+/// Signals a process found below, unless its id was reused.
 fn strike(pid: i32, parent: i32, signal: Signal) {
     let Some(number) = Pid::from_raw(pid) else {
         return;
@@ -153,15 +153,15 @@ fn strike(pid: i32, parent: i32, signal: Signal) {
     let Ok(process) = rustix::process::pidfd_open(number, PidfdFlags::empty()) else {
         return;
     };
-    // The number may have been given anew since the walk: only a process that (still) has this
-    // parent, or has become an orphan of ours, is meant.
+    // The id may have been reused since the walk: only a process that still has this parent, or
+    // was orphaned to this one, is meant.
     let now = parent_of(pid);
     if now == Some(parent) || now == Some(rustix::process::getpid().as_raw_pid()) {
         _ = rustix::process::pidfd_send_signal(&process, signal);
     }
 }
 
-/// A tree that is not ended in so many rounds cannot be ended (uninterruptible sleep).
+/// Limit of rounds: a tree that survives them cannot be ended (uninterruptible sleep).
 const ROUNDS: usize = 100;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Removing what a child left behind: however deep it is, and whatever nobody may do in it.
+//! Deletion of a child's private directory, regardless of its depth or modes.
 //!
-//! `std::fs::remove_dir_all` stops at the first directory that may not be written to, like those of
-//! Go's module cache, and goes down with a descriptor and a call for each level: a child chooses how
-//! many. std and rustix only, since the guard uses it. Not here: when something is removed.
+//! `std::fs::remove_dir_all` stops at the first directory without write permission, like those of
+//! Go's module cache, and uses a descriptor and a stack frame for each level, whose number the child
+//! controls.
 
 use std::{
     ffi::CStr,
@@ -21,10 +21,13 @@ use rustix::{
     path::Arg,
 };
 
-/// Removes a directory with all that is in it, or another file; follows no link. What is not there
-/// is removed already.
+/// Removes a directory with its contents, or a file; follows no link. A missing path is no error.
 ///
-/// For what no process uses any more: it ends when nothing is added.
+/// No process may use the path any more: the removal ends only if no file is added.
+///
+/// # Errors
+///
+/// The file system's.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => {}
@@ -38,10 +41,10 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     fs::remove_dir(path)
 }
 
-/// Removes each file of `top`, and each directory, whose own directories move up into `top`; whether
-/// it got any further.
+/// Removes the files and directories of `top`, after moving directories one level down up into
+/// `top`; returns whether it made progress.
 ///
-/// Thus nothing is ever more than one level down, and a few descriptors are enough.
+/// So no file is more than one level down, and a few descriptors are enough.
 fn flatten(top: &File, moved: &mut u64) -> io::Result<bool> {
     let mut is_further = false;
     each(top, |name, kind| {
@@ -58,7 +61,7 @@ fn flatten(top: &File, moved: &mut u64) -> io::Result<bool> {
             }
         })?;
         match rustix::fs::unlinkat(top, name, AtFlags::REMOVEDIR) {
-            // Some file systems miss entries where others go: those are for the next time.
+            // Some file systems skip entries during removals: left to the next pass.
             Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
             removed => {
                 is_further = true;
@@ -91,9 +94,9 @@ fn each(
     Ok(())
 }
 
-/// Moves a directory of `dir` into `top`, under a name that nothing has there.
+/// Moves a directory of `dir` into `top` under an unused name.
 fn move_up(dir: &File, name: &CStr, top: &File, moved: &mut u64) -> Result<(), Errno> {
-    // That writes to it too: its `..` changes.
+    // A move writes to the directory too: its `..` changes.
     open(dir, name)?;
     loop {
         *moved += 1;
@@ -104,13 +107,13 @@ fn move_up(dir: &File, name: &CStr, top: &File, moved: &mut u64) -> Result<(), E
     }
 }
 
-/// Opens a directory, and makes it the gateway's own, to do anything in it.
+/// Opens a directory and gives its owner all rights.
 fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<File, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = |flags| rustix::fs::openat(&at, name, flags, Mode::empty()).map(File::from);
     let dir = match open(flags | OFlags::RDONLY) {
         Err(Errno::ACCESS) => {
-            // By the descriptor: whatever takes the place of that name is not touched.
+            // By descriptor: a file that replaces the name is not touched.
             let found = open(flags | OFlags::PATH)?;
             let itself = format!("/proc/self/fd/{}", found.as_raw_fd());
             _ = fs::set_permissions(itself, Permissions::from_mode(OWN));
@@ -118,7 +121,7 @@ fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<File, Errno> {
         }
         opened => opened?,
     };
-    // What this cannot change may yet be removed; if not, that says why.
+    // A directory whose mode cannot be changed may still be removable.
     if let Ok(found) = dir.metadata() {
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
         if found.uid() != uid.as_raw() {
@@ -131,10 +134,10 @@ fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<File, Errno> {
     Ok(dir)
 }
 
-/// What a directory is called that was moved, before its number.
+/// Prefix of the names of moved directories.
 const MOVED: &str = ".moved-";
 
-/// The mode of a directory whose owner may do anything in it.
+/// All rights of the owner of a directory.
 const OWN: u32 = 0o700;
 
 #[cfg(test)]
@@ -143,7 +146,7 @@ mod tests {
 
     use super::super::removal::*;
 
-    /// A directory with `levels` below it, one in the other.
+    /// A directory with `levels` nested directories.
     fn deep(path: &Path, levels: usize) {
         fs::create_dir(path).unwrap();
         let mut at = File::open(path).unwrap();
@@ -165,7 +168,7 @@ mod tests {
         assert!(!top.exists());
     }
 
-    /// As somebody who may not do everything anyway.
+    /// Runs as an unprivileged user.
     #[test]
     fn whatever_may_not_be_done_in_it() {
         let dir = tempfile::tempdir().unwrap();

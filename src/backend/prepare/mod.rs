@@ -1,7 +1,13 @@
-//! Preparations: what a server's children need, installed once.
+//! Preparation of servers: installed once into a store, from which their children start.
+//!
+//! Not here: recipes (`declare`), and the start of children (`starter`).
+//!
+//! * `preparations`: runs of recipes, each shared by all that need its store
+//! * `programs`: the program of a server in its store
+//! * `stores`: directories of prepared stores
 
 mod preparations;
 mod programs;
-pub(crate) mod stores;
+mod stores;
 
 pub(crate) use self::preparations::{Preparations, Prepared, Ready};

@@ -1,13 +1,13 @@
-//! Preparations: what a server's children need is installed once, into a store that they read.
+//! Preparations: one installation into a store that all children of a recipe read.
 //!
-//! However many sessions and servers want a store, one run fills it; a run that failed counts as
-//! a failed start of the server that began it. Not here: what is run (`control/recipe`), and the
-//! store itself (`stores`).
+//! However many sessions and servers need a store, one run fills it. A failed run counts as a
+//! failed start of the server that began it. Not here: the recipe (`declare`), and the store
+//! itself (`stores`).
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     future::poll_fn,
-    path::{Path, PathBuf},
+    path::Path,
     pin::pin,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
@@ -27,40 +27,43 @@ use super::{
     stores::{KEPT, Store, Stores},
 };
 use crate::backend::{
-    Circuit, Pool, Refused, Spec, Turns, Verdict,
+    admission::{Circuit, Circuits, Refused, Spec, StartSlots, Verdict, spec},
     child::{Child, Exit, Happened, Launcher, stderr::printable},
-    pool::spec,
 };
 use crate::declare::{Launch, Limits, Recipe, Server};
 
 /// All preparations of a gateway.
 pub(crate) struct Preparations {
+    launcher: Launcher,
+    circuits: Arc<Circuits>,
+    /// Time that a caller waits for a backoff.
+    wait: Duration,
     stores: Stores,
-    /// By the name of the store; never held across an await.
+    /// By the name of the store; never locked across an await.
     flights: RwLock<HashMap<String, Flight>>,
-    turns: Turns,
+    slots: StartSlots,
     tracker: TaskTracker,
-    /// Nothing is prepared from then on.
+    /// End of all preparations.
     stop: CancellationToken,
 }
 
-/// The preparation of one store, under way or over.
+/// Preparation of one store, under way or over.
 struct Flight {
     outcome: watch::Receiver<Outcome>,
     subject: String,
     servers: BTreeSet<(String, String)>,
 }
 
-/// How far a preparation is.
+/// State of a preparation.
 #[derive(Clone)]
 enum Outcome {
     Running,
     Ready(Arc<Ready>),
-    /// With the last lines of its output.
+    /// The last lines of its output.
     Failed(Arc<[String]>),
 }
 
-/// What children start from.
+/// A complete store that children start from.
 pub(crate) struct Ready {
     store: Store,
     found: Found,
@@ -69,60 +72,69 @@ pub(crate) struct Ready {
 /// A preparation as an operator sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Prepared {
-    /// The name of the store.
+    /// Name of the store.
     pub(crate) digest: String,
-    /// What is installed, or the command that does it.
+    /// Installed package, or the command that installs.
     pub(crate) subject: String,
-    /// The tenants and servers that asked for it.
+    /// Tenants and servers that asked for it.
     pub(crate) servers: Vec<(String, String)>,
     /// `preparing`, `ready` or `failed`.
     pub(crate) state: &'static str,
-    /// The version that was installed, where one is known.
+    /// Installed version, if known.
     pub(crate) version: Option<String>,
-    /// The last lines of what a failed one said.
+    /// Last lines of the output of a failed one.
     pub(crate) output: Vec<String>,
 }
 
-/// A preparation that can be waited for, or why none begins.
+/// A preparation to wait for, or the reason why none begins.
 enum Joined {
     Flight(watch::Receiver<Outcome>),
     Not(Verdict),
 }
 
-/// Why there is no store.
+/// Reason why there is no store.
 enum Failure {
     /// The gateway stops.
     Stopped,
-    /// For this reason, with the last lines of its output.
+    /// The reason, and the last lines of the output.
     Failed(String, Vec<String>),
 }
 
-/// How long a preparation may take, and how long one is waited for. A download that takes longer
-/// is stuck; there is no key for it, since nobody waits better for another time.
+/// Time limit of a preparation and of waiting for one. A download that takes longer is stuck; a key
+/// for it would serve no operator.
 const LONGEST: Duration = Duration::from_mins(10);
 
-/// Preparations at a time, of which those of one tenant are half: they share one network and one disk.
+/// Preparations at a time, at most half of them of one tenant: they share one network and one disk.
 const PARALLEL: usize = 4;
 
-/// Lines of output that are kept of a failed one.
+/// Lines of output kept of a failed preparation.
 const LINES: usize = 20;
 
-/// Bytes of one such line.
+/// Bytes kept of such a line.
 const LINE: usize = 1024;
 
 impl Preparations {
-    /// Those with stores below `dir`.
-    pub(crate) fn new(dir: PathBuf, tracker: TaskTracker, stop: CancellationToken) -> Self {
+    /// No preparation; stores lie in the directory that `launcher` names.
+    pub(crate) fn new(
+        launcher: Launcher,
+        circuits: Arc<Circuits>,
+        wait: Duration,
+        tracker: TaskTracker,
+        stop: CancellationToken,
+    ) -> Self {
         Self {
-            stores: Stores::new(dir),
+            stores: Stores::new(launcher.prepared.clone()),
+            launcher,
+            circuits,
+            wait,
             flights: RwLock::default(),
-            turns: Turns::new(PARALLEL),
+            slots: StartSlots::new(PARALLEL),
             tracker,
             stop,
         }
     }
 
-    /// All that were asked for, by the names of their stores.
+    /// Lists all preparations by the names of their stores.
     pub(crate) fn list(&self) -> Vec<Prepared> {
         let flights = self.flights.read().unwrap_or_else(PoisonError::into_inner);
         let seen = flights.iter().map(|(name, flight)| {
@@ -145,7 +157,7 @@ impl Preparations {
         seen
     }
 
-    /// The store of this name, if it is complete and has what is needed.
+    /// Finds the store of this name, if it is complete and has the program.
     async fn find(&self, name: &str, recipe: &Recipe) -> Option<Ready> {
         let (stores, name, start) = (self.stores.clone(), name.to_owned(), recipe.start.clone());
         let found = spawn_blocking(move || {
@@ -162,10 +174,9 @@ impl Preparations {
         found.await.ok().flatten()
     }
 
-    /// Fills a store, unless there is one. The second value says whether there was.
+    /// Fills a store unless it exists; the second value tells which.
     async fn make(
         &self,
-        launcher: &Launcher,
         server: &Server,
         recipe: &Recipe,
         name: &str,
@@ -173,10 +184,10 @@ impl Preparations {
         if let Some(ready) = self.find(name, recipe).await {
             return Ok((ready, true));
         }
-        let turn = self.turns.take(&server.tenant);
-        let turn = self.stop.run_until_cancelled(turn).await;
-        let _turn = turn.ok_or(Failure::Stopped)?;
-        // Another gateway may have been at it.
+        let slot = self.slots.take(&server.tenant);
+        let slot = self.stop.run_until_cancelled(slot).await;
+        let _slot = slot.ok_or(Failure::Stopped)?;
+        // Another gateway may have filled it meanwhile.
         if let Some(ready) = self.find(name, recipe).await {
             return Ok((ready, true));
         }
@@ -186,7 +197,7 @@ impl Preparations {
             move || stores.begin(&name).map_err(|error| error.to_string())
         });
         let store = begun.await?;
-        if let Err(failure) = self.fill(launcher, server, recipe, &store.path).await {
+        if let Err(failure) = self.fill(server, recipe, &store.path).await {
             _ = blocking(move || {
                 store.discard();
                 Ok(())
@@ -205,7 +216,7 @@ impl Preparations {
             };
             let made = store.path.clone();
             let store = stores.complete(&name, store).map_err(|e| e.to_string())?;
-            // That of another gateway has what this one has, in another place.
+            // A store of another gateway has the same content at another path.
             let found = if store.path == made {
                 found
             } else {
@@ -216,14 +227,8 @@ impl Preparations {
         Ok((completed.await?, false))
     }
 
-    /// Runs the recipe in an empty store, behind a guard like every child.
-    async fn fill(
-        &self,
-        launcher: &Launcher,
-        server: &Server,
-        recipe: &Recipe,
-        store: &Path,
-    ) -> Result<(), Failure> {
+    /// Runs the recipe in an empty store, as a child behind a guard.
+    async fn fill(&self, server: &Server, recipe: &Recipe, store: &Path) -> Result<(), Failure> {
         let failed = |why: String, output| Err(Failure::Failed(why, output));
         if store.to_str().is_none() {
             return failed("its path is not UTF-8".to_owned(), Vec::new());
@@ -234,7 +239,7 @@ impl Preparations {
             stderr: ERRORS,
             ..server.limits
         };
-        let mut child = match Child::spawn(launcher, &label, &launch, &limits) {
+        let mut child = match Child::spawn(&self.launcher, &label, &launch, &limits) {
             Ok(child) => child,
             Err(error) => return failed(error.to_string(), Vec::new()),
         };
@@ -263,27 +268,16 @@ impl Preparations {
             }
         }
     }
-}
 
-impl Ready {
-    /// What starts a child of `server`.
-    pub(crate) fn launch(&self, server: &Server, recipe: &Recipe) -> Launch {
-        let program = self.found.program.as_deref();
-        server.launch.prepared(recipe, program, &self.store.path)
-    }
-}
-
-impl Pool {
-    /// Prepares what all `servers` need, in the background, and removes old stores that none of
-    /// them names, and what children left.
+    /// Prepares all `servers` in the background; removes old stores that none of them names, and
+    /// leftovers of children.
     pub(crate) fn prepare_all(self: &Arc<Self>, servers: Vec<Arc<Server>>) {
-        let preparations = &self.preparations;
         let named: HashSet<String> = servers
             .iter()
             .filter_map(|server| Some(hex(&server.recipe.as_ref()?.digest())))
             .collect();
-        let (stores, launcher) = (preparations.stores.clone(), self.launcher.clone());
-        preparations.tracker.spawn_blocking(move || {
+        let (stores, launcher) = (self.stores.clone(), self.launcher.clone());
+        self.tracker.spawn_blocking(move || {
             let removed = stores.tidy(&named, KEPT);
             if removed > 0 {
                 tracing::info!(removed, "removed old stores");
@@ -300,20 +294,22 @@ impl Pool {
             if server.recipe.is_none() {
                 continue;
             }
-            let (pool, stop) = (Arc::clone(self), preparations.stop.clone());
-            preparations.tracker.spawn(async move {
-                // Whoever needs it next tries again, and hears why not.
-                _ = stop.run_until_cancelled(pool.prepared(&server)).await;
+            let (preparations, stop) = (Arc::clone(self), self.stop.clone());
+            self.tracker.spawn(async move {
+                // The next caller tries again and gets the error.
+                _ = stop
+                    .run_until_cancelled(preparations.prepared(&server))
+                    .await;
             });
         }
     }
 
-    /// What `server`'s children start from, once it is prepared; none if nothing is to be.
+    /// Waits for the store that children of `server` start from; none for a server without recipe.
     ///
     /// # Errors
     ///
-    /// `Prepare` if it failed; `Circuit` at once and `Busy` after `spawn.wait` where it may not
-    /// be tried again yet.
+    /// `Prepare` if it failed; `Circuit` at once and `Busy` after `spawn.wait` if it must not be
+    /// tried again yet.
     pub(crate) async fn prepared(
         self: &Arc<Self>,
         server: &Arc<Server>,
@@ -326,10 +322,12 @@ impl Pool {
         let mut outcome = loop {
             match self.join(server, recipe, &name) {
                 Joined::Flight(outcome) => break outcome,
-                Joined::Not(Verdict::Open(left)) => return self.refuse(Refused::Circuit(left)),
+                Joined::Not(Verdict::Open(left)) => {
+                    return self.circuits.refuse(Refused::Circuit(left));
+                }
                 Joined::Not(Verdict::After(wait)) if Instant::now() + wait > deadline => {
                     sleep_until(deadline).await;
-                    return self.refuse(Refused::Busy);
+                    return self.circuits.refuse(Refused::Busy);
                 }
                 Joined::Not(Verdict::After(wait)) => sleep(wait).await,
                 Joined::Not(Verdict::Now) => {}
@@ -342,16 +340,12 @@ impl Pool {
         {
             return Ok(Some(Arc::clone(ready)));
         }
-        self.refuse(Refused::Prepare)
+        self.circuits.refuse(Refused::Prepare)
     }
 
-    /// The preparation that is under way or has succeeded; else a new one, if it may be tried.
+    /// Joins the preparation that is under way or has succeeded, or begins a new one.
     fn join(self: &Arc<Self>, server: &Arc<Server>, recipe: &Recipe, name: &str) -> Joined {
-        let preparations = &self.preparations;
-        let mut flights = preparations
-            .flights
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut flights = self.flights.write().unwrap_or_else(PoisonError::into_inner);
         let asker = (server.tenant.clone(), server.name.clone());
         let mut servers = BTreeSet::new();
         if let Some(flight) = flights.get_mut(name) {
@@ -359,7 +353,7 @@ impl Pool {
             let is_over = match &*flight.outcome.borrow() {
                 Outcome::Ready(_) => false,
                 Outcome::Failed(_) => true,
-                // A run that ended without a word.
+                // The task ended without an outcome.
                 Outcome::Running => flight.outcome.has_changed().is_err(),
             };
             if !is_over {
@@ -368,7 +362,7 @@ impl Pool {
             servers.clone_from(&flight.servers);
         }
         let spec = spec(server);
-        match self.circuit(&spec, Circuit::ask) {
+        match self.circuits.with(&spec, Circuit::ask) {
             Verdict::Now => {}
             not => return Joined::Not(not),
         }
@@ -380,28 +374,26 @@ impl Pool {
             servers,
         };
         flights.insert(name.to_owned(), flight);
-        let (pool, server, name) = (Arc::clone(self), Arc::clone(server), name.to_owned());
-        preparations.tracker.spawn(async move {
-            let outcome = pool.run(&server, &spec, &name).await;
+        let (preparations, server) = (Arc::clone(self), Arc::clone(server));
+        let name = name.to_owned();
+        self.tracker.spawn(async move {
+            let outcome = preparations.run(&server, &spec, &name).await;
             settle.send_replace(outcome);
         });
         Joined::Flight(outcome)
     }
 
-    /// One run, of which nothing but its outcome is shared.
+    /// Runs a preparation to its outcome.
     async fn run(&self, server: &Server, spec: &Spec, name: &str) -> Outcome {
         let Some(recipe) = &server.recipe else {
             return Outcome::Failed(Arc::default());
         };
         let (began, subject) = (Instant::now(), recipe.subject());
-        let made = self
-            .preparations
-            .make(&self.launcher, server, recipe, name)
-            .await;
+        let made = self.make(server, recipe, name).await;
         let seconds = began.elapsed().as_secs_f64();
         match made {
             Ok((ready, was_there)) => {
-                self.circuit(spec, |circuit, _| circuit.succeeded());
+                self.circuits.with(spec, |circuit, _| circuit.succeeded());
                 let version = ready.found.version.as_deref();
                 tracing::info!(
                     tenant.id = server.tenant,
@@ -414,7 +406,7 @@ impl Pool {
                 );
                 Outcome::Ready(Arc::new(ready))
             }
-            // Neither its fault nor anybody's who would try again.
+            // The gateway stops: not a failure of the server.
             Err(Failure::Stopped) => Outcome::Failed(Arc::default()),
             Err(Failure::Failed(why, output)) => {
                 tracing::warn!(
@@ -426,19 +418,27 @@ impl Pool {
                     seconds,
                     "cannot prepare"
                 );
-                self.count_failure(spec);
+                self.circuits.count_failure(spec);
                 Outcome::Failed(output.into_iter().chain([why]).collect())
             }
         }
     }
 }
 
-/// Runs a child to its end with nothing on its stdin, and keeps the last lines of its stdout.
+impl Ready {
+    /// Launch specification of a child of `server` from this store.
+    pub(crate) fn launch(&self, server: &Server, recipe: &Recipe) -> Launch {
+        let program = self.found.program.as_deref();
+        server.launch.prepared(recipe, program, &self.store.path)
+    }
+}
+
+/// Runs a child to its end with an empty stdin, and keeps the last lines of its stdout.
 async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
     loop {
         let happened = poll_fn(|cx| {
             let polled = pin!(child.next()).poll(cx);
-            // Not before the guard has its orders, which come the same way.
+            // The orders to the guard go through stdin first.
             if child.queued() == 0 {
                 child.stdin = None;
             }
@@ -458,7 +458,7 @@ async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
     }
 }
 
-/// The last lines of stderr, and before them those of stdout that still have room.
+/// Last lines of stderr, preceded by those of stdout as far as there is room.
 fn output(said: &VecDeque<Bytes>, errors: &[u8]) -> Vec<String> {
     let errors: Vec<&[u8]> = errors
         .split(|byte| *byte == b'\n')
@@ -473,7 +473,7 @@ fn output(said: &VecDeque<Bytes>, errors: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// Work on files; what goes wrong is a failure of the preparation.
+/// Runs work on files; an error fails the preparation.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, Failure> {
@@ -488,5 +488,5 @@ fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes of stderr that are looked at.
+/// Bytes of stderr that are kept.
 const ERRORS: u64 = 64 << 10;

@@ -96,7 +96,7 @@ pub(crate) struct Hello {
     pub(crate) revision: Revision,
     /// The result of its `initialize`.
     pub(crate) result: Bytes,
-    /// The child in the roster.
+    /// The child in the registry.
     pub(crate) entry: Arc<Entry>,
 }
 

@@ -24,7 +24,10 @@ use super::{
     mailbox::{Handle, Heard, Hello, INBOX, LANE, Loss, Standing, Unsent, Wanted},
     routing::Level,
 };
-use crate::backend::{Circuit, Pool, Refused, Spec, Verdict, pool::spec};
+use crate::backend::{
+    Pool,
+    admission::{Circuit, Refused, Spec, Verdict, spec},
+};
 use crate::declare::Server;
 
 /// All shared children.

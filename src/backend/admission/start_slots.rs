@@ -1,7 +1,7 @@
-//! Turns at what few may do at a time (starting, preparing), of which one tenant has at most half.
+//! Slots for starts and preparations under way, of which one tenant holds at most half.
 //!
-//! A turn may be held by what never ends by itself, like a server that says nothing: whoever fills
-//! what is theirs waits for themselves, and others find room. Not here: how long one waits.
+//! A slot may be held for long, for example by a server that never answers: a tenant that fills its
+//! share waits for its own slots, and others still find some. Not here: how long a start waits.
 
 use std::{
     collections::HashMap,
@@ -10,28 +10,28 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The turns that there are.
-pub(crate) struct Turns {
+/// All slots.
+pub(crate) struct StartSlots {
     all: Arc<Semaphore>,
-    /// Those that one tenant may have.
+    /// Slots of one tenant at most.
     share: usize,
-    /// What is left of the share of each tenant with a turn, and of a few that had one; never held
-    /// across an await.
+    /// Free part of the share of each tenant that holds a slot, and of a few that held one; never
+    /// locked across an await.
     shares: RwLock<HashMap<String, Arc<Semaphore>>>,
 }
 
-/// One of them; dropping it gives it back.
-pub(super) struct Turn {
+/// One slot, freed by being dropped.
+pub(crate) struct StartSlot {
     _of_all: OwnedSemaphorePermit,
     _of_tenant: OwnedSemaphorePermit,
 }
 
-/// Tenants without a turn of which no more is known than this many.
+/// Shares kept for tenants without a slot.
 const REMEMBERED: usize = 64;
 
-impl Turns {
-    /// This many, all of them free.
-    pub(super) fn new(count: usize) -> Self {
+impl StartSlots {
+    /// `count` free slots.
+    pub(crate) fn new(count: usize) -> Self {
         let count = count.min(Semaphore::MAX_PERMITS);
         Self {
             all: Arc::new(Semaphore::new(count)),
@@ -40,12 +40,12 @@ impl Turns {
         }
     }
 
-    /// Waits for a turn of `tenant`: first among its own, so that only those are in the way of
-    /// others who may have one.
-    pub(super) async fn take(&self, tenant: &str) -> Turn {
+    /// Waits for a slot for `tenant`: first for one of its share, so that a waiting tenant takes
+    /// no slot from others.
+    pub(crate) async fn take(&self, tenant: &str) -> StartSlot {
         let of_tenant = acquire(self.share_of(tenant)).await;
         let of_all = acquire(Arc::clone(&self.all)).await;
-        Turn {
+        StartSlot {
             _of_all: of_all,
             _of_tenant: of_tenant,
         }
@@ -54,7 +54,7 @@ impl Turns {
     fn share_of(&self, tenant: &str) -> Arc<Semaphore> {
         let mut shares = self.shares.write().unwrap_or_else(PoisonError::into_inner);
         if shares.len() > REMEMBERED {
-            // What has a turn, or waits for one, holds on to its share.
+            // A tenant that holds or awaits a slot refers to its share.
             shares.retain(|_, share| Arc::strong_count(share) > 1);
         }
         if let Some(share) = shares.get(tenant) {
@@ -80,38 +80,39 @@ mod tests {
     #[test]
     fn a_tenant_has_half_and_others_the_rest() {
         for (count, share) in [(1, 1), (2, 1), (3, 1), (5, 2), (16, 8)] {
-            let turns = Turns::new(count);
-            let of = |tenant: &str| turns.take(tenant).now_or_never();
-            let mut held: Vec<Turn> = std::iter::from_fn(|| of("a")).collect();
+            let slots = StartSlots::new(count);
+            let of = |tenant: &str| slots.take(tenant).now_or_never();
+            let mut held: Vec<StartSlot> = std::iter::from_fn(|| of("a")).collect();
             assert_eq!(held.len(), share, "of {count}");
-            let others: Vec<Turn> = (0..count).filter_map(|one| of(&one.to_string())).collect();
+            let others: Vec<StartSlot> =
+                (0..count).filter_map(|one| of(&one.to_string())).collect();
             assert_eq!(others.len(), count - share, "of {count}");
             drop(others);
             held.pop();
-            assert!(of("a").is_some(), "what is given back is there again");
+            assert!(of("a").is_some(), "a freed slot is available again");
         }
     }
 
     #[test]
-    fn who_waits_for_its_own_turn_is_in_nobodys_way() {
-        let turns = Turns::new(2);
-        let held = turns.take("a").now_or_never();
-        let mut second = Box::pin(turns.take("a"));
+    fn a_tenant_that_waits_for_its_own_slot_delays_no_other() {
+        let slots = StartSlots::new(2);
+        let held = slots.take("a").now_or_never();
+        let mut second = Box::pin(slots.take("a"));
         assert!((&mut second).now_or_never().is_none());
-        assert!(turns.take("b").now_or_never().is_some());
+        assert!(slots.take("b").now_or_never().is_some());
         drop(held);
         assert!(second.now_or_never().is_some());
     }
 
     #[test]
-    fn tenants_without_a_turn_are_forgotten() {
-        let turns = Turns::new(4);
-        let held = [(); 2].map(|()| turns.take("a").now_or_never().unwrap());
+    fn tenants_without_a_slot_are_forgotten() {
+        let slots = StartSlots::new(4);
+        let held = [(); 2].map(|()| slots.take("a").now_or_never().unwrap());
         for one in 0..1000 {
-            assert!(turns.take(&one.to_string()).now_or_never().is_some());
+            assert!(slots.take(&one.to_string()).now_or_never().is_some());
         }
-        assert!(turns.shares.read().unwrap().len() <= REMEMBERED + 1);
-        assert!(turns.take("a").now_or_never().is_none());
+        assert!(slots.shares.read().unwrap().len() <= REMEMBERED + 1);
+        assert!(slots.take("a").now_or_never().is_none());
         drop(held);
     }
 }

@@ -1,14 +1,13 @@
-//! Restart policy: when something that keeps failing may be started again (DESIGN section 4,
-//! "Restarts"). Pure: the time and the randomness are passed in.
+//! Restart policy: backoff after failures, and a circuit that opens after too many.
 //!
-//! One circuit counts the failed starts of a launch specification, another the crashes of each
-//! session's or shared child.
+//! Pure: time and randomness are passed in. One circuit counts the failed starts of a launch
+//! specification, another the crashes of the child of each session or shared key.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Failures of one thing within the last [`WINDOW`], and what follows from them.
+/// Recent failures, and the state that follows from them.
 #[derive(Debug, Default)]
 pub(crate) struct Circuit {
     failures: VecDeque<Instant>,
@@ -16,46 +15,46 @@ pub(crate) struct Circuit {
 }
 
 #[derive(Debug, Default)]
-pub(crate) enum State {
-    /// Starts are allowed, but not before this time.
+enum State {
+    /// Starts are allowed.
     #[default]
     Closed,
-    /// Wait until then.
+    /// No start before this time.
     Backoff(Instant),
-    /// No starts until then, and after it one alone.
+    /// No start before this time, then a single one as a probe.
     Open(Instant),
-    /// The one start after an open circuit is under way since then.
+    /// The probe is under way since this time.
     Probing(Instant),
 }
 
-/// Whether something may be started.
+/// Answer to a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Now.
+    /// Start now.
     Now,
-    /// After this long.
+    /// Start after this long.
     After(Duration),
-    /// No; ask again after this long.
+    /// Do not start; ask again after this long.
     Open(Duration),
 }
 
-/// Failures older than this do not count.
+/// Age beyond which failures do not count.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// One failure more than this within the window opens the circuit.
+/// Failures within the window that leave the circuit closed.
 const FAILURES: usize = 5;
 
-/// How long the first failure delays the next start; it doubles with each.
+/// Delay after the first failure; each further one doubles it.
 const FIRST: Duration = Duration::from_millis(200);
 
-/// The longest delay, and how long an open circuit stays so.
+/// Longest delay, and the time that a circuit stays open.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// A probe that neither failed nor succeeded after this long was given up by its caller.
+/// Time after which a probe without result counts as abandoned by its caller.
 const PROBE: Duration = Duration::from_mins(2);
 
 impl Circuit {
-    /// Whether it would be allowed to start; changes nothing.
+    /// Verdict on a start, without consequences.
     pub(crate) fn peek(&self, now: Instant) -> Verdict {
         match self.state {
             State::Backoff(until) if now < until => Verdict::After(until - now),
@@ -65,7 +64,7 @@ impl Circuit {
         }
     }
 
-    /// Asks to start; `Now` of an open circuit is its one probe.
+    /// Verdict on a start that follows at once; `Now` of an open circuit is its single probe.
     pub(crate) fn ask(&mut self, now: Instant) -> Verdict {
         let verdict = self.peek(now);
         if verdict == Verdict::Now && matches!(self.state, State::Open(_) | State::Probing(_)) {
@@ -74,7 +73,7 @@ impl Circuit {
         verdict
     }
 
-    /// Whether nothing is started for a while; says nothing about a backoff.
+    /// Whether the circuit is open; a backoff does not count.
     pub(crate) fn is_open(&self, now: Instant) -> bool {
         match self.state {
             State::Open(until) => now < until,
@@ -83,8 +82,8 @@ impl Circuit {
         }
     }
 
-    /// It failed. `jitter` from 0 to 1 shortens the wait by up to a half, so that many that
-    /// failed together do not start together. Returns whether the circuit opened by it.
+    /// Counts a failure, and returns whether the circuit opened. `jitter` from 0 to 1 shortens the
+    /// wait by up to a half, so that children that failed together do not start together.
     pub(crate) fn failed(&mut self, now: Instant, jitter: f64) -> bool {
         let is_probe = matches!(self.state, State::Probing(_));
         let is_open = matches!(self.state, State::Open(_));
@@ -95,7 +94,7 @@ impl Circuit {
         self.failures.push_back(now);
         let jittered = |wait: Duration| wait.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0);
         if is_probe || self.failures.len() > FAILURES {
-            // Starts that were under way when it opened do not keep it open for longer.
+            // Starts that were under way when it opened do not prolong it.
             if !is_open {
                 self.state = State::Open(now + jittered(LONGEST));
             }
@@ -110,7 +109,7 @@ impl Circuit {
         false
     }
 
-    /// A start succeeded: an open circuit closes. It counts nothing otherwise.
+    /// Notes a success: closes an open circuit, and is not counted otherwise.
     pub(crate) fn succeeded(&mut self) {
         if matches!(self.state, State::Probing(_) | State::Open(_)) {
             self.failures.clear();
@@ -118,7 +117,7 @@ impl Circuit {
         }
     }
 
-    /// Whether it has nothing to remember any more.
+    /// Whether it is closed without recent failures.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         let last = self.failures.back();
         !self.is_open(now)

@@ -1,0 +1,18 @@
+//! Admission of starts: how many may run at a time, and how soon after failures.
+//!
+//! Not here: the starts themselves (`starter`, `prepare`).
+//!
+//! * `circuit`: restart policy, from backoff to an open circuit
+//! * `circuits`: circuits of all launch specifications
+//! * `start_slots`: slots for starts that are under way, shared fairly by tenants
+//! * `refused`: reasons why there is no child
+
+mod circuit;
+mod circuits;
+mod refused;
+mod start_slots;
+
+pub(crate) use self::circuit::{Circuit, Verdict};
+pub(crate) use self::circuits::{Circuits, Spec, spec};
+pub(crate) use self::refused::Refused;
+pub(crate) use self::start_slots::{StartSlot, StartSlots};

@@ -1,0 +1,26 @@
+//! Refusal of a child: the reasons why a session gets none.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::declare::Full;
+
+/// Reason why there is no child.
+#[derive(Clone, Debug)]
+pub(crate) enum Refused {
+    /// The gateway had no room for a child within `spawn.wait`.
+    Busy,
+    /// A quota of the tenant is used up.
+    Limit(Full),
+    /// The server failed too often: its circuit is open for this long.
+    Circuit(Duration),
+    /// The operating system refused the process.
+    Spawn,
+    /// The preparation of the server failed.
+    Prepare,
+    /// The child ended before it answered, or its answer was unusable.
+    Failed(&'static str),
+    /// The child answered `initialize` with this raw error.
+    Answered(Bytes),
+}

@@ -1,0 +1,201 @@
+//! Starts of children: within the limits of the gateway, the tenant and the server's circuit.
+//!
+//! Not here: which child a session gets (`pool`), and the process itself (`child`).
+
+use std::{borrow::Cow, sync::Arc};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    admission::{Circuit, Circuits, Refused, Spec, StartSlot, StartSlots, Verdict, spec},
+    child::{Child, Entry, Launcher, Registry, Seat},
+    prepare::Ready,
+};
+use crate::{
+    config::gateway,
+    declare::Server,
+    telemetry::{ChildState, Metrics},
+};
+
+/// Starts children within the limits of the gateway.
+pub(super) struct Starter {
+    launcher: Launcher,
+    /// Starts under way.
+    slots: StartSlots,
+    /// Children in all.
+    room: Arc<Semaphore>,
+    circuits: Arc<Circuits>,
+    /// Children that run.
+    pub(super) registry: Arc<Registry>,
+    pub(super) metrics: Arc<Metrics>,
+}
+
+/// A started child.
+pub(crate) struct Started {
+    /// The child.
+    pub(crate) child: Child,
+    /// Its place, kept until the child is gone.
+    pub(crate) place: Place,
+}
+
+/// Place of a child among all of the gateway, freed by being dropped.
+pub(crate) struct Place {
+    starter: Arc<Starter>,
+    entry: Arc<Entry>,
+    spec: Spec,
+    _seat: Seat,
+    _room: OwnedSemaphorePermit,
+    /// Held until the child has answered its first request or failed to.
+    slot: Option<StartSlot>,
+    /// Neither answered its first request nor failed to.
+    is_starting: bool,
+}
+
+impl Starter {
+    /// Starts with no child.
+    pub(super) fn new(
+        launcher: Launcher,
+        bounds: gateway::Spawn,
+        circuits: Arc<Circuits>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            launcher,
+            slots: StartSlots::new(bounds.parallel),
+            room: Arc::new(Semaphore::new(bounds.children.min(Semaphore::MAX_PERMITS))),
+            circuits,
+            registry: Arc::new(Registry::new(Arc::clone(&metrics))),
+            metrics,
+        }
+    }
+
+    /// Starts a child as soon as there is room, from the prepared store if there is one.
+    ///
+    /// # Errors
+    ///
+    /// `Limit` and `Circuit` at once; `Busy` at the deadline; `Spawn`.
+    pub(super) async fn start(
+        self: &Arc<Self>,
+        server: &Server,
+        ready: Option<&Ready>,
+        restarts: u32,
+        deadline: Instant,
+    ) -> Result<Started, Refused> {
+        let spec = spec(server);
+        let seat = match self.registry.seat(&server.tenant, server.room) {
+            Ok(seat) => seat,
+            Err(full) => return self.circuits.refuse(Refused::Limit(full)),
+        };
+        let (room, slot) = loop {
+            // Without a slot during a backoff: a server that fails delays no other.
+            match self.circuits.with(&spec, |circuit, now| circuit.peek(now)) {
+                Verdict::Now => {}
+                Verdict::Open(left) => return self.circuits.refuse(Refused::Circuit(left)),
+                Verdict::After(wait) if Instant::now() + wait > deadline => {
+                    return self.circuits.refuse(Refused::Busy);
+                }
+                Verdict::After(wait) => tokio::time::sleep(wait).await,
+            }
+            let room = timeout_at(deadline, Arc::clone(&self.room).acquire_owned()).await;
+            let slot = timeout_at(deadline, self.slots.take(&server.tenant)).await;
+            let (Ok(Ok(room)), Ok(slot)) = (room, slot) else {
+                return self.circuits.refuse(Refused::Busy);
+            };
+            // Failures of the meantime count.
+            match self.circuits.with(&spec, Circuit::ask) {
+                Verdict::Now => break (room, slot),
+                Verdict::Open(left) => return self.circuits.refuse(Refused::Circuit(left)),
+                Verdict::After(_) => {}
+            }
+        };
+        let entry = self.registry.add(server, restarts);
+        let place = Place {
+            starter: Arc::clone(self),
+            entry,
+            spec,
+            _seat: seat,
+            _room: room,
+            slot: Some(slot),
+            is_starting: true,
+        };
+        self.spawn(server, ready, place)
+    }
+
+    fn spawn(
+        &self,
+        server: &Server,
+        ready: Option<&Ready>,
+        place: Place,
+    ) -> Result<Started, Refused> {
+        let launch = match (ready, &server.recipe) {
+            (Some(ready), Some(recipe)) => Cow::Owned(ready.launch(server, recipe)),
+            _ => Cow::Borrowed(&server.launch),
+        };
+        let label = format!("{}-{}", server.tenant, server.name);
+        match Child::spawn(&self.launcher, &label, &launch, &server.limits) {
+            Ok(child) => {
+                place.entry.started(child.pid(), child.stderr().clone());
+                self.metrics.child_started();
+                Ok(Started { child, place })
+            }
+            Err(error) => {
+                tracing::warn!(
+                    tenant.id = server.tenant, server.name = server.name, %error,
+                    "cannot start a child"
+                );
+                place.failed();
+                Err(Refused::Spawn)
+            }
+        }
+    }
+}
+
+impl Place {
+    /// Entry of the child in the registry.
+    pub(crate) fn entry(&self) -> &Arc<Entry> {
+        &self.entry
+    }
+
+    /// Notes that the child answered its first request, and frees its slot.
+    pub(crate) fn succeeded(&mut self) {
+        self.slot = None;
+        if std::mem::take(&mut self.is_starting) {
+            self.starter
+                .circuits
+                .with(&self.spec, |circuit, _| circuit.succeeded());
+            self.entry.set(ChildState::Ready);
+        }
+    }
+
+    /// Notes that the child did not answer its first request; counted once.
+    pub(crate) fn failed(mut self) {
+        self.fail();
+    }
+
+    /// Whether the child has neither answered its first request nor failed to.
+    pub(crate) fn is_starting(&self) -> bool {
+        self.is_starting
+    }
+
+    /// As [`Place::failed`], for a place that is still needed.
+    pub(crate) fn fail(&mut self) {
+        self.slot = None;
+        if std::mem::take(&mut self.is_starting) {
+            self.starter.circuits.count_failure(&self.spec);
+        }
+    }
+
+    /// Frees the slot of a warm child while it waits for a session.
+    pub(super) fn settle(&mut self) {
+        self.slot = None;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.starter.registry.remove(&self.entry);
+    }
+}

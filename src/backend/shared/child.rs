@@ -1,8 +1,7 @@
-//! A child that several sessions share (`isolation = "principal"` or `"tenant"`): one task owns
-//! it, and sends each line that the child says to exactly those it belongs to.
+//! Task of a child that several sessions share (`isolation = "principal"` or `"tenant"`).
 //!
-//! Not here: who those are (`audience`), which session uses which child (`shares`), and what a
-//! session does with what it hears (`hub`).
+//! Not here: the recipients of a message (`routing`), the child of a session (`placement`), and the
+//! sessions themselves (`hub`).
 
 use std::{
     collections::HashMap,
@@ -23,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     mailbox::{Heard, Hello, Loss, Standing, Wanted, hello},
-    routing::{Audience, Hearing, owner, refuse, salvaged},
+    routing::{Recipients, Routing, owner, refuse, salvaged},
 };
 use crate::backend::{
     Place, Pool, Refused, Started,
@@ -35,22 +34,22 @@ use crate::{
     telemetry::{ChildState, Exit},
 };
 
-/// How long a session may leave its inbox full.
+/// Time for a session to empty a full inbox.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a child has to show that it lives.
+/// Time for a child to answer a ping.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// Bytes that may wait for a child that does not read, before its sessions' lines wait with them.
+/// Bytes queued for a child that does not read, beyond which its sessions keep their lines.
 const MAX_QUEUED: usize = 8 << 20;
 
-/// How long a child that is to go waits for sessions that do not leave it.
+/// Time for sessions to leave a child that ends.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// How often what time brings is looked at.
+/// Interval of checking timeouts.
 const TICK: Duration = Duration::from_millis(500);
 
-/// What a child may say on its own within a window, as for a child of one session.
+/// Unsolicited messages of a child per window, as for a child of one session.
 const PACE: (u32, Duration) = (2000, Duration::from_millis(100));
 
 /// The task that owns a shared child.
@@ -66,27 +65,26 @@ pub(super) struct Shared {
     pub(crate) halt: CancellationToken,
 }
 
-/// The sessions of a running child, and what it owes them.
+/// A running child and its sessions.
 struct Running {
     shared: Shared,
     child: Child,
     place: Place,
-    /// What the child settled; none before it answered `initialize`.
+    /// Negotiated revision; none before the answer to `initialize`.
     revision: Option<Revision>,
-    audience: Audience,
-    /// Where each session of the audience hears.
+    routing: Routing,
+    /// Inbox of each session.
     members: HashMap<u32, mpsc::Sender<Heard>>,
     used: Instant,
     probe: Option<Instant>,
     pace: (Instant, u32),
     wake: Arc<tokio::sync::Notify>,
-    /// Why it goes once its sessions have left it, and until when it waits for them.
+    /// Reason of its coming end, and the time until which it waits for its sessions.
     closing: Option<(Loss, Instant)>,
 }
 
 impl Shared {
-    /// Starts the child and serves its sessions until it ends. Returns how it ended, for the
-    /// crash count of its key.
+    /// Starts the child and serves its sessions until its end, whose reason counts for its key.
     pub(crate) async fn run(self, restarts: u32, not_before: Option<Instant>) -> Option<Loss> {
         let (pool, server) = (Arc::clone(&self.pool), Arc::clone(&self.server));
         let getting = pool.get(server, restarts, not_before);
@@ -102,7 +100,7 @@ impl Shared {
         let now = Instant::now();
         let mut running = Running {
             revision: None,
-            audience: Audience::new(self.server.supervision.isolation),
+            routing: Routing::new(self.server.supervision.isolation),
             shared: self,
             child,
             place,
@@ -131,7 +129,7 @@ impl Shared {
         let loss = running.serve().await;
         running.shared.is_closing.store(true, Ordering::Relaxed);
         for inbox in running.members.values() {
-            // A session that does not listen notices that its inbox is closed.
+            // A session with a full inbox notices its end.
             _ = inbox.try_send(Heard::Ended(loss));
         }
         running.members.clear();
@@ -147,8 +145,8 @@ impl Shared {
 }
 
 impl Running {
-    /// Initializes the child in the gateway's own name: no capabilities, so that it asks nothing
-    /// that nobody could answer (DESIGN section 4).
+    /// Initializes the child in the name of the gateway, without capabilities: a shared child must
+    /// not send requests to clients.
     async fn start(&mut self) -> Result<Hello, Refused> {
         let clock = self.shared.server.clocks.start;
         let newest = revision::ALL[0].as_str();
@@ -208,9 +206,9 @@ impl Running {
         Ok(hello)
     }
 
-    /// It never serves.
+    /// Ends a child whose start failed.
     async fn failed(mut self, why: Refused) {
-        // One that refuses works, as one of a single session does.
+        // A child that refuses works, as for a single session.
         let exit = if matches!(why, Refused::Answered(_)) {
             self.place.succeeded();
             Exit::Stopped
@@ -270,14 +268,13 @@ impl Running {
             if let Some(loss) = self.is_left(Instant::now()) {
                 return loss;
             }
-            if drain.is_cancelled() && self.audience.is_empty() {
+            if drain.is_cancelled() && self.routing.is_empty() {
                 return Loss::Idle;
             }
         }
     }
 
-    /// Takes no further sessions, and asks those that there are to leave: one that calls at this
-    /// instant is answered first.
+    /// Takes no further sessions and asks the present ones to leave after their calls.
     fn close(&mut self, loss: Loss) {
         if self.closing.is_some() {
             return;
@@ -285,12 +282,12 @@ impl Running {
         self.closing = Some((loss, Instant::now() + LEAVING));
         self.shared.is_closing.store(true, Ordering::Relaxed);
         for inbox in self.members.values() {
-            // One with a full inbox goes when the child does.
+            // A session with a full inbox leaves at the child's end.
             _ = inbox.try_send(Heard::Closing(loss));
         }
     }
 
-    /// Why it goes now, if its sessions have left it.
+    /// Reason to end now, once its sessions have left.
     fn is_left(&self, now: Instant) -> Option<Loss> {
         let (loss, until) = self.closing?;
         let has_calls = self.shared.load.load(Ordering::Relaxed) > 0;
@@ -299,15 +296,14 @@ impl Running {
         (!is_wanted && is_left).then_some(loss)
     }
 
-    /// Whether so much waits for a child that does not read that its sessions have to keep the rest:
-    /// then they refuse what would be more.
+    /// Whether the queue of a child that does not read is full, so that sessions keep their lines.
     fn is_full(&self) -> bool {
         self.child.queued() > MAX_QUEUED
     }
 
     fn tick(&mut self, now: Instant) -> Option<Loss> {
         if self.is_full() {
-            // What would ask for it waits behind.
+            // The mailbox is not read meanwhile.
             self.probe.get_or_insert(now + PROBE);
         }
         if self.probe.is_some_and(|until| until <= now) {
@@ -327,7 +323,7 @@ impl Running {
             self.leave(number);
         }
         let calls = self.shared.load.load(Ordering::Relaxed);
-        if calls > 0 || self.audience.is_subscribed() {
+        if calls > 0 || self.routing.is_subscribed() {
             self.used = now;
         }
         let idle = self.shared.server.supervision.idle;
@@ -341,11 +337,11 @@ impl Running {
             Wanted::Join { number, inbox } => {
                 self.used = Instant::now();
                 if let Some((loss, _)) = self.closing {
-                    // It was on its way when the others were told.
+                    // It joined after the others were asked to leave.
                     _ = inbox.try_send(Heard::Closing(loss));
                 }
                 self.members.insert(number, inbox);
-                self.audience.join(number);
+                self.routing.join(number);
             }
             Wanted::Leave(number) => self.leave(number),
             Wanted::Lines(lines) => {
@@ -360,7 +356,7 @@ impl Running {
             } => {
                 self.used = Instant::now();
                 let out = self.child.out();
-                let answer = self.audience.subscription(call, uri, begins, &line, out);
+                let answer = self.routing.subscription(call, uri, begins, &line, out);
                 if let Some(line) = answer
                     && let Ok(message) = Message::parse(line)
                 {
@@ -370,10 +366,10 @@ impl Running {
             }
             Wanted::Abandon { call, uri, is_kept } => {
                 let out = self.child.out();
-                self.audience.abandon(call, &uri, is_kept, out);
+                self.routing.abandon(call, &uri, is_kept, out);
             }
             Wanted::Level(number, level) => {
-                self.audience.set_level(number, level, self.child.out());
+                self.routing.set_level(number, level, self.child.out());
             }
             Wanted::Probe => {
                 self.child
@@ -384,10 +380,10 @@ impl Running {
         }
     }
 
-    /// Takes a session out.
+    /// Removes a session.
     fn leave(&mut self, number: u32) {
         self.members.remove(&number);
-        self.audience.leave(number, self.child.out());
+        self.routing.leave(number, self.child.out());
         self.child.try_flush();
     }
 
@@ -410,17 +406,17 @@ impl Running {
     }
 
     async fn message(&mut self, message: Message) {
-        let hearing = self.audience.hear(&message, self.child.out());
+        let hearing = self.routing.route(&message, self.child.out());
         self.child.try_flush();
         match hearing {
-            Hearing::Sessions(numbers) => {
+            Recipients::Sessions(numbers) => {
                 for number in numbers {
                     let heard = Heard::Message(Box::new(message.clone()));
                     self.send(number, heard).await;
                 }
             }
-            Hearing::Gateway => {}
-            Hearing::Nobody => self.dropped(),
+            Recipients::Gateway => {}
+            Recipients::Nowhere => self.dropped(),
         }
     }
 
@@ -435,7 +431,7 @@ impl Running {
         let Some(inbox) = self.members.get(&number) else {
             return self.dropped();
         };
-        // One that does not take what it is sent must not hold up the others.
+        // A session that does not read must not delay the others.
         if !matches!(timeout(PATIENCE, inbox.send(heard)).await, Ok(Ok(()))) {
             self.leave(number);
         }
@@ -446,7 +442,7 @@ impl Running {
         self.shared.pool.metrics.message_dropped(why);
     }
 
-    /// Until when the child is not read, if it says too much.
+    /// End of a pause in reading, if the child sends too much.
     fn paced(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let (began, count) = &mut self.pace;
@@ -454,7 +450,7 @@ impl Running {
             (*began, *count) = (now, 0);
         }
         *count += 1;
-        // Answers are paced by those who ask.
+        // Answers are paced by requests.
         let calls = u32::try_from(self.shared.load.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
         (*count >= PACE.0.saturating_add(calls.saturating_mul(64))).then_some(*began + PACE.1)
     }
@@ -475,5 +471,5 @@ impl Running {
     }
 }
 
-/// For a clock that is off.
+/// Distance of a timeout that is off.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);

@@ -1,4 +1,4 @@
-//! What sessions and the child that they share say to each other.
+//! Messages between sessions and the child that they share.
 
 use std::{
     collections::VecDeque,
@@ -15,123 +15,123 @@ use super::routing::Level;
 use crate::backend::{Refused, child::Entry};
 use crate::protocol::{Message, Revision, json};
 
-/// What a session wants of a shared child.
+/// Message of a session to a shared child.
 pub(super) enum Wanted {
-    /// To be one of its sessions, under this number.
+    /// Joins the child.
     Join {
         /// The session's number.
         number: u32,
-        /// Where what concerns it goes.
+        /// Its inbox.
         inbox: mpsc::Sender<Heard>,
     },
-    /// To be none any more.
+    /// Leaves the child.
     Leave(u32),
     /// Whole lines for the child.
     Lines(Bytes),
-    /// A subscription, or its end: the line, and the gateway's id of it.
+    /// Begins or ends a subscription.
     Subscription {
-        /// The id of the request.
+        /// Id of the request, given by the gateway.
         call: u64,
         /// The URI in its canonical spelling.
         uri: Box<[u8]>,
-        /// Whether it begins or ends.
+        /// Begins rather than ends.
         begins: bool,
-        /// The request as the child would get it.
+        /// The request as a line for the child.
         line: Bytes,
     },
-    /// A subscription has no answer: it was cancelled, or took too long.
+    /// Abandons a subscription whose answer was cancelled or is overdue.
     Abandon {
-        /// The id of the request.
+        /// Id of the request, given by the gateway.
         call: u64,
         /// The URI in its canonical spelling.
         uri: Box<[u8]>,
-        /// Whether the session has it nevertheless.
+        /// The session has the subscription by an earlier request.
         is_kept: bool,
     },
-    /// The least severe log messages that a session wants.
+    /// Sets the log level of a session.
     Level(u32, Level),
-    /// A sign of life: a call was overdue.
+    /// Asks for a sign of life: a call is overdue.
     Probe,
 }
 
-/// What a session wants and the lane has no room for yet, in the order in which it was wanted. Its
-/// bytes are the session's to bound: it refuses what comes while there are too many.
+/// Messages that the mailbox has no room for yet, in order. The session bounds their bytes: it
+/// refuses requests while there are too many.
 #[derive(Default)]
 pub(super) struct Unsent {
     first: VecDeque<Wanted>,
-    /// Whole lines behind all of these.
+    /// Whole lines after `first`.
     lines: BytesMut,
-    /// Of `first`.
+    /// Bytes of `first`.
     bytes: usize,
 }
 
-/// What a session hears of a shared child.
+/// Message of a shared child to a session.
 pub(crate) enum Heard {
-    /// This message.
+    /// A message of the child.
     Message(Box<Message>),
     /// An answer to this call that is not valid JSON.
     Garbage(u64),
-    /// The child goes as soon as no call is left, for this reason: it takes no further ones.
+    /// The child ends after the present calls and takes no further ones.
     Closing(Loss),
     /// The child is gone.
     Ended(Loss),
 }
 
-/// Why a shared child ended.
+/// Reason why a shared child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// By itself, or because it did not answer.
+    /// It crashed or did not answer.
     Crash,
-    /// A line above the limit.
+    /// It wrote a line above the limit.
     TooLong,
-    /// It had nothing to do.
+    /// It was idle.
     Idle,
-    /// An operator said so.
+    /// An operator restarted it.
     Restart,
 }
 
-/// What the child said of itself at its start.
+/// Result of a child's initialization.
 pub(crate) struct Hello {
-    /// The revision that it speaks.
+    /// Protocol revision of the child.
     pub(crate) revision: Revision,
-    /// The result of its `initialize`.
+    /// Result of `initialize`.
     pub(crate) result: Bytes,
     /// The child in the registry.
     pub(crate) entry: Arc<Entry>,
 }
 
-/// How far a shared child is.
+/// State of a shared child.
 #[derive(Clone)]
 pub(super) enum Standing {
-    /// It has not answered `initialize`.
+    /// Before the answer to `initialize`.
     Starting,
-    /// It serves.
+    /// Serving.
     Ready(Arc<Hello>),
-    /// It never will.
+    /// Its start failed.
     Failed(Refused),
 }
 
-/// What others see of a shared child.
+/// Handle of a shared child.
 #[derive(Clone)]
 pub(super) struct Handle {
-    pub(crate) lane: mpsc::Sender<Wanted>,
+    pub(crate) mailbox: mpsc::Sender<Wanted>,
     pub(super) standing: watch::Receiver<Standing>,
     /// Calls in flight of all sessions.
     pub(crate) load: Arc<AtomicUsize>,
-    /// Bytes in the lane.
+    /// Bytes in the mailbox.
     pub(super) waiting: Arc<AtomicUsize>,
-    /// Whether it takes no new sessions.
+    /// Takes no new sessions.
     pub(super) is_closing: Arc<AtomicBool>,
 }
 
-/// Messages waiting for a session; one that does not take them in time loses its place.
+/// Capacity of a session's inbox; a session that leaves it full for too long is dropped.
 pub(super) const INBOX: usize = 256;
 
-/// What sessions want that waits for the child's task.
-pub(super) const LANE: usize = 256;
+/// Capacity of the child's mailbox.
+pub(super) const MAILBOX: usize = 256;
 
 impl Wanted {
-    /// What it holds of a client.
+    /// Bytes of the client's data.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Lines(line) | Self::Subscription { line, .. } => line.len(),
@@ -142,12 +142,12 @@ impl Wanted {
 }
 
 impl Unsent {
-    /// Where lines are appended.
+    /// Buffer to append lines to.
     pub(crate) fn lines(&mut self) -> &mut BytesMut {
         &mut self.lines
     }
 
-    /// Adds something behind all that there is.
+    /// Appends a message.
     pub(crate) fn push(&mut self, wanted: Wanted) {
         let before = self.split();
         for wanted in before.into_iter().chain([wanted]) {
@@ -156,7 +156,7 @@ impl Unsent {
         }
     }
 
-    /// Takes the next.
+    /// Takes the next message.
     pub(crate) fn pop(&mut self) -> Option<Wanted> {
         let Some(wanted) = self.first.pop_front() else {
             return self.split();
@@ -165,12 +165,12 @@ impl Unsent {
         Some(wanted)
     }
 
-    /// Whether there is nothing.
+    /// Whether no message is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_empty() && self.lines.is_empty()
     }
 
-    /// How much there is.
+    /// Bytes of all messages.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes + self.lines.len()
     }
@@ -180,7 +180,7 @@ impl Unsent {
     }
 }
 
-/// What a child said of itself; nothing for a revision that this build does not know.
+/// Reads a result of `initialize`; none for an unknown revision.
 pub(super) fn hello(message: &Message, entry: Arc<Entry>) -> Option<Hello> {
     let result = message.result()?;
     let name = json::decoded(json::get(result, "protocolVersion")?)?;

@@ -1,4 +1,11 @@
 //! Children that several sessions share.
+//!
+//! Not here: children of one session (`pool`, `hub`).
+//!
+//! * `placement`: the shared child that a session joins
+//! * `child`: the task that owns a shared child
+//! * `mailbox`: messages between sessions and a shared child
+//! * `routing`: recipients of a child's messages
 
 mod child;
 pub(crate) mod mailbox;

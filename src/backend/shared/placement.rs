@@ -1,7 +1,7 @@
-//! Which shared child a session uses: the one with the fewest calls in flight, a new one while
-//! all are busy and `max_children` allows it.
+//! Placement of sessions on shared children: on the child with the fewest calls in flight, or on a
+//! new one while all are busy and `max_children` allows it.
 //!
-//! Not here: the child itself (`shared`).
+//! Not here: the child itself (`child`).
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     child::Shared,
-    mailbox::{Handle, Heard, Hello, INBOX, LANE, Loss, Standing, Unsent, Wanted},
+    mailbox::{Handle, Heard, Hello, INBOX, Loss, MAILBOX, Standing, Unsent, Wanted},
     routing::Level,
 };
 use crate::backend::{
@@ -40,40 +40,40 @@ pub(crate) struct Shares {
     halt: CancellationToken,
 }
 
-/// Who shares children: a launch specification, and the principal where only one may.
+/// Key of shared children: a launch specification, and the principal if they serve only one.
 type Key = (Spec, Option<Box<str>>);
 
-/// The children of one key.
+/// Children of one key.
 #[derive(Default)]
 struct Shelf {
     handles: Vec<Handle>,
-    /// Crashes after the start; failed starts are counted by specification (`pool`).
+    /// Crashes after the start; failed starts count for the specification (`admission`).
     crashes: Circuit,
     restarts: u32,
 }
 
-/// A session's place in a shared child. Dropping it takes the session out.
+/// Place of a session in a shared child, left by being dropped.
 pub(crate) struct Member {
     number: u32,
-    lane: mpsc::Sender<Wanted>,
+    mailbox: mpsc::Sender<Wanted>,
     inbox: mpsc::Receiver<Heard>,
     unsent: Unsent,
     load: Arc<AtomicUsize>,
-    /// Bytes in the lane, of all sessions.
+    /// Bytes of all sessions in the mailbox.
     waiting: Arc<AtomicUsize>,
     calls: usize,
-    /// What the child said of itself.
+    /// Result of the child's initialization.
     pub(crate) hello: Arc<Hello>,
 }
 
-/// A child that lived for so long has shown that it works.
+/// Lifetime after which a child counts as working.
 pub(crate) const STABLE: Duration = Duration::from_secs(30);
 
-/// How often a child that went while it was being joined is replaced.
+/// Attempts to join, if children end meanwhile.
 const TRIES: usize = 3;
 
 impl Shares {
-    /// None yet.
+    /// No children.
     pub(crate) fn new(
         pool: Arc<Pool>,
         tracker: TaskTracker,
@@ -90,10 +90,10 @@ impl Shares {
         })
     }
 
-    /// A number for a session: its ids towards shared children begin with it. Never given twice
-    /// while anything remembers it.
+    /// Next number for a session, with which its ids towards shared children begin. Reused only
+    /// after all others.
     pub(crate) fn number(&self) -> u32 {
-        // 29 bits: with CALL_BITS a number that JavaScript keeps exactly (2^53).
+        // 29 bits: with CALL_BITS a number that JavaScript represents exactly (2^53).
         const MASK: u32 = (1 << 29) - 1;
         loop {
             let number = self.last.fetch_add(1, Ordering::Relaxed) & MASK;
@@ -103,8 +103,8 @@ impl Shares {
         }
     }
 
-    /// A place in a child of `server` that the sessions of `principal` share; of all principals
-    /// where that is none.
+    /// Joins a child of `server` that the sessions of `principal` share, or those of all principals
+    /// if none is given.
     ///
     /// # Errors
     ///
@@ -130,14 +130,14 @@ impl Shares {
             };
             let (inbox, heard) = mpsc::channel(INBOX);
             if handle
-                .lane
+                .mailbox
                 .send(Wanted::Join { number, inbox })
                 .await
                 .is_ok()
             {
                 return Ok(Member {
                     number,
-                    lane: handle.lane,
+                    mailbox: handle.mailbox,
                     inbox: heard,
                     unsent: Unsent::default(),
                     load: handle.load,
@@ -168,7 +168,7 @@ impl Shares {
         }
         let not_before = match (shelf.crashes.ask(now), idlest) {
             (Verdict::Now, _) => None,
-            // Those that live have more to do meanwhile.
+            // Living children take the load meanwhile.
             (Verdict::After(_) | Verdict::Open(_), Some(handle)) => return Ok(handle.clone()),
             (Verdict::After(wait), None) => Some(now + wait),
             (Verdict::Open(left), None) => return Err(Refused::Circuit(left)),
@@ -185,10 +185,10 @@ impl Shares {
         restarts: u32,
         not_before: Option<Instant>,
     ) -> Handle {
-        let (lane, wanted) = mpsc::channel(LANE);
+        let (mailbox, wanted) = mpsc::channel(MAILBOX);
         let (settle, standing) = watch::channel(Standing::Starting);
         let handle = Handle {
-            lane,
+            mailbox,
             standing,
             load: Arc::default(),
             waiting: Arc::default(),
@@ -252,26 +252,26 @@ impl Shelf {
 impl Handle {
     fn is_open(&self) -> bool {
         let has_failed = matches!(&*self.standing.borrow(), Standing::Failed(_));
-        !self.lane.is_closed() && !self.is_closing.load(Ordering::Relaxed) && !has_failed
+        !self.mailbox.is_closed() && !self.is_closing.load(Ordering::Relaxed) && !has_failed
     }
 }
 
 impl Member {
-    /// What goes to the child; append whole lines only.
+    /// Queue of lines for the child, for whole lines only.
     pub(crate) fn out(&mut self) -> &mut BytesMut {
         self.unsent.lines()
     }
 
-    /// Bytes that the child's task has not taken yet, of all its sessions: one that does not read
-    /// reads for none of them.
+    /// Bytes that the child's task has not taken yet, of all its sessions: a child that does not
+    /// read blocks all of them.
     pub(crate) fn queued(&self) -> usize {
         self.unsent.bytes() + self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Sends what there is, as far as there is room.
+    /// Sends messages as far as there is room.
     pub(crate) fn try_flush(&mut self) {
         while !self.unsent.is_empty()
-            && let Ok(room) = self.lane.try_reserve()
+            && let Ok(room) = self.mailbox.try_reserve()
             && let Some(wanted) = self.unsent.pop()
         {
             self.waiting.fetch_add(wanted.bytes(), Ordering::Relaxed);
@@ -279,15 +279,15 @@ impl Member {
         }
     }
 
-    /// Waits for what is heard next, and sends what there is meanwhile; cancel-safe.
+    /// Waits for the next message and sends queued ones meanwhile; cancel-safe.
     pub(crate) async fn next(&mut self) -> Heard {
         loop {
-            // Whoever hears much is cancelled often, and would never come to its turn below.
+            // With many messages this future is cancelled often, before the branch below is polled.
             self.try_flush();
             tokio::select! {
                 biased;
                 heard = self.inbox.recv() => return heard.unwrap_or(Heard::Ended(Loss::Crash)),
-                room = self.lane.reserve(), if !self.unsent.is_empty() => match room {
+                room = self.mailbox.reserve(), if !self.unsent.is_empty() => match room {
                     Ok(room) => {
                         if let Some(wanted) = self.unsent.pop() {
                             self.waiting.fetch_add(wanted.bytes(), Ordering::Relaxed);
@@ -310,12 +310,12 @@ impl Member {
         });
     }
 
-    /// Ends a subscription that has no answer; `is_kept` if the session has it nevertheless.
+    /// Abandons an unanswered subscription; `is_kept` if the session has it by an earlier request.
     pub(crate) fn abandon(&mut self, call: u64, uri: Box<[u8]>, is_kept: bool) {
         self.want(Wanted::Abandon { call, uri, is_kept });
     }
 
-    /// Asks for log messages from a level on.
+    /// Sets the log level of the session.
     pub(crate) fn set_level(&mut self, level: Level) {
         self.want(Wanted::Level(self.number, level));
     }
@@ -327,11 +327,11 @@ impl Member {
 
     /// Asks for a sign of life.
     pub(crate) fn probe(&self) {
-        // A lane that is full is being worked on, or the child's own clock will see to it.
-        _ = self.lane.try_send(Wanted::Probe);
+        // A full mailbox is being worked on, or the child's own timeout ends it.
+        _ = self.mailbox.try_send(Wanted::Probe);
     }
 
-    /// Notes how many calls the session has in flight.
+    /// Notes the number of the session's calls in flight.
     pub(crate) fn set_calls(&mut self, calls: usize) {
         let of_all = if calls >= self.calls {
             let more = calls - self.calls;
@@ -348,7 +348,7 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         self.set_calls(0);
-        // Where there is no room the child's task notices that the inbox is closed.
-        _ = self.lane.try_send(Wanted::Leave(self.number));
+        // Without room the child's task notices the closed inbox.
+        _ = self.mailbox.try_send(Wanted::Leave(self.number));
     }
 }

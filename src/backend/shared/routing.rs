@@ -1,9 +1,7 @@
-//! Who hears what a shared child says: its sessions, what each subscribed to, and how severe the
-//! log messages are that each wants (DESIGN section 4, "Backends"). Pure: lines in, lines out.
+//! Routing of a shared child's messages to sessions: answers, subscriptions and log messages.
 //!
-//! Every session has a number of its own, and the ids and progress tokens that it uses towards
-//! the child begin with it: whose an answer is needs no table, and no session can be sent what
-//! another one asked for.
+//! Pure: lines in, lines out. Each session has a number, with which its ids and progress tokens
+//! towards the child begin: answers need no table, and no session receives another's answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -21,46 +19,46 @@ use crate::{
     },
 };
 
-/// How severe a log message is (2025-11-25 logging, "Log Levels"); the greater the more.
+/// Severity of a log message (2025-11-25 logging, "Log Levels"), in ascending order.
 pub(crate) type Level = u8;
 
-/// The number of bits of an id that count a session's own calls.
+/// Bits of an id that number the calls of a session.
 pub(crate) const CALL_BITS: u32 = 24;
 
-/// The sessions of a shared child.
-pub(super) struct Audience {
+/// Sessions of a shared child, with their subscriptions and log levels.
+pub(super) struct Routing {
     isolation: Isolation,
-    /// Their numbers, and the least severe log messages that each asked for.
+    /// Number of each session, and the log level that it asked for.
     members: BTreeMap<u32, Option<Level>>,
-    /// Who is subscribed to a URI, in its canonical spelling; nobody where the child may have it
-    /// still, and somebody else waits for it.
+    /// Subscribed sessions of each URI, in its canonical spelling; empty while another session
+    /// awaits a subscription that the child may still have.
     subscriptions: HashMap<Box<[u8]>, BTreeSet<u32>>,
     /// Subscriptions that the child has not confirmed, by the id of the request.
     pending: HashMap<u64, Begun>,
-    /// What the child was told.
+    /// Log level set at the child.
     level: Option<Level>,
 }
 
 /// A subscription that the child has not confirmed.
 struct Begun {
     uri: Box<[u8]>,
-    /// Whether its session still wants it.
+    /// Still wanted by its session.
     is_wanted: bool,
 }
 
-/// Who hears a message.
+/// Recipients of a message.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Hearing {
-    /// These, in the order of their numbers.
+pub(super) enum Recipients {
+    /// These sessions, in the order of their numbers.
     Sessions(Vec<u32>),
-    /// Nobody: it was for the gateway itself.
+    /// The gateway itself.
     Gateway,
-    /// Nobody, and it is counted.
-    Nobody,
+    /// None: the message is dropped and counted.
+    Nowhere,
 }
 
-impl Audience {
-    /// Nobody yet.
+impl Routing {
+    /// No session.
     pub(crate) fn new(isolation: Isolation) -> Self {
         Self {
             isolation,
@@ -71,12 +69,12 @@ impl Audience {
         }
     }
 
-    /// Whether it has a session.
+    /// Whether there is no session.
     pub(crate) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// Whether a session is subscribed to anything.
+    /// Whether a session has a subscription.
     pub(super) fn is_subscribed(&self) -> bool {
         !self.subscriptions.is_empty() || self.pending.values().any(|begun| begun.is_wanted)
     }
@@ -86,8 +84,8 @@ impl Audience {
         self.members.insert(number, None);
     }
 
-    /// Takes a session out: its subscriptions end with it, those that the child has yet to confirm
-    /// too, unless another one holds them or waits for them.
+    /// Removes a session and its subscriptions, unconfirmed ones too, unless another session holds
+    /// or awaits them.
     pub(super) fn leave(&mut self, number: u32, out: &mut BytesMut) {
         if self.members.remove(&number).is_none() {
             return;
@@ -109,8 +107,8 @@ impl Audience {
         self.push_level(out);
     }
 
-    /// Only the first holder of a URI subscribes, only the last one ends it; for the others the
-    /// answer is returned at once.
+    /// Only the first holder of a URI subscribes at the child, and only the last one unsubscribes;
+    /// others are answered at once.
     pub(super) fn subscription(
         &mut self,
         call: u64,
@@ -143,8 +141,8 @@ impl Audience {
         None
     }
 
-    /// A session has no answer to a subscription: a late one must not make it a holder, nor one that
-    /// is on its way to it; `is_kept` if it has the subscription by an earlier one.
+    /// Abandons an unanswered subscription, so that a late answer makes the session no holder;
+    /// `is_kept` if the session has the subscription by an earlier request.
     pub(crate) fn abandon(&mut self, call: u64, uri: &[u8], is_kept: bool, out: &mut BytesMut) {
         if let Some(begun) = self.pending.get_mut(&call) {
             begun.is_wanted = false;
@@ -154,7 +152,7 @@ impl Audience {
         self.settle(uri, out);
     }
 
-    /// Makes a session a holder too; false where there is none.
+    /// Adds a session to the holders of a URI; false if there is no holder.
     fn hold(&mut self, number: u32, uri: &[u8]) -> bool {
         let holders = self.subscriptions.get_mut(uri);
         let Some(holders) = holders.filter(|holders| !holders.is_empty()) else {
@@ -164,7 +162,7 @@ impl Audience {
         true
     }
 
-    /// Makes a session no holder any more, and none to be; whether others need the subscription.
+    /// Removes a session from the holders of a URI; returns whether others need the subscription.
     fn release(&mut self, number: u32, uri: &[u8]) -> bool {
         let its = |call: &u64, begun: &Begun| owner(*call) == number && *begun.uri == *uri;
         for (call, begun) in &mut self.pending {
@@ -177,7 +175,7 @@ impl Audience {
         if is_held || self.is_awaited(uri) {
             return true;
         }
-        // The end comes to the child behind them.
+        // The unsubscription follows them to the child.
         self.pending.retain(|call, begun| !its(call, begun));
         false
     }
@@ -187,7 +185,7 @@ impl Audience {
         pending.any(|begun| begun.is_wanted && *begun.uri == *uri)
     }
 
-    /// Ends what the child has and nobody wants.
+    /// Ends a subscription that no session wants.
     fn settle(&mut self, uri: &[u8], out: &mut BytesMut) {
         let is_left = self.subscriptions.get(uri).is_some_and(BTreeSet::is_empty);
         if is_left && !self.is_awaited(uri) {
@@ -196,8 +194,7 @@ impl Audience {
         }
     }
 
-    /// A session asks for log messages from this level on; the child is told the lowest one
-    /// that any session asked for.
+    /// Sets the log level of a session; the child gets the lowest level of all sessions.
     pub(super) fn set_level(&mut self, number: u32, level: Level, out: &mut BytesMut) {
         if let Some(member) = self.members.get_mut(&number) {
             *member = Some(level);
@@ -207,7 +204,7 @@ impl Audience {
 
     fn push_level(&mut self, out: &mut BytesMut) {
         let lowest = self.members.values().copied().flatten().min();
-        // Nothing takes a level back, so the last one stays when nobody wants one any more.
+        // A level cannot be unset: the last one stays without sessions that want one.
         if lowest.is_none() || lowest == self.level {
             return;
         }
@@ -222,50 +219,50 @@ impl Audience {
         out.put_u8(b'\n');
     }
 
-    /// Who hears a message of the child; what the gateway answers itself goes to `out`.
-    pub(super) fn hear(&mut self, message: &Message, out: &mut BytesMut) -> Hearing {
+    /// Recipients of a message of the child; the gateway's own answers go to `out`.
+    pub(super) fn route(&mut self, message: &Message, out: &mut BytesMut) -> Recipients {
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => match message.id().and_then(number) {
-                Some(0) => Hearing::Gateway,
+                Some(0) => Recipients::Gateway,
                 Some(call) => {
                     self.confirm(call, message.kind() == Kind::Result, out);
                     self.one(owner(call))
                 }
-                None => Hearing::Nobody,
+                None => Recipients::Nowhere,
             },
             (Kind::Request, method) => {
                 refuse(message, method, out);
-                Hearing::Gateway
+                Recipients::Gateway
             }
             (Kind::Notification, Method::Progress) => {
                 let token = message.progress_token();
                 let call = token.and_then(|span| number(span.of(message.bytes())));
-                call.map_or(Hearing::Nobody, |call| self.one(owner(call)))
+                call.map_or(Recipients::Nowhere, |call| self.one(owner(call)))
             }
             (Kind::Notification, Method::ListChanged) => self.all(),
             (Kind::Notification, Method::Updated) => self.updated(message),
-            // They may carry what another principal's call had in it.
+            // A log message may contain data of another principal's call.
             (Kind::Notification, Method::Log) if self.isolation == Isolation::Principal => {
                 self.log(message)
             }
-            // Whose it is cannot be known, and only one principal's sessions may all hear it.
+            // Without a known recipient: for all sessions of one principal, never for several.
             (Kind::Notification, Method::Other) if self.isolation == Isolation::Principal => {
                 self.all()
             }
-            (Kind::Notification, _) => Hearing::Nobody,
+            (Kind::Notification, _) => Recipients::Nowhere,
         }
     }
 
-    fn one(&self, number: u32) -> Hearing {
+    fn one(&self, number: u32) -> Recipients {
         if self.members.contains_key(&number) {
-            Hearing::Sessions(vec![number])
+            Recipients::Sessions(vec![number])
         } else {
-            Hearing::Nobody
+            Recipients::Nowhere
         }
     }
 
-    fn all(&self) -> Hearing {
-        Hearing::Sessions(self.members.keys().copied().collect())
+    fn all(&self) -> Recipients {
+        Recipients::Sessions(self.members.keys().copied().collect())
     }
 
     fn confirm(&mut self, call: u64, is_result: bool, out: &mut BytesMut) {
@@ -279,9 +276,9 @@ impl Audience {
         self.settle(&uri, out);
     }
 
-    fn updated(&self, message: &Message) -> Hearing {
+    fn updated(&self, message: &Message) -> Recipients {
         let Some(uri) = message.subject() else {
-            return Hearing::Nobody;
+            return Recipients::Nowhere;
         };
         let holders: BTreeSet<u32> = self
             .subscriptions
@@ -290,18 +287,18 @@ impl Audience {
             .flat_map(|(_, holders)| holders.iter().copied())
             .collect();
         if holders.is_empty() {
-            Hearing::Nobody
+            Recipients::Nowhere
         } else {
-            Hearing::Sessions(holders.into_iter().collect())
+            Recipients::Sessions(holders.into_iter().collect())
         }
     }
 
-    fn log(&self, message: &Message) -> Hearing {
+    fn log(&self, message: &Message) -> Recipients {
         let severity = message
             .level()
             .and_then(|name| level(&name))
             .unwrap_or(INFO);
-        // Whoever asked for nothing must not hear what another session asked for.
+        // A session without a level gets no more than before another session set one.
         let quiet = if self.level.is_some() { INFO } else { 0 };
         let hearing = self
             .members
@@ -309,11 +306,11 @@ impl Audience {
             .filter(|(_, wanted)| severity >= wanted.unwrap_or(quiet))
             .map(|(number, _)| *number)
             .collect();
-        Hearing::Sessions(hearing)
+        Recipients::Sessions(hearing)
     }
 }
 
-/// Answers what the child asks nevertheless: it was told that nobody would.
+/// Refuses a request of the child, which was told that its client has no capabilities.
 pub(crate) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
     let id = message.id().unwrap_or_default();
     if method == Method::Ping {
@@ -324,13 +321,13 @@ pub(crate) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
     }
 }
 
-/// The ids and progress tokens of a session.
+/// Ids and progress tokens of a session.
 pub(crate) fn ids(number: u32) -> RangeInclusive<u64> {
     let first = u64::from(number) << CALL_BITS;
     first..=first + (1 << CALL_BITS) - 1
 }
 
-/// The session whose id or progress token this is.
+/// Session of an id or progress token.
 pub(super) fn owner(call: u64) -> u32 {
     u32::try_from(call >> CALL_BITS).unwrap_or(u32::MAX)
 }
@@ -356,7 +353,7 @@ fn number(token: &[u8]) -> Option<u64> {
     std::str::from_utf8(token).ok()?.parse().ok()
 }
 
-/// The call that a line which is no JSON was meant to answer, as far as that can be read.
+/// Call that an invalid line was meant to answer, if its id can be read.
 pub(crate) fn salvaged(line: &[u8]) -> Option<u64> {
     let readable: String = String::from_utf8_lossy(line)
         .chars()
@@ -367,7 +364,7 @@ pub(crate) fn salvaged(line: &[u8]) -> Option<u64> {
     message.id().filter(|_| is_answer).and_then(number)
 }
 
-/// The level of that name.
+/// Level of a name.
 pub(crate) fn level(name: &str) -> Option<Level> {
     let at = LEVELS.iter().position(|level| *level == name)?;
     Level::try_from(at).ok()
@@ -402,10 +399,10 @@ mod tests {
         String::from_utf8(out.split().to_vec()).unwrap()
     }
 
-    fn of(isolation: Isolation) -> (Audience, BytesMut) {
-        let mut audience = Audience::new(isolation);
-        (1..=3).for_each(|number| audience.join(number));
-        (audience, BytesMut::new())
+    fn of(isolation: Isolation) -> (Routing, BytesMut) {
+        let mut routing = Routing::new(isolation);
+        (1..=3).for_each(|number| routing.join(number));
+        (routing, BytesMut::new())
     }
 
     const LOG: &str =
@@ -413,8 +410,8 @@ mod tests {
 
     #[test]
     fn each_message_goes_to_whom_it_belongs() {
-        let all = || Hearing::Sessions(vec![1, 2, 3]);
-        let two = || Hearing::Sessions(vec![2]);
+        let all = || Recipients::Sessions(vec![1, 2, 3]);
+        let two = || Recipients::Sessions(vec![2]);
         let id = call(2, 7);
         let answer = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#);
         let progress = format!(
@@ -427,29 +424,29 @@ mod tests {
         let table = [
             (&*answer, two(), two()),
             (&progress, two(), two()),
-            (&strange, Hearing::Nobody, Hearing::Nobody),
+            (&strange, Recipients::Nowhere, Recipients::Nowhere),
             (
                 r#"{"jsonrpc":"2.0","id":"x","result":{}}"#,
-                Hearing::Nobody,
-                Hearing::Nobody,
+                Recipients::Nowhere,
+                Recipients::Nowhere,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":0,"result":{}}"#,
-                Hearing::Gateway,
-                Hearing::Gateway,
+                Recipients::Gateway,
+                Recipients::Gateway,
             ),
             (changed, all(), all()),
-            (other, all(), Hearing::Nobody),
-            (LOG, all(), Hearing::Nobody),
-            (updated, Hearing::Nobody, Hearing::Nobody),
+            (other, all(), Recipients::Nowhere),
+            (LOG, all(), Recipients::Nowhere),
+            (updated, Recipients::Nowhere, Recipients::Nowhere),
         ];
         for (text, principal, tenant) in table {
             for (isolation, expected) in [
                 (Isolation::Principal, principal),
                 (Isolation::Tenant, tenant),
             ] {
-                let (mut audience, mut out) = of(isolation);
-                assert_eq!(audience.hear(&message(text), &mut out), expected, "{text}");
+                let (mut routing, mut out) = of(isolation);
+                assert_eq!(routing.route(&message(text), &mut out), expected, "{text}");
                 assert!(out.is_empty(), "{text}");
             }
         }
@@ -475,16 +472,16 @@ mod tests {
 
     #[test]
     fn what_the_child_asks_is_refused_and_its_ping_answered() {
-        let (mut audience, mut out) = of(Isolation::Tenant);
+        let (mut routing, mut out) = of(Isolation::Tenant);
         let ask = message(r#"{"jsonrpc":"2.0","id":"a","method":"roots/list"}"#);
-        assert_eq!(audience.hear(&ask, &mut out), Hearing::Gateway);
+        assert_eq!(routing.route(&ask, &mut out), Recipients::Gateway);
         let said = told(&mut out);
         assert!(
             said.starts_with(r#"{"jsonrpc":"2.0","id":"a","error":{"code":-32601"#),
             "{said}"
         );
         let ping = message(r#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#);
-        assert_eq!(audience.hear(&ping, &mut out), Hearing::Gateway);
+        assert_eq!(routing.route(&ping, &mut out), Recipients::Gateway);
         assert_eq!(
             told(&mut out),
             "{\"jsonrpc\":\"2.0\",\"id\":\"p\",\"result\":{}}\n"
@@ -493,7 +490,7 @@ mod tests {
 
     #[test]
     fn subscriptions_are_counted_by_uri() {
-        let (mut audience, mut out) = of(Isolation::Tenant);
+        let (mut routing, mut out) = of(Isolation::Tenant);
         let uri = || Box::<[u8]>::from(&br#""file:///a""#[..]);
         let updated = |uri: &str| {
             message(&format!(
@@ -502,202 +499,199 @@ mod tests {
         };
         let first = call(1, 1);
         assert_eq!(
-            audience.subscription(first, uri(), true, b"first\n", &mut out),
+            routing.subscription(first, uri(), true, b"first\n", &mut out),
             None
         );
         assert_eq!(told(&mut out), "first\n");
         assert_eq!(
-            audience.hear(&updated("file:///a"), &mut out),
-            Hearing::Nobody,
+            routing.route(&updated("file:///a"), &mut out),
+            Recipients::Nowhere,
             "not confirmed"
         );
         let confirmed = format!(r#"{{"jsonrpc":"2.0","id":{first},"result":{{}}}}"#);
-        audience.hear(&message(&confirmed), &mut out);
+        routing.route(&message(&confirmed), &mut out);
         let second = call(2, 1);
-        let answer = audience.subscription(second, uri(), true, b"second\n", &mut out);
+        let answer = routing.subscription(second, uri(), true, b"second\n", &mut out);
         assert_eq!(
             answer.unwrap(),
             format!(r#"{{"jsonrpc":"2.0","id":{second},"result":{{}}}}"#)
         );
         assert_eq!(told(&mut out), "", "the child has it already");
-        let both = Hearing::Sessions(vec![1, 2]);
-        assert_eq!(audience.hear(&updated("file:///a"), &mut out), both);
+        let both = Recipients::Sessions(vec![1, 2]);
+        assert_eq!(routing.route(&updated("file:///a"), &mut out), both);
         assert_eq!(
-            audience.hear(&updated("file:///a/b"), &mut out),
+            routing.route(&updated("file:///a/b"), &mut out),
             both,
             "a sub-resource"
         );
         assert_eq!(
-            audience.hear(&updated("file:///ab"), &mut out),
-            Hearing::Nobody
+            routing.route(&updated("file:///ab"), &mut out),
+            Recipients::Nowhere
         );
         assert_eq!(
-            audience.hear(&updated(r"file:\/\/\u002fa"), &mut out),
+            routing.route(&updated(r"file:\/\/\u002fa"), &mut out),
             both,
             "another spelling"
         );
-        // One who holds nothing ends nothing.
+        // A session without the subscription cannot end it.
         assert!(
-            audience
+            routing
                 .subscription(call(3, 1), uri(), false, b"no\n", &mut out)
                 .is_some()
         );
-        audience.leave(1, &mut out);
+        routing.leave(1, &mut out);
         assert_eq!(told(&mut out), "");
         assert_eq!(
-            audience.hear(&updated("file:///a"), &mut out),
-            Hearing::Sessions(vec![2])
+            routing.route(&updated("file:///a"), &mut out),
+            Recipients::Sessions(vec![2])
         );
-        audience.leave(2, &mut out);
+        routing.leave(2, &mut out);
         assert!(told(&mut out).contains(r#""resources/unsubscribe","params":{"uri":"file:///a"}"#));
-        assert!(!audience.is_subscribed());
+        assert!(!routing.is_subscribed());
     }
 
     const URI: &[u8] = b"\"x:1\"";
 
-    /// What `subscription` answers at once, and what the child is told.
-    fn asked(audience: &mut Audience, call: u64, begins: bool) -> (bool, String) {
+    /// Immediate answer of `subscription`, and the lines for the child.
+    fn asked(routing: &mut Routing, call: u64, begins: bool) -> (bool, String) {
         let (mut out, line) = (BytesMut::new(), format!("{call}\n"));
-        let answer = audience.subscription(call, URI.into(), begins, line.as_bytes(), &mut out);
+        let answer = routing.subscription(call, URI.into(), begins, line.as_bytes(), &mut out);
         (answer.is_some(), told(&mut out))
     }
 
-    /// The child's answer to a call; what it is told then.
-    fn answered(audience: &mut Audience, call: u64, member: &str) -> String {
+    /// Routes the child's answer to a call; returns the lines for the child.
+    fn answered(routing: &mut Routing, call: u64, member: &str) -> String {
         let mut out = BytesMut::new();
         let text = format!(r#"{{"jsonrpc":"2.0","id":{call},"{member}":{{}}}}"#);
-        audience.hear(&message(&text), &mut out);
+        routing.route(&message(&text), &mut out);
         told(&mut out)
     }
 
-    fn hearing(audience: &mut Audience) -> Hearing {
+    fn hearing(routing: &mut Routing) -> Recipients {
         let updated = r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x:1"}}"#;
-        audience.hear(&message(updated), &mut BytesMut::new())
+        routing.route(&message(updated), &mut BytesMut::new())
     }
 
     const ENDED: &str = "{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"resources/unsubscribe\",\"params\":{\"uri\":\"x:1\"}}\n";
 
     #[test]
     fn who_waits_for_a_subscription_keeps_it_from_its_end() {
-        let (mut audience, mut out) = of(Isolation::Tenant);
+        let (mut routing, mut out) = of(Isolation::Tenant);
         let (one, two) = (call(1, 1), call(2, 1));
-        // Both are on their way when the first is confirmed.
-        assert_eq!(asked(&mut audience, one, true), (false, format!("{one}\n")));
-        assert_eq!(asked(&mut audience, two, true), (false, format!("{two}\n")));
-        answered(&mut audience, one, "result");
+        // Both are under way when the first is confirmed.
+        assert_eq!(asked(&mut routing, one, true), (false, format!("{one}\n")));
+        assert_eq!(asked(&mut routing, two, true), (false, format!("{two}\n")));
+        answered(&mut routing, one, "result");
         assert_eq!(
-            asked(&mut audience, call(1, 2), false),
+            asked(&mut routing, call(1, 2), false),
             (true, String::new())
         );
         assert_eq!(
-            asked(&mut audience, call(3, 1), false),
+            asked(&mut routing, call(3, 1), false),
             (true, String::new())
         );
-        audience.leave(1, &mut out);
+        routing.leave(1, &mut out);
         assert_eq!(told(&mut out), "");
-        assert_eq!(answered(&mut audience, two, "result"), "");
-        assert_eq!(hearing(&mut audience), Hearing::Sessions(vec![2]));
-        // Whoever waits may be refused: then the child has what nobody holds.
-        let (mut audience, _) = of(Isolation::Tenant);
-        asked(&mut audience, one, true);
-        asked(&mut audience, two, true);
-        answered(&mut audience, one, "result");
-        asked(&mut audience, call(1, 2), false);
-        let third = asked(&mut audience, call(3, 1), true);
+        assert_eq!(answered(&mut routing, two, "result"), "");
+        assert_eq!(hearing(&mut routing), Recipients::Sessions(vec![2]));
+        // A refusal of the waiting session leaves a subscription without holder at the child.
+        let (mut routing, _) = of(Isolation::Tenant);
+        asked(&mut routing, one, true);
+        asked(&mut routing, two, true);
+        answered(&mut routing, one, "result");
+        asked(&mut routing, call(1, 2), false);
+        let third = asked(&mut routing, call(3, 1), true);
         assert!(!third.0, "nobody holds it");
-        assert_eq!(answered(&mut audience, two, "error"), "");
-        assert_eq!(answered(&mut audience, call(3, 1), "error"), ENDED);
-        assert!(!audience.is_subscribed());
+        assert_eq!(answered(&mut routing, two, "error"), "");
+        assert_eq!(answered(&mut routing, call(3, 1), "error"), ENDED);
+        assert!(!routing.is_subscribed());
     }
 
     #[test]
     fn what_a_session_waits_for_ends_with_it() {
-        let (mut audience, mut out) = of(Isolation::Tenant);
+        let (mut routing, mut out) = of(Isolation::Tenant);
         let (one, two) = (call(1, 1), call(2, 1));
-        asked(&mut audience, one, true);
-        asked(&mut audience, two, true);
-        audience.leave(1, &mut out);
+        asked(&mut routing, one, true);
+        asked(&mut routing, two, true);
+        routing.leave(1, &mut out);
         assert_eq!(told(&mut out), "", "another one waits for it");
-        audience.leave(2, &mut out);
+        routing.leave(2, &mut out);
         assert_eq!(told(&mut out), ENDED);
-        assert_eq!(answered(&mut audience, two, "result"), "");
-        assert!(!audience.is_subscribed());
+        assert_eq!(answered(&mut routing, two, "result"), "");
+        assert!(!routing.is_subscribed());
     }
 
     #[test]
     fn a_subscription_that_is_ended_before_it_is_confirmed_is_none() {
-        let (mut audience, _) = of(Isolation::Tenant);
+        let (mut routing, _) = of(Isolation::Tenant);
         let (one, end) = (call(1, 1), call(1, 2));
-        asked(&mut audience, one, true);
-        assert_eq!(
-            asked(&mut audience, end, false),
-            (false, format!("{end}\n"))
-        );
-        answered(&mut audience, one, "result");
-        answered(&mut audience, end, "result");
-        assert_eq!(hearing(&mut audience), Hearing::Nobody);
-        assert!(!audience.is_subscribed());
+        asked(&mut routing, one, true);
+        assert_eq!(asked(&mut routing, end, false), (false, format!("{end}\n")));
+        answered(&mut routing, one, "result");
+        answered(&mut routing, end, "result");
+        assert_eq!(hearing(&mut routing), Recipients::Nowhere);
+        assert!(!routing.is_subscribed());
     }
 
     #[test]
     fn a_subscription_without_an_answer_is_none() {
-        let (mut audience, mut out) = of(Isolation::Tenant);
+        let (mut routing, mut out) = of(Isolation::Tenant);
         let (one, two) = (call(1, 1), call(2, 1));
-        asked(&mut audience, one, true);
-        audience.abandon(one, URI, false, &mut out);
+        asked(&mut routing, one, true);
+        routing.abandon(one, URI, false, &mut out);
         assert_eq!(told(&mut out), "", "the child has not got it yet");
-        assert!(!audience.is_subscribed());
-        assert_eq!(answered(&mut audience, one, "result"), ENDED);
-        // Its answer is on the way to the session.
-        asked(&mut audience, two, true);
-        answered(&mut audience, two, "result");
-        audience.abandon(two, URI, true, &mut out);
+        assert!(!routing.is_subscribed());
+        assert_eq!(answered(&mut routing, one, "result"), ENDED);
+        // Its answer is under way to the session.
+        asked(&mut routing, two, true);
+        answered(&mut routing, two, "result");
+        routing.abandon(two, URI, true, &mut out);
         assert_eq!(told(&mut out), "", "kept by an earlier one");
-        assert_eq!(hearing(&mut audience), Hearing::Sessions(vec![2]));
-        audience.abandon(two, URI, false, &mut out);
+        assert_eq!(hearing(&mut routing), Recipients::Sessions(vec![2]));
+        routing.abandon(two, URI, false, &mut out);
         assert_eq!(told(&mut out), ENDED);
     }
 
     #[test]
     fn a_refused_subscription_is_none() {
-        let (mut audience, mut out) = of(Isolation::Tenant);
-        audience.subscription(call(1, 1), Box::from(&b"\"x\""[..]), true, b"l\n", &mut out);
+        let (mut routing, mut out) = of(Isolation::Tenant);
+        routing.subscription(call(1, 1), Box::from(&b"\"x\""[..]), true, b"l\n", &mut out);
         let error = format!(
             r#"{{"jsonrpc":"2.0","id":{},"error":{{"code":1,"message":""}}}}"#,
             call(1, 1)
         );
         assert_eq!(
-            audience.hear(&message(&error), &mut out),
-            Hearing::Sessions(vec![1])
+            routing.route(&message(&error), &mut out),
+            Recipients::Sessions(vec![1])
         );
-        assert!(!audience.is_subscribed());
+        assert!(!routing.is_subscribed());
     }
 
     #[test]
     fn the_child_has_the_lowest_level_and_each_session_its_own() {
-        let (mut audience, mut out) = of(Isolation::Principal);
+        let (mut routing, mut out) = of(Isolation::Principal);
         let log = |level: &str| message(&LOG.replace("info", level));
         assert_eq!(
-            audience.hear(&log("debug"), &mut out),
-            Hearing::Sessions(vec![1, 2, 3])
+            routing.route(&log("debug"), &mut out),
+            Recipients::Sessions(vec![1, 2, 3])
         );
-        audience.set_level(1, level("error").unwrap(), &mut out);
+        routing.set_level(1, level("error").unwrap(), &mut out);
         assert!(told(&mut out).contains(r#"{"level":"error"}"#));
-        audience.set_level(2, level("debug").unwrap(), &mut out);
+        routing.set_level(2, level("debug").unwrap(), &mut out);
         assert!(told(&mut out).contains(r#"{"level":"debug"}"#));
         assert_eq!(
-            audience.hear(&log("debug"), &mut out),
-            Hearing::Sessions(vec![2])
+            routing.route(&log("debug"), &mut out),
+            Recipients::Sessions(vec![2])
         );
         assert_eq!(
-            audience.hear(&log("notice"), &mut out),
-            Hearing::Sessions(vec![2, 3])
+            routing.route(&log("notice"), &mut out),
+            Recipients::Sessions(vec![2, 3])
         );
         assert_eq!(
-            audience.hear(&log("alert"), &mut out),
-            Hearing::Sessions(vec![1, 2, 3])
+            routing.route(&log("alert"), &mut out),
+            Recipients::Sessions(vec![1, 2, 3])
         );
-        audience.leave(2, &mut out);
+        routing.leave(2, &mut out);
         assert!(
             told(&mut out).contains(r#"{"level":"error"}"#),
             "the lowest of those left"

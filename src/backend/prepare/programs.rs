@@ -1,6 +1,6 @@
-//! What npm and uv left in a store: the program that is to be started, and its version.
+//! Program of a server in its store, as npm and uv installed it, and its version.
 //!
-//! Reads files, runs nothing. Not here: how they are asked to install (`control/packages`).
+//! Reads files only. Not here: the recipes of npm and uv (`declare`).
 
 use std::{
     fs::{self, File},
@@ -14,16 +14,16 @@ use serde_json::{Map, Value};
 
 use crate::declare::Start;
 
-/// What was found.
+/// Program and version found in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The program that children start; none where the specification says it.
+    /// Program that children start; none if the specification names it.
     pub(crate) program: Option<String>,
-    /// The version that was installed, where there is one.
+    /// Installed version, if any.
     pub(crate) version: Option<String>,
 }
 
-/// What is needed of a `package.json`.
+/// Needed members of a `package.json`.
 #[derive(Deserialize)]
 struct Package {
     version: Option<String>,
@@ -31,14 +31,14 @@ struct Package {
     bin: Value,
 }
 
-/// A `package.json` is smaller.
+/// Limit of a `package.json`, in bytes.
 const LARGEST: u64 = 1 << 20;
 
-/// Looks for what `start` needs.
+/// Finds the program that `start` needs.
 ///
 /// # Errors
 ///
-/// What is missing, for the operator.
+/// The missing part, for the operator.
 pub(crate) fn find(start: &Start, store: &Path) -> Result<Found, String> {
     match start {
         Start::AsWritten => Ok(Found::default()),
@@ -68,13 +68,13 @@ fn npm(store: &Path, package: &str, bin: Option<&str>) -> Result<Found, String> 
     })
 }
 
-/// The program of a package as npx chooses it: the only one, or the one with its name.
+/// Program of a package as npx chooses it: the only one, or the one with the package's name.
 fn npm_bin(package: &str, bin: &Value) -> Option<String> {
     let name = package.rsplit('/').next().unwrap_or(package);
     match bin {
         Value::String(_) => Some(name.to_owned()),
         Value::Object(all) => {
-            // Several names of one file are one program.
+            // Several names of one file count as one program.
             let mut names: Vec<&String> = all.keys().collect();
             let is_one = Map::values(all).all(|file| Some(file) == all.values().next());
             match names.pop() {
@@ -99,7 +99,7 @@ fn uv(store: &Path, bin: &str) -> Result<Found, String> {
     })
 }
 
-/// The version of the one tool in a store, which the name of its metadata has.
+/// Version of the single tool in a store, from the name of its metadata.
 fn uv_version(store: &Path) -> Option<String> {
     let tool = only_directory(&store.join("tools"))?;
     let name = normal(tool.file_name()?.to_str()?);
@@ -122,13 +122,13 @@ fn only_directory(path: &Path) -> Option<PathBuf> {
     directories.next().is_none().then_some(only)
 }
 
-/// A Python package's name as it is compared.
+/// Normalized name of a Python package.
 fn normal(name: &str) -> String {
     let words = name.split(['-', '_', '.']).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join("-").to_ascii_lowercase()
 }
 
-/// The path as text, if a program is there.
+/// The path as text, if it is an executable file.
 fn executable(path: PathBuf) -> Option<String> {
     let found = fs::metadata(&path).ok()?;
     let is_program = found.is_file() && found.permissions().mode() & 0o111 != 0;

@@ -1,8 +1,8 @@
-//! Stores on disk: what preparations leave behind, which children only read.
+//! Prepared stores on disk, read-only for children.
 //!
-//! A store is a directory `DIGEST.RANDOM` that keeps its name, since what is installed may have
-//! written down where it is; a link `DIGEST` to it says that it is complete. Who fills or uses
-//! one holds a lock on it, which ends with the process. Not here: filling one (`prepare`).
+//! A store is a directory `DIGEST.RANDOM` that is never renamed, since installed files may contain
+//! its path; a link `DIGEST` marks it as complete. A gateway that fills or uses it holds a lock,
+//! which ends with the process. Not here: filling one (`preparations`).
 
 use std::{
     collections::HashSet,
@@ -21,39 +21,39 @@ use rustix::io::Errno;
 
 use crate::backend::{child::SCRATCH, linux::removal::remove};
 
-/// The directory of all stores.
+/// Directory of all stores.
 #[derive(Clone, Debug)]
 pub(super) struct Stores {
     dir: PathBuf,
 }
 
-/// A complete store, or one that is being filled; not removed by others while this lives.
+/// A store that is complete or being filled, locked against removal by others.
 #[derive(Debug)]
 pub(crate) struct Store {
-    /// Its directory.
+    /// Directory of the store.
     pub(crate) path: PathBuf,
     hold: OwnedFd,
 }
 
-/// A complete store that no server names is kept for so long after its last use.
+/// Time for which an unused complete store is kept.
 pub(crate) const KEPT: Duration = Duration::from_hours(24 * 7);
 
-/// No preparation takes so long: what is not complete then never will be.
+/// Age beyond which an incomplete store is a leftover.
 const ABANDONED: Duration = Duration::from_hours(1);
 
-/// Levels of directories in a store; packages of packages have some dozens.
+/// Limit of nested directories in a store; nested packages have some dozens.
 const DEEPEST: usize = 256;
 
-/// How often a store that goes away meanwhile is looked for again.
+/// Attempts to find a store that is replaced meanwhile.
 const TRIES: usize = 3;
 
 impl Stores {
-    /// Those below `dir`, which need not exist.
+    /// Stores below `dir`, which need not exist.
     pub(crate) fn new(dir: PathBuf) -> Self {
         Self { dir }
     }
 
-    /// The complete store of this name, which counts as used by that.
+    /// Finds the complete store of this name, and marks it as used.
     pub(crate) fn find(&self, name: &str) -> io::Result<Option<Store>> {
         let link = self.dir.join(name);
         for _ in 0..TRIES {
@@ -79,13 +79,13 @@ impl Stores {
                         last_access: now,
                         last_modification: now,
                     };
-                    // Without it the store is only removed earlier.
+                    // On failure the store is removed earlier, at worst.
                     _ = rustix::fs::futimens(&store.hold, &times);
                     return Ok(Some(store));
                 }
-                // Somebody removed it meanwhile.
+                // Removed by another gateway meanwhile.
                 Ok(Some(_)) => {}
-                // It leads nowhere.
+                // A dangling link.
                 Ok(None) => fs::remove_file(&link)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => fs::remove_file(&link)?,
                 Err(error) => return Err(error),
@@ -94,13 +94,13 @@ impl Stores {
         Ok(None)
     }
 
-    /// A directory to be filled.
+    /// Creates an empty store.
     pub(crate) fn begin(&self, name: &str) -> io::Result<Store> {
         let path = self
             .dir
             .join(format!("{name}.{}", uuid::Uuid::new_v4().simple()));
         let mut made = DirBuilder::new();
-        // Children with a uid of their own pass through it to what they know the name of.
+        // Children with their own uid pass through it to known names.
         made.mode(0o711).recursive(true).create(&self.dir)?;
         let mut private = DirBuilder::new();
         private.mode(0o700).create(&path)?;
@@ -109,7 +109,7 @@ impl Stores {
         Ok(store)
     }
 
-    /// Makes a filled store complete; where another one was faster, that is it.
+    /// Completes a filled store; a store that another gateway completed first takes its place.
     pub(super) fn complete(&self, name: &str, store: Store) -> io::Result<Store> {
         let emptied = remove(&store.path.join(SCRATCH));
         if let Err(error) = emptied.and_then(|()| seal(&store.path, DEEPEST)) {
@@ -132,13 +132,13 @@ impl Stores {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Takes away what says that a store is complete: it turned out to be of no use.
+    /// Removes the mark of a complete store that turned out unusable.
     pub(crate) fn forget(&self, name: &str) {
         _ = fs::remove_file(self.dir.join(name));
     }
 
-    /// Removes complete stores that are not `named` and were not used for `kept`, and what was
-    /// begun and never completed. Touches nothing else that may lie there.
+    /// Removes complete stores that are not `named` and were unused for `kept`, and abandoned ones;
+    /// returns their number. Other files in the directory are not touched.
     pub(crate) fn tidy(&self, named: &HashSet<String>, kept: Duration) -> usize {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let mut removed = 0;
@@ -178,18 +178,18 @@ impl Store {
         Ok(Self { path, hold })
     }
 
-    /// Opens it, against its removal by others.
+    /// Opens and locks a store.
     fn hold(path: PathBuf) -> io::Result<Self> {
         let store = Self::open(path)?;
         match rustix::fs::flock(&store.hold, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Ok(store),
-            // It is being removed.
+            // Under removal.
             Err(Errno::WOULDBLOCK) => Err(io::ErrorKind::NotFound.into()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Removes it.
+    /// Removes the store.
     pub(crate) fn discard(self) {
         if let Err(error) = remove(&self.path) {
             tracing::warn!(%error, "cannot remove a store");
@@ -197,8 +197,8 @@ impl Store {
     }
 }
 
-/// Makes all below, and itself last, the gateway's own, for everybody to read and nobody to write;
-/// follows no link. What made it chose how deep it is: that is bounded by `levels`, as is the stack.
+/// Gives a directory tree to the gateway, readable for all and writable for none; follows no link.
+/// `levels` bounds its depth, which the recipe controls, and so the stack.
 fn seal(path: &Path, levels: usize) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
     if found.is_dir() {
@@ -215,7 +215,7 @@ fn seal(path: &Path, levels: usize) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(allowed | allowed >> 6))
 }
 
-/// Takes over what a preparation with a uid of its own has made: another child may get that uid.
+/// Takes ownership of files made under a child's uid, which another child may get.
 fn own(path: &Path, found: &fs::Metadata) -> io::Result<()> {
     let (uid, gid) = (
         rustix::process::geteuid().as_raw(),
@@ -227,7 +227,7 @@ fn own(path: &Path, found: &fs::Metadata) -> io::Result<()> {
     lchown(path, Some(uid), Some(gid))
 }
 
-/// The digest and the random part of a directory's name; none if it is not one of ours.
+/// Digest and random part of a store's directory name; none for other names.
 fn parts(name: &str) -> Option<(&str, &str)> {
     let (digest, random) = name.split_once('.')?;
     let is_hex = |text: &str, length| {

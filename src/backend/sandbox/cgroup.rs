@@ -1,6 +1,6 @@
-//! Control groups (v2) of children, where this gateway may make them: by plain file writes.
+//! Control groups (v2) of children and their limits, if a cgroup is delegated to the gateway.
 //!
-//! Not here: ending what is in one (`tree`), and being born into one (`launch`).
+//! Not here: starting and ending processes in one (`guard`).
 
 use std::{
     fs, io,
@@ -11,14 +11,14 @@ use rustix::fs::{Access, access};
 
 use crate::declare::Limits;
 
-/// The group that this process is in, if cgroup v2 is mounted.
+/// Cgroup of this process, if cgroup v2 is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Delegation {
     /// Its directory.
     pub(crate) path: PathBuf,
-    /// Whether this process may make groups below it.
+    /// This process may create groups below it.
     pub(crate) is_delegated: bool,
-    /// The controllers that groups below it can have.
+    /// Controllers available to groups below it.
     pub(crate) controllers: Vec<String>,
 }
 
@@ -41,22 +41,22 @@ impl Delegation {
         })
     }
 
-    /// Whether a limit of `controller` can be set.
+    /// Whether limits of `controller` can be set.
     pub(crate) fn bounds(&self, controller: &str) -> bool {
         self.is_delegated && self.controllers.iter().any(|known| known == controller)
     }
 }
 
-/// The group below which all children of this gateway have theirs.
+/// Group of a gateway, with the groups of its children below it.
 #[derive(Debug)]
 pub(crate) struct Groups {
     base: PathBuf,
-    /// Whether there is one within it, in which addresses are refused.
+    /// It has an inner group in which addresses are refused.
     is_filtered: bool,
 }
 
 impl Groups {
-    /// Makes it, with the controllers that limits need; `filter` is put on a part of it.
+    /// Creates it, with the controllers that limits need; `filter` is attached to its inner group.
     pub(crate) fn create(
         delegation: &Delegation,
         filter: Option<impl FnOnce(&Path) -> io::Result<()>>,
@@ -68,7 +68,7 @@ impl Groups {
             .filter(|name| delegation.bounds(name))
             .collect();
         if enable(own, &wanted).is_err() {
-            // A group that shares out among groups below it must have no process of its own.
+            // A group with controllers for groups below it must have no process of its own.
             let gateway = own.join(format!("{PREFIX}gateway-{pid}"));
             make(&gateway)?;
             fs::write(gateway.join("cgroup.procs"), "0")?;
@@ -87,7 +87,7 @@ impl Groups {
         Ok(Self { base, is_filtered })
     }
 
-    /// The directory of a new group for one child, with its limits.
+    /// Creates a group for one child, with its limits.
     pub(crate) fn leaf(
         &self,
         name: &str,
@@ -104,7 +104,7 @@ impl Groups {
         let set = || -> io::Result<()> {
             if let Some(memory) = limits.memory {
                 fs::write(leaf.join("memory.max"), memory.to_string())?;
-                // Without swap accounting there is no such file, and no swap that it could take.
+                // Without swap accounting there is no such file, and no swap to limit.
                 _ = fs::write(leaf.join("memory.swap.max"), "0");
             }
             if let Some(pids) = limits.pids
@@ -126,7 +126,7 @@ impl Groups {
 
 impl Drop for Groups {
     fn drop(&mut self) {
-        // What a guard has not removed yet goes with the next start.
+        // Groups that a guard has not removed yet are removed at the next start.
         _ = fs::remove_dir(self.base.join(FILTERED));
         _ = fs::remove_dir(&self.base);
     }
@@ -139,7 +139,7 @@ fn make(group: &Path) -> io::Result<()> {
     }
 }
 
-/// Gives the groups below `group` these controllers.
+/// Enables controllers for the groups below `group`.
 fn enable(group: &Path, wanted: &[&str]) -> io::Result<()> {
     let file = group.join("cgroup.subtree_control");
     let known = words(&fs::read_to_string(&file).unwrap_or_default());
@@ -151,7 +151,7 @@ fn enable(group: &Path, wanted: &[&str]) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what gateways that were killed left behind; no group that has a process can be.
+/// Removes leftovers of killed gateways; a group with a process cannot be removed.
 fn sweep(own: &Path) {
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -169,7 +169,7 @@ fn sweep(own: &Path) {
     }
 }
 
-/// The mount point of cgroup v2 (`proc_pid_mountinfo(5)`: fields, " - ", type).
+/// Mount point of cgroup v2 (`proc_pid_mountinfo(5)`: fields, " - ", type).
 fn mount_point(mountinfo: &str) -> Option<String> {
     mountinfo.lines().find_map(|line| {
         let (fields, of_type) = line.split_once(" - ")?;
@@ -186,13 +186,13 @@ fn words(text: &str) -> Vec<String> {
 
 const PREFIX: &str = "lockgate-";
 
-/// The part of a gateway's group in which addresses are refused; no child is named so.
+/// Inner group in which addresses are refused; no child has this name.
 const FILTERED: &str = "filtered";
 
-/// What limits need.
+/// Controllers that limits need.
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
 
-/// Microseconds in which a group gets its share of the processors.
+/// Period of processor limits, in microseconds.
 const PERIOD: u64 = 100_000;
 
 #[cfg(test)]
@@ -209,7 +209,7 @@ mod tests {
         cpu: Some(50),
     };
 
-    /// A root with a group that has `controllers`.
+    /// A file system root with a group that has `controllers`.
     fn fake(controllers: &str) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
@@ -243,7 +243,7 @@ mod tests {
         let filter = |group: &Path| fs::write(group.join("filter"), "");
         let groups = Groups::create(&delegation, Some(filter)).unwrap();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap();
-        // In a plain directory the last write stays.
+        // In a plain directory the last write remains.
         assert_eq!(read(delegation.path.join("cgroup.subtree_control")), "+cpu");
         let leaf = groups.leaf("acme-files", &LIMITS, false).unwrap();
         let filtered = groups.leaf("acme-files", &LIMITS, true).unwrap();

@@ -1,7 +1,7 @@
-//! What of the files a child in profile `standard` gets to see.
+//! Files that a child in profile `standard` reaches.
 //!
-//! An allow-list: the system, and the programs that PATH and the command name. Not here: holding
-//! a child to it (`confine`).
+//! An allow-list: the system, and the programs of PATH and of the command. Not here: its
+//! enforcement (`domain`).
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +11,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// Where systems keep what programs need; what does not exist is left out.
+/// Existing directories of the system that programs need.
 pub(super) fn system() -> Vec<PathBuf> {
     let resolver = fs::canonicalize("/etc/resolv.conf").ok();
     let resolver = resolver.as_deref().and_then(Path::parent);
@@ -20,17 +20,17 @@ pub(super) fn system() -> Vec<PathBuf> {
     outermost(roots.filter_map(|path| fs::canonicalize(path).ok()))
 }
 
-/// Devices that a child may use, by reading and writing.
+/// Devices that a child may read and write.
 pub(super) fn devices() -> impl Iterator<Item = PathBuf> {
     ["null", "zero", "full", "random", "urandom"]
         .into_iter()
         .map(|name| Path::new("/dev").join(name))
 }
 
-/// The trees of programs: those on PATH, and those that `command` leads to.
+/// Directory trees of programs: those on PATH, and those of `command` and its interpreters.
 ///
-/// A directory of programs brings what is installed beside it: `~/.nvm/versions/node/v22/bin`
-/// needs the `lib` next to it. Never a whole home.
+/// A directory of programs includes its installation: `~/.nvm/versions/node/v22/bin` needs the
+/// `lib` next to it. Never a whole home directory.
 pub(crate) fn programs(command: &OsStr, path: &OsStr, homes: &[PathBuf]) -> Vec<PathBuf> {
     let mut found = BTreeSet::new();
     let directories: Vec<PathBuf> = std::env::split_paths(path)
@@ -40,7 +40,7 @@ pub(crate) fn programs(command: &OsStr, path: &OsStr, homes: &[PathBuf]) -> Vec<
         add_tree(&dir, homes, &mut found);
     }
     let mut next = located(command, &directories);
-    // A script leads to its interpreter, and that may be a script again.
+    // The interpreter of a script may be a script again.
     for _ in 0..INTERPRETERS {
         let Some(program) = next else { break };
         let Some(target) = real(&program) else { break };
@@ -53,9 +53,9 @@ pub(crate) fn programs(command: &OsStr, path: &OsStr, homes: &[PathBuf]) -> Vec<
     outermost(found.into_iter())
 }
 
-/// `root`, or all that is below it but `hidden`.
+/// `root`, or the paths below it without `hidden`.
 ///
-/// What is created later beside a hidden path is not in it.
+/// Files created later beside a hidden path are not included.
 pub(super) fn without(root: &Path, hidden: &[PathBuf]) -> Vec<PathBuf> {
     if hidden.iter().any(|hidden| root.starts_with(hidden)) {
         return Vec::new();
@@ -69,7 +69,7 @@ pub(super) fn without(root: &Path, hidden: &[PathBuf]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Adds a directory of programs, and what belongs to them.
+/// Adds a directory of programs with its installation.
 fn add_tree(dir: &Path, homes: &[PathBuf], found: &mut BTreeSet<PathBuf>) {
     let is_shared = |path: &Path| {
         path.components().count() < 3 || homes.iter().any(|home| home.starts_with(path))
@@ -84,7 +84,7 @@ fn add_tree(dir: &Path, homes: &[PathBuf], found: &mut BTreeSet<PathBuf>) {
     let Some(prefix) = dir.parent().filter(|_| is_bin) else {
         return;
     };
-    // Beside these programs a home keeps what is not theirs: keyrings, registries' tokens.
+    // These prefixes also hold private files: keyrings, registry tokens.
     let is_mixed = homes
         .iter()
         .any(|home| MIXED.iter().any(|name| prefix == home.join(name)));
@@ -95,7 +95,7 @@ fn add_tree(dir: &Path, homes: &[PathBuf], found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// The file that `command` means; none if there is none.
+/// File of a command, if it exists.
 fn located(command: &OsStr, directories: &[PathBuf]) -> Option<PathBuf> {
     let path = Path::new(command);
     if path.components().count() > 1 || path.is_absolute() {
@@ -105,11 +105,11 @@ fn located(command: &OsStr, directories: &[PathBuf]) -> Option<PathBuf> {
     candidates.find(|path| path.is_file())
 }
 
-/// What the first line of a script names.
+/// Interpreter in the first line of a script.
 fn interpreter(script: &Path, directories: &[PathBuf]) -> Option<PathBuf> {
     let file = fs::File::open(script).ok()?;
     let mut line = Vec::new();
-    // No more than the kernel reads (BINPRM_BUF_SIZE).
+    // As much as the kernel reads (BINPRM_BUF_SIZE).
     let mut head = BufReader::new(file.take(256));
     head.read_until(b'\n', &mut line).ok()?;
     let line = String::from_utf8(line.strip_prefix(b"#!")?.to_vec()).ok()?;
@@ -126,13 +126,13 @@ fn real(path: &Path) -> Option<PathBuf> {
     fs::canonicalize(path).ok()
 }
 
-/// `paths` without those that lie below others of them.
+/// `paths` without those below others of them.
 fn outermost(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
     let sorted: BTreeSet<PathBuf> = paths
         .filter(|path| !path.components().any(|part| part == Component::ParentDir))
         .collect();
     let mut kept: Vec<PathBuf> = Vec::new();
-    // By components, a directory comes right before all that is below it.
+    // Sorted by components, a directory precedes all paths below it.
     for path in sorted {
         if !kept.last().is_some_and(|outer| path.starts_with(outer)) {
             kept.push(path);
@@ -165,7 +165,7 @@ const SYSTEM: [&str; 18] = [
 /// Prefixes in a home that hold more than programs.
 const MIXED: [&str; 3] = [".local", ".cargo", ""];
 
-/// Scripts of scripts.
+/// Limit of nested interpreters.
 const INTERPRETERS: usize = 4;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Addresses that no child in profile `standard` may connect to, refused by the kernel.
+//! Addresses to which the kernel refuses connections of children in profile `standard`.
 //!
-//! A small BPF program on the cgroup of the children looks at each TCP connection before it
-//! begins. Landlock cannot do this: it knows ports without addresses, and only as an allow-list.
-//! Not here: loading it (`launch`), and Landlock's ports (`confine`).
+//! A small BPF program on the cgroup of the children checks each TCP connection. Landlock cannot do
+//! this: it knows ports without addresses, and only as an allow-list. Not here: Landlock's ports
+//! (`domain`).
 
 use std::{
     fs, io,
@@ -13,17 +13,17 @@ use std::{
 
 use crate::backend::linux::syscalls;
 
-/// What is refused.
+/// Refused addresses and ports.
 #[derive(Debug, Default)]
 pub(crate) struct Refused {
     /// Ports of the gateway.
     pub(crate) ports: Vec<u16>,
-    /// Addresses of this machine beside loopback, on which these ports are.
+    /// Addresses of this machine with these ports, besides loopback.
     pub(super) local: Vec<IpAddr>,
 }
 
 impl Refused {
-    /// These ports on every address that this machine has now.
+    /// These ports on every present address of this machine.
     pub(super) fn on_this_machine(ports: &[u16]) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let v4 = local_v4(&read("/proc/net/fib_trie"));
@@ -34,7 +34,7 @@ impl Refused {
         }
     }
 
-    /// Refuses them to all that is, and will be, in `group` and below it.
+    /// Refuses them to all present and future processes in `group` and below it.
     pub(super) fn apply(&self, group: &Path) -> io::Result<()> {
         let group = fs::File::open(group)?;
         for (program, hook) in [
@@ -58,7 +58,7 @@ impl Refused {
     fn program_v6(&self) -> Vec<u64> {
         let mut program = begin();
         program.extend((0..4).map(|word| load(WORDS + word, ADDRESS_V6 + 4 * i16::from(word))));
-        // ::ffff:a.b.c.d goes out as IPv4, past the hook for that.
+        // ::ffff:a.b.c.d connects by IPv4 without its hook.
         let mut mapped = vec![copy(IP, WORDS + 3)];
         mapped.extend(self.check_v4());
         mapped.extend(allow());
@@ -83,7 +83,7 @@ impl Refused {
         program
     }
 
-    /// Denies the IPv4 address in `IP`, if it is to be; else goes on behind.
+    /// Denies the IPv4 address in `IP` if it is refused; else continues after the check.
     fn check_v4(&self) -> Vec<u64> {
         let mut check = vec![copy(SCRATCH, IP), mask(SCRATCH, 0xffff_0000)];
         check.extend(unless_dns(SCRATCH, 0xa9fe_0000));
@@ -100,19 +100,19 @@ impl Refused {
         check
     }
 
-    /// Does `check` for each of the ports.
+    /// Runs `check` for each of the ports.
     fn on_ports(&self, check: &[u64]) -> Vec<u64> {
         let on_port = |port: &u16| if_equal(PORT, u32::from(port.to_be()), check.to_vec());
         self.ports.iter().flat_map(on_port).collect()
     }
 }
 
-/// Whether this process may load and attach such a program at all.
+/// Whether this process may load such a program.
 pub(super) fn is_offered() -> bool {
     syscalls::load_filter(&allow(), CONNECT_V4).is_ok()
 }
 
-/// Allows what is not TCP, and loads the port.
+/// Allows all but TCP, and loads the port.
 fn begin() -> Vec<u64> {
     let mut program = vec![load(SCRATCH, PROTOCOL), step(0x16, SCRATCH, 0, 2, TCP)];
     program.extend(allow());
@@ -120,15 +120,15 @@ fn begin() -> Vec<u64> {
     program
 }
 
-/// Denies, if `register` has this value in network order, all ports but that of DNS, whose
-/// resolver is at such an address on many machines of clouds.
+/// Denies all ports but that of DNS if `register` has this value in network order: cloud machines
+/// often have a resolver at such an address.
 fn unless_dns(register: u8, value: u32) -> Vec<u64> {
     let mut inner = vec![step(0x16, PORT, 0, 2, u32::from(53_u16.to_be()))];
     inner.extend(deny());
     if_equal(register, u32::from_be(value), inner)
 }
 
-/// `then`, if the first words of the IPv6 address are these.
+/// Runs `then` if the IPv6 address begins with these words.
 fn if_words(words: &[u32], then: Vec<u64>) -> Vec<u64> {
     let mut inner = then;
     for (at, word) in [0, 1, 2, 3].into_iter().zip(words).rev() {
@@ -137,7 +137,7 @@ fn if_words(words: &[u32], then: Vec<u64>) -> Vec<u64> {
     inner
 }
 
-/// `then`, if a register has this value.
+/// Runs `then` if a register has this value.
 fn if_equal(register: u8, value: u32, then: Vec<u64>) -> Vec<u64> {
     let length = i16::try_from(then.len()).unwrap_or(i16::MAX);
     let mut program = vec![step(0x56, register, 0, length, value)];
@@ -158,7 +158,7 @@ fn allow() -> Vec<u64> {
     vec![step(0xb7, 0, 0, 0, 1), step(0x95, 0, 0, 0, 0)]
 }
 
-/// A word of what is asked for (`struct bpf_sock_addr`), which register 1 points to.
+/// Loads a word of the connection (`struct bpf_sock_addr`), to which register 1 points.
 fn load(register: u8, offset: i16) -> u64 {
     step(0x61, register, 1, offset, 0)
 }
@@ -167,7 +167,7 @@ fn copy(to: u8, from: u8) -> u64 {
     step(0xbf, to, from, 0, 0)
 }
 
-/// Keeps these bits, given in network order.
+/// Masks a register with bits in network order.
 fn mask(register: u8, bits: u32) -> u64 {
     // The 32-bit `and`: an immediate would be extended by its sign.
     step(0x54, register, 0, 0, u32::from_be(bits))
@@ -231,10 +231,11 @@ const WORDS: u8 = 6;
 /// `IPPROTO_TCP`.
 const TCP: u32 = 6;
 
-/// Where one cloud serves credentials over IPv6; the others use link-local addresses.
+/// Metadata service of a cloud over IPv6; others use link-local addresses.
 const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
 
-/// Keeps the program below the kernel's bound of 4096 instructions without privileges.
+/// Limit of local addresses: keeps the program below 4096 instructions, the kernel's limit without
+/// privileges.
 const MOST_LOCAL: usize = 100;
 
 #[cfg(test)]

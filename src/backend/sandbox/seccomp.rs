@@ -1,7 +1,7 @@
-//! The system calls that no server needs and that lead out of a sandbox.
+//! Seccomp filters: system calls that no server needs and that lead out of a sandbox.
 //!
-//! A deny-list, since servers are arbitrary programs: what is denied fails with EPERM, as if the
-//! caller lacked a privilege. Not here: all other walls (`confine`).
+//! A deny-list, since servers are arbitrary programs: denied calls fail with EPERM, as for a missing
+//! privilege.
 
 use std::io;
 
@@ -12,7 +12,11 @@ use seccompiler::{
 
 use super::cage::{Cage, Tcp};
 
-/// Puts the filters on this thread, which has to be the only one; needs `no_new_privs`.
+/// Applies the filters of `cage` to this thread, which must be the only one; needs `no_new_privs`.
+///
+/// # Errors
+///
+/// Seccomp's.
 pub(crate) fn apply(cage: &Cage) -> io::Result<()> {
     for program in programs(cage).map_err(io::Error::other)? {
         seccompiler::apply_filter(&program).map_err(io::Error::other)?;
@@ -20,7 +24,7 @@ pub(crate) fn apply(cage: &Cage) -> io::Result<()> {
     Ok(())
 }
 
-/// The filters of `cage`; a call must pass all of them.
+/// Filters of `cage`; a call must pass all of them.
 fn programs(cage: &Cage) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     let mut denied: Vec<(i64, Vec<SeccompRule>)> = Vec::new();
     if cage.is_hardened {
@@ -36,7 +40,7 @@ fn programs(cage: &Cage) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     }
     if cage.tcp != Tcp::Any {
         denied.extend(fast_open()?);
-        // It would make sockets past this filter.
+        // It could create sockets past this filter.
         denied.push((libc::SYS_io_uring_setup, Vec::new()));
     }
     if denied.is_empty() {
@@ -47,14 +51,14 @@ fn programs(cage: &Cage) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
         programs.push(without_x32());
     }
     if cage.is_hardened {
-        // What it is asked to do stands in memory, where a filter cannot see it. libc then takes
-        // `clone`, whose flags can be seen.
+        // Its arguments are in memory, invisible to a filter. libc falls back to `clone`, whose
+        // flags are visible.
         programs.push(filter(vec![(libc::SYS_clone3, Vec::new())], libc::ENOSYS)?);
     }
     Ok(programs)
 }
 
-/// Lets everything pass but `calls`, and ends a process that speaks for another architecture.
+/// Allows all calls but `calls`, and kills processes of another architecture.
 fn filter(
     calls: Vec<(i64, Vec<SeccompRule>)>,
     errno: i32,
@@ -70,7 +74,7 @@ fn filter(
     .try_into()
 }
 
-/// Ends a process that calls by x32 numbers, for which none of the rules hold.
+/// Kills processes that use x32 call numbers, which the rules do not cover.
 fn without_x32() -> BpfProgram {
     let step = |code, jt, jf, k| sock_filter { code, jt, jf, k };
     vec![
@@ -82,7 +86,7 @@ fn without_x32() -> BpfProgram {
     ]
 }
 
-/// One rule, all of whose conditions must hold: of which argument, how, and what.
+/// Rule of conditions that must all hold: argument, comparison and value.
 fn rule(
     conditions: impl IntoIterator<Item = (u8, Is, u64)>,
 ) -> Result<SeccompRule, seccompiler::BackendError> {
@@ -93,7 +97,7 @@ fn rule(
     SeccompRule::new(conditions?)
 }
 
-/// Calls that are denied for some of their arguments.
+/// Calls denied for some of their arguments.
 fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let new_user = libc::CLONE_NEWUSER.unsigned_abs().into();
     Ok(vec![
@@ -101,14 +105,14 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
             libc::SYS_clone,
             vec![rule([(0, Is::MaskedEq(new_user), new_user)])?],
         ),
-        // Asking is allowed, and so is the plain one.
+        // A query and the default personality are allowed.
         (
             libc::SYS_personality,
             vec![rule([(0, Is::Ne, 0), (0, Is::Ne, 0xffff_ffff)])?],
         ),
-        // The limits of another process, which may have the same uid.
+        // Limits of other processes.
         (libc::SYS_prlimit64, vec![rule([(0, Is::Ne, 0)])?]),
-        // Putting words into a terminal's input.
+        // Input faked for a terminal.
         (
             libc::SYS_ioctl,
             vec![
@@ -119,7 +123,7 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
     ])
 }
 
-/// Sockets that are denied.
+/// Denied sockets.
 fn sockets(cage: &Cage) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let family = |family: i32| u64::from(family.unsigned_abs());
     let (inet, inet6) = (family(libc::AF_INET), family(libc::AF_INET6));
@@ -127,7 +131,7 @@ fn sockets(cage: &Cage) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     if cage.is_hardened {
         let known = [family(libc::AF_UNIX), inet, inet6, family(libc::AF_NETLINK)];
         rules.push(rule(known.map(|known| (0, Is::Ne, known)))?);
-        // Of netlink only what libc asks for its addresses (NETLINK_ROUTE).
+        // Netlink only as libc uses it to list addresses (NETLINK_ROUTE).
         rules.push(rule([
             (0, Is::Eq, family(libc::AF_NETLINK)),
             (2, Is::Ne, 0),
@@ -139,7 +143,7 @@ fn sockets(cage: &Cage) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
                 (0, Is::Eq, family),
                 (1, Is::MaskedEq(SOCKET_TYPE), 1),
             ])?),
-            // Landlock's ports are those of plain TCP.
+            // Landlock restricts ports of plain TCP only.
             Tcp::Ports(_) => rules.push(rule([
                 (0, Is::Eq, family),
                 (1, Is::MaskedEq(SOCKET_TYPE), 1),
@@ -152,7 +156,7 @@ fn sockets(cage: &Cage) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     Ok(rules)
 }
 
-/// TCP fast open connects without `connect`, which Landlock watches.
+/// Denies TCP fast open, which connects without `connect`, past Landlock.
 fn fast_open() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let flag = libc::MSG_FASTOPEN.unsigned_abs().into();
     let with = |argument| Ok(vec![rule([(argument, Is::MaskedEq(flag), flag)])?]);
@@ -163,9 +167,9 @@ fn fast_open() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError
     ])
 }
 
-/// Denied whatever their arguments.
+/// Calls denied for all arguments.
 const DENIED: &[i64] = &[
-    // Other processes, and what they hold.
+    // Other processes and their descriptors.
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
@@ -174,7 +178,7 @@ const DENIED: &[i64] = &[
     libc::SYS_kcmp,
     libc::SYS_migrate_pages,
     libc::SYS_move_pages,
-    // The kernel's large and young surfaces.
+    // Large and young interfaces of the kernel.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -196,9 +200,9 @@ const DENIED: &[i64] = &[
     libc::SYS_mount_setattr,
     libc::SYS_setns,
     libc::SYS_unshare,
-    // Files past their paths.
+    // Files without their paths.
     libc::SYS_open_by_handle_at,
-    // Keyrings, which sandboxes share.
+    // Keyrings, which are shared between sandboxes.
     libc::SYS_keyctl,
     libc::SYS_add_key,
     libc::SYS_request_key,

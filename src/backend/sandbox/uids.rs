@@ -1,6 +1,6 @@
-//! The uids of children: each living child has one that no other has.
+//! Uids of children: one for each living child.
 //!
-//! Not here: becoming that user (`confine`).
+//! Not here: the change to that user (`guard::exec`).
 
 use std::{
     fs,
@@ -12,22 +12,22 @@ use std::{
 
 use crate::config::Uids;
 
-/// A range of uids, of which some are taken.
+/// Pool of uids.
 #[derive(Debug)]
 pub(crate) struct Pool {
     range: Uids,
-    /// A bit for each uid that a child has, or may still have.
+    /// A bit for each uid that a child has or may still have.
     taken: Box<[AtomicU64]>,
     /// A bit for each uid that a child ever had.
     used: Box<[AtomicU64]>,
-    /// Where the next search begins: a uid rests as long as possible.
+    /// Start of the next search: uids are reused as late as possible.
     next: AtomicU32,
 }
 
-/// A uid that one child has.
+/// Lease of a uid for one child.
 ///
-/// Given back only by [`Lease::end`], after the end of every process that had it. One that is
-/// dropped without stays taken, until nothing that has it is found to live.
+/// Freed by [`Lease::end`], after the end of every process with the uid. A dropped lease stays
+/// taken until no process with its uid is found.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pool: Arc<Pool>,
@@ -36,7 +36,7 @@ pub(crate) struct Lease {
 }
 
 impl Pool {
-    /// All of `range`, of which nothing is taken.
+    /// All uids of `range`, free.
     pub(crate) fn new(range: Uids) -> Self {
         let words = || (0..range.count.div_ceil(64)).map(|_| AtomicU64::new(0));
         Self {
@@ -47,9 +47,9 @@ impl Pool {
         }
     }
 
-    /// Takes a uid that nobody has; none if there is none.
+    /// Takes a free uid; none if all are taken.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Lease> {
-        // Then once more: what was dropped may have ended.
+        // Second pass: processes of dropped leases may have ended.
         self.search(false).or_else(|| self.search(true))
     }
 
@@ -74,7 +74,7 @@ impl Pool {
 }
 
 impl Lease {
-    /// Gives the uid back: nothing that has it lives.
+    /// Frees the uid: no process has it any more.
     pub(crate) fn end(self) {
         let at = self.uid - self.pool.range.first;
         self.pool.taken[(at / 64) as usize].fetch_and(!(1 << (at % 64)), Ordering::AcqRel);

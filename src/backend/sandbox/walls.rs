@@ -1,6 +1,7 @@
-//! What this machine can separate and confine, and what each child gets of it.
+//! Capabilities of this machine, and the walls that each child gets of them.
 //!
-//! Found out once at the start and held as a value. Not here: doing it (`confine`, `namespace`).
+//! Probed once at the start and held as a value. Not here: the walls themselves (`domain`,
+//! `namespace`, `seccomp`).
 
 use std::{
     ffi::OsStr,
@@ -25,26 +26,26 @@ use crate::{
     snapshot::Hidden,
 };
 
-/// What this kernel, and the rights of this process, make possible.
+/// Capabilities of this kernel and the rights of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a fact of the machine, independent of the others"
 )]
 pub(crate) struct Kernel {
-    /// The version of Landlock's interface; 0 is none.
+    /// Version of the Landlock ABI; 0 for none.
     pub(crate) landlock: u32,
-    /// Whether system calls can be filtered.
+    /// System calls can be filtered.
     pub(crate) has_seccomp: bool,
-    /// Whether a child can have user, pid and mount namespaces.
+    /// Children can have user, pid and mount namespaces.
     pub(crate) has_namespaces: bool,
-    /// Whether this process may become, and end, other users.
+    /// This process may change users and end processes of others.
     pub(crate) has_users: bool,
-    /// Whether the kernel takes this process's programs over connections.
+    /// This process may load BPF programs that filter connections.
     pub(crate) has_filters: bool,
-    /// Files that this process may have open at most.
+    /// Limit of open files of this process.
     pub(crate) open_files: u64,
-    /// This process's cgroup.
+    /// Cgroup of this process.
     pub(crate) cgroup: Option<Delegation>,
 }
 
@@ -71,11 +72,11 @@ impl Kernel {
         }
     }
 
-    /// What children get, if it is to be `wish`, or else the first that works.
+    /// Means that children get: separation `wish`, or the first one that works.
     ///
     /// # Errors
     ///
-    /// The key that asks for what is not there, and why it is not.
+    /// The key that asks for a missing capability, and the reason.
     pub(crate) fn offer(
         &self,
         wish: Option<Separation>,
@@ -104,7 +105,7 @@ impl Kernel {
         let separation = match wish {
             Some(wish) if works(wish) => wish,
             Some(wish) => return Err(("sandbox.separation", why(wish))),
-            // Whoever names uids wants them used.
+            // Configured uids must be used.
             None if uids.is_some() && !self.has_users => {
                 return Err(("sandbox.uids", why(Separation::Uid)));
             }
@@ -130,24 +131,24 @@ impl Kernel {
     }
 }
 
-/// The walls that children of one gateway get.
+/// Walls of the children of one gateway.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
-    /// What can be enforced.
+    /// Means that can be enforced.
     offer: Offer,
-    /// The uids of children.
+    /// Uids of children.
     uids: Option<Arc<Pool>>,
-    /// The cgroups of children.
+    /// Cgroups of children.
     groups: Option<Groups>,
-    /// What of the gateway no child may see; none means one's own server, which may use all that
-    /// one owns.
+    /// Files of the gateway hidden from children; none for `run`, whose server may use all files of
+    /// its user.
     hide: Option<Hidden>,
-    /// What of the system every child may read.
+    /// Parts of the system that every child may read.
     system: Vec<PathBuf>,
 }
 
 impl Sandbox {
-    /// Walls out of what `kernel` has; `ports` are the gateway's own.
+    /// Walls from the capabilities of `kernel`; `ports` are those of the gateway.
     pub(crate) fn new(
         kernel: &Kernel,
         offer: Offer,
@@ -175,12 +176,12 @@ impl Sandbox {
         })
     }
 
-    /// What can be enforced here.
+    /// Means that can be enforced here.
     pub(crate) fn offer(&self) -> &Offer {
         &self.offer
     }
 
-    /// None at all, for tests of other things.
+    /// No walls, for other tests.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self {
@@ -200,7 +201,7 @@ impl Sandbox {
         }
     }
 
-    /// A uid for a child, where each has its own.
+    /// Leases a uid for a child, if each has its own.
     pub(crate) fn lease(&self) -> io::Result<Option<Lease>> {
         let Some(uids) = &self.uids else {
             return Ok(None);
@@ -209,7 +210,7 @@ impl Sandbox {
         uids.take().ok_or_else(none_left).map(Some)
     }
 
-    /// A cgroup for a child, where there are such.
+    /// Creates a cgroup for a child, if cgroups are delegated.
     pub(crate) fn group(
         &self,
         name: &str,
@@ -221,7 +222,7 @@ impl Sandbox {
         self.groups.as_ref().map(leaf).transpose()
     }
 
-    /// The walls of a child with this environment's PATH, HOME and working directory.
+    /// Decides the cage of a child with this PATH, HOME and working directory.
     pub(crate) fn cage(
         &self,
         launch: &Launch,
@@ -275,14 +276,14 @@ impl Sandbox {
     }
 }
 
-/// What children that are root may not read, though it lies in the system's directories.
+/// Files in system directories that children of root must not read.
 fn secrets(separation: Separation) -> impl Iterator<Item = PathBuf> {
     let are_root = rustix::process::geteuid().is_root() && separation != Separation::Uid;
     let files = SECRETS.iter().filter(move |_| are_root);
     files.map(PathBuf::from)
 }
 
-/// Arguments of a server in profile `standard` that name what its child will not find.
+/// Arguments of a server in profile `standard` that name unreadable files.
 pub(crate) fn out_of_reach<'l>(
     launch: &'l Launch,
     path: &OsStr,
@@ -300,7 +301,7 @@ pub(crate) fn out_of_reach<'l>(
         .collect()
 }
 
-/// What a child in profile `standard` may read, beside what it may write.
+/// Files that a child in profile `standard` may read, besides those that it may write.
 fn readable(
     system: &[PathBuf],
     launch: &Launch,
@@ -315,10 +316,10 @@ fn readable(
     read
 }
 
-/// Landlock scopes signals and abstract sockets since its interface 6 (Linux 6.12).
+/// First Landlock ABI that scopes signals and abstract sockets (Linux 6.12).
 const SCOPES_SINCE: u32 = 6;
 
-/// Readable for root alone, and for whoever still has its uid.
+/// Files readable for uid 0 alone.
 const SECRETS: [&str; 6] = [
     "/etc/shadow",
     "/etc/shadow-",

@@ -96,7 +96,7 @@ pub(crate) struct Hello {
     pub(crate) revision: Revision,
     /// Result of `initialize`.
     pub(crate) result: Bytes,
-    /// The child in the registry.
+    /// Entry of the child in the registry.
     pub(crate) entry: Arc<Entry>,
 }
 

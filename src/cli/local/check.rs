@@ -1,6 +1,6 @@
-//! `lockgate check`: every mistake, or what would be served and what this kernel offers.
+//! `lockgate check`: every mistake, or a summary of the gateway and of this machine.
 //!
-//! Not here: what is a mistake (`config`, `control`).
+//! Not here: the checks themselves (`config`, `declare`).
 
 use std::{
     path::{Path, PathBuf},
@@ -58,7 +58,7 @@ pub(crate) fn check(args: CheckArgs) -> ExitCode {
     }
 }
 
-/// What would be served, or every mistake in configuration and manifest.
+/// Summary of the gateway, or every mistake in configuration and manifest.
 fn report(
     sources: &Sources,
     apply: Option<&Path>,
@@ -157,7 +157,7 @@ fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> Strin
     lines.join("\n") + "\n"
 }
 
-/// What this machine offers, and what all children get of it.
+/// Summary of this machine, and of the means that children get.
 fn machine(kernel: &Kernel, offer: &Offer) -> String {
     let offered = |is_offered| if is_offered { "yes" } else { "no" };
     let landlock = match kernel.landlock {
@@ -209,7 +209,7 @@ fn machine(kernel: &Kernel, offer: &Offer) -> String {
         + "\n"
 }
 
-/// What one server's children get.
+/// Summary of the walls around the children of one server.
 fn walls(server: &Server, offer: &Offer) -> Vec<String> {
     let name = format!("{}/{}", server.tenant, server.name);
     let asked = &server.launch.confinement;

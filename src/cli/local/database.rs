@@ -73,7 +73,7 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
         of_file(config)?;
         let store = Store::open(opening(config)).await?;
         let at = |error: &io::Error| wrong(&target, format!("cannot be made: {error}"), NEW_FILE);
-        // SQLite fills an empty file; made here so that only its owner may read it.
+        // SQLite fills an empty file; created here with access for its owner only.
         new_file(&target).map_err(|error| at(&error))?;
         let copied = store.copy_to(&target).await;
         store.close().await;
@@ -113,14 +113,14 @@ pub(crate) fn restore(args: CopyArgs) -> ExitCode {
             .map_err(|error| wrong(&copy, error.to_string(), "name a file that backup made"))?;
         let put = put_back(&copy, &file);
         put.map_err(|error| wrong(&file, format!("cannot be written: {error}"), "make room"))?;
-        // What it needs to be of use, said before a gateway stumbles over it.
+        // Reports a missing master key now rather than at the next start of a gateway.
         let store = Store::open(opening(config)).await?;
         store.close().await;
         Ok(format!("{} is as {} was", file.display(), copy.display()))
     })
 }
 
-/// Puts a copy in the place of the store, whole or not at all.
+/// Replaces the database file by a copy, atomically.
 fn put_back(copy: &Path, file: &Path) -> io::Result<()> {
     let new = file.with_extension("db.new");
     let beside = |end: &str| PathBuf::from(format!("{}{end}", file.display()));
@@ -132,7 +132,7 @@ fn put_back(copy: &Path, file: &Path) -> io::Result<()> {
     let mut target = new_file(&new)?;
     io::copy(&mut File::open(copy)?, &mut target)?;
     target.sync_all()?;
-    // What SQLite keeps beside the old file must never be read as part of the new one.
+    // Companion files of the old database must never be read with the new one.
     remove(&beside("-wal"))?;
     remove(&beside("-shm"))?;
     fs::rename(&new, file)?;
@@ -144,7 +144,7 @@ fn new_file(path: &Path) -> io::Result<File> {
     options.write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// The store as these commands open it: they change nothing that is declared.
+/// Options to open the database without checks of declared objects: these commands change none.
 fn opening(config: &Config) -> Opening {
     let judge: Judge = Arc::new(|_, _| Vec::new());
     Opening::of(config, judge, Clock::system())
@@ -166,7 +166,7 @@ fn wrong(path: &Path, what: String, remedy: &str) -> Failure {
     Failure::Invalid(vec![Wrong::new(what, remedy).at(&place, "store")])
 }
 
-/// Runs a command on the store that the configuration names, and says what came of it.
+/// Runs a command on the database that the configuration names, and prints its result.
 fn done(args: StoreArgs, act: impl AsyncFnOnce(&Config) -> Result<String, Failure>) -> ExitCode {
     let sources = Sources {
         file: args.config,

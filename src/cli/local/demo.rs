@@ -16,7 +16,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// Answers of the client to what the demo asked, by the demo's id.
+/// Waiting requests of the demo to its client, by id.
 #[expect(
     clippy::disallowed_types,
     reason = "plain threads; nothing here is async"
@@ -96,7 +96,7 @@ fn respond(id: &Value, outcome: Result<Value, (i32, &str)>) {
 
 fn say(message: &Value) {
     let mut out = std::io::stdout().lock();
-    // A client that is gone ends this process by the end of its stdin.
+    // Without a client this process ends at the end of its stdin.
     let _ = writeln!(out, "{message}").and_then(|()| out.flush());
 }
 

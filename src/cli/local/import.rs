@@ -1,6 +1,6 @@
-//! `lockgate import`: an `mcp.json` of a desktop client becomes a manifest.
+//! `lockgate import`: conversion of a desktop client's `mcp.json` into a manifest.
 //!
-//! Not here: applying it. What cannot be kept is told, never dropped in silence.
+//! Every dropped or changed part is noted on stderr.
 
 use std::{
     collections::BTreeSet,
@@ -42,7 +42,7 @@ pub(crate) fn import(args: &ImportArgs) -> ExitCode {
     )
 }
 
-/// Writes the manifest for `tenant` to `out`, and what was changed or dropped to `notes`.
+/// Writes the manifest for `tenant` to `out`, and changed or dropped parts to `notes`.
 fn convert_file(file: &Path, tenant: &str, out: &mut dyn Write, notes: &mut dyn Write) -> ExitCode {
     let (manifest, lines, code) = match read(file, tenant) {
         Ok((manifest, lines)) => (manifest, lines, 0),
@@ -71,7 +71,7 @@ fn read(file: &Path, tenant: &str) -> Result<(String, Vec<String>), Vec<Mistake>
     convert(&place, &text, tenant)
 }
 
-/// The manifest for `text`, which stands in `file`, and the notes.
+/// Converts `text` of `file` into a manifest and notes.
 fn convert(file: &str, text: &str, tenant: &str) -> Result<(String, Vec<String>), Vec<Mistake>> {
     let (tree, errors) = Format::Json.parse(file, text);
     let Some(tree) = tree else {
@@ -110,12 +110,12 @@ fn convert(file: &str, text: &str, tenant: &str) -> Result<(String, Vec<String>)
     Ok((format!("{head}{servers}{body}"), import.notes))
 }
 
-/// What was told so far, and which names are taken.
+/// Notes and taken names of a conversion.
 #[derive(Default)]
 struct Import {
     notes: Vec<String>,
     names: BTreeSet<String>,
-    /// Names that can stay as they are; no other server may take them.
+    /// Valid original names, reserved for their servers.
     kept: BTreeSet<String>,
 }
 
@@ -124,7 +124,7 @@ impl Import {
         self.notes.push(format!("{}: {what}", node.place));
     }
 
-    /// One server as lines of the manifest; none if it cannot be one.
+    /// Lines of the manifest for one server; empty if it is dropped.
     fn server(&mut self, original: &str, node: &Node) -> String {
         if member(node, "url").is_some() || member(node, "serverUrl").is_some() {
             self.note(node, &format!("{original} is a remote server: dropped"));
@@ -239,7 +239,7 @@ impl Import {
         name
     }
 
-    /// Other programs' ways to name variables, as `${env:NAME}`; every other `$` as `$$`.
+    /// Converts variables of other programs to `${env:NAME}`, and every other `$` to `$$`.
     fn variables(&mut self, text: &str, node: &Node, server: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
@@ -302,7 +302,7 @@ fn member<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
         .map(|(_, member)| member)
 }
 
-/// A text, or what clients turn into one.
+/// A text, or a scalar that clients convert into one.
 fn plain(node: &Node) -> Option<String> {
     match &node.value {
         Value::Text(text) => Some(text.clone()),
@@ -317,7 +317,7 @@ fn is_variable(text: &str) -> bool {
     text.starts_with(starts) && text.chars().all(|c| starts(c) || c.is_ascii_digit())
 }
 
-/// The id of an input as the name of a variable: `api-key` is `API_KEY`.
+/// Name of a variable for the id of an input: `api-key` becomes `API_KEY`.
 fn variable_name(id: &str) -> String {
     let letter = |c: char| {
         if c.is_ascii_alphanumeric() {
@@ -334,7 +334,7 @@ fn variable_name(id: &str) -> String {
     }
 }
 
-/// A YAML scalar in double quotes that holds exactly this text.
+/// This text as a YAML scalar in double quotes.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -342,8 +342,7 @@ fn quoted(text: &str) -> String {
             '"' | '\\' => out.extend(['\\', c]),
             '\n' => out.push_str("\\n"),
             '\t' => out.push_str("\\t"),
-            // What YAML 1.2 (5.1) calls printable stands for itself, save for what breaks lines
-            // and the byte order mark.
+            // Printable characters of YAML 1.2 (5.1), except line breaks and the byte order mark.
             ' '..='~'
             | '\u{a0}'..='\u{2027}'
             | '\u{202a}'..='\u{d7ff}'
@@ -357,9 +356,9 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Where clients keep their servers; the second is VS Code's.
+/// Keys with the servers of a client; the second is VS Code's.
 const LISTS: [&str; 2] = ["mcpServers", "servers"];
-/// Names that mean something else than a variable in VS Code.
+/// Names with another meaning than a variable in VS Code.
 const VSCODE: [&str; 4] = [
     "workspaceFolder",
     "workspaceFolderBasename",

@@ -1,4 +1,4 @@
-//! `lockgate key new`: an API key for whoever writes a manifest.
+//! `lockgate key new`: an API key for a manifest.
 
 use std::{io::Write, process::ExitCode};
 
@@ -6,7 +6,7 @@ use aws_lc_rs::rand::SystemRandom;
 
 use crate::auth::api_key;
 
-/// Prints a key, which nobody can show again, and the hash that a manifest has of it.
+/// Prints a new key, which cannot be shown again, and its hash for a manifest.
 pub(crate) fn new(out: &mut impl Write) -> ExitCode {
     let Ok(key) = api_key::generate(&SystemRandom::new()) else {
         eprintln!("lockgate: no randomness");

@@ -2,11 +2,11 @@
 
 use std::{future::Future, process::ExitCode};
 
-/// Waits for `work` on a runtime of its own.
+/// Runs `work` on its own runtime.
 ///
 /// # Errors
 ///
-/// The exit code of a machine that has no thread or file for one, which is said on stderr.
+/// The exit code if the runtime cannot start; the reason is printed on stderr.
 pub(crate) fn wait<T>(work: impl Future<Output = T>) -> Result<T, ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

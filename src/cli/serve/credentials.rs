@@ -1,6 +1,6 @@
-//! What the gateway's own settings hold as certificates and keys, tried before anything starts.
+//! Certificates and keys in the settings, checked before the start.
 //!
-//! Not here: reading the settings (`config`), and whether the store knows such a key (`control`).
+//! Not here: reading the settings (`config`).
 
 use crate::{
     auth::api_key,
@@ -9,7 +9,7 @@ use crate::{
     http::edge::{CERTIFICATE, Files, TlsError},
 };
 
-/// Those with which it would end as soon as it needs them.
+/// Mistakes in certificates and keys, found by loading them.
 pub(crate) fn mistakes(config: &Config) -> Vec<Mistake> {
     let tls = config.http.tls.as_ref().and_then(|tls| {
         let (cert, key) = (tls.cert.clone(), tls.key.clone());

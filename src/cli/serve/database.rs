@@ -25,15 +25,15 @@ use crate::{
     snapshot::{Applied, Hidden, Keeper, Live},
 };
 
-/// Where what is served comes from.
+/// Origin of the catalogue.
 pub(super) enum Source {
-    /// It is known, and never changes.
+    /// A fixed catalogue (`run`).
     Fixed(Catalog),
-    /// It is what the store holds, after this was applied to it.
+    /// The database, after applying this manifest to it.
     Stored(Option<Applied>),
 }
 
-/// What is served, read for the first time; mistakes are the operator's.
+/// Reads the catalogue for the first time; mistakes are the operator's.
 pub(super) async fn open(
     source: Source,
     config: &Config,
@@ -67,13 +67,13 @@ pub(super) async fn open(
     );
     let mut started = keeper.start().await;
     if started.is_ok() && live.is_loaded() {
-        // Before anybody is told that it listens: whoever waits for that may want to get in.
+        // Before listening is announced: a waiting client may log in at once.
         let given = given.map(Secret::expose);
         started = ensure_operator(&live, given, &config.data_dir).await;
     }
     match started {
         Ok(()) => {
-            // A replica signs with what all of them have; where a file is made, it was made by now.
+            // All replicas sign with the same keys; a key file exists by now.
             let keys = config.redis.as_ref();
             let keys = keys.map(|_| source.keyring(&SystemRandom::new(), Make::Never));
             Ok(match keys.transpose() {
@@ -90,7 +90,7 @@ pub(super) async fn open(
     }
 }
 
-/// The ports of PostgreSQL and Redis, which no child may reach.
+/// Ports of PostgreSQL and Redis, refused to children.
 pub(super) fn ports(config: &Config) -> impl Iterator<Item = u16> {
     let redis = config.redis.as_ref().map(|redis| &redis.url);
     let urls = [
@@ -103,11 +103,11 @@ pub(super) fn ports(config: &Config) -> impl Iterator<Item = u16> {
     })
 }
 
-/// Tells other commands, as long as it is held, that this data directory is in use.
+/// Locks the data directory against `restore` while the file is held.
 ///
 /// # Errors
 ///
-/// What the file system says; that the store is just being put back.
+/// The file system's; a `restore` under way.
 pub(super) fn hold(config: &Config) -> anyhow::Result<File> {
     let file = lock_file(&config.data_dir)?;
     match file.try_lock_shared() {
@@ -135,5 +135,5 @@ pub(crate) fn lock_file(data_dir: &Path) -> anyhow::Result<File> {
     opened.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// The port of a URL that names none.
+/// Default port of PostgreSQL.
 const POSTGRES: u16 = 5432;

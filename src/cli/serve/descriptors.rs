@@ -1,32 +1,31 @@
-//! Open files: how many this process may have, and what they suffice for.
+//! Limit of open files, and the number of connections that it allows.
 //!
-//! Not here: the bound of a child, which is its own (`limits.files`, `backend/confine`).
+//! Not here: the limit of a child (`limits.files`).
 
 use rustix::process::{Resource, Rlimit};
 
 use crate::config::Config;
 
-/// Takes all that the hard limit grants: the soft one is low for programs that are not this one.
+/// Raises the soft limit to the hard limit.
 pub(crate) fn raise() {
     let hard = rustix::process::getrlimit(Resource::Nofile).maximum;
     let (current, maximum) = (hard, hard);
-    // Up to the hard limit nobody is refused; and if, what there is is bounded and warned of.
+    // Never refused up to the hard limit; if it is, the shortage is handled anyway.
     _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current, maximum });
 }
 
-/// Connections that are asked for and cannot be had.
+/// Shortage of open files for the configured connections.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Shortage {
-    /// How many there can be.
+    /// Possible connections.
     pub(crate) connections: usize,
-    /// Key, what, and remedy.
+    /// Key, problem and remedy.
     pub(crate) what: String,
 }
 
-/// What `files` open ones do not suffice for.
+/// Shortage if `files` may be open.
 ///
-/// Without a bound below them a listener could say nothing to those beyond, and no listener could
-/// accept: probes neither.
+/// Without a lower limit of connections no listener could accept any more, not even for probes.
 pub(crate) fn shortage(config: &Config, files: u64) -> Option<Shortage> {
     let wanted = config.http.max_connections;
     let files = usize::try_from(files).unwrap_or(usize::MAX);
@@ -41,7 +40,7 @@ pub(crate) fn shortage(config: &Config, files: u64) -> Option<Shortage> {
     })
 }
 
-/// For the store and Redis, the listeners beside, and two hundred children.
+/// Files reserved for the database, Redis, listeners and two hundred children.
 const RESERVE: usize = 1024;
 
 #[cfg(test)]

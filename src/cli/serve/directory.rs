@@ -1,6 +1,6 @@
-//! Directories of the gateway's own, which nobody else may enter.
+//! Private directories of the gateway.
 //!
-//! Not here: what lies in them (`control/store`, `backend/stores`).
+//! Not here: their contents (`database`, `backend`).
 
 use std::{
     fs::{self, Metadata, Permissions},
@@ -13,13 +13,13 @@ use anyhow::Context;
 
 use crate::config::{Config, Mistake, Wrong};
 
-/// Sees to the data directory: makes it, or closes one that is the gateway's.
+/// Creates the data directory, or makes an existing one of the gateway private.
 ///
-/// One that others use is never closed before them: neither /srv, nor what another user has there.
+/// A directory in use by others is never changed: neither /srv, nor one of another user.
 ///
 /// # Errors
 ///
-/// What the file system says.
+/// The file system's.
 pub(super) fn claim(config: &Config) -> anyhow::Result<Result<(), Mistake>> {
     let made = made(&config.data_dir)?;
     Ok(made.map_err(|wrong| wrong.at(config.place("data_dir"), "data_dir")))
@@ -36,7 +36,7 @@ fn made(path: &Path) -> anyhow::Result<Result<(), Wrong>> {
     private(path).context("data_dir").map(Ok)
 }
 
-/// Sees to a directory below those that are the gateway's.
+/// Creates a private directory, or makes an existing one private.
 pub(super) fn private(path: &Path) -> anyhow::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -44,7 +44,7 @@ pub(super) fn private(path: &Path) -> anyhow::Result<()> {
         .create(path)
         .with_context(|| format!("cannot create the directory {}", path.display()))?;
     if fs::metadata(path)?.mode() & OTHERS != 0 {
-        // It was there before, and children with another uid must not see what is in it.
+        // An existing directory; children with another uid must not enter it.
         fs::set_permissions(path, Permissions::from_mode(0o700))
             .with_context(|| format!("cannot close the directory {}", path.display()))?;
     }
@@ -61,7 +61,7 @@ fn there(path: &Path) -> anyhow::Result<Option<Metadata>> {
     }
 }
 
-/// Why this is no directory of the gateway's.
+/// Reason why a directory does not belong to the gateway.
 fn whose(path: &Path, found: &Metadata) -> anyhow::Result<Option<&'static str>> {
     let own = rustix::process::geteuid();
     let is_owner = found.uid() == own.as_raw();
@@ -77,17 +77,17 @@ fn whose(path: &Path, found: &Metadata) -> anyhow::Result<Option<&'static str>> 
     });
     let names = names.with_context(|| format!("data_dir: cannot read {}", path.display()))?;
     let is_own = names.iter().any(|name| OWN.iter().any(|own| name == own));
-    // What a file system begins with.
+    // A new file system contains this directory.
     let is_empty = names.iter().all(|name| name == "lost+found");
-    // Right below / is what all of a system use.
+    // Directories right below / are shared by the system.
     let is_shared = !is_owner || fs::canonicalize(path).is_ok_and(|path| path.iter().count() <= 2);
     let is_theirs = is_shared && !is_own && !is_empty;
     Ok(is_theirs.then_some("is open to others and holds what is theirs"))
 }
 
-/// Rights of a group and of everybody.
+/// Rights of group and others.
 const OTHERS: u32 = 0o077;
-/// What no other program leaves in a directory.
+/// Files that only a gateway creates.
 const OWN: [&str; 3] = ["lockgate.lock", "lockgate.db", "master.key"];
 const REMEDY: &str = "name a directory below it, which is made for the gateway alone";
 
@@ -135,7 +135,7 @@ mod tests {
         let is_root = rustix::process::geteuid().is_root();
         let (mut theirs, mut why) = (Path::new("/"), "belongs to another user");
         if is_root {
-            // Only root gives directories away.
+            // Only root can change owners.
             fs::write(dir.path().join("index.html"), "").unwrap();
             fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
             chown(dir.path(), Some(65_534), None).unwrap();

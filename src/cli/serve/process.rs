@@ -58,7 +58,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // Its memory, environment and descriptors are nobody's, not even a child's of the same uid.
+    // Memory, environment and descriptors are private, also from children with the same uid.
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         eprintln!("lockgate: cannot protect its memory: {error}");
         return ExitCode::FAILURE;
@@ -75,12 +75,12 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
         .context("cannot start the runtime")
         .and_then(|runtime| {
             let outcome = runtime.block_on(gateway(plan, logs.clone()));
-            // What is still blocked at this point has had its time.
+            // Blocked tasks have had their time.
             runtime.shutdown_timeout(Duration::from_millis(200));
             outcome
         });
     if let Some(work) = work {
-        // Nothing may be left; a child's own files were removed with it.
+        // Nothing should be left: private directories are removed with their children.
         let _ = removal::remove(&work);
     }
     logs.flush(Duration::from_millis(500));
@@ -93,7 +93,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     }
 }
 
-/// Says what has to be changed before the gateway can start.
+/// Prints mistakes that prevent a start.
 fn refuse(mistakes: &[Mistake]) -> ExitCode {
     for mistake in mistakes {
         eprintln!("{mistake}");
@@ -124,13 +124,13 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let _held = (!is_run).then(|| database::hold(&config)).transpose()?;
     directory::private(&work)?;
     if offer.separation == Separation::Uid {
-        // To be passed through: what lies in it is everybody's own.
+        // Children pass through it to their own directories.
         std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
     }
     let mut ports = sockets::ports(&listeners)?;
     ports.extend(database::ports(&config));
-    // `run` keeps nothing that would have to be hidden. To hide means to list all that lies
-    // beside: it costs every start, and what is created there later would not be seen.
+    // `run` keeps nothing to hide. Hiding lists all files beside the hidden ones: it costs every
+    // start, and files created there later would be invisible.
     let own = [config.data_dir.clone(), work.clone()];
     let hidden = Hidden::new(own.into_iter().chain(secrets));
     let hide = (!is_run).then(|| hidden.clone());
@@ -155,14 +155,14 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Where stores are: children with a uid of their own cannot pass through the data directory, and
-/// `run` has none.
+/// Directory of prepared stores: children with their own uid cannot pass through the data
+/// directory, and `run` has none.
 fn stores_of(config: &Config, work: &Path, is_temporary: bool) -> PathBuf {
     let base = if is_temporary { work } else { &config.data_dir };
     base.join("prepared")
 }
 
-/// Says what was asked for and will not hold, at every start.
+/// Warns of unsafe settings and of walls that are not enforced.
 fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
     if config.sandbox.shared_uid && offer.separation == Separation::None {
         tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");

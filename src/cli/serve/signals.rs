@@ -1,6 +1,6 @@
-//! Signals from outside: the first drains, the second ends at once.
+//! SIGTERM, SIGINT and SIGHUP: the first one drains, the second one halts.
 //!
-//! Not here: what draining is (`run`).
+//! Not here: draining (`gateway`).
 
 use std::fs;
 
@@ -9,12 +9,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::gateway::Shutdown;
 
-/// The first SIGTERM, SIGINT or SIGHUP drains, the second ends at once. Returns when children have
-/// had the time that the second one leaves them.
+/// Cancels `drain` at the first SIGTERM, SIGINT or SIGHUP, and `halt` at the second one.
 pub(super) fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
-    // Whoever began it under nohup wants it to outlive the terminal.
+    // Under nohup the gateway must outlive its terminal.
     let hang_up = (!is_ignored())
         .then(|| signal(SignalKind::hangup()))
         .transpose();
@@ -28,7 +27,7 @@ pub(super) fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output =
             }
             token.cancel();
         }
-        // The guards end what is left when this process is gone.
+        // Guards end all remaining children once this process is gone.
     })
 }
 

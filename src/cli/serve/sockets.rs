@@ -1,4 +1,4 @@
-//! The sockets of a gateway: bound before anything is started, and told to whoever waits for it.
+//! Listener sockets of a gateway, and the addresses that it announces and advertises.
 
 use std::{
     io::{ErrorKind, Write},
@@ -17,7 +17,7 @@ use crate::{
     http::reply::page::snippets,
 };
 
-/// Binds every listener that is asked for.
+/// Binds all configured listeners.
 pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<Listeners> {
     let bind = async |key, address| bind(config, key, address).await;
     let maybe = async |key, address: Option<SocketAddr>| match address {
@@ -43,7 +43,7 @@ pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<L
     })
 }
 
-/// Listens on what this key says; a port that is taken is never replaced by another.
+/// Listens on the address of a key; never on another port instead.
 async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let remedy = match error.kind() {
@@ -58,7 +58,7 @@ async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result
     })
 }
 
-/// The ports that no child may reach.
+/// Ports of the listeners, refused to children.
 pub(super) fn ports(listeners: &Listeners) -> anyhow::Result<Vec<u16>> {
     let Listeners {
         http,
@@ -73,7 +73,7 @@ pub(super) fn ports(listeners: &Listeners) -> anyhow::Result<Vec<u16>> {
     all.map(port).collect()
 }
 
-/// Says that it listens, and where.
+/// Announces the listeners, in the log or on stdout.
 pub(super) fn announce(config: &Config, listeners: &Listeners, is_run: bool) -> anyhow::Result<()> {
     let of = |listener: Option<&TcpListener>| {
         let address = listener.map(TcpListener::local_addr).transpose()?;
@@ -104,7 +104,7 @@ pub(super) fn announce(config: &Config, listeners: &Listeners, is_run: bool) -> 
     Ok(())
 }
 
-/// Where other replicas reach the cluster listener.
+/// Address at which other replicas reach the cluster listener.
 async fn advertised(config: &Config, bound: SocketAddr) -> anyhow::Result<Arc<str>> {
     if let Some(written) = &config.cluster.advertise {
         return Ok(written.as_str().into());
@@ -117,8 +117,8 @@ async fn advertised(config: &Config, bound: SocketAddr) -> anyhow::Result<Arc<st
     Ok(SocketAddr::new(own, bound.port()).to_string().into())
 }
 
-/// This machine's address on the network where Redis is; where that is here, or does not answer to
-/// its name, the one that its own name stands for, or that it would reach others from.
+/// Address of this machine on the network of Redis; if Redis is local or its name unknown, the
+/// address of the host name or of the default route.
 async fn own_address(config: &Config) -> Option<IpAddr> {
     let url = config.redis.as_ref().map(|redis| redis.url.expose());
     let url = url.and_then(|url| Url::parse(url).ok());
@@ -147,11 +147,11 @@ async fn own_address(config: &Config) -> Option<IpAddr> {
             return Some(own);
         }
     }
-    // Nothing but loopback: then the others are here too.
+    // Loopback only: other replicas run on this machine too.
     towards
 }
 
-/// The address from which this machine reaches another one; nothing is sent.
+/// Local address of the route to another machine; no packet is sent.
 async fn from(there: (String, u16)) -> Option<IpAddr> {
     let there = lookup_host(there).await.ok()?.next()?;
     let any: IpAddr = if there.is_ipv4() {
@@ -164,9 +164,9 @@ async fn from(there: (String, u16)) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// The port of a URL that names none.
+/// Default port of Redis.
 pub(super) const REDIS: u16 = 6379;
-/// Addresses that nobody has (RFC 5737, RFC 3849): they are reached by the way to everybody.
+/// Documentation addresses (RFC 5737, RFC 3849), reached by the default route.
 const ELSEWHERE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),

@@ -12,7 +12,7 @@ use super::{
     interpolation::interpolate,
     reader::Reader,
 };
-use crate::config::{Fields, Node, Value, Wrong, reader::name};
+use crate::config::{Fields, Mistakes, Node, Value, Wrong, reader::name};
 use crate::declare::{
     Builtin, DeclaredClient, Hidden, Kind, PASSWORD, PASSWORD_HASH, User,
     password::{check_hash, check_password},
@@ -26,10 +26,12 @@ impl Reader<'_> {
         let clients = self.each(tenant, Kind::Client, client_id, Self::client);
         let providers = self.each(tenant, Kind::Provider, name, Self::provider);
         self.distinct(tenant, &providers);
-        let found = &mut self.mistakes;
-        let mut flag = |key| auth.is_none_or(|auth| auth.read(key, true, Node::flag, found));
+        if let Some(auth) = auth {
+            auth.order(&["scopes"]);
+        }
+        let flag = |key| auth.is_none_or(|auth| auth.read(key, true, Node::flag));
         let (registration, documents) = (flag("registration"), flag("documents"));
-        let asked = |auth: &Fields<'_>| auth.read("scopes", Vec::new(), scopes, found);
+        let asked = |auth: &Fields<'_>| auth.read("scopes", Vec::new(), scopes);
         Builtin {
             users,
             clients,
@@ -47,7 +49,8 @@ impl Reader<'_> {
                 continue;
             };
             // Its own mistakes were found before.
-            let members = Fields::any(node, &tenant.key(kind.plural()), &mut Vec::new());
+            let ignored = Mistakes::default();
+            let members = Fields::of(node, &tenant.key(kind.plural()), &ignored);
             for (name, node) in members.members() {
                 let what = "means nothing where auth.mode is not builtin";
                 let wrong = Wrong::new(what, "write auth: {mode: builtin}, or leave it out");
@@ -65,10 +68,9 @@ impl Reader<'_> {
         read: fn(&mut Self, &Node, &str, &str) -> T,
     ) -> BTreeMap<String, Arc<T>> {
         let mut all = BTreeMap::new();
-        let Some(node) = tenant.member(kind.plural()) else {
+        let Some(members) = tenant.inner(kind.plural()) else {
             return all;
         };
-        let members = Fields::any(node, &tenant.key(kind.plural()), &mut self.mistakes);
         for (name, node) in members.members() {
             let key = members.key(name);
             if let Err(wrong) = check(name) {
@@ -81,14 +83,14 @@ impl Reader<'_> {
     }
 
     fn user(&mut self, node: &Node, key: &str, name: &str) -> User {
-        let fields = Fields::of(node, key, &USER, &mut self.mistakes);
-        let (env, found) = (self.env, &mut self.mistakes);
+        let fields = Fields::of(node, key, self.mistakes);
+        let env = self.env;
         let text = |node: &Node| interpolate(&node.text()?, env);
         let plain = |node: &Node| {
             let wrong = |what| Wrong::new(what, "choose a longer one, of at most 1024 bytes");
             check_password(&text(node)?).map_err(wrong)
         };
-        fields.read(PASSWORD, (), plain, found);
+        fields.read(PASSWORD, (), plain);
         let hash = |node: &Node| {
             let text = text(node)?;
             let remedy =
@@ -98,22 +100,23 @@ impl Reader<'_> {
         };
         let user = User {
             name: name.to_owned(),
-            password: fields.read(PASSWORD_HASH, None, hash, found),
-            groups: fields.read("groups", Vec::new(), names, found),
-            admin: fields.read("admin", false, no_admin, found),
-            disabled: fields.read("disabled", false, Node::flag, found),
+            password: fields.read(PASSWORD_HASH, None, hash),
+            groups: fields.read("groups", Vec::new(), names),
+            admin: fields.read("admin", false, no_admin),
+            disabled: fields.read("disabled", false, Node::flag),
         };
         if fields.member(PASSWORD).is_some() && fields.member(PASSWORD_HASH).is_some() {
             let wrong = Wrong::new("stands beside password", "keep one of the two");
-            self.wrong(wrong, &fields.place, &fields.key(PASSWORD_HASH));
+            fields.wrong(PASSWORD_HASH, &fields.place, wrong);
         }
+        fields.end();
         user
     }
 
     fn client(&mut self, node: &Node, key: &str, id: &str) -> DeclaredClient {
-        let fields = Fields::of(node, key, &CLIENT, &mut self.mistakes);
-        self.needed(&fields, node, "redirect_uris", "list where its answers go");
-        let (env, found) = (self.env, &mut self.mistakes);
+        let fields = Fields::of(node, key, self.mistakes);
+        needed(&fields, node, "redirect_uris", "list where its answers go");
+        let env = self.env;
         let secret = |node: &Node| {
             let text = interpolate(&node.text()?, env)?;
             let is_plain = text.bytes().all(|byte| matches!(byte, 0x20..=0x7e));
@@ -126,50 +129,51 @@ impl Reader<'_> {
         };
         let client = DeclaredClient {
             id: id.to_owned(),
-            title: fields.read("title", id.to_owned(), title, found),
-            redirect_uris: fields.read("redirect_uris", Vec::new(), redirect_uris, found),
-            secret: fields.read("secret", None, secret, found),
+            title: fields.read("title", id.to_owned(), title),
+            redirect_uris: fields.read("redirect_uris", Vec::new(), redirect_uris),
+            secret: fields.read("secret", None, secret),
             jwks: None,
         };
-        let jwks = self.jwks(&fields);
+        let jwks = jwks(&fields);
         if client.secret.is_some() && jwks.is_some() {
             let what = "stands beside secret: a client proves itself in one way";
             let wrong = Wrong::new(what, "keep one of the two");
-            self.wrong(wrong, &fields.place, &fields.key("jwks"));
+            fields.wrong("jwks", &fields.place, wrong);
         }
+        fields.end();
         DeclaredClient { jwks, ..client }
     }
+}
 
-    /// The public keys of a client (RFC 7517), as JSON.
-    fn jwks(&mut self, client: &Fields<'_>) -> Option<String> {
-        let fields = self.inner(client, "jwks", &["keys"])?;
-        let keys = |node: &Node| {
-            let keys = node.items()?;
-            let keys = keys.iter().map(public_key);
-            let keys = keys.collect::<Result<Vec<Json>, Wrong>>()?;
-            if keys.is_empty() {
-                return Err(Wrong::new("holds no key", "write one, or leave jwks out"));
-            }
-            Ok(keys)
-        };
-        self.needed_in(&fields, "keys", "list the client's public keys");
-        let keys = fields.read("keys", Vec::new(), keys, &mut self.mistakes);
-        (!keys.is_empty()).then(|| serde_json::json!({"keys": keys}).to_string())
-    }
-
-    /// Misses a key of a table.
-    pub(crate) fn needed(&mut self, fields: &Fields<'_>, node: &Node, key: &str, remedy: &str) {
-        // What is no table was said to be none.
-        if matches!(node.value, Value::Map(_)) {
-            self.needed_in(fields, key, remedy);
+/// The public keys of a client (RFC 7517), as JSON.
+fn jwks(client: &Fields<'_>) -> Option<String> {
+    let fields = client.inner("jwks")?;
+    let keys = |node: &Node| {
+        let keys = node.items()?;
+        let keys = keys.iter().map(public_key);
+        let keys = keys.collect::<Result<Vec<Json>, Wrong>>()?;
+        if keys.is_empty() {
+            return Err(Wrong::new("holds no key", "write one, or leave jwks out"));
         }
-    }
+        Ok(keys)
+    };
+    needed_in(&fields, "keys", "list the client's public keys");
+    let keys = fields.read("keys", Vec::new(), keys);
+    fields.end();
+    (!keys.is_empty()).then(|| serde_json::json!({"keys": keys}).to_string())
+}
 
-    fn needed_in(&mut self, fields: &Fields<'_>, key: &str, remedy: &str) {
-        if fields.member(key).is_none() {
-            let wrong = Wrong::new("is missing", remedy);
-            self.wrong(wrong, &fields.place, &fields.key(key));
-        }
+/// Reports a key that is missing in a table.
+pub(super) fn needed(fields: &Fields<'_>, node: &Node, key: &str, remedy: &str) {
+    // A value of another type was reported already.
+    if matches!(node.value, Value::Map(_)) {
+        needed_in(fields, key, remedy);
+    }
+}
+
+fn needed_in(fields: &Fields<'_>, key: &str, remedy: &str) {
+    if fields.place_of(key).is_none() {
+        fields.wrong(key, &fields.place, Wrong::new("is missing", remedy));
     }
 }
 
@@ -310,8 +314,6 @@ fn no_admin(node: &Node) -> Result<bool, Wrong> {
     Ok(false)
 }
 
-const USER: [&str; 5] = [PASSWORD, PASSWORD_HASH, "groups", "admin", "disabled"];
-const CLIENT: [&str; 4] = ["title", "redirect_uris", "secret", "jwks"];
 /// Letters of a client's secret at least.
 const SECRET: usize = 16;
 

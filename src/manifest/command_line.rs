@@ -13,7 +13,7 @@ use super::{
 };
 use crate::declare::{AuthMode, Catalog, Launch, Quotas, Tenant};
 use crate::{
-    config::{Mistake, Node, Override, RUN_SERVER, RUN_TENANT, Value, Wrong},
+    config::{Mistake, Mistakes, Node, Override, RUN_SERVER, RUN_TENANT, Value, Wrong},
     protocol::revision,
 };
 
@@ -23,17 +23,12 @@ pub(crate) fn single(
     overrides: &[Override],
     env: &BTreeMap<String, String>,
 ) -> Result<Manifest, Vec<Mistake>> {
-    let mut reader = Reader {
-        env,
-        mistakes: Vec::new(),
-        places: BTreeMap::new(),
-    };
+    let mistakes = Mistakes::default();
+    let mut reader = Reader::new(env, &mistakes);
     let mut tree = launch_node(&launch);
     for Override { path, value } in overrides {
         if let Err(wrong) = put(&mut tree, path, value) {
-            reader
-                .mistakes
-                .push(wrong.at(&value.place, &format!("server.{}", path.join("."))));
+            reader.wrong(wrong, &value.place, &format!("server.{}", path.join(".")));
         }
     }
     let mut server = reader.server(&tree, "server", RUN_TENANT, RUN_SERVER);
@@ -56,10 +51,12 @@ pub(crate) fn single(
         reader.places.insert(key, place);
     }
     let tenants = HashMap::from([(RUN_TENANT.to_owned(), Arc::new(tenant))]);
-    reader.finish(Catalog {
+    let catalog = Catalog {
         tenants,
         ..Catalog::default()
-    })
+    };
+    let places = reader.places;
+    mistakes.result(Manifest { catalog, places })
 }
 
 /// A launch specification as if it had been written in a manifest.

@@ -7,7 +7,7 @@ use url::Url;
 
 use super::reader::Reader;
 use crate::config::{
-    Fields, Mistake, Node, Value, Wrong,
+    Fields, Mistake, Mistakes, Node, Value, Wrong,
     reader::{choice, nearest},
 };
 use crate::declare::{
@@ -21,28 +21,23 @@ impl OperatorKey {
     ///
     /// Every mistake.
     pub(crate) fn read(name: &str, spec: &Node) -> Result<([u8; 32], Self), Vec<Mistake>> {
-        let (mut found, key) = (Vec::new(), format!("api_keys.{name}"));
-        let fields = Fields::of(spec, &key, &["hash", "expires"], &mut found);
+        let (found, key) = (Mistakes::default(), format!("api_keys.{name}"));
+        let fields = Fields::of(spec, &key, &found);
         if fields.member("hash").is_none() {
             let wrong = Wrong::new("is missing", HASH_REMEDY);
-            found.push(wrong.at(&fields.place, &fields.key("hash")));
+            fields.wrong("hash", &fields.place, wrong);
         }
         if let Err(wrong) = crate::config::reader::name(name) {
-            found.push(wrong.at(&fields.place, &key));
+            found.add(wrong.at(&fields.place, &key));
         }
         let expires = |node: &Node| moment(node).map(Some);
-        let expires = fields.read("expires", None, expires, &mut found);
-        let sha256 = fields.read(
-            "hash",
-            None,
-            |node| hash(&node.text()?).map(Some),
-            &mut found,
-        );
+        let expires = fields.read("expires", None, expires);
+        let sha256 = fields.read("hash", None, |node| hash(&node.text()?).map(Some));
+        fields.end();
         let name = name.to_owned();
-        match sha256.filter(|_| found.is_empty()) {
-            Some(sha256) => Ok((sha256, Self { name, expires })),
-            None => Err(found),
-        }
+        let key = Self { name, expires };
+        // Without a hash there is a mistake.
+        found.result((sha256.unwrap_or_default(), key))
     }
 }
 
@@ -56,37 +51,31 @@ impl Reader<'_> {
         };
         self.places.insert(key.clone(), node.place.clone());
         if !matches!(node.value, Value::Map(_)) {
-            Fields::any(node, &key, &mut self.mistakes);
+            Fields::of(node, &key, self.mistakes);
             return AuthMode::None;
         }
-        // Which keys there are depends on the mode.
-        let mode = Fields::any(node, &key, &mut Vec::new());
-        let mode = mode.member("mode").map(Node::text);
+        // The known keys depend on the mode.
+        let fields = Fields::of(node, &key, self.mistakes);
+        let mode = fields.member("mode").map(Node::text);
         let mode = mode.transpose().ok().map(Option::unwrap_or_default);
-        let known: &[&str] = match mode.as_deref() {
-            Some("external") => &EXTERNAL,
-            Some("builtin" | "") => &BUILTIN,
-            _ => &["mode"],
-        };
-        let fields = Fields::of(node, &key, known, &mut self.mistakes);
         let named = |node: &Node| match node.text()?.as_str() {
             "none" | "keys" | "external" | "builtin" => Ok(true),
             other => Err(Wrong::new(format!("{other:?} is no mode"), MODE_REMEDY)),
         };
-        let is_known = fields.member("mode").is_none()
-            || fields.read("mode", false, named, &mut self.mistakes);
+        let is_known = fields.member("mode").is_none() || fields.read("mode", false, named);
         let is_builtin = matches!(mode.as_deref(), Some("builtin" | ""));
         let builtin = self.builtin(tenant, is_builtin.then_some(&fields));
-        let mode = match mode.as_deref() {
+        let found = match mode.as_deref() {
             Some("external") => AuthMode::External(Arc::new(self.external(&fields))),
             Some("keys") => AuthMode::Keys,
-            _ if is_builtin => return AuthMode::Builtin(Arc::new(builtin)),
+            _ if is_builtin => AuthMode::Builtin(Arc::new(builtin)),
             _ => AuthMode::None,
         };
-        if is_known {
+        fields.end();
+        if is_known && !is_builtin {
             self.useless_identities(tenant);
         }
-        mode
+        found
     }
 
     fn external(&mut self, fields: &Fields<'_>) -> External {
@@ -98,13 +87,12 @@ impl Reader<'_> {
         let place = fields.member("issuer").map(|node| node.place.clone());
         self.places
             .extend(place.map(|place| (fields.key("issuer"), place)));
-        let found = &mut self.mistakes;
         let groups = |node: &Node| not_empty(node.text()?);
         External {
-            issuer: fields.read("issuer", String::new(), issuer, found),
-            algorithms: fields.read("algorithms", all_algorithms(), algorithms, found),
-            groups_claim: fields.read("groups_claim", "groups".to_owned(), groups, found),
-            scopes: fields.read("scopes", Vec::new(), scopes, found),
+            issuer: fields.read("issuer", String::new(), issuer),
+            algorithms: fields.read("algorithms", all_algorithms(), algorithms),
+            groups_claim: fields.read("groups_claim", "groups".to_owned(), groups),
+            scopes: fields.read("scopes", Vec::new(), scopes),
         }
     }
 
@@ -116,10 +104,9 @@ impl Reader<'_> {
         known: &[&str],
     ) -> ApiKeys {
         let mut keys = ApiKeys::new();
-        let Some(node) = tenant.member("api_keys") else {
+        let Some(members) = tenant.inner("api_keys") else {
             return keys;
         };
-        let members = Fields::any(node, &tenant.key("api_keys"), &mut self.mistakes);
         for (name, node) in members.members() {
             let key = members.key(name);
             self.name(name, node, &key);
@@ -148,48 +135,45 @@ impl Reader<'_> {
         name: &str,
         known: &[&str],
     ) -> Option<([u8; 32], ApiKey)> {
-        let fields = Fields::of(node, key, &API_KEY, &mut self.mistakes);
+        let fields = Fields::of(node, key, self.mistakes);
+        fields.order(&["hash", "subject", "scopes"]);
         for (needed, remedy) in NEEDED {
-            if fields.member(needed).is_none() && matches!(node.value, Value::Map(_)) {
+            if fields.place_of(needed).is_none() && matches!(node.value, Value::Map(_)) {
                 let wrong = Wrong::new("is missing", remedy);
-                self.wrong(wrong, &fields.place, &fields.key(needed));
+                fields.wrong(needed, &fields.place, wrong);
             }
         }
-        let found = &mut self.mistakes;
         let none = Servers::Named(BTreeSet::new());
         let read = ApiKey {
             name: name.to_owned(),
-            subject: fields.read(
-                "subject",
-                String::new(),
-                |node| not_empty(node.text()?),
-                found,
-            ),
-            scopes: fields.read("scopes", Vec::new(), scopes, found).into(),
-            servers: fields.read("servers", none, |node| servers(node, known), found),
-            expires: fields.read("expires", None, |node| moment(node).map(Some), found),
+            subject: fields.read("subject", String::new(), |node| not_empty(node.text()?)),
+            scopes: fields.read("scopes", Vec::new(), scopes).into(),
+            servers: fields.read("servers", none, |node| servers(node, known)),
+            expires: fields.read("expires", None, |node| moment(node).map(Some)),
         };
-        let hash = fields.read("hash", None, |node| hash(&node.text()?).map(Some), found);
+        let hash = fields.read("hash", None, |node| hash(&node.text()?).map(Some));
+        fields.end();
         hash.map(|hash| (hash, read))
     }
+}
 
-    /// Who may use a server; none is everybody of its tenant.
-    pub(crate) fn grants(&mut self, server: &Fields<'_>) -> Option<Grants> {
-        let fields = self.inner(server, "grants", &["users", "groups", "clients"])?;
-        let found = &mut self.mistakes;
-        let names = |node: &Node| {
-            let texts = node
-                .items()?
-                .into_iter()
-                .map(|item| not_empty(item.text()?));
-            texts.collect::<Result<BTreeSet<String>, Wrong>>()
-        };
-        Some(Grants {
-            users: fields.read("users", BTreeSet::new(), names, found),
-            groups: fields.read("groups", BTreeSet::new(), names, found),
-            clients: fields.read("clients", BTreeSet::new(), names, found),
-        })
-    }
+/// The grants of a server; none is everybody of its tenant.
+pub(super) fn grants(server: &Fields<'_>) -> Option<Grants> {
+    let fields = server.inner("grants")?;
+    let names = |node: &Node| {
+        let texts = node
+            .items()?
+            .into_iter()
+            .map(|item| not_empty(item.text()?));
+        texts.collect::<Result<BTreeSet<String>, Wrong>>()
+    };
+    let read = Grants {
+        users: fields.read("users", BTreeSet::new(), names),
+        groups: fields.read("groups", BTreeSet::new(), names),
+        clients: fields.read("clients", BTreeSet::new(), names),
+    };
+    fields.end();
+    Some(read)
 }
 
 /// Grants of a tenant in which nobody is known.
@@ -317,13 +301,7 @@ pub(crate) fn not_empty(text: String) -> Result<String, Wrong> {
 const MODE_REMEDY: &str =
     "write auth: {mode: builtin}, {mode: external, issuer: URL}, {mode: keys} or {mode: none}";
 const HASH_REMEDY: &str = "write sha256:… as lockgate key new prints it";
-/// The keys of `auth` in mode `builtin`.
-const BUILTIN: [&str; 4] = ["mode", "scopes", "registration", "documents"];
-/// The keys of `auth` in mode `external`.
-const EXTERNAL: [&str; 5] = ["mode", "issuer", "algorithms", "groups_claim", "scopes"];
-/// The keys of an API key.
-const API_KEY: [&str; 5] = ["hash", "subject", "scopes", "servers", "expires"];
-/// What of them has no default.
+/// The keys of an API key that have no default.
 const NEEDED: [(&str, &str); 3] = [
     ("hash", HASH_REMEDY),
     ("subject", "name whom it acts for"),

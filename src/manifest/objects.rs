@@ -14,7 +14,9 @@ use super::{
     interpolation::{files, is_closed, resolve},
     reader::{self, Manifest},
 };
-use crate::config::{Fields, Format, Mistake, Node, Value, Wrong, reader::syntax_mistakes};
+use crate::config::{
+    Fields, Format, Mistake, Mistakes, Node, Value, Wrong, reader::syntax_mistakes,
+};
 use crate::declare::{Declared, Document, Kind, Object, ObjectName, PLACE};
 
 impl Object {
@@ -207,20 +209,20 @@ pub(crate) fn document(
     env: &BTreeMap<String, String>,
 ) -> Result<Document, Vec<Mistake>> {
     let (tree, errors) = format.parse(file, text);
-    let mut mistakes = syntax_mistakes(file, errors);
+    let mistakes = Mistakes::from(syntax_mistakes(file, errors));
     let mut document = Document::new();
+    let mut open = Vec::new();
     if let Some(tree) = &tree {
-        let members = Fields::any(tree, "", &mut mistakes);
-        for (member, node) in members.members() {
-            let json = to_json(node, env, member, &mut mistakes);
+        let fields = Fields::of(tree, "", &mistakes);
+        for (member, node) in fields.members() {
+            let json = to_json(node, env, member, &mut open);
             document.insert(member.to_owned(), json);
         }
     }
-    if mistakes.is_empty() {
-        Ok(document)
-    } else {
-        Err(mistakes)
+    for mistake in open {
+        mistakes.add(mistake);
     }
+    mistakes.result(document)
 }
 
 fn members(node: &Node) -> Vec<(&str, &Node)> {

@@ -2,74 +2,80 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{Fields, Mistake, Node, Wrong};
+use crate::config::{Fields, Node, Wrong};
 use crate::declare::{Names, Pattern, Policy, is_scope};
 
 /// Reads the key `policy` of a server.
-pub(super) fn policy(server: &Fields<'_>, mistakes: &mut Vec<Mistake>) -> Policy {
-    let Some(node) = server.member("policy") else {
+pub(super) fn policy(server: &Fields<'_>) -> Policy {
+    let Some(fields) = server.inner("policy") else {
         return Policy::default();
     };
-    let known = ["tools", "prompts", "resources", "scopes", "implies"];
-    let fields = Fields::of(node, &server.key("policy"), &known, mistakes);
+    fields.order(&["tools", "prompts", "resources"]);
     let mut scopes = Vec::new();
-    for (tools, needed) in lists(&fields, "scopes", scope, mistakes) {
+    for (tools, needed) in lists(&fields, "scopes", scope) {
         match Pattern::parse(tools.name) {
             Ok(pattern) => scopes.push((pattern, needed)),
-            Err(wrong) => mistakes.push(wrong.at(tools.place, &tools.key)),
+            Err(wrong) => fields.wrong(&tools.key(), tools.place, wrong),
         }
     }
     let mut implies = BTreeMap::new();
-    for (implying, implied) in lists(&fields, "implies", scope, mistakes) {
+    for (implying, implied) in lists(&fields, "implies", scope) {
         if let Err(wrong) = scope(implying.name) {
-            mistakes.push(wrong.at(implying.place, &implying.key));
+            fields.wrong(&implying.key(), implying.place, wrong);
         }
         implies.insert(implying.name.to_owned(), implied);
     }
-    Policy::new(
-        names(&fields, "tools", mistakes),
-        names(&fields, "prompts", mistakes),
-        names(&fields, "resources", mistakes),
+    let read = Policy::new(
+        names(&fields, "tools"),
+        names(&fields, "prompts"),
+        names(&fields, "resources"),
         scopes,
         &implies,
-    )
+    );
+    fields.end();
+    read
 }
 
-/// A key that an operator chose, and where it stands.
+/// A key of the operator's choice, and its place.
 struct Chosen<'n> {
+    table: &'static str,
     name: &'n str,
     place: &'n str,
-    key: String,
+}
+
+impl Chosen<'_> {
+    /// Its key below `policy`.
+    fn key(&self) -> String {
+        format!("{}.{}", self.table, self.name)
+    }
 }
 
 /// The members of a table whose values are lists of texts.
 fn lists<'n, T>(
     policy: &Fields<'n>,
-    table: &str,
+    table: &'static str,
     item: fn(&str) -> Result<T, Wrong>,
-    mistakes: &mut Vec<Mistake>,
 ) -> Vec<(Chosen<'n>, Vec<T>)> {
-    let Some(node) = policy.member(table) else {
+    let Some(members) = policy.inner(table) else {
         return Vec::new();
     };
-    let members = Fields::any(node, &policy.key(table), mistakes);
     let mut read = Vec::new();
     for (name, node) in members.members() {
-        let items = members.read(name, Vec::new(), |node| each(node, item), mistakes);
-        let (place, key) = (&*node.place, members.key(name));
-        read.push((Chosen { name, place, key }, items));
+        let items = members.value(name, node, Vec::new(), |node| each(node, item));
+        let place = &*node.place;
+        read.push((Chosen { table, name, place }, items));
     }
     read
 }
 
-fn names(policy: &Fields<'_>, kind: &str, mistakes: &mut Vec<Mistake>) -> Names {
-    let Some(node) = policy.member(kind) else {
+fn names(policy: &Fields<'_>, kind: &'static str) -> Names {
+    let Some(fields) = policy.inner(kind) else {
         return Names::default();
     };
-    let fields = Fields::of(node, &policy.key(kind), &["allow", "deny"], mistakes);
     let patterns = |node: &Node| each(node, Pattern::parse);
-    let allow = fields.read("allow", None, |node| patterns(node).map(Some), mistakes);
-    let deny = fields.read("deny", Vec::new(), patterns, mistakes);
+    let allow = fields.read("allow", None, |node| patterns(node).map(Some));
+    let deny = fields.read("deny", Vec::new(), patterns);
+    fields.end();
     Names::new(allow, deny)
 }
 

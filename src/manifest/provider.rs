@@ -10,28 +10,37 @@ use std::{
 use url::Url;
 
 use super::{
-    authorization_server::{is_address, names, title},
+    authorization_server::{is_address, names, needed, title},
     identity::{issuer, not_empty, scopes},
     interpolation::interpolate,
     reader::Reader,
 };
-use crate::config::{Fields, Node, Wrong, reader::choice};
+use crate::config::{Fields, Mistakes, Node, Wrong, reader::choice};
 use crate::declare::{Allow, Hidden, Kind, Provider, ProviderKind};
 
 impl Reader<'_> {
     /// One provider.
     pub(crate) fn provider(&mut self, node: &Node, key: &str, name: &str) -> Provider {
-        let any = Fields::any(node, key, &mut Vec::new());
+        let ignored = Mistakes::default();
+        let any = Fields::of(node, key, &ignored);
         let kinds = [("openid", true), ("oauth", false)];
         let kind = |node: &Node| choice(&node.text()?, &kinds);
-        let is_openid = any.read("kind", true, kind, &mut self.mistakes);
-        let own: &[&str] = if is_openid { &OPENID } else { &OAUTH };
-        let fields = Fields::of(node, key, &[&PROVIDER, own].concat(), &mut self.mistakes);
-        self.needed(&fields, node, "client_id", "write our client id there");
+        let is_openid = match any.member("kind").map(|node| (node, kind(node))) {
+            Some((node, Err(wrong))) => {
+                self.wrong(wrong, &node.place, &any.key("kind"));
+                true
+            }
+            Some((_, Ok(is_openid))) => is_openid,
+            None => true,
+        };
+        let fields = Fields::of(node, key, self.mistakes);
+        fields.order(&["kind", "title", "issuer", "client_id", "client_secret"]);
+        fields.order(&["scopes", "allow"]);
+        needed(&fields, node, "client_id", "write our client id there");
         let (kind, default) = if is_openid {
-            (self.openid(&fields, node), &OPENID_SCOPES[..])
+            (openid(&fields, node), &OPENID_SCOPES[..])
         } else {
-            (self.oauth(&fields, node), &[][..])
+            (oauth(&fields, node), &[][..])
         };
         let default: Vec<String> = default.iter().map(|scope| (*scope).to_owned()).collect();
         let asked = |node: &Node| {
@@ -43,75 +52,25 @@ impl Reader<'_> {
             }
             Ok(asked)
         };
-        let (env, found) = (self.env, &mut self.mistakes);
+        let env = self.env;
         let text = |node: &Node| interpolate(&node.text()?, env).and_then(not_empty);
         let hidden = |node: &Node| text(node).map(|text| Some(Hidden::of(text)));
         let provider = Provider {
             name: name.to_owned(),
-            title: fields.read("title", name.to_owned(), title, found),
+            title: fields.read("title", name.to_owned(), title),
             kind,
-            client_id: fields.read("client_id", String::new(), text, found),
-            client_secret: fields.read("client_secret", None, hidden, found),
-            scopes: fields.read("scopes", default, asked, found),
-            allow: self.allow(&fields, is_openid),
+            client_id: fields.read("client_id", String::new(), text),
+            client_secret: fields.read("client_secret", None, hidden),
+            scopes: fields.read("scopes", default, asked),
+            allow: allow(&fields, is_openid),
         };
         if provider.allow.is_empty() && provider.is_public() {
             let what = "is missing or empty, and this provider knows everybody of the world";
             let remedy = "say who may come in: allow: {domains: [example.com]} or subjects";
-            self.wrong(
-                Wrong::new(what, remedy),
-                &fields.place,
-                &fields.key("allow"),
-            );
+            fields.wrong("allow", &fields.place, Wrong::new(what, remedy));
         }
+        fields.end();
         provider
-    }
-
-    fn openid(&mut self, fields: &Fields<'_>, node: &Node) -> ProviderKind {
-        self.needed(fields, node, "issuer", "write its issuer, https://…");
-        let claim = |node: &Node| node.text().and_then(not_empty);
-        let groups = "groups".to_owned();
-        ProviderKind::OpenId {
-            issuer: fields.read("issuer", String::new(), issuer, &mut self.mistakes),
-            groups_claim: fields.read("groups_claim", groups, claim, &mut self.mistakes),
-        }
-    }
-
-    fn oauth(&mut self, fields: &Fields<'_>, node: &Node) -> ProviderKind {
-        let called = "write what it is called in subjects, like https://github.com/login/oauth";
-        self.needed(fields, node, "issuer", called);
-        for key in &OAUTH[..3] {
-            self.needed(fields, node, key, "write its URL, https://…");
-        }
-        let found = &mut self.mistakes;
-        let member = |node: &Node| node.text().and_then(not_empty);
-        let mut url = |key| fields.read(key, String::new(), web, found);
-        ProviderKind::OAuth {
-            authorization_url: url("authorization_url"),
-            token_url: url("token_url"),
-            user_url: url("user_url"),
-            issuer: fields.read("issuer", String::new(), issuer, found),
-            subject_member: fields.read("subject_member", "id".to_owned(), member, found),
-        }
-    }
-
-    fn allow(&mut self, provider: &Fields<'_>, is_openid: bool) -> Allow {
-        let Some(fields) = self.inner(provider, "allow", &ALLOW) else {
-            return Allow::default();
-        };
-        for key in ["domains", "groups"] {
-            if let Some(node) = fields.member(key).filter(|_| !is_openid) {
-                let what = "cannot be known where kind is oauth";
-                let wrong = Wrong::new(what, "list subjects");
-                self.wrong(wrong, &node.place, &fields.key(key));
-            }
-        }
-        let found = &mut self.mistakes;
-        Allow {
-            subjects: fields.read("subjects", Vec::new(), names, found),
-            domains: fields.read("domains", Vec::new(), domains, found),
-            groups: fields.read("groups", Vec::new(), names, found),
-        }
     }
 
     /// Two providers with one issuer would make one subject of two people.
@@ -131,6 +90,51 @@ impl Reader<'_> {
             }
         }
     }
+}
+
+fn openid(fields: &Fields<'_>, node: &Node) -> ProviderKind {
+    needed(fields, node, "issuer", "write its issuer, https://…");
+    let claim = |node: &Node| node.text().and_then(not_empty);
+    ProviderKind::OpenId {
+        issuer: fields.read("issuer", String::new(), issuer),
+        groups_claim: fields.read("groups_claim", "groups".to_owned(), claim),
+    }
+}
+
+fn oauth(fields: &Fields<'_>, node: &Node) -> ProviderKind {
+    let called = "write what it is called in subjects, like https://github.com/login/oauth";
+    needed(fields, node, "issuer", called);
+    for key in ["authorization_url", "token_url", "user_url"] {
+        needed(fields, node, key, "write its URL, https://…");
+    }
+    let member = |node: &Node| node.text().and_then(not_empty);
+    let url = |key| fields.read(key, String::new(), web);
+    ProviderKind::OAuth {
+        authorization_url: url("authorization_url"),
+        token_url: url("token_url"),
+        user_url: url("user_url"),
+        issuer: fields.read("issuer", String::new(), issuer),
+        subject_member: fields.read("subject_member", "id".to_owned(), member),
+    }
+}
+
+fn allow(provider: &Fields<'_>, is_openid: bool) -> Allow {
+    let Some(fields) = provider.inner("allow") else {
+        return Allow::default();
+    };
+    for key in ["domains", "groups"] {
+        if let Some(place) = fields.place_of(key).filter(|_| !is_openid) {
+            let what = "cannot be known where kind is oauth";
+            fields.wrong(key, place, Wrong::new(what, "list subjects"));
+        }
+    }
+    let read = Allow {
+        subjects: fields.read("subjects", Vec::new(), names),
+        domains: fields.read("domains", Vec::new(), domains),
+        groups: fields.read("groups", Vec::new(), names),
+    };
+    fields.end();
+    read
 }
 
 fn domains(node: &Node) -> Result<Vec<String>, Wrong> {
@@ -162,21 +166,4 @@ fn web(node: &Node) -> Result<String, Wrong> {
     Ok(text)
 }
 
-const PROVIDER: [&str; 7] = [
-    "kind",
-    "title",
-    "issuer",
-    "client_id",
-    "client_secret",
-    "scopes",
-    "allow",
-];
-const OPENID: [&str; 1] = ["groups_claim"];
-const OAUTH: [&str; 4] = [
-    "authorization_url",
-    "token_url",
-    "user_url",
-    "subject_member",
-];
-const ALLOW: [&str; 3] = ["subjects", "domains", "groups"];
 const OPENID_SCOPES: [&str; 3] = ["openid", "profile", "email"];

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    config::{Fields, Mistake, Node, Wrong, reader::name},
+    config::{Mistake, Mistakes, Node, Wrong, reader::name},
     declare::{Catalog, Tenant},
 };
 
@@ -16,7 +16,7 @@ pub(crate) struct Manifest {
     /// What it declares.
     pub(crate) catalog: Catalog,
     /// Where keys are written, for mistakes that show only later.
-    places: BTreeMap<String, String>,
+    pub(super) places: BTreeMap<String, String>,
 }
 
 impl Manifest {
@@ -40,13 +40,11 @@ pub(crate) fn read(
     mistakes: Vec<Mistake>,
     env: &BTreeMap<String, String>,
 ) -> Result<Manifest, Vec<Mistake>> {
-    let mut reader = Reader {
-        env,
-        mistakes,
-        places: BTreeMap::new(),
-    };
+    let mistakes = Mistakes::from(mistakes);
+    let mut reader = Reader::new(env, &mistakes);
     let catalog = tree.map(|tree| reader.root(tree)).unwrap_or_default();
-    reader.finish(catalog)
+    let places = reader.places;
+    mistakes.result(Manifest { catalog, places })
 }
 
 /// The manifest `text`, which stands in `file`.
@@ -67,47 +65,29 @@ pub(crate) struct Reader<'e> {
     /// What `${env:…}` means.
     pub(crate) env: &'e BTreeMap<String, String>,
     /// What is wrong so far.
-    pub(crate) mistakes: Vec<Mistake>,
+    pub(crate) mistakes: &'e Mistakes,
     /// Where keys are written.
     pub(crate) places: BTreeMap<String, String>,
 }
 
-impl Reader<'_> {
-    /// The manifest, unless something is wrong.
-    pub(crate) fn finish(self, catalog: Catalog) -> Result<Manifest, Vec<Mistake>> {
-        if self.mistakes.is_empty() {
-            Ok(Manifest {
-                catalog,
-                places: self.places,
-            })
-        } else {
-            Err(self.mistakes)
+impl<'e> Reader<'e> {
+    /// A reader of texts that name variables of `env`.
+    pub(super) fn new(env: &'e BTreeMap<String, String>, mistakes: &'e Mistakes) -> Self {
+        Self {
+            env,
+            mistakes,
+            places: BTreeMap::new(),
         }
     }
 
-    pub(crate) fn wrong(&mut self, wrong: Wrong, place: &str, key: &str) {
-        self.mistakes.push(wrong.at(place, key));
+    pub(crate) fn wrong(&self, wrong: Wrong, place: &str, key: &str) {
+        self.mistakes.add(wrong.at(place, key));
     }
 
-    pub(crate) fn name(&mut self, text: &str, node: &Node, key: &str) {
+    pub(crate) fn name(&self, text: &str, node: &Node, key: &str) {
         if let Err(wrong) = name(text) {
             self.wrong(wrong, &node.place, key);
         }
-    }
-
-    pub(crate) fn inner<'n>(
-        &mut self,
-        fields: &Fields<'n>,
-        key: &str,
-        known: &[&str],
-    ) -> Option<Fields<'n>> {
-        let node = fields.member(key)?;
-        Some(Fields::of(
-            node,
-            &fields.key(key),
-            known,
-            &mut self.mistakes,
-        ))
     }
 }
 

@@ -27,38 +27,34 @@ impl Reader<'_> {
             self.places.insert(server.key(key), written.clone());
         }
         let default = Confinement::default();
-        let known = ["profile", "required", "read", "write", "tcp"];
-        let Some(fields) = self.inner(server, "sandbox", &known) else {
+        let Some(fields) = server.inner("sandbox") else {
             return default;
         };
-        let found = &mut self.mistakes;
         let profile = |node: &Node| choice(&node.text()?, &PROFILES);
-        Confinement {
-            profile: fields.read("profile", default.profile, profile, found),
-            required: fields.read("required", default.required, Node::flag, found),
-            read: fields.read("read", default.read, directories, found),
-            write: fields.read("write", default.write, directories, found),
-            tcp: fields.read("tcp", default.tcp, tcp, found),
-        }
-    }
-
-    /// The limits that need a cgroup: memory, pids, cpu.
-    pub(crate) fn group_limits(
-        &mut self,
-        limits: &Fields<'_>,
-    ) -> (Option<u64>, Option<u32>, Option<u32>) {
-        let found = &mut self.mistakes;
-        let memory = |node: &Node| {
-            node.size()
-                .map(|bytes| Some(bytes).filter(|&bytes| bytes > 0))
+        let read = Confinement {
+            profile: fields.read("profile", default.profile, profile),
+            required: fields.read("required", default.required, Node::flag),
+            read: fields.read("read", default.read, directories),
+            write: fields.read("write", default.write, directories),
+            tcp: fields.read("tcp", default.tcp, tcp),
         };
-        let pids = |node: &Node| node.count(1).map(Some);
-        (
-            limits.read("memory", None, memory, found),
-            limits.read("pids", None, pids, found),
-            limits.read("cpu", None, cpu, found),
-        )
+        fields.end();
+        read
     }
+}
+
+/// The limits that need a cgroup: memory, pids, cpu.
+pub(super) fn group_limits(limits: &Fields<'_>) -> (Option<u64>, Option<u32>, Option<u32>) {
+    let memory = |node: &Node| {
+        let bytes = node.size()?;
+        Ok(Some(bytes).filter(|&bytes| bytes > 0))
+    };
+    let pids = |node: &Node| node.count(1).map(Some);
+    (
+        limits.read("memory", None, memory),
+        limits.read("pids", None, pids),
+        limits.read("cpu", None, cpu),
+    )
 }
 
 fn directories(node: &Node) -> Result<Vec<PathBuf>, Wrong> {

@@ -7,9 +7,12 @@ use std::{
     time::Duration,
 };
 
-use super::{interpolation::interpolate, policy::policy, reader::Reader};
+use super::{
+    identity::grants, interpolation::interpolate, policy::policy, reader::Reader,
+    sandbox::group_limits,
+};
 use crate::{
-    config::{Fields, Mistake, Node, Value, Wrong, reader::choice},
+    config::{Fields, Node, Value, Wrong, reader::choice},
     declare::{
         Clocks, Home, Isolation, Launch, Limits, OnLoss, Recipe, Reply, ReplyMode, Room, STORE,
         Server, Start, Supervision, derive,
@@ -19,23 +22,11 @@ use crate::{
 impl Reader<'_> {
     /// One server of a tenant.
     pub(crate) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
-        let own = [
-            "command",
-            "args",
-            "env",
-            "cwd",
-            "reply",
-            "clocks",
-            "tools",
-            "limits",
-            "sandbox",
-            "prepare",
-            "grants",
-            "policy",
-            "audit_calls",
-        ];
-        let known = [&own[..], &SUPERVISION].concat();
-        let fields = Fields::of(node, key, &known, &mut self.mistakes);
+        let fields = Fields::of(node, key, self.mistakes);
+        fields.order(&[
+            "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits",
+        ]);
+        fields.order(&["sandbox", "prepare", "grants", "policy", "audit_calls"]);
         let launch = self.launch(&fields);
         for name in ["command", "prepare"] {
             let place = fields.member(name).map(|node| node.place.clone());
@@ -43,33 +34,25 @@ impl Reader<'_> {
                 .extend(place.map(|place| (fields.key(name), place)));
         }
         let resolved = |node: &Node| interpolate(&node.text()?, self.env);
-        let recipe = recipe(&fields, &launch, resolved, &mut self.mistakes);
-        let clocks = self.clocks(&fields, "clocks", &CLOCKS, DEFAULT_CLOCKS);
-        let mut tools = HashMap::new();
-        if let Some(node) = fields.member("tools") {
-            let members = Fields::any(node, &fields.key("tools"), &mut self.mistakes);
-            for (tool, _) in members.members() {
-                tools.insert(
-                    tool.to_owned(),
-                    self.clocks(&members, tool, &TOOL_CLOCKS, clocks),
-                );
-            }
-        }
-        Server {
+        let recipe = recipe(&fields, &launch, resolved);
+        let clocks = clocks(&fields);
+        let read = Server {
             tenant: tenant.to_owned(),
             name: server.to_owned(),
             launch,
             recipe,
-            reply: self.reply(&fields),
             clocks,
-            tools,
-            limits: self.limits(&fields),
-            supervision: supervision(&fields, &mut self.mistakes),
-            policy: Arc::new(policy(&fields, &mut self.mistakes)),
-            audit_calls: fields.read("audit_calls", false, Node::flag, &mut self.mistakes),
+            tools: tools(&fields, clocks),
+            reply: reply(&fields),
+            limits: limits(&fields),
+            supervision: supervision(&fields),
+            policy: Arc::new(policy(&fields)),
+            audit_calls: fields.read("audit_calls", false, Node::flag),
             room: Room::default(),
-            grants: self.grants(&fields),
-        }
+            grants: grants(&fields),
+        };
+        fields.end();
+        read
     }
 
     fn launch(&mut self, fields: &Fields<'_>) -> Launch {
@@ -81,18 +64,17 @@ impl Reader<'_> {
             String::new()
         } else {
             let program = |node: &Node| resolved(node).and_then(not_empty);
-            fields.read("command", String::new(), program, &mut self.mistakes)
+            fields.read("command", String::new(), program)
         };
         let args = self.args(fields, &resolved);
         let mut variables = BTreeMap::new();
-        if let Some(node) = fields.member("env") {
-            let members = Fields::any(node, &fields.key("env"), &mut self.mistakes);
+        if let Some(members) = fields.inner("env") {
             for (variable, node) in members.members() {
                 if variable.is_empty() || variable.contains(['=', '\0']) {
                     let wrong = Wrong::new("is no name of a variable", "leave out = and NUL");
                     self.wrong(wrong, &node.place, &members.key(variable));
                 }
-                let value = members.read(variable, String::new(), resolved, &mut self.mistakes);
+                let value = members.value(variable, node, String::new(), resolved);
                 variables.insert(variable.to_owned(), value);
             }
         }
@@ -101,7 +83,7 @@ impl Reader<'_> {
             command,
             args,
             env: variables,
-            cwd: fields.read("cwd", None, directory, &mut self.mistakes),
+            cwd: fields.read("cwd", None, directory),
             home: Home::Private,
             confinement: self.confinement(fields),
             prepared: None,
@@ -114,7 +96,7 @@ impl Reader<'_> {
         fields: &Fields<'_>,
         resolved: &dyn Fn(&Node) -> Result<String, Wrong>,
     ) -> Vec<String> {
-        let items = fields.read("args", Vec::new(), Node::items, &mut self.mistakes);
+        let items = fields.read("args", Vec::new(), Node::items);
         let mut args = Vec::with_capacity(items.len());
         for (at, item) in items.iter().enumerate() {
             match resolved(item) {
@@ -126,81 +108,95 @@ impl Reader<'_> {
         }
         args
     }
+}
 
-    fn reply(&mut self, server: &Fields<'_>) -> Reply {
-        let default = DEFAULT_REPLY;
-        let known = ["mode", "sse_after", "close_after"];
-        let Some(fields) = self.inner(server, "reply", &known) else {
-            return default;
-        };
-        let found = &mut self.mistakes;
-        let mode = |node: &Node| choice(&node.text()?, &REPLY_MODES);
-        Reply {
-            mode: fields.read("mode", default.mode, mode, found),
-            sse_after: fields.read("sse_after", default.sse_after, Node::duration, found),
-            close_after: fields.read("close_after", default.close_after, Node::duration, found),
+fn reply(server: &Fields<'_>) -> Reply {
+    let default = DEFAULT_REPLY;
+    let Some(fields) = server.inner("reply") else {
+        return default;
+    };
+    let mode = |node: &Node| choice(&node.text()?, &REPLY_MODES);
+    let read = Reply {
+        mode: fields.read("mode", default.mode, mode),
+        sse_after: fields.read("sse_after", default.sse_after, Node::duration),
+        close_after: fields.read("close_after", default.close_after, Node::duration),
+    };
+    fields.end();
+    read
+}
+
+/// Time limits of a server.
+fn clocks(server: &Fields<'_>) -> Clocks {
+    let default = DEFAULT_CLOCKS;
+    let Some(fields) = server.inner("clocks") else {
+        return default;
+    };
+    let start = fields.read("start", default.start, Node::duration);
+    let of_calls = call_clocks(&fields, default);
+    let stop = fields.read("stop", default.stop, two_durations);
+    fields.end();
+    Clocks {
+        start,
+        stop,
+        ..of_calls
+    }
+}
+
+/// Time limits of single tools; `start` and `stop` concern the child, whatever tool is called.
+fn tools(server: &Fields<'_>, default: Clocks) -> HashMap<String, Clocks> {
+    let mut tools = HashMap::new();
+    if let Some(members) = server.inner("tools") {
+        for (tool, node) in members.members() {
+            let fields = members.table(tool, node);
+            tools.insert(tool.to_owned(), call_clocks(&fields, default));
+            fields.end();
         }
     }
+    tools
+}
 
-    fn clocks(&mut self, of: &Fields<'_>, key: &str, known: &[&str], default: Clocks) -> Clocks {
-        let Some(fields) = self.inner(of, key, known) else {
-            return default;
-        };
-        let found = &mut self.mistakes;
-        let mut clock = |key, default| fields.read(key, default, Node::duration, found);
-        Clocks {
-            start: clock("start", default.start),
-            call: clock("call", default.call),
-            call_max: clock("call_max", default.call_max),
-            ask: clock("ask", default.ask),
-            ask_unclaimed: clock("ask_unclaimed", default.ask_unclaimed),
-            stop: fields.read("stop", default.stop, two_durations, &mut self.mistakes),
-        }
+fn call_clocks(fields: &Fields<'_>, default: Clocks) -> Clocks {
+    let clock = |key, default| fields.read(key, default, Node::duration);
+    Clocks {
+        call: clock("call", default.call),
+        call_max: clock("call_max", default.call_max),
+        ask: clock("ask", default.ask),
+        ask_unclaimed: clock("ask_unclaimed", default.ask_unclaimed),
+        ..default
     }
+}
 
-    fn limits(&mut self, server: &Fields<'_>) -> Limits {
-        let default = DEFAULT_LIMITS;
-        let known = [
-            "line",
-            "stderr",
-            "files",
-            "file_size",
-            "memory",
-            "pids",
-            "cpu",
-        ];
-        let Some(fields) = self.inner(server, "limits", &known) else {
-            return default;
-        };
-        let (memory, pids, cpu) = self.group_limits(&fields);
-        let found = &mut self.mistakes;
-        let line = |node: &Node| match node.size()? {
-            0 => Err(Wrong::new(
-                "must hold at least one byte",
-                "write a size like \"16MiB\"",
-            )),
-            bytes => Ok(bytes),
-        };
-        // Off is the kernel's own word for no limit (RLIM_INFINITY).
-        let unlimited = |node: &Node| {
-            node.size()
-                .map(|bytes| if bytes == 0 { u64::MAX } else { bytes })
-        };
-        Limits {
-            line: fields.read("line", default.line, line, found),
-            stderr: fields.read("stderr", default.stderr, Node::size, found),
-            files: fields.read(
-                "files",
-                default.files,
-                |node| node.count(1).map(u64::from),
-                found,
-            ),
-            file_size: fields.read("file_size", default.file_size, unlimited, found),
-            memory,
-            pids,
-            cpu,
-        }
-    }
+fn limits(server: &Fields<'_>) -> Limits {
+    let default = DEFAULT_LIMITS;
+    let Some(fields) = server.inner("limits") else {
+        return default;
+    };
+    fields.order(&["line", "stderr", "files", "file_size"]);
+    let (memory, pids, cpu) = group_limits(&fields);
+    let line = |node: &Node| match node.size()? {
+        0 => Err(Wrong::new(
+            "must hold at least one byte",
+            "write a size like \"16MiB\"",
+        )),
+        bytes => Ok(bytes),
+    };
+    // The kernel's value for no limit (RLIM_INFINITY).
+    let unlimited = |node: &Node| {
+        node.size()
+            .map(|bytes| if bytes == 0 { u64::MAX } else { bytes })
+    };
+    let files = |node: &Node| node.count(1).map(u64::from);
+    let read = Limits {
+        line: fields.read("line", default.line, line),
+        stderr: fields.read("stderr", default.stderr, Node::size),
+        files: fields.read("files", default.files, files),
+        file_size: fields.read("file_size", default.file_size, unlimited),
+        memory,
+        pids,
+        cpu,
+    };
+    fields.end();
+    read
 }
 
 fn two_durations(node: &Node) -> Result<[Duration; 2], Wrong> {
@@ -235,9 +231,6 @@ fn absolute(text: &str) -> Result<Option<PathBuf>, Wrong> {
     }
 }
 
-const CLOCKS: [&str; 6] = ["start", "call", "call_max", "ask", "ask_unclaimed", "stop"];
-/// `start` and `stop` are of the child, whatever tool is called.
-const TOOL_CLOCKS: [&str; 4] = ["call", "call_max", "ask", "ask_unclaimed"];
 const REPLY_MODES: [(&str, ReplyMode); 3] = [
     ("auto", ReplyMode::Auto),
     ("sse", ReplyMode::Sse),
@@ -278,10 +271,9 @@ fn recipe(
     fields: &Fields<'_>,
     launch: &Launch,
     text: impl Fn(&Node) -> Result<String, Wrong>,
-    mistakes: &mut Vec<Mistake>,
 ) -> Option<Recipe> {
     let prepare = |node: &Node| prepare(node, &text);
-    let recipe = match fields.read("prepare", Prepare::Auto, prepare, mistakes) {
+    let recipe = match fields.read("prepare", Prepare::Auto, prepare) {
         Prepare::Auto => derive(launch),
         Prepare::Off => None,
         Prepare::Words(words) => Some(Recipe::new(words, [], launch, Start::AsWritten)),
@@ -291,7 +283,7 @@ fn recipe(
         let place = node.map_or(&fields.place, |node| &node.place);
         let what = "prepares nothing, and ${prepared} is used";
         let remedy = "write prepare: [COMMAND, ARG…], or leave ${prepared} out";
-        mistakes.push(Wrong::new(what, remedy).at(place, &fields.key("prepare")));
+        fields.wrong("prepare", place, Wrong::new(what, remedy));
     }
     recipe
 }
@@ -315,29 +307,18 @@ fn prepare(node: &Node, text: impl Fn(&Node) -> Result<String, Wrong>) -> Result
 }
 
 /// How the children of a server are shared, kept and replaced.
-fn supervision(fields: &Fields<'_>, mistakes: &mut Vec<Mistake>) -> Supervision {
+fn supervision(fields: &Fields<'_>) -> Supervision {
     let default = Supervision::default();
     let read = Supervision {
-        isolation: fields.read(
-            "isolation",
-            default.isolation,
-            |node| choice(&node.text()?, &ISOLATIONS),
-            mistakes,
-        ),
-        max_children: fields.read(
-            "max_children",
-            default.max_children,
-            |node| node.count(1),
-            mistakes,
-        ),
-        warm: fields.read("warm", default.warm, |node| node.count(0), mistakes),
-        idle: fields.read("idle", default.idle, Node::duration, mistakes),
-        on_loss: fields.read(
-            "on_loss",
-            default.on_loss,
-            |node| choice(&node.text()?, &ON_LOSS),
-            mistakes,
-        ),
+        isolation: fields.read("isolation", default.isolation, |node| {
+            choice(&node.text()?, &ISOLATIONS)
+        }),
+        max_children: fields.read("max_children", default.max_children, |node| node.count(1)),
+        warm: fields.read("warm", default.warm, |node| node.count(0)),
+        idle: fields.read("idle", default.idle, Node::duration),
+        on_loss: fields.read("on_loss", default.on_loss, |node| {
+            choice(&node.text()?, &ON_LOSS)
+        }),
     };
     let of_shared = fields
         .member("max_children")
@@ -348,12 +329,11 @@ fn supervision(fields: &Fields<'_>, mistakes: &mut Vec<Mistake>) -> Supervision 
             "has no meaning where each session has its own child",
             remedy,
         );
-        mistakes.push(wrong.at(&node.place, &fields.key("max_children")));
+        fields.wrong("max_children", &node.place, wrong);
     }
     read
 }
 
-const SUPERVISION: [&str; 5] = ["isolation", "max_children", "warm", "idle", "on_loss"];
 const ISOLATIONS: [(&str, Isolation); 3] = [
     ("session", Isolation::Session),
     ("principal", Isolation::Principal),
@@ -371,7 +351,7 @@ mod tests {
         server::*,
     };
     use crate::{
-        config::{Config, Format, Sources},
+        config::{Config, Format, Mistake, Sources},
         declare::{AuthMode, Confinement},
         protocol::{Revision, revision},
     };

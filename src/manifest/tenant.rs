@@ -11,7 +11,7 @@ use super::{
     reader::Reader,
 };
 use crate::{
-    config::{Fields, Mistake, Node, Value, Wrong},
+    config::{Fields, Node, Value, Wrong},
     declare::{AuthMode, Bounds, Catalog, Quotas, Room, Server, Tenant},
     protocol::{Revision, revision},
 };
@@ -19,13 +19,13 @@ use crate::{
 impl Reader<'_> {
     /// The whole manifest.
     pub(super) fn root(&mut self, tree: &Node) -> Catalog {
-        let fields = Fields::of(tree, "", &["version", "tenants"], &mut self.mistakes);
+        let fields = Fields::of(tree, "", self.mistakes);
         self.places.insert(String::new(), fields.place.clone());
-        fields.read("version", (), only_version, &mut self.mistakes);
+        fields.read("version", (), only_version);
         let mut tenants = HashMap::new();
         if let Some(node) = fields.member("tenants") {
             self.places.insert("tenants".to_owned(), node.place.clone());
-            let members = Fields::any(node, "tenants", &mut self.mistakes);
+            let members = Fields::of(node, "tenants", self.mistakes);
             for (tenant_name, node) in members.members() {
                 let key = members.key(tenant_name);
                 self.name(tenant_name, node, &key);
@@ -33,6 +33,7 @@ impl Reader<'_> {
                 tenants.insert(tenant_name.to_owned(), Arc::new(tenant));
             }
         }
+        fields.end();
         Catalog {
             tenants,
             ..Catalog::default()
@@ -40,24 +41,22 @@ impl Reader<'_> {
     }
 
     fn tenant(&mut self, node: &Node, key: &str, tenant: &str) -> Tenant {
-        let known = [
+        let fields = Fields::of(node, key, self.mistakes);
+        fields.order(&[
             "api_keys",
             "auth",
             "clients",
             "default_server",
             "providers",
             "quotas",
-            "revisions",
-            "servers",
-            "users",
-        ];
-        let fields = Fields::of(node, key, &known, &mut self.mistakes);
+        ]);
+        fields.order(&["revisions", "servers", "users"]);
         let auth = if matches!(node.value, Value::Map(_)) {
             self.auth(&fields)
         } else {
             AuthMode::None
         };
-        let quotas = quotas(&fields, &mut self.mistakes);
+        let quotas = quotas(&fields);
         let room = quotas.tenant.room();
         let servers = self.servers(&fields, tenant, room, &auth);
         let names: Vec<&str> = servers.keys().map(String::as_str).collect();
@@ -68,15 +67,17 @@ impl Reader<'_> {
             }
             known_server(&text, &names, "name one of its servers").map(|()| Some(text))
         };
-        let default_server = fields.read("default_server", None, existing, &mut self.mistakes);
+        let default_server = fields.read("default_server", None, existing);
         let all = revision::ALL.to_vec();
         let api_keys = self.api_keys(&fields, &auth, &names);
+        let revisions = fields.read("revisions", all, revisions);
+        fields.end();
         Tenant {
             name: tenant.to_owned(),
             auth,
             api_keys,
             default_server,
-            revisions: fields.read("revisions", all, revisions, &mut self.mistakes),
+            revisions,
             quotas,
             servers,
         }
@@ -91,8 +92,7 @@ impl Reader<'_> {
         auth: &AuthMode,
     ) -> BTreeMap<String, Arc<Server>> {
         let mut servers = BTreeMap::new();
-        if let Some(node) = of.member("servers") {
-            let members = Fields::any(node, &of.key("servers"), &mut self.mistakes);
+        if let Some(members) = of.inner("servers") {
             for (server, node) in members.members() {
                 let key = members.key(server);
                 self.name(server, node, &key);
@@ -133,41 +133,41 @@ fn revisions(node: &Node) -> Result<Vec<Revision>, Wrong> {
 }
 
 /// Reads the key `quotas` of a tenant.
-pub(super) fn quotas(tenant: &Fields<'_>, mistakes: &mut Vec<Mistake>) -> Quotas {
+fn quotas(tenant: &Fields<'_>) -> Quotas {
     let default = Quotas::default();
-    let Some(node) = tenant.member("quotas") else {
+    let Some(fields) = tenant.inner("quotas") else {
         return default;
     };
-    let known = [&["children", "memory", "principal"][..], &BOTH].concat();
-    let fields = Fields::of(node, &tenant.key("quotas"), &known, mistakes);
+    fields.order(&["children", "memory", "principal"]);
     let mut read = Quotas {
-        tenant: bounds(&fields, default.tenant, mistakes),
+        tenant: bounds(&fields, default.tenant),
         ..default
     };
-    let children = default.tenant.children;
-    read.tenant.children = fields.read("children", children, count, mistakes);
-    read.tenant.memory = fields.read("memory", default.tenant.memory, size, mistakes);
-    if let Some(node) = fields.member("principal") {
-        let fields = Fields::of(node, &fields.key("principal"), &BOTH, mistakes);
-        read.principal = bounds(&fields, default.principal, mistakes);
+    read.tenant.children = fields.read("children", default.tenant.children, count);
+    read.tenant.memory = fields.read("memory", default.tenant.memory, size);
+    if let Some(fields) = fields.inner("principal") {
+        read.principal = bounds(&fields, default.principal);
+        fields.end();
     }
+    fields.end();
     read
 }
 
-fn bounds(fields: &Fields<'_>, default: Bounds, mistakes: &mut Vec<Mistake>) -> Bounds {
-    let mut bound = |key, default| fields.read(key, default, count, mistakes);
+/// The bounds that a tenant and a principal have.
+fn bounds(fields: &Fields<'_>, default: Bounds) -> Bounds {
+    let bound = |key, default| fields.read(key, default, count);
     Bounds {
         sessions: bound("sessions", default.sessions),
         streams: bound("streams", default.streams),
         calls: bound("calls", default.calls),
         requests_per_second: bound("requests_per_second", default.requests_per_second),
-        bytes_out: fields.read("bytes_out", default.bytes_out, size, mistakes),
+        bytes_out: fields.read("bytes_out", default.bytes_out, size),
         ..Bounds::NONE
     }
 }
 
 /// A number of things; 0 is without bound.
-pub(crate) fn count(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
+fn count(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
     Ok(NonZeroU64::new(node.count(0)?.into()))
 }
 
@@ -177,12 +177,3 @@ fn size(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
     let bytes = node.size()?.min(1 << 50);
     Ok(NonZeroU64::new(bytes))
 }
-
-/// What both a tenant and a principal may be bound in.
-const BOTH: [&str; 5] = [
-    "sessions",
-    "streams",
-    "calls",
-    "requests_per_second",
-    "bytes_out",
-];

@@ -1,6 +1,6 @@
-//! Documents (TOML, YAML, JSON) as one tree in which every value knows where it was written.
+//! Documents in TOML, YAML or JSON as one tree, in which every value knows its place.
 //!
-//! Configuration and manifests are read from it by `settings`. Not here: what any key means.
+//! Not here: the meaning of any key (`reader` and its callers).
 
 use std::{fmt, path::Path};
 

@@ -1,15 +1,15 @@
-//! Reading settings out of a document: types, units, and mistakes with their remedies.
+//! Reader of documents: types, units, and mistakes with their remedies.
 //!
-//! What `config` and `control/manifest` share. Not here: which keys there are.
+//! Configuration and manifests share it. Not here: the keys that exist.
 
 use std::{cell::RefCell, collections::BTreeMap, fmt, time::Duration};
 
 use super::document::{Node, SyntaxError, Value};
 
-/// One thing that an operator has to change before the gateway can start.
+/// A mistake of an operator, with its place and its remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mistake {
-    /// Where it is written: `FILE:LINE`, a variable, or a flag.
+    /// Its place: `FILE:LINE`, a variable, or a flag.
     pub(crate) place: String,
     /// The key, dotted.
     pub(crate) key: String,
@@ -29,7 +29,7 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// What is wrong with a value, before it is known which key it belongs to.
+/// A mistake in a value, without its place and key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     /// What is wrong.
@@ -39,7 +39,7 @@ pub(crate) struct Wrong {
 }
 
 impl Wrong {
-    /// A value that is wrong in this way.
+    /// A mistake with its remedy.
     pub(crate) fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             what: what.into(),
@@ -47,7 +47,7 @@ impl Wrong {
         }
     }
 
-    /// The mistake of having written it there.
+    /// The mistake at this place and key.
     pub(crate) fn at(self, place: &str, key: &str) -> Mistake {
         Mistake {
             place: place.to_owned(),
@@ -82,7 +82,7 @@ impl Node {
         Wrong::new(what, remedy)
     }
 
-    /// It as a text.
+    /// The node as a text.
     pub(crate) fn text(&self) -> Result<String, Wrong> {
         match (&self.value, &self.word) {
             (Value::Text(text), _) => Ok(text.clone()),
@@ -91,7 +91,7 @@ impl Node {
         }
     }
 
-    /// It as true or false.
+    /// The node as true or false.
     pub(crate) fn flag(&self) -> Result<bool, Wrong> {
         match self.value {
             Value::Flag(flag) => Ok(flag),
@@ -99,7 +99,7 @@ impl Node {
         }
     }
 
-    /// It as a number of things, at least `least`.
+    /// The node as a number, at least `least`.
     pub(crate) fn count(&self, least: u32) -> Result<u32, Wrong> {
         let Value::Whole(whole) = self.value else {
             return Err(self.unexpected("a whole number"));
@@ -109,13 +109,13 @@ impl Node {
         count.ok_or_else(|| Wrong::new(format!("{whole} is out of range"), range()))
     }
 
-    /// It as a number of things of which there is one at least.
+    /// The node as a number, at least one.
     pub(crate) fn at_least_one(&self) -> Result<usize, Wrong> {
         self.count(1)
             .map(|count| usize::try_from(count).unwrap_or(usize::MAX))
     }
 
-    /// It as a duration; `"0s"` and `""` are zero.
+    /// The node as a duration; `"0s"` and `""` are zero.
     pub(crate) fn duration(&self) -> Result<Duration, Wrong> {
         match &self.value {
             Value::Text(text) => duration(text),
@@ -123,14 +123,14 @@ impl Node {
         }
     }
 
-    /// It as a size that something has to fit into.
+    /// The node as a size of at least one byte.
     pub(crate) fn some_bytes<T: TryFrom<u64>>(&self) -> Result<T, Wrong> {
         let bytes = Some(self.size()?).filter(|bytes| *bytes > 0);
         let fits = bytes.and_then(|bytes| T::try_from(bytes).ok());
         fits.ok_or_else(|| Wrong::new("must hold at least one byte", "write a size like \"4MiB\""))
     }
 
-    /// It as a size in bytes; a bare number counts bytes, `""` is zero.
+    /// The node as a size in bytes; a bare number counts bytes, `""` is zero.
     pub(crate) fn size(&self) -> Result<u64, Wrong> {
         match &self.value {
             Value::Text(text) => size(text),
@@ -333,7 +333,7 @@ fn dotted(path: &str, name: &str) -> String {
     }
 }
 
-/// What is wrong with a key that is none of `known`.
+/// The mistake of a key that is none of `known`.
 pub(crate) fn unknown_key<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> Wrong {
     let remedy = match nearest(name, known.clone()) {
         Some(near) => format!("did you mean {near}?"),
@@ -342,7 +342,7 @@ pub(crate) fn unknown_key<'a>(name: &str, known: impl Iterator<Item = &'a str> +
     Wrong::new("unknown key", remedy)
 }
 
-/// The known name that `name` was probably meant to be.
+/// The known name nearest to `name`, if one is near enough to be meant.
 pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let farthest = (name.chars().count() / 3).clamp(1, 3);
     known

@@ -1,7 +1,6 @@
-//! What an operator declares for the authorization server of a tenant: its users, its clients, and
-//! the identity providers behind it.
+//! Declared parts of a tenant's authorization server: users, clients and identity providers.
 //!
-//! The checked forms. Not here: what registers or logs in by itself (`registrations`, `logins`).
+//! Not here: registered clients and log-ins (`database/oauth`).
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

@@ -1,6 +1,6 @@
-//! What would have to change for one declared state to become another.
+//! Difference of two declared states: the changes that lead from one to the other.
 //!
-//! Pure: used where changes are made (`store`) and where they are only shown.
+//! Pure: used to make changes (`database`) and to show them only.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! How callers of a tenant prove who they are, and which of them may use which server.
+//! Identity of callers: authentication mode, API keys and grants of a tenant.
 //!
-//! As an operator declares it: `auth` decides by it, `manifest` reads the rest of a tenant.
+//! Not here: authenticating a request (`auth`).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -9,10 +9,10 @@ use std::{
 
 use super::authorization_server::Builtin;
 
-/// How callers of a tenant prove who they are. API keys work in every mode but `None`.
+/// Authentication mode of a tenant. API keys work in every mode but `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AuthMode {
-    /// Nobody has to: only on loopback, or with `auth.insecure`.
+    /// No authentication: only on loopback, or with `auth.insecure`.
     None,
     /// By an API key, and by nothing else.
     Keys,
@@ -23,7 +23,7 @@ pub(crate) enum AuthMode {
 }
 
 impl AuthMode {
-    /// Whether there is an authorization server that could give out tokens.
+    /// Whether an authorization server issues tokens for the tenant.
     pub(crate) fn has_issuer(&self) -> bool {
         match self {
             Self::None | Self::Keys => false,
@@ -85,12 +85,12 @@ pub(crate) const ALGORITHMS: [(&str, Algorithm); 9] = [
 /// The API keys of a tenant, by the SHA-256 of their text: the text itself is nowhere.
 pub(crate) type ApiKeys = HashMap<[u8; 32], Arc<ApiKey>>;
 
-/// What an API key stands for.
+/// An API key of a tenant.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ApiKey {
     /// Its name: the client of those who call with it.
     pub(crate) name: String,
-    /// Whom it acts for.
+    /// The subject that it acts for.
     pub(crate) subject: String,
     /// OAuth scopes that it carries.
     pub(crate) scopes: Arc<[String]>,
@@ -138,7 +138,7 @@ impl Servers {
     }
 }
 
-/// Who of a tenant may use a server: whoever one of the three names.
+/// Grants of a server: the callers of its tenant that may use it, by any of three names.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Grants {
     /// Subjects.
@@ -150,7 +150,7 @@ pub(crate) struct Grants {
 }
 
 impl Grants {
-    /// Whether one of them fits.
+    /// Whether one of the grants matches.
     pub(crate) fn fit(&self, subject: &str, groups: &[String], client: Option<&str>) -> bool {
         self.users.contains(subject)
             || groups.iter().any(|group| self.groups.contains(group))

@@ -15,7 +15,7 @@ use super::password::{PASSWORD, PASSWORD_HASH};
 /// The members of an object, by their names in the manifest.
 pub(crate) type Document = serde_json::Map<String, Json>;
 
-/// What kind of thing an object is.
+/// Kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
     /// A tenant, less all that belongs to it.
@@ -43,7 +43,7 @@ impl Kind {
         Self::ApiKey,
     ];
 
-    /// What it is called, for people.
+    /// Its name in messages.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Tenant => "tenant",
@@ -154,13 +154,13 @@ impl fmt::Display for ObjectName {
 /// One object; equal if it declares the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Object {
-    /// All members that may be seen.
+    /// The members that may be shown.
     pub(crate) spec: Document,
     /// The members that are kept sealed.
     pub(crate) secret: Secret,
 }
 
-/// Members that nobody may see.
+/// Members that are never shown.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Secret(pub(crate) Document);
 

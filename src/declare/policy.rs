@@ -1,12 +1,12 @@
-//! What of a server its clients may use, and which scopes that takes, as an operator declared it.
+//! Access policy of a server: allowed tools, prompts and resources, and the scopes they require.
 //!
-//! Not here: what of a message is judged by it (`auth/policy`).
+//! Not here: applying it to messages (`auth/policy`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::pattern::{Pattern, Template};
 
-/// What of a server may be used.
+/// Access policy of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Policy {
     /// Tools, by name.
@@ -41,7 +41,7 @@ impl Names {
         self.deny.is_empty() && allow.is_none_or(|all| all.iter().any(Pattern::is_everything))
     }
 
-    /// Whether this name is.
+    /// Whether this name is allowed.
     pub(crate) fn allows(&self, name: &str) -> bool {
         if self.is_open() {
             return true;
@@ -52,7 +52,7 @@ impl Names {
             && !is_one(&self.deny)
     }
 
-    /// Whether a URI of the template is: one that is allowed could be named.
+    /// Whether the template has a URI that is allowed.
     pub(crate) fn allows_template(&self, template: &str) -> bool {
         if self.is_open() {
             return true;
@@ -91,7 +91,7 @@ impl Policy {
         }
     }
 
-    /// Whether it says anything about calls of tools beside their names.
+    /// Whether calls of tools may require scopes.
     pub(crate) fn has_scopes(&self) -> bool {
         !self.scopes.is_empty()
     }
@@ -107,7 +107,7 @@ impl Policy {
         self.scopes.iter().flat_map(|(_, scopes)| scopes).collect()
     }
 
-    /// Whether whoever has the scopes `has` has `needed`, by itself or by what implies it.
+    /// Whether the scopes `has` include `needed`, itself or one that implies it.
     pub(crate) fn covers(&self, has: &[String], needed: &str) -> bool {
         let implied_by = self.implied_by.get(needed);
         has.iter()

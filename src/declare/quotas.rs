@@ -1,6 +1,6 @@
-//! How much of the gateway a tenant, and each of its principals, may use.
+//! Quotas of a tenant and of each of its principals.
 //!
-//! Not here: counting (`hub/limits`, `store`).
+//! Not here: counting (`hub/limits`, `state`).
 
 use std::num::NonZeroU64;
 

@@ -1,6 +1,6 @@
-//! Which redirect URIs a client may have at all, whoever wrote them down.
+//! Redirect URIs that a client may register.
 //!
-//! Not here: whether a request names one of its client's (`oauth/redirect`).
+//! Not here: the comparison of a request with the URIs of its client (`oauth/clients`).
 
 use url::Url;
 

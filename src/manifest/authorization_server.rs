@@ -1,4 +1,4 @@
-//! Reading what a tenant declares for its own authorization server, its users and its clients.
+//! Reader of users, clients and `auth` in mode `builtin`.
 //!
 //! Every mistake names its key and a remedy, and no secret. Not here: identity providers
 //! (`provider`).

@@ -1,6 +1,6 @@
-//! The manifest of `lockgate run`, made of a command line and flags.
+//! Manifest of `lockgate run`, made of a command line and flags.
 //!
-//! Not here: what the keys mean; they are read by the same path as those of a file (`manifest`).
+//! Not here: the meaning of its keys; the reader of files reads them too (`server`).
 
 use std::{
     collections::{BTreeMap, HashMap},

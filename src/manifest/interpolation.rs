@@ -1,6 +1,6 @@
-//! `${env:NAME}`, `${file:PATH}` and `${prepared}` in the values of a manifest.
+//! Interpolation of `${env:NAME}`, `${file:PATH}` and `${prepared}`.
 //!
-//! Not here: which values take them (`manifest`). What is put in is never part of a message.
+//! Inserted values never appear in messages. Not here: the keys whose values are interpolated.
 
 use std::{collections::BTreeMap, fs, path::Path};
 

@@ -20,7 +20,7 @@ use crate::config::{
 use crate::declare::{Declared, Document, Kind, Object, ObjectName, PLACE};
 
 impl Object {
-    /// It as a document of the manifest's syntax, secrets included.
+    /// The object as a document in the manifest's syntax, secrets included.
     pub(crate) fn tree(&self) -> Node {
         Node::new(PLACE, Value::Map(self.node()))
     }
@@ -34,7 +34,7 @@ impl Object {
 }
 
 impl Declared {
-    /// What the tree of a manifest without mistakes declares.
+    /// The objects that a manifest without mistakes declares.
     ///
     /// `${env:…}` and `${file:…}` are put in, here and now; `${prepared}` and `$$` stay.
     fn of_tree(tree: &Node, env: &BTreeMap<String, String>) -> Result<Self, Vec<Mistake>> {
@@ -183,7 +183,7 @@ pub(crate) fn parse(
     })
 }
 
-/// The manifest `text` that somebody sent: texts that name the environment or files are mistakes,
+/// The manifest `text` of a request: texts that name the environment or files are mistakes,
 /// since they would be ours.
 pub(crate) fn received(
     file: &str,

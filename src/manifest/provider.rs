@@ -1,6 +1,6 @@
-//! Reading the identity providers of a tenant.
+//! Reader of the identity providers of a tenant.
 //!
-//! Not here: whether they may be asked with this configuration (`checks`).
+//! Not here: checks of their URLs against the configuration (`checks`).
 
 use std::{
     collections::{BTreeMap, HashMap},

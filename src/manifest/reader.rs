@@ -1,6 +1,6 @@
-//! Manifests: what an operator wrote, read into a [`Catalog`] or into every mistake in it.
+//! Manifest: the [`Catalog`] that a document declares, or every mistake in it.
 //!
-//! Not here: starting anything, and what needs more than the manifest itself to be judged
+//! Not here: the keys of each table (the other readers), and checks that need the configuration
 //! (`checks`).
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -13,9 +13,9 @@ use crate::{
 /// A manifest that was read without a mistake.
 #[derive(Debug)]
 pub(crate) struct Manifest {
-    /// What it declares.
+    /// The tenants that it declares.
     pub(crate) catalog: Catalog,
-    /// Where keys are written, for mistakes that show only later.
+    /// Places of keys, for mistakes that are found later.
     pub(super) places: BTreeMap<String, String>,
 }
 
@@ -60,13 +60,13 @@ pub(crate) fn parse(
     read(tree.as_ref(), mistakes, env)
 }
 
-/// Reads a tree and gathers what is wrong with it.
+/// Reader of one manifest, which gathers its mistakes.
 pub(crate) struct Reader<'e> {
-    /// What `${env:…}` means.
+    /// The variables that `${env:…}` names.
     pub(crate) env: &'e BTreeMap<String, String>,
-    /// What is wrong so far.
+    /// The mistakes found so far.
     pub(crate) mistakes: &'e Mistakes,
-    /// Where keys are written.
+    /// Places of keys, for checks that follow.
     pub(crate) places: BTreeMap<String, String>,
 }
 
@@ -91,7 +91,7 @@ impl<'e> Reader<'e> {
     }
 }
 
-/// The whole key of a server's `key`.
+/// The dotted key of the member `key` of a server.
 pub(crate) fn server_key(tenant: &str, server: &str, key: &str) -> String {
     format!("tenants.{tenant}.servers.{server}.{key}")
 }

@@ -1,7 +1,7 @@
-//! What `npx` and `uvx` would download at every start, as a recipe that does it once.
+//! Recipes for `npx` and `uvx`: one installation in place of a download at every start.
 //!
-//! Pure. Only forms whose meaning is certain are derived: of all others npx and uvx themselves
-//! know what they mean. Not here: what a recipe is (`recipe`).
+//! Pure. Only command lines with a certain meaning have a recipe; all others are left to npx and
+//! uvx. Not here: recipes themselves (`recipe`).
 
 use std::path::Path;
 

@@ -1,8 +1,6 @@
-//! What is done once before a server's children can start (`prepare`), and how they start from
-//! what that left behind.
+//! Preparation of a server: the command that fills its store once, before its first start.
 //!
-//! Pure. Not here: what is derived for `npx` and `uvx` (`packages`), and doing it
-//! (`backend/prepare`).
+//! Pure. Not here: recipes for `npx` and `uvx` (`packages`), and running them (`backend/prepare`).
 
 use std::{
     collections::BTreeMap,

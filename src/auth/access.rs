@@ -26,7 +26,7 @@ use crate::{
 
 use super::builtin::{Groups, Tokens};
 use super::denials::Denials;
-use super::external::{Issuers, Means, Refusal};
+use super::external::{Issuers, KeyFetch, TokenError};
 use super::principals::Principal;
 use super::principals::Principals;
 
@@ -38,12 +38,12 @@ pub(crate) struct Access {
     server: Arc<Server>,
     scopes: Arc<[String]>,
     groups: Groups,
-    basis: Basis,
+    basis: AccessBasis,
 }
 
 /// What an access rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Basis {
+enum AccessBasis {
     /// Nobody has to prove anything.
     Open,
     /// The API key with this hash.
@@ -51,7 +51,7 @@ enum Basis {
     /// A token of the principal's issuer, which is another authorization server.
     Token,
     /// A token of the tenant's own.
-    Own(builtin::Basis),
+    Own(builtin::GrantBasis),
 }
 
 impl Access {
@@ -78,10 +78,10 @@ impl Access {
     /// It, resting also on what `other` rests on, whoever of the same principal proved that; none if
     /// that is nothing new.
     pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
-        let (Basis::Own(own), Basis::Own(theirs)) = (&self.basis, &other.basis) else {
+        let (AccessBasis::Own(own), AccessBasis::Own(theirs)) = (&self.basis, &other.basis) else {
             return None;
         };
-        let basis = Basis::Own(own.joined(theirs)?);
+        let basis = AccessBasis::Own(own.joined(theirs)?);
         Some(Self {
             basis,
             ..self.clone()
@@ -102,7 +102,7 @@ pub(crate) enum Credential<'r> {
 
 /// Why there is no access.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub(crate) enum AccessRefusal {
     /// There is no such server for this caller, if there is one at all.
     NoServer,
     /// Who calls is not known: to be told how to prove it.
@@ -118,9 +118,9 @@ pub(crate) enum Refused {
 
 /// Decides who calls; clones share one state.
 #[derive(Clone)]
-pub(crate) struct Verifier(pub(crate) Arc<State>);
+pub(crate) struct Verifier(pub(crate) Arc<VerifierState>);
 
-pub(crate) struct State {
+pub(crate) struct VerifierState {
     public_url: String,
     default: Option<(String, String)>,
     issuers: Issuers,
@@ -131,7 +131,7 @@ pub(crate) struct State {
     asked: Asked,
 }
 
-impl State {
+impl VerifierState {
     /// Wall time, in seconds since the epoch.
     pub(crate) fn now(&self) -> u64 {
         u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0)
@@ -139,7 +139,7 @@ impl State {
 }
 
 /// A request for a server, before anything of it is believed.
-pub(crate) struct Request<'r> {
+pub(crate) struct AccessRequest<'r> {
     /// The name in the path.
     pub(crate) tenant: &'r str,
     /// The name in the path.
@@ -165,12 +165,12 @@ impl Verifier {
     ) -> Self {
         let denials = Denials::new(Arc::clone(metrics), trail);
         tracker.spawn(denials.clone().watch(stop.clone()));
-        let means = Means {
+        let means = KeyFetch {
             outbound,
             tracker: tracker.clone(),
             stop: stop.clone(),
         };
-        Self(Arc::new(State {
+        Self(Arc::new(VerifierState {
             public_url: config.public_url.clone(),
             default: config.default.clone(),
             issuers: Issuers::new(means),
@@ -195,12 +195,12 @@ impl Verifier {
     pub(crate) async fn admit(
         &self,
         catalog: &Catalog,
-        request: &Request<'_>,
-    ) -> Result<Access, Refused> {
+        request: &AccessRequest<'_>,
+    ) -> Result<Access, AccessRefusal> {
         let tenant = catalog
             .tenants
             .get(request.tenant)
-            .ok_or(Refused::NoServer)?;
+            .ok_or(AccessRefusal::NoServer)?;
         let admitted = self.admitted(catalog, tenant, request).await;
         if admitted.is_err() {
             // A denial is on record before it is answered.
@@ -213,18 +213,18 @@ impl Verifier {
         &self,
         catalog: &Catalog,
         tenant: &Arc<Tenant>,
-        request: &Request<'_>,
-    ) -> Result<Access, Refused> {
+        request: &AccessRequest<'_>,
+    ) -> Result<Access, AccessRefusal> {
         let named = tenant.servers.get(request.server);
         let known = self.identify(catalog, tenant, request).await?;
         let access = named.and_then(|server| known.access(tenant, server));
         access.ok_or_else(|| {
             // Where everybody may call, nobody is denied anything.
-            if known.basis != Basis::Open {
+            if known.basis != AccessBasis::Open {
                 let who = denials::Caller::Known(known.principal);
                 self.deny(request, who, Denied::NoGrant, "no grant for this server");
             }
-            Refused::NoServer
+            AccessRefusal::NoServer
         })
     }
 
@@ -233,14 +233,16 @@ impl Verifier {
         &self,
         catalog: &Catalog,
         tenant: &Arc<Tenant>,
-        request: &Request<'_>,
-    ) -> Result<Known, Refused> {
+        request: &AccessRequest<'_>,
+    ) -> Result<Authenticated, AccessRefusal> {
         if tenant.auth == AuthMode::None {
-            return Ok(Known::anonymous(self.0.principals.anonymous(tenant)));
+            return Ok(Authenticated::anonymous(
+                self.0.principals.anonymous(tenant),
+            ));
         }
         let unknown = |had_token, reason, detail| {
             self.deny(request, denials::Caller::At(request.from), reason, detail);
-            Refused::Unknown {
+            AccessRefusal::Unknown {
                 tenant: Arc::clone(tenant),
                 had_token,
             }
@@ -256,7 +258,7 @@ impl Verifier {
             let found = api_key::find(tenant, text, now);
             let (hash, key) = found.ok_or_else(|| bad("an API key that is not known here"))?;
             let principal = self.0.principals.by_key(tenant, hash, &key);
-            return Ok(Known::by_key(principal, hash, &key));
+            return Ok(Authenticated::by_key(principal, hash, &key));
         }
         let is_audience = |text: &str| self.is_resource(request, text);
         match &tenant.auth {
@@ -264,7 +266,7 @@ impl Verifier {
             AuthMode::Builtin(builtin) => {
                 // Whoever stood still does not know what was revoked meanwhile.
                 if !self.0.asked.is_recent() {
-                    return Err(Refused::Later(Error::Busy {
+                    return Err(AccessRefusal::Later(Error::Busy {
                         what: "what was revoked is being read",
                         retry: AGAIN,
                     }));
@@ -273,16 +275,16 @@ impl Verifier {
                 let issuer = || self.issuer(&tenant.name);
                 let verified = tokens.verify(at, issuer, text, now, is_audience).await;
                 let known = verified.and_then(|verified| {
-                    Known::by_own_token((tenant, builtin), &catalog.issued, &verified)
+                    Authenticated::by_own_token((tenant, builtin), &catalog.issued, &verified)
                 });
                 known.map_err(bad)
             }
             AuthMode::External(issuer) => {
                 let issuers = &self.0.issuers;
                 match issuers.verify(issuer, text, now, is_audience).await {
-                    Ok(verified) => Ok(Known::by_token(tenant, issuer, &verified)),
-                    Err(Refusal::Invalid(why)) => Err(bad(why)),
-                    Err(Refusal::Unavailable(retry)) => Err(Refused::Later(Error::Busy {
+                    Ok(verified) => Ok(Authenticated::by_token(tenant, issuer, &verified)),
+                    Err(TokenError::Invalid(why)) => Err(bad(why)),
+                    Err(TokenError::Unavailable(retry)) => Err(AccessRefusal::Later(Error::Busy {
                         what: "the keys of the authorization server cannot be fetched",
                         retry,
                     })),
@@ -298,7 +300,7 @@ impl Verifier {
 
     fn deny(
         &self,
-        request: &Request<'_>,
+        request: &AccessRequest<'_>,
         who: denials::Caller,
         reason: Denied,
         detail: &'static str,
@@ -315,7 +317,7 @@ impl Verifier {
 
     /// Whether a text is the URL of a resource of the server that was called, byte for byte (RFC
     /// 8707, section 2): each of the URLs by which it is reached. `/messages` is part of `/sse`.
-    fn is_resource(&self, request: &Request<'_>, text: &str) -> bool {
+    fn is_resource(&self, request: &AccessRequest<'_>, text: &str) -> bool {
         let default = self.0.default.as_ref();
         let endpoint = Endpoint::parse_url(&self.0.public_url, text, default);
         endpoint.is_some_and(|endpoint| {
@@ -326,22 +328,22 @@ impl Verifier {
 }
 
 /// Somebody whose credentials are good.
-struct Known {
+struct Authenticated {
     principal: Principal,
     scopes: Arc<[String]>,
     groups: Groups,
-    basis: Basis,
+    basis: AccessBasis,
     /// The API key, which has servers of its own.
     key: Option<Arc<ApiKey>>,
 }
 
-impl Known {
+impl Authenticated {
     fn anonymous(principal: Principal) -> Self {
         Self {
             principal,
             scopes: Arc::default(),
             groups: Groups::default(),
-            basis: Basis::Open,
+            basis: AccessBasis::Open,
             key: None,
         }
     }
@@ -351,18 +353,18 @@ impl Known {
             principal,
             scopes: Arc::clone(&key.scopes),
             groups: Groups::default(),
-            basis: Basis::ApiKey(hash),
+            basis: AccessBasis::ApiKey(hash),
             key: Some(Arc::clone(key)),
         }
     }
 
-    fn by_token(tenant: &Tenant, issuer: &External, verified: &external::Verified) -> Self {
+    fn by_token(tenant: &Tenant, issuer: &External, verified: &external::ExternalToken) -> Self {
         let claims = &verified.claims;
         Self {
             principal: verified.principal(&tenant.name, &issuer.issuer),
             scopes: Arc::clone(&claims.scopes),
             groups: Groups::Said(Arc::clone(&claims.groups)),
-            basis: Basis::Token,
+            basis: AccessBasis::Token,
             key: None,
         }
     }
@@ -370,7 +372,7 @@ impl Known {
     fn by_own_token(
         (tenant, builtin): (&Tenant, &Builtin),
         issued: &Issued,
-        verified: &builtin::Verified,
+        verified: &builtin::OwnToken,
     ) -> Result<Self, &'static str> {
         let (principal, basis) = (&verified.principal, &verified.basis);
         let said = Groups::Said(Arc::clone(&verified.claims.groups));
@@ -379,7 +381,7 @@ impl Known {
             principal: principal.clone(),
             scopes: Arc::clone(&verified.claims.scopes),
             groups: builtin::groups(at, issued, principal, basis, &said)?,
-            basis: Basis::Own(basis.clone()),
+            basis: AccessBasis::Own(basis.clone()),
             key: None,
         })
     }
@@ -411,7 +413,7 @@ impl Known {
 /// at.
 pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
-    let as_it_was = |groups| Known {
+    let as_it_was = |groups| Authenticated {
         principal: access.principal.clone(),
         scopes: Arc::clone(&access.scopes),
         groups,
@@ -419,18 +421,23 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
         key: None,
     };
     let known = match (&access.basis, &tenant.auth) {
-        (Basis::Open, AuthMode::None) => Known::anonymous(principals::anonymous(&tenant)),
-        (Basis::ApiKey(hash), AuthMode::Keys | AuthMode::Builtin(_) | AuthMode::External(_)) => {
-            let key = tenant.api_keys.get(hash)?;
-            Known::by_key(principals::by_key(&tenant, key), *hash, key)
+        (AccessBasis::Open, AuthMode::None) => {
+            Authenticated::anonymous(principals::anonymous(&tenant))
         }
-        (Basis::Own(basis), AuthMode::Builtin(builtin)) => {
+        (
+            AccessBasis::ApiKey(hash),
+            AuthMode::Keys | AuthMode::Builtin(_) | AuthMode::External(_),
+        ) => {
+            let key = tenant.api_keys.get(hash)?;
+            Authenticated::by_key(principals::by_key(&tenant, key), *hash, key)
+        }
+        (AccessBasis::Own(basis), AuthMode::Builtin(builtin)) => {
             let at = (tenant.name.as_str(), &**builtin);
             let said = &access.groups;
             let groups = builtin::groups(at, &catalog.issued, &access.principal, basis, said);
             as_it_was(groups.ok()?)
         }
-        (Basis::Token, AuthMode::External(issuer))
+        (AccessBasis::Token, AuthMode::External(issuer))
             if Some(issuer.issuer.as_str()) == access.principal.issuer() =>
         {
             as_it_was(access.groups.clone())
@@ -454,7 +461,7 @@ impl Access {
             server: Arc::clone(server),
             scopes: Arc::default(),
             groups: Groups::default(),
-            basis: Basis::Token,
+            basis: AccessBasis::Token,
         }
     }
 
@@ -497,17 +504,17 @@ mod tests {
         let (tenant, server) = catalog.find("a", server).unwrap();
         let key = tenant.api_keys.get(&[0; 32])?;
         let principal = principals::by_key(&tenant, key);
-        Known::by_key(principal, [0; 32], key).access(&tenant, &server)
+        Authenticated::by_key(principal, [0; 32], key).access(&tenant, &server)
     }
 
     fn by_token(catalog: &Catalog, groups: &[&str]) -> Option<Access> {
         let (tenant, server) = catalog.find("a", "x").unwrap();
         let principal = Principal::new("a", Some("https://i.test"), Some("ada"), Some("app"));
-        let known = Known {
+        let known = Authenticated {
             principal,
             scopes: Arc::default(),
             groups: Groups::Said(groups.iter().map(|group| (*group).to_owned()).collect()),
-            basis: Basis::Token,
+            basis: AccessBasis::Token,
             key: None,
         };
         known.access(&tenant, &server)

@@ -53,7 +53,7 @@ impl Administrator {
 
 /// Why somebody may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoAdministrator {
+pub(crate) enum AdministratorRefusal {
     /// There were no credentials.
     NoToken,
     /// They are worth nothing here.
@@ -79,7 +79,7 @@ impl Verifier {
         operators: &OperatorKeys,
         credential: Credential<'_>,
         from: Option<std::net::IpAddr>,
-    ) -> Result<Administrator, NoAdministrator> {
+    ) -> Result<Administrator, AdministratorRefusal> {
         let deny = |why, who, tenant: &str, reason, detail| {
             self.0.denials.report(Denial {
                 who,
@@ -94,9 +94,11 @@ impl Verifier {
         let (none, bad) = (Denied::NoToken, Denied::BadToken);
         let at = Caller::At(from);
         let text = match credential {
-            Credential::None => return deny(NoAdministrator::NoToken, at, "", none, "no token"),
+            Credential::None => {
+                return deny(AdministratorRefusal::NoToken, at, "", none, "no token");
+            }
             Credential::Malformed => {
-                return deny(NoAdministrator::BadToken, at, "", bad, "malformed");
+                return deny(AdministratorRefusal::BadToken, at, "", bad, "malformed");
             }
             Credential::Bearer(text) => text,
         };
@@ -116,14 +118,20 @@ impl Verifier {
             .values()
             .find_map(|tenant| Some((tenant, api_key::find(tenant, text, now)?.1)));
         let Some((tenant, key)) = found else {
-            return deny(NoAdministrator::BadToken, at, "", bad, "no key known here");
+            return deny(
+                AdministratorRefusal::BadToken,
+                at,
+                "",
+                bad,
+                "no key known here",
+            );
         };
-        if !key.scopes.iter().any(|scope| scope == SCOPE) {
+        if !key.scopes.iter().any(|scope| scope == ADMIN_SCOPE) {
             let (issuer, subject) = (Some(API_KEY_ISSUER), Some(key.subject.as_str()));
             let who = Principal::new(&tenant.name, issuer, subject, Some(&key.name));
             let (who, reason) = (Caller::Known(who), Denied::NoGrant);
             return deny(
-                NoAdministrator::NoScope,
+                AdministratorRefusal::NoScope,
                 who,
                 &tenant.name,
                 reason,
@@ -219,4 +227,4 @@ fn key_file(path: &Path) -> io::Result<String> {
 }
 
 /// The scope of those who administrate.
-pub(crate) const SCOPE: &str = "admin";
+pub(crate) const ADMIN_SCOPE: &str = "admin";

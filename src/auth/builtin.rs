@@ -11,7 +11,7 @@ use moka::future::Cache;
 use uuid::Uuid;
 
 use super::{
-    jwt::{Claims, Expected, Token},
+    jwt::{Claims, ExpectedToken, Token},
     principals::Principal,
 };
 use crate::{
@@ -21,17 +21,17 @@ use crate::{
 
 /// Tokens that were good, so that one that comes again costs a hash.
 pub(super) struct Tokens {
-    verified: Cache<[u8; 32], Arc<Verified>>,
+    verified: Cache<[u8; 32], Arc<OwnToken>>,
 }
 
 /// A token whose signature was good.
-pub(super) struct Verified {
+pub(super) struct OwnToken {
     /// Whom it shows.
     pub(super) principal: Principal,
     /// What it says.
     pub(super) claims: Claims,
     /// What it rests on.
-    pub(super) basis: Basis,
+    pub(super) basis: GrantBasis,
     /// The public key that signed it.
     public: [u8; 32],
 }
@@ -39,9 +39,9 @@ pub(super) struct Verified {
 /// What a token rests on beside whom and what it names; of a session, what all tokens do that were
 /// used with it. Each of them by its grant and the key that signed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Basis(Arc<[(Uuid, Arc<str>)]>);
+pub(super) struct GrantBasis(Arc<[(Uuid, Arc<str>)]>);
 
-impl Basis {
+impl GrantBasis {
     fn of(grant: Uuid, kid: &str) -> Self {
         Self(Arc::new([(grant, kid.into())]))
     }
@@ -109,7 +109,7 @@ impl Tokens {
         text: &str,
         now: u64,
         is_audience: impl Fn(&str) -> bool,
-    ) -> Result<Arc<Verified>, &'static str> {
+    ) -> Result<Arc<OwnToken>, &'static str> {
         let is_meant = |claims: &Claims| {
             claims.hold(now)?;
             // RFC 9068, section 4: never one that is good elsewhere too.
@@ -129,7 +129,7 @@ impl Tokens {
             return is_there.then_some(known).ok_or("an unknown key");
         }
         let issuer = issuer();
-        let expected = Expected {
+        let expected = ExpectedToken {
             issuer: &issuer,
             algorithms: &[Algorithm::EdDsa],
             groups_claim: "groups",
@@ -145,15 +145,15 @@ impl Tokens {
         // The dearest step comes last.
         let grant = token.text("grant")?.and_then(|id| Uuid::try_parse(id).ok());
         let grant = grant.ok_or("no grant")?;
-        token.moment("iat")?.ok_or("no iat")?;
+        token.numeric_date("iat")?.ok_or("no iat")?;
         if !token.jws.is_signed_by(&key.x) {
             return Err("a bad signature");
         }
         let claims = token.claims;
         let (subject, client) = (claims.subject.as_str(), claims.client.as_deref());
-        let verified = Arc::new(Verified {
+        let verified = Arc::new(OwnToken {
             principal: Principal::new(&tenant.name, Some(&issuer), Some(subject), client),
-            basis: Basis::of(grant, &key.kid),
+            basis: GrantBasis::of(grant, &key.kid),
             public: key.x,
             claims,
         });
@@ -172,7 +172,7 @@ pub(super) fn groups(
     (tenant, builtin): (&str, &Builtin),
     issued: &Issued,
     principal: &Principal,
-    basis: &Basis,
+    basis: &GrantBasis,
     said: &Groups,
 ) -> Result<Groups, &'static str> {
     if let Some(revoked) = issued.revoked.get(tenant) {
@@ -362,7 +362,7 @@ mod tests {
         catalog: &Catalog,
         text: &str,
         now: u64,
-    ) -> Result<Arc<Verified>, &'static str> {
+    ) -> Result<Arc<OwnToken>, &'static str> {
         let at = (&*catalog.tenants["a"], &*catalog.issued);
         let issuer = || ISSUER.to_owned();
         let is_audience = |audience: &str| audience == RESOURCE;
@@ -385,7 +385,7 @@ mod tests {
                 (Some("ada"), Some("c_app"))
             );
             assert_eq!(*known.claims.scopes, ["r".to_owned(), "w".to_owned()]);
-            assert_eq!(known.basis, Basis::of(grant, "k"));
+            assert_eq!(known.basis, GrantBasis::of(grant, "k"));
         }
         let late = async |now| verified(&tokens, &catalog, &text, now).await.err();
         assert_eq!(late(NOW + 890 + 59).await, None);
@@ -518,7 +518,7 @@ mod tests {
     #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
     fn whom_and_what_a_token_names_must_still_be_there() {
         let (grant, other) = (Uuid::now_v7(), Uuid::now_v7());
-        let basis = Basis::of(grant, "k");
+        let basis = GrantBasis::of(grant, "k");
         let said = Groups::Said(["said".to_owned()].into());
         let of = |builtin: &Builtin, issued: &Issued, subject: &str, client: &str| {
             let principal = Principal::new("a", Some(ISSUER), Some(subject), Some(client));
@@ -581,7 +581,7 @@ mod tests {
             assert_eq!(of(&builtin, &issued, "ada", "c_app").is_ok(), is_good);
         }
         // A session rests on all that it was used with.
-        let joined = Basis::of(other, "n").joined(&basis).unwrap();
+        let joined = GrantBasis::of(other, "n").joined(&basis).unwrap();
         assert_eq!(joined.joined(&basis), None);
         let principal = Principal::new("a", Some(ISSUER), Some("ada"), Some("c_app"));
         for issued in [revoked("a", grant, "-"), revoked("a", Uuid::nil(), "n")] {

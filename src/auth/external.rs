@@ -28,12 +28,12 @@ pub(super) struct Issuers {
     /// Tenants with the same settings share an issuer's keys, which are public. What a tenant may
     /// do with a token is decided each time.
     known: Cache<Arc<External>, Arc<Issuer>>,
-    means: Means,
+    means: KeyFetch,
 }
 
 /// What it takes to fetch.
 #[derive(Clone)]
-pub(super) struct Means {
+pub(super) struct KeyFetch {
     /// By which documents are got.
     pub(super) outbound: Outbound,
     /// Where fetches belong.
@@ -44,7 +44,7 @@ pub(super) struct Means {
 
 /// Why a token was not believed.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum TokenError {
     /// It is not worth anything; the text is for the log.
     Invalid(&'static str),
     /// The issuer's keys are not to be had now.
@@ -52,7 +52,7 @@ pub(super) enum Refusal {
 }
 
 impl Issuers {
-    pub(super) fn new(means: Means) -> Self {
+    pub(super) fn new(means: KeyFetch) -> Self {
         let known = Cache::builder()
             .max_capacity(ISSUERS)
             .time_to_idle(ISSUER_IDLE)
@@ -68,18 +68,18 @@ impl Issuers {
         text: &str,
         now: u64,
         is_audience: impl Fn(&str) -> bool,
-    ) -> Result<Arc<Verified>, Refusal> {
+    ) -> Result<Arc<ExternalToken>, TokenError> {
         let make = async { Issuer::new(Arc::clone(settings), self.means.clone()) };
         let issuer = self.known.get_with_by_ref(settings, make).await;
         let is_meant = |claims: &Claims| {
-            claims.hold(now).map_err(Refusal::Invalid)?;
+            claims.hold(now).map_err(TokenError::Invalid)?;
             let is_ours = claims
                 .audiences
                 .iter()
                 .any(|audience| is_audience(audience));
             is_ours
                 .then_some(())
-                .ok_or(Refusal::Invalid("another audience"))
+                .ok_or(TokenError::Invalid("another audience"))
         };
         let mut hash = KeyId::default();
         hash.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
@@ -87,11 +87,11 @@ impl Issuers {
             is_meant(&known.claims)?;
             return Ok(known);
         }
-        let token = Token::parse(text, (&**settings).into()).map_err(Refusal::Invalid)?;
+        let token = Token::parse(text, (&**settings).into()).map_err(TokenError::Invalid)?;
         // Before any key is asked for: what is of no use here costs the issuer nothing.
         is_meant(&token.claims)?;
         let key = issuer.signer(&token).await?;
-        let verified = Arc::new(Verified {
+        let verified = Arc::new(ExternalToken {
             claims: token.claims,
             key,
             principal: OnceLock::new(),
@@ -102,7 +102,7 @@ impl Issuers {
 }
 
 /// A token whose signature was good.
-pub(super) struct Verified {
+pub(super) struct ExternalToken {
     /// What it says.
     pub(super) claims: Claims,
     /// Who signed it: it is worth as much as that key is now.
@@ -111,7 +111,7 @@ pub(super) struct Verified {
     principal: OnceLock<Principal>,
 }
 
-impl Verified {
+impl ExternalToken {
     /// Whom it shows to a tenant that trusts `issuer`.
     pub(super) fn principal(&self, tenant: &str, issuer: &str) -> Principal {
         let (subject, client) = (&self.claims.subject, self.claims.client.as_deref());
@@ -128,20 +128,20 @@ impl Verified {
 /// One issuer.
 struct Issuer {
     settings: Arc<External>,
-    means: Means,
-    state: State,
+    means: KeyFetch,
+    state: KeyStateLock,
     /// By the SHA-256 of a token, so that a token that comes again costs a hash.
-    verified: Cache<KeyId, Arc<Verified>>,
+    verified: Cache<KeyId, Arc<ExternalToken>>,
 }
 
 #[expect(
     clippy::disallowed_types,
     reason = "held for a few instructions, never across an await"
 )]
-type State = std::sync::Mutex<Standing>;
+type KeyStateLock = std::sync::Mutex<KeyState>;
 
 /// What is known of an issuer's keys.
-struct Standing {
+struct KeyState {
     /// The last ones, and when they came.
     keys: Option<(Arc<KeySet>, Instant)>,
     /// Becomes true when the fetch that is under way has ended.
@@ -157,12 +157,12 @@ struct Standing {
 }
 
 impl Issuer {
-    fn new(settings: Arc<External>, means: Means) -> Arc<Self> {
+    fn new(settings: Arc<External>, means: KeyFetch) -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self {
             settings,
             means,
-            state: State::new(Standing {
+            state: KeyStateLock::new(KeyState {
                 keys: None,
                 flight: None,
                 failures: 0,
@@ -177,12 +177,12 @@ impl Issuer {
         })
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Standing) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut KeyState) -> T) -> T {
         act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A token that was verified before, unless its key has been taken away since.
-    async fn recall(self: &Arc<Self>, hash: &KeyId) -> Option<Arc<Verified>> {
+    async fn recall(self: &Arc<Self>, hash: &KeyId) -> Option<Arc<ExternalToken>> {
         let known = self.verified.get(hash).await?;
         let keys = self.current()?;
         if keys.has(&known.key) {
@@ -207,7 +207,7 @@ impl Issuer {
     }
 
     /// The key that made a token.
-    async fn signer(self: &Arc<Self>, token: &Token<'_>) -> Result<KeyId, Refusal> {
+    async fn signer(self: &Arc<Self>, token: &Token<'_>) -> Result<KeyId, TokenError> {
         let keys = match self.current() {
             Some(keys) => keys,
             None => self.first().await?,
@@ -225,17 +225,17 @@ impl Issuer {
         };
         match outcome {
             Signature::By(key) => Ok(key),
-            Signature::Bad => Err(Refusal::Invalid("a bad signature")),
-            Signature::NoKey => Err(Refusal::Invalid("an unknown key")),
+            Signature::Bad => Err(TokenError::Invalid("a bad signature")),
+            Signature::NoKey => Err(TokenError::Invalid("an unknown key")),
         }
     }
 
     /// Keys, where there are none yet: everybody waits for the same fetch.
-    async fn first(self: &Arc<Self>) -> Result<Arc<KeySet>, Refusal> {
+    async fn first(self: &Arc<Self>) -> Result<Arc<KeySet>, TokenError> {
         let now = Instant::now();
         let unavailable = || {
             let again = self.with(|state| state.again.saturating_duration_since(Instant::now()));
-            Refusal::Unavailable(again.max(Duration::from_secs(1)))
+            TokenError::Unavailable(again.max(Duration::from_secs(1)))
         };
         let flight = self.fetch(now).ok_or_else(unavailable)?;
         landed(flight).await;

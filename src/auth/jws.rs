@@ -53,7 +53,7 @@ pub(crate) type Opened<'t> = (Map<String, Value>, Map<String, Value>, Jws<'t>);
 /// # Errors
 ///
 /// Why it cannot be believed, for the log.
-pub(crate) fn opened<'t>(
+pub(crate) fn parse_unverified<'t>(
     text: &'t str,
     algorithms: &[Algorithm],
 ) -> Result<Opened<'t>, &'static str> {
@@ -111,7 +111,7 @@ pub(crate) fn strings(value: &Value) -> Result<Vec<String>, &'static str> {
 }
 
 /// A `NumericDate` (RFC 7519, section 2), which may have a fraction.
-pub(crate) fn moment(
+pub(crate) fn numeric_date(
     payload: &Map<String, Value>,
     name: &str,
 ) -> Result<Option<u64>, &'static str> {

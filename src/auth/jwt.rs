@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::jws::{Jws, moment, opened, string, strings};
+use super::jws::{Jws, numeric_date, parse_unverified, string, strings};
 use crate::declare::{Algorithm, External};
 
 /// A token whose signature nobody has looked at yet.
@@ -24,7 +24,7 @@ pub(super) struct Token<'t> {
 
 /// What is looked for in a token.
 #[derive(Clone, Copy)]
-pub(super) struct Expected<'e> {
+pub(super) struct ExpectedToken<'e> {
     /// `iss`, byte for byte.
     pub(super) issuer: &'e str,
     /// Signature algorithms that are believed.
@@ -33,7 +33,7 @@ pub(super) struct Expected<'e> {
     pub(super) groups_claim: &'e str,
 }
 
-impl<'e> From<&'e External> for Expected<'e> {
+impl<'e> From<&'e External> for ExpectedToken<'e> {
     fn from(settings: &'e External) -> Self {
         Self {
             issuer: &settings.issuer,
@@ -82,8 +82,8 @@ impl<'t> Token<'t> {
     /// # Errors
     ///
     /// Why it is no access token of that issuer, for the log.
-    pub(super) fn parse(text: &'t str, expected: Expected<'_>) -> Result<Self, &'static str> {
-        let (header, payload, jws) = opened(text, expected.algorithms)?;
+    pub(super) fn parse(text: &'t str, expected: ExpectedToken<'_>) -> Result<Self, &'static str> {
+        let (header, payload, jws) = parse_unverified(text, expected.algorithms)?;
         let kind = string(&header, "typ")?;
         let is_at_jwt = is_at_jwt(kind)?;
         if string(&payload, "iss")? != Some(expected.issuer) {
@@ -110,8 +110,8 @@ impl<'t> Token<'t> {
     }
 
     /// A further claim, which must be a time.
-    pub(super) fn moment(&self, claim: &str) -> Result<Option<u64>, &'static str> {
-        moment(&self.payload, claim)
+    pub(super) fn numeric_date(&self, claim: &str) -> Result<Option<u64>, &'static str> {
+        numeric_date(&self.payload, claim)
     }
 }
 
@@ -175,8 +175,8 @@ fn claims(
         subject: subject.ok_or("no sub")?.to_owned(),
         client: client.map(str::to_owned),
         audiences: payload.get("aud").map(strings).ok_or("no aud")??,
-        expires: moment(payload, "exp")?.ok_or("no exp")?,
-        not_before: moment(payload, "nbf")?.unwrap_or(0),
+        expires: numeric_date(payload, "exp")?.ok_or("no exp")?,
+        not_before: numeric_date(payload, "nbf")?.unwrap_or(0),
         scopes: scopes.into(),
         groups: payload
             .get(groups)

@@ -11,10 +11,10 @@ mod jwt;
 pub(crate) mod policy;
 mod principals;
 
-pub(crate) use self::access::{Access, Credential, Refused, Verifier};
-pub(crate) use self::administrator::{Administrator, NoAdministrator, SCOPE};
+pub(crate) use self::access::{Access, AccessRefusal, Credential, Verifier};
+pub(crate) use self::administrator::{ADMIN_SCOPE, Administrator, AdministratorRefusal};
 pub(crate) use self::builtin::REGISTERED;
 pub(crate) use self::denials::{Caller, Denial, Denials};
 pub(crate) use self::jws::{Jws, KeySet, Signature};
-pub(crate) use self::policy::{Denied, Listed};
+pub(crate) use self::policy::{Listed, PolicyRefusal};
 pub(crate) use self::principals::Principal;

@@ -19,7 +19,7 @@ use crate::{
 
 /// Why a request is answered in the server's place, as it would answer for what it does not have.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Denied {
+pub(crate) struct PolicyRefusal {
     /// The JSON-RPC code.
     pub(crate) code: i32,
     /// The text.
@@ -87,7 +87,7 @@ impl Listed {
 }
 
 /// What a request of the client, or a notification by the same name, is refused with.
-pub(crate) fn denied(policy: &Policy, message: &Message) -> Option<Denied> {
+pub(crate) fn denied(policy: &Policy, message: &Message) -> Option<PolicyRefusal> {
     match message.method() {
         Method::ToolsCall => {
             let name = unless_allowed(&policy.tools, message.raw_name())?;
@@ -119,9 +119,9 @@ fn unless_allowed(names: &Names, raw: Option<&[u8]>) -> Option<String> {
 }
 
 /// 2025-11-25 tools, "Error Handling"; prompts, "Error Handling".
-fn unknown(message: String) -> Denied {
+fn unknown(message: String) -> PolicyRefusal {
     let (code, data) = (-32602, None);
-    Denied {
+    PolicyRefusal {
         code,
         message,
         data,
@@ -129,10 +129,10 @@ fn unknown(message: String) -> Denied {
 }
 
 /// 2025-11-25 resources, "Error Handling".
-fn no_resource(uri: Option<&[u8]>) -> Denied {
+fn no_resource(uri: Option<&[u8]>) -> PolicyRefusal {
     let uri = uri.filter(|uri| uri.len() <= REPEATED);
     let uri = uri.and_then(|uri| std::str::from_utf8(uri).ok());
-    Denied {
+    PolicyRefusal {
         code: -32002,
         message: "Resource not found".to_owned(),
         data: uri.map(|uri| format!(r#"{{"uri":{uri}}}"#)),
@@ -141,7 +141,7 @@ fn no_resource(uri: Option<&[u8]>) -> Denied {
 
 /// Both members of the reference are looked at, whatever its type: a server that goes by what is
 /// there, and not by the type, gets nothing more.
-fn completion(policy: &Policy, message: &Message) -> Option<Denied> {
+fn completion(policy: &Policy, message: &Message) -> Option<PolicyRefusal> {
     if policy.prompts.is_open() && policy.resources.is_open() {
         return None;
     }
@@ -166,7 +166,7 @@ fn completion(policy: &Policy, message: &Message) -> Option<Denied> {
 
 /// Methods that this build does not know may reach what policy guards; where it guards anything
 /// of their kind they do not exist.
-fn stranger(policy: &Policy, method: &str) -> Option<Denied> {
+fn stranger(policy: &Policy, method: &str) -> Option<PolicyRefusal> {
     let is_open = |kind: &str| match kind {
         "tools" => policy.tools.is_open() && !policy.has_scopes(),
         "prompts" => policy.prompts.is_open(),
@@ -185,7 +185,7 @@ fn stranger(policy: &Policy, method: &str) -> Option<Denied> {
         .flat_map(char::to_lowercase)
         .collect();
     let kind = folded.split('/').next().unwrap_or_default().trim();
-    (!is_open(kind)).then(|| Denied {
+    (!is_open(kind)).then(|| PolicyRefusal {
         code: -32601,
         message: "Method not found".to_owned(),
         data: None,

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use super::{
     base::secret,
-    clients::{GRANT_TYPES, Method},
-    server::{Oauth, Server, State},
+    clients::{ClientAuthMethod, GRANT_TYPES},
+    server::{AuthorizationServer, Oauth, OauthState},
     tokens::ASSERTIONS,
 };
 use crate::{
@@ -42,7 +42,7 @@ pub(super) async fn document(
 /// GET: the JWK set (RFC 7517): the keys that sign, signed before, and will sign.
 pub(super) async fn keys(
     extract::State(oauth): extract::State<Oauth>,
-    server: Server,
+    server: AuthorizationServer,
     headers: HeaderMap,
 ) -> Response {
     let catalog = oauth.0.live.current();
@@ -66,15 +66,18 @@ fn jwk(key: &PublicKey) -> Value {
 
 /// The server whose issuer has a well-known URL with this path. What is before an appended one was
 /// taken off where the public URL has a path, like that of every other endpoint.
-fn issuer_at(state: &State, path: &str) -> Option<Server> {
+fn issuer_at(state: &OauthState, path: &str) -> Option<AuthorizationServer> {
     let config = &state.config;
     let tenant = endpoint::issuer_tenant(path, &config.public_url, config.default.as_ref())?;
-    Server::of(state, tenant)
+    AuthorizationServer::of(state, tenant)
 }
 
-fn of(state: &State, server: &Server) -> Value {
+fn of(state: &OauthState, server: &AuthorizationServer) -> Value {
     let endpoint = |name| server.endpoint(state, name);
-    let methods: Vec<&str> = Method::ALL.iter().map(|method| method.name()).collect();
+    let methods: Vec<&str> = ClientAuthMethod::ALL
+        .iter()
+        .map(|method| method.name())
+        .collect();
     let mut scopes = server.scopes();
     // It asks for what everybody gets: a refresh token (OpenID Connect Core, section 11).
     if !scopes.contains(&"offline_access") {

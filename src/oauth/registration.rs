@@ -15,14 +15,14 @@ use serde_json::{Map, Value, json};
 
 use super::{
     base::{
-        Code, Kind, Refusal,
+        OauthRefusal, RefusalCode, SecretKind,
         form::{check_query, collected},
         refusal::{answer, forbid_keeping},
         secret, throttle,
     },
-    clients::{ClientMetadata, Method, Wrong, redirect},
+    clients::{ClientAuthMethod, ClientMetadata, MetadataError, redirect},
     server::{
-        Oauth, Server, State,
+        AuthorizationServer, Oauth, OauthState,
         attempt::{address, attempt, note},
     },
 };
@@ -32,7 +32,7 @@ use crate::endpoint::OauthEndpoint;
 /// POST: a new client.
 pub(crate) async fn register(
     extract::State(oauth): extract::State<Oauth>,
-    server: Server,
+    server: AuthorizationServer,
     request: Request,
 ) -> Response {
     let state = &*oauth.0;
@@ -44,13 +44,13 @@ pub(crate) async fn register(
 /// GET: what is registered.
 pub(crate) async fn read(
     extract::State(oauth): extract::State<Oauth>,
-    server: Server,
+    server: AuthorizationServer,
     request: Request,
 ) -> Response {
     let (state, address) = (&*oauth.0, address(request.extensions()));
     let act = async {
         let (head, _) = request.into_parts();
-        let managed = Managed::find(state, &server, &head).await?;
+        let managed = ManagedClient::find(state, &server, &head).await?;
         Ok(managed.answer(state, &server, &managed.metadata, None))
     };
     attempt(state, &server, address, "register", Box::pin(act)).await
@@ -59,13 +59,13 @@ pub(crate) async fn read(
 /// PUT: other metadata, all of them.
 pub(crate) async fn replace(
     extract::State(oauth): extract::State<Oauth>,
-    server: Server,
+    server: AuthorizationServer,
     request: Request,
 ) -> Response {
     let (state, address) = (&*oauth.0, address(request.extensions()));
     let act = async {
         let (head, body) = request.into_parts();
-        let managed = Managed::find(state, &server, &head).await?;
+        let managed = ManagedClient::find(state, &server, &head).await?;
         let all = object(&head, body).await?;
         managed.replaced(state, &server, &all).await
     };
@@ -75,13 +75,13 @@ pub(crate) async fn replace(
 /// DELETE: the client, with all that it was granted.
 pub(crate) async fn remove(
     extract::State(oauth): extract::State<Oauth>,
-    server: Server,
+    server: AuthorizationServer,
     request: Request,
 ) -> Response {
     let (state, address) = (&*oauth.0, address(request.extensions()));
     let act = async {
         let (head, _) = request.into_parts();
-        let managed = Managed::find(state, &server, &head).await?;
+        let managed = ManagedClient::find(state, &server, &head).await?;
         let (tenant, id) = (&server.tenant.name, &managed.row.client_id);
         if !state.live.store()?.remove_registered(tenant, id).await? {
             return Err(BAD_TOKEN);
@@ -97,33 +97,33 @@ pub(crate) async fn remove(
 }
 
 async fn add(
-    state: &State,
-    server: &Server,
+    state: &OauthState,
+    server: &AuthorizationServer,
     address: Option<IpAddr>,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, OauthRefusal> {
     if !server.builtin.registration {
         let what = "clients do not register themselves here";
-        return Err(Refusal::new(Code::NotFound, what));
+        return Err(OauthRefusal::new(RefusalCode::NotFound, what));
     }
     let settings = &state.config.oauth;
     let spend = |key: &(&str, &str, u128), bound| {
         let spent = state.registrations.spend(key, bound);
-        spent.map_err(|retry| Refusal::too_many("too many registrations", retry))
+        spent.map_err(|retry| OauthRefusal::too_many("too many registrations", retry))
     };
     let account = throttle::account(address);
     spend(&("address", "", account), settings.registrations_address)?;
     spend(&("all", "", 0), settings.registrations)?;
     let (head, body) = request.into_parts();
     let all = object(&head, body).await?;
-    let metadata = ClientMetadata::read(&all, Method::Basic)?;
+    let metadata = ClientMetadata::read(&all, ClientAuthMethod::Basic)?;
     let uris = metadata.redirect_uris.iter();
     let hosts: std::collections::BTreeSet<&str> = uris.map(|uri| redirect::host(uri)).collect();
     for host in hosts {
         spend(&(&server.tenant.name, host, 0), settings.registrations_host)?;
     }
     let random = &state.random;
-    let access = secret::generate(random, Kind::Registration).ok_or(NO_RANDOM)?;
+    let access = secret::generate(random, SecretKind::Registration).ok_or(NO_RANDOM)?;
     let now_ms = state.clock.now_ms();
     let unused = i64::try_from(settings.client_unused.as_millis()).unwrap_or(i64::MAX / 2);
     let (client_secret, secret_hash) = new_secret(state, metadata.method)?;
@@ -139,7 +139,7 @@ async fn add(
     let tenant = &server.tenant.name;
     if !store.register(tenant, &row, settings.clients).await? {
         let what = "the tenant has too many registered clients";
-        return Err(Refusal::too_many(what, settings.client_unused));
+        return Err(OauthRefusal::too_many(what, settings.client_unused));
     }
     let target = format!("client {}", row.client_id);
     let detail = json!({
@@ -147,7 +147,7 @@ async fn add(
         "address": address.map(|address| address.to_string()),
     });
     note(state, server, "client.registered", "", &target, detail);
-    let told = Told {
+    let told = ClientSecrets {
         access: &access,
         client_secret: client_secret.as_deref().map(String::as_str),
     };
@@ -158,15 +158,19 @@ async fn add(
 }
 
 /// A registered client whose registration access token was shown.
-struct Managed {
+struct ManagedClient {
     row: Registered,
     metadata: ClientMetadata,
     access: String,
 }
 
-impl Managed {
+impl ManagedClient {
     /// The client in the path; whoever shows a wrong token is not told whether there is one.
-    async fn find(state: &State, server: &Server, head: &Parts) -> Result<Self, Refusal> {
+    async fn find(
+        state: &OauthState,
+        server: &AuthorizationServer,
+        head: &Parts,
+    ) -> Result<Self, OauthRefusal> {
         check_query(head)?;
         let id = head.uri.path().rsplit('/').next().unwrap_or_default();
         let access = bearer(&head.headers).ok_or(BAD_TOKEN)?;
@@ -186,23 +190,23 @@ impl Managed {
 
     async fn replaced(
         &self,
-        state: &State,
-        server: &Server,
+        state: &OauthState,
+        server: &AuthorizationServer,
         all: &Map<String, Value>,
-    ) -> Result<Response, Refusal> {
+    ) -> Result<Response, OauthRefusal> {
         // RFC 7592, section 2.2.
         if all.get("client_id").and_then(Value::as_str) != Some(&self.row.client_id) {
             let what = "client_id is not that of the client";
-            return Err(Refusal::new(Code::InvalidClientMetadata, what));
+            return Err(OauthRefusal::new(RefusalCode::InvalidClientMetadata, what));
         }
         if let Some(offered) = all.get("client_secret").and_then(Value::as_str) {
             let known = self.row.secret_hash.unwrap_or_default();
             if !secret::is_same(&known, &secret::hash(offered)) {
                 let what = "client_secret is not that of the client";
-                return Err(Refusal::new(Code::InvalidClientMetadata, what));
+                return Err(OauthRefusal::new(RefusalCode::InvalidClientMetadata, what));
             }
         }
-        let metadata = ClientMetadata::read(all, Method::Basic)?;
+        let metadata = ClientMetadata::read(all, ClientAuthMethod::Basic)?;
         // One who had none gets a secret, and one who needs none any more loses it.
         let (client_secret, secret_hash) = match self.row.secret_hash {
             Some(hash) if metadata.method.has_secret() => (None, Some(hash)),
@@ -227,12 +231,12 @@ impl Managed {
 
     fn answer(
         &self,
-        state: &State,
-        server: &Server,
+        state: &OauthState,
+        server: &AuthorizationServer,
         metadata: &ClientMetadata,
         client_secret: Option<&str>,
     ) -> Response {
-        let told = Told {
+        let told = ClientSecrets {
             access: &self.access,
             client_secret,
         };
@@ -242,18 +246,18 @@ impl Managed {
 }
 
 /// What only the client itself is told.
-struct Told<'t> {
+struct ClientSecrets<'t> {
     access: &'t str,
     /// Once, when it is made.
     client_secret: Option<&'t str>,
 }
 
-impl Told<'_> {
+impl ClientSecrets<'_> {
     /// The client information response (RFC 7591, section 3.2.1; RFC 7592, section 3).
     fn about(
         &self,
-        state: &State,
-        server: &Server,
+        state: &OauthState,
+        server: &AuthorizationServer,
         row: &Registered,
         metadata: &ClientMetadata,
     ) -> Value {
@@ -275,30 +279,30 @@ impl Told<'_> {
     }
 }
 
-impl From<Wrong> for Refusal {
-    fn from(wrong: Wrong) -> Self {
+impl From<MetadataError> for OauthRefusal {
+    fn from(wrong: MetadataError) -> Self {
         match wrong {
-            Wrong::RedirectUri(what) => Self::new(Code::InvalidRedirectUri, what),
-            Wrong::Metadata(what) => Self::new(Code::InvalidClientMetadata, what),
+            MetadataError::RedirectUri(what) => Self::new(RefusalCode::InvalidRedirectUri, what),
+            MetadataError::Metadata(what) => Self::new(RefusalCode::InvalidClientMetadata, what),
         }
     }
 }
 
 type NewSecret = (Option<zeroize::Zeroizing<String>>, Option<[u8; 32]>);
 
-fn new_secret(state: &State, method: Method) -> Result<NewSecret, Refusal> {
+fn new_secret(state: &OauthState, method: ClientAuthMethod) -> Result<NewSecret, OauthRefusal> {
     if !method.has_secret() {
         return Ok((None, None));
     }
-    let text = secret::generate(&state.random, Kind::Client).ok_or(NO_RANDOM)?;
+    let text = secret::generate(&state.random, SecretKind::Client).ok_or(NO_RANDOM)?;
     let hash = secret::hash(&text);
     Ok((Some(text), Some(hash)))
 }
 
 /// A JSON object.
-async fn object(head: &Parts, body: Body) -> Result<Map<String, Value>, Refusal> {
+async fn object(head: &Parts, body: Body) -> Result<Map<String, Value>, OauthRefusal> {
     check_query(head)?;
-    let wrong = |what| Refusal::new(Code::InvalidClientMetadata, what);
+    let wrong = |what| OauthRefusal::new(RefusalCode::InvalidClientMetadata, what);
     let kind = head.headers.get(http::header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("");
     let kind = kind.split(';').next().unwrap_or("").trim();
@@ -320,12 +324,12 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// RFC 7592, section 2: the same whether there is such a client or not.
-const BAD_TOKEN: Refusal = Refusal::new(
-    Code::InvalidToken,
+const BAD_TOKEN: OauthRefusal = OauthRefusal::new(
+    RefusalCode::InvalidToken,
     "the registration access token is not that of a client",
 )
 .challenged("Bearer error=\"invalid_token\"");
-const NO_RANDOM: Refusal = Refusal::later("there is no randomness now");
+const NO_RANDOM: OauthRefusal = OauthRefusal::later("there is no randomness now");
 
 /// Bytes of metadata.
 const BODY_MAX: usize = 64 << 10;

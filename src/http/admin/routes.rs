@@ -15,7 +15,7 @@ use crate::http::{
     },
 };
 use crate::{
-    auth::{Administrator, NoAdministrator, SCOPE},
+    auth::{ADMIN_SCOPE, Administrator, AdministratorRefusal},
     config::ClientAddress,
     declare::Kind,
     snapshot::Snapshot,
@@ -202,22 +202,22 @@ impl Admin {
     }
 }
 
-fn challenge(why: NoAdministrator) -> Response {
+fn challenge(why: AdministratorRefusal) -> Response {
     let (status, text, challenge) = match why {
-        NoAdministrator::NoToken => (
+        AdministratorRefusal::NoToken => (
             StatusCode::UNAUTHORIZED,
             "an API key is needed",
             "Bearer".to_owned(),
         ),
-        NoAdministrator::BadToken => (
+        AdministratorRefusal::BadToken => (
             StatusCode::UNAUTHORIZED,
             "no such API key",
             "Bearer error=\"invalid_token\"".to_owned(),
         ),
-        NoAdministrator::NoScope => (
+        AdministratorRefusal::NoScope => (
             StatusCode::FORBIDDEN,
             "the API key lacks the scope admin",
-            format!("Bearer error=\"insufficient_scope\", scope=\"{SCOPE}\""),
+            format!("Bearer error=\"insufficient_scope\", scope=\"{ADMIN_SCOPE}\""),
         ),
     };
     let mut response = Problem::new(status, text).into_response();

@@ -7,7 +7,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{lifetime::Phase, link::State, record::Subscription, task::Session};
 use crate::{
-    auth::{Denied, Listed, policy},
+    auth::{Listed, PolicyRefusal, policy},
     backend::{
         dialect::{CallId, Noted},
         shared::routing,
@@ -288,7 +288,7 @@ impl Session {
             }
         }
         if let Some(denied) = policy::denied(&self.policy, message) {
-            let Denied {
+            let PolicyRefusal {
                 code,
                 message,
                 data,

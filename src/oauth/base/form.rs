@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
 use http_body_util::{BodyExt, Limited};
 
-use super::refusal::{Code, Refusal};
+use super::refusal::{OauthRefusal, RefusalCode};
 
 /// Parameters by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,22 +16,22 @@ pub(crate) struct Form(Vec<(String, String)>);
 
 /// Why a text is no form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed(pub(crate) &'static str);
+pub(crate) struct FormError(pub(crate) &'static str);
 
-impl From<Malformed> for Refusal {
-    fn from(Malformed(what): Malformed) -> Self {
-        Self::new(Code::InvalidRequest, what)
+impl From<FormError> for OauthRefusal {
+    fn from(FormError(what): FormError) -> Self {
+        Self::new(RefusalCode::InvalidRequest, what)
     }
 }
 
 impl Form {
     /// Reads a query, or the text of a body. Names may come more than once: who needs to tell
     /// where an error goes asks [`Self::repeated`] first.
-    pub(crate) fn parse(text: &str) -> Result<Self, Malformed> {
+    pub(crate) fn parse(text: &str) -> Result<Self, FormError> {
         let mut pairs = Vec::new();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             if pairs.len() == PARAMETERS_MAX {
-                return Err(Malformed("too many parameters"));
+                return Err(FormError("too many parameters"));
             }
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             pairs.push((decode(name)?, decode(value)?));
@@ -60,33 +60,33 @@ impl Form {
     }
 
     /// The parameter, or the refusal that it is missing.
-    pub(crate) fn need(&self, name: &str, what: &'static str) -> Result<&str, Refusal> {
+    pub(crate) fn need(&self, name: &str, what: &'static str) -> Result<&str, OauthRefusal> {
         self.get(name)
-            .ok_or(Refusal::new(Code::InvalidRequest, what))
+            .ok_or(OauthRefusal::new(RefusalCode::InvalidRequest, what))
     }
 }
 
 /// The parameters of a POST to a machine endpoint: those of its body. Nothing of the query counts,
 /// and no secret is ever taken from there (RFC 6749, section 2.3.1): with any it is refused.
-pub(crate) async fn posted(request: Request) -> Result<(Parts, Form), Refusal> {
+pub(crate) async fn posted(request: Request) -> Result<(Parts, Form), OauthRefusal> {
     let (head, body) = request.into_parts();
     check_query(&head)?;
     if !is_form(&head.headers) {
         let what = "the body is not application/x-www-form-urlencoded";
-        return Err(Refusal::new(Code::InvalidRequest, what));
+        return Err(OauthRefusal::new(RefusalCode::InvalidRequest, what));
     }
     let body = collected(body, FORM_MAX).await?;
-    let text = std::str::from_utf8(&body).map_err(|_| Malformed("the body is not UTF-8"))?;
+    let text = std::str::from_utf8(&body).map_err(|_| FormError("the body is not UTF-8"))?;
     let form = Form::parse(text)?;
     // Several resources are an error of their own (RFC 8707, section 2).
     if form.repeated(&["resource"]).is_some() {
-        return Err(Malformed("a parameter is repeated").into());
+        return Err(FormError("a parameter is repeated").into());
     }
     Ok((head, form))
 }
 
 /// Nothing may stand in the query of a POST.
-pub(crate) fn check_query(head: &Parts) -> Result<(), Refusal> {
+pub(crate) fn check_query(head: &Parts) -> Result<(), OauthRefusal> {
     let query = head.uri.query().unwrap_or_default();
     if query.is_empty() {
         return Ok(());
@@ -96,21 +96,22 @@ pub(crate) fn check_query(head: &Parts) -> Result<(), Refusal> {
     if ["client_secret", "client_assertion"].iter().any(is_proof) {
         let what = "a proof in the query proves nothing";
         let challenge = "Basic realm=\"lockgate\", charset=\"UTF-8\"";
-        return Err(Refusal::new(Code::InvalidClient, what).challenged(challenge));
+        return Err(OauthRefusal::new(RefusalCode::InvalidClient, what).challenged(challenge));
     }
     let what = "parameters belong in the body, not in the query";
-    Err(Refusal::new(Code::InvalidRequest, what))
+    Err(OauthRefusal::new(RefusalCode::InvalidRequest, what))
 }
 
 /// A whole body.
-pub(crate) async fn collected(body: Body, max: usize) -> Result<Bytes, Refusal> {
+pub(crate) async fn collected(body: Body, max: usize) -> Result<Bytes, OauthRefusal> {
     match Limited::new(body, max).collect().await {
         Ok(all) => Ok(all.to_bytes()),
-        Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-            Err(Refusal::new(Code::TooLarge, "the body is too long"))
-        }
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(OauthRefusal::new(
+            RefusalCode::TooLarge,
+            "the body is too long",
+        )),
         // The gate knows what happened and says so.
-        Err(_) => Err(Malformed("the body did not come whole").into()),
+        Err(_) => Err(FormError("the body did not come whole").into()),
     }
 }
 
@@ -124,8 +125,8 @@ pub(crate) fn is_form(headers: &HeaderMap) -> bool {
 }
 
 /// Percent signs and plus signs; whatever is not encoded well is refused instead of guessed.
-fn decode(text: &str) -> Result<String, Malformed> {
-    let bad = Malformed("a parameter is not encoded well");
+fn decode(text: &str) -> Result<String, FormError> {
+    let bad = FormError("a parameter is not encoded well");
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

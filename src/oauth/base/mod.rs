@@ -11,6 +11,6 @@ pub(crate) mod secret;
 pub(crate) mod throttle;
 
 pub(crate) use self::form::Form;
-pub(crate) use self::refusal::{Code, Refusal};
-pub(crate) use self::secret::Kind;
+pub(crate) use self::refusal::{OauthRefusal, RefusalCode};
+pub(crate) use self::secret::SecretKind;
 pub(crate) use self::throttle::Throttle;

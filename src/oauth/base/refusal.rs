@@ -18,8 +18,8 @@ use crate::database::Failure;
 /// A refusal; the texts are fixed, so that nothing leaks into them, and have none of the
 /// characters that RFC 6749 forbids there.
 #[derive(Debug)]
-pub(crate) struct Refusal {
-    code: Code,
+pub(crate) struct OauthRefusal {
+    code: RefusalCode,
     what: &'static str,
     retry: Option<Duration>,
     challenge: Option<&'static str>,
@@ -27,7 +27,7 @@ pub(crate) struct Refusal {
 
 /// The kinds of refusals, by their names on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Code {
+pub(crate) enum RefusalCode {
     /// A parameter is missing, malformed or repeated.
     InvalidRequest,
     /// The client is not known, or did not prove who it is.
@@ -56,7 +56,7 @@ pub(crate) enum Code {
     Unavailable,
 }
 
-impl Code {
+impl RefusalCode {
     /// When you add a kind, decide here whose fault it is.
     const fn parts(self) -> (StatusCode, &'static str) {
         let bad = StatusCode::BAD_REQUEST;
@@ -78,9 +78,9 @@ impl Code {
     }
 }
 
-impl Refusal {
+impl OauthRefusal {
     /// A refusal, and why.
-    pub(crate) const fn new(code: Code, what: &'static str) -> Self {
+    pub(crate) const fn new(code: RefusalCode, what: &'static str) -> Self {
         Self {
             code,
             what,
@@ -91,14 +91,14 @@ impl Refusal {
 
     /// Nobody can say now.
     pub(crate) const fn later(what: &'static str) -> Self {
-        let mut refusal = Self::new(Code::Unavailable, what);
+        let mut refusal = Self::new(RefusalCode::Unavailable, what);
         refusal.retry = Some(SOON);
         refusal
     }
 
     /// Too often; not before `retry`.
     pub(crate) const fn too_many(what: &'static str, retry: Duration) -> Self {
-        let mut refusal = Self::new(Code::TooMany, what);
+        let mut refusal = Self::new(RefusalCode::TooMany, what);
         refusal.retry = Some(retry);
         refusal
     }
@@ -110,7 +110,7 @@ impl Refusal {
     }
 
     /// Its kind.
-    pub(crate) fn code(&self) -> Code {
+    pub(crate) fn code(&self) -> RefusalCode {
         self.code
     }
 
@@ -120,7 +120,7 @@ impl Refusal {
     }
 }
 
-impl From<Failure> for Refusal {
+impl From<Failure> for OauthRefusal {
     /// What the store cannot do now is nobody's fault who asks.
     fn from(failure: Failure) -> Self {
         if let Failure::Unavailable(_) = &failure {
@@ -132,7 +132,7 @@ impl From<Failure> for Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for OauthRefusal {
     fn into_response(self) -> Response {
         let (status, name) = self.code.parts();
         let body = json!({"error": name, "error_description": self.what});
@@ -179,21 +179,21 @@ mod tests {
     #[test]
     fn the_status_table() {
         let all = [
-            Code::InvalidRequest,
-            Code::InvalidClient,
-            Code::InvalidGrant,
-            Code::UnsupportedGrantType,
-            Code::InvalidScope,
-            Code::InvalidTarget,
-            Code::InvalidRedirectUri,
-            Code::InvalidClientMetadata,
-            Code::InvalidToken,
-            Code::TooLarge,
-            Code::NotFound,
-            Code::TooMany,
-            Code::Unavailable,
+            RefusalCode::InvalidRequest,
+            RefusalCode::InvalidClient,
+            RefusalCode::InvalidGrant,
+            RefusalCode::UnsupportedGrantType,
+            RefusalCode::InvalidScope,
+            RefusalCode::InvalidTarget,
+            RefusalCode::InvalidRedirectUri,
+            RefusalCode::InvalidClientMetadata,
+            RefusalCode::InvalidToken,
+            RefusalCode::TooLarge,
+            RefusalCode::NotFound,
+            RefusalCode::TooMany,
+            RefusalCode::Unavailable,
         ];
-        let line = |code: &Code| {
+        let line = |code: &RefusalCode| {
             let (status, name) = code.parts();
             format!("{code:?}: {} {name}", status.as_u16())
         };
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn refusals_are_never_kept_and_say_when_to_come_back() {
-        let refusal = Refusal::too_many("too often", Duration::from_millis(1001));
+        let refusal = OauthRefusal::too_many("too often", Duration::from_millis(1001));
         let response = refusal.into_response();
         let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -229,7 +229,7 @@ mod tests {
             ),
             ("no-store".into(), "no-cache".into(), "2".into())
         );
-        let failure = Refusal::from(Failure::Bug("secret".to_owned())).into_response();
+        let failure = OauthRefusal::from(Failure::Bug("secret".to_owned())).into_response();
         assert_eq!(failure.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
 }

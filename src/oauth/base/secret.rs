@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 /// What a text is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SecretKind {
     /// An authorization code.
     Code,
     /// A refresh token.
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
     Client,
 }
 
-impl Kind {
+impl SecretKind {
     /// What such a text begins with.
     pub(crate) const fn prefix(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl Kind {
 }
 
 /// A new text; none without randomness.
-pub(crate) fn generate(random: &dyn SecureRandom, kind: Kind) -> Option<Zeroizing<String>> {
+pub(crate) fn generate(random: &dyn SecureRandom, kind: SecretKind) -> Option<Zeroizing<String>> {
     let mut bytes = Zeroizing::new([0; 32]);
     random.fill(&mut *bytes).ok()?;
     Some(written(kind, &bytes))
@@ -85,7 +85,7 @@ pub(crate) fn successor(predecessor: &str, salt: &[u8; 32]) -> Option<Zeroizing<
     key.expand(&[SUCCESSOR], Bytes32)
         .and_then(|expanded| expanded.fill(&mut *bytes))
         .ok()?;
-    Some(written(Kind::Refresh, &bytes))
+    Some(written(SecretKind::Refresh, &bytes))
 }
 
 /// Bytes as a text for URLs and JSON (RFC 4648, section 5, without padding).
@@ -98,7 +98,7 @@ pub(crate) fn challenge(verifier: &str) -> String {
     encoded(&hash(verifier))
 }
 
-fn written(kind: Kind, bytes: &[u8; 32]) -> Zeroizing<String> {
+fn written(kind: SecretKind, bytes: &[u8; 32]) -> Zeroizing<String> {
     let mut text = Zeroizing::new(String::with_capacity(64));
     text.push_str(kind.prefix());
     URL_SAFE_NO_PAD.encode_string(bytes, &mut text);
@@ -128,7 +128,12 @@ mod tests {
     #[test]
     fn texts_say_what_they_are_and_nothing_else() {
         let random = SystemRandom::new();
-        for kind in [Kind::Code, Kind::Refresh, Kind::Registration, Kind::Client] {
+        for kind in [
+            SecretKind::Code,
+            SecretKind::Refresh,
+            SecretKind::Registration,
+            SecretKind::Client,
+        ] {
             let (one, other) = (
                 generate(&random, kind).unwrap(),
                 generate(&random, kind).unwrap(),

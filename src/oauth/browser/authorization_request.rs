@@ -7,14 +7,30 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use url::Url;
 
-use super::resource::{Place, Resource};
+use super::resource::{Resource, ResourceUrls};
 use crate::{
     declare::{Builtin, Tenant},
-    oauth::base::{Form, secret},
+    oauth::{
+        base::{Form, secret},
+        clients::Client,
+    },
 };
 
+/// An authorization request whose client and redirect URI belong together: its answer may go to the
+/// client.
+pub(super) struct AuthorizationRequest {
+    /// The client that sent it.
+    pub(super) client: Client,
+    /// Where the answer goes.
+    pub(super) redirect: ClientRedirect,
+    /// The other parameters.
+    pub(super) parameters: RequestParameters,
+    /// The digest of all that a consent covers.
+    pub(super) digest: [u8; 32],
+}
+
 /// The same query without what was done by logging in: it must not be asked for again.
-pub(super) fn after_log_in(query: &str) -> String {
+pub(super) fn without_log_in_prompt(query: &str) -> String {
     let kept = query.split('&').filter_map(|pair| {
         // What cannot be decoded was refused before.
         let (name, words) = url::form_urlencoded::parse(pair.as_bytes()).next()?;
@@ -33,7 +49,7 @@ pub(super) fn after_log_in(query: &str) -> String {
 }
 
 /// The same query, by which it is asked who somebody is.
-pub(super) fn asking_who(query: &str) -> String {
+pub(super) fn with_log_in_prompt(query: &str) -> String {
     let mut is_there = false;
     let asked =
         query.split('&').map(
@@ -64,7 +80,7 @@ fn is_log_in(word: &str) -> bool {
 
 /// Where an answer goes, once that is known to be its client's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Return {
+pub(super) struct ClientRedirect {
     /// The URI that the answer goes to.
     pub(crate) uri: String,
     /// The same if the request had it, else empty: a code is bound to it.
@@ -75,7 +91,7 @@ pub(super) struct Return {
     pub(crate) issuer: String,
 }
 
-impl Return {
+impl ClientRedirect {
     /// The URL of an answer with these parameters, `state` and `iss`. The URI's own query stays.
     pub(crate) fn with(&self, parameters: &[(&str, &str)]) -> String {
         let mut text = url::form_urlencoded::Serializer::new(String::new());
@@ -95,7 +111,7 @@ impl Return {
     }
 
     /// The URL of a refusal.
-    pub(super) fn refusing(&self, refusal: &Refusal) -> String {
+    pub(super) fn refusing(&self, refusal: &AuthorizationRefusal) -> String {
         self.with(&[
             ("error", refusal.error),
             ("error_description", refusal.description),
@@ -117,20 +133,20 @@ impl Return {
 
 /// An error that the client is told (RFC 6749, section 4.1.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct AuthorizationRefusal {
     /// The code.
     pub(crate) error: &'static str,
     /// A sentence for whoever wrote the client, in the letters that RFC 6749 allows.
     pub(super) description: &'static str,
 }
 
-const fn refusal(error: &'static str, description: &'static str) -> Refusal {
-    Refusal { error, description }
+const fn refusal(error: &'static str, description: &'static str) -> AuthorizationRefusal {
+    AuthorizationRefusal { error, description }
 }
 
 /// What a request wants, beside an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct RequestParameters {
     /// What for.
     pub(crate) resource: Resource,
     /// Those scopes that there are, sorted.
@@ -154,14 +170,14 @@ pub(super) struct Prompt {
     pub(crate) consent: bool,
 }
 
-impl Wish {
+impl RequestParameters {
     /// Everything but client and redirect URI.
     pub(crate) fn read(
         parameters: &Form,
-        place: Place<'_>,
+        place: ResourceUrls<'_>,
         tenant: &Tenant,
         builtin: &Builtin,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, AuthorizationRefusal> {
         let invalid = |description| refusal("invalid_request", description);
         if parameters.repeated(&["resource"]).is_some() {
             return Err(invalid("a parameter is there more than once"));
@@ -219,7 +235,7 @@ impl Wish {
 
     /// The digest of all that a consent is about (CONTRACT P86): whatever of it changes, people
     /// are asked again.
-    pub(crate) fn digest(&self, back: &Return, client: &[u8; 32]) -> [u8; 32] {
+    pub(crate) fn digest(&self, back: &ClientRedirect, client: &[u8; 32]) -> [u8; 32] {
         let scope = self.scope();
         let parts = [&back.uri, &scope, &self.resource.url, &back.issuer];
         // As JSON: no part can end early and lend its end to the next.
@@ -228,7 +244,10 @@ impl Wish {
 }
 
 /// PKCE is for everybody, and by S256 alone (OAuth 2.1, section 4.1.1; CONTRACT P70).
-fn challenge(challenge: Option<&str>, method: Option<&str>) -> Result<String, Refusal> {
+fn challenge(
+    challenge: Option<&str>,
+    method: Option<&str>,
+) -> Result<String, AuthorizationRefusal> {
     let invalid = |description| Err(refusal("invalid_request", description));
     let Some(challenge) = challenge else {
         return invalid("code_challenge is missing");
@@ -245,7 +264,7 @@ fn challenge(challenge: Option<&str>, method: Option<&str>) -> Result<String, Re
 }
 
 /// Words that nobody knows change nothing.
-fn prompt(text: Option<&str>) -> Result<Prompt, Refusal> {
+fn prompt(text: Option<&str>) -> Result<Prompt, AuthorizationRefusal> {
     let mut prompt = Prompt::default();
     let words: Vec<&str> = text.unwrap_or_default().split(' ').collect();
     for word in &words {
@@ -269,13 +288,13 @@ fn scopes(
     tenant: &Tenant,
     builtin: &Builtin,
     resource: &Resource,
-) -> Result<BTreeSet<String>, Refusal> {
+) -> Result<BTreeSet<String>, AuthorizationRefusal> {
     let server = tenant.servers.get(&resource.server);
     let needed = server.map(|server| server.policy.all_scopes());
     let needed = needed.into_iter().flatten();
     let known: BTreeSet<&String> = builtin.scopes.iter().chain(needed).collect();
     let Some(text) = text else {
-        let all = known.into_iter().filter(|scope| *scope != OFFLINE);
+        let all = known.into_iter().filter(|scope| *scope != OFFLINE_ACCESS);
         return Ok(all.cloned().collect());
     };
     let fits = |byte: u8| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
@@ -287,13 +306,13 @@ fn scopes(
     }
     let asked = text.split(' ').map(str::to_owned);
     Ok(asked
-        .filter(|scope| scope == OFFLINE || known.contains(scope))
+        .filter(|scope| scope == OFFLINE_ACCESS || known.contains(scope))
         .collect())
 }
 
 /// Everybody gets a refresh token; who asks for one by name (OpenID Connect Core, section 11) is
 /// told that it was granted.
-pub(super) const OFFLINE: &str = "offline_access";
+pub(super) const OFFLINE_ACCESS: &str = "offline_access";
 
 #[cfg(test)]
 mod tests {
@@ -302,7 +321,7 @@ mod tests {
     use super::*;
     use crate::{config::Format, manifest::reader};
 
-    const PLACE: Place<'static> = Place {
+    const PLACE: ResourceUrls<'static> = ResourceUrls {
         public_url: "https://gw.test",
         default: None,
     };
@@ -314,13 +333,13 @@ mod tests {
         Arc::clone(&parsed.catalog.tenants["a"])
     }
 
-    fn wish(query: &str) -> Result<Wish, &'static str> {
+    fn wish(query: &str) -> Result<RequestParameters, &'static str> {
         let builtin = Builtin {
             scopes: vec!["files:read".to_owned()],
             ..Builtin::default()
         };
         let form = Form::parse(query).unwrap();
-        Wish::read(&form, PLACE, &tenant(), &builtin).map_err(|refusal| refusal.error)
+        RequestParameters::read(&form, PLACE, &tenant(), &builtin).map_err(|refusal| refusal.error)
     }
 
     const GOOD: &str = "response_type=code&code_challenge_method=S256\
@@ -397,7 +416,7 @@ mod tests {
             ("pr%6Fmpt=login&max_age=0&a=%7e", "a=%7e"),
             ("prompt=consent", "prompt=consent"),
         ] {
-            assert_eq!(after_log_in(query), wanted);
+            assert_eq!(without_log_in_prompt(query), wanted);
         }
         for (query, wanted) in [
             ("a=%7e&b=2", "a=%7e&b=2&prompt=login"),
@@ -405,13 +424,13 @@ mod tests {
             ("prompt=select_account", "prompt=login"),
             ("pr%6Fmpt=&a=1", "prompt=login&a=1"),
         ] {
-            assert_eq!(asking_who(query), wanted);
+            assert_eq!(with_log_in_prompt(query), wanted);
         }
     }
 
     #[test]
     fn answers_keep_what_they_were_given() {
-        let back = |uri: &str, state: Option<&str>| Return {
+        let back = |uri: &str, state: Option<&str>| ClientRedirect {
             uri: uri.to_owned(),
             sent: String::new(),
             state: state.map(str::to_owned),
@@ -439,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_consent_is_about_all_that_is_shown() {
-        let back = Return {
+        let back = ClientRedirect {
             uri: "https://c.test/cb".to_owned(),
             sent: String::new(),
             state: Some("1".to_owned()),
@@ -447,11 +466,11 @@ mod tests {
         };
         let one = wish(GOOD).unwrap();
         let digest = one.digest(&back, &[0; 32]);
-        let elsewhere = Return {
+        let elsewhere = ClientRedirect {
             uri: "https://c.test/cb2".to_owned(),
             ..back.clone()
         };
-        let later = Return {
+        let later = ClientRedirect {
             state: Some("2".to_owned()),
             ..back.clone()
         };

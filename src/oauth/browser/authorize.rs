@@ -9,30 +9,35 @@ use axum::{
 use http::{StatusCode, request::Parts};
 
 use super::{
-    authorization_request::Refusal,
+    authorization_request::{AuthorizationRefusal, AuthorizationRequest},
     flow::Flow,
-    request::{Asked, Step, Stop, Visit, nobody, text, unreadable},
+    request::{BrowserRequest, StepRefusal, StepResult, not_found_page, text, unreadable},
 };
 use crate::endpoint::OauthEndpoint;
 use crate::{database::oauth::Person, oauth::server::Oauth};
 
-impl Visit {
+impl BrowserRequest {
     /// A request that begins, or begins again after a log-in.
-    async fn authorize(&self, query: String, is_short: bool, redirecting: StatusCode) -> Step {
-        let asked = self.read(&query).await?;
-        let prompt = asked.wish.prompt;
+    async fn authorize(
+        &self,
+        query: String,
+        is_short: bool,
+        redirecting: StatusCode,
+    ) -> StepResult {
+        let authorization = self.read(&query).await?;
+        let prompt = authorization.parameters.prompt;
         let person = self.person().await?;
         let is_fresh = |person: &Person| {
             let age = self.now_ms().saturating_sub(person.auth_ms) / 1000;
-            let max = asked
-                .wish
+            let max = authorization
+                .parameters
                 .max_age
                 .map(|max| i64::try_from(max).unwrap_or(i64::MAX));
             max.is_none_or(|max| age <= max) && !prompt.login
         };
         let refused = |error, description| {
-            let refusal = Refusal { error, description };
-            Err(Stop::Back(asked.back.clone(), refusal))
+            let refusal = AuthorizationRefusal { error, description };
+            Err(StepRefusal::Client(authorization.redirect.clone(), refusal))
         };
         let browser = match &self.browser {
             Some(browser) => browser.clone(),
@@ -43,33 +48,33 @@ impl Visit {
             if prompt.none {
                 return refused("login_required", "nobody is logged in");
             }
-            let mut response = self.ask_who(&asked, flow)?;
+            let mut response = self.begin_log_in(&authorization, flow)?;
             self.remember(&mut response, &browser);
             return Ok(response);
         };
-        self.check_server(&asked, &person)?;
+        self.check_server(&authorization, &person)?;
         let (tenant, store) = (self.tenant(), self.store()?);
-        let (subject, client) = (&person.subject, &asked.client.id);
-        let known = store.has_consented(tenant, subject, client, &asked.digest);
+        let (subject, client) = (&person.subject, &authorization.client.id);
+        let known = store.has_consented(tenant, subject, client, &authorization.digest);
         if !prompt.consent && known.await? {
-            return self.grant(&asked, &person, redirecting).await;
+            return self.grant(&authorization, &person, redirecting).await;
         }
         if prompt.none {
             return refused("consent_required", "the person was not asked yet");
         }
-        self.ask_whether(&asked, flow, Some(&person), None)
+        self.consent_page(&authorization, flow, Some(&person), None)
     }
 
     /// Asks who somebody is. Where only a provider can say, its consent page comes first.
-    fn ask_who(&self, asked: &Asked, mut flow: Flow) -> Step {
+    fn begin_log_in(&self, authorization: &AuthorizationRequest, mut flow: Flow) -> StepResult {
         let mut providers = self.server.builtin.providers.values();
         if let (Some(only), None, false) =
             (providers.next(), providers.next(), self.has_passwords())
         {
             flow.provider = Some(only.name.clone());
-            return self.ask_whether(asked, flow, None, Some(only));
+            return self.consent_page(authorization, flow, None, Some(only));
         }
-        self.login_page(asked, &flow, None, StatusCode::OK)
+        self.login_page(authorization, &flow, None, StatusCode::OK)
     }
 }
 
@@ -77,19 +82,19 @@ impl Visit {
 pub(crate) async fn begin(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let query = parts.uri.query().unwrap_or_default().to_owned();
-    let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody(&oauth);
+    let Some(request) = BrowserRequest::of(&oauth, &parts) else {
+        return not_found_page(&oauth);
     };
-    let step = visit.authorize(query, is_short(&parts), StatusCode::FOUND);
-    visit.answer(step.await, StatusCode::FOUND)
+    let step = request.authorize(query, is_short(&parts), StatusCode::FOUND);
+    request.answer(step.await, StatusCode::FOUND)
 }
 
 /// RFC 6749, section 3.1: the parameters may come in a body. Those of a query count for nothing
 /// then, and having both is a mistake.
 pub(crate) async fn begin_by_form(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody(&oauth);
+    let Some(request) = BrowserRequest::of(&oauth, &parts) else {
+        return not_found_page(&oauth);
     };
     let step = async {
         let query = text(&parts, body).await?;
@@ -98,9 +103,9 @@ pub(crate) async fn begin_by_form(State(oauth): State<Oauth>, request: Request) 
             return Err(unreadable().into());
         }
         let short = is_short(&parts);
-        visit.authorize(query, short, StatusCode::SEE_OTHER).await
+        request.authorize(query, short, StatusCode::SEE_OTHER).await
     };
-    visit.answer(step.await, StatusCode::SEE_OTHER)
+    request.answer(step.await, StatusCode::SEE_OTHER)
 }
 
 fn is_short(parts: &Parts) -> bool {

@@ -14,10 +14,13 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use super::{
-    authorization_request::Refusal,
+    authorization_request::{AuthorizationRefusal, AuthorizationRequest},
     flow::Flow,
-    pages::{Trouble, redirect},
-    request::{AGAIN, Asked, Step, Stop, Visit, gone, no_randomness, nobody, unreadable},
+    pages::{ErrorPage, redirect},
+    request::{
+        AGAIN, BrowserRequest, StepRefusal, StepResult, no_randomness, not_found_page,
+        provider_gone, unreadable,
+    },
 };
 use crate::endpoint::OauthEndpoint;
 use crate::{
@@ -25,14 +28,14 @@ use crate::{
     declare::Provider,
     oauth::{
         base::{Form, secret},
-        providers::{Found, Journey, Unknown, Wanted},
+        providers::{ProviderError, ProviderIdentity, ProviderLogin, WantedClaims},
         server::Oauth,
     },
 };
 
 /// What is kept of a log-in while somebody is at a provider; the store seals it.
 #[derive(Serialize, Deserialize)]
-struct Trip {
+struct PendingLogin {
     query: String,
     is_short: bool,
     provider: String,
@@ -49,46 +52,47 @@ pub(crate) async fn callback(
     request: Request,
 ) -> Response {
     let (parts, _) = request.into_parts();
-    let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody(&oauth);
+    let Some(request) = BrowserRequest::of(&oauth, &parts) else {
+        return not_found_page(&oauth);
     };
     let query = parts.uri.query().unwrap_or_default();
-    let step = visit.returned(&provider, query).await;
-    visit.answer(step, StatusCode::FOUND)
+    let step = request.returned(&provider, query).await;
+    request.answer(step, StatusCode::FOUND)
 }
 
-impl Visit {
+impl BrowserRequest {
     /// Sends somebody who allowed the client to the provider that says who they are.
-    pub(crate) async fn depart(
+    pub(crate) async fn redirect_to_provider(
         &self,
-        asked: &Asked,
+        authorization: &AuthorizationRequest,
         flow: &Flow,
         provider: &Arc<Provider>,
-    ) -> Step {
-        let browser = self.browser.as_ref().ok_or_else(lost)?;
+    ) -> StepResult {
+        let browser = self.browser.as_ref().ok_or_else(expired_log_in)?;
         let (state, nonce, verifier) = (self.random()?, self.random()?, self.random()?);
         let callback = self.callback(provider);
-        let journey = Journey {
+        let login = ProviderLogin {
             callback: &callback,
             state: &state,
             nonce: &nonce,
             verifier: &verifier,
         };
         let identity = self.oauth.0.providers.of(provider);
-        let again = asked.wish.prompt.login || asked.wish.max_age.is_some();
-        let to = identity.depart(&journey, again).await;
-        let to = to.map_err(|unknown| trouble(provider, &unknown))?;
-        let trip = Trip {
+        let again =
+            authorization.parameters.prompt.login || authorization.parameters.max_age.is_some();
+        let to = identity.authorization_url(&login, again).await;
+        let to = to.map_err(|unknown| provider_error_page(provider, &unknown))?;
+        let pending = PendingLogin {
             query: flow.query.clone(),
             is_short: flow.is_short,
             provider: provider.name.clone(),
             nonce,
             verifier,
-            allowed: asked.digest,
+            allowed: authorization.digest,
         };
-        let content = Zeroizing::new(serde_json::to_vec(&trip).unwrap_or_default());
+        let content = Zeroizing::new(serde_json::to_vec(&pending).unwrap_or_default());
         let expires_ms = self.flow_ends();
-        let (store, key) = (self.store()?, browser.trip(&state));
+        let (store, key) = (self.store()?, browser.login_key(&state));
         store
             .add_trip(self.tenant(), &key, &content, expires_ms)
             .await?;
@@ -101,45 +105,55 @@ impl Visit {
         self.server.endpoint(&self.oauth.0, endpoint)
     }
 
-    async fn returned(&self, name: &str, query: &str) -> Step {
+    async fn returned(&self, name: &str, query: &str) -> StepResult {
         let fields = Form::parse(query).map_err(|_| unreadable())?;
         if fields.repeated(&[]).is_some() {
             return Err(unreadable().into());
         }
-        let browser = self.browser.as_ref().ok_or_else(lost)?;
-        let state = fields.get("state").ok_or_else(lost)?;
-        // Whoever has another cookie finds another trip, or none: nobody takes that of another.
-        let key = browser.trip(state);
-        let trip = self.store()?.take_trip(self.tenant(), &key).await?;
-        let trip = trip.and_then(|content| serde_json::from_slice::<Trip>(&content).ok());
-        let trip = trip.filter(|trip| trip.provider == name).ok_or_else(lost)?;
-        let provider = Arc::clone(self.provider(name).ok_or_else(gone)?);
+        let browser = self.browser.as_ref().ok_or_else(expired_log_in)?;
+        let state = fields.get("state").ok_or_else(expired_log_in)?;
+        // Whoever has another cookie finds another pending, or none: nobody takes that of another.
+        let key = browser.login_key(state);
+        let pending = self.store()?.take_trip(self.tenant(), &key).await?;
+        let pending =
+            pending.and_then(|content| serde_json::from_slice::<PendingLogin>(&content).ok());
+        let pending = pending
+            .filter(|pending| pending.provider == name)
+            .ok_or_else(expired_log_in)?;
+        let provider = Arc::clone(self.provider(name).ok_or_else(provider_gone)?);
         // RFC 9207: an answer of another provider is nobody's answer (mix-up).
         if fields.get("iss").is_some_and(|iss| !provider.is_named(iss)) {
-            return Err(lost().into());
+            return Err(expired_log_in().into());
         }
-        let asked = self.read(&trip.query).await?;
+        let authorization = self.read(&pending.query).await?;
         if let Some(error) = fields.get("error") {
-            return Err(refused(&provider, &asked, error));
+            return Err(refused(&provider, &authorization, error));
         }
-        let code = fields.get("code").ok_or_else(lost)?;
+        let code = fields.get("code").ok_or_else(expired_log_in)?;
         let callback = self.callback(&provider);
-        let journey = Journey {
+        let login = ProviderLogin {
             callback: &callback,
             state,
-            nonce: &trip.nonce,
-            verifier: &trip.verifier,
+            nonce: &pending.nonce,
+            verifier: &pending.verifier,
         };
         let identity = self.oauth.0.providers.of(&provider);
         let found = identity
-            .arrive(&journey, code, self.wanted(&provider))
+            .identify(&login, code, self.wanted(&provider))
             .await;
-        let found = found.map_err(|unknown| trouble(&provider, &unknown))?;
-        self.arrived(&provider, &asked, &trip, found).await
+        let found = found.map_err(|unknown| provider_error_page(&provider, &unknown))?;
+        self.arrived(&provider, &authorization, &pending, found)
+            .await
     }
 
     /// Somebody is known: logs them in, and ends the flow that they allowed before.
-    async fn arrived(&self, provider: &Provider, asked: &Asked, trip: &Trip, found: Found) -> Step {
+    async fn arrived(
+        &self,
+        provider: &Provider,
+        authorization: &AuthorizationRequest,
+        pending: &PendingLogin,
+        found: ProviderIdentity,
+    ) -> StepResult {
         let subject = format!("{}#{}", provider.issuer(), found.subject);
         let email = found.email.as_deref();
         if !provider.allow.lets_in(&found.subject, &found.groups, email) {
@@ -157,13 +171,13 @@ impl Visit {
             password: None,
         };
         let browser = self.log_in(&person).await?;
-        let step = if trip.allowed == asked.digest {
-            self.agreed(asked, &person, StatusCode::FOUND).await
+        let step = if pending.allowed == authorization.digest {
+            self.agreed(authorization, &person, StatusCode::FOUND).await
         } else {
             // The client changed while the person was away: what it is now was not allowed.
-            let (query, ends) = (trip.query.clone(), self.flow_ends());
-            let flow = Flow::new(query, trip.is_short, &browser, ends);
-            self.ask_whether(asked, flow, Some(&person), None)
+            let (query, ends) = (pending.query.clone(), self.flow_ends());
+            let flow = Flow::new(query, pending.is_short, &browser, ends);
+            self.consent_page(authorization, flow, Some(&person), None)
         };
         let mut response = self.answer(step, StatusCode::FOUND);
         self.remember(&mut response, &browser);
@@ -171,31 +185,31 @@ impl Visit {
     }
 
     /// What decides about somebody beside the subject.
-    fn wanted(&self, provider: &Provider) -> Wanted {
+    fn wanted(&self, provider: &Provider) -> WantedClaims {
         let mut servers = self.server.tenant.servers.values();
         let has_groups = servers.any(|server| {
             let grants = server.grants.as_ref();
             grants.is_some_and(|grants| !grants.groups.is_empty())
         });
-        Wanted {
+        WantedClaims {
             groups: has_groups || !provider.allow.groups.is_empty(),
             email: !provider.allow.domains.is_empty(),
         }
     }
 
     /// 256 random bits as text.
-    fn random(&self) -> Result<String, Stop> {
+    fn random(&self) -> Result<String, StepRefusal> {
         secret::plain(&self.oauth.0.random).ok_or_else(no_randomness)
     }
 }
 
-fn lost() -> Trouble {
+fn expired_log_in() -> ErrorPage {
     let what = "This log-in was not begun in this browser, is over already, or took too long.";
-    Trouble::bad("This log-in does not hold any more", what, AGAIN)
+    ErrorPage::bad("This log-in does not hold any more", what, AGAIN)
 }
 
 /// What a provider's error means to the client: the person is not known, whatever the reason.
-fn refused(provider: &Provider, asked: &Asked, error: &str) -> Stop {
+fn refused(provider: &Provider, authorization: &AuthorizationRequest, error: &str) -> StepRefusal {
     let name = provider.name.as_str();
     let error: String = error.chars().take(64).collect();
     tracing::info!(
@@ -203,33 +217,33 @@ fn refused(provider: &Provider, asked: &Asked, error: &str) -> Stop {
         error,
         "an identity provider lets nobody in"
     );
-    let refusal = Refusal {
+    let refusal = AuthorizationRefusal {
         error: "access_denied",
         description: "the identity provider did not log the person in",
     };
-    Stop::Back(asked.back.clone(), refusal)
+    StepRefusal::Client(authorization.redirect.clone(), refusal)
 }
 
-fn trouble(provider: &Provider, unknown: &Unknown) -> Trouble {
+fn provider_error_page(provider: &Provider, unknown: &ProviderError) -> ErrorPage {
     let name = provider.name.as_str();
     match unknown {
-        Unknown::Away(why) => {
+        ProviderError::Unavailable(why) => {
             tracing::warn!(provider = name, why, "an identity provider does not answer");
-            Trouble::away("The identity provider does not answer.")
+            ErrorPage::away("The identity provider does not answer.")
         }
-        Unknown::Wrong(why) => {
+        ProviderError::Invalid(why) => {
             tracing::warn!(provider = name, why, "an identity provider is not believed");
             let what = "What the identity provider answered cannot be believed. Nobody was \
                         logged in.";
             let remedy = "Connect again from your application. If this goes on, whoever \
                           administrates this tenant can find the reason in the gateway's log.";
-            Trouble::bad("Log-in failed", what, remedy)
+            ErrorPage::bad("Log-in failed", what, remedy)
         }
     }
 }
 
-fn not_allowed(provider: &Provider) -> Trouble {
-    Trouble {
+fn not_allowed(provider: &Provider) -> ErrorPage {
+    ErrorPage {
         status: StatusCode::FORBIDDEN,
         title: "You may not come in",
         what: format!(

@@ -13,153 +13,162 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::{
-    authorization_request::{OFFLINE, Refusal, asking_who},
-    flow::{Flow, Page},
-    pages::{ConsentPage, Leads, STYLE, Trouble, html, redirect, shown},
-    request::{AGAIN, Asked, Step, Stop, Visit, fields, gone, nobody},
+    authorization_request::{
+        AuthorizationRefusal, AuthorizationRequest, OFFLINE_ACCESS, with_log_in_prompt,
+    },
+    flow::{Flow, FormKind},
+    pages::{ConsentPage, ErrorPage, FormTarget, STYLE, html, redirect, shown},
+    request::{
+        AGAIN, BrowserRequest, StepRefusal, StepResult, fields, not_found_page, provider_gone,
+    },
 };
 use crate::endpoint::OauthEndpoint;
 use crate::{
     database::oauth::Person,
     declare::Provider,
-    oauth::{base::Form, clients::Kind, server::Oauth},
+    oauth::{base::Form, clients::ClientSource, server::Oauth},
 };
 
 /// POST: what somebody decided.
 pub(crate) async fn consent(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody(&oauth);
+    let Some(request) = BrowserRequest::of(&oauth, &parts) else {
+        return not_found_page(&oauth);
     };
     let step = async {
         let fields = fields(&parts, body).await?;
-        visit.decided(&fields).await
+        request.decided(&fields).await
     };
-    visit.answer(step.await, StatusCode::SEE_OTHER)
+    request.answer(step.await, StatusCode::SEE_OTHER)
 }
 
-impl Visit {
+impl BrowserRequest {
     /// The page that asks whether a client may.
-    pub(super) fn ask_whether(
+    pub(super) fn consent_page(
         &self,
-        asked: &Asked,
+        authorization: &AuthorizationRequest,
         mut flow: Flow,
         person: Option<&Person>,
         provider: Option<&std::sync::Arc<Provider>>,
-    ) -> Step {
-        flow.shown = Some(asked.digest);
-        let form = self.sealed(&flow, Page::Consent)?;
-        let redirect_host = shown(&asked.back.shown_host());
-        let scopes = asked.wish.scopes.iter().map(String::as_str);
-        let document_host = match &asked.client.kind {
-            Kind::Document { host } => Some(host.as_str()),
-            Kind::Declared | Kind::Registered { .. } => None,
+    ) -> StepResult {
+        flow.shown = Some(authorization.digest);
+        let form = self.sealed(&flow, FormKind::Consent)?;
+        let redirect_host = shown(&authorization.redirect.shown_host());
+        let scopes = authorization.parameters.scopes.iter().map(String::as_str);
+        let document_host = match &authorization.client.kind {
+            ClientSource::Document { host } => Some(host.as_str()),
+            ClientSource::Declared | ClientSource::Registered { .. } => None,
         };
         let page = ConsentPage {
             tenant: self.tenant(),
-            client: shown(&asked.client.title),
+            client: shown(&authorization.client.title),
             document_host,
             redirect_host: &redirect_host,
-            server: &asked.wish.resource.server,
-            resource: &asked.wish.resource.url,
-            scopes: scopes.filter(|scope| *scope != OFFLINE).collect(),
-            is_unverified: asked.client.kind != Kind::Declared,
-            is_local: asked.client.is_loopback_only(),
+            server: &authorization.parameters.resource.server,
+            resource: &authorization.parameters.resource.url,
+            scopes: scopes.filter(|scope| *scope != OFFLINE_ACCESS).collect(),
+            is_unverified: authorization.client.kind != ClientSource::Declared,
+            is_local: authorization.client.is_loopback_only(),
             action: &self.path(OauthEndpoint::Consent),
             form: &form,
             person: person.map(|person| shown(&person.title)),
             provider: provider.map(|provider| shown(&provider.title)),
             style: STYLE,
         };
-        let leads = match provider {
-            Some(_) => Leads::Provider,
-            None => Leads::Client(asked.back.uri.clone()),
+        let target = match provider {
+            Some(_) => FormTarget::Provider,
+            None => FormTarget::Client(authorization.redirect.uri.clone()),
         };
-        Ok(html(StatusCode::OK, &page, &leads))
+        Ok(html(StatusCode::OK, &page, &target))
     }
 
-    async fn decided(&self, fields: &Form) -> Step {
-        let flow = self.opened(fields, Page::Consent)?;
-        let asked = self.read(&flow.query).await?;
+    async fn decided(&self, fields: &Form) -> StepResult {
+        let flow = self.opened(fields, FormKind::Consent)?;
+        let authorization = self.read(&flow.query).await?;
         match fields.get("decision") {
-            Some("allow") => self.allowed(asked, flow).await,
-            Some("deny") => self.denied(&asked).await,
+            Some("allow") => self.allowed(authorization, flow).await,
+            Some("deny") => self.denied(&authorization).await,
             Some("switch") => self.switched(&flow).await,
             _ => {
                 let what = "The form does not say what was decided.";
-                Err(Trouble::bad("This form cannot be read", what, AGAIN).into())
+                Err(ErrorPage::bad("This form cannot be read", what, AGAIN).into())
             }
         }
     }
 
-    async fn allowed(&self, asked: Asked, flow: Flow) -> Step {
+    async fn allowed(&self, authorization: AuthorizationRequest, flow: Flow) -> StepResult {
         if let Some(name) = &flow.provider {
-            let provider = self.provider(name).ok_or_else(gone)?;
+            let provider = self.provider(name).ok_or_else(provider_gone)?;
             // What changed since it was shown was not allowed.
-            if flow.shown != Some(asked.digest) {
+            if flow.shown != Some(authorization.digest) {
                 let provider = std::sync::Arc::clone(provider);
-                return self.ask_whether(&asked, flow, None, Some(&provider));
+                return self.consent_page(&authorization, flow, None, Some(&provider));
             }
-            return self.depart(&asked, &flow, provider).await;
+            return self
+                .redirect_to_provider(&authorization, &flow, provider)
+                .await;
         }
         let Some(person) = self.person().await? else {
             // The log-in ended while the page was open.
             let again = self.again(&flow, &flow.query);
             return Ok(redirect(StatusCode::SEE_OTHER, &again));
         };
-        if flow.shown != Some(asked.digest) {
-            return self.ask_whether(&asked, flow, Some(&person), None);
+        if flow.shown != Some(authorization.digest) {
+            return self.consent_page(&authorization, flow, Some(&person), None);
         }
-        self.agreed(&asked, &person, StatusCode::SEE_OTHER).await
+        self.agreed(&authorization, &person, StatusCode::SEE_OTHER)
+            .await
     }
 
     /// Remembers a consent and lets the client in.
     pub(super) async fn agreed(
         &self,
-        asked: &Asked,
+        authorization: &AuthorizationRequest,
         person: &Person,
         redirecting: StatusCode,
-    ) -> Step {
-        self.check_server(asked, person)?;
-        let (subject, client) = (&person.subject, &asked.client.id);
+    ) -> StepResult {
+        self.check_server(authorization, person)?;
+        let (subject, client) = (&person.subject, &authorization.client.id);
         let (store, tenant) = (self.store()?, self.tenant());
         store
-            .consent(tenant, subject, client, &asked.digest)
+            .consent(tenant, subject, client, &authorization.digest)
             .await?;
-        self.note_consent("consent.given", subject, asked).await;
-        self.grant(asked, person, redirecting).await
+        self.note_consent("consent.given", subject, authorization)
+            .await;
+        self.grant(authorization, person, redirecting).await
     }
 
-    async fn denied(&self, asked: &Asked) -> Step {
+    async fn denied(&self, authorization: &AuthorizationRequest) -> StepResult {
         let person = self.person().await?;
         let subject = person.map(|person| person.subject).unwrap_or_default();
-        self.note_consent("consent.denied", &subject, asked).await;
-        let refusal = Refusal {
+        self.note_consent("consent.denied", &subject, authorization)
+            .await;
+        let refusal = AuthorizationRefusal {
             error: "access_denied",
             description: "the person did not allow it",
         };
-        Err(Stop::Back(asked.back.clone(), refusal))
+        Err(StepRefusal::Client(authorization.redirect.clone(), refusal))
     }
 
-    async fn note_consent(&self, kind: &str, subject: &str, asked: &Asked) {
-        let target = format!("client {}/{}", self.tenant(), asked.client.id);
+    async fn note_consent(&self, kind: &str, subject: &str, authorization: &AuthorizationRequest) {
+        let target = format!("client {}/{}", self.tenant(), authorization.client.id);
         let detail = json!({
-            "resource": asked.wish.resource.url,
-            "scope": asked.wish.scope(),
-            "redirect_host": asked.back.shown_host(),
+            "resource": authorization.parameters.resource.url,
+            "scope": authorization.parameters.scope(),
+            "redirect_host": authorization.redirect.shown_host(),
         });
         self.note(kind, subject, target, detail).await;
     }
 
     /// Lets somebody else log in in this browser.
-    async fn switched(&self, flow: &Flow) -> Step {
+    async fn switched(&self, flow: &Flow) -> StepResult {
         if let Some(browser) = &self.browser {
             self.store()?
                 .log_out(self.tenant(), &browser.hash())
                 .await?;
         }
         // Else a provider at which somebody is logged in would say that name again.
-        let again = self.again(flow, &asking_who(&flow.query));
+        let again = self.again(flow, &with_log_in_prompt(&flow.query));
         let mut response = redirect(StatusCode::SEE_OTHER, &again);
         let stranger = Self::stranger(&self.oauth.0.random)?;
         self.remember(&mut response, &stranger);

@@ -13,16 +13,16 @@ use crate::oauth::base::secret;
 
 /// A browser by the value of its cookie.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Browser(String);
+pub(super) struct BrowserId(String);
 
 /// The cookies of one tenant.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Jar<'j> {
+pub(super) struct CookieJar<'j> {
     tenant: &'j str,
     is_secure: bool,
 }
 
-impl Browser {
+impl BrowserId {
     /// One that was never seen; none when the system has no randomness.
     pub(crate) fn new(random: &SystemRandom) -> Option<Self> {
         secret::plain(random).map(Self)
@@ -33,13 +33,13 @@ impl Browser {
         secret::hash(&self.0)
     }
 
-    /// The key of a trip to a provider: only this browser can come back from it (CONTRACT P96).
-    pub(super) fn trip(&self, state: &str) -> [u8; 32] {
+    /// The key of a pending to a provider: only this browser can come back from it (CONTRACT P96).
+    pub(super) fn login_key(&self, state: &str) -> [u8; 32] {
         secret::hash(&format!("{}.{state}", self.0))
     }
 }
 
-impl<'j> Jar<'j> {
+impl<'j> CookieJar<'j> {
     /// Of `tenant`, at a gateway whose public URL is this one.
     pub(crate) fn of(tenant: &'j str, public_url: &str) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl<'j> Jar<'j> {
 
     /// The browser of a request. Two cookies of that name are none: somebody may have put one of
     /// them there.
-    pub(crate) fn browser(&self, headers: &HeaderMap) -> Option<Browser> {
+    pub(crate) fn browser(&self, headers: &HeaderMap) -> Option<BrowserId> {
         let name = self.name();
         let lines = headers.get_all(COOKIE).iter();
         let pairs = lines
@@ -66,11 +66,11 @@ impl<'j> Jar<'j> {
         let mut values = pairs.filter_map(|(found, value)| (found == name).then_some(value));
         let value = values.next().filter(|_| values.next().is_none())?;
         let bytes = URL_SAFE_NO_PAD.decode(value).ok()?;
-        (bytes.len() == BYTES).then(|| Browser(value.to_owned()))
+        (bytes.len() == BYTES).then(|| BrowserId(value.to_owned()))
     }
 
     /// The cookie for a browser, for the time `age`.
-    pub(super) fn cookie(&self, browser: &Browser, age: Duration) -> HeaderValue {
+    pub(super) fn cookie(&self, browser: &BrowserId, age: Duration) -> HeaderValue {
         let secure = if self.is_secure { "; Secure" } else { "" };
         let text = format!(
             "{}={}; Path=/; Max-Age={}; HttpOnly; SameSite=Lax{secure}",
@@ -99,15 +99,15 @@ mod tests {
 
     #[test]
     fn a_cookie_comes_back() {
-        let browser = Browser::new(&SystemRandom::new()).unwrap();
-        let other = Browser::new(&SystemRandom::new()).unwrap();
-        assert!(browser.hash() != other.hash() && browser.trip("s") != other.trip("s"));
+        let browser = BrowserId::new(&SystemRandom::new()).unwrap();
+        let other = BrowserId::new(&SystemRandom::new()).unwrap();
+        assert!(browser.hash() != other.hash() && browser.login_key("s") != other.login_key("s"));
         let day = Duration::from_hours(24);
         for (url, name, end) in [
             ("http://127.0.0.1:8080", "lockgate-a", "SameSite=Lax"),
             ("https://gw.test", "__Host-lockgate-a", "Secure"),
         ] {
-            let jar = Jar::of("a", url);
+            let jar = CookieJar::of("a", url);
             let cookie = jar.cookie(&browser, day).to_str().unwrap().to_owned();
             let begin = format!("{name}={}; Path=/; Max-Age=86400; HttpOnly; ", browser.0);
             assert!(

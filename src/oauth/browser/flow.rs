@@ -7,7 +7,7 @@
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 
-use super::cookie::Browser;
+use super::cookie::BrowserId;
 use crate::database::Store;
 
 /// An authorization request that is under way in a browser.
@@ -29,14 +29,14 @@ pub(super) struct Flow {
 
 /// Whose form it is: that of one page is no answer to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Page {
+pub(super) enum FormKind {
     /// Who somebody is.
     Login,
     /// Whether a client may.
     Consent,
 }
 
-impl Page {
+impl FormKind {
     fn purpose(self) -> &'static str {
         match self {
             Self::Login => "log-in form",
@@ -47,7 +47,7 @@ impl Page {
 
 impl Flow {
     /// A request that begins in `browser`.
-    pub(crate) fn new(query: String, is_short: bool, browser: &Browser, expires_ms: i64) -> Self {
+    pub(crate) fn new(query: String, is_short: bool, browser: &BrowserId, expires_ms: i64) -> Self {
         Self {
             query,
             is_short,
@@ -59,7 +59,7 @@ impl Flow {
     }
 
     /// It as the value of a hidden field; none when the system has no randomness.
-    pub(super) fn seal(&self, store: &Store, tenant: &str, page: Page) -> Option<String> {
+    pub(super) fn seal(&self, store: &Store, tenant: &str, page: FormKind) -> Option<String> {
         let plain = serde_json::to_vec(self).ok()?;
         let sealed = store.seal(tenant, page.purpose(), &plain)?;
         Some(URL_SAFE_NO_PAD.encode(sealed))
@@ -70,9 +70,9 @@ impl Flow {
     pub(super) fn open(
         store: &Store,
         tenant: &str,
-        page: Page,
+        page: FormKind,
         text: &str,
-        browser: Option<&Browser>,
+        browser: Option<&BrowserId>,
         now_ms: i64,
     ) -> Option<Self> {
         let sealed = URL_SAFE_NO_PAD.decode(text).ok()?;

@@ -10,11 +10,14 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::{
-    authorization_request::after_log_in,
-    cookie::Browser,
-    flow::{Flow, Page},
-    pages::{Leads, LoginPage, STYLE, Trouble, html, redirect, shown},
-    request::{Asked, Step, Stop, Visit, fields, gone, kept_of, nobody},
+    authorization_request::{AuthorizationRequest, without_log_in_prompt},
+    cookie::BrowserId,
+    flow::{Flow, FormKind},
+    pages::{ErrorPage, FormTarget, LoginPage, STYLE, html, redirect, shown},
+    request::{
+        BrowserRequest, StepRefusal, StepResult, fields, not_found_page, password_digest,
+        provider_gone,
+    },
 };
 use crate::endpoint::OauthEndpoint;
 use crate::{
@@ -23,7 +26,7 @@ use crate::{
     declare::{Hidden, password},
     oauth::{
         base::{Form, throttle::account},
-        server::{Oauth, State},
+        server::{Oauth, OauthState},
     },
     telemetry::Denied,
 };
@@ -34,24 +37,24 @@ pub(crate) async fn login(
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    let Some(visit) = Visit::of(&oauth, &parts) else {
-        return nobody(&oauth);
+    let Some(request) = BrowserRequest::of(&oauth, &parts) else {
+        return not_found_page(&oauth);
     };
     let step = async {
         let fields = fields(&parts, body).await?;
-        visit.logging_in(&fields).await
+        request.logging_in(&fields).await
     };
-    visit.answer(step.await, StatusCode::SEE_OTHER)
+    request.answer(step.await, StatusCode::SEE_OTHER)
 }
 
-impl Visit {
-    async fn logging_in(&self, fields: &Form) -> Step {
-        let mut flow = self.opened(fields, Page::Login)?;
-        let asked = self.read(&flow.query).await?;
+impl BrowserRequest {
+    async fn logging_in(&self, fields: &Form) -> StepResult {
+        let mut flow = self.opened(fields, FormKind::Login)?;
+        let authorization = self.read(&flow.query).await?;
         if let Some(name) = fields.get("provider") {
-            let provider = self.provider(name).ok_or_else(gone)?;
+            let provider = self.provider(name).ok_or_else(provider_gone)?;
             flow.provider = Some(provider.name.clone());
-            return self.ask_whether(&asked, flow, None, Some(provider));
+            return self.consent_page(&authorization, flow, None, Some(provider));
         }
         let name = fields.get("username").unwrap_or_default();
         let given = fields.get("password").unwrap_or_default();
@@ -62,10 +65,10 @@ impl Visit {
         let stored = usable.and_then(|user| user.password.as_ref());
         let stored = stored.map(Hidden::expose);
         let Some(is_right) = password::verify(stored, given).await else {
-            return Err(Trouble::away("Too many people log in at this moment.").into());
+            return Err(ErrorPage::away("Too many people log in at this moment.").into());
         };
         let Some(user) = usable.filter(|_| is_right) else {
-            return self.refused(&asked, &flow, name).await;
+            return self.refused(&authorization, &flow, name).await;
         };
         let person = Person {
             subject: user.name.clone(),
@@ -73,10 +76,10 @@ impl Visit {
             groups: Vec::new(),
             provider: None,
             auth_ms: self.now_ms(),
-            password: kept_of(user),
+            password: password_digest(user),
         };
         let browser = self.log_in(&person).await?;
-        let back = self.again(&flow, &after_log_in(&flow.query));
+        let back = self.again(&flow, &without_log_in_prompt(&flow.query));
         let mut response = redirect(StatusCode::SEE_OTHER, &back);
         self.remember(&mut response, &browser);
         Ok(response)
@@ -84,7 +87,7 @@ impl Visit {
 
     /// Logs somebody in under a cookie that nobody had before: one that was planted in the browser
     /// beforehand is worth nothing (session fixation).
-    pub(super) async fn log_in(&self, person: &Person) -> Result<Browser, Stop> {
+    pub(super) async fn log_in(&self, person: &Person) -> Result<BrowserId, StepRefusal> {
         let browser = Self::stranger(&self.oauth.0.random)?;
         let lasts = i64::try_from(self.oauth.0.config.oauth.login.as_millis());
         let expires_ms = self.now_ms().saturating_add(lasts.unwrap_or(i64::MAX));
@@ -103,7 +106,12 @@ impl Visit {
     }
 
     /// One text for every reason: which user names there are is nobody's business.
-    async fn refused(&self, asked: &Asked, flow: &Flow, name: &str) -> Step {
+    async fn refused(
+        &self,
+        authorization: &AuthorizationRequest,
+        flow: &Flow,
+        name: &str,
+    ) -> StepResult {
         self.count_attempt(name);
         let denials = &self.oauth.0.denials;
         denials.report(Denial {
@@ -116,19 +124,19 @@ impl Visit {
         });
         denials.settle().await;
         let wrong = "User name or password is wrong, or this user may not log in.";
-        self.login_page(asked, flow, Some(wrong), StatusCode::FORBIDDEN)
+        self.login_page(authorization, flow, Some(wrong), StatusCode::FORBIDDEN)
     }
 
     /// Refuses whoever was wrong too often: by their address, and by the name that they try from
     /// wherever. Nobody is locked out for longer than a minute, whoever else tries their name.
-    fn check_attempts(&self, name: &str) -> Result<(), Trouble> {
-        let State {
+    fn check_attempts(&self, name: &str) -> Result<(), ErrorPage> {
+        let OauthState {
             failures, config, ..
         } = &*self.oauth.0;
         let (of_address, of_name) = (account(self.address), (self.tenant(), name));
         let address = failures.check(&of_address, config.oauth.failures);
         let tried = address.and_then(|()| failures.check(&of_name, TRIES));
-        tried.map_err(|retry| Trouble {
+        tried.map_err(|retry| ErrorPage {
             status: StatusCode::TOO_MANY_REQUESTS,
             title: "Too many attempts",
             what: "There were too many wrong passwords in the last minute, from your address or \
@@ -149,17 +157,17 @@ impl Visit {
     /// The page that asks.
     pub(super) fn login_page(
         &self,
-        asked: &Asked,
+        authorization: &AuthorizationRequest,
         flow: &Flow,
         wrong: Option<&str>,
         status: StatusCode,
-    ) -> Step {
-        let form = self.sealed(flow, Page::Login)?;
+    ) -> StepResult {
+        let form = self.sealed(flow, FormKind::Login)?;
         let providers = self.server.builtin.providers.values();
         let page = LoginPage {
             tenant: self.tenant(),
-            client: shown(&asked.client.title),
-            server: &asked.wish.resource.server,
+            client: shown(&authorization.client.title),
+            server: &authorization.parameters.resource.server,
             action: &self.path(OauthEndpoint::Login),
             form: &form,
             wrong,
@@ -170,8 +178,8 @@ impl Visit {
             style: STYLE,
         };
         // Where consent is remembered the answer follows the log-in at once.
-        let leads = Leads::Client(asked.back.uri.clone());
-        Ok(html(status, &page, &leads))
+        let target = FormTarget::Client(authorization.redirect.uri.clone());
+        Ok(html(status, &page, &target))
     }
 }
 

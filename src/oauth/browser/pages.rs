@@ -65,8 +65,8 @@ pub(super) struct ConsentPage<'p> {
 
 /// The page that says what went wrong, and who can mend it.
 #[derive(Template)]
-#[template(path = "trouble.html")]
-struct TroublePage<'p> {
+#[template(path = "error.html")]
+struct ErrorTemplate<'p> {
     tenant: &'p str,
     title: &'p str,
     what: &'p str,
@@ -76,7 +76,7 @@ struct TroublePage<'p> {
 
 /// What went wrong, for the person at the browser; never anything that only we may know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trouble {
+pub(crate) struct ErrorPage {
     /// The answer's status.
     pub(crate) status: StatusCode,
     /// In a few words.
@@ -89,7 +89,7 @@ pub(crate) struct Trouble {
     pub(crate) retry: Option<u64>,
 }
 
-impl Trouble {
+impl ErrorPage {
     /// A request that cannot be answered at its client (CONTRACT C17).
     pub(crate) fn bad(title: &'static str, what: impl Into<String>, remedy: &'static str) -> Self {
         Self {
@@ -115,14 +115,14 @@ impl Trouble {
 
     /// Its page.
     pub(crate) fn page(&self, tenant: &str) -> Response {
-        let page = TroublePage {
+        let page = ErrorTemplate {
             tenant,
             title: self.title,
             what: &self.what,
             remedy: self.remedy,
             style: STYLE,
         };
-        let mut response = html(self.status, &page, &Leads::Nowhere);
+        let mut response = html(self.status, &page, &FormTarget::Nowhere);
         if let Some(retry) = self.retry {
             response
                 .headers_mut()
@@ -134,7 +134,7 @@ impl Trouble {
 
 /// Where the forms of a page lead, at last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Leads {
+pub(super) enum FormTarget {
     /// It has none.
     Nowhere,
     /// To us, and from there to this redirect URI.
@@ -143,7 +143,7 @@ pub(super) enum Leads {
     Provider,
 }
 
-impl Leads {
+impl FormTarget {
     /// The directive `form-action`. Chromium applies it to redirects after the form too, so that
     /// it must name where the answer goes.
     fn directive(&self) -> String {
@@ -176,7 +176,7 @@ fn source(uri: &str) -> String {
 }
 
 /// A page with the fields of every page (CONTRACT P82).
-pub(super) fn html(status: StatusCode, page: &impl Template, leads: &Leads) -> Response {
+pub(super) fn html(status: StatusCode, page: &impl Template, target: &FormTarget) -> Response {
     // Writing into a string does not fail, and the templates call nothing that does.
     let text = page.render().unwrap_or_default();
     let mut response = Response::new(Body::from(text));
@@ -184,7 +184,7 @@ pub(super) fn html(status: StatusCode, page: &impl Template, leads: &Leads) -> R
     let policy = format!(
         "default-src 'none'; style-src '{}'; frame-ancestors 'none'; base-uri 'none'{}",
         style_hash(),
-        leads.directive()
+        target.directive()
     );
     let headers = response.headers_mut();
     // Made of constants, an origin and a scheme: letters that a header may have.
@@ -204,7 +204,7 @@ pub(crate) fn redirect(status: StatusCode, to: &str) -> Response {
     let Ok(to) = HeaderValue::try_from(to) else {
         // What is sent here was parsed or encoded before.
         tracing::error!("a redirect that is no header");
-        return Trouble::away("The answer could not be written.").page("");
+        return ErrorPage::away("The answer could not be written.").page("");
     };
     headers.insert(http::header::LOCATION, to);
     for (name, value) in FIELDS.iter().filter(|(name, _)| *name != CONTENT_TYPE) {
@@ -357,17 +357,17 @@ mod tests {
         ] {
             assert_eq!(source(uri), wanted, "{uri}");
         }
-        assert_eq!(Leads::Nowhere.directive(), "; form-action 'none'");
+        assert_eq!(FormTarget::Nowhere.directive(), "; form-action 'none'");
     }
 
     #[test]
     fn the_policy_names_the_style_that_is_there() {
-        let response = Trouble::bad("A", "b", "c").page("a");
+        let response = ErrorPage::bad("A", "b", "c").page("a");
         let policy = response.headers()[CONTENT_SECURITY_POLICY]
             .to_str()
             .unwrap();
         assert!(policy.contains(style_hash()) && policy.contains("frame-ancestors 'none'"));
-        let page = TroublePage {
+        let page = ErrorTemplate {
             tenant: "a",
             title: "A",
             what: "<b>",

@@ -12,11 +12,13 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{
-    authorization_request::{Refusal, Return, Wish},
-    cookie::{Browser, Jar},
-    flow::{Flow, Page},
-    pages::{Trouble, redirect},
-    resource::Place,
+    authorization_request::{
+        AuthorizationRefusal, AuthorizationRequest, ClientRedirect, RequestParameters,
+    },
+    cookie::{BrowserId, CookieJar},
+    flow::{Flow, FormKind},
+    pages::{ErrorPage, redirect},
+    resource::ResourceUrls,
 };
 use crate::endpoint::{self, OauthEndpoint};
 use crate::{
@@ -31,60 +33,51 @@ use crate::{
             form::{collected, is_form},
             secret,
         },
-        clients::{Client, NoClient},
-        server::{Oauth, Server, attempt},
+        clients::{Client, ClientError},
+        server::{AuthorizationServer, Oauth, attempt},
     },
 };
 
 /// Somebody's browser at one tenant, for the time of one request.
-pub(super) struct Visit {
+pub(super) struct BrowserRequest {
     pub(crate) oauth: Oauth,
-    pub(crate) server: Server,
+    pub(crate) server: AuthorizationServer,
     /// The browser that asks, if it was here before.
-    pub(crate) browser: Option<Browser>,
+    pub(crate) browser: Option<BrowserId>,
     /// Where it is.
     pub(crate) address: Option<IpAddr>,
 }
 
-/// An authorization request that may be answered at its client.
-pub(super) struct Asked {
-    pub(crate) client: Client,
-    pub(super) back: Return,
-    pub(super) wish: Wish,
-    /// Of all that a consent is about.
-    pub(crate) digest: [u8; 32],
-}
-
-/// Why a step leads no further.
+/// Why a step ends without its response.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum StepRefusal {
     /// The person is told.
-    Page(Trouble),
+    Page(ErrorPage),
     /// The client is told.
-    Back(Return, Refusal),
+    Client(ClientRedirect, AuthorizationRefusal),
 }
 
-impl From<Trouble> for Stop {
-    fn from(trouble: Trouble) -> Self {
+impl From<ErrorPage> for StepRefusal {
+    fn from(trouble: ErrorPage) -> Self {
         Self::Page(trouble)
     }
 }
 
-impl From<Failure> for Stop {
+impl From<Failure> for StepRefusal {
     fn from(failure: Failure) -> Self {
         tracing::warn!(%failure, "a log-in finds no store");
-        Self::Page(Trouble::away("The gateway cannot reach its store."))
+        Self::Page(ErrorPage::away("The gateway cannot reach its store."))
     }
 }
 
-/// What a step leads to.
-pub(super) type Step = Result<Response, Stop>;
+/// What a step target to.
+pub(super) type StepResult = Result<Response, StepRefusal>;
 
-impl Visit {
-    /// The visit of whoever sent this; none where no log-in is.
+impl BrowserRequest {
+    /// The request of whoever sent this; none where no log-in is.
     pub(crate) fn of(oauth: &Oauth, parts: &Parts) -> Option<Self> {
-        let server = Server::at(&oauth.0, parts.uri.path())?;
-        let jar = Jar::of(&server.tenant.name, &oauth.0.config.public_url);
+        let server = AuthorizationServer::at(&oauth.0, parts.uri.path())?;
+        let jar = CookieJar::of(&server.tenant.name, &oauth.0.config.public_url);
         let browser = jar.browser(&parts.headers);
         Some(Self {
             oauth: oauth.clone(),
@@ -128,91 +121,85 @@ impl Visit {
     }
 
     /// The answer to a step, whatever came of it.
-    pub(crate) fn answer(&self, step: Step, redirecting: StatusCode) -> Response {
+    pub(crate) fn answer(&self, step: StepResult, redirecting: StatusCode) -> Response {
         match step {
             Ok(response) => response,
-            Err(Stop::Page(trouble)) => trouble.page(self.tenant()),
-            Err(Stop::Back(back, refusal)) => redirect(redirecting, &back.refusing(&refusal)),
+            Err(StepRefusal::Page(trouble)) => trouble.page(self.tenant()),
+            Err(StepRefusal::Client(back, refusal)) => {
+                redirect(redirecting, &back.refusing(&refusal))
+            }
         }
     }
 
     /// Gives the browser its cookie.
-    pub(super) fn remember(&self, response: &mut Response, browser: &Browser) {
-        let jar = Jar::of(self.tenant(), &self.oauth.0.config.public_url);
+    pub(super) fn remember(&self, response: &mut Response, browser: &BrowserId) {
+        let jar = CookieJar::of(self.tenant(), &self.oauth.0.config.public_url);
         let cookie = jar.cookie(browser, self.oauth.0.config.oauth.login);
         response.headers_mut().append(SET_COOKIE, cookie);
     }
 
     /// A browser that was never here.
-    pub(super) fn stranger(random: &SystemRandom) -> Result<Browser, Stop> {
-        Browser::new(random).ok_or_else(no_randomness)
+    pub(super) fn stranger(random: &SystemRandom) -> Result<BrowserId, StepRefusal> {
+        BrowserId::new(random).ok_or_else(no_randomness)
     }
 
     /// Reads a request (CONTRACT C17): until client and redirect URI are known to belong together,
     /// nothing is sent anywhere.
-    pub(crate) async fn read(&self, query: &str) -> Result<Asked, Stop> {
-        let parameters = Form::parse(query).map_err(|_| unreadable())?;
-        let (client, uri, sent) = self.addressee(&parameters).await?;
-        let back = Return {
+    pub(crate) async fn read(&self, query: &str) -> Result<AuthorizationRequest, StepRefusal> {
+        let form = Form::parse(query).map_err(|_| unreadable())?;
+        let (client, uri, sent) = self.addressee(&form).await?;
+        let redirect = ClientRedirect {
             uri,
             sent,
-            // One that is there twice cannot be echoed; the refusal goes without.
-            state: parameters
+            // A repeated `state` cannot be echoed; the refusal goes without it.
+            state: form
                 .get("state")
-                .filter(|_| parameters.count("state") == 1)
+                .filter(|_| form.count("state") == 1)
                 .map(str::to_owned),
             issuer: self.server.issuer.clone(),
         };
         let config = &self.oauth.0.config;
-        let place = Place {
+        let urls = ResourceUrls {
             public_url: &config.public_url,
             default: config.default.as_ref(),
         };
-        match Wish::read(
-            &parameters,
-            place,
-            &self.server.tenant,
-            &self.server.builtin,
-        ) {
-            Ok(wish) => {
-                let digest = wish.digest(&back, &client.digest);
-                Ok(Asked {
-                    client,
-                    back,
-                    wish,
-                    digest,
-                })
-            }
-            Err(refusal) => Err(Stop::Back(back, refusal)),
+        match RequestParameters::read(&form, urls, &self.server.tenant, &self.server.builtin) {
+            Ok(parameters) => Ok(AuthorizationRequest {
+                digest: parameters.digest(&redirect, &client.digest),
+                client,
+                redirect,
+                parameters,
+            }),
+            Err(refusal) => Err(StepRefusal::Client(redirect, refusal)),
         }
     }
 
     /// The client, where its answer goes, and the redirect URI as it was sent.
-    async fn addressee(&self, parameters: &Form) -> Result<(Client, String, String), Stop> {
+    async fn addressee(&self, parameters: &Form) -> Result<(Client, String, String), StepRefusal> {
         for name in ["client_id", "redirect_uri"] {
             if parameters.count(name) > 1 {
                 let what = format!("The request has more than one {name}.");
-                return Err(Trouble::bad(NO_ANSWER, what, APP).into());
+                return Err(ErrorPage::bad(NO_ANSWER, what, APP).into());
             }
         }
         let Some(id) = parameters.get("client_id") else {
             let what = "The request does not say which application asks: client_id is missing.";
-            return Err(Trouble::bad(NO_ANSWER, what, APP).into());
+            return Err(ErrorPage::bad(NO_ANSWER, what, APP).into());
         };
         let found = self.server.clients(&self.oauth.0).find(id).await;
         let client = found.map_err(|error| match error {
-            NoClient::Unknown => {
+            ClientError::Unknown => {
                 let what = "The application is not known here, or not any more: its client_id \
                             is neither registered nor declared.";
-                Trouble::bad("Unknown application", what, REGISTER)
+                ErrorPage::bad("Unknown application", what, REGISTER)
             }
-            NoClient::Document(why) => {
+            ClientError::Document(why) => {
                 let what = format!("The document that describes the application {why}.");
-                Trouble::bad("Unknown application", what, APP)
+                ErrorPage::bad("Unknown application", what, APP)
             }
-            NoClient::Later(failure) => {
+            ClientError::Unavailable(failure) => {
                 tracing::warn!(%failure, "a client cannot be looked up");
-                Trouble::away("The gateway cannot look up the application.")
+                ErrorPage::away("The gateway cannot look up the application.")
             }
         })?;
         let sent = parameters.get("redirect_uri");
@@ -225,14 +212,14 @@ impl Visit {
         let uri = uri.ok_or_else(|| {
             let what = "The answer is to go to an address (redirect_uri) that the application \
                         has not registered. Nothing was sent there.";
-            Trouble::bad("Wrong return address", what, REGISTER)
+            ErrorPage::bad("Wrong return address", what, REGISTER)
         })?;
         let sent = sent.unwrap_or_default().to_owned();
         Ok((client, uri, sent))
     }
 
     /// Who is logged in in this browser, as far as that still holds.
-    pub(super) async fn person(&self) -> Result<Option<Person>, Stop> {
+    pub(super) async fn person(&self) -> Result<Option<Person>, StepRefusal> {
         let Some(browser) = &self.browser else {
             return Ok(None);
         };
@@ -245,7 +232,7 @@ impl Visit {
             None => builtin
                 .users
                 .get(&person.subject)
-                .is_some_and(|user| !user.disabled && kept_of(user) == person.password),
+                .is_some_and(|user| !user.disabled && password_digest(user) == person.password),
             Some(provider) => {
                 let provider = builtin.providers.get(provider);
                 provider.is_some_and(|known| known.still_lets_in(&person.subject, &person.groups))
@@ -273,13 +260,13 @@ impl Visit {
     /// Ends a flow well: with a code for the client.
     pub(crate) async fn grant(
         &self,
-        asked: &Asked,
+        authorization: &AuthorizationRequest,
         person: &Person,
         redirecting: StatusCode,
-    ) -> Step {
-        self.check_server(asked, person)?;
+    ) -> StepResult {
+        self.check_server(authorization, person)?;
         let issuing = &self.oauth.0.config.oauth;
-        let code = secret::generate(&self.oauth.0.random, secret::Kind::Code);
+        let code = secret::generate(&self.oauth.0.random, secret::SecretKind::Code);
         let code = code.ok_or_else(no_randomness)?;
         let now_ms = self.now_ms();
         let after = |time: std::time::Duration| {
@@ -292,24 +279,35 @@ impl Visit {
                 id: Uuid::new_v4(),
                 subject: person.subject.clone(),
                 groups: person.groups.clone(),
-                client_id: asked.client.id.clone(),
-                resource: asked.wish.resource.url.clone(),
-                scope: asked.wish.scope(),
+                client_id: authorization.client.id.clone(),
+                resource: authorization.parameters.resource.url.clone(),
+                scope: authorization.parameters.scope(),
                 auth_ms: person.auth_ms,
                 expires_ms: after(issuing.refresh_max),
             },
-            redirect_uri: asked.back.sent.clone(),
-            challenge: asked.wish.challenge.clone(),
+            redirect_uri: authorization.redirect.sent.clone(),
+            challenge: authorization.parameters.challenge.clone(),
             expires_ms: after(issuing.code),
         };
         self.store()?.add_code(self.tenant(), &new).await?;
-        Ok(redirect(redirecting, &asked.back.with(&[("code", &code)])))
+        Ok(redirect(
+            redirecting,
+            &authorization.redirect.with(&[("code", &code)]),
+        ))
     }
 
     /// Whether the person may use the server at all. Whoever may not is told what is told of a
     /// server that does not exist.
-    pub(super) fn check_server(&self, asked: &Asked, person: &Person) -> Result<(), Stop> {
-        let server = self.server.tenant.servers.get(&asked.wish.resource.server);
+    pub(super) fn check_server(
+        &self,
+        authorization: &AuthorizationRequest,
+        person: &Person,
+    ) -> Result<(), StepRefusal> {
+        let server = self
+            .server
+            .tenant
+            .servers
+            .get(&authorization.parameters.resource.server);
         let local = self.server.builtin.users.get(&person.subject);
         let groups = match (&person.provider, local) {
             (None, Some(user)) => &user.groups,
@@ -317,13 +315,15 @@ impl Visit {
         };
         let may = server.is_some_and(|server| {
             let grants = server.grants.as_ref();
-            grants.is_none_or(|grants| grants.fit(&person.subject, groups, Some(&asked.client.id)))
+            grants.is_none_or(|grants| {
+                grants.fit(&person.subject, groups, Some(&authorization.client.id))
+            })
         });
-        let refusal = Refusal {
+        let refusal = AuthorizationRefusal {
             error: "invalid_target",
             description: "there is no such server for this person",
         };
-        let back = || Stop::Back(asked.back.clone(), refusal);
+        let back = || StepRefusal::Client(authorization.redirect.clone(), refusal);
         may.then_some(()).ok_or_else(back)
     }
 
@@ -352,13 +352,13 @@ impl Visit {
     }
 
     /// A flow as the value of a hidden field.
-    pub(super) fn sealed(&self, flow: &Flow, page: Page) -> Result<String, Stop> {
+    pub(super) fn sealed(&self, flow: &Flow, page: FormKind) -> Result<String, StepRefusal> {
         flow.seal(self.store()?, self.tenant(), page)
             .ok_or_else(no_randomness)
     }
 
     /// The flow of a form that came back.
-    pub(crate) fn opened(&self, fields: &Form, page: Page) -> Result<Flow, Stop> {
+    pub(crate) fn opened(&self, fields: &Form, page: FormKind) -> Result<Flow, StepRefusal> {
         let text = fields.get("form");
         let browser = self.browser.as_ref();
         let now_ms = self.now_ms();
@@ -368,17 +368,17 @@ impl Visit {
         Ok(flow.ok_or_else(|| {
             let what = "This page is too old, was opened in another browser, or its form was \
                         changed. Nothing was allowed by it.";
-            Trouble::bad("This page does not hold any more", what, AGAIN)
+            ErrorPage::bad("This page does not hold any more", what, AGAIN)
         })?)
     }
 }
 
 /// The answer where no log-in is, as far as one can say.
-pub(super) fn nobody(oauth: &Oauth) -> Response {
+pub(super) fn not_found_page(oauth: &Oauth) -> Response {
     if !oauth.0.live.is_loaded() {
-        return Trouble::away("The gateway has not read its store yet.").page("Lockgate");
+        return ErrorPage::away("The gateway has not read its store yet.").page("Lockgate");
     }
-    let trouble = Trouble {
+    let trouble = ErrorPage {
         status: StatusCode::NOT_FOUND,
         title: "Nothing here",
         what: "Nobody can log in at this address.".to_owned(),
@@ -389,7 +389,7 @@ pub(super) fn nobody(oauth: &Oauth) -> Response {
 }
 
 /// The text of a form.
-pub(super) async fn text(parts: &Parts, body: Body) -> Result<String, Trouble> {
+pub(super) async fn text(parts: &Parts, body: Body) -> Result<String, ErrorPage> {
     if parts.uri.query().is_some() || !is_form(&parts.headers) {
         return Err(unreadable());
     }
@@ -398,7 +398,7 @@ pub(super) async fn text(parts: &Parts, body: Body) -> Result<String, Trouble> {
 }
 
 /// The fields of a form of ours, each once.
-pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, Trouble> {
+pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, ErrorPage> {
     let text = text(parts, body).await?;
     let form = Form::parse(&text).map_err(|_| unreadable())?;
     let is_good = form.repeated(&[]).is_none();
@@ -406,25 +406,25 @@ pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, Trouble> {
 }
 
 /// What is kept of a user's password with a log-in.
-pub(super) fn kept_of(user: &User) -> Option<[u8; 32]> {
+pub(super) fn password_digest(user: &User) -> Option<[u8; 32]> {
     let hash = user.password.as_ref()?;
     Some(secret::hash(hash.expose()))
 }
 
-pub(super) fn unreadable() -> Trouble {
+pub(super) fn unreadable() -> ErrorPage {
     let what = "The request's parameters cannot be read.";
-    Trouble::bad(NO_ANSWER, what, APP)
+    ErrorPage::bad(NO_ANSWER, what, APP)
 }
 
 /// A provider that an operator has taken away meanwhile.
-pub(super) fn gone() -> Trouble {
+pub(super) fn provider_gone() -> ErrorPage {
     let what = "This identity provider is not configured any more.";
-    Trouble::bad("Unknown identity provider", what, AGAIN)
+    ErrorPage::bad("Unknown identity provider", what, AGAIN)
 }
 
-pub(super) fn no_randomness() -> Stop {
+pub(super) fn no_randomness() -> StepRefusal {
     tracing::error!("the system has no randomness");
-    Trouble::away("The gateway cannot make what it needs for this.").into()
+    ErrorPage::away("The gateway cannot make what it needs for this.").into()
 }
 
 const NO_ANSWER: &str = "This request cannot be answered";

@@ -19,7 +19,7 @@ pub(crate) struct Resource {
 
 /// Where resources are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'p> {
+pub(crate) struct ResourceUrls<'p> {
     /// The base of all URLs.
     pub(super) public_url: &'p str,
     /// Tenant and server that have the short URLs too.
@@ -29,7 +29,7 @@ pub(crate) struct Place<'p> {
 impl Resource {
     /// The resource of `tenant` that `text` names: one of the URLs by which a server is reached,
     /// and nothing that only looks like one.
-    pub(super) fn named(place: Place<'_>, tenant: &str, text: &str) -> Option<Self> {
+    pub(super) fn named(place: ResourceUrls<'_>, tenant: &str, text: &str) -> Option<Self> {
         let endpoint = Endpoint::parse_url(place.public_url, text, place.default)?;
         if !endpoint.is_resource() || endpoint.tenant != tenant {
             return None;
@@ -43,7 +43,7 @@ impl Resource {
     }
 
     /// What a request means that names none (CONTRACT P64): clients of 2025-03-26 send none.
-    pub(super) fn unnamed(place: Place<'_>, tenant: &Tenant) -> Option<Self> {
+    pub(super) fn unnamed(place: ResourceUrls<'_>, tenant: &Tenant) -> Option<Self> {
         let mut names = tenant.servers.keys();
         let only = names.next().filter(|_| names.next().is_none());
         let server = tenant.default_server.as_ref().or(only)?;
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn resources_are_compared_byte_for_byte() {
         let default = ("a".to_owned(), "x".to_owned());
-        let place = Place {
+        let place = ResourceUrls {
             public_url: "https://gw.test/base",
             default: Some(&default),
         };

@@ -8,8 +8,8 @@ use std::{sync::Arc, time::Duration};
 use url::Url;
 
 use super::{
-    metadata::{ClientMetadata, Keys, Method},
-    metadata_document::{Document, Documents, NoDocument},
+    metadata::{ClientAuthMethod, ClientMetadata, Keys},
+    metadata_document::{Document, DocumentError, Documents},
     redirect,
 };
 use crate::{
@@ -27,18 +27,18 @@ pub(crate) struct Client {
     /// What people are shown; somebody's text.
     pub(crate) title: String,
     /// How it became known.
-    pub(crate) kind: Kind,
+    pub(crate) kind: ClientSource,
     /// Where answers may go; at least one.
     pub(crate) redirect_uris: Vec<String>,
     /// The SHA-256 of all that it says about itself: when that changes, consent is asked again.
     pub(crate) digest: [u8; 32],
     /// How it proves who it is.
-    pub(crate) proof: Proof,
+    pub(crate) proof: ClientProof,
 }
 
 /// How a client became known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ClientSource {
     /// An operator wrote it down.
     Declared,
     /// It registered itself (RFC 7591).
@@ -55,7 +55,7 @@ pub(crate) enum Kind {
 
 /// How a client proves who it is.
 #[derive(Clone, Debug)]
-pub(crate) enum Proof {
+pub(crate) enum ClientProof {
     /// It does not.
     None,
     /// By its secret, of which this is the SHA-256, in one of these ways.
@@ -63,7 +63,7 @@ pub(crate) enum Proof {
         /// What is kept of it.
         hash: [u8; 32],
         /// One for who registered; an operator's client may choose.
-        methods: &'static [Method],
+        methods: &'static [ClientAuthMethod],
     },
     /// By a JWT signed with one of these keys.
     Keys(Keys),
@@ -71,18 +71,18 @@ pub(crate) enum Proof {
 
 /// Why there is no client.
 #[derive(Debug)]
-pub(crate) enum NoClient {
+pub(crate) enum ClientError {
     /// Nobody has this id here.
     Unknown,
     /// The document at the id is not to be had, or is none; what is wrong with it, for people.
     Document(&'static str),
     /// It cannot be said now.
-    Later(Failure),
+    Unavailable(Failure),
 }
 
-impl From<Failure> for NoClient {
+impl From<Failure> for ClientError {
     fn from(failure: Failure) -> Self {
-        Self::Later(failure)
+        Self::Unavailable(failure)
     }
 }
 
@@ -101,27 +101,27 @@ pub(crate) struct Clients<'c> {
 
 impl Clients<'_> {
     /// The client with this id.
-    pub(crate) async fn find(&self, id: &str) -> Result<Client, NoClient> {
+    pub(crate) async fn find(&self, id: &str) -> Result<Client, ClientError> {
         if let Some(declared) = self.builtin.clients.get(id) {
             return Ok(Client::declared(declared));
         }
         if self.builtin.documents && id.starts_with("http") {
             return match self.documents.find(id).await {
                 Ok(document) => Ok(Client::documented(id, &document)),
-                Err(NoDocument::Wrong(why)) => Err(NoClient::Document(why)),
-                Err(NoDocument::Away(why)) => {
-                    Err(NoClient::Later(Failure::Unavailable(why.to_owned())))
-                }
+                Err(DocumentError::Invalid(why)) => Err(ClientError::Document(why)),
+                Err(DocumentError::Unavailable(why)) => Err(ClientError::Unavailable(
+                    Failure::Unavailable(why.to_owned()),
+                )),
             };
         }
         // Only these are in the database: what else somebody invents costs no look-up.
         if !is_registered_id(id) {
-            return Err(NoClient::Unknown);
+            return Err(ClientError::Unknown);
         }
         let store = self.live.store()?;
         let registered = store.registered(self.tenant, id).await?;
-        let registered = registered.ok_or(NoClient::Unknown)?;
-        Client::registered(registered).ok_or(NoClient::Unknown)
+        let registered = registered.ok_or(ClientError::Unknown)?;
+        Client::registered(registered).ok_or(ClientError::Unknown)
     }
 }
 
@@ -148,7 +148,7 @@ impl Client {
         now_ms: i64,
         used: Duration,
     ) -> Result<(), Failure> {
-        let Kind::Registered { expires_ms } = self.kind else {
+        let ClientSource::Registered { expires_ms } = self.kind else {
             return Ok(());
         };
         let used = i64::try_from(used.as_millis()).unwrap_or(i64::MAX);
@@ -161,17 +161,17 @@ impl Client {
 
     fn declared(client: &Arc<DeclaredClient>) -> Self {
         let proof = match (&client.secret, &client.jwks) {
-            (Some(text), _) => Proof::Secret {
+            (Some(text), _) => ClientProof::Secret {
                 hash: secret::hash(text.expose()),
-                methods: &[Method::Basic, Method::Post],
+                methods: &[ClientAuthMethod::Basic, ClientAuthMethod::Post],
             },
-            (None, Some(set)) => Proof::Keys(Keys::Here(set.clone())),
-            (None, None) => Proof::None,
+            (None, Some(set)) => ClientProof::Keys(Keys::Here(set.clone())),
+            (None, None) => ClientProof::None,
         };
         Self {
             id: client.id.clone(),
             title: client.title.clone(),
-            kind: Kind::Declared,
+            kind: ClientSource::Declared,
             redirect_uris: client.redirect_uris.clone(),
             digest: digest(&client.title, &client.redirect_uris),
             proof,
@@ -183,16 +183,16 @@ impl Client {
         let digest = secret::hash(&row.metadata);
         let metadata = ClientMetadata::parse(&row.metadata)?;
         let proof = match (metadata.method, row.secret_hash, metadata.keys) {
-            (Method::None, None, _) => Proof::None,
-            (Method::Basic, Some(hash), _) => Proof::Secret {
+            (ClientAuthMethod::None, None, _) => ClientProof::None,
+            (ClientAuthMethod::Basic, Some(hash), _) => ClientProof::Secret {
                 hash,
-                methods: &[Method::Basic],
+                methods: &[ClientAuthMethod::Basic],
             },
-            (Method::Post, Some(hash), _) => Proof::Secret {
+            (ClientAuthMethod::Post, Some(hash), _) => ClientProof::Secret {
                 hash,
-                methods: &[Method::Post],
+                methods: &[ClientAuthMethod::Post],
             },
-            (Method::Jwt, _, Some(keys)) => Proof::Keys(keys),
+            (ClientAuthMethod::Jwt, _, Some(keys)) => ClientProof::Keys(keys),
             _ => return None,
         };
         let host = metadata.redirect_uris.first();
@@ -200,7 +200,7 @@ impl Client {
         Some(Self {
             title: metadata.name.unwrap_or_else(|| host.to_owned()),
             id: row.client_id,
-            kind: Kind::Registered {
+            kind: ClientSource::Registered {
                 expires_ms: row.expires_ms,
             },
             redirect_uris: metadata.redirect_uris,
@@ -213,11 +213,14 @@ impl Client {
         let metadata = &document.metadata;
         let url = Url::parse(id).ok();
         let host = url.as_ref().and_then(Url::host_str).unwrap_or_default();
-        let proof = metadata.keys.clone().map_or(Proof::None, Proof::Keys);
+        let proof = metadata
+            .keys
+            .clone()
+            .map_or(ClientProof::None, ClientProof::Keys);
         Self {
             id: id.to_owned(),
             title: metadata.name.clone().unwrap_or_else(|| host.to_owned()),
-            kind: Kind::Document {
+            kind: ClientSource::Document {
                 host: host.to_owned(),
             },
             redirect_uris: metadata.redirect_uris.clone(),

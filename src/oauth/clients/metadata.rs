@@ -15,7 +15,7 @@ pub(crate) struct ClientMetadata {
     /// Where answers may go; at least one.
     pub(crate) redirect_uris: Vec<String>,
     /// How it proves who it is.
-    pub(crate) method: Method,
+    pub(crate) method: ClientAuthMethod,
     /// What it is called.
     pub(crate) name: Option<String>,
     /// A page about it; https.
@@ -28,7 +28,7 @@ pub(crate) struct ClientMetadata {
 
 /// How a client proves who it is (RFC 7591, section 2, `token_endpoint_auth_method`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Method {
+pub(crate) enum ClientAuthMethod {
     /// It does not: a public client.
     None,
     /// By a secret in the header `Authorization`.
@@ -39,7 +39,7 @@ pub(crate) enum Method {
     Jwt,
 }
 
-impl Method {
+impl ClientAuthMethod {
     /// Every method, in the order in which metadata names them.
     pub(crate) const ALL: [Self; 4] = [Self::None, Self::Basic, Self::Post, Self::Jwt];
 
@@ -70,7 +70,7 @@ pub(crate) enum Keys {
 
 /// Why metadata are not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wrong {
+pub(crate) enum MetadataError {
     /// A redirect URI.
     RedirectUri(&'static str),
     /// Anything else.
@@ -80,15 +80,20 @@ pub(crate) enum Wrong {
 impl ClientMetadata {
     /// Reads metadata; `default` is the method of who names none. What is unknown is passed over
     /// (RFC 7591, section 2).
-    pub(crate) fn read(all: &Map<String, Value>, default: Method) -> Result<Self, Wrong> {
+    pub(crate) fn read(
+        all: &Map<String, Value>,
+        default: ClientAuthMethod,
+    ) -> Result<Self, MetadataError> {
         let redirect_uris = redirect_uris(all)?;
         let mut others = Map::new();
         let method = match text(all, "token_endpoint_auth_method", SHORT)? {
             None => default,
-            Some(name) => Method::ALL
+            Some(name) => ClientAuthMethod::ALL
                 .into_iter()
                 .find(|method| method.name() == name)
-                .ok_or(Wrong::Metadata("an authentication method not supported"))?,
+                .ok_or(MetadataError::Metadata(
+                    "an authentication method not supported",
+                ))?,
         };
         // Those that are not supported are left out; without this one there is no use in it.
         check_list(all, "grant_types", "authorization_code")?;
@@ -123,7 +128,7 @@ impl ClientMetadata {
     /// Reads what [`Self::write`] wrote.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let all: Map<String, Value> = serde_json::from_str(text).ok()?;
-        Self::read(&all, Method::Basic).ok()
+        Self::read(&all, ClientAuthMethod::Basic).ok()
     }
 
     /// All of it, as it is kept and given back.
@@ -156,17 +161,19 @@ impl ClientMetadata {
 /// What clients may ask the token endpoint for.
 pub(crate) const GRANT_TYPES: [&str; 2] = ["authorization_code", "refresh_token"];
 
-fn redirect_uris(all: &Map<String, Value>) -> Result<Vec<String>, Wrong> {
+fn redirect_uris(all: &Map<String, Value>) -> Result<Vec<String>, MetadataError> {
     let given = all.get("redirect_uris").and_then(Value::as_array);
-    let given = given.ok_or(Wrong::RedirectUri("redirect_uris is no list"))?;
+    let given = given.ok_or(MetadataError::RedirectUri("redirect_uris is no list"))?;
     if given.is_empty() || given.len() > URIS_MAX {
-        return Err(Wrong::RedirectUri("redirect_uris is empty or too long"));
+        return Err(MetadataError::RedirectUri(
+            "redirect_uris is empty or too long",
+        ));
     }
     let mut uris = Vec::with_capacity(given.len());
     for uri in given {
         let uri = uri.as_str();
-        let uri = uri.ok_or(Wrong::RedirectUri("a redirect URI is no text"))?;
-        check_redirect_uri(uri).map_err(Wrong::RedirectUri)?;
+        let uri = uri.ok_or(MetadataError::RedirectUri("a redirect URI is no text"))?;
+        check_redirect_uri(uri).map_err(MetadataError::RedirectUri)?;
         uris.push(uri.to_owned());
     }
     Ok(uris)
@@ -177,81 +184,87 @@ fn redirect_uris(all: &Map<String, Value>) -> Result<Vec<String>, Wrong> {
 fn application_type(
     all: &Map<String, Value>,
     uris: &[String],
-) -> Result<Option<&'static str>, Wrong> {
+) -> Result<Option<&'static str>, MetadataError> {
     let is_native = |uri: &String| redirect::is_loopback(uri) || !uri.starts_with("https:");
     match text(all, "application_type", SHORT)? {
         None => Ok(None),
         Some("native") => Ok(Some("native")),
         Some("web") if uris.iter().all(is_native) => Ok(Some("native")),
         Some("web") => Ok(Some("web")),
-        Some(_) => Err(Wrong::Metadata(
+        Some(_) => Err(MetadataError::Metadata(
             "application_type is neither web nor native",
         )),
     }
 }
 
 /// A list that, where there is one, has `needed`.
-fn check_list(all: &Map<String, Value>, name: &str, needed: &str) -> Result<(), Wrong> {
+fn check_list(all: &Map<String, Value>, name: &str, needed: &str) -> Result<(), MetadataError> {
     let given = strings(all, name)?;
     if given.is_empty() || given.iter().any(|item| item == needed) {
         return Ok(());
     }
-    Err(Wrong::Metadata(
+    Err(MetadataError::Metadata(
         "grant_types lacks authorization_code, or response_types lacks code",
     ))
 }
 
 /// Keys belong to the method that uses them, in one place (RFC 7591, section 2).
-fn keys(all: &Map<String, Value>, method: Method) -> Result<Option<Keys>, Wrong> {
+fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Keys>, MetadataError> {
     let at = page(all, "jwks_uri")?;
     let here = all.get("jwks").filter(|set| !set.is_null());
     match (here, at) {
-        _ if method != Method::Jwt => Ok(None),
+        _ if method != ClientAuthMethod::Jwt => Ok(None),
         (Some(set), None) => {
             let text = set.to_string();
             let known = KeySet::parse(text.as_bytes()).ok();
             let is_usable = text.len() <= JWKS_MAX && known.is_some_and(|set| !set.is_empty());
-            let none = Wrong::Metadata("jwks has no key that can be used, or is too long");
+            let none = MetadataError::Metadata("jwks has no key that can be used, or is too long");
             is_usable.then_some(Some(Keys::Here(text))).ok_or(none)
         }
         (None, Some(url)) => Ok(Some(Keys::At(url.to_owned()))),
-        _ => Err(Wrong::Metadata(
+        _ => Err(MetadataError::Metadata(
             "private_key_jwt takes either jwks or jwks_uri",
         )),
     }
 }
 
 /// A text that may be left out: many clients send null or nothing instead.
-fn text<'m>(all: &'m Map<String, Value>, name: &str, max: usize) -> Result<Option<&'m str>, Wrong> {
+fn text<'m>(
+    all: &'m Map<String, Value>,
+    name: &str,
+    max: usize,
+) -> Result<Option<&'m str>, MetadataError> {
     match all.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.len() > max => {
-            Err(Wrong::Metadata("a value is too long"))
+            Err(MetadataError::Metadata("a value is too long"))
         }
         Some(Value::String(text)) => Ok(Some(text.as_str()).filter(|text| !text.is_empty())),
-        Some(_) => Err(Wrong::Metadata("a value that has to be a text is none")),
+        Some(_) => Err(MetadataError::Metadata(
+            "a value that has to be a text is none",
+        )),
     }
 }
 
 /// The URL of a page, which people may be shown. Plain http is left out (RFC 7591, section 2: a
 /// server may), every other scheme is an attack on who follows it.
-fn page<'m>(all: &'m Map<String, Value>, name: &str) -> Result<Option<&'m str>, Wrong> {
+fn page<'m>(all: &'m Map<String, Value>, name: &str) -> Result<Option<&'m str>, MetadataError> {
     let Some(text) = text(all, name, LONG)? else {
         return Ok(None);
     };
-    let url = Url::parse(text).map_err(|_| Wrong::Metadata("a URI is none"))?;
+    let url = Url::parse(text).map_err(|_| MetadataError::Metadata("a URI is none"))?;
     let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic());
     match url.scheme() {
         "https" if is_plain && url.username().is_empty() && url.password().is_none() => {
             Ok(Some(text))
         }
         "http" => Ok(None),
-        _ => Err(Wrong::Metadata("a URI of a page is not https")),
+        _ => Err(MetadataError::Metadata("a URI of a page is not https")),
     }
 }
 
-fn strings(all: &Map<String, Value>, name: &str) -> Result<Vec<String>, Wrong> {
-    let wrong = Wrong::Metadata("a list of texts is none, or too long");
+fn strings(all: &Map<String, Value>, name: &str) -> Result<Vec<String>, MetadataError> {
+    let wrong = MetadataError::Metadata("a list of texts is none, or too long");
     let items = match all.get(name) {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Array(items)) if items.len() <= ITEMS_MAX => items,
@@ -279,11 +292,11 @@ const JWKS_MAX: usize = 16 << 10;
 mod tests {
     use super::*;
 
-    fn read(value: Value) -> Result<ClientMetadata, Wrong> {
+    fn read(value: Value) -> Result<ClientMetadata, MetadataError> {
         let Value::Object(all) = value else {
             panic!("an object");
         };
-        ClientMetadata::read(&all, Method::Basic)
+        ClientMetadata::read(&all, ClientAuthMethod::Basic)
     }
 
     fn with(name: &str, value: Value) -> Value {
@@ -308,7 +321,7 @@ mod tests {
             "application_type": "web", "unknown": {"deep": [1]}, "tos_uri": null, "policy_uri": "",
         });
         let read = read(all).unwrap();
-        assert_eq!(read.method, Method::None);
+        assert_eq!(read.method, ClientAuthMethod::None);
         let kept = read.write();
         assert_eq!(
             Value::Object(kept.clone()),
@@ -330,7 +343,7 @@ mod tests {
         let read = read(json!({"redirect_uris": ["https://app.test/cb"]})).unwrap();
         assert_eq!(
             (read.method, read.name, read.keys),
-            (Method::Basic, None, None)
+            (ClientAuthMethod::Basic, None, None)
         );
     }
 
@@ -351,7 +364,10 @@ mod tests {
             json!(many),
         ] {
             let refused = read(with("redirect_uris", uris.clone()));
-            assert!(matches!(refused, Err(Wrong::RedirectUri(_))), "{uris}");
+            assert!(
+                matches!(refused, Err(MetadataError::RedirectUri(_))),
+                "{uris}"
+            );
         }
         for (name, value) in [
             ("token_endpoint_auth_method", json!("client_secret_jwt")),
@@ -375,7 +391,7 @@ mod tests {
         ] {
             let refused = read(with(name, value.clone()));
             assert!(
-                matches!(refused, Err(Wrong::Metadata(_))),
+                matches!(refused, Err(MetadataError::Metadata(_))),
                 "{name}: {value}"
             );
         }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 use url::Url;
 
-use super::metadata::{ClientMetadata, Method, Wrong};
+use super::metadata::{ClientAuthMethod, ClientMetadata, MetadataError};
 use crate::{
     auth::KeySet,
     base::{Outbound, Refused},
@@ -45,11 +45,11 @@ pub(crate) struct Document {
 
 /// Why there is none; texts are for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum NoDocument {
+pub(crate) enum DocumentError {
     /// The URL cannot be one, or what is there is no such document.
-    Wrong(&'static str),
+    Invalid(&'static str),
     /// It is not to be had now.
-    Away(&'static str),
+    Unavailable(&'static str),
 }
 
 #[derive(Clone)]
@@ -90,17 +90,17 @@ impl Documents {
     }
 
     /// The document at a client id. Whoever asks for one that is being fetched waits for that.
-    pub(crate) async fn find(&self, id: &str) -> Result<Arc<Document>, NoDocument> {
+    pub(crate) async fn find(&self, id: &str) -> Result<Arc<Document>, DocumentError> {
         let url = self.check(id)?;
         let fetched = self.fresh.try_get_with_by_ref(id, self.fetch(&url));
         let outcome = fetched.await.map(|kept| kept.document);
-        match outcome.map_err(|error| NoDocument::clone(&error)) {
+        match outcome.map_err(|error| DocumentError::clone(&error)) {
             Ok(document) => {
                 self.last.insert(id.to_owned(), Arc::clone(&document)).await;
                 Ok(document)
             }
             // A client must not lose its tokens because its own site is away for a while.
-            Err(away @ NoDocument::Away(_)) => self.last.get(id).await.ok_or(away),
+            Err(away @ DocumentError::Unavailable(_)) => self.last.get(id).await.ok_or(away),
             Err(wrong) => {
                 self.last.invalidate(id).await;
                 Err(wrong)
@@ -109,41 +109,47 @@ impl Documents {
     }
 
     /// The keys at a `jwks_uri`; `is_anew` if those that are known did not do.
-    pub(crate) async fn keys(&self, url: &str, is_anew: bool) -> Result<Arc<KeySet>, NoDocument> {
+    pub(crate) async fn keys(
+        &self,
+        url: &str,
+        is_anew: bool,
+    ) -> Result<Arc<KeySet>, DocumentError> {
         if is_anew {
             self.keys.invalidate(url).await;
         }
-        let parsed = Url::parse(url).map_err(|_| NoDocument::Wrong("jwks_uri is no URL"))?;
+        let parsed = Url::parse(url).map_err(|_| DocumentError::Invalid("jwks_uri is no URL"))?;
         let fetched = self.keys.try_get_with_by_ref(url, async {
             let fetched = self.get(&parsed, KEYS_MAX).await?;
             let set = KeySet::parse(&fetched.body);
             set.map(Arc::new)
-                .map_err(|_| NoDocument::Wrong("what is at jwks_uri is no key set"))
+                .map_err(|_| DocumentError::Invalid("what is at jwks_uri is no key set"))
         });
-        fetched.await.map_err(|error| NoDocument::clone(&error))
+        fetched.await.map_err(|error| DocumentError::clone(&error))
     }
 
     /// Draft, section 3: what a client id that is a URL looks like. The one spelling that a URL
     /// parser gives back has neither dot segments nor anything else that two of them read
     /// differently.
-    fn check(&self, id: &str) -> Result<Url, NoDocument> {
-        let url = Url::parse(id).map_err(|_| NoDocument::Wrong("the client id is no URL"))?;
+    fn check(&self, id: &str) -> Result<Url, DocumentError> {
+        let url = Url::parse(id).map_err(|_| DocumentError::Invalid("the client id is no URL"))?;
         if url.as_str() != id || id.len() > ID_MAX {
             let what = "the client id is a URL that is too long, or not in its usual form";
-            return Err(NoDocument::Wrong(what));
+            return Err(DocumentError::Invalid(what));
         }
         if url.fragment().is_some() || url.path() == "/" {
             let what = "the client id is a URL without a path, or with a fragment";
-            return Err(NoDocument::Wrong(what));
+            return Err(DocumentError::Invalid(what));
         }
         let wrong = "the client id is a URL that may not be asked";
         let checked = self.outbound.check(&url);
-        checked.map(|()| url).map_err(|_| NoDocument::Wrong(wrong))
+        checked
+            .map(|()| url)
+            .map_err(|_| DocumentError::Invalid(wrong))
     }
 
-    async fn fetch(&self, url: &Url) -> Result<Kept, NoDocument> {
+    async fn fetch(&self, url: &Url) -> Result<Kept, DocumentError> {
         let fetched = self.get(url, DOCUMENT_MAX).await?;
-        let document = read(url.as_str(), &fetched.body).map_err(NoDocument::Wrong)?;
+        let document = read(url.as_str(), &fetched.body).map_err(DocumentError::Invalid)?;
         Ok(Kept {
             document: Arc::new(document),
             // Whoever says nothing may change it at any time.
@@ -151,8 +157,8 @@ impl Documents {
         })
     }
 
-    async fn get(&self, url: &Url, max: usize) -> Result<crate::base::Document, NoDocument> {
-        let busy = NoDocument::Away("too many documents are asked for");
+    async fn get(&self, url: &Url, max: usize) -> Result<crate::base::Document, DocumentError> {
+        let busy = DocumentError::Unavailable("too many documents are asked for");
         let host = url.host_str().unwrap_or_default();
         self.hosts
             .spend(&host, HOST_FETCHES)
@@ -162,9 +168,11 @@ impl Documents {
         fetched.map_err(|refused| {
             tracing::info!(url.domain = host, why = %refused, "a client's document was not got");
             match refused {
-                Refused::Unreachable(_) => NoDocument::Away("the client's site does not answer"),
+                Refused::Unreachable(_) => {
+                    DocumentError::Unavailable("the client's site does not answer")
+                }
                 Refused::Url(_) | Refused::Answer(_) => {
-                    NoDocument::Wrong("the client's site does not have the document")
+                    DocumentError::Invalid("the client's site does not have the document")
                 }
             }
         })
@@ -181,9 +189,10 @@ fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
     if all.keys().any(|name| name.starts_with("client_secret")) {
         return Err("the client's document has a secret, which everybody can read");
     }
-    let metadata = ClientMetadata::read(&all, Method::None).map_err(|wrong| match wrong {
-        Wrong::RedirectUri(what) | Wrong::Metadata(what) => what,
-    })?;
+    let metadata =
+        ClientMetadata::read(&all, ClientAuthMethod::None).map_err(|wrong| match wrong {
+            MetadataError::RedirectUri(what) | MetadataError::Metadata(what) => what,
+        })?;
     // Nobody can keep a secret in public.
     if metadata.method.has_secret() {
         return Err("the client's document asks for a secret");
@@ -233,7 +242,7 @@ mod tests {
     fn documents_that_are_what_they_should_be() {
         let good = document().to_string();
         let read_one = read(ID, good.as_bytes()).unwrap();
-        assert_eq!(read_one.metadata.method, Method::None);
+        assert_eq!(read_one.metadata.method, ClientAuthMethod::None);
         let spaced = read(ID, good.replace(',', ", ").as_bytes()).unwrap();
         assert_ne!(spaced.digest, read_one.digest, "any change is one");
         for (name, value) in [

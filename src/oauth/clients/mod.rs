@@ -12,6 +12,8 @@ mod metadata;
 mod metadata_document;
 pub(crate) mod redirect;
 
-pub(crate) use self::client::{Client, Clients, Kind, NoClient, Proof};
-pub(crate) use self::metadata::{ClientMetadata, GRANT_TYPES, Keys, Method, Wrong};
-pub(crate) use self::metadata_document::{Documents, NoDocument};
+pub(crate) use self::client::{Client, ClientError, ClientProof, ClientSource, Clients};
+pub(crate) use self::metadata::{
+    ClientAuthMethod, ClientMetadata, GRANT_TYPES, Keys, MetadataError,
+};
+pub(crate) use self::metadata_document::{DocumentError, Documents};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    oauth::OAuth,
-    openid::{Known, OpenId},
+    oauth::OauthProvider,
+    openid::{MetadataCache, OpenIdProvider},
     provider::IdentityProvider,
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 pub(crate) struct Providers {
     outbound: Outbound,
     clock: Clock,
-    known: Known,
+    known: MetadataCache,
 }
 
 impl Providers {
@@ -25,7 +25,7 @@ impl Providers {
         Self {
             outbound,
             clock,
-            known: Known::new(),
+            known: MetadataCache::new(),
         }
     }
 
@@ -35,9 +35,9 @@ impl Providers {
         match &provider.kind {
             ProviderKind::OpenId { .. } => {
                 let (clock, known) = (self.clock.clone(), self.known.clone());
-                Box::new(OpenId::new(provider, outbound, clock, known))
+                Box::new(OpenIdProvider::new(provider, outbound, clock, known))
             }
-            ProviderKind::OAuth { .. } => Box::new(OAuth::new(provider, outbound)),
+            ProviderKind::OAuth { .. } => Box::new(OauthProvider::new(provider, outbound)),
         }
     }
 }

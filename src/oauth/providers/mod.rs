@@ -15,4 +15,4 @@ mod provider;
 mod transport;
 
 pub(crate) use self::directory::Providers;
-pub(crate) use self::provider::{Found, Journey, Unknown, Wanted};
+pub(crate) use self::provider::{ProviderError, ProviderIdentity, ProviderLogin, WantedClaims};

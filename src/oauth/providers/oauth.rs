@@ -11,8 +11,11 @@ use serde_json::Value;
 use url::Url;
 
 use super::{
-    provider::{Found, IdentityProvider, Journey, Later, SUBJECT, Unknown, Wanted, title},
-    transport::{Through, owned, unknown, url},
+    provider::{
+        IdentityProvider, ProviderError, ProviderFuture, ProviderIdentity, ProviderLogin, SUBJECT,
+        WantedClaims, title,
+    },
+    transport::{OutboundClient, exchange_error, get_with_token, url},
 };
 use crate::{
     base::Outbound,
@@ -20,26 +23,26 @@ use crate::{
 };
 
 /// One of them.
-pub(super) struct OAuth {
+pub(super) struct OauthProvider {
     provider: Arc<Provider>,
     outbound: Outbound,
 }
 
 /// Where it is, as it was declared.
-struct Places<'p> {
+struct Endpoints<'p> {
     authorization_url: &'p str,
     token_url: &'p str,
     user_url: &'p str,
     subject_member: &'p str,
 }
 
-impl OAuth {
+impl OauthProvider {
     /// As it was declared.
     pub(crate) fn new(provider: Arc<Provider>, outbound: Outbound) -> Self {
         Self { provider, outbound }
     }
 
-    fn places(&self) -> Result<Places<'_>, Unknown> {
+    fn endpoints(&self) -> Result<Endpoints<'_>, ProviderError> {
         match &self.provider.kind {
             ProviderKind::OAuth {
                 authorization_url,
@@ -47,27 +50,34 @@ impl OAuth {
                 user_url,
                 subject_member,
                 ..
-            } => Ok(Places {
+            } => Ok(Endpoints {
                 authorization_url,
                 token_url,
                 user_url,
                 subject_member,
             }),
-            ProviderKind::OpenId { .. } => Err(Unknown::Wrong("it speaks OpenID".to_owned())),
+            ProviderKind::OpenId { .. } => {
+                Err(ProviderError::Invalid("it speaks OpenID".to_owned()))
+            }
         }
     }
 
-    async fn user(&self, places: &Places<'_>, token: &str) -> Result<Found, Unknown> {
-        let user = owned(&self.outbound, places.user_url, token).await?;
-        let subject = match user.get(places.subject_member) {
+    async fn user(
+        &self,
+        endpoints: &Endpoints<'_>,
+        token: &str,
+    ) -> Result<ProviderIdentity, ProviderError> {
+        let user = get_with_token(&self.outbound, endpoints.user_url, token).await?;
+        let subject = match user.get(endpoints.subject_member) {
             Some(Value::String(text)) => Some(text.clone()),
             // GitHub's ids are numbers.
             Some(Value::Number(number)) if !number.is_f64() => Some(number.to_string()),
             _ => None,
         };
         let subject = subject.filter(|text| (1..=SUBJECT).contains(&text.len()));
-        let missing = || Unknown::Wrong(format!("user_url: no {}", places.subject_member));
-        Ok(Found {
+        let missing =
+            || ProviderError::Invalid(format!("user_url: no {}", endpoints.subject_member));
+        Ok(ProviderIdentity {
             subject: subject.ok_or_else(missing)?,
             title: title(&user, &["name", "login", "username", "email"]),
             groups: Vec::new(),
@@ -77,19 +87,19 @@ impl OAuth {
     }
 }
 
-impl IdentityProvider for OAuth {
-    fn depart<'a>(
+impl IdentityProvider for OauthProvider {
+    fn authorization_url<'a>(
         &'a self,
-        journey: &'a Journey<'a>,
+        login: &'a ProviderLogin<'a>,
         _again: bool,
-    ) -> Later<'a, Result<Url, Unknown>> {
+    ) -> ProviderFuture<'a, Result<Url, ProviderError>> {
         Box::pin(async move {
-            let places = self.places()?;
+            let endpoints = self.endpoints()?;
             let client = BasicClient::new(ClientId::new(self.provider.client_id.clone()))
-                .set_auth_uri(url(places.authorization_url).map(AuthUrl::from_url)?)
-                .set_redirect_uri(url(journey.callback).map(RedirectUrl::from_url)?);
-            let verifier = PkceCodeVerifier::new(journey.verifier.to_owned());
-            let state = || CsrfToken::new(journey.state.to_owned());
+                .set_auth_uri(url(endpoints.authorization_url).map(AuthUrl::from_url)?)
+                .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?);
+            let verifier = PkceCodeVerifier::new(login.verifier.to_owned());
+            let state = || CsrfToken::new(login.state.to_owned());
             let scopes = self.provider.scopes.iter().cloned().map(Scope::new);
             let (url, _) = client
                 .authorize_url(state)
@@ -100,30 +110,30 @@ impl IdentityProvider for OAuth {
         })
     }
 
-    fn arrive<'a>(
+    fn identify<'a>(
         &'a self,
-        journey: &'a Journey<'a>,
+        login: &'a ProviderLogin<'a>,
         code: &'a str,
-        _wanted: Wanted,
-    ) -> Later<'a, Result<Found, Unknown>> {
+        _wanted: WantedClaims,
+    ) -> ProviderFuture<'a, Result<ProviderIdentity, ProviderError>> {
         Box::pin(async move {
-            let places = self.places()?;
+            let endpoints = self.endpoints()?;
             let mut client = BasicClient::new(ClientId::new(self.provider.client_id.clone()))
-                .set_token_uri(url(places.token_url).map(TokenUrl::from_url)?)
-                .set_redirect_uri(url(journey.callback).map(RedirectUrl::from_url)?)
+                .set_token_uri(url(endpoints.token_url).map(TokenUrl::from_url)?)
+                .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?)
                 // What the providers of this kind document.
                 .set_auth_type(AuthType::RequestBody);
             if let Some(secret) = self.provider.client_secret.as_ref().map(Hidden::expose) {
                 client = client.set_client_secret(ClientSecret::new(secret.to_owned()));
             }
-            let http = Through(&self.outbound);
+            let http = OutboundClient(&self.outbound);
             let answer = client
                 .exchange_code(AuthorizationCode::new(code.to_owned()))
-                .set_pkce_verifier(PkceCodeVerifier::new(journey.verifier.to_owned()))
+                .set_pkce_verifier(PkceCodeVerifier::new(login.verifier.to_owned()))
                 .request_async(&http)
                 .await
-                .map_err(unknown)?;
-            self.user(&places, answer.access_token().secret()).await
+                .map_err(exchange_error)?;
+            self.user(&endpoints, answer.access_token().secret()).await
         })
     }
 }

@@ -20,13 +20,16 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use super::{
-    provider::{ANSWER, Found, IdentityProvider, Journey, Later, SUBJECT, Unknown, Wanted, title},
-    transport::{Through, owned, unknown, url},
+    provider::{
+        ANSWER, IdentityProvider, ProviderError, ProviderFuture, ProviderIdentity, ProviderLogin,
+        SUBJECT, WantedClaims, title,
+    },
+    transport::{OutboundClient, exchange_error, get_with_token, url},
 };
 use crate::{
     auth::{
         KeySet, Signature,
-        jws::{moment, opened, string, strings},
+        jws::{numeric_date, parse_unverified, string, strings},
     },
     base::{Clock, Outbound},
     declare::{ALGORITHMS, Hidden, Provider, ProviderKind},
@@ -34,9 +37,9 @@ use crate::{
 
 /// What is known of providers by their issuers; clones share it.
 #[derive(Clone)]
-pub(crate) struct Known(Cache<String, Arc<Metadata>>);
+pub(crate) struct MetadataCache(Cache<String, Arc<ProviderMetadata>>);
 
-impl Known {
+impl MetadataCache {
     /// Nothing yet.
     pub(crate) fn new() -> Self {
         let cache = Cache::builder().max_capacity(ISSUERS).time_to_live(FRESH);
@@ -45,13 +48,13 @@ impl Known {
 }
 
 /// What a provider says about itself (OpenID Connect Discovery, section 3), and its keys.
-struct Metadata {
-    said: Said,
+struct ProviderMetadata {
+    document: MetadataDocument,
     keys: KeySet,
 }
 
 #[derive(Deserialize)]
-struct Said {
+struct MetadataDocument {
     issuer: String,
     authorization_endpoint: String,
     token_endpoint: String,
@@ -83,20 +86,20 @@ type IdClient = Client<
 >;
 
 /// One of them.
-pub(super) struct OpenId {
+pub(super) struct OpenIdProvider {
     provider: Arc<Provider>,
     outbound: Outbound,
     clock: Clock,
-    known: Known,
+    known: MetadataCache,
 }
 
-impl OpenId {
+impl OpenIdProvider {
     /// As it was declared.
     pub(crate) fn new(
         provider: Arc<Provider>,
         outbound: Outbound,
         clock: Clock,
-        known: Known,
+        known: MetadataCache,
     ) -> Self {
         Self {
             provider,
@@ -118,17 +121,17 @@ impl OpenId {
     }
 
     /// Metadata and keys, fetched once by whoever comes first.
-    async fn metadata(&self) -> Result<Arc<Metadata>, Unknown> {
+    async fn metadata(&self) -> Result<Arc<ProviderMetadata>, ProviderError> {
         let (issuer, _) = self.declared();
         let fetched = self.known.0.try_get_with(issuer.to_owned(), self.fetch());
         // The error is shared by all who waited.
         fetched.await.map_err(|error| match &*error {
-            Unknown::Away(what) => Unknown::Away(what.clone()),
-            Unknown::Wrong(what) => Unknown::Wrong(what.clone()),
+            ProviderError::Unavailable(what) => ProviderError::Unavailable(what.clone()),
+            ProviderError::Invalid(what) => ProviderError::Invalid(what.clone()),
         })
     }
 
-    async fn fetch(&self) -> Result<Arc<Metadata>, Unknown> {
+    async fn fetch(&self) -> Result<Arc<ProviderMetadata>, ProviderError> {
         let (issuer, _) = self.declared();
         // OpenID Connect Discovery, section 4: appended, whatever the issuer's path.
         let place = format!(
@@ -136,30 +139,30 @@ impl OpenId {
             issuer.trim_end_matches('/')
         );
         let document = self.outbound.json(&place, ANSWER).await?;
-        let said: Said = serde_json::from_slice(&document)
-            .map_err(|_| Unknown::Wrong("its metadata lack an endpoint".to_owned()))?;
-        if said.issuer != issuer {
-            return Err(Unknown::Wrong(
+        let document: MetadataDocument = serde_json::from_slice(&document)
+            .map_err(|_| ProviderError::Invalid("its metadata lack an endpoint".to_owned()))?;
+        if document.issuer != issuer {
+            return Err(ProviderError::Invalid(
                 "its metadata are of another issuer".to_owned(),
             ));
         }
-        let keys = self.outbound.json(&said.jwks_uri, KEYS).await?;
+        let keys = self.outbound.json(&document.jwks_uri, KEYS).await?;
         let keys = KeySet::parse(&keys)
-            .map_err(|what| Unknown::Wrong(format!("its keys cannot be read: {what}")))?;
-        Ok(Arc::new(Metadata { said, keys }))
+            .map_err(|what| ProviderError::Invalid(format!("its keys cannot be read: {what}")))?;
+        Ok(Arc::new(ProviderMetadata { document, keys }))
     }
 
-    /// What an ID token says, if its signature is good and it is meant for this journey. A key that
+    /// What an ID token says, if its signature is good and it is meant for this login. A key that
     /// is not known may be a new one: then everything is fetched once more.
     async fn claims(
         &self,
         text: &str,
-        metadata: &Arc<Metadata>,
+        metadata: &Arc<ProviderMetadata>,
         nonce: &str,
-    ) -> Result<Map<String, Value>, Unknown> {
-        let wrong = |what: &str| Unknown::Wrong(format!("its ID token: {what}"));
+    ) -> Result<Map<String, Value>, ProviderError> {
+        let wrong = |what: &str| ProviderError::Invalid(format!("its ID token: {what}"));
         let (issuer, _) = self.declared();
-        let expected = Expected {
+        let expected = ExpectedIdToken {
             issuer,
             client: &self.provider.client_id,
             nonce,
@@ -167,7 +170,7 @@ impl OpenId {
         };
         // No key is asked for on behalf of a token that is of no use anyway.
         let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
-        let (header, claims, jws) = opened(text, &algorithms).map_err(wrong)?;
+        let (header, claims, jws) = parse_unverified(text, &algorithms).map_err(wrong)?;
         expected.check(&header, &claims).map_err(wrong)?;
         let outcome = match metadata.keys.check(&jws) {
             Signature::NoKey => {
@@ -187,20 +190,22 @@ impl OpenId {
     async fn complete(
         &self,
         mut claims: Map<String, Value>,
-        said: &Said,
+        document: &MetadataDocument,
         token: &str,
-        wanted: Wanted,
-    ) -> Result<Map<String, Value>, Unknown> {
+        wanted: WantedClaims,
+    ) -> Result<Map<String, Value>, ProviderError> {
         let (_, groups) = self.declared();
         let lacks = |name: &str| !claims.contains_key(name);
         let is_needed = (wanted.groups && lacks(groups)) || (wanted.email && lacks("email"));
-        let Some(place) = said.userinfo_endpoint.as_ref().filter(|_| is_needed) else {
+        let Some(place) = document.userinfo_endpoint.as_ref().filter(|_| is_needed) else {
             return Ok(claims);
         };
-        let more = owned(&self.outbound, place, token).await?;
+        let more = get_with_token(&self.outbound, place, token).await?;
         // Section 5.3.2: else it could be about somebody else.
         if more.get("sub") != claims.get("sub") {
-            return Err(Unknown::Wrong("its user info is of another sub".to_owned()));
+            return Err(ProviderError::Invalid(
+                "its user info is of another sub".to_owned(),
+            ));
         }
         for (name, value) in more {
             claims.entry(name).or_insert(value);
@@ -208,9 +213,9 @@ impl OpenId {
         Ok(claims)
     }
 
-    fn found(&self, claims: &Map<String, Value>) -> Result<Found, Unknown> {
+    fn found(&self, claims: &Map<String, Value>) -> Result<ProviderIdentity, ProviderError> {
         let (_, groups) = self.declared();
-        let wrong = |what: &str| Unknown::Wrong(format!("its claims: {what}"));
+        let wrong = |what: &str| ProviderError::Invalid(format!("its claims: {what}"));
         let subject = string(claims, "sub").map_err(wrong)?;
         let groups = claims.get(groups).map(strings).transpose().map_err(wrong)?;
         let is_verified = match claims.get("email_verified") {
@@ -220,7 +225,7 @@ impl OpenId {
             _ => false,
         };
         let email = claims.get("email").and_then(Value::as_str);
-        Ok(Found {
+        Ok(ProviderIdentity {
             subject: subject.unwrap_or_default().to_owned(),
             title: title(claims, &["name", "preferred_username", "email"]),
             groups: groups.unwrap_or_default(),
@@ -230,7 +235,7 @@ impl OpenId {
 }
 
 /// What an ID token must say (OpenID Connect Core, section 3.1.3.7).
-struct Expected<'e> {
+struct ExpectedIdToken<'e> {
     issuer: &'e str,
     client: &'e str,
     nonce: &'e str,
@@ -238,7 +243,7 @@ struct Expected<'e> {
     now: u64,
 }
 
-impl Expected<'_> {
+impl ExpectedIdToken<'_> {
     fn check(
         &self,
         header: &Map<String, Value>,
@@ -267,7 +272,7 @@ impl Expected<'_> {
         if !(1..=SUBJECT).contains(&subject.len()) {
             return Err("no sub, or one that is too long");
         }
-        let (expires, issued) = (moment(claims, "exp")?, moment(claims, "iat")?);
+        let (expires, issued) = (numeric_date(claims, "exp")?, numeric_date(claims, "iat")?);
         if self.now >= expires.ok_or("no exp")?.saturating_add(LEEWAY) {
             return Err("expired");
         }
@@ -278,32 +283,32 @@ impl Expected<'_> {
         if issued.saturating_add(AGE + LEEWAY) < self.now {
             return Err("issued long ago");
         }
-        if moment(claims, "nbf")?.is_some_and(|from| from > self.now.saturating_add(LEEWAY)) {
+        if numeric_date(claims, "nbf")?.is_some_and(|from| from > self.now.saturating_add(LEEWAY)) {
             return Err("not valid yet");
         }
         Ok(())
     }
 }
 
-impl IdentityProvider for OpenId {
-    fn depart<'a>(
+impl IdentityProvider for OpenIdProvider {
+    fn authorization_url<'a>(
         &'a self,
-        journey: &'a Journey<'a>,
+        login: &'a ProviderLogin<'a>,
         again: bool,
-    ) -> Later<'a, Result<Url, Unknown>> {
+    ) -> ProviderFuture<'a, Result<Url, ProviderError>> {
         Box::pin(async move {
             let metadata = self.metadata().await?;
-            let place = url(&metadata.said.authorization_endpoint)?;
+            let place = url(&metadata.document.authorization_endpoint)?;
             if !matches!(place.scheme(), "https" | "http") {
-                return Err(Unknown::Wrong(
+                return Err(ProviderError::Invalid(
                     "its authorization endpoint is no page".to_owned(),
                 ));
             }
             let client = BasicClient::new(ClientId::new(self.provider.client_id.clone()))
                 .set_auth_uri(AuthUrl::from_url(place))
-                .set_redirect_uri(url(journey.callback).map(RedirectUrl::from_url)?);
-            let verifier = PkceCodeVerifier::new(journey.verifier.to_owned());
-            let state = || CsrfToken::new(journey.state.to_owned());
+                .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?);
+            let verifier = PkceCodeVerifier::new(login.verifier.to_owned());
+            let state = || CsrfToken::new(login.state.to_owned());
             // Without it there is no ID token (OpenID Connect Core, section 3.1.2.1).
             let openid = std::iter::once("openid".to_owned());
             let others = self
@@ -315,7 +320,7 @@ impl IdentityProvider for OpenId {
             let mut request = client
                 .authorize_url(state)
                 .add_scopes(scopes)
-                .add_extra_param("nonce", journey.nonce)
+                .add_extra_param("nonce", login.nonce)
                 .set_pkce_challenge(PkceCodeChallenge::from_code_verifier_sha256(&verifier));
             if again {
                 request = request.add_extra_param("prompt", "login");
@@ -324,44 +329,44 @@ impl IdentityProvider for OpenId {
         })
     }
 
-    fn arrive<'a>(
+    fn identify<'a>(
         &'a self,
-        journey: &'a Journey<'a>,
+        login: &'a ProviderLogin<'a>,
         code: &'a str,
-        wanted: Wanted,
-    ) -> Later<'a, Result<Found, Unknown>> {
+        wanted: WantedClaims,
+    ) -> ProviderFuture<'a, Result<ProviderIdentity, ProviderError>> {
         Box::pin(async move {
             let metadata = self.metadata().await?;
-            let said = &metadata.said;
+            let document = &metadata.document;
             let mut client = IdClient::new(ClientId::new(self.provider.client_id.clone()))
-                .set_token_uri(url(&said.token_endpoint).map(TokenUrl::from_url)?)
-                .set_redirect_uri(url(journey.callback).map(RedirectUrl::from_url)?)
-                .set_auth_type(said.auth_type());
+                .set_token_uri(url(&document.token_endpoint).map(TokenUrl::from_url)?)
+                .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?)
+                .set_auth_type(document.auth_type());
             if let Some(secret) = self.provider.client_secret.as_ref().map(Hidden::expose) {
                 client = client.set_client_secret(ClientSecret::new(secret.to_owned()));
             }
-            let http = Through(&self.outbound);
+            let http = OutboundClient(&self.outbound);
             let answer = client
                 .exchange_code(AuthorizationCode::new(code.to_owned()))
-                .set_pkce_verifier(PkceCodeVerifier::new(journey.verifier.to_owned()))
+                .set_pkce_verifier(PkceCodeVerifier::new(login.verifier.to_owned()))
                 .request_async(&http)
                 .await
-                .map_err(unknown)?;
-            let no_token = || Unknown::Wrong("it gave no ID token".to_owned());
+                .map_err(exchange_error)?;
+            let no_token = || ProviderError::Invalid("it gave no ID token".to_owned());
             let text = answer
                 .extra_fields()
                 .id_token
                 .as_ref()
                 .ok_or_else(no_token)?;
-            let claims = self.claims(text, &metadata, journey.nonce).await?;
+            let claims = self.claims(text, &metadata, login.nonce).await?;
             let token = answer.access_token().secret();
-            let claims = self.complete(claims, said, token, wanted).await?;
+            let claims = self.complete(claims, document, token, wanted).await?;
             self.found(&claims)
         })
     }
 }
 
-impl Said {
+impl MetadataDocument {
     /// Section 9 of OpenID Connect Core: Basic, unless the provider says that it takes no such.
     fn auth_type(&self) -> AuthType {
         let methods = self.token_endpoint_auth_methods_supported.as_ref();
@@ -392,7 +397,7 @@ mod tests {
     use super::*;
 
     fn check(header: &Value, claims: &Value) -> Result<(), &'static str> {
-        let expected = Expected {
+        let expected = ExpectedIdToken {
             issuer: "https://idp.test",
             client: "us",
             nonce: "n",

@@ -1,4 +1,4 @@
-//! The seam behind which identity providers are: who somebody is, said by somebody else.
+//! The seam behind which identity providers are: who somebody is, document by somebody else.
 //!
 //! Not here: what is done about it (`callback`), and the two kinds that there are
 //! (`provider_openid`, `provider_oauth`).
@@ -11,11 +11,11 @@ use url::Url;
 use crate::base::Refused;
 
 /// A future that the seam returns.
-pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(crate) type ProviderFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What a log-in at a provider is made of; each value is random and of this log-in alone.
 #[derive(Clone, Debug)]
-pub(crate) struct Journey<'j> {
+pub(crate) struct ProviderLogin<'j> {
     /// Where the provider sends people back to.
     pub(crate) callback: &'j str,
     /// Ties the answer to the browser (RFC 6749, section 10.12).
@@ -28,7 +28,7 @@ pub(crate) struct Journey<'j> {
 
 /// Somebody, as a provider knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ProviderIdentity {
     /// Never changes, and is never anybody else's at that provider.
     pub(crate) subject: String,
     /// What to show.
@@ -42,7 +42,7 @@ pub(crate) struct Found {
 
 /// What of somebody is wanted beside the subject; what is not, is not asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedClaims {
     /// Groups.
     pub(crate) groups: bool,
     /// A verified e-mail address.
@@ -51,50 +51,50 @@ pub(crate) struct Wanted {
 
 /// Why nobody knows who somebody is.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Unknown {
+pub(crate) enum ProviderError {
     /// The provider does not answer, or not in time; the text is for the log.
-    Away(String),
+    Unavailable(String),
     /// What it answers is not worth anything; the text is for the log.
-    Wrong(String),
+    Invalid(String),
 }
 
-impl From<Refused> for Unknown {
+impl From<Refused> for ProviderError {
     fn from(refused: Refused) -> Self {
         match refused {
             // An answer that is no document says that something stands before it that is broken.
-            Refused::Unreachable(what) | Refused::Answer(what) => Self::Away(what),
-            Refused::Url(what) => Self::Wrong(what.to_owned()),
+            Refused::Unreachable(what) | Refused::Answer(what) => Self::Unavailable(what),
+            Refused::Url(what) => Self::Invalid(what.to_owned()),
         }
     }
 }
 
 /// Says who somebody is.
 ///
-/// 1. `depart` gives the URL at which the provider asks; it carries `state`, a code challenge of
+/// 1. `authorization_url` gives the URL at which the provider asks; it carries `state`, a code challenge of
 ///    `verifier`, and where there are ID tokens `nonce`, and tells the provider nothing else of the
 ///    browser or the client.
-/// 2. `arrive` takes what came back and answers `Found` only if the provider itself, asked over a
-///    connection of our own, says so for this very journey: another nonce, verifier, audience or
+/// 2. `identify` takes what came back and answers `ProviderIdentity` only if the provider itself, asked over a
+///    connection of our own, says so for this very login: another nonce, verifier, audience or
 ///    issuer is `Wrong`.
-/// 3. `Found::subject` alone tells people apart, and only together with the issuer.
+/// 3. `ProviderIdentity::subject` alone tells people apart, and only together with the issuer.
 /// 4. Both end within a bounded time, whatever the provider does; one that is away is `Away`.
 /// 5. Nothing that the provider sends is followed: no redirect, no URL but those that its operator
 ///    or its own metadata name, and those only where `outbound` lets us.
 pub(crate) trait IdentityProvider: Send + Sync {
     /// Where people are sent; `again` asks the provider to ask them again who they are.
-    fn depart<'a>(
+    fn authorization_url<'a>(
         &'a self,
-        journey: &'a Journey<'a>,
+        login: &'a ProviderLogin<'a>,
         again: bool,
-    ) -> Later<'a, Result<Url, Unknown>>;
+    ) -> ProviderFuture<'a, Result<Url, ProviderError>>;
 
     /// Who came back with `code`.
-    fn arrive<'a>(
+    fn identify<'a>(
         &'a self,
-        journey: &'a Journey<'a>,
+        login: &'a ProviderLogin<'a>,
         code: &'a str,
-        wanted: Wanted,
-    ) -> Later<'a, Result<Found, Unknown>>;
+        wanted: WantedClaims,
+    ) -> ProviderFuture<'a, Result<ProviderIdentity, ProviderError>>;
 }
 
 /// The first of these members that is a text with something in it.

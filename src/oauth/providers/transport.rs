@@ -8,15 +8,15 @@ use oauth2::{AsyncHttpClient, HttpRequest, HttpResponse};
 use serde_json::{Map, Value};
 use url::Url;
 
-use super::provider::{ANSWER, Later, Unknown};
+use super::provider::{ANSWER, ProviderError, ProviderFuture};
 use crate::base::{Outbound, Refused};
 
 /// The crate's way out: through the one client that asks nobody inside.
-pub(super) struct Through<'o>(pub(super) &'o Outbound);
+pub(super) struct OutboundClient<'o>(pub(super) &'o Outbound);
 
-impl<'c> AsyncHttpClient<'c> for Through<'_> {
+impl<'c> AsyncHttpClient<'c> for OutboundClient<'_> {
     type Error = Refused;
-    type Future = Later<'c, Result<HttpResponse, Refused>>;
+    type Future = ProviderFuture<'c, Result<HttpResponse, Refused>>;
 
     fn call(&'c self, request: HttpRequest) -> Self::Future {
         Box::pin(self.0.exchange(request, ANSWER))
@@ -24,33 +24,33 @@ impl<'c> AsyncHttpClient<'c> for Through<'_> {
 }
 
 /// A URL that the crate takes.
-pub(super) fn url(text: &str) -> Result<Url, Unknown> {
-    Url::parse(text).map_err(|_| Unknown::Wrong(format!("{text:?} is no URL")))
+pub(super) fn url(text: &str) -> Result<Url, ProviderError> {
+    Url::parse(text).map_err(|_| ProviderError::Invalid(format!("{text:?} is no URL")))
 }
 
 /// What a failed exchange of a code means.
-pub(super) fn unknown<E: oauth2::ErrorResponse>(
+pub(super) fn exchange_error<E: oauth2::ErrorResponse>(
     error: oauth2::RequestTokenError<Refused, E>,
-) -> Unknown {
+) -> ProviderError {
     match error {
         oauth2::RequestTokenError::Request(refused) => refused.into(),
         // The text may hold what the provider sent: its kind is enough.
         oauth2::RequestTokenError::ServerResponse(_) => {
-            Unknown::Wrong("the token endpoint refused the code".to_owned())
+            ProviderError::Invalid("the token endpoint refused the code".to_owned())
         }
         oauth2::RequestTokenError::Parse(..) | oauth2::RequestTokenError::Other(_) => {
-            Unknown::Wrong("the token endpoint answered no tokens".to_owned())
+            ProviderError::Invalid("the token endpoint answered no tokens".to_owned())
         }
     }
 }
 
 /// What a provider says to whoever has `token`.
-pub(super) async fn owned(
+pub(super) async fn get_with_token(
     outbound: &Outbound,
     url: &str,
     token: &str,
-) -> Result<Map<String, Value>, Unknown> {
-    let wrong = |what: &str| Unknown::Wrong(format!("{url}: {what}"));
+) -> Result<Map<String, Value>, ProviderError> {
+    let wrong = |what: &str| ProviderError::Invalid(format!("{url}: {what}"));
     let request = http::Request::get(url)
         .header(ACCEPT, "application/json")
         .header(AUTHORIZATION, format!("Bearer {token}"))

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use axum::response::{IntoResponse, Response};
 use http::Extensions;
 
-use super::{authorization_server::Server, state::State};
+use super::{authorization_server::AuthorizationServer, state::OauthState};
 use crate::{
     auth::{Caller, Denial},
     config::ClientAddress,
     database::Record,
-    oauth::base::{Code, Refusal, throttle},
+    oauth::base::{OauthRefusal, RefusalCode, throttle},
     telemetry::Denied,
 };
 
@@ -23,15 +23,15 @@ pub(crate) fn address(extensions: &Extensions) -> Option<IpAddr> {
 
 /// Does `act`, unless its address was wrong too often in this minute.
 pub(crate) async fn attempt(
-    state: &State,
-    server: &Server,
+    state: &OauthState,
+    server: &AuthorizationServer,
     address: Option<IpAddr>,
     what: &'static str,
-    act: impl Future<Output = Result<Response, Refusal>>,
+    act: impl Future<Output = Result<Response, OauthRefusal>>,
 ) -> Response {
     let (account, bound) = (throttle::account(address), state.config.oauth.failures);
     if let Err(retry) = state.failures.check(&account, bound) {
-        return Refusal::too_many("too many failures", retry).into_response();
+        return OauthRefusal::too_many("too many failures", retry).into_response();
     }
     let refusal = match act.await {
         Ok(response) => return response,
@@ -39,9 +39,9 @@ pub(crate) async fn attempt(
     };
     // What somebody tries who guesses; the rest are mistakes of programs.
     let reason = match refusal.code() {
-        Code::InvalidClient => Denied::BadClient,
-        Code::InvalidGrant => Denied::BadGrant,
-        Code::InvalidToken => Denied::BadToken,
+        RefusalCode::InvalidClient => Denied::BadClient,
+        RefusalCode::InvalidGrant => Denied::BadGrant,
+        RefusalCode::InvalidToken => Denied::BadToken,
         _ => return refusal.into_response(),
     };
     state.failures.note(&account);
@@ -60,8 +60,8 @@ pub(crate) async fn attempt(
 
 /// Puts something on record.
 pub(crate) fn note(
-    state: &State,
-    server: &Server,
+    state: &OauthState,
+    server: &AuthorizationServer,
     kind: &str,
     actor: &str,
     target: &str,

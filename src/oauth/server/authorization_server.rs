@@ -8,7 +8,7 @@ use axum::{
 };
 use http::request::Parts;
 
-use super::state::{Oauth, State};
+use super::state::{Oauth, OauthState};
 use crate::{
     declare::{AuthMode, Builtin, Tenant},
     endpoint::{self, OauthEndpoint},
@@ -17,7 +17,7 @@ use crate::{
 
 /// One tenant's authorization server, for the time of one request.
 #[derive(Clone)]
-pub(crate) struct Server {
+pub(crate) struct AuthorizationServer {
     /// The tenant.
     pub(crate) tenant: Arc<Tenant>,
     /// What is declared for it.
@@ -26,9 +26,9 @@ pub(crate) struct Server {
     pub(crate) issuer: String,
 }
 
-impl Server {
+impl AuthorizationServer {
     /// The server of a tenant; none if there is no such tenant, or it has no server of its own.
-    pub(crate) fn of(state: &State, tenant: &str) -> Option<Self> {
+    pub(crate) fn of(state: &OauthState, tenant: &str) -> Option<Self> {
         let tenant = state.live.current().tenants.get(tenant).cloned()?;
         let AuthMode::Builtin(builtin) = &tenant.auth else {
             return None;
@@ -43,18 +43,18 @@ impl Server {
 
     /// The server that a path below the public URL belongs to: `/t/{tenant}/oauth/…`, or one of the
     /// short ones.
-    pub(crate) fn at(state: &State, path: &str) -> Option<Self> {
+    pub(crate) fn at(state: &OauthState, path: &str) -> Option<Self> {
         let tenant = endpoint::oauth_tenant(path, state.config.default.as_ref())?;
         Self::of(state, tenant)
     }
 
     /// The URL of one of its endpoints.
-    pub(crate) fn endpoint(&self, state: &State, endpoint: OauthEndpoint<'_>) -> String {
+    pub(crate) fn endpoint(&self, state: &OauthState, endpoint: OauthEndpoint<'_>) -> String {
         endpoint.url(&state.config.public_url, &self.tenant.name)
     }
 
     /// The clients of the tenant.
-    pub(crate) fn clients<'s>(&'s self, state: &'s State) -> Clients<'s> {
+    pub(crate) fn clients<'s>(&'s self, state: &'s OauthState) -> Clients<'s> {
         Clients {
             tenant: &self.tenant.name,
             builtin: &self.builtin,
@@ -73,7 +73,7 @@ impl Server {
     }
 }
 
-impl FromRequestParts<Oauth> for Server {
+impl FromRequestParts<Oauth> for AuthorizationServer {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, oauth: &Oauth) -> Result<Self, Response> {

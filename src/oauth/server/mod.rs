@@ -10,5 +10,5 @@ pub(crate) mod attempt;
 mod authorization_server;
 mod state;
 
-pub(crate) use self::authorization_server::Server;
-pub(crate) use self::state::{Oauth, State};
+pub(crate) use self::authorization_server::AuthorizationServer;
+pub(crate) use self::state::{Oauth, OauthState};

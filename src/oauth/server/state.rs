@@ -9,7 +9,7 @@ use crate::{
     base::{Clock, Outbound},
     config::Config,
     oauth::{
-        base::{Code, Refusal, Throttle},
+        base::{OauthRefusal, RefusalCode, Throttle},
         clients::Documents,
         providers::Providers,
     },
@@ -18,10 +18,10 @@ use crate::{
 
 /// What every endpoint shares; clones are the same.
 #[derive(Clone)]
-pub(crate) struct Oauth(pub(crate) Arc<State>);
+pub(crate) struct Oauth(pub(crate) Arc<OauthState>);
 
 /// The parts.
-pub(crate) struct State {
+pub(crate) struct OauthState {
     /// Settings.
     pub(crate) config: Arc<Config>,
     /// Tenants, and the store.
@@ -54,7 +54,7 @@ impl Oauth {
         trail: Trail,
         denials: Denials,
     ) -> Self {
-        Self(Arc::new(State {
+        Self(Arc::new(OauthState {
             config,
             live,
             documents: Documents::new(outbound.clone()),
@@ -69,12 +69,15 @@ impl Oauth {
     }
 }
 
-impl State {
+impl OauthState {
     /// The refusal of a request that names no authorization server, or none that is loaded.
-    pub(crate) fn no_server(&self) -> Refusal {
+    pub(crate) fn no_server(&self) -> OauthRefusal {
         if self.live.is_loaded() {
-            return Refusal::new(Code::NotFound, "there is no authorization server here");
+            return OauthRefusal::new(
+                RefusalCode::NotFound,
+                "there is no authorization server here",
+            );
         }
-        Refusal::later("nothing was read from the store yet")
+        OauthRefusal::later("nothing was read from the store yet")
     }
 }

@@ -14,22 +14,22 @@ use crate::{
     auth::{KeySet, Signature},
     database::Failure,
     oauth::{
-        base::{Code, Form, Refusal, secret},
-        clients::{Client, Keys, Method, NoClient, NoDocument, Proof},
-        server::{Server, State},
+        base::{Form, OauthRefusal, RefusalCode, secret},
+        clients::{Client, ClientAuthMethod, ClientError, ClientProof, DocumentError, Keys},
+        server::{AuthorizationServer, OauthState},
     },
 };
 
 /// What a request offers as proof.
 #[derive(Debug, PartialEq, Eq)]
-enum Offer<'f> {
+enum OfferedProof<'f> {
     /// Nothing but its id.
     Id(String),
     /// A secret.
     Secret {
         id: String,
         secret: String,
-        method: Method,
+        method: ClientAuthMethod,
     },
     /// A signed assertion, with the id beside it if there is one.
     Assertion { id: Option<&'f str>, text: &'f str },
@@ -42,47 +42,54 @@ enum Offer<'f> {
 /// `invalid_client`, the same for all that is wrong with who it is; `invalid_request` for a request
 /// that offers two proofs.
 pub(super) async fn authenticate(
-    state: &State,
-    server: &Server,
+    state: &OauthState,
+    server: &AuthorizationServer,
     head: &Parts,
     form: &Form,
-) -> Result<Client, Refusal> {
-    let offer = Offer::of(&head.headers, form)?;
+) -> Result<Client, OauthRefusal> {
+    let offer = OfferedProof::of(&head.headers, form)?;
     let id = match &offer {
-        Offer::Id(id) | Offer::Secret { id, .. } => id.clone(),
-        Offer::Assertion { id, text } => {
+        OfferedProof::Id(id) | OfferedProof::Secret { id, .. } => id.clone(),
+        OfferedProof::Assertion { id, text } => {
             return by_assertion(state, server, *id, text).await;
         }
     };
     let client = find(state, server, &id).await?;
     let (hash, is_method) = match (&offer, client.as_ref().map(|client| &client.proof)) {
-        (Offer::Id(_), Some(Proof::None)) => return client.ok_or(REFUSED),
-        (Offer::Secret { method, .. }, Some(Proof::Secret { hash, methods })) => {
+        (OfferedProof::Id(_), Some(ClientProof::None)) => return client.ok_or(REFUSED),
+        (OfferedProof::Secret { method, .. }, Some(ClientProof::Secret { hash, methods })) => {
             (*hash, methods.contains(method))
         }
         // Compared all the same: how long it takes says nothing about who is known.
         _ => (NOBODY, false),
     };
     let offered = match &offer {
-        Offer::Secret { secret, .. } => secret::hash(secret),
-        Offer::Id(_) | Offer::Assertion { .. } => secret::hash(""),
+        OfferedProof::Secret { secret, .. } => secret::hash(secret),
+        OfferedProof::Id(_) | OfferedProof::Assertion { .. } => secret::hash(""),
     };
     let is_right = secret::is_same(&hash, &offered);
     client.filter(|_| is_right && is_method).ok_or(REFUSED)
 }
 
 /// The client, if there is one.
-async fn find(state: &State, server: &Server, id: &str) -> Result<Option<Client>, Refusal> {
+async fn find(
+    state: &OauthState,
+    server: &AuthorizationServer,
+    id: &str,
+) -> Result<Option<Client>, OauthRefusal> {
     match server.clients(state).find(id).await {
         Ok(client) => Ok(Some(client)),
-        Err(NoClient::Unknown | NoClient::Document(_)) => Ok(None),
-        Err(NoClient::Later(failure)) => Err(failure.into()),
+        Err(ClientError::Unknown | ClientError::Document(_)) => Ok(None),
+        Err(ClientError::Unavailable(failure)) => Err(failure.into()),
     }
 }
 
-impl<'f> Offer<'f> {
-    fn of(headers: &HeaderMap, form: &'f Form) -> Result<Self, Refusal> {
-        let two = Refusal::new(Code::InvalidRequest, "more than one proof of the client");
+impl<'f> OfferedProof<'f> {
+    fn of(headers: &HeaderMap, form: &'f Form) -> Result<Self, OauthRefusal> {
+        let two = OauthRefusal::new(
+            RefusalCode::InvalidRequest,
+            "more than one proof of the client",
+        );
         let id = form.get("client_id");
         let (basic, post) = (basic(headers)?, form.get("client_secret"));
         let assertion = form.get("client_assertion");
@@ -90,13 +97,13 @@ impl<'f> Offer<'f> {
             (Some((named, secret)), None, None) => {
                 if id.is_some_and(|id| id != named) {
                     let what = "client_id differs from the one in Authorization";
-                    return Err(Refusal::new(Code::InvalidRequest, what));
+                    return Err(OauthRefusal::new(RefusalCode::InvalidRequest, what));
                 }
                 // An empty secret is none (RFC 6749, section 2.3.1).
                 if secret.is_empty() {
                     return Ok(Self::Id(named));
                 }
-                let method = Method::Basic;
+                let method = ClientAuthMethod::Basic;
                 Ok(Self::Secret {
                     id: named,
                     secret,
@@ -106,12 +113,12 @@ impl<'f> Offer<'f> {
             (None, Some(secret), None) => Ok(Self::Secret {
                 id: id.ok_or(MISSING)?.to_owned(),
                 secret: secret.to_owned(),
-                method: Method::Post,
+                method: ClientAuthMethod::Post,
             }),
             (None, None, Some(text)) => {
                 if form.get("client_assertion_type") != Some(ASSERTION_TYPE) {
                     let what = "client_assertion_type is not supported";
-                    return Err(Refusal::new(Code::InvalidRequest, what));
+                    return Err(OauthRefusal::new(RefusalCode::InvalidRequest, what));
                 }
                 Ok(Self::Assertion { id, text })
             }
@@ -122,12 +129,12 @@ impl<'f> Offer<'f> {
 }
 
 /// Id and secret in the header, each encoded like a form (RFC 6749, section 2.3.1).
-fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, Refusal> {
+fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, OauthRefusal> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (value, more) = (values.next(), values.next());
     if more.is_some() {
         let what = "Authorization is repeated";
-        return Err(Refusal::new(Code::InvalidRequest, what));
+        return Err(OauthRefusal::new(RefusalCode::InvalidRequest, what));
     }
     let Some(value) = value else { return Ok(None) };
     let read = || {
@@ -150,11 +157,11 @@ fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, Refusal> {
 
 /// A signed assertion: by a key of its client, for this server, for the first time.
 async fn by_assertion(
-    state: &State,
-    server: &Server,
+    state: &OauthState,
+    server: &AuthorizationServer,
     id: Option<&str>,
     text: &str,
-) -> Result<Client, Refusal> {
+) -> Result<Client, OauthRefusal> {
     let endpoints = [OauthEndpoint::Token, OauthEndpoint::Revoke];
     let endpoints = endpoints.map(|endpoint| server.endpoint(state, endpoint));
     let short = format!("{}/token", state.config.public_url);
@@ -169,7 +176,7 @@ async fn by_assertion(
     }
     let client = find(state, server, &assertion.client).await?;
     let client = client.ok_or(REFUSED)?;
-    let Proof::Keys(keys) = &client.proof else {
+    let ClientProof::Keys(keys) = &client.proof else {
         return Err(REFUSED);
     };
     if !is_signed(state, keys, &assertion).await? {
@@ -185,7 +192,11 @@ async fn by_assertion(
     Ok(client)
 }
 
-async fn is_signed(state: &State, keys: &Keys, by: &Assertion<'_>) -> Result<bool, Refusal> {
+async fn is_signed(
+    state: &OauthState,
+    keys: &Keys,
+    by: &Assertion<'_>,
+) -> Result<bool, OauthRefusal> {
     let url = match keys {
         Keys::Here(text) => {
             let set = KeySet::parse(text.as_bytes());
@@ -195,8 +206,8 @@ async fn is_signed(state: &State, keys: &Keys, by: &Assertion<'_>) -> Result<boo
     };
     let get = async |is_anew| match state.documents.keys(url, is_anew).await {
         Ok(set) => Ok(set),
-        Err(NoDocument::Away(what)) => Err(Failure::Unavailable(what.to_owned()).into()),
-        Err(NoDocument::Wrong(_)) => Err(REFUSED),
+        Err(DocumentError::Unavailable(what)) => Err(Failure::Unavailable(what.to_owned()).into()),
+        Err(DocumentError::Invalid(_)) => Err(REFUSED),
     };
     let known = get(false).await?;
     match known.check(&by.jws) {
@@ -225,10 +236,12 @@ fn used_name(assertion: &Assertion<'_>) -> [u8; 32] {
 
 /// For whoever does not prove who they are. RFC 6749, section 5.2 wants the challenge where
 /// `Authorization` was tried, RFC 9110 wants one with every 401.
-const REFUSED: Refusal = Refusal::new(Code::InvalidClient, "the client is not known")
-    .challenged("Basic realm=\"lockgate\", charset=\"UTF-8\"");
+const REFUSED: OauthRefusal =
+    OauthRefusal::new(RefusalCode::InvalidClient, "the client is not known")
+        .challenged("Basic realm=\"lockgate\", charset=\"UTF-8\"");
 
-const MISSING: Refusal = Refusal::new(Code::InvalidRequest, "client_id is missing");
+const MISSING: OauthRefusal =
+    OauthRefusal::new(RefusalCode::InvalidRequest, "client_id is missing");
 
 /// RFC 7523, section 2.2.
 const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
@@ -243,19 +256,19 @@ const KEPT: i64 = 120;
 mod tests {
     use super::*;
 
-    fn offer(authorization: &[&str], form: &str) -> Result<String, Code> {
+    fn offer(authorization: &[&str], form: &str) -> Result<String, RefusalCode> {
         let mut headers = HeaderMap::new();
         for value in authorization {
             headers.append(AUTHORIZATION, value.parse().unwrap());
         }
         let form = Form::parse(form).unwrap();
-        match Offer::of(&headers, &form) {
+        match OfferedProof::of(&headers, &form) {
             Ok(offer) => Ok(match offer {
-                Offer::Id(id) => format!("id {id}"),
-                Offer::Secret { id, secret, method } => {
+                OfferedProof::Id(id) => format!("id {id}"),
+                OfferedProof::Secret { id, secret, method } => {
                     format!("{} {id} {secret}", method.name())
                 }
-                Offer::Assertion { id, text } => format!("jwt {id:?} {text}"),
+                OfferedProof::Assertion { id, text } => format!("jwt {id:?} {text}"),
             }),
             Err(refusal) => Err(refusal.code()),
         }
@@ -272,7 +285,7 @@ mod tests {
             "urn%3Aietf%3Aparams%3Aoauth%3Aclient-assertion-type%3Ajwt-bearer",
         );
         let assertion = format!("client_assertion=x&client_assertion_type={jwt}");
-        let invalid = Err(Code::InvalidRequest);
+        let invalid = Err(RefusalCode::InvalidRequest);
         for (header, form, wanted) in [
             (None, "client_id=ada", Ok("id ada")),
             (None, "client_id=ada&client_secret=", Ok("id ada")),
@@ -319,7 +332,7 @@ mod tests {
         let (nothing, odd) = (basic_of("ada"), basic_of("ada:%zz"));
         for header in ["Bearer x", "Basic", "Basic !", &nothing, &odd] {
             let refused = offer(&[header], "client_id=ada");
-            assert_eq!(refused, Err(Code::InvalidClient), "{header}");
+            assert_eq!(refused, Err(RefusalCode::InvalidClient), "{header}");
         }
     }
 }

@@ -11,9 +11,9 @@ use super::{client_authentication::authenticate, jose};
 use crate::{
     database::oauth::Revoked,
     oauth::{
-        base::{Kind, Refusal, form::posted, refusal::forbid_keeping, secret},
+        base::{OauthRefusal, SecretKind, form::posted, refusal::forbid_keeping, secret},
         server::{
-            Oauth, Server, State,
+            AuthorizationServer, Oauth, OauthState,
             attempt::{address, attempt, note},
         },
     },
@@ -22,7 +22,7 @@ use crate::{
 /// POST.
 pub(crate) async fn revoke(
     extract::State(oauth): extract::State<Oauth>,
-    server: Server,
+    server: AuthorizationServer,
     request: Request,
 ) -> Response {
     let state = &*oauth.0;
@@ -30,13 +30,17 @@ pub(crate) async fn revoke(
     attempt(state, &server, address, "revoke", Box::pin(act)).await
 }
 
-async fn end(state: &State, server: &Server, request: Request) -> Result<Response, Refusal> {
+async fn end(
+    state: &OauthState,
+    server: &AuthorizationServer,
+    request: Request,
+) -> Result<Response, OauthRefusal> {
     let (head, form) = posted(request).await?;
     let text = form.need("token", "token is missing")?;
     let client = authenticate(state, server, &head, &form).await?;
     let (tenant, store) = (&server.tenant.name, state.live.store()?);
     // What it is shows by itself: the hint is of no use (section 2.1).
-    let found = if text.starts_with(Kind::Refresh.prefix()) {
+    let found = if text.starts_with(SecretKind::Refresh.prefix()) {
         let grant = store.grant_of_refresh(tenant, &secret::hash(text)).await?;
         grant.map(|grant| (grant.id, grant.client_id))
     } else {

@@ -20,10 +20,12 @@ use crate::{
         },
     },
     oauth::{
-        base::{Code, Form, Kind, Refusal, form::posted, refusal::answer, secret},
+        base::{
+            Form, OauthRefusal, RefusalCode, SecretKind, form::posted, refusal::answer, secret,
+        },
         clients::{Client, GRANT_TYPES},
         server::{
-            Oauth, Server, State,
+            AuthorizationServer, Oauth, OauthState,
             attempt::{address, attempt, note},
         },
     },
@@ -32,7 +34,7 @@ use crate::{
 /// POST.
 pub(crate) async fn token(
     extract::State(oauth): extract::State<Oauth>,
-    server: Server,
+    server: AuthorizationServer,
     request: Request,
 ) -> Response {
     let state = &*oauth.0;
@@ -43,17 +45,21 @@ pub(crate) async fn token(
     attempt(state, &server, address, "token", Box::pin(act)).await
 }
 
-async fn exchange(state: &State, server: &Server, request: Request) -> Result<Response, Refusal> {
+async fn exchange(
+    state: &OauthState,
+    server: &AuthorizationServer,
+    request: Request,
+) -> Result<Response, OauthRefusal> {
     let (head, form) = posted(request).await?;
     let grant_type = form.need("grant_type", "grant_type is missing")?;
     if !GRANT_TYPES.contains(&grant_type) {
         let what = "the grant type is not supported";
-        return Err(Refusal::new(Code::UnsupportedGrantType, what));
+        return Err(OauthRefusal::new(RefusalCode::UnsupportedGrantType, what));
     }
     let client = authenticate(state, server, &head, &form).await?;
     if form.count("resource") > 1 {
         let what = "a token is for one resource";
-        return Err(Refusal::new(Code::InvalidTarget, what));
+        return Err(OauthRefusal::new(RefusalCode::InvalidTarget, what));
     }
     let store = state.live.store()?;
     let exchange = Exchange {
@@ -75,8 +81,8 @@ async fn exchange(state: &State, server: &Server, request: Request) -> Result<Re
 
 /// One request of a client that is known.
 struct Exchange<'r> {
-    state: &'r State,
-    server: &'r Server,
+    state: &'r OauthState,
+    server: &'r AuthorizationServer,
     client: &'r Client,
     form: &'r Form,
     store: &'r Store,
@@ -86,7 +92,7 @@ struct Exchange<'r> {
 
 impl Exchange<'_> {
     /// A code (RFC 6749, section 4.1.3). It is worth nothing afterwards, whatever was wrong.
-    async fn redeem(&self) -> Result<Response, Refusal> {
+    async fn redeem(&self) -> Result<Response, OauthRefusal> {
         let text = self.form.need("code", "code is missing")?;
         let verifier = self
             .form
@@ -102,7 +108,7 @@ impl Exchange<'_> {
         };
         self.judge(&code, verifier)?;
         let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
-        let refresh = secret::generate(&self.state.random, Kind::Refresh).ok_or(NO_RANDOM)?;
+        let refresh = secret::generate(&self.state.random, SecretKind::Refresh).ok_or(NO_RANDOM)?;
         let first = NewRefresh {
             hash: secret::hash(&refresh),
             expires_ms: self.idle_until(),
@@ -127,7 +133,7 @@ impl Exchange<'_> {
     }
 
     /// Whether a code that was taken is for this request.
-    fn judge(&self, code: &NewCode, verifier: &str) -> Result<(), Refusal> {
+    fn judge(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
         if code.expires_ms <= self.now_ms || code.grant.client_id != self.client.id {
             return Err(BAD_CODE);
         }
@@ -147,7 +153,7 @@ impl Exchange<'_> {
 
     /// A code that comes again was stolen, or its answer was lost and the client tries again at
     /// once (RFC 6749, section 4.1.2).
-    async fn replayed(&self, used_ms: i64, grant: Option<uuid::Uuid>) -> Result<(), Refusal> {
+    async fn replayed(&self, used_ms: i64, grant: Option<uuid::Uuid>) -> Result<(), OauthRefusal> {
         let replay = millis(self.state.config.oauth.replay);
         let Some(grant) = grant.filter(|_| self.now_ms.saturating_sub(used_ms) > replay) else {
             return Ok(());
@@ -159,7 +165,7 @@ impl Exchange<'_> {
     }
 
     /// A refresh token (RFC 6749, section 6).
-    async fn refresh(&self) -> Result<Response, Refusal> {
+    async fn refresh(&self) -> Result<Response, OauthRefusal> {
         let text = self
             .form
             .need("refresh_token", "refresh_token is missing")?;
@@ -198,11 +204,11 @@ impl Exchange<'_> {
     }
 
     /// The resource may be left out, and is never another one (RFC 8707, section 2.2).
-    fn check_resource(&self, grant: &Grant) -> Result<(), Refusal> {
+    fn check_resource(&self, grant: &Grant) -> Result<(), OauthRefusal> {
         let resource = self.form.get("resource");
         if resource.is_some_and(|resource| resource != grant.resource) {
             let what = "the grant is for another resource";
-            return Err(Refusal::new(Code::InvalidTarget, what));
+            return Err(OauthRefusal::new(RefusalCode::InvalidTarget, what));
         }
         Ok(())
     }
@@ -214,7 +220,7 @@ impl Exchange<'_> {
         groups: &[String],
         scope: &str,
         refresh: &str,
-    ) -> Result<Response, Refusal> {
+    ) -> Result<Response, OauthRefusal> {
         let until_ms = self.now_ms + millis(self.state.config.oauth.access);
         let (issued, expires) = (self.now_ms / 1000, until_ms.min(grant.expires_ms) / 1000);
         let token = AccessToken {
@@ -227,7 +233,7 @@ impl Exchange<'_> {
         };
         let token = token.sign(&self.key).ok_or_else(|| {
             tracing::error!("a signing key cannot sign");
-            Refusal::later("nothing can be signed now")
+            OauthRefusal::later("nothing can be signed now")
         })?;
         let body = json!({
             "access_token": token, "token_type": "Bearer", "expires_in": expires - issued,
@@ -266,7 +272,7 @@ impl Exchange<'_> {
 }
 
 /// The groups of a grant's subject as they are now; none if it may do nothing any more.
-fn groups(server: &Server, grant: &Grant) -> Option<Vec<String>> {
+fn groups(server: &AuthorizationServer, grant: &Grant) -> Option<Vec<String>> {
     let builtin = &server.builtin;
     if let Some(user) = builtin.users.get(&grant.subject) {
         return (!user.disabled).then(|| user.groups.clone());
@@ -284,7 +290,7 @@ fn about(grant: &Grant) -> (String, serde_json::Value) {
 }
 
 /// The scopes of a grant, or those of them that were asked for.
-fn narrowed(granted: &str, asked: Option<&str>) -> Result<String, Refusal> {
+fn narrowed(granted: &str, asked: Option<&str>) -> Result<String, OauthRefusal> {
     let Some(asked) = asked else {
         return Ok(granted.to_owned());
     };
@@ -292,7 +298,7 @@ fn narrowed(granted: &str, asked: Option<&str>) -> Result<String, Refusal> {
     let asked: Vec<&str> = asked.split(' ').filter(|scope| !scope.is_empty()).collect();
     if !asked.iter().all(|scope| has(scope)) {
         let what = "more scopes than were granted";
-        return Err(Refusal::new(Code::InvalidScope, what));
+        return Err(OauthRefusal::new(RefusalCode::InvalidScope, what));
     }
     Ok(asked.join(" "))
 }
@@ -308,16 +314,16 @@ fn millis(duration: std::time::Duration) -> i64 {
 }
 
 /// Whatever is wrong with a code.
-const BAD_CODE: Refusal = Refusal::new(
-    Code::InvalidGrant,
+const BAD_CODE: OauthRefusal = OauthRefusal::new(
+    RefusalCode::InvalidGrant,
     "the code is not known, has ended, or is not for this request",
 );
 /// Whatever is wrong with a refresh token.
-const BAD_REFRESH: Refusal = Refusal::new(
-    Code::InvalidGrant,
+const BAD_REFRESH: OauthRefusal = OauthRefusal::new(
+    RefusalCode::InvalidGrant,
     "the refresh token is not known, has ended, or was used",
 );
-const NO_RANDOM: Refusal = Refusal::later("there is no randomness now");
+const NO_RANDOM: OauthRefusal = OauthRefusal::later("there is no randomness now");
 
 #[cfg(test)]
 mod tests {
@@ -331,10 +337,10 @@ mod tests {
             (Some("a"), Ok("a")),
             (Some("c  a"), Ok("c a")),
             (Some("a b c"), Ok("a b c")),
-            (Some("d"), Err(Code::InvalidScope)),
-            (Some("a d"), Err(Code::InvalidScope)),
-            (Some("ab"), Err(Code::InvalidScope)),
-            (Some("a\tb"), Err(Code::InvalidScope)),
+            (Some("d"), Err(RefusalCode::InvalidScope)),
+            (Some("a d"), Err(RefusalCode::InvalidScope)),
+            (Some("ab"), Err(RefusalCode::InvalidScope)),
+            (Some("a\tb"), Err(RefusalCode::InvalidScope)),
         ] {
             assert_eq!(of(asked), wanted.map(str::to_owned), "{asked:?}");
         }

@@ -1,8 +1,8 @@
-//! Who calls, and the proof that they may.
+//! The decision on each request, and the proof of it.
 //!
-//! Hub methods take an [`Access`], and this module alone can make one: a call that nobody checked
-//! does not compile. Bearer credentials only: `api_key` and `external` say who a credential stands
-//! for, what is here decides what that somebody may use.
+//! Methods of the hub take an [`Access`], which only this module can make: an unchecked call does
+//! not compile. `api_key`, `builtin` and `external` identify the principal behind a bearer
+//! credential; this file decides which servers the principal may use.
 
 use super::api_key;
 use super::builtin;
@@ -41,21 +41,21 @@ pub(crate) struct Access {
     basis: AccessBasis,
 }
 
-/// What an access rests on.
+/// The credential that an access rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum AccessBasis {
-    /// Nobody has to prove anything.
+    /// None: the tenant has no authentication.
     Open,
     /// The API key with this hash.
     ApiKey([u8; 32]),
-    /// A token of the principal's issuer, which is another authorization server.
+    /// A token of another authorization server, the principal's issuer.
     Token,
-    /// A token of the tenant's own.
+    /// A token of the tenant's own authorization server.
     Own(builtin::GrantBasis),
 }
 
 impl Access {
-    /// Who calls.
+    /// The principal behind the request.
     pub(crate) fn principal(&self) -> &Principal {
         &self.principal
     }
@@ -65,18 +65,18 @@ impl Access {
         &self.tenant
     }
 
-    /// What the credentials allow beside the server itself: OAuth scopes.
+    /// The OAuth scopes of the credentials.
     pub(crate) fn scopes(&self) -> &[String] {
         &self.scopes
     }
 
-    /// What may be used.
+    /// The server that the principal may use.
     pub(crate) fn server(&self) -> &Arc<Server> {
         &self.server
     }
 
-    /// It, resting also on what `other` rests on, whoever of the same principal proved that; none if
-    /// that is nothing new.
+    /// This access, extended by the basis of `other`, which has the same principal; none if that
+    /// adds nothing.
     pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
         let (AccessBasis::Own(own), AccessBasis::Own(theirs)) = (&self.basis, &other.basis) else {
             return None;
@@ -89,34 +89,34 @@ impl Access {
     }
 }
 
-/// What a request carries to show who calls.
+/// The credential of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credential<'r> {
-    /// Nothing.
+    /// None.
     None,
     /// A bearer token: an API key, or an access token.
     Bearer(&'r str),
-    /// A bearer token that cannot be one.
+    /// A malformed `Authorization` header.
     Malformed,
 }
 
-/// Why there is no access.
+/// The reason why access is refused.
 #[derive(Debug)]
 pub(crate) enum AccessRefusal {
-    /// There is no such server for this caller, if there is one at all.
+    /// The server does not exist, or not for this caller.
     NoServer,
-    /// Who calls is not known: to be told how to prove it.
+    /// The caller is not authenticated and gets a challenge.
     Unknown {
-        /// Whose issuer is to be asked.
+        /// The tenant whose issuer the challenge names.
         tenant: Arc<Tenant>,
-        /// Whether there were credentials.
+        /// Set if the request had a credential.
         had_token: bool,
     },
-    /// It cannot be decided now.
+    /// The decision is not possible for the moment.
     Later(Error),
 }
 
-/// Decides who calls; clones share one state.
+/// Decides on requests; clones share one state.
 #[derive(Clone)]
 pub(crate) struct Verifier(pub(crate) Arc<VerifierState>);
 
@@ -138,23 +138,23 @@ impl VerifierState {
     }
 }
 
-/// A request for a server, before anything of it is believed.
+/// An unverified request for a server.
 pub(crate) struct AccessRequest<'r> {
     /// The name in the path.
     pub(crate) tenant: &'r str,
     /// The name in the path.
     pub(crate) server: &'r str,
-    /// What it carries.
+    /// Its credential.
     pub(crate) credential: Credential<'r>,
-    /// Where it comes from, for the audit.
+    /// The client address, for the audit.
     pub(crate) from: Option<std::net::IpAddr>,
     /// The kind of endpoint, for the audit.
     pub(crate) route: &'static str,
 }
 
 impl Verifier {
-    /// One that fetches keys by `outbound`; its tasks belong to `tracker` and end with `stop`. What
-    /// was revoked is known as of the time that `asked` says.
+    /// A verifier that fetches keys through `outbound`; its tasks belong to `tracker` and end with
+    /// `stop`. `asked` tells the age of the known revocations.
     pub(crate) fn new(
         config: &Config,
         outbound: Outbound,
@@ -182,7 +182,7 @@ impl Verifier {
         }))
     }
 
-    /// Where denied accesses are reported.
+    /// Reports of denied requests.
     pub(crate) fn denials(&self) -> &Denials {
         &self.0.denials
     }
@@ -191,7 +191,7 @@ impl Verifier {
     ///
     /// # Errors
     ///
-    /// What the caller is to be told instead; it has been reported.
+    /// The refusal, which has been reported.
     pub(crate) async fn admit(
         &self,
         catalog: &Catalog,
@@ -203,7 +203,7 @@ impl Verifier {
             .ok_or(AccessRefusal::NoServer)?;
         let admitted = self.admitted(catalog, tenant, request).await;
         if admitted.is_err() {
-            // A denial is on record before it is answered.
+            // The denial is in the audit trail before the response is sent.
             self.0.denials.settle().await;
         }
         admitted
@@ -219,7 +219,7 @@ impl Verifier {
         let known = self.identify(catalog, tenant, request).await?;
         let access = named.and_then(|server| known.access(tenant, server));
         access.ok_or_else(|| {
-            // Where everybody may call, nobody is denied anything.
+            // Without authentication there are no denials.
             if known.basis != AccessBasis::Open {
                 let who = denials::Caller::Known(known.principal);
                 self.deny(request, who, Denied::NoGrant, "no grant for this server");
@@ -228,7 +228,7 @@ impl Verifier {
         })
     }
 
-    /// Who calls.
+    /// The principal behind the request.
     async fn identify(
         &self,
         catalog: &Catalog,
@@ -264,7 +264,7 @@ impl Verifier {
         match &tenant.auth {
             AuthMode::None | AuthMode::Keys => Err(bad("no API key")),
             AuthMode::Builtin(builtin) => {
-                // Whoever stood still does not know what was revoked meanwhile.
+                // After a pause, revocations may be missing.
                 if !self.0.asked.is_recent() {
                     return Err(AccessRefusal::Later(Error::Busy {
                         what: "what was revoked is being read",
@@ -315,8 +315,8 @@ impl Verifier {
         });
     }
 
-    /// Whether a text is the URL of a resource of the server that was called, byte for byte (RFC
-    /// 8707, section 2): each of the URLs by which it is reached. `/messages` is part of `/sse`.
+    /// Reports whether `text` is a URL of the requested server, byte for byte (RFC 8707, section
+    /// 2). `/messages` is part of `/sse`.
     fn is_resource(&self, request: &AccessRequest<'_>, text: &str) -> bool {
         let default = self.0.default.as_ref();
         let endpoint = Endpoint::parse_url(&self.0.public_url, text, default);
@@ -327,13 +327,13 @@ impl Verifier {
     }
 }
 
-/// Somebody whose credentials are good.
+/// A principal with valid credentials.
 struct Authenticated {
     principal: Principal,
     scopes: Arc<[String]>,
     groups: Groups,
     basis: AccessBasis,
-    /// The API key, which has servers of its own.
+    /// The API key, which lists its servers.
     key: Option<Arc<ApiKey>>,
 }
 
@@ -386,12 +386,12 @@ impl Authenticated {
         })
     }
 
-    /// The proof, if this somebody may use `server`.
+    /// The access, if the principal may use `server`.
     fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
         let reaches = |key: &Arc<ApiKey>| key.servers.contains(&server.name);
         let (subject, client) = (self.principal.subject(), self.principal.client());
         let fits = match (&server.grants, subject) {
-            // Without authentication there is nobody to tell from others.
+            // Without authentication, principals cannot be told apart.
             (None, _) | (_, None) => true,
             (Some(grants), Some(subject)) => grants.fit(subject, &self.groups, client),
         };
@@ -407,10 +407,9 @@ impl Authenticated {
     }
 }
 
-/// Whether an access still holds after a change of the catalog, and what has become of it: none if
-/// its tenant or server is gone, its API key was removed or means somebody else, its issuer is no
-/// longer trusted, its grant was revoked, or its server is no longer granted. Times are not looked
-/// at.
+/// Renews an access after a change of the catalog. None if its tenant or server is gone, its API
+/// key was removed or has another subject, its issuer is no longer trusted, its grant was revoked,
+/// or its server is no longer granted. Expiry is not checked.
 pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
     let as_it_was = |groups| Authenticated {
@@ -448,7 +447,7 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     (renewed.principal == access.principal).then_some(renewed)
 }
 
-/// When to come back while what was revoked is being read.
+/// Delay before a retry while revocations are being read.
 const AGAIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

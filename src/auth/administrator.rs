@@ -1,7 +1,7 @@
-//! Who may administrate: operators, who see every tenant, and administrators of one.
+//! Administrators: operators, who see every tenant, and administrators of one tenant.
 //!
-//! Both prove it by an API key with the scope `admin`: an operator's belongs to no tenant. Not
-//! here: what may be administrated (`http/admin`).
+//! Both present an API key with the scope `admin`; an operator's key belongs to no tenant. Not
+//! here: the administration operations (`http/admin`).
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use super::{
     access::{Credential, Verifier},
     api_key,
     denials::{Caller, Denial},
-    principals::{API_KEY_ISSUER, Principal},
+    principals::by_key,
 };
 use crate::{
     database::{Author, Expected, Failure},
@@ -25,54 +25,54 @@ use crate::{
     telemetry::Denied,
 };
 
-/// Somebody who may administrate.
+/// An administrator.
 #[derive(Clone, Debug)]
 pub(crate) struct Administrator {
-    /// Who it is, for the audit trail.
+    /// The actor in audit records.
     pub(crate) actor: String,
-    /// The only tenant that it sees; none sees all.
+    /// The only visible tenant; none for an operator.
     tenant: Option<String>,
 }
 
 impl Administrator {
-    /// Whether it is an operator.
+    /// Reports whether this is an operator.
     pub(crate) fn is_operator(&self) -> bool {
         self.tenant.is_none()
     }
 
-    /// Whether what belongs to `tenant` exists for it.
+    /// Reports whether the objects of `tenant` are visible.
     pub(crate) fn sees(&self, tenant: &str) -> bool {
         self.tenant.as_ref().is_none_or(|own| own == tenant)
     }
 
-    /// The only tenant that it sees.
+    /// The only visible tenant.
     pub(crate) fn tenant(&self) -> Option<&str> {
         self.tenant.as_deref()
     }
 }
 
-/// Why somebody may not.
+/// The reason why a request may not administrate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AdministratorRefusal {
-    /// There were no credentials.
+    /// No credential.
     NoToken,
-    /// They are worth nothing here.
+    /// An invalid credential.
     BadToken,
-    /// They lack the scope.
+    /// The scope is missing.
     NoScope,
 }
 
 impl Verifier {
-    /// Waits until the denials that were reported are on record, but not for long.
+    /// Waits for a short time until reported denials are in the audit trail.
     pub(crate) async fn settle(&self) {
         self.0.denials.settle().await;
     }
 
-    /// Whom a credential shows, if that is somebody who may administrate.
+    /// The administrator with this credential.
     ///
     /// # Errors
     ///
-    /// Why not; it has been reported.
+    /// The reason why there is none; it has been reported.
     pub(crate) fn administrator(
         &self,
         catalog: &Catalog,
@@ -127,9 +127,7 @@ impl Verifier {
             );
         };
         if !key.scopes.iter().any(|scope| scope == ADMIN_SCOPE) {
-            let (issuer, subject) = (Some(API_KEY_ISSUER), Some(key.subject.as_str()));
-            let who = Principal::new(&tenant.name, issuer, subject, Some(&key.name));
-            let (who, reason) = (Caller::Known(who), Denied::NoGrant);
+            let (who, reason) = (Caller::Known(by_key(tenant, &key)), Denied::NoGrant);
             return deny(
                 AdministratorRefusal::NoScope,
                 who,
@@ -145,12 +143,12 @@ impl Verifier {
     }
 }
 
-/// Sees to it that somebody can get in: with the key that was `given`, or, where no operator has
-/// one that holds, with a new one in `{data_dir}/admin.key` that only its owner may read.
+/// Ensures that an operator can log in: with the `given` key or, if no operator has a valid key,
+/// with a new one in `{data_dir}/admin.key`, readable by its owner only.
 ///
 /// # Errors
 ///
-/// Those of the store; `Bug` if the file cannot be written, and nobody can get in.
+/// Those of the store; `Bug` if the file cannot be written.
 pub(crate) async fn ensure_operator(
     live: &Live,
     given: Option<&str>,
@@ -162,7 +160,7 @@ pub(crate) async fn ensure_operator(
     if let Some(given) = given {
         let known = api_key::hash_of(given).and_then(|hash| snapshot.operator_keys.get(&hash));
         if !known.is_some_and(|key| key.holds(now)) {
-            // One that has ended holds again, by its own name: no two keys have one text.
+            // An expired key becomes valid again under its own name: each key has one object.
             let name = known.map_or("environment", |key| &key.name);
             let name = ObjectName::operator_key(name);
             store
@@ -178,7 +176,7 @@ pub(crate) async fn ensure_operator(
     }
     let name = ObjectName::operator_key("first");
     let before = store.get(&name).await?;
-    // Whoever was faster than this is seen now, whoever is from here on by its version.
+    // A refresh shows concurrent writers up to here; the expected version detects later ones.
     live.refresh().await?;
     if is_open(&live.snapshot().operator_keys) {
         return Ok(());
@@ -188,7 +186,7 @@ pub(crate) async fn ensure_operator(
     let key = key_file(&file)
         .map_err(|error| Failure::Bug(format!("cannot write {}: {error}", file.display())))?;
     match store.put(&name, key_object(&key), expected, &author).await {
-        // Another replica was faster: its file has the key.
+        // Another replica was faster, and its file has the key.
         Err(Failure::Conflict) => _ = fs::remove_file(&file),
         other => {
             other?;
@@ -203,7 +201,7 @@ fn key_object(key: &str) -> Object {
     Object::new(Kind::ApiKey, Document::from_iter([hash]))
 }
 
-/// The key in a file; a new one where there is none that could be one.
+/// Reads the key in a file, or writes a new one if there is no valid key.
 fn key_file(path: &Path) -> io::Result<String> {
     match fs::read_to_string(path) {
         Ok(text) if api_key::hash_of(text.trim()).is_some() => {
@@ -226,5 +224,5 @@ fn key_file(path: &Path) -> io::Result<String> {
     Ok(key)
 }
 
-/// The scope of those who administrate.
+/// The scope of administrators.
 pub(crate) const ADMIN_SCOPE: &str = "admin";

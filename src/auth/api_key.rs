@@ -1,9 +1,8 @@
-//! API keys: how they are made, told from other texts, and found.
+//! API keys: generation, syntax and look-up.
 //!
-//! `lgk_`, 43 random letters and digits (256 bits), and a checksum of 6, so that scanners find a
-//! leaked key and a mistyped one is recognised without a look-up. Only the SHA-256 of the whole
-//! text is kept: that is enough for a secret which nobody can guess, and looking up by it tells
-//! nothing by its time.
+//! A key is `lgk_`, 43 random letters and digits (256 bits), and a checksum of 6, so that scanners
+//! find leaked keys and mistyped ones cost no look-up. Only the SHA-256 of the whole text is
+//! stored: that suffices for a random secret, and a look-up by it leaks nothing through timing.
 
 use std::sync::Arc;
 
@@ -15,13 +14,13 @@ use aws_lc_rs::{
 
 use crate::declare::{ApiKey, Tenant};
 
-/// A new key; its text is shown once and kept by nobody.
+/// A new key; its text is shown once and not stored.
 pub(crate) fn generate(random: &dyn SecureRandom) -> Result<String, Unspecified> {
     let mut text = PREFIX.to_owned();
     let mut bytes = [0; 64];
     while text.len() < PREFIX.len() + RANDOM {
         random.fill(&mut bytes)?;
-        // Bytes above the last whole multiple would make the first letters likelier.
+        // Bytes above the last whole multiple would favour the first letters.
         let fair = bytes.iter().filter(|byte| usize::from(**byte) < 62 * 4);
         let letters = fair.map(|byte| char::from(LETTERS[usize::from(*byte) % 62]));
         text.extend(letters.take(PREFIX.len() + RANDOM - text.len()));
@@ -30,27 +29,27 @@ pub(crate) fn generate(random: &dyn SecureRandom) -> Result<String, Unspecified>
     Ok(text + &sum)
 }
 
-/// What a manifest has of a key.
+/// The digest of a key, as manifests contain it.
 pub(crate) fn fingerprint(key: &str) -> String {
     let hex: String = hash(key).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{hex}")
 }
 
-/// Whether a credential is meant to be one of ours, whatever it is worth.
+/// Reports whether a credential has the prefix of API keys, valid or not.
 pub(super) fn is_meant(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
 
-/// The key `text` of this tenant, if it is one and holds at `now`.
+/// The key `text` of this tenant, if it is valid at `now`.
 pub(super) fn find(tenant: &Tenant, text: &str, now: u64) -> Option<([u8; 32], Arc<ApiKey>)> {
     let hash = hash_of(text)?;
     let key = tenant.api_keys.get(&hash)?;
-    // No leeway: operator and gateway mean the same clock.
+    // No leeway: operator and gateway use the same clock.
     let holds = key.expires.is_none_or(|expires| now < expires);
     holds.then(|| (hash, Arc::clone(key)))
 }
 
-/// The hash by which a key is found; none for a text that cannot be one.
+/// The digest of a well-formed key.
 pub(crate) fn hash_of(text: &str) -> Option<[u8; 32]> {
     is_well_formed(text).then(|| hash(text))
 }
@@ -84,7 +83,7 @@ fn hash(text: &str) -> [u8; 32] {
     hash
 }
 
-/// What every key begins with.
+/// The prefix of every key.
 const PREFIX: &str = "lgk_";
 /// 62^43 is more than 2^256.
 const RANDOM: usize = 43;

@@ -1,8 +1,8 @@
-//! Access tokens of a tenant's own authorization server, read without asking anybody.
+//! Access tokens of the tenant's own authorization server, verified without requests.
 //!
-//! A token is worth something as long as the snapshot says so: its key is one of the tenant's, its
-//! grant was not revoked, and whom and what it names is still declared. Not here: how tokens are
-//! made (`oauth`), and how a snapshot learns what was revoked (`control/live`).
+//! A token is valid as long as the snapshot says so: its signing key is the tenant's, its grant is
+//! not revoked, and its subject and client are still declared. Not here: the issue of tokens
+//! (`oauth`), and updates of revocations (`snapshot`).
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
@@ -19,25 +19,24 @@ use crate::{
     declare::{Algorithm, Builtin, Tenant, User},
 };
 
-/// Tokens that were good, so that one that comes again costs a hash.
+/// Verified tokens, so that a repeated token costs a hash.
 pub(super) struct Tokens {
     verified: Cache<[u8; 32], Arc<OwnToken>>,
 }
 
-/// A token whose signature was good.
+/// A token with a valid signature.
 pub(super) struct OwnToken {
-    /// Whom it shows.
+    /// Its principal.
     pub(super) principal: Principal,
-    /// What it says.
+    /// Its claims.
     pub(super) claims: Claims,
-    /// What it rests on.
+    /// Its grant and key.
     pub(super) basis: GrantBasis,
     /// The public key that signed it.
     public: [u8; 32],
 }
 
-/// What a token rests on beside whom and what it names; of a session, what all tokens do that were
-/// used with it. Each of them by its grant and the key that signed it.
+/// The grant and signing key of a token, or of all tokens that were used with a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GrantBasis(Arc<[(Uuid, Arc<str>)]>);
 
@@ -46,26 +45,26 @@ impl GrantBasis {
         Self(Arc::new([(grant, kid.into())]))
     }
 
-    /// It with `other`; none if that is nothing new.
+    /// The union with `other`; none if that adds nothing.
     pub(super) fn joined(&self, other: &Self) -> Option<Self> {
         let is_new = |one: &&(Uuid, Arc<str>)| !self.0.contains(one);
         let new: Vec<_> = other.0.iter().filter(is_new).cloned().collect();
         if new.is_empty() {
             return None;
         }
-        // The oldest go first, when somebody makes up more and more.
+        // The oldest are dropped first, against a flood of them.
         let all = self.0.iter().cloned().chain(new);
         let excess = all.clone().count().saturating_sub(JOINED);
         Some(Self(all.skip(excess).collect()))
     }
 }
 
-/// The groups of somebody.
+/// The groups of a principal.
 #[derive(Clone, Debug)]
 pub(super) enum Groups {
-    /// As a token said.
+    /// As claimed by a token.
     Said(Arc<[String]>),
-    /// As they are declared now.
+    /// As currently declared.
     Of(Arc<User>),
 }
 
@@ -96,12 +95,12 @@ impl Tokens {
         }
     }
 
-    /// What an access token of `tenant` says, if it is one, holds at `now`, and is meant for a
-    /// resource that `is_audience` knows. What has become of its grant is [`groups`]' to say.
+    /// Verifies an access token of `tenant` for a resource that `is_audience` accepts. Revocation
+    /// is checked by [`groups`].
     ///
     /// # Errors
     ///
-    /// Why not, for the log.
+    /// The reason for the log.
     pub(super) async fn verify(
         &self,
         (tenant, issued): (&Tenant, &Issued),
@@ -112,7 +111,7 @@ impl Tokens {
     ) -> Result<Arc<OwnToken>, &'static str> {
         let is_meant = |claims: &Claims| {
             claims.hold(now)?;
-            // RFC 9068, section 4: never one that is good elsewhere too.
+            // RFC 9068, section 4: a single audience, so that the token is of no use elsewhere.
             match claims.audiences.as_slice() {
                 [audience] if is_audience(audience) => Ok(()),
                 _ => Err("another audience"),
@@ -142,7 +141,7 @@ impl Tokens {
         let kid = token.kid().ok_or("no kid")?;
         let key = keys.iter().find(|key| key.kid == kid);
         let key = key.ok_or("an unknown key")?;
-        // The dearest step comes last.
+        // The most expensive step comes last.
         let grant = token.text("grant")?.and_then(|id| Uuid::try_parse(id).ok());
         let grant = grant.ok_or("no grant")?;
         token.numeric_date("iat")?.ok_or("no iat")?;
@@ -162,12 +161,12 @@ impl Tokens {
     }
 }
 
-/// The groups of somebody with a token of `tenant`, as long as it is worth something: `said` are
-/// those that it names.
+/// The current groups of a principal with a token of `tenant`; `said` are those that the token
+/// claims.
 ///
 /// # Errors
 ///
-/// Why it is not, for the log.
+/// The reason why the token is no longer valid, for the log.
 pub(super) fn groups(
     (tenant, builtin): (&str, &Builtin),
     issued: &Issued,
@@ -188,7 +187,7 @@ pub(super) fn groups(
         return Err("a client that is gone");
     }
     let subject = principal.subject().ok_or("no sub")?;
-    // No local name has such a sign.
+    // Local names cannot contain this character.
     if subject.contains('#') {
         let is_let_in = builtin.still_lets_in(subject, said);
         let groups = is_let_in.then(|| said.clone());
@@ -199,10 +198,10 @@ pub(super) fn groups(
     Ok(Groups::Of(Arc::clone(user)))
 }
 
-/// Whether there still may be such a client: those that registered are ended by a revocation, the
-/// others by the operator's word.
+/// Reports whether a client may still exist: revocation ends registered clients, the operator's
+/// declaration the others.
 fn is_client(builtin: &Builtin, client: &str) -> bool {
-    // A document may be asked for without TLS where `outbound.allow` says so.
+    // Documents may be fetched without TLS where `outbound.allow` permits it.
     if client.starts_with("https://") || client.starts_with("http://") {
         builtin.documents
     } else {
@@ -210,15 +209,14 @@ fn is_client(builtin: &Builtin, client: &str) -> bool {
     }
 }
 
-/// What the ids of clients begin with that registered themselves; no name that an operator gives
-/// can.
+/// The prefix of registered client ids; declared ids cannot have it.
 pub(crate) const REGISTERED: &str = "c_";
 
-/// Grants and keys that a session rests on.
+/// Maximum grants and keys of a session.
 const JOINED: usize = 32;
-/// Tokens that are remembered; about 1 KiB each.
+/// Maximum cached tokens; about 1 KiB each.
 const VERIFIED: u64 = 32_768;
-/// The longest that one lives, and a little.
+/// The maximum lifetime of a token, and a little more.
 const VERIFIED_LIFE: Duration = Duration::from_mins(17);
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
-//! Callers that were turned away, for the audit: the first time at once, the rest folded.
+//! Audit of denied requests: the first is recorded at once, repetitions are folded.
 //!
-//! A client in a loop, or somebody who guesses, must not fill the log (CONTRACT P152). Not here:
-//! who is turned away, and why.
+//! A client in a loop, or a guesser, must not fill the log. Not here: the decision to deny.
 
 use std::{
     collections::HashMap,
@@ -24,33 +23,33 @@ use crate::{
     telemetry::{Denied, Metrics},
 };
 
-/// One denied access.
+/// A denied request.
 #[derive(Clone, Debug)]
 pub(crate) struct Denial {
-    /// Who called.
+    /// The caller.
     pub(crate) who: Caller,
     /// The tenant in the path.
     pub(crate) tenant: Arc<str>,
-    /// The server in the path, whether there is one or not; empty where the path names none.
+    /// The server in the path, which may not exist; empty if the path names none.
     pub(crate) server: Arc<str>,
     /// The kind of endpoint: `mcp`, `sse`, `messages` or `login`.
     pub(crate) route: &'static str,
-    /// Why.
+    /// The reason.
     pub(crate) reason: Denied,
-    /// In a few words; never anything of the credentials.
+    /// A short description without any part of the credentials.
     pub(crate) detail: &'static str,
 }
 
-/// Who called, as well as that is known.
+/// The caller, as far as known.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Caller {
-    /// Somebody whose credentials are good.
+    /// A principal with valid credentials.
     Known(Principal),
-    /// Somebody at an address.
+    /// An unknown caller at an address.
     At(Option<IpAddr>),
 }
 
-/// What was denied in the last minute; a handle over one shared table.
+/// The denials of the last minute; a handle to one shared table.
 #[derive(Clone)]
 pub(crate) struct Denials {
     table: Arc<Table>,
@@ -59,18 +58,18 @@ pub(crate) struct Denials {
     settled: Arc<Settled>,
 }
 
-/// How much of what was written is known to be in the audit trail. Counted, since several that are
-/// denied at once all wait, whoever of them asks first.
+/// Progress of the audit trail. Counters, so that concurrent callers all wait, whichever asks
+/// first.
 #[derive(Default)]
 struct Settled {
-    /// What was written so far.
+    /// Records written.
     written: AtomicU64,
-    /// What of it is on record.
+    /// Records known to be stored.
     recorded: AtomicU64,
 }
 
 impl Settled {
-    /// Waits for `record`, unless all that was written before is on record.
+    /// Waits for `record`, unless all earlier writes are stored.
     async fn wait(&self, record: impl Future<Output = ()>) {
         let written = self.written.load(Ordering::Acquire);
         if self.recorded.load(Ordering::Acquire) < written {
@@ -86,7 +85,7 @@ impl Settled {
 )]
 type Table = std::sync::Mutex<HashMap<(Caller, Arc<str>), Folded>>;
 
-/// What came after the first one.
+/// The repetitions of a denial.
 struct Folded {
     began: Instant,
     count: u64,
@@ -104,13 +103,12 @@ impl Denials {
         }
     }
 
-    /// Waits until what was written is in the audit trail, but not for long.
+    /// Waits for a short time until all writes are in the audit trail.
     pub(crate) async fn settle(&self) {
         self.settled.wait(self.trail.settle()).await;
     }
 
-    /// Takes note of a denied access, and writes it down if it is the first of its caller at this
-    /// tenant within a minute.
+    /// Counts a denial, and records it if it is the caller's first at this tenant within a minute.
     pub(crate) fn report(&self, denial: Denial) {
         self.metrics.denied(denial.reason);
         let now = Instant::now();
@@ -135,7 +133,7 @@ impl Denials {
         self.write(&denial, 1);
     }
 
-    /// Writes what was folded, once a minute for each caller, and the rest when `stop` comes.
+    /// Records folded denials once a minute per caller, and the rest at `stop`.
     pub(super) async fn watch(self, stop: CancellationToken) {
         loop {
             let ended = tokio::time::timeout(SWEEP, stop.cancelled()).await.is_ok();
@@ -146,7 +144,7 @@ impl Denials {
         }
     }
 
-    /// Forgets what is at least so old, and writes what was folded of it.
+    /// Removes entries of at least this age and records their repetitions.
     fn sweep(&self, age: Duration) -> usize {
         let now = Instant::now();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
@@ -162,7 +160,7 @@ impl Denials {
             .count()
     }
 
-    /// `count` accesses, of which this is the last.
+    /// Records `count` denials, of which this is the last.
     fn write(&self, denial: &Denial, count: u64) {
         log(denial, count);
         let (actor, address) = match &denial.who {
@@ -188,7 +186,7 @@ impl Denials {
     }
 }
 
-/// The line of the log.
+/// Writes the log line.
 fn log(denial: &Denial, count: u64) {
     let (principal, address) = match &denial.who {
         Caller::Known(principal) => (Some(principal.key()), None),
@@ -211,11 +209,11 @@ fn log(denial: &Denial, count: u64) {
     );
 }
 
-/// How long the accesses of one caller are folded.
+/// Time for which denials of one caller are folded.
 const MINUTE: Duration = Duration::from_mins(1);
-/// How often the table is looked through.
+/// Interval between sweeps of the table.
 const SWEEP: Duration = Duration::from_secs(5);
-/// Callers that are told apart.
+/// Maximum callers in the table.
 const CALLERS: usize = 4096;
 
 #[cfg(test)]

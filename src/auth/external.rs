@@ -1,7 +1,7 @@
-//! Other authorization servers: where their keys are, and whether a token is one of theirs.
+//! Access tokens of other authorization servers, and the keys that verify them.
 //!
-//! What a token says decides nothing about what is asked of whom: documents come from the issuer
-//! that the operator named, and the keys from where its metadata says (RFC 8414, section 2).
+//! Tokens do not influence requests: metadata comes from the issuer that the operator declared,
+//! keys from the `jwks_uri` of that metadata (RFC 8414, section 2).
 
 use std::{
     collections::HashMap,
@@ -22,32 +22,31 @@ use super::{
 };
 use crate::{base::Outbound, declare::External, endpoint::issuer_metadata_urls};
 
-/// Every issuer that was asked for so far; clones share them.
+/// The issuers in use; clones share them.
 #[derive(Clone)]
 pub(super) struct Issuers {
-    /// Tenants with the same settings share an issuer's keys, which are public. What a tenant may
-    /// do with a token is decided each time.
+    /// Tenants with equal settings share an issuer's public keys. Access is decided per tenant.
     known: Cache<Arc<External>, Arc<Issuer>>,
     means: KeyFetch,
 }
 
-/// What it takes to fetch.
+/// The means to fetch keys.
 #[derive(Clone)]
 pub(super) struct KeyFetch {
-    /// By which documents are got.
+    /// The HTTP client.
     pub(super) outbound: Outbound,
-    /// Where fetches belong.
+    /// The tracker of fetch tasks.
     pub(super) tracker: TaskTracker,
-    /// Ends them.
+    /// Cancels fetch tasks.
     pub(super) stop: CancellationToken,
 }
 
-/// Why a token was not believed.
+/// The reason why a token is not accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum TokenError {
-    /// It is not worth anything; the text is for the log.
+    /// The token is invalid; the text is for the log.
     Invalid(&'static str),
-    /// The issuer's keys are not to be had now.
+    /// The issuer's keys are unavailable.
     Unavailable(Duration),
 }
 
@@ -60,8 +59,7 @@ impl Issuers {
         Self { known, means }
     }
 
-    /// What an access token of the issuer says, if it is one, holds at `now`, and is meant for a
-    /// resource that `is_audience` knows.
+    /// Verifies an access token of the issuer for a resource that `is_audience` accepts.
     pub(super) async fn verify(
         &self,
         settings: &Arc<External>,
@@ -88,7 +86,7 @@ impl Issuers {
             return Ok(known);
         }
         let token = Token::parse(text, (&**settings).into()).map_err(TokenError::Invalid)?;
-        // Before any key is asked for: what is of no use here costs the issuer nothing.
+        // Checked before keys: a useless token costs the issuer nothing.
         is_meant(&token.claims)?;
         let key = issuer.signer(&token).await?;
         let verified = Arc::new(ExternalToken {
@@ -101,18 +99,18 @@ impl Issuers {
     }
 }
 
-/// A token whose signature was good.
+/// A token with a valid signature.
 pub(super) struct ExternalToken {
-    /// What it says.
+    /// Its claims.
     pub(super) claims: Claims,
-    /// Who signed it: it is worth as much as that key is now.
+    /// The signing key, on which its validity depends.
     key: KeyId,
-    /// Whom it shows to the tenant that saw it first, which is almost always the only one.
+    /// The principal at the first tenant that saw the token, almost always the only one.
     principal: OnceLock<Principal>,
 }
 
 impl ExternalToken {
-    /// Whom it shows to a tenant that trusts `issuer`.
+    /// The principal at a tenant that trusts `issuer`.
     pub(super) fn principal(&self, tenant: &str, issuer: &str) -> Principal {
         let (subject, client) = (&self.claims.subject, self.claims.client.as_deref());
         let new = || Principal::new(tenant, Some(issuer), Some(subject), client);
@@ -130,7 +128,7 @@ struct Issuer {
     settings: Arc<External>,
     means: KeyFetch,
     state: KeyStateLock,
-    /// By the SHA-256 of a token, so that a token that comes again costs a hash.
+    /// Verified tokens by SHA-256, so that a repeated token costs a hash.
     verified: Cache<KeyId, Arc<ExternalToken>>,
 }
 
@@ -140,19 +138,19 @@ struct Issuer {
 )]
 type KeyStateLock = std::sync::Mutex<KeyState>;
 
-/// What is known of an issuer's keys.
+/// The state of an issuer's keys.
 struct KeyState {
-    /// The last ones, and when they came.
+    /// The last keys, and the time of their fetch.
     keys: Option<(Arc<KeySet>, Instant)>,
-    /// Becomes true when the fetch that is under way has ended.
+    /// Turns true at the end of the current fetch.
     flight: Option<watch::Receiver<bool>>,
-    /// Failures in a row.
+    /// Consecutive failures.
     failures: u32,
-    /// After a failure: not before this.
+    /// The earliest time of the next fetch after a failure.
     again: Instant,
-    /// Fetches that tokens with unknown keys may still cause, and when that was counted.
+    /// Remaining fetches for unknown keys, and the time of that count.
     allowance: (u32, Instant),
-    /// Key ids that were looked for in vain, and until when that is believed.
+    /// Key ids that were not found, and the time until which that holds.
     missing: HashMap<String, Instant>,
 }
 
@@ -181,7 +179,7 @@ impl Issuer {
         act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A token that was verified before, unless its key has been taken away since.
+    /// A cached token, unless its key has been removed since.
     async fn recall(self: &Arc<Self>, hash: &KeyId) -> Option<Arc<ExternalToken>> {
         let known = self.verified.get(hash).await?;
         let keys = self.current()?;
@@ -192,8 +190,7 @@ impl Issuer {
         None
     }
 
-    /// The keys, if they may be believed; when they are no longer fresh, others are fetched
-    /// meanwhile.
+    /// The keys, if recent enough to use; stale keys are refreshed in the background.
     fn current(self: &Arc<Self>) -> Option<Arc<KeySet>> {
         let now = Instant::now();
         let (keys, age) = self.with(|state| {
@@ -206,7 +203,7 @@ impl Issuer {
         (age < KEYS_MAX).then_some(keys)
     }
 
-    /// The key that made a token.
+    /// The key that signed a token.
     async fn signer(self: &Arc<Self>, token: &Token<'_>) -> Result<KeyId, TokenError> {
         let keys = match self.current() {
             Some(keys) => keys,
@@ -230,7 +227,7 @@ impl Issuer {
         }
     }
 
-    /// Keys, where there are none yet: everybody waits for the same fetch.
+    /// The first keys: all callers wait for the same fetch.
     async fn first(self: &Arc<Self>) -> Result<Arc<KeySet>, TokenError> {
         let now = Instant::now();
         let unavailable = || {
@@ -242,18 +239,18 @@ impl Issuer {
         self.current().ok_or_else(unavailable)
     }
 
-    /// Keys that came after `old`, if a fetch brings any.
+    /// Keys newer than `old`, if a fetch returns any.
     async fn newer(self: &Arc<Self>, old: &Arc<KeySet>) -> Option<Arc<KeySet>> {
         landed(self.fetch(Instant::now())?).await;
         self.current().filter(|keys| !Arc::ptr_eq(keys, old))
     }
 
-    /// Whether a token with an unknown key may cause a fetch: a key that was looked for in vain
-    /// does not, and all others together only so often.
+    /// Reports whether a token with an unknown key may cause a fetch: not for a key id that was not
+    /// found recently, and otherwise at a limited rate.
     fn may_ask(&self, kid: Option<&str>) -> bool {
         let now = Instant::now();
         self.with(|state| {
-            // After a failure nothing is asked for a while, and nothing is used up.
+            // During backoff nothing is fetched, and the allowance is kept.
             if state.flight.is_none() && now < state.again {
                 return false;
             }
@@ -266,7 +263,7 @@ impl Issuer {
             if earned > 0 {
                 (*left, *counted) = ((*left + earned).min(ALLOWANCE), now);
             }
-            // Whoever joins a fetch that is under way costs nothing.
+            // Joining a current fetch costs nothing.
             if state.flight.is_some() {
                 return true;
             }
@@ -288,11 +285,11 @@ impl Issuer {
         }
     }
 
-    /// The fetch that is under way, or a new one; none so soon after a failure.
+    /// The current fetch, or a new one; none during backoff.
     fn fetch(self: &Arc<Self>, now: Instant) -> Option<watch::Receiver<bool>> {
         let (ended, flight) = watch::channel(false);
         let running = self.with(|state| {
-            // One whose task is gone without a word counts for nothing.
+            // A fetch whose task is gone does not count.
             state.flight.take_if(|flight| flight.has_changed().is_err());
             if state.flight.is_none() && now >= state.again {
                 state.flight = Some(flight.clone());
@@ -312,7 +309,7 @@ impl Issuer {
                 () = issuer.means.stop.cancelled() => Err("the gateway ends".to_owned()),
             };
             issuer.land(fetched);
-            // Nobody may be waiting any more.
+            // All receivers may be gone.
             let _ = ended.send(true);
         });
         Some(flight)
@@ -338,7 +335,7 @@ impl Issuer {
         });
     }
 
-    /// Metadata, then keys.
+    /// Fetches metadata, then keys.
     async fn ask(&self) -> Result<KeySet, String> {
         let mut last = "no metadata".to_owned();
         for url in issuer_metadata_urls(&self.settings.issuer) {
@@ -358,12 +355,12 @@ impl Issuer {
     }
 }
 
-/// Waits for the end of a fetch, which has its own deadline; this one is for its task's turn.
+/// Waits for the end of a fetch, which has its own deadline; this one covers scheduling.
 async fn landed(mut flight: watch::Receiver<bool>) {
     let _ = tokio::time::timeout(FETCH * 2, flight.wait_for(|ended| *ended)).await;
 }
 
-/// Where the keys are, by metadata that must be of that very issuer (RFC 8414, section 3.3).
+/// The `jwks_uri` of metadata, whose issuer must match exactly (RFC 8414, section 3.3).
 fn jwks_uri(document: &[u8], issuer: &str) -> Result<String, &'static str> {
     #[derive(Deserialize)]
     struct Metadata {
@@ -379,31 +376,31 @@ fn jwks_uri(document: &[u8], issuer: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Issuers that are kept, and for how long without a token.
+/// Maximum cached issuers, and their lifetime without a token.
 const ISSUERS: u64 = 1024;
 const ISSUER_IDLE: Duration = Duration::from_secs(24 * 3600);
-/// Tokens of one issuer that are remembered; about 1 KiB each.
+/// Maximum cached tokens of one issuer; about 1 KiB each.
 const VERIFIED: u64 = 10_000;
-/// They end by themselves; this bounds what nobody uses.
+/// Upper bound for tokens with a later expiry.
 const VERIFIED_LIFE: Duration = Duration::from_secs(3600);
-/// Keys are fetched anew when they are older, so that those taken away are noticed.
+/// Age from which keys are refreshed, so that removed ones are noticed.
 const KEYS_FRESH: Duration = Duration::from_secs(300);
-/// If that fails for so long, they are not believed any more.
+/// Age from which keys are no longer used.
 const KEYS_MAX: Duration = Duration::from_secs(3600);
-/// All documents of one fetch together.
+/// Deadline of one fetch, all documents together.
 const FETCH: Duration = Duration::from_secs(5);
-/// After the first failure; doubled by each further one.
+/// Delay after the first failure, doubled by each further one.
 const BACKOFF: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// Fetches that unknown keys may cause at once, and how soon there is one more.
+/// Maximum fetches at once for unknown keys, and the interval at which one more is allowed.
 const ALLOWANCE: u32 = 4;
 const ALLOWANCE_EVERY: Duration = Duration::from_secs(15);
-/// Key ids that are known to be unknown; when there are more, somebody makes them up.
+/// Maximum remembered unknown key ids; more are a flood of invented ones.
 const MISSING: usize = 256;
 const MISSING_FOR: Duration = Duration::from_secs(30);
-/// Metadata is a few KiB.
+/// Maximum size of metadata in bytes.
 const METADATA_BYTES: usize = 64 << 10;
-/// A few dozen keys.
+/// Maximum size of a key set in bytes: a few dozen keys.
 const KEYS_BYTES: usize = 256 << 10;
 
 #[cfg(test)]

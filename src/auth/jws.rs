@@ -1,6 +1,6 @@
-//! Signed texts and the keys that make them (RFC 7515, 7517), as pure functions.
+//! Signatures and key sets (RFC 7515, 7517), without I/O.
 //!
-//! Not here: what a token says (`jwt`), and where keys come from.
+//! Not here: claims (`jwt`), and the fetching of keys.
 
 use std::{collections::HashSet, fmt};
 
@@ -15,18 +15,19 @@ use serde_json::{Map, Value};
 
 use crate::declare::{ALGORITHMS, Algorithm};
 
-/// Something signed, without what it says, whose signature nobody has looked at yet.
+/// A signed text with its signature not yet verified, without its payload.
 pub(crate) struct Jws<'t> {
-    /// What is signed: the first two parts.
+    /// The signed part: header and payload.
     signed: &'t str,
-    /// The third part.
+    /// The signature part.
     signature: &'t str,
     algorithm: Algorithm,
     pub(super) kid: Option<String>,
 }
 
 impl Jws<'_> {
-    /// Whether this Ed25519 key signed it. The key says what it is for; the token does not.
+    /// Verifies the signature with this Ed25519 key. The key determines the algorithm; the token
+    /// does not.
     pub(super) fn is_signed_by(&self, public: &[u8; 32]) -> bool {
         let Ok(signature) = URL_SAFE_NO_PAD.decode(self.signature) else {
             return false;
@@ -35,7 +36,7 @@ impl Jws<'_> {
         self.algorithm == Algorithm::EdDsa && key.verify(self.signed.as_bytes(), &signature).is_ok()
     }
 
-    /// Whether it is signed by an Ed25519 key of these, each with its id: by the one that it names.
+    /// Verifies the signature with the key among `keys` that the token names.
     pub(crate) fn is_of<'k>(
         &self,
         mut keys: impl Iterator<Item = (&'k str, &'k [u8; 32])>,
@@ -45,14 +46,14 @@ impl Jws<'_> {
     }
 }
 
-/// The header and the payload of a JWT whose signature nobody has looked at yet.
+/// Header and payload of a JWT with its signature not yet verified.
 pub(crate) type Opened<'t> = (Map<String, Value>, Map<String, Value>, Jws<'t>);
 
-/// Takes a JWT apart that is signed by one of `algorithms`.
+/// Parses a JWT that is signed by one of `algorithms`, without verification.
 ///
 /// # Errors
 ///
-/// Why it cannot be believed, for the log.
+/// The reason why it is invalid, for the log.
 pub(crate) fn parse_unverified<'t>(
     text: &'t str,
     algorithms: &[Algorithm],
@@ -68,8 +69,8 @@ pub(crate) fn parse_unverified<'t>(
     let algorithm = known.map(|(_, algorithm)| *algorithm);
     let algorithm = algorithm.filter(|algorithm| algorithms.contains(algorithm));
     let algorithm = algorithm.ok_or("an algorithm that is not allowed")?;
-    // What must be understood is not (RFC 7515, section 4.1.11). Keys and places of keys that a
-    // token brings along (jwk, jku, x5c, x5u) are never looked at.
+    // Critical extensions are not supported (RFC 7515, section 4.1.11). Keys and key URLs in a
+    // token (jwk, jku, x5c, x5u) are ignored.
     if header.contains_key("crit") || header.contains_key("b64") || header.contains_key("zip") {
         return Err("a header that is not understood");
     }
@@ -86,7 +87,7 @@ pub(crate) fn parse_unverified<'t>(
     Ok((header, object(payload)?, jws))
 }
 
-/// A member that is a text, if it is there.
+/// An optional string member.
 pub(crate) fn string<'p>(
     object: &'p Map<String, Value>,
     name: &str,
@@ -98,7 +99,7 @@ pub(crate) fn string<'p>(
     }
 }
 
-/// One text, or an array of texts.
+/// A string, or an array of strings.
 pub(crate) fn strings(value: &Value) -> Result<Vec<String>, &'static str> {
     let text = |value: &Value| match value {
         Value::String(text) => Ok(text.clone()),
@@ -132,7 +133,7 @@ pub(crate) fn numeric_date(
     }
 }
 
-/// A part of a token: an object in which no name comes twice.
+/// A part of a token: an object without repeated names.
 fn object(part: &str) -> Result<Map<String, Value>, &'static str> {
     let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| "no base64url")?;
     match serde_json::from_slice(&bytes) {
@@ -141,8 +142,8 @@ fn object(part: &str) -> Result<Map<String, Value>, &'static str> {
     }
 }
 
-/// JSON in which names are unique (RFC 7519, section 4): of two readers, one would take the first
-/// and the other the last.
+/// JSON with unique names (RFC 7519, section 4): of two parsers, one might take the first value and
+/// the other the last.
 struct Strict(Value);
 
 impl<'de> Deserialize<'de> for Strict {
@@ -218,30 +219,30 @@ pub(crate) struct KeySet {
     ids: HashSet<KeyId>,
 }
 
-/// Tells keys apart, whatever the issuer calls them.
+/// The identity of a key, independent of its `kid`.
 pub(crate) type KeyId = [u8; 32];
 
 struct Key {
     kid: Option<String>,
-    /// What it can verify, and may.
+    /// The algorithms that it may verify.
     algorithms: Vec<Algorithm>,
     key: DecodingKey,
     id: KeyId,
 }
 
-/// What a key set makes of a token.
+/// The result of a verification against a key set.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Signature {
-    /// Made by this key.
+    /// Signed by this key.
     By(KeyId),
-    /// Not made by the key that it names.
+    /// Not signed by the key that the token names.
     Bad,
-    /// No key here is the one that it names: the issuer may have a newer one.
+    /// The named key is unknown: the issuer may have newer ones.
     NoKey,
 }
 
 impl KeySet {
-    /// Reads a JWK set; keys that are not ours to use are passed over, as RFC 7517, section 5 says.
+    /// Parses a JWK set; unsupported keys are ignored (RFC 7517, section 5).
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let Ok(Strict(set)) = serde_json::from_slice(bytes) else {
             return Err("no JSON, or a name twice");
@@ -252,17 +253,17 @@ impl KeySet {
         Ok(Self { keys, ids })
     }
 
-    /// Whether a key is still one of them.
+    /// Reports whether the set contains a key.
     pub(super) fn has(&self, id: &KeyId) -> bool {
         self.ids.contains(id)
     }
 
-    /// Whether there is nothing in it that could be used.
+    /// Reports whether the set has no usable key.
     pub(crate) fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Looks at a token's signature.
+    /// Verifies a token's signature.
     pub(crate) fn check(&self, token: &Jws<'_>) -> Signature {
         let is_meant = |key: &&Key| match (&token.kid, &key.kid) {
             (Some(wanted), Some(kid)) => wanted == kid,
@@ -276,7 +277,7 @@ impl KeySet {
         let signer = meant.filter(fits).take(TRIES).find(|key| key.made(token));
         match signer {
             Some(key) => Signature::By(key.id),
-            // A token without a kid says nothing about which key it means.
+            // A token without a kid names no key.
             None if token.kid.is_none() => Signature::NoKey,
             None => Signature::Bad,
         }
@@ -293,7 +294,7 @@ impl Key {
         if operations.is_some_and(|all| !all.iter().any(|one| one == "verify")) {
             return None;
         }
-        // The curve, or the size, decides what a key is for; a token does not.
+        // The key type and curve determine the algorithms; the token does not.
         let (key, able, parts): (_, &[Algorithm], _) = match (text("kty")?, text("crv")) {
             ("RSA", _) => {
                 let (n, e) = (text("n")?, text("e")?);
@@ -324,7 +325,7 @@ impl Key {
         };
         let named = |algorithm: &Algorithm| match text("alg") {
             None => true,
-            // RFC 9864 gives EdDSA on this curve a name of its own.
+            // RFC 9864 names EdDSA on this curve separately.
             Some("Ed25519") => *algorithm == Algorithm::EdDsa,
             Some(alg) => ALGORITHMS.contains(&(alg, *algorithm)),
         };
@@ -365,13 +366,13 @@ const RSA: [Algorithm; 6] = [
     Algorithm::Ps384,
     Algorithm::Ps512,
 ];
-/// Larger ones do not fit into what proxies take as one header field.
+/// Maximum size of a token in bytes: proxies accept no larger header field.
 pub(super) const TOKEN_MAX: usize = 8 << 10;
-/// Longer ones are not names of keys.
+/// Maximum size of a key id in bytes.
 const KID_MAX: usize = 256;
-/// Keys of one issuer that are kept.
+/// Maximum keys of one issuer.
 const KEYS_MAX: usize = 64;
-/// Keys that are tried for a token that names none.
+/// Maximum keys to try for a token that names none.
 const TRIES: usize = 8;
-/// 2048 bits.
+/// Minimum size of an RSA modulus in bytes: 2048 bits.
 const RSA_MIN: usize = 256;

@@ -1,7 +1,7 @@
-//! JSON Web Tokens as pure functions: what one says, by which key it is signed, and whether it is
-//! an access token at all (RFC 7519, 7515, 9068; RFC 8725 for what to look at).
+//! Access tokens as JWTs, without I/O: claims, signature, and the distinction from other tokens
+//! (RFC 7519, 7515, 9068; RFC 8725).
 //!
-//! Not here: where keys come from (`external`), and what a claim allows (`auth`).
+//! Not here: the fetching of keys (`external`), and decisions by claims (`access`).
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use serde_json::{Map, Value};
 use super::jws::{Jws, numeric_date, parse_unverified, string, strings};
 use crate::declare::{Algorithm, External};
 
-/// A token whose signature nobody has looked at yet.
+/// A token with its signature not yet verified.
 pub(super) struct Token<'t> {
-    /// How it is signed.
+    /// Its signature.
     pub(super) jws: Jws<'t>,
-    /// `typ` of the header, as it stands there.
+    /// The header's `typ`, unchanged.
     pub(super) kind: Option<String>,
-    /// What it says.
+    /// Its claims.
     pub(super) claims: Claims,
-    /// All of what it says.
+    /// Its whole payload.
     payload: Map<String, Value>,
 }
 
-/// What is looked for in a token.
+/// The expected properties of a token.
 #[derive(Clone, Copy)]
 pub(super) struct ExpectedToken<'e> {
     /// `iss`, byte for byte.
     pub(super) issuer: &'e str,
-    /// Signature algorithms that are believed.
+    /// Accepted signature algorithms.
     pub(super) algorithms: &'e [Algorithm],
     /// The claim that holds the subject's groups.
     pub(super) groups_claim: &'e str,
@@ -43,7 +43,7 @@ impl<'e> From<&'e External> for ExpectedToken<'e> {
     }
 }
 
-/// What an access token says, as far as anybody asks.
+/// The supported claims of an access token.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Claims {
     /// `sub`
@@ -58,12 +58,12 @@ pub(super) struct Claims {
     not_before: u64,
     /// `scope`, or `scp`
     pub(super) scopes: Arc<[String]>,
-    /// The claim that the operator named.
+    /// The groups claim that the operator declared.
     pub(super) groups: Arc<[String]>,
 }
 
 impl Claims {
-    /// Whether it holds at `now`, the clocks of issuer and gateway being a minute apart at most.
+    /// Checks the validity period at `now`, with tolerance for clocks a minute apart.
     pub(super) fn hold(&self, now: u64) -> Result<(), &'static str> {
         if now >= self.expires.saturating_add(LEEWAY) {
             return Err("expired");
@@ -76,12 +76,12 @@ impl Claims {
 }
 
 impl<'t> Token<'t> {
-    /// Reads a token of the issuer that is expected; everything is checked that needs neither a key
-    /// nor the time nor the resource.
+    /// Parses a token of the expected issuer, and checks all that needs neither key nor time nor
+    /// resource.
     ///
     /// # Errors
     ///
-    /// Why it is no access token of that issuer, for the log.
+    /// The reason why it is not an access token of that issuer, for the log.
     pub(super) fn parse(text: &'t str, expected: ExpectedToken<'_>) -> Result<Self, &'static str> {
         let (header, payload, jws) = parse_unverified(text, expected.algorithms)?;
         let kind = string(&header, "typ")?;
@@ -99,23 +99,23 @@ impl<'t> Token<'t> {
         })
     }
 
-    /// The key that it asks for.
+    /// The id of its key.
     pub(super) fn kid(&self) -> Option<&str> {
         self.jws.kid.as_deref()
     }
 
-    /// A further claim, which must be a text.
+    /// Another claim, which must be a string.
     pub(super) fn text(&self, claim: &str) -> Result<Option<&str>, &'static str> {
         string(&self.payload, claim)
     }
 
-    /// A further claim, which must be a time.
+    /// Another claim, which must be a time.
     pub(super) fn numeric_date(&self, claim: &str) -> Result<Option<u64>, &'static str> {
         numeric_date(&self.payload, claim)
     }
 }
 
-/// The type of a token (RFC 9068, section 2.1): an access token, or none in particular.
+/// The type of a token (RFC 9068, section 2.1): an access token, or unspecified.
 fn is_at_jwt(kind: Option<&str>) -> Result<bool, &'static str> {
     let Some(kind) = kind else { return Ok(false) };
     match kind.to_ascii_lowercase().as_str() {
@@ -125,9 +125,9 @@ fn is_at_jwt(kind: Option<&str>) -> Result<bool, &'static str> {
     }
 }
 
-/// A plain JWT must not be a token that was made for something else: ID tokens (OpenID Connect
-/// Core), logout and security event tokens have claims that access tokens do not have, and some
-/// issuers say in the payload what a token is.
+/// Refuses a plain JWT that serves another purpose: ID tokens (OpenID Connect Core), logout and
+/// security event tokens have claims that access tokens lack, and some issuers state the type in
+/// the payload.
 fn check_kind(payload: &Map<String, Value>, is_at_jwt: bool) -> Result<(), &'static str> {
     if !is_at_jwt && FOREIGN.iter().any(|claim| payload.contains_key(*claim)) {
         return Err("a token that is no access token");
@@ -189,7 +189,7 @@ fn claims(
 
 /// Claims of ID tokens (`nonce` and the hashes), of logout and security event tokens (`events`).
 const FOREIGN: [&str; 5] = ["nonce", "at_hash", "c_hash", "s_hash", "events"];
-/// How far clocks may be apart (CONTRACT P66), in seconds.
+/// Tolerated clock difference in seconds.
 const LEEWAY: u64 = 60;
 
 #[cfg(test)]

@@ -1,4 +1,18 @@
-//! Authentication and access: who calls, and what they may use.
+//! Authentication and access: the principal behind a request, and the servers and operations it may
+//! use.
+//!
+//! Not here: issue of tokens (`oauth`), and HTTP responses to refusals (`http`).
+//!
+//! * `access`: the decision on each request, and the proof of it.
+//! * `administrator`: administrators, and the first operator's key.
+//! * `api_key`: API keys: generation, syntax and look-up.
+//! * `builtin`: access tokens of the tenant's own authorization server.
+//! * `denials`: audit of denied requests, the repeated ones folded.
+//! * `external`: access tokens of other authorization servers, and their keys.
+//! * `jws`: signatures and key sets.
+//! * `jwt`: access tokens as JWTs.
+//! * `policy`: the access policy of a server, applied to messages in both directions.
+//! * `principals`: principals, interned.
 
 pub(crate) mod access;
 pub(crate) mod administrator;

@@ -1,13 +1,13 @@
-//! What of a message a server's policy permits: pure functions over messages, one place for
-//! requests, for lists and for notifications.
+//! The access policy of a server, applied to messages: requests and notifications of clients, lists
+//! and notifications of servers. Without I/O.
 //!
-//! Names and URIs are compared as they stand in the message once JSON's own escapes are undone,
-//! and nothing else is: no case, no dot segments, no percent encoding, no Unicode form. The server
-//! gets the same bytes, so what was judged is what it acts on. Which text two names have in
-//! common only the server knows; that is why `allow` is safer than `deny`.
+//! Names and URIs are compared after JSON unescaping and nothing else: no case folding, dot
+//! segments, percent encoding or Unicode normalization. The server receives the same bytes and so
+//! acts on the judged name. Only the server knows which spellings it treats alike; hence `allow` is
+//! safer than `deny`.
 //!
-//! Whatever is refused is answered by its name alone and never by what the server has: a name
-//! that is denied and one that does not exist cannot be told apart by asking.
+//! A refusal repeats only the requested name, so that a denied name and an unknown one look the
+//! same.
 
 use bytes::{Bytes, BytesMut};
 
@@ -17,18 +17,19 @@ use crate::{
     protocol::{Body, Fault, Message, Method, Scanner, Span, json},
 };
 
-/// Why a request is answered in the server's place, as it would answer for what it does not have.
+/// The error response to a request that policy refuses, in the form the server uses for unknown
+/// names.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PolicyRefusal {
-    /// The JSON-RPC code.
+    /// The JSON-RPC error code.
     pub(crate) code: i32,
-    /// The text.
+    /// The message.
     pub(crate) message: String,
-    /// Raw JSON.
+    /// The `data` member, as raw JSON.
     pub(crate) data: Option<String>,
 }
 
-/// A list whose entries policy picks.
+/// A list that policy filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listed {
     /// `tools/list`
@@ -42,7 +43,7 @@ pub(crate) enum Listed {
 }
 
 impl Listed {
-    /// What a request lists, if it does.
+    /// The list that a method requests, if any.
     pub(crate) fn of(method: Method) -> Option<Self> {
         match method {
             Method::ToolsList => Some(Self::Tools),
@@ -53,12 +54,12 @@ impl Listed {
         }
     }
 
-    /// The member of the result that is the list.
+    /// The result member with the list.
     pub(crate) const fn list(self) -> &'static str {
         self.members().0
     }
 
-    /// The member of the result that is the list, and the one of an entry that names it.
+    /// The result member with the list, and the entry member with the name.
     const fn members(self) -> (&'static str, &'static str) {
         match self {
             Self::Tools => ("tools", "name"),
@@ -86,7 +87,7 @@ impl Listed {
     }
 }
 
-/// What a request of the client, or a notification by the same name, is refused with.
+/// The refusal of a client's request or notification, if any.
 pub(crate) fn denied(policy: &Policy, message: &Message) -> Option<PolicyRefusal> {
     match message.method() {
         Method::ToolsCall => {
@@ -107,12 +108,12 @@ pub(crate) fn denied(policy: &Policy, message: &Message) -> Option<PolicyRefusal
     }
 }
 
-/// The name, as far as an answer repeats it, unless it is allowed.
+/// The name in a refusal, shortened, unless it is allowed.
 fn unless_allowed(names: &Names, raw: Option<&[u8]>) -> Option<String> {
     if names.is_open() {
         return None;
     }
-    // What is no text, or has no UTF-8 form (lone surrogates), has no name to compare.
+    // A value that is not a string, or has lone surrogates, has no name to compare.
     let name = raw.and_then(json::decoded).unwrap_or_default();
     let is_allowed = raw.and_then(json::decoded).is_some() && names.allows(&name);
     (!is_allowed).then(|| name.chars().take(REPEATED).collect())
@@ -139,8 +140,8 @@ fn no_resource(uri: Option<&[u8]>) -> PolicyRefusal {
     }
 }
 
-/// Both members of the reference are looked at, whatever its type: a server that goes by what is
-/// there, and not by the type, gets nothing more.
+/// Checks both members of a reference, whatever its type: a server may go by the members rather
+/// than the type.
 fn completion(policy: &Policy, message: &Message) -> Option<PolicyRefusal> {
     if policy.prompts.is_open() && policy.resources.is_open() {
         return None;
@@ -164,8 +165,7 @@ fn completion(policy: &Policy, message: &Message) -> Option<PolicyRefusal> {
     })
 }
 
-/// Methods that this build does not know may reach what policy guards; where it guards anything
-/// of their kind they do not exist.
+/// Unknown methods might reach guarded objects: where policy guards their kind, they are refused.
 fn stranger(policy: &Policy, method: &str) -> Option<PolicyRefusal> {
     let is_open = |kind: &str| match kind {
         "tools" => policy.tools.is_open() && !policy.has_scopes(),
@@ -178,7 +178,7 @@ fn stranger(policy: &Policy, method: &str) -> Option<PolicyRefusal> {
     if all.into_iter().all(is_open) {
         return None;
     }
-    // A server that does not care for case must not find another way in.
+    // A server that ignores case must not offer a bypass.
     let folded: String = method
         .chars()
         .flat_map(char::to_uppercase)
@@ -192,14 +192,14 @@ fn stranger(policy: &Policy, method: &str) -> Option<PolicyRefusal> {
     })
 }
 
-/// A notification of the server that is about a resource which may not be used.
+/// Reports whether a server's notification concerns a resource that policy denies.
 pub(crate) fn is_muted(policy: &Policy, message: &Message) -> bool {
     message.method() == Method::Updated
         && unless_allowed(&policy.resources, message.uri()).is_some()
 }
 
-/// The scopes that a body needs beyond those of the access: nothing, or all that its caller should
-/// have, those it has included (2025-11-25 authorization, "Runtime Insufficient Scope Errors", the
+/// The scopes that a body needs beyond those of the access: none, or all that the caller should
+/// have, including present ones (2025-11-25 authorization, "Runtime Insufficient Scope Errors", the
 /// recommended approach).
 pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>> {
     let policy = &access.server().policy;
@@ -214,7 +214,7 @@ pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>
         let name = message.name();
         let needed: Vec<&String> = match &name {
             Some(name) => policy.scopes_of(name).collect(),
-            // It cannot be compared, so it may be any.
+            // An unreadable name may be any.
             None => policy.all_scopes().into_iter().collect(),
         };
         for scope in needed {
@@ -230,7 +230,7 @@ pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>
     (wanted.len() > access.scopes().len()).then_some(wanted)
 }
 
-/// The answer to a list, with the entries that are allowed; what is kept stays as it was.
+/// The response to a list request with allowed entries only, byte for byte.
 pub(crate) fn filtered(policy: &Policy, listed: Listed, answer: Bytes) -> Bytes {
     if listed.is_open(policy) {
         return answer;
@@ -256,7 +256,7 @@ pub(crate) fn filtered(policy: &Policy, listed: Listed, answer: Bytes) -> Bytes 
     out.freeze()
 }
 
-/// A list without what is not allowed; nothing where all of it is.
+/// A list without its denied entries; none if all are allowed.
 fn kept(policy: &Policy, listed: Listed, answer: &[u8], list: Span) -> Option<BytesMut> {
     let (_, name) = listed.members();
     let text = list.of(answer);
@@ -275,7 +275,7 @@ fn kept(policy: &Policy, listed: Listed, answer: &[u8], list: Span) -> Option<By
         Ok(())
     });
     if read.is_err() {
-        // What is no list can hold nothing that was looked at.
+        // A value that is not a list is emptied.
         kept.truncate(1);
         is_whole = false;
     }
@@ -287,7 +287,7 @@ fn is(text: &[u8], key: Span, name: &str) -> bool {
     json::decoded(key.of(text)).is_some_and(|key| key == name)
 }
 
-/// Characters (bytes of a URI) of a name that an answer repeats.
+/// Maximum characters (bytes of a URI) of a name in a response.
 const REPEATED: usize = 1024;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Who calls, as sessions know it; and those who come with every request and are the same each time.
+//! Principals, and a cache of those without tokens.
 //!
-//! Those of tokens are kept with what was verified.
+//! Principals of tokens are cached with the verified token.
 
 use std::{
     collections::HashMap,
@@ -9,31 +9,30 @@ use std::{
 
 use crate::declare::{ApiKey, Tenant};
 
-/// Who calls. Sessions belong to one of these. Clones are the same.
+/// The authenticated caller, to whom sessions belong. A cheap handle to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Principal(Arc<Identity>);
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Identity {
     tenant: String,
-    /// None is the anonymous principal of a tenant without authentication.
+    /// None for the anonymous principal of a tenant without authentication.
     issuer: Option<String>,
     subject: Option<String>,
     client: Option<String>,
-    /// All of it as one text.
+    /// All fields as one text.
     key: String,
 }
 
 impl Principal {
-    /// Of a tenant, shown by an issuer, acting for a subject through a client.
+    /// A principal of a tenant, identified by an issuer, with subject and client.
     pub(super) fn new(
         tenant: &str,
         issuer: Option<&str>,
         subject: Option<&str>,
         client: Option<&str>,
     ) -> Self {
-        // As JSON: no part can end early and lend its end to the next.
-        // Texts alone: writing them cannot fail.
+        // As JSON, in which no part can run into the next. Serialization of strings cannot fail.
         let key = serde_json::to_string(&(tenant, issuer, subject, client)).unwrap_or_default();
         let own = |text: Option<&str>| text.map(str::to_owned);
         Self(Arc::new(Identity {
@@ -45,17 +44,17 @@ impl Principal {
         }))
     }
 
-    /// The tenant that it belongs to.
+    /// The tenant.
     pub(super) fn tenant(&self) -> &str {
         &self.0.tenant
     }
 
-    /// Who says so; none is nobody, where everybody may call.
+    /// The issuer; none for the anonymous principal.
     pub(crate) fn issuer(&self) -> Option<&str> {
         self.0.issuer.as_deref()
     }
 
-    /// For whom it acts.
+    /// The subject.
     pub(crate) fn subject(&self) -> Option<&str> {
         self.0.subject.as_deref()
     }
@@ -65,24 +64,24 @@ impl Principal {
         self.0.client.as_deref()
     }
 
-    /// What tells it from every other principal.
+    /// A text unique to the principal.
     pub(crate) fn key(&self) -> &str {
         &self.0.key
     }
 }
 
-/// Those that were seen; read on every request, never held across an await.
+/// Cached principals; read on every request, never locked across an await.
 #[derive(Default)]
 pub(super) struct Principals {
     anonymous: RwLock<HashMap<String, Principal>>,
     keys: RwLock<HashMap<[u8; 32], OfKey>>,
 }
 
-/// The key that a principal was made from: another one with the same hash makes another.
+/// The API key of a principal: a changed key with the same hash makes a new one.
 type OfKey = (Arc<ApiKey>, Principal);
 
 impl Principals {
-    /// Everybody, where nobody has to prove anything.
+    /// The anonymous principal, cached.
     pub(super) fn anonymous(&self, tenant: &Tenant) -> Principal {
         let known = self
             .anonymous
@@ -102,10 +101,10 @@ impl Principals {
         new
     }
 
-    /// Whom an API key stands for, as it is declared now.
+    /// The principal of an API key as declared now, cached.
     pub(super) fn by_key(&self, tenant: &Tenant, hash: [u8; 32], key: &Arc<ApiKey>) -> Principal {
         let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        // Held here, the object cannot be another one at the same address.
+        // The cache holds the key, so its address cannot be reused.
         if let Some((_, principal)) = known
             .get(&hash)
             .filter(|(of, principal)| Arc::ptr_eq(of, key) && principal.tenant() == tenant.name)
@@ -126,23 +125,23 @@ pub(super) fn anonymous(tenant: &Tenant) -> Principal {
     Principal::new(&tenant.name, None, None, None)
 }
 
-/// Whom an API key stands for.
+/// The principal of an API key.
 pub(super) fn by_key(tenant: &Tenant, key: &ApiKey) -> Principal {
     let (subject, client) = (Some(key.subject.as_str()), Some(key.name.as_str()));
     Principal::new(&tenant.name, Some(API_KEY_ISSUER), subject, client)
 }
 
-/// The issuer of everybody who calls with an API key: no URL, so that no other can have it.
-pub(super) const API_KEY_ISSUER: &str = "lockgate:api-key";
+/// The issuer of principals with API keys: not a URL, so no authorization server can claim it.
+const API_KEY_ISSUER: &str = "lockgate:api-key";
 
-/// What is gone stays until there is so much of it.
+/// Clears a full cache; stale entries stay until then.
 fn bound<K, V>(known: &mut HashMap<K, V>) {
     if known.len() >= MOST {
         known.clear();
     }
 }
 
-/// Only what is declared gets in: about 300 bytes each.
+/// Maximum cached principals: about 300 bytes each.
 const MOST: usize = 100_000;
 
 #[cfg(test)]

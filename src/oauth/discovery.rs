@@ -1,8 +1,7 @@
-//! Where everything is (RFC 8414, and OpenID Connect Discovery for clients that look there), and
-//! the keys that verify tokens.
+//! Authorization server metadata (RFC 8414, OpenID Connect Discovery) and the JWK set.
 //!
-//! A document stands at the well-known URLs of its own issuer and nowhere else: at any other, its
-//! `issuer` would not be the one that the URL was made of (RFC 8414, section 3.3).
+//! A document is served only at the well-known URLs of its own issuer: elsewhere its `issuer` would
+//! not match the URL (RFC 8414, section 3.3).
 
 use axum::{
     body::Body,
@@ -26,7 +25,7 @@ use crate::{
     endpoint::{self, OauthEndpoint},
 };
 
-/// GET: the document of the issuer whose well-known URL this is.
+/// GET: the metadata of the issuer with this well-known URL.
 pub(super) async fn document(
     extract::State(oauth): extract::State<Oauth>,
     uri: Uri,
@@ -39,7 +38,7 @@ pub(super) async fn document(
     }
 }
 
-/// GET: the JWK set (RFC 7517): the keys that sign, signed before, and will sign.
+/// GET: the JWK set (RFC 7517), with the previous, the current and the next signing keys.
 pub(super) async fn keys(
     extract::State(oauth): extract::State<Oauth>,
     server: AuthorizationServer,
@@ -48,7 +47,7 @@ pub(super) async fn keys(
     let catalog = oauth.0.live.current();
     let keys = catalog.issued.keys.get(&server.tenant.name);
     let keys: Vec<Value> = keys.iter().flat_map(|keys| keys.iter()).map(jwk).collect();
-    // Shorter than a key is published before it signs.
+    // Less than the time for which a key is published before it signs.
     kept(
         &headers,
         &json!({ "keys": keys }).to_string(),
@@ -56,7 +55,7 @@ pub(super) async fn keys(
     )
 }
 
-/// RFC 8037, section 2.
+/// A public key as a JWK (RFC 8037, section 2).
 fn jwk(key: &PublicKey) -> Value {
     json!({
         "kty": "OKP", "crv": "Ed25519", "x": secret::encoded(&key.x),
@@ -64,8 +63,9 @@ fn jwk(key: &PublicKey) -> Value {
     })
 }
 
-/// The server whose issuer has a well-known URL with this path. What is before an appended one was
-/// taken off where the public URL has a path, like that of every other endpoint.
+/// The authorization server whose issuer has a well-known URL with this path. A path of the public
+/// URL precedes only an inserted prefix; before an appended suffix it was already removed, as for
+/// every other endpoint.
 fn issuer_at(state: &OauthState, path: &str) -> Option<AuthorizationServer> {
     let config = &state.config;
     let tenant = endpoint::issuer_tenant(path, &config.public_url, config.default.as_ref())?;
@@ -79,7 +79,8 @@ fn of(state: &OauthState, server: &AuthorizationServer) -> Value {
         .map(|method| method.name())
         .collect();
     let mut scopes = server.scopes();
-    // It asks for what everybody gets: a refresh token (OpenID Connect Core, section 11).
+    // Every client gets a refresh token; this scope requests it by name (OpenID Connect Core,
+    // section 11).
     if !scopes.contains(&"offline_access") {
         scopes.push("offline_access");
     }
@@ -100,7 +101,7 @@ fn of(state: &OauthState, server: &AuthorizationServer) -> Value {
         "code_challenge_methods_supported": ["S256"],
         "authorization_response_iss_parameter_supported": true,
         "client_id_metadata_document_supported": server.builtin.documents,
-        // OpenID Connect Discovery, section 3, has these for required. There are no ID tokens.
+        // Required by OpenID Connect Discovery, section 3, although there are no ID tokens.
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["EdDSA"],
     });
@@ -110,7 +111,7 @@ fn of(state: &OauthState, server: &AuthorizationServer) -> Value {
     all
 }
 
-/// A document that may be kept for a while, and asked for again by its tag.
+/// A cacheable JSON response with an entity tag.
 fn kept(asked: &HeaderMap, text: &str, how_long: &'static str) -> Response {
     let tag = format!("\"{}\"", secret::encoded(&secret::hash(text)[..16]));
     let is_known = |known: &str| {

@@ -1,7 +1,7 @@
-//! Clients that register themselves (RFC 7591), and manage that (RFC 7592).
+//! Dynamic client registration (RFC 7591) and its management (RFC 7592).
 //!
-//! Anybody may: so it is bounded, per address, per host that answers go to, and in all; and what
-//! nobody uses is soon forgotten. The same client may register any number of times.
+//! Registration is open to all, so it is limited per address, per redirect host and in total, and
+//! unused clients expire. A client may register any number of times.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ use super::{
     base::{
         OauthRefusal, RefusalCode, SecretKind,
         form::{check_query, collected},
-        refusal::{answer, forbid_keeping},
+        refusal::{NO_RANDOM, answer, forbid_keeping},
         secret, throttle,
     },
     clients::{ClientAuthMethod, ClientMetadata, MetadataError, redirect},
@@ -29,7 +29,7 @@ use super::{
 use crate::database::oauth::Registered;
 use crate::endpoint::OauthEndpoint;
 
-/// POST: a new client.
+/// POST: registers a client.
 pub(crate) async fn register(
     extract::State(oauth): extract::State<Oauth>,
     server: AuthorizationServer,
@@ -41,7 +41,7 @@ pub(crate) async fn register(
     attempt(state, &server, address, "register", Box::pin(act)).await
 }
 
-/// GET: what is registered.
+/// GET: reads a registration.
 pub(crate) async fn read(
     extract::State(oauth): extract::State<Oauth>,
     server: AuthorizationServer,
@@ -56,7 +56,7 @@ pub(crate) async fn read(
     attempt(state, &server, address, "register", Box::pin(act)).await
 }
 
-/// PUT: other metadata, all of them.
+/// PUT: replaces all metadata of a client.
 pub(crate) async fn replace(
     extract::State(oauth): extract::State<Oauth>,
     server: AuthorizationServer,
@@ -72,7 +72,7 @@ pub(crate) async fn replace(
     attempt(state, &server, address, "register", Box::pin(act)).await
 }
 
-/// DELETE: the client, with all that it was granted.
+/// DELETE: removes a client and all its grants.
 pub(crate) async fn remove(
     extract::State(oauth): extract::State<Oauth>,
     server: AuthorizationServer,
@@ -157,7 +157,7 @@ async fn add(
     ))
 }
 
-/// A registered client whose registration access token was shown.
+/// A registered client that presented its registration access token.
 struct ManagedClient {
     row: Registered,
     metadata: ClientMetadata,
@@ -165,7 +165,8 @@ struct ManagedClient {
 }
 
 impl ManagedClient {
-    /// The client in the path; whoever shows a wrong token is not told whether there is one.
+    /// Finds the client in the path. A wrong token gets the same refusal whether the client exists
+    /// or not.
     async fn find(
         state: &OauthState,
         server: &AuthorizationServer,
@@ -207,7 +208,7 @@ impl ManagedClient {
             }
         }
         let metadata = ClientMetadata::read(all, ClientAuthMethod::Basic)?;
-        // One who had none gets a secret, and one who needs none any more loses it.
+        // A change of method creates a secret where one is needed, and drops one that is not.
         let (client_secret, secret_hash) = match self.row.secret_hash {
             Some(hash) if metadata.method.has_secret() => (None, Some(hash)),
             _ => new_secret(state, metadata.method)?,
@@ -245,10 +246,10 @@ impl ManagedClient {
     }
 }
 
-/// What only the client itself is told.
+/// The secrets that only the client receives.
 struct ClientSecrets<'t> {
     access: &'t str,
-    /// Once, when it is made.
+    /// Present once, when it is created.
     client_secret: Option<&'t str>,
 }
 
@@ -272,7 +273,7 @@ impl ClientSecrets<'_> {
         all.extend(own.map(|(name, value)| (name.to_owned(), value)));
         if let Some(text) = self.client_secret {
             all.insert("client_secret".to_owned(), text.into());
-            // It ends with the client, which is put off by use.
+            // The secret expires with the client, whose expiry moves with its use.
             all.insert("client_secret_expires_at".to_owned(), 0.into());
         }
         Value::Object(all)
@@ -299,7 +300,7 @@ fn new_secret(state: &OauthState, method: ClientAuthMethod) -> Result<NewSecret,
     Ok((Some(text), Some(hash)))
 }
 
-/// A JSON object.
+/// Reads the body as a JSON object.
 async fn object(head: &Parts, body: Body) -> Result<Map<String, Value>, OauthRefusal> {
     check_query(head)?;
     let wrong = |what| OauthRefusal::new(RefusalCode::InvalidClientMetadata, what);
@@ -314,7 +315,7 @@ async fn object(head: &Parts, body: Body) -> Result<Map<String, Value>, OauthRef
     read.map_err(|_| wrong("the body is no JSON object"))
 }
 
-/// The one bearer token of a request.
+/// The only bearer token of a request.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next()?.to_str().ok()?;
@@ -323,13 +324,12 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     is_one.then(|| token.trim_matches(' '))
 }
 
-/// RFC 7592, section 2: the same whether there is such a client or not.
+/// RFC 7592, section 2: one refusal, whether the client exists or not.
 const BAD_TOKEN: OauthRefusal = OauthRefusal::new(
     RefusalCode::InvalidToken,
     "the registration access token is not that of a client",
 )
 .challenged("Bearer error=\"invalid_token\"");
-const NO_RANDOM: OauthRefusal = OauthRefusal::later("there is no randomness now");
 
-/// Bytes of metadata.
+/// Maximum size of client metadata in bytes.
 const BODY_MAX: usize = 64 << 10;

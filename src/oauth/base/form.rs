@@ -1,20 +1,20 @@
-//! Parameters of requests: `application/x-www-form-urlencoded`, read strictly.
+//! Request parameters in `application/x-www-form-urlencoded`, parsed strictly.
 //!
-//! Two readers of one request must not find two meanings in it (RFC 6749, section 3.1): what is
-//! repeated, or encoded badly, is refused.
+//! Two parsers of one request must not read two meanings into it (RFC 6749, section 3.1), so
+//! repeated or badly encoded parameters are refused.
 
 use axum::{body::Body, extract::Request};
 use bytes::Bytes;
 use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
 use http_body_util::{BodyExt, Limited};
 
-use super::refusal::{OauthRefusal, RefusalCode};
+use super::refusal::{BASIC_CHALLENGE, OauthRefusal, RefusalCode};
 
 /// Parameters by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Form(Vec<(String, String)>);
 
-/// Why a text is no form.
+/// The reason why a text is not a form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FormError(pub(crate) &'static str);
 
@@ -25,8 +25,8 @@ impl From<FormError> for OauthRefusal {
 }
 
 impl Form {
-    /// Reads a query, or the text of a body. Names may come more than once: who needs to tell
-    /// where an error goes asks [`Self::repeated`] first.
+    /// Parses a query or the text of a body. Names may repeat; a caller that must know where an
+    /// error goes asks [`Self::repeated`] first.
     pub(crate) fn parse(text: &str) -> Result<Self, FormError> {
         let mut pairs = Vec::new();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
@@ -39,35 +39,35 @@ impl Form {
         Ok(Self(pairs))
     }
 
-    /// A parameter; the first of its name. One without a value is treated as if it were left out
-    /// (RFC 6749, section 3.1).
+    /// The first parameter with this name. A parameter without a value counts as absent (RFC 6749,
+    /// section 3.1).
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let mut found = self.0.iter().filter(|(own, _)| own == name);
         let (_, value) = found.next()?;
         Some(value.as_str()).filter(|value| !value.is_empty())
     }
 
-    /// How often a name is there.
+    /// The number of parameters with this name.
     pub(crate) fn count(&self, name: &str) -> usize {
         self.0.iter().filter(|(own, _)| own == name).count()
     }
 
-    /// A name that is there more than once, other than `except`.
+    /// A name that occurs more than once, other than those in `except`.
     pub(crate) fn repeated(&self, except: &[&str]) -> Option<&str> {
         let names = self.0.iter().map(|(name, _)| name.as_str());
         let mut names = names.filter(|name| !except.contains(name));
         names.find(|name| self.count(name) > 1)
     }
 
-    /// The parameter, or the refusal that it is missing.
+    /// The parameter, or a refusal that says `what` is missing.
     pub(crate) fn need(&self, name: &str, what: &'static str) -> Result<&str, OauthRefusal> {
         self.get(name)
             .ok_or(OauthRefusal::new(RefusalCode::InvalidRequest, what))
     }
 }
 
-/// The parameters of a POST to a machine endpoint: those of its body. Nothing of the query counts,
-/// and no secret is ever taken from there (RFC 6749, section 2.3.1): with any it is refused.
+/// The parameters in the body of a POST to an endpoint for clients. The query must be empty, since
+/// no secret may be accepted from it (RFC 6749, section 2.3.1).
 pub(crate) async fn posted(request: Request) -> Result<(Parts, Form), OauthRefusal> {
     let (head, body) = request.into_parts();
     check_query(&head)?;
@@ -78,14 +78,14 @@ pub(crate) async fn posted(request: Request) -> Result<(Parts, Form), OauthRefus
     let body = collected(body, FORM_MAX).await?;
     let text = std::str::from_utf8(&body).map_err(|_| FormError("the body is not UTF-8"))?;
     let form = Form::parse(text)?;
-    // Several resources are an error of their own (RFC 8707, section 2).
+    // Several resources are a separate error (RFC 8707, section 2).
     if form.repeated(&["resource"]).is_some() {
         return Err(FormError("a parameter is repeated").into());
     }
     Ok((head, form))
 }
 
-/// Nothing may stand in the query of a POST.
+/// Refuses a POST with parameters in its query.
 pub(crate) fn check_query(head: &Parts) -> Result<(), OauthRefusal> {
     let query = head.uri.query().unwrap_or_default();
     if query.is_empty() {
@@ -95,14 +95,14 @@ pub(crate) fn check_query(head: &Parts) -> Result<(), OauthRefusal> {
     let is_proof = |name: &&str| form.count(name) > 0;
     if ["client_secret", "client_assertion"].iter().any(is_proof) {
         let what = "a proof in the query proves nothing";
-        let challenge = "Basic realm=\"lockgate\", charset=\"UTF-8\"";
-        return Err(OauthRefusal::new(RefusalCode::InvalidClient, what).challenged(challenge));
+        let refusal = OauthRefusal::new(RefusalCode::InvalidClient, what);
+        return Err(refusal.challenged(BASIC_CHALLENGE));
     }
     let what = "parameters belong in the body, not in the query";
     Err(OauthRefusal::new(RefusalCode::InvalidRequest, what))
 }
 
-/// A whole body.
+/// Collects a body of at most `max` bytes.
 pub(crate) async fn collected(body: Body, max: usize) -> Result<Bytes, OauthRefusal> {
     match Limited::new(body, max).collect().await {
         Ok(all) => Ok(all.to_bytes()),
@@ -110,7 +110,7 @@ pub(crate) async fn collected(body: Body, max: usize) -> Result<Bytes, OauthRefu
             RefusalCode::TooLarge,
             "the body is too long",
         )),
-        // The gate knows what happened and says so.
+        // The gate logs and answers the cause.
         Err(_) => Err(FormError("the body did not come whole").into()),
     }
 }
@@ -124,7 +124,7 @@ pub(crate) fn is_form(headers: &HeaderMap) -> bool {
         .eq_ignore_ascii_case("application/x-www-form-urlencoded")
 }
 
-/// Percent signs and plus signs; whatever is not encoded well is refused instead of guessed.
+/// Decodes percent and plus signs; an invalid encoding is refused rather than guessed.
 fn decode(text: &str) -> Result<String, FormError> {
     let bad = FormError("a parameter is not encoded well");
     let mut bytes = Vec::with_capacity(text.len());
@@ -143,9 +143,9 @@ fn decode(text: &str) -> Result<String, FormError> {
     String::from_utf8(bytes).map_err(|_| bad)
 }
 
-/// Bytes of a form; the longest useful parameter is an assertion.
+/// Maximum size of a form in bytes; the longest useful parameter is an assertion.
 const FORM_MAX: usize = 64 << 10;
-/// More than every extension together has.
+/// Maximum number of parameters: more than all known extensions use together.
 const PARAMETERS_MAX: usize = 100;
 
 #[cfg(test)]

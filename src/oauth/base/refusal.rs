@@ -1,5 +1,5 @@
-//! What the machine endpoints say when they refuse (RFC 6749, section 5.2; RFC 7591, section
-//! 3.2.2): the one place where a refusal becomes a status.
+//! Error responses of the endpoints for clients (RFC 6749, section 5.2; RFC 7591, section 3.2.2),
+//! and the only mapping from refusal to status code.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::database::Failure;
 
-/// A refusal; the texts are fixed, so that nothing leaks into them, and have none of the
-/// characters that RFC 6749 forbids there.
+/// A refusal. Its texts are constants, so that nothing leaks into them, and avoid the characters
+/// that RFC 6749 forbids.
 #[derive(Debug)]
 pub(crate) struct OauthRefusal {
     code: RefusalCode,
@@ -25,39 +25,39 @@ pub(crate) struct OauthRefusal {
     challenge: Option<&'static str>,
 }
 
-/// The kinds of refusals, by their names on the wire.
+/// The kinds of refusals, named as on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RefusalCode {
     /// A parameter is missing, malformed or repeated.
     InvalidRequest,
-    /// The client is not known, or did not prove who it is.
+    /// The client is unknown, or failed to authenticate.
     InvalidClient,
-    /// A code or a refresh token is worth nothing, or not for this client.
+    /// A code or refresh token is invalid, or belongs to another client.
     InvalidGrant,
-    /// A grant type that there is not.
+    /// The grant type is not supported.
     UnsupportedGrantType,
-    /// More than was granted.
+    /// The scope exceeds the grant.
     InvalidScope,
-    /// Another resource than that of the grant (RFC 8707).
+    /// The resource is not that of the grant (RFC 8707).
     InvalidTarget,
-    /// A redirect URI that no client may have (RFC 7591).
+    /// A redirect URI is not allowed (RFC 7591).
     InvalidRedirectUri,
-    /// Anything else of a client that cannot be (RFC 7591).
+    /// Other client metadata is not allowed (RFC 7591).
     InvalidClientMetadata,
-    /// A registration access token is worth nothing (RFC 6750).
+    /// The registration access token is invalid (RFC 6750).
     InvalidToken,
     /// The body is too long.
     TooLarge,
-    /// There is nothing here.
+    /// No authorization server or resource exists at this path.
     NotFound,
-    /// Too often.
+    /// The request exceeds a rate limit.
     TooMany,
-    /// Not now, whoever asks.
+    /// A dependency is unavailable, for every client.
     Unavailable,
 }
 
 impl RefusalCode {
-    /// When you add a kind, decide here whose fault it is.
+    /// Status and wire name of each kind. When you add one, decide here whose fault it is.
     const fn parts(self) -> (StatusCode, &'static str) {
         let bad = StatusCode::BAD_REQUEST;
         match self {
@@ -79,7 +79,7 @@ impl RefusalCode {
 }
 
 impl OauthRefusal {
-    /// A refusal, and why.
+    /// A refusal of this kind, described by `what`.
     pub(crate) const fn new(code: RefusalCode, what: &'static str) -> Self {
         Self {
             code,
@@ -89,39 +89,39 @@ impl OauthRefusal {
         }
     }
 
-    /// Nobody can say now.
+    /// A temporary failure: the client may retry in a second.
     pub(crate) const fn later(what: &'static str) -> Self {
         let mut refusal = Self::new(RefusalCode::Unavailable, what);
         refusal.retry = Some(SOON);
         refusal
     }
 
-    /// Too often; not before `retry`.
+    /// A rate limit: the client may retry after `retry`.
     pub(crate) const fn too_many(what: &'static str, retry: Duration) -> Self {
         let mut refusal = Self::new(RefusalCode::TooMany, what);
         refusal.retry = Some(retry);
         refusal
     }
 
-    /// The same, with how to prove who one is.
+    /// The same refusal with a `WWW-Authenticate` challenge.
     pub(crate) const fn challenged(mut self, challenge: &'static str) -> Self {
         self.challenge = Some(challenge);
         self
     }
 
-    /// Its kind.
+    /// The kind.
     pub(crate) fn code(&self) -> RefusalCode {
         self.code
     }
 
-    /// Why.
+    /// The description.
     pub(crate) fn what(&self) -> &'static str {
         self.what
     }
 }
 
 impl From<Failure> for OauthRefusal {
-    /// What the store cannot do now is nobody's fault who asks.
+    /// A failure of the store is never the client's fault.
     fn from(failure: Failure) -> Self {
         if let Failure::Unavailable(_) = &failure {
             tracing::warn!(%failure, "an authorization server waits");
@@ -139,7 +139,7 @@ impl IntoResponse for OauthRefusal {
         let mut response = answer(status, &body);
         let headers = response.headers_mut();
         if let Some(retry) = self.retry {
-            // Rounded up: whoever comes back at that time must not be early.
+            // Rounded up: a client that returns at that time must not be early.
             let seconds = retry.as_millis().div_ceil(1000).max(1);
             let seconds = u64::try_from(seconds).unwrap_or(u64::MAX);
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -151,7 +151,7 @@ impl IntoResponse for OauthRefusal {
     }
 }
 
-/// A JSON answer that nobody keeps (RFC 6749, section 5.1).
+/// A JSON response that must not be cached (RFC 6749, section 5.1).
 pub(crate) fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
     let mut response = Response::new(Body::from(body.to_string()));
     *response.status_mut() = status;
@@ -161,7 +161,7 @@ pub(crate) fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
     response
 }
 
-/// Says that nobody may keep an answer.
+/// Forbids caches to store a response.
 pub(crate) fn forbid_keeping(headers: &mut HeaderMap) {
     let fields: [(HeaderName, &str); 2] = [(CACHE_CONTROL, "no-store"), (PRAGMA, "no-cache")];
     for (name, value) in fields {
@@ -169,7 +169,11 @@ pub(crate) fn forbid_keeping(headers: &mut HeaderMap) {
     }
 }
 
-/// When to ask a store again that is away.
+/// The refusal while the system has no randomness.
+pub(crate) const NO_RANDOM: OauthRefusal = OauthRefusal::later("there is no randomness now");
+/// The challenge for client authentication by secret.
+pub(crate) const BASIC_CHALLENGE: &str = "Basic realm=\"lockgate\", charset=\"UTF-8\"";
+/// Delay before a retry while the store is unavailable.
 const SOON: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

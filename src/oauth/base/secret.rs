@@ -1,7 +1,7 @@
-//! Texts that nobody can guess, and what is kept of them.
+//! Random secrets and the digests stored for them.
 //!
-//! 256 random bits each, so that a plain SHA-256 is all that need be kept; what kind of text it is
-//! stands in front, for scanners of leaked secrets.
+//! Each has 256 random bits, so that an unsalted SHA-256 is enough to store. A prefix names its
+//! kind, for scanners of leaked secrets.
 
 use aws_lc_rs::{
     constant_time::verify_slices_are_equal,
@@ -12,7 +12,9 @@ use aws_lc_rs::{
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use zeroize::Zeroizing;
 
-/// What a text is for.
+use crate::auth::REGISTERED;
+
+/// The purpose of a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SecretKind {
     /// An authorization code.
@@ -21,12 +23,12 @@ pub(crate) enum SecretKind {
     Refresh,
     /// A registration access token (RFC 7592).
     Registration,
-    /// The secret of a client.
+    /// A client secret.
     Client,
 }
 
 impl SecretKind {
-    /// What such a text begins with.
+    /// The prefix of such a secret.
     pub(crate) const fn prefix(self) -> &'static str {
         match self {
             Self::Code => "lgc_",
@@ -37,48 +39,48 @@ impl SecretKind {
     }
 }
 
-/// A new text; none without randomness.
+/// A new secret; none if the system has no randomness.
 pub(crate) fn generate(random: &dyn SecureRandom, kind: SecretKind) -> Option<Zeroizing<String>> {
     let mut bytes = Zeroizing::new([0; 32]);
     random.fill(&mut *bytes).ok()?;
     Some(written(kind, &bytes))
 }
 
-/// 256 random bits as a text of no kind, for what is never kept by somebody else; none without
-/// randomness.
+/// 256 random bits as text without a prefix, for values that leave no trace outside; none if the
+/// system has no randomness.
 pub(crate) fn plain(random: &dyn SecureRandom) -> Option<String> {
     let mut bytes = [0; 32];
     random.fill(&mut bytes).ok()?;
     Some(encoded(&bytes))
 }
 
-/// A new id of a client: it is not secret, and no URL (CONTRACT P77).
+/// A new client id, which is neither secret nor a URL.
 pub(crate) fn client_id(random: &dyn SecureRandom) -> Option<String> {
     let mut bytes = [0; 16];
     random.fill(&mut bytes).ok()?;
-    Some(format!("{CLIENT_ID}{}", encoded(&bytes)))
+    Some(format!("{REGISTERED}{}", encoded(&bytes)))
 }
 
-/// What, with a refresh token, gives its successor.
+/// A random salt from which, with a refresh token, its successor is derived.
 pub(crate) fn salt(random: &dyn SecureRandom) -> Option<[u8; 32]> {
     let mut bytes = [0; 32];
     random.fill(&mut bytes).ok().map(|()| bytes)
 }
 
-/// What is kept of a text.
+/// The digest that is stored for a secret.
 pub(crate) fn hash(text: &str) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
     hash
 }
 
-/// Whether two hashes are the same; how long that takes tells nothing.
+/// Compares two digests in constant time.
 pub(crate) fn is_same(one: &[u8; 32], other: &[u8; 32]) -> bool {
     verify_slices_are_equal(one, other).is_ok()
 }
 
-/// The refresh token that comes after `predecessor`: whoever has that, and nobody else, can be
-/// given the same successor again, of which nothing but a hash is kept.
+/// The refresh token that succeeds `predecessor`. It is derived, so that a client that holds the
+/// predecessor can receive the same successor again although only its digest is stored.
 pub(crate) fn successor(predecessor: &str, salt: &[u8; 32]) -> Option<Zeroizing<String>> {
     let key = Salt::new(HKDF_SHA256, salt).extract(predecessor.as_bytes());
     let mut bytes = Zeroizing::new([0; 32]);
@@ -88,7 +90,7 @@ pub(crate) fn successor(predecessor: &str, salt: &[u8; 32]) -> Option<Zeroizing<
     Some(written(SecretKind::Refresh, &bytes))
 }
 
-/// Bytes as a text for URLs and JSON (RFC 4648, section 5, without padding).
+/// Bytes in base64url without padding (RFC 4648, section 5).
 pub(crate) fn encoded(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
@@ -105,10 +107,7 @@ fn written(kind: SecretKind, bytes: &[u8; 32]) -> Zeroizing<String> {
     text
 }
 
-/// What ids of registered clients begin with.
-pub(crate) const CLIENT_ID: &str = "c_";
-
-/// What the successor is for (RFC 5869, section 3.2).
+/// The HKDF `info` of successors (RFC 5869, section 3.2).
 const SUCCESSOR: &[u8] = b"lockgate refresh token successor";
 
 struct Bytes32;

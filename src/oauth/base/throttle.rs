@@ -1,7 +1,7 @@
-//! How often somebody may do something in a minute, before any work is done for them.
+//! Rate limits per minute and key, checked before any work is done.
 //!
-//! A table of fixed size: whoever comes from many addresses fills memory with nothing. Two of them
-//! may share a place, by chance that nobody outside can steer.
+//! The table has a fixed size, so that a flood from many addresses costs no memory. Two keys may
+//! share a place, by a random hash that clients cannot steer.
 
 use std::{
     hash::{BuildHasher, Hash, RandomState},
@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Counts by key, for a minute from the first on.
+/// Counts per key, each for a minute from its first event on.
 pub(crate) struct Throttle {
     places: Box<[AtomicU64]>,
     hasher: RandomState,
@@ -20,7 +20,7 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
-    /// Nobody did anything yet.
+    /// An empty table.
     pub(crate) fn new() -> Self {
         Self {
             places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
@@ -29,11 +29,11 @@ impl Throttle {
         }
     }
 
-    /// Counts one of `key`.
+    /// Counts an event of `key`.
     ///
     /// # Errors
     ///
-    /// When to come back, if `bound` of this minute are used up; it is not counted then.
+    /// The time until a retry, if the minute's `bound` is used up; the event is not counted then.
     pub(crate) fn spend(&self, key: &impl Hash, bound: u32) -> Result<(), Duration> {
         self.spend_at(key, bound, self.now())
     }
@@ -54,11 +54,11 @@ impl Throttle {
             .map_err(|old| Entry::unpack(old).at(now).left(now))
     }
 
-    /// Whether [`Self::spend`] would count one more.
+    /// Reports whether [`Self::spend`] would succeed.
     ///
     /// # Errors
     ///
-    /// When to come back.
+    /// The time until a retry.
     pub(crate) fn check(&self, key: &impl Hash, bound: u32) -> Result<(), Duration> {
         self.check_at(key, bound, self.now())
     }
@@ -72,7 +72,7 @@ impl Throttle {
         }
     }
 
-    /// Notes one of `key` whatever the bound is.
+    /// Counts an event of `key` without a bound.
     pub(crate) fn note(&self, key: &impl Hash) {
         let _ = self.spend(key, u32::MAX);
     }
@@ -84,14 +84,15 @@ impl Throttle {
         &self.places[at]
     }
 
-    /// Seconds since it began; one at least, so that zero is nobody's.
+    /// Seconds since creation, plus one: zero marks an unused place.
     fn now(&self) -> u32 {
         let passed = self.began.elapsed().as_secs() + 1;
         u32::try_from(passed).unwrap_or(u32::MAX)
     }
 }
 
-/// Whom an address is counted as: a host has a whole /64 to choose from (RFC 4291, section 2.5.1).
+/// The account of an address. IPv6 addresses share one per /64, all of which a host can use (RFC
+/// 4291, section 2.5.1).
 pub(crate) fn account(address: Option<IpAddr>) -> u128 {
     match address.map(|address| address.to_canonical()) {
         Some(IpAddr::V4(v4)) => u128::from(v4.to_bits()),
@@ -100,7 +101,7 @@ pub(crate) fn account(address: Option<IpAddr>) -> u128 {
     }
 }
 
-/// One place: when its minute began, and how much came since.
+/// A place in the table: the start of its minute and the events since.
 #[derive(Clone, Copy)]
 struct Entry {
     since: u32,
@@ -118,7 +119,7 @@ impl Entry {
         u64::from(self.since) << 32 | u64::from(self.count)
     }
 
-    /// The same, or a new one if its minute is over.
+    /// This entry, or an empty one if its minute is over.
     fn at(self, now: u32) -> Self {
         if self.count > 0 && now.saturating_sub(self.since) < MINUTE {
             self
@@ -130,16 +131,16 @@ impl Entry {
         }
     }
 
-    /// Until its minute is over.
+    /// The time until its minute is over.
     fn left(self, now: u32) -> Duration {
         let passed = now.saturating_sub(self.since);
         Duration::from_secs(u64::from(MINUTE.saturating_sub(passed).max(1)))
     }
 }
 
-/// Keys that are told apart: 512 KiB.
+/// Places in the table: 512 KiB.
 const PLACES: usize = 1 << 16;
-/// In seconds.
+/// Length of the window in seconds.
 const MINUTE: u32 = 60;
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! What an authorization request asks for: strict, pure, and read anew at every step.
+//! The parameters of an authorization request: parsed strictly, without I/O, and anew at every
+//! step.
 //!
-//! Two readings, since errors of the first must never be sent anywhere (CONTRACT C17): who asks
-//! and where the answer goes, then everything else. Not here: whether it is granted.
+//! Parsing has two parts, since an error in client or redirect URI must never be sent to a redirect
+//! URI; the other parameters come second. Not here: the decision whether to grant the request.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -29,10 +30,10 @@ pub(super) struct AuthorizationRequest {
     pub(super) digest: [u8; 32],
 }
 
-/// The same query without what was done by logging in: it must not be asked for again.
+/// Removes from a query the demand for a log-in that has just taken place.
 pub(super) fn without_log_in_prompt(query: &str) -> String {
     let kept = query.split('&').filter_map(|pair| {
-        // What cannot be decoded was refused before.
+        // Undecodable pairs were refused before.
         let (name, words) = url::form_urlencoded::parse(pair.as_bytes()).next()?;
         match &*name {
             "max_age" => None,
@@ -48,7 +49,7 @@ pub(super) fn without_log_in_prompt(query: &str) -> String {
     kept.collect::<Vec<_>>().join("&")
 }
 
-/// The same query, by which it is asked who somebody is.
+/// Adds the demand for a log-in to a query.
 pub(super) fn with_log_in_prompt(query: &str) -> String {
     let mut is_there = false;
     let asked =
@@ -78,21 +79,22 @@ fn is_log_in(word: &str) -> bool {
     matches!(word, "login" | "select_account")
 }
 
-/// Where an answer goes, once that is known to be its client's.
+/// The destination of a response, known to belong to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ClientRedirect {
-    /// The URI that the answer goes to.
+    /// The redirect URI.
     pub(crate) uri: String,
-    /// The same if the request had it, else empty: a code is bound to it.
+    /// The same if the request named it, else empty: the code is bound to it.
     pub(super) sent: String,
-    /// What the client recognizes its request by.
+    /// The client's `state`.
     pub(crate) state: Option<String>,
-    /// Who answers (RFC 9207).
+    /// The issuer (RFC 9207).
     pub(crate) issuer: String,
 }
 
 impl ClientRedirect {
-    /// The URL of an answer with these parameters, `state` and `iss`. The URI's own query stays.
+    /// The URL of a response with these parameters, `state` and `iss`; the query of the redirect
+    /// URI stays.
     pub(crate) fn with(&self, parameters: &[(&str, &str)]) -> String {
         let mut text = url::form_urlencoded::Serializer::new(String::new());
         text.extend_pairs(parameters);
@@ -106,7 +108,7 @@ impl ClientRedirect {
             Some((_, query)) if query.ends_with('&') => "",
             Some(_) => "&",
         };
-        // `+` for a blank is not understood by everybody who decodes queries.
+        // Some clients do not decode `+` as a blank.
         format!("{}{sign}{}", self.uri, text.finish().replace('+', "%20"))
     }
 
@@ -118,7 +120,7 @@ impl ClientRedirect {
         ])
     }
 
-    /// The host that people are shown, or the scheme of an app.
+    /// The host to show to people, or the scheme of an app.
     pub(super) fn shown_host(&self) -> String {
         let Ok(url) = Url::parse(&self.uri) else {
             return self.uri.clone();
@@ -131,12 +133,12 @@ impl ClientRedirect {
     }
 }
 
-/// An error that the client is told (RFC 6749, section 4.1.2.1).
+/// An error response to the client (RFC 6749, section 4.1.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AuthorizationRefusal {
-    /// The code.
+    /// The error code.
     pub(crate) error: &'static str,
-    /// A sentence for whoever wrote the client, in the letters that RFC 6749 allows.
+    /// A description for the client's developer, in the characters that RFC 6749 allows.
     pub(super) description: &'static str,
 }
 
@@ -144,34 +146,34 @@ const fn refusal(error: &'static str, description: &'static str) -> Authorizatio
     AuthorizationRefusal { error, description }
 }
 
-/// What a request wants, beside an answer.
+/// The parameters of a request other than client, redirect URI and state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequestParameters {
-    /// What for.
+    /// The resource.
     pub(crate) resource: Resource,
-    /// Those scopes that there are, sorted.
+    /// The requested scopes that exist, sorted.
     pub(crate) scopes: BTreeSet<String>,
     /// The S256 challenge.
     pub(crate) challenge: String,
-    /// What the person is to be asked.
+    /// The requested prompts.
     pub(super) prompt: Prompt,
-    /// How long ago it may have logged in, in seconds.
+    /// Maximum age of the log-in in seconds.
     pub(super) max_age: Option<u64>,
 }
 
-/// The words of `prompt` (OpenID Connect Core, section 3.1.2.1).
+/// The values of `prompt` (OpenID Connect Core, section 3.1.2.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prompt {
-    /// Nobody is to be asked anything.
+    /// No page may be shown.
     pub(crate) none: bool,
-    /// Who somebody is, is to be asked again.
+    /// The person must log in again.
     pub(crate) login: bool,
-    /// Whether the client may, is to be asked again.
+    /// The person must consent again.
     pub(crate) consent: bool,
 }
 
 impl RequestParameters {
-    /// Everything but client and redirect URI.
+    /// Parses all parameters other than client and redirect URI.
     pub(crate) fn read(
         parameters: &Form,
         place: ResourceUrls<'_>,
@@ -182,7 +184,7 @@ impl RequestParameters {
         if parameters.repeated(&["resource"]).is_some() {
             return Err(invalid("a parameter is there more than once"));
         }
-        // RFC 8707, section 2, allows several: a token of ours has one audience.
+        // RFC 8707, section 2, allows several, but a token of this server has one audience.
         if parameters.count("resource") > 1 {
             return Err(refusal("invalid_target", "more than one resource"));
         }
@@ -227,23 +229,22 @@ impl RequestParameters {
         })
     }
 
-    /// The scopes with blanks between them.
+    /// The scopes, separated by blanks.
     pub(crate) fn scope(&self) -> String {
         let scopes: Vec<&str> = self.scopes.iter().map(String::as_str).collect();
         scopes.join(" ")
     }
 
-    /// The digest of all that a consent is about (CONTRACT P86): whatever of it changes, people
-    /// are asked again.
+    /// The digest of all that a consent covers: any change requires a new consent.
     pub(crate) fn digest(&self, back: &ClientRedirect, client: &[u8; 32]) -> [u8; 32] {
         let scope = self.scope();
         let parts = [&back.uri, &scope, &self.resource.url, &back.issuer];
-        // As JSON: no part can end early and lend its end to the next.
+        // As JSON, in which no part can run into the next.
         secret::hash(&serde_json::json!([parts, client]).to_string())
     }
 }
 
-/// PKCE is for everybody, and by S256 alone (OAuth 2.1, section 4.1.1; CONTRACT P70).
+/// Checks the PKCE challenge: required for every client, with S256 only (OAuth 2.1, section 4.1.1).
 fn challenge(
     challenge: Option<&str>,
     method: Option<&str>,
@@ -252,7 +253,7 @@ fn challenge(
     let Some(challenge) = challenge else {
         return invalid("code_challenge is missing");
     };
-    // Without a method it would be plain (RFC 7636, section 4.3).
+    // The default method is `plain` (RFC 7636, section 4.3).
     if method != Some("S256") {
         return invalid("code_challenge_method must be S256");
     }
@@ -263,7 +264,7 @@ fn challenge(
     Ok(challenge.to_owned())
 }
 
-/// Words that nobody knows change nothing.
+/// Parses `prompt`; unknown values are ignored.
 fn prompt(text: Option<&str>) -> Result<Prompt, AuthorizationRefusal> {
     let mut prompt = Prompt::default();
     let words: Vec<&str> = text.unwrap_or_default().split(' ').collect();
@@ -282,7 +283,7 @@ fn prompt(text: Option<&str>) -> Result<Prompt, AuthorizationRefusal> {
     Ok(prompt)
 }
 
-/// Those that are asked for and that there are; all, where none is named.
+/// The requested scopes that exist; all, if none is named.
 fn scopes(
     text: Option<&str>,
     tenant: &Tenant,
@@ -310,8 +311,8 @@ fn scopes(
         .collect())
 }
 
-/// Everybody gets a refresh token; who asks for one by name (OpenID Connect Core, section 11) is
-/// told that it was granted.
+/// Every client gets a refresh token. A client that requests this scope (OpenID Connect Core,
+/// section 11) finds it among the granted ones.
 pub(super) const OFFLINE_ACCESS: &str = "offline_access";
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! The authorization endpoint (RFC 6749, section 4.1.1), and the routes of browsers.
+//! The authorization endpoint (RFC 6749, section 4.1.1).
 //!
-//! Not here: what a request means (`ask`), and the steps behind it (`login`, `consent`, `callback`).
+//! Not here: the parameters (`authorization_request`) and the steps that follow (`login`,
+//! `consent`, `callback`).
 
 use axum::{
     extract::{Request, State},
@@ -17,7 +18,7 @@ use crate::endpoint::OauthEndpoint;
 use crate::{database::oauth::Person, oauth::server::Oauth};
 
 impl BrowserRequest {
-    /// A request that begins, or begins again after a log-in.
+    /// Starts a request, or resumes it after a log-in.
     async fn authorize(
         &self,
         query: String,
@@ -65,7 +66,8 @@ impl BrowserRequest {
         self.consent_page(&authorization, flow, Some(&person), None)
     }
 
-    /// Asks who somebody is. Where only a provider can say, its consent page comes first.
+    /// Shows the log-in page. With a single provider and no passwords, its consent page comes
+    /// first.
     fn begin_log_in(&self, authorization: &AuthorizationRequest, mut flow: Flow) -> StepResult {
         let mut providers = self.server.builtin.providers.values();
         if let (Some(only), None, false) =
@@ -78,7 +80,7 @@ impl BrowserRequest {
     }
 }
 
-/// GET: the parameters are in the query.
+/// GET: an authorization request with its parameters in the query.
 pub(crate) async fn begin(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let query = parts.uri.query().unwrap_or_default().to_owned();
@@ -89,8 +91,8 @@ pub(crate) async fn begin(State(oauth): State<Oauth>, request: Request) -> Respo
     request.answer(step.await, StatusCode::FOUND)
 }
 
-/// RFC 6749, section 3.1: the parameters may come in a body. Those of a query count for nothing
-/// then, and having both is a mistake.
+/// POST: an authorization request with its parameters in the body (RFC 6749, section 3.1). A query
+/// beside it is refused.
 pub(crate) async fn begin_by_form(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Some(request) = BrowserRequest::of(&oauth, &parts) else {
@@ -98,7 +100,7 @@ pub(crate) async fn begin_by_form(State(oauth): State<Oauth>, request: Request) 
     };
     let step = async {
         let query = text(&parts, body).await?;
-        // What is asked here comes back as a query after the log-in.
+        // The parameters come back as a query after the log-in.
         if query.len() > QUERY {
             return Err(unreadable().into());
         }
@@ -112,5 +114,5 @@ fn is_short(parts: &Parts) -> bool {
     OauthEndpoint::Authorize.alias() == Some(parts.uri.path())
 }
 
-/// What a query may be, so that it fits into a target behind any path of ours (CONTRACT C11).
+/// Maximum size of a query in bytes, which keeps the request target below the limit for any path.
 const QUERY: usize = 7 << 10;

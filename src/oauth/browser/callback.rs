@@ -1,7 +1,7 @@
-//! The way to an identity provider and back.
+//! The redirect to an identity provider and the return from it.
 //!
-//! The client was shown before (`consent`); what comes back ends the flow at once. Only the browser
-//! that left can come back, and only once (CONTRACT P96).
+//! The consent page came before (`consent`), so the return completes the flow. Only the browser
+//! that left can return, and only once.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// What is kept of a log-in while somebody is at a provider; the store seals it.
+/// A log-in under way at a provider, sealed in the store.
 #[derive(Serialize, Deserialize)]
 struct PendingLogin {
     query: String,
@@ -41,11 +41,11 @@ struct PendingLogin {
     provider: String,
     nonce: String,
     verifier: String,
-    /// What the person allowed before it left.
+    /// The digest of the consent given before the redirect.
     allowed: [u8; 32],
 }
 
-/// GET: somebody comes back.
+/// GET: the return from a provider.
 pub(crate) async fn callback(
     extract::State(oauth): extract::State<Oauth>,
     extract::Path((_, provider)): extract::Path<(String, String)>,
@@ -61,7 +61,7 @@ pub(crate) async fn callback(
 }
 
 impl BrowserRequest {
-    /// Sends somebody who allowed the client to the provider that says who they are.
+    /// Redirects a person who consented to the provider.
     pub(crate) async fn redirect_to_provider(
         &self,
         authorization: &AuthorizationRequest,
@@ -99,7 +99,7 @@ impl BrowserRequest {
         Ok(redirect(StatusCode::SEE_OTHER, to.as_str()))
     }
 
-    /// Where a provider sends people back to, byte for byte as an operator registers it there.
+    /// The redirect URI at the gateway, byte for byte as registered at the provider.
     fn callback(&self, provider: &Provider) -> String {
         let endpoint = OauthEndpoint::Callback(&provider.name);
         self.server.endpoint(&self.oauth.0, endpoint)
@@ -112,7 +112,7 @@ impl BrowserRequest {
         }
         let browser = self.browser.as_ref().ok_or_else(expired_log_in)?;
         let state = fields.get("state").ok_or_else(expired_log_in)?;
-        // Whoever has another cookie finds another pending, or none: nobody takes that of another.
+        // Another cookie leads to another key: a browser cannot take over the log-in of another.
         let key = browser.login_key(state);
         let pending = self.store()?.take_trip(self.tenant(), &key).await?;
         let pending =
@@ -121,7 +121,7 @@ impl BrowserRequest {
             .filter(|pending| pending.provider == name)
             .ok_or_else(expired_log_in)?;
         let provider = Arc::clone(self.provider(name).ok_or_else(provider_gone)?);
-        // RFC 9207: an answer of another provider is nobody's answer (mix-up).
+        // RFC 9207: a response of another provider is a mix-up attack.
         if fields.get("iss").is_some_and(|iss| !provider.is_named(iss)) {
             return Err(expired_log_in().into());
         }
@@ -146,7 +146,7 @@ impl BrowserRequest {
             .await
     }
 
-    /// Somebody is known: logs them in, and ends the flow that they allowed before.
+    /// Logs in the identified person and completes the flow to which the person consented.
     async fn arrived(
         &self,
         provider: &Provider,
@@ -174,7 +174,7 @@ impl BrowserRequest {
         let step = if pending.allowed == authorization.digest {
             self.agreed(authorization, &person, StatusCode::FOUND).await
         } else {
-            // The client changed while the person was away: what it is now was not allowed.
+            // The client changed meanwhile: its new metadata lack consent.
             let (query, ends) = (pending.query.clone(), self.flow_ends());
             let flow = Flow::new(query, pending.is_short, &browser, ends);
             self.consent_page(authorization, flow, Some(&person), None)
@@ -184,7 +184,7 @@ impl BrowserRequest {
         Ok(response)
     }
 
-    /// What decides about somebody beside the subject.
+    /// The claims on which access depends, beside the subject.
     fn wanted(&self, provider: &Provider) -> WantedClaims {
         let mut servers = self.server.tenant.servers.values();
         let has_groups = servers.any(|server| {
@@ -208,7 +208,7 @@ fn expired_log_in() -> ErrorPage {
     ErrorPage::bad("This log-in does not hold any more", what, AGAIN)
 }
 
-/// What a provider's error means to the client: the person is not known, whatever the reason.
+/// The response to the client after a provider's error: always `access_denied`.
 fn refused(provider: &Provider, authorization: &AuthorizationRequest, error: &str) -> StepRefusal {
     let name = provider.name.as_str();
     let error: String = error.chars().take(64).collect();

@@ -1,9 +1,9 @@
-//! Whether a client may: the page that shows what it wants, and what a person says to that.
+//! Consent: the page that lists what a client requests, and the decision it records.
 //!
-//! A consent is remembered for a person, a client and all that was shown. Where the person is not
-//! known yet, since only a provider can say who it is, the page comes before the way there: else
-//! whoever is logged in at the provider would let any client in without being asked (2025-11-25
-//! security best practices, "Confused Deputy Problem").
+//! A consent is stored for a person, a client and all that was shown. If only a provider can
+//! identify the person, the page comes before the redirect to it: otherwise an existing session at
+//! the provider would let any client in without consent (2025-11-25 security best practices,
+//! "Confused Deputy Problem").
 
 use axum::{
     extract::{Request, State},
@@ -29,7 +29,7 @@ use crate::{
     oauth::{base::Form, clients::ClientSource, server::Oauth},
 };
 
-/// POST: what somebody decided.
+/// POST: the decision.
 pub(crate) async fn consent(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Some(request) = BrowserRequest::of(&oauth, &parts) else {
@@ -43,7 +43,7 @@ pub(crate) async fn consent(State(oauth): State<Oauth>, request: Request) -> Res
 }
 
 impl BrowserRequest {
-    /// The page that asks whether a client may.
+    /// Shows the consent page.
     pub(super) fn consent_page(
         &self,
         authorization: &AuthorizationRequest,
@@ -99,7 +99,7 @@ impl BrowserRequest {
     async fn allowed(&self, authorization: AuthorizationRequest, flow: Flow) -> StepResult {
         if let Some(name) = &flow.provider {
             let provider = self.provider(name).ok_or_else(provider_gone)?;
-            // What changed since it was shown was not allowed.
+            // Changes since the page was shown lack consent.
             if flow.shown != Some(authorization.digest) {
                 let provider = std::sync::Arc::clone(provider);
                 return self.consent_page(&authorization, flow, None, Some(&provider));
@@ -109,7 +109,7 @@ impl BrowserRequest {
                 .await;
         }
         let Some(person) = self.person().await? else {
-            // The log-in ended while the page was open.
+            // The log-in expired while the page was open.
             let again = self.again(&flow, &flow.query);
             return Ok(redirect(StatusCode::SEE_OTHER, &again));
         };
@@ -120,7 +120,7 @@ impl BrowserRequest {
             .await
     }
 
-    /// Remembers a consent and lets the client in.
+    /// Stores the consent and completes the flow.
     pub(super) async fn agreed(
         &self,
         authorization: &AuthorizationRequest,
@@ -160,14 +160,14 @@ impl BrowserRequest {
         self.note(kind, subject, target, detail).await;
     }
 
-    /// Lets somebody else log in in this browser.
+    /// Logs out, and starts a log-in of another person.
     async fn switched(&self, flow: &Flow) -> StepResult {
         if let Some(browser) = &self.browser {
             self.store()?
                 .log_out(self.tenant(), &browser.hash())
                 .await?;
         }
-        // Else a provider at which somebody is logged in would say that name again.
+        // Otherwise a session at a provider would identify the same person again.
         let again = self.again(flow, &with_log_in_prompt(&flow.query));
         let mut response = redirect(StatusCode::SEE_OTHER, &again);
         let stranger = Self::stranger(&self.oauth.0.random)?;

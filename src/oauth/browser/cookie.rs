@@ -1,7 +1,7 @@
-//! The cookie that tells one browser from another.
+//! The cookie that identifies a browser.
 //!
-//! A random value and nothing else: who is logged in stands in a row under its hash, and forms are
-//! sealed together with that hash. Not here: what a form holds (`flow`).
+//! It is a random value. Its digest is the key of the log-in in the store, and is sealed into each
+//! form. Not here: the content of forms (`flow`).
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use http::{HeaderMap, HeaderValue, header::COOKIE};
 
 use crate::oauth::base::secret;
 
-/// A browser by the value of its cookie.
+/// The identity of a browser: the value of its cookie.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct BrowserId(String);
 
-/// The cookies of one tenant.
+/// The cookie of one tenant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CookieJar<'j> {
     tenant: &'j str,
@@ -23,24 +23,24 @@ pub(super) struct CookieJar<'j> {
 }
 
 impl BrowserId {
-    /// One that was never seen; none when the system has no randomness.
+    /// A new identity; none if the system has no randomness.
     pub(crate) fn new(random: &SystemRandom) -> Option<Self> {
         secret::plain(random).map(Self)
     }
 
-    /// What is known of it to others than itself.
+    /// The digest, which is all that leaves the cookie.
     pub(crate) fn hash(&self) -> [u8; 32] {
         secret::hash(&self.0)
     }
 
-    /// The key of a pending to a provider: only this browser can come back from it (CONTRACT P96).
+    /// The store key of a log-in at a provider: only this browser can complete it.
     pub(super) fn login_key(&self, state: &str) -> [u8; 32] {
         secret::hash(&format!("{}.{state}", self.0))
     }
 }
 
 impl<'j> CookieJar<'j> {
-    /// Of `tenant`, at a gateway whose public URL is this one.
+    /// The cookie of `tenant` at this public URL.
     pub(crate) fn of(tenant: &'j str, public_url: &str) -> Self {
         Self {
             tenant,
@@ -48,14 +48,15 @@ impl<'j> CookieJar<'j> {
         }
     }
 
-    /// Without https (on loopback) browsers take neither the prefix nor `Secure` (CONTRACT P83).
+    /// The cookie name. Without https (on loopback) browsers accept neither the prefix nor
+    /// `Secure`.
     fn name(&self) -> String {
         let prefix = if self.is_secure { "__Host-" } else { "" };
         format!("{prefix}lockgate-{}", self.tenant)
     }
 
-    /// The browser of a request. Two cookies of that name are none: somebody may have put one of
-    /// them there.
+    /// The browser of a request. Two cookies with this name count as none, since one may be
+    /// planted.
     pub(crate) fn browser(&self, headers: &HeaderMap) -> Option<BrowserId> {
         let name = self.name();
         let lines = headers.get_all(COOKIE).iter();
@@ -69,7 +70,7 @@ impl<'j> CookieJar<'j> {
         (bytes.len() == BYTES).then(|| BrowserId(value.to_owned()))
     }
 
-    /// The cookie for a browser, for the time `age`.
+    /// The header field that sets the cookie for `age`.
     pub(super) fn cookie(&self, browser: &BrowserId, age: Duration) -> HeaderValue {
         let secure = if self.is_secure { "; Secure" } else { "" };
         let text = format!(
@@ -82,7 +83,7 @@ impl<'j> CookieJar<'j> {
     }
 }
 
-/// Nobody guesses so many.
+/// Size of the value in bytes: 256 bits cannot be guessed.
 const BYTES: usize = 32;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What a form carries through the browser from the authorization request to its answer: sealed,
-//! bound to the browser that it was given to, and only for a while.
+//! The state of a flow from authorization request to response, carried in a hidden form field:
+//! sealed, bound to one browser, and limited in time.
 //!
-//! Nothing of it is a row: who asks without logging in, however often, writes nothing. Whatever was
-//! asked is kept as it came and judged anew at every step. Not here: the steps.
+//! It needs no row, so requests without a log-in write nothing. The parameters are kept as received
+//! and parsed anew at every step. Not here: the steps.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
@@ -10,29 +10,29 @@ use serde::{Deserialize, Serialize};
 use super::cookie::BrowserId;
 use crate::database::Store;
 
-/// An authorization request that is under way in a browser.
+/// An authorization request under way in a browser.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Flow {
-    /// The request's parameters, as they came.
+    /// The parameters, as received.
     pub(crate) query: String,
-    /// Whether it came by the short path of the default tenant.
+    /// Set if the request used the short path of the default tenant.
     pub(crate) is_short: bool,
-    /// The hash of the browser's cookie.
+    /// The digest of the browser's cookie.
     browser: [u8; 32],
-    /// When it is worth nothing, in milliseconds since 1970.
+    /// Its expiry, in milliseconds since 1970.
     expires_ms: i64,
-    /// The identity provider that was chosen.
+    /// The chosen identity provider.
     pub(crate) provider: Option<String>,
-    /// What the consent page showed; none on pages that ask for no consent.
+    /// The digest of what the consent page showed; none before that page.
     pub(super) shown: Option<[u8; 32]>,
 }
 
-/// Whose form it is: that of one page is no answer to another.
+/// The form that carries a flow: one form cannot stand in for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FormKind {
-    /// Who somebody is.
+    /// The log-in form.
     Login,
-    /// Whether a client may.
+    /// The consent form.
     Consent,
 }
 
@@ -46,7 +46,7 @@ impl FormKind {
 }
 
 impl Flow {
-    /// A request that begins in `browser`.
+    /// A flow that starts in `browser`.
     pub(crate) fn new(query: String, is_short: bool, browser: &BrowserId, expires_ms: i64) -> Self {
         Self {
             query,
@@ -58,15 +58,14 @@ impl Flow {
         }
     }
 
-    /// It as the value of a hidden field; none when the system has no randomness.
+    /// Seals the flow for a hidden field; none if the system has no randomness.
     pub(super) fn seal(&self, store: &Store, tenant: &str, page: FormKind) -> Option<String> {
         let plain = serde_json::to_vec(self).ok()?;
         let sealed = store.seal(tenant, page.purpose(), &plain)?;
         Some(URL_SAFE_NO_PAD.encode(sealed))
     }
 
-    /// Opens it, if it was made by us, for this form of this tenant and for this browser, and not
-    /// too long ago.
+    /// Opens a sealed flow of this form, tenant and browser, unless it has expired.
     pub(super) fn open(
         store: &Store,
         tenant: &str,

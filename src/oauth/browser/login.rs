@@ -1,6 +1,6 @@
-//! Who somebody is: the log-in page, passwords, and the way to a provider.
+//! Log-in: the password form and the redirect to an identity provider.
 //!
-//! Not here: providers themselves (`provider`).
+//! Not here: the providers (`oauth::providers`).
 
 use axum::{
     extract::{self, Request},
@@ -31,7 +31,7 @@ use crate::{
     telemetry::Denied,
 };
 
-/// POST: a user name and a password, or the choice of a provider.
+/// POST: a user name with password, or the choice of a provider.
 pub(crate) async fn login(
     extract::State(oauth): extract::State<Oauth>,
     request: Request,
@@ -60,7 +60,7 @@ impl BrowserRequest {
         let given = fields.get("password").unwrap_or_default();
         self.check_attempts(name)?;
         let user = self.server.builtin.users.get(name);
-        // The same work for whoever may not log in, so that time does not tell who is known.
+        // Unknown and disabled users cost the same work, so that timing does not reveal them.
         let usable = user.filter(|user| !user.disabled);
         let stored = usable.and_then(|user| user.password.as_ref());
         let stored = stored.map(Hidden::expose);
@@ -85,8 +85,8 @@ impl BrowserRequest {
         Ok(response)
     }
 
-    /// Logs somebody in under a cookie that nobody had before: one that was planted in the browser
-    /// beforehand is worth nothing (session fixation).
+    /// Logs a person in under a new cookie: a cookie planted in the browser beforehand is worthless
+    /// (session fixation).
     pub(super) async fn log_in(&self, person: &Person) -> Result<BrowserId, StepRefusal> {
         let browser = Self::stranger(&self.oauth.0.random)?;
         let lasts = i64::try_from(self.oauth.0.config.oauth.login.as_millis());
@@ -105,7 +105,7 @@ impl BrowserRequest {
         Ok(browser)
     }
 
-    /// One text for every reason: which user names there are is nobody's business.
+    /// Answers every failed log-in alike, so that user names stay unknown.
     async fn refused(
         &self,
         authorization: &AuthorizationRequest,
@@ -127,8 +127,8 @@ impl BrowserRequest {
         self.login_page(authorization, flow, Some(wrong), StatusCode::FORBIDDEN)
     }
 
-    /// Refuses whoever was wrong too often: by their address, and by the name that they try from
-    /// wherever. Nobody is locked out for longer than a minute, whoever else tries their name.
+    /// Refuses a log-in after too many failures by its address or for its user name. No user is
+    /// locked out for longer than a minute.
     fn check_attempts(&self, name: &str) -> Result<(), ErrorPage> {
         let OauthState {
             failures, config, ..
@@ -154,7 +154,7 @@ impl BrowserRequest {
         failures.note(&(self.tenant(), name));
     }
 
-    /// The page that asks.
+    /// Shows the log-in page.
     pub(super) fn login_page(
         &self,
         authorization: &AuthorizationRequest,
@@ -177,11 +177,11 @@ impl BrowserRequest {
                 .collect(),
             style: STYLE,
         };
-        // Where consent is remembered the answer follows the log-in at once.
+        // With a stored consent the response follows the log-in at once.
         let target = FormTarget::Client(authorization.redirect.uri.clone());
         Ok(html(status, &page, &target))
     }
 }
 
-/// Wrong passwords a minute for one user name.
+/// Maximum wrong passwords per minute for one user name.
 const TRIES: u32 = 20;

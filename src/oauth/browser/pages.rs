@@ -1,7 +1,7 @@
-//! Everything that a person reads, as HTML, and the header fields of every page.
+//! HTML pages and their header fields.
 //!
-//! Pages work without scripts and load nothing. What others chose (names above all) is shown so
-//! that it can pass for nothing else. Not here: what is decided by them.
+//! Pages use no scripts and load nothing. Text from third parties, names above all, is shown so
+//! that it cannot imitate anything else. Not here: the decisions behind the pages.
 
 use std::sync::OnceLock;
 
@@ -18,18 +18,18 @@ use http::{
 };
 use url::Url;
 
-/// The page that asks who somebody is.
+/// The log-in page.
 #[derive(Template)]
 #[template(path = "login.html")]
 pub(super) struct LoginPage<'p> {
     pub(crate) tenant: &'p str,
     pub(crate) client: String,
     pub(crate) server: &'p str,
-    /// Where its forms go.
+    /// The path that its forms post to.
     pub(super) action: &'p str,
-    /// The sealed state.
+    /// The sealed flow.
     pub(crate) form: &'p str,
-    /// What was wrong with the last attempt.
+    /// The error of the last attempt.
     pub(crate) wrong: Option<&'p str>,
     pub(super) has_passwords: bool,
     /// Names and titles of identity providers.
@@ -37,7 +37,7 @@ pub(super) struct LoginPage<'p> {
     pub(super) style: &'static str,
 }
 
-/// The page that asks whether a client may.
+/// The consent page.
 #[derive(Template)]
 #[template(path = "consent.html")]
 pub(super) struct ConsentPage<'p> {
@@ -45,25 +45,25 @@ pub(super) struct ConsentPage<'p> {
     pub(crate) client: String,
     /// The host of the client's metadata document.
     pub(super) document_host: Option<&'p str>,
-    /// Where the answer goes.
+    /// The host of the redirect URI.
     pub(super) redirect_host: &'p str,
     pub(crate) server: &'p str,
     pub(crate) resource: &'p str,
     pub(crate) scopes: Vec<&'p str>,
-    /// Nobody but the client itself says what it is called.
+    /// Set if only the client itself vouches for its name.
     pub(super) is_unverified: bool,
-    /// The answer can go to this computer only.
+    /// Set if all redirect URIs are loopback ones.
     pub(super) is_local: bool,
     pub(super) action: &'p str,
     pub(crate) form: &'p str,
-    /// Who is logged in.
+    /// The person who is logged in.
     pub(super) person: Option<String>,
-    /// At which provider the log-in goes on.
+    /// The provider at which the log-in continues.
     pub(crate) provider: Option<String>,
     pub(super) style: &'static str,
 }
 
-/// The page that says what went wrong, and who can mend it.
+/// The error page.
 #[derive(Template)]
 #[template(path = "error.html")]
 struct ErrorTemplate<'p> {
@@ -74,23 +74,23 @@ struct ErrorTemplate<'p> {
     style: &'static str,
 }
 
-/// What went wrong, for the person at the browser; never anything that only we may know.
+/// An error for the person at the browser, without internal details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ErrorPage {
-    /// The answer's status.
+    /// The status code.
     pub(crate) status: StatusCode,
-    /// In a few words.
+    /// A heading.
     pub(crate) title: &'static str,
-    /// In a sentence.
+    /// A sentence that describes the error.
     pub(crate) what: String,
-    /// Who can do what about it.
+    /// Advice on what to do about it.
     pub(super) remedy: &'static str,
-    /// When it may be tried again, in seconds.
+    /// Delay before a retry, in seconds.
     pub(crate) retry: Option<u64>,
 }
 
 impl ErrorPage {
-    /// A request that cannot be answered at its client (CONTRACT C17).
+    /// A request that cannot be answered at its client.
     pub(crate) fn bad(title: &'static str, what: impl Into<String>, remedy: &'static str) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
@@ -101,7 +101,7 @@ impl ErrorPage {
         }
     }
 
-    /// Something that we need is away.
+    /// A dependency is unavailable.
     pub(crate) fn away(what: impl Into<String>) -> Self {
         Self {
             status: StatusCode::SERVICE_UNAVAILABLE,
@@ -113,7 +113,7 @@ impl ErrorPage {
         }
     }
 
-    /// Its page.
+    /// Renders the page.
     pub(crate) fn page(&self, tenant: &str) -> Response {
         let page = ErrorTemplate {
             tenant,
@@ -132,42 +132,41 @@ impl ErrorPage {
     }
 }
 
-/// Where the forms of a page lead, at last.
+/// The destinations of a page's forms, redirects included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FormTarget {
-    /// It has none.
+    /// The page has no form.
     Nowhere,
-    /// To us, and from there to this redirect URI.
+    /// The gateway, then this redirect URI.
     Client(String),
-    /// To us, and from there to an identity provider.
+    /// The gateway, then an identity provider.
     Provider,
 }
 
 impl FormTarget {
-    /// The directive `form-action`. Chromium applies it to redirects after the form too, so that
-    /// it must name where the answer goes.
+    /// The directive `form-action`. Chromium also applies it to redirects after the form, so it
+    /// must name the redirect URI.
     fn directive(&self) -> String {
         match self {
             Self::Nowhere => "; form-action 'none'".to_owned(),
             Self::Client(uri) => format!("; form-action 'self' {}", source(uri)),
-            // A provider sends people on to hosts that nobody knows beforehand (another log-in
-            // behind it, a company's own), and the whole chain is held against the directive.
-            // What it would guard is guarded otherwise: nothing on the page is anybody else's
-            // markup, and the form's address is a constant.
+            // A provider may redirect to hosts unknown in advance (another log-in behind it, a
+            // company's own), and the directive applies to the whole chain. The page is safe
+            // without it: it contains no foreign markup, and the form's address is a constant.
             Self::Provider => String::new(),
         }
     }
 }
 
-/// A redirect URI as a source of a content security policy: its origin, or its scheme where the
-/// grammar has no hosts like its own.
+/// A redirect URI as a source of a content security policy: its origin, or its scheme if the
+/// grammar does not cover its host.
 fn source(uri: &str) -> String {
     let Ok(url) = Url::parse(uri) else {
         return String::new();
     };
     let is_web = matches!(url.scheme(), "http" | "https");
     match url.host() {
-        // CSP 3, section 2.3.1: a host source is made of letters, digits and hyphens.
+        // CSP 3, section 2.3.1: a host source consists of letters, digits and hyphens.
         Some(url::Host::Domain(_) | url::Host::Ipv4(_)) if is_web => {
             url.origin().ascii_serialization()
         }
@@ -175,9 +174,9 @@ fn source(uri: &str) -> String {
     }
 }
 
-/// A page with the fields of every page (CONTRACT P82).
+/// A page with the header fields of all pages.
 pub(super) fn html(status: StatusCode, page: &impl Template, target: &FormTarget) -> Response {
-    // Writing into a string does not fail, and the templates call nothing that does.
+    // Writing into a string cannot fail, nor can the templates.
     let text = page.render().unwrap_or_default();
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
@@ -187,7 +186,7 @@ pub(super) fn html(status: StatusCode, page: &impl Template, target: &FormTarget
         target.directive()
     );
     let headers = response.headers_mut();
-    // Made of constants, an origin and a scheme: letters that a header may have.
+    // Constants, an origin and a scheme: all valid in a header.
     if let Ok(policy) = HeaderValue::try_from(policy) {
         headers.insert(CONTENT_SECURITY_POLICY, policy);
     }
@@ -197,12 +196,12 @@ pub(super) fn html(status: StatusCode, page: &impl Template, target: &FormTarget
     response
 }
 
-/// Sends a browser on, and lets nobody keep where to.
+/// An uncacheable redirect.
 pub(crate) fn redirect(status: StatusCode, to: &str) -> Response {
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();
     let Ok(to) = HeaderValue::try_from(to) else {
-        // What is sent here was parsed or encoded before.
+        // The target was parsed or encoded before.
         tracing::error!("a redirect that is no header");
         return ErrorPage::away("The answer could not be written.").page("");
     };
@@ -222,14 +221,14 @@ fn style_hash() -> &'static str {
     })
 }
 
-/// A text that somebody else chose, as it may stand on a page: in one line, not longer than a line,
-/// without letters that are not seen or that turn others around.
+/// Third-party text for a page: one line, cut to [`SHOWN`] characters, without invisible characters
+/// and those that change the direction of others.
 pub(super) fn shown(text: &str) -> String {
     let mut out = String::new();
     let (mut count, mut marks) = (0, 0);
     for letter in text.chars() {
         let letter = if letter.is_whitespace() { ' ' } else { letter };
-        // Marks that are stacked on one letter run over what is above and below.
+        // Stacked marks would cover the lines above and below.
         marks = if is_mark(letter) { marks + 1 } else { 0 };
         if is_invisible(letter) || marks > MARKS || (letter == ' ' && ends_blank(&out)) {
             continue;
@@ -254,8 +253,8 @@ fn is_mark(letter: char) -> bool {
         | '\u{1dc0}'..='\u{1dff}' | '\u{20d0}'..='\u{20ff}' | '\u{fe20}'..='\u{fe2f}')
 }
 
-/// Controls, format characters (those that turn text around among them), fillers, variation
-/// selectors, tags, private use and what is no character.
+/// Control and format characters (including those that change direction), fillers, variation
+/// selectors, tags, private use and noncharacters.
 fn is_invisible(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{70f}' | '\u{115f}'..='\u{1160}'
@@ -266,11 +265,11 @@ fn is_invisible(letter: char) -> bool {
             | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{10ffff}')
 }
 
-/// Letters of a name.
+/// Maximum characters of a shown name.
 const SHOWN: usize = 60;
-/// Marks on one letter; no language needs more.
+/// Maximum marks on one letter; no language needs more.
 const MARKS: usize = 3;
-/// The one style of all pages; its hash stands in the policy.
+/// The style of all pages; the policy contains its hash.
 pub(super) const STYLE: &str = include_str!("../templates/style.css");
 const FIELDS: [(HeaderName, &str); 7] = [
     (CONTENT_TYPE, "text/html; charset=utf-8"),
@@ -279,9 +278,9 @@ const FIELDS: [(HeaderName, &str); 7] = [
     (REFERRER_POLICY, "no-referrer"),
     (X_FRAME_OPTIONS, "DENY"),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    // No opener policy: it would cut a window that a client opened for this from the client, and
-    // the answer, which goes back to the client in that window, could not reach it. What an opener
-    // may still do, navigate the window elsewhere, shows in the window's address.
+    // No opener policy: it would separate a window that a client opened from that client, and the
+    // response could not reach it. The opener can still navigate the window elsewhere, but the
+    // address bar shows it.
     (
         HeaderName::from_static("cross-origin-resource-policy"),
         "same-origin",

@@ -1,7 +1,7 @@
-//! Somebody's browser at one tenant: what every step of a log-in shares.
+//! One browser's request at one tenant, shared by all steps of a log-in.
 //!
-//! Not here: what a request means (`ask`), and the steps (`authorize`, `login`, `consent`,
-//! `callback`).
+//! Not here: the parameters (`authorization_request`) and the steps (`authorize`, `login`,
+//! `consent`, `callback`).
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -38,22 +38,22 @@ use crate::{
     },
 };
 
-/// Somebody's browser at one tenant, for the time of one request.
+/// One browser's request at one tenant.
 pub(super) struct BrowserRequest {
     pub(crate) oauth: Oauth,
     pub(crate) server: AuthorizationServer,
-    /// The browser that asks, if it was here before.
+    /// The browser, if its cookie is known.
     pub(crate) browser: Option<BrowserId>,
-    /// Where it is.
+    /// The client address.
     pub(crate) address: Option<IpAddr>,
 }
 
-/// Why a step ends without its response.
+/// The refusal that a step ends with.
 #[derive(Debug)]
 pub(super) enum StepRefusal {
-    /// The person is told.
+    /// An error page for the person.
     Page(ErrorPage),
-    /// The client is told.
+    /// An error response for the client.
     Client(ClientRedirect, AuthorizationRefusal),
 }
 
@@ -70,11 +70,11 @@ impl From<Failure> for StepRefusal {
     }
 }
 
-/// What a step target to.
+/// The result of a step.
 pub(super) type StepResult = Result<Response, StepRefusal>;
 
 impl BrowserRequest {
-    /// The request of whoever sent this; none where no log-in is.
+    /// Reads a request; none if its path belongs to no authorization server.
     pub(crate) fn of(oauth: &Oauth, parts: &Parts) -> Option<Self> {
         let server = AuthorizationServer::at(&oauth.0, parts.uri.path())?;
         let jar = CookieJar::of(&server.tenant.name, &oauth.0.config.public_url);
@@ -110,7 +110,7 @@ impl BrowserRequest {
         format!("{base}{path}")
     }
 
-    /// The authorization request of a flow, to begin again with.
+    /// The URL at which a flow starts again with `query`.
     pub(crate) fn again(&self, flow: &Flow, query: &str) -> String {
         let alias = OauthEndpoint::Authorize.alias();
         let path = match alias.filter(|_| flow.is_short) {
@@ -120,7 +120,7 @@ impl BrowserRequest {
         format!("{path}?{query}")
     }
 
-    /// The answer to a step, whatever came of it.
+    /// The response to a step, refused or not.
     pub(crate) fn answer(&self, step: StepResult, redirecting: StatusCode) -> Response {
         match step {
             Ok(response) => response,
@@ -131,20 +131,20 @@ impl BrowserRequest {
         }
     }
 
-    /// Gives the browser its cookie.
+    /// Sets the browser's cookie.
     pub(super) fn remember(&self, response: &mut Response, browser: &BrowserId) {
         let jar = CookieJar::of(self.tenant(), &self.oauth.0.config.public_url);
         let cookie = jar.cookie(browser, self.oauth.0.config.oauth.login);
         response.headers_mut().append(SET_COOKIE, cookie);
     }
 
-    /// A browser that was never here.
+    /// A new browser identity.
     pub(super) fn stranger(random: &SystemRandom) -> Result<BrowserId, StepRefusal> {
         BrowserId::new(random).ok_or_else(no_randomness)
     }
 
-    /// Reads a request (CONTRACT C17): until client and redirect URI are known to belong together,
-    /// nothing is sent anywhere.
+    /// Parses an authorization request. Until client and redirect URI are known to belong together,
+    /// no error is sent to the redirect URI.
     pub(crate) async fn read(&self, query: &str) -> Result<AuthorizationRequest, StepRefusal> {
         let form = Form::parse(query).map_err(|_| unreadable())?;
         let (client, uri, sent) = self.addressee(&form).await?;
@@ -174,7 +174,7 @@ impl BrowserRequest {
         }
     }
 
-    /// The client, where its answer goes, and the redirect URI as it was sent.
+    /// The client, its redirect URI, and the redirect URI as sent.
     async fn addressee(&self, parameters: &Form) -> Result<(Client, String, String), StepRefusal> {
         for name in ["client_id", "redirect_uri"] {
             if parameters.count(name) > 1 {
@@ -205,7 +205,7 @@ impl BrowserRequest {
         let sent = parameters.get("redirect_uri");
         let uri = match (sent, client.redirect_uris.as_slice()) {
             (Some(sent), _) => client.matches(sent).then(|| sent.to_owned()),
-            // OAuth 2.1, section 2.3.1: only where there is no choice.
+            // OAuth 2.1, section 2.3.1: optional if only one is registered.
             (None, [only]) => Some(only.clone()),
             (None, _) => None,
         };
@@ -218,7 +218,7 @@ impl BrowserRequest {
         Ok((client, uri, sent))
     }
 
-    /// Who is logged in in this browser, as far as that still holds.
+    /// The person logged in in this browser, unless the log-in has become invalid.
     pub(super) async fn person(&self) -> Result<Option<Person>, StepRefusal> {
         let Some(browser) = &self.browser else {
             return Ok(None);
@@ -240,24 +240,24 @@ impl BrowserRequest {
         }))
     }
 
-    /// Until when a person may take for what begins now.
+    /// The expiry of a flow that starts now, in milliseconds since 1970.
     pub(super) fn flow_ends(&self) -> i64 {
         let lasts = i64::try_from(self.oauth.0.config.oauth.flow.as_millis());
         self.now_ms().saturating_add(lasts.unwrap_or(i64::MAX))
     }
 
-    /// A provider by its name.
+    /// The provider with this name.
     pub(crate) fn provider(&self, name: &str) -> Option<&Arc<Provider>> {
         self.server.builtin.providers.get(name)
     }
 
-    /// Whether anybody can log in with a password.
+    /// Reports whether any user has a password.
     pub(super) fn has_passwords(&self) -> bool {
         let mut users = self.server.builtin.users.values();
         users.any(|user| user.password.is_some())
     }
 
-    /// Ends a flow well: with a code for the client.
+    /// Completes a flow with a code for the client.
     pub(crate) async fn grant(
         &self,
         authorization: &AuthorizationRequest,
@@ -296,8 +296,7 @@ impl BrowserRequest {
         ))
     }
 
-    /// Whether the person may use the server at all. Whoever may not is told what is told of a
-    /// server that does not exist.
+    /// Checks that the person may use the server. The refusal is the same as for an unknown server.
     pub(super) fn check_server(
         &self,
         authorization: &AuthorizationRequest,
@@ -327,8 +326,8 @@ impl BrowserRequest {
         may.then_some(()).ok_or_else(back)
     }
 
-    /// Notes in the audit trail what a person did, and waits for it: it is on record before it is
-    /// answered.
+    /// Writes an audit record of a person's action and waits until it is stored, before the
+    /// response.
     pub(crate) async fn note(
         &self,
         kind: &str,
@@ -351,13 +350,13 @@ impl BrowserRequest {
         trail.settle().await;
     }
 
-    /// A flow as the value of a hidden field.
+    /// Seals a flow for a hidden field.
     pub(super) fn sealed(&self, flow: &Flow, page: FormKind) -> Result<String, StepRefusal> {
         flow.seal(self.store()?, self.tenant(), page)
             .ok_or_else(no_randomness)
     }
 
-    /// The flow of a form that came back.
+    /// Opens the flow of a submitted form.
     pub(crate) fn opened(&self, fields: &Form, page: FormKind) -> Result<Flow, StepRefusal> {
         let text = fields.get("form");
         let browser = self.browser.as_ref();
@@ -373,7 +372,7 @@ impl BrowserRequest {
     }
 }
 
-/// The answer where no log-in is, as far as one can say.
+/// The response for a path that belongs to no authorization server.
 pub(super) fn not_found_page(oauth: &Oauth) -> Response {
     if !oauth.0.live.is_loaded() {
         return ErrorPage::away("The gateway has not read its store yet.").page("Lockgate");
@@ -388,7 +387,7 @@ pub(super) fn not_found_page(oauth: &Oauth) -> Response {
     trouble.page("Lockgate")
 }
 
-/// The text of a form.
+/// The text of a submitted form.
 pub(super) async fn text(parts: &Parts, body: Body) -> Result<String, ErrorPage> {
     if parts.uri.query().is_some() || !is_form(&parts.headers) {
         return Err(unreadable());
@@ -397,7 +396,7 @@ pub(super) async fn text(parts: &Parts, body: Body) -> Result<String, ErrorPage>
     String::from_utf8(bytes.into()).map_err(|_| unreadable())
 }
 
-/// The fields of a form of ours, each once.
+/// The fields of a submitted form, none of them repeated.
 pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, ErrorPage> {
     let text = text(parts, body).await?;
     let form = Form::parse(&text).map_err(|_| unreadable())?;
@@ -405,7 +404,7 @@ pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, ErrorPage>
     is_good.then_some(form).ok_or_else(unreadable)
 }
 
-/// What is kept of a user's password with a log-in.
+/// The digest of a user's password hash, stored with a log-in.
 pub(super) fn password_digest(user: &User) -> Option<[u8; 32]> {
     let hash = user.password.as_ref()?;
     Some(secret::hash(hash.expose()))
@@ -416,7 +415,7 @@ pub(super) fn unreadable() -> ErrorPage {
     ErrorPage::bad(NO_ANSWER, what, APP)
 }
 
-/// A provider that an operator has taken away meanwhile.
+/// The error page for a provider that is no longer declared.
 pub(super) fn provider_gone() -> ErrorPage {
     let what = "This identity provider is not configured any more.";
     ErrorPage::bad("Unknown identity provider", what, AGAIN)
@@ -434,5 +433,5 @@ const REGISTER: &str = "Remove the connection in your application and add it aga
                         they can correct its declaration.";
 pub(super) const AGAIN: &str = "Go back to your application and connect again. Cookies must be \
                                 allowed for this site.";
-/// A form of ours: the sealed state of the longest query, and what a person writes.
+/// Maximum size of a form in bytes: the sealed flow of the longest query, and a person's input.
 const FORM: usize = 32 << 10;

@@ -1,7 +1,7 @@
-//! What a token is for (RFC 8707): the URL of one of the tenant's servers, byte for byte.
+//! The MCP server that a token is requested for (RFC 8707), identified by its URL byte for byte.
 //!
-//! Pure. Whether there is such a server is asked by whoever knows who asks: its name alone tells
-//! nobody that it exists.
+//! Without I/O. Not here: the check that the server exists and the person may use it, which must
+//! not reveal more than a refusal.
 
 use crate::{
     declare::Tenant,
@@ -11,24 +11,23 @@ use crate::{
 /// A resource of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Resource {
-    /// The name in its URL, whether there is such a server or not.
+    /// The name in its URL, which may not exist.
     pub(super) server: String,
-    /// The audience of tokens.
+    /// Its URL: the audience of tokens.
     pub(super) url: String,
 }
 
-/// Where resources are.
+/// The URLs of all resources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResourceUrls<'p> {
-    /// The base of all URLs.
+    /// The common prefix of all URLs.
     pub(super) public_url: &'p str,
-    /// Tenant and server that have the short URLs too.
+    /// Tenant and server that also have short URLs.
     pub(super) default: Option<&'p (String, String)>,
 }
 
 impl Resource {
-    /// The resource of `tenant` that `text` names: one of the URLs by which a server is reached,
-    /// and nothing that only looks like one.
+    /// The resource of `tenant` at the URL `text`; only exact URLs of a server match.
     pub(super) fn named(place: ResourceUrls<'_>, tenant: &str, text: &str) -> Option<Self> {
         let endpoint = Endpoint::parse_url(place.public_url, text, place.default)?;
         if !endpoint.is_resource() || endpoint.tenant != tenant {
@@ -42,7 +41,7 @@ impl Resource {
         })
     }
 
-    /// What a request means that names none (CONTRACT P64): clients of 2025-03-26 send none.
+    /// The resource of a request that names none, as clients of 2025-03-26 do.
     pub(super) fn unnamed(place: ResourceUrls<'_>, tenant: &Tenant) -> Option<Self> {
         let mut names = tenant.servers.keys();
         let only = names.next().filter(|_| names.next().is_none());

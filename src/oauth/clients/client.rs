@@ -1,7 +1,7 @@
-//! Clients of a tenant: declared by its operator, registered by themselves, or described by a
+//! Clients of a tenant: declared by its operator, registered dynamically, or described by a
 //! document at their own URL.
 //!
-//! Not here: how they prove who they are (`authenticate`).
+//! Not here: client authentication (`oauth::tokens`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,70 +13,71 @@ use super::{
     redirect,
 };
 use crate::{
+    auth::REGISTERED,
     database::{Failure, Store, oauth::Registered},
     declare::{Builtin, DeclaredClient},
     oauth::base::secret,
     snapshot::Live,
 };
 
-/// A client, as it is right now.
+/// A client in its current state.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     /// Its id.
     pub(crate) id: String,
-    /// What people are shown; somebody's text.
+    /// The name shown to people, chosen by a third party.
     pub(crate) title: String,
-    /// How it became known.
+    /// Its source.
     pub(crate) kind: ClientSource,
-    /// Where answers may go; at least one.
+    /// Its redirect URIs; at least one.
     pub(crate) redirect_uris: Vec<String>,
-    /// The SHA-256 of all that it says about itself: when that changes, consent is asked again.
+    /// The SHA-256 of its metadata: when that changes, consent is requested again.
     pub(crate) digest: [u8; 32],
-    /// How it proves who it is.
+    /// Its credential.
     pub(crate) proof: ClientProof,
 }
 
-/// How a client became known.
+/// The source of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ClientSource {
-    /// An operator wrote it down.
+    /// Declared by an operator.
     Declared,
-    /// It registered itself (RFC 7591).
+    /// Registered dynamically (RFC 7591).
     Registered {
-        /// When it is forgotten, in milliseconds since 1970.
+        /// Its expiry, in milliseconds since 1970.
         expires_ms: i64,
     },
-    /// A document at its id, which is a URL; the host stands for it.
+    /// Described by the document at its id, which is a URL whose host represents it.
     Document {
         /// The host of the document.
         host: String,
     },
 }
 
-/// How a client proves who it is.
+/// The credential of a client.
 #[derive(Clone, Debug)]
 pub(crate) enum ClientProof {
-    /// It does not.
+    /// None: a public client.
     None,
-    /// By its secret, of which this is the SHA-256, in one of these ways.
+    /// A secret, sent by one of these methods.
     Secret {
-        /// What is kept of it.
+        /// The SHA-256 of the secret.
         hash: [u8; 32],
-        /// One for who registered; an operator's client may choose.
+        /// A single method for registered clients; declared clients may choose.
         methods: &'static [ClientAuthMethod],
     },
-    /// By a JWT signed with one of these keys.
+    /// A JWT signed with one of these keys.
     Keys(Keys),
 }
 
-/// Why there is no client.
+/// The reason why no client was found.
 #[derive(Debug)]
 pub(crate) enum ClientError {
-    /// Nobody has this id here.
+    /// No client has this id.
     Unknown,
-    /// The document at the id is not to be had, or is none; what is wrong with it, for people.
+    /// The document at the id is missing or invalid; the text is for people.
     Document(&'static str),
-    /// It cannot be said now.
+    /// The look-up failed for the moment.
     Unavailable(Failure),
 }
 
@@ -114,7 +115,7 @@ impl Clients<'_> {
                 )),
             };
         }
-        // Only these are in the database: what else somebody invents costs no look-up.
+        // Only ids of this form are in the database: others cost no look-up.
         if !is_registered_id(id) {
             return Err(ClientError::Unknown);
         }
@@ -126,13 +127,13 @@ impl Clients<'_> {
 }
 
 impl Client {
-    /// Whether answers may go to `redirect_uri`.
+    /// Reports whether `redirect_uri` is one of the client's.
     pub(crate) fn matches(&self, redirect_uri: &str) -> bool {
         let mut own = self.redirect_uris.iter();
         own.any(|own| redirect::is_same(own, redirect_uri))
     }
 
-    /// Whether every answer stays on the machine of its browser, where any program may wait for it
+    /// Reports whether all redirect URIs are loopback ones, on which any local program may listen
     /// (2025-11-25 authorization, "Localhost Redirect URI Risks").
     pub(crate) fn is_loopback_only(&self) -> bool {
         self.redirect_uris
@@ -140,7 +141,7 @@ impl Client {
             .all(|uri| redirect::is_loopback(uri))
     }
 
-    /// Puts off that a registered client is forgotten; at most once an hour.
+    /// Extends the expiry of a registered client; at most once an hour.
     pub(crate) async fn renew(
         &self,
         store: &Store,
@@ -178,7 +179,7 @@ impl Client {
         }
     }
 
-    /// None if the row is not as it was written.
+    /// None if the row is corrupt.
     fn registered(row: Registered) -> Option<Self> {
         let digest = secret::hash(&row.metadata);
         let metadata = ClientMetadata::parse(&row.metadata)?;
@@ -230,21 +231,21 @@ impl Client {
     }
 }
 
-/// Whether an id is like those that are given to who registers.
+/// Reports whether an id has the form of registered ids.
 fn is_registered_id(id: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     id.len() <= ID_MAX
         && id
-            .strip_prefix(secret::CLIENT_ID)
+            .strip_prefix(REGISTERED)
             .is_some_and(|rest| rest.bytes().all(fits))
 }
 
 fn digest(title: &str, redirect_uris: &[String]) -> [u8; 32] {
-    // As JSON: no part can end early and lend its end to the next.
+    // As JSON, in which no part can run into the next.
     secret::hash(&serde_json::json!([title, redirect_uris]).to_string())
 }
 
-/// How seldom the end of a client is put off, in milliseconds.
+/// Minimum time between two extensions of a client's expiry, in milliseconds.
 const RENEW: i64 = 60 * 60 * 1000;
-/// Ids of registered clients are shorter.
+/// Upper bound of the length of registered ids.
 const ID_MAX: usize = 64;

@@ -1,7 +1,7 @@
-//! What clients say about themselves (RFC 7591, section 2), checked: in a registration, and in a
-//! client ID metadata document.
+//! Client metadata (RFC 7591, section 2), checked: of a registration or a client ID metadata
+//! document.
 //!
-//! Not here: what a client is then worth (`client`).
+//! Not here: look-up of clients (`client`).
 
 use serde_json::{Map, Value, json};
 use url::Url;
@@ -9,41 +9,41 @@ use url::Url;
 use super::redirect;
 use crate::{auth::KeySet, declare::redirect::check_redirect_uri};
 
-/// The metadata of a client, as far as it is understood.
+/// The supported metadata of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClientMetadata {
-    /// Where answers may go; at least one.
+    /// Its redirect URIs; at least one.
     pub(crate) redirect_uris: Vec<String>,
-    /// How it proves who it is.
+    /// Its authentication method.
     pub(crate) method: ClientAuthMethod,
-    /// What it is called.
+    /// Its name.
     pub(crate) name: Option<String>,
-    /// A page about it; https.
+    /// Its home page; https.
     pub(crate) uri: Option<String>,
     /// Its public keys, for `private_key_jwt`.
     pub(crate) keys: Option<Keys>,
-    /// What else is kept only to be given back.
+    /// Metadata that is stored only to be returned.
     others: Map<String, Value>,
 }
 
-/// How a client proves who it is (RFC 7591, section 2, `token_endpoint_auth_method`).
+/// Client authentication methods (RFC 7591, section 2, `token_endpoint_auth_method`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientAuthMethod {
-    /// It does not: a public client.
+    /// None: a public client.
     None,
-    /// By a secret in the header `Authorization`.
+    /// A secret in the header `Authorization`.
     Basic,
-    /// By a secret in the form.
+    /// A secret in the form.
     Post,
-    /// By a JWT that it signs (RFC 7523).
+    /// A JWT signed by the client (RFC 7523).
     Jwt,
 }
 
 impl ClientAuthMethod {
-    /// Every method, in the order in which metadata names them.
+    /// All methods, in the order of the metadata document.
     pub(crate) const ALL: [Self; 4] = [Self::None, Self::Basic, Self::Post, Self::Jwt];
 
-    /// As it is registered.
+    /// Its registered name.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -53,32 +53,32 @@ impl ClientAuthMethod {
         }
     }
 
-    /// Whether it takes a secret.
+    /// Reports whether the method uses a secret.
     pub(crate) const fn has_secret(self) -> bool {
         matches!(self, Self::Basic | Self::Post)
     }
 }
 
-/// Where the public keys of a client are.
+/// The location of a client's public keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Keys {
-    /// Here: a JWK set in JSON.
+    /// Inline: a JWK set in JSON.
     Here(String),
     /// At a URL.
     At(String),
 }
 
-/// Why metadata are not taken.
+/// The reason why metadata are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MetadataError {
-    /// A redirect URI.
+    /// An invalid redirect URI.
     RedirectUri(&'static str),
-    /// Anything else.
+    /// Other invalid metadata.
     Metadata(&'static str),
 }
 
 impl ClientMetadata {
-    /// Reads metadata; `default` is the method of who names none. What is unknown is passed over
+    /// Checks metadata; `default` is the method where none is named. Unknown members are ignored
     /// (RFC 7591, section 2).
     pub(crate) fn read(
         all: &Map<String, Value>,
@@ -95,7 +95,7 @@ impl ClientMetadata {
                     "an authentication method not supported",
                 ))?,
         };
-        // Those that are not supported are left out; without this one there is no use in it.
+        // Unsupported entries are dropped, but this one is required.
         check_list(all, "grant_types", "authorization_code")?;
         check_list(all, "response_types", "code")?;
         if let Some(kind) = application_type(all, &redirect_uris)? {
@@ -125,13 +125,13 @@ impl ClientMetadata {
         })
     }
 
-    /// Reads what [`Self::write`] wrote.
+    /// Parses the output of [`Self::write`].
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let all: Map<String, Value> = serde_json::from_str(text).ok()?;
         Self::read(&all, ClientAuthMethod::Basic).ok()
     }
 
-    /// All of it, as it is kept and given back.
+    /// All metadata, as stored and returned.
     pub(crate) fn write(&self) -> Map<String, Value> {
         let mut all = self.others.clone();
         let mut set = |name: &str, value: Value| all.insert(name.to_owned(), value);
@@ -158,7 +158,7 @@ impl ClientMetadata {
     }
 }
 
-/// What clients may ask the token endpoint for.
+/// The supported grant types.
 pub(crate) const GRANT_TYPES: [&str; 2] = ["authorization_code", "refresh_token"];
 
 fn redirect_uris(all: &Map<String, Value>) -> Result<Vec<String>, MetadataError> {
@@ -179,8 +179,8 @@ fn redirect_uris(all: &Map<String, Value>) -> Result<Vec<String>, MetadataError>
     Ok(uris)
 }
 
-/// OpenID Connect registration, section 2. Most clients send none, and many of their own machine
-/// say `web`: they are given back what they are.
+/// Checks `application_type` (OpenID Connect registration, section 2). Many local clients say
+/// `web`; the response corrects them.
 fn application_type(
     all: &Map<String, Value>,
     uris: &[String],
@@ -197,7 +197,7 @@ fn application_type(
     }
 }
 
-/// A list that, where there is one, has `needed`.
+/// Requires `needed` in a list, if the list is present.
 fn check_list(all: &Map<String, Value>, name: &str, needed: &str) -> Result<(), MetadataError> {
     let given = strings(all, name)?;
     if given.is_empty() || given.iter().any(|item| item == needed) {
@@ -208,7 +208,7 @@ fn check_list(all: &Map<String, Value>, name: &str, needed: &str) -> Result<(), 
     ))
 }
 
-/// Keys belong to the method that uses them, in one place (RFC 7591, section 2).
+/// Keys are read only for the method that uses them, from exactly one place (RFC 7591, section 2).
 fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Keys>, MetadataError> {
     let at = page(all, "jwks_uri")?;
     let here = all.get("jwks").filter(|set| !set.is_null());
@@ -228,7 +228,7 @@ fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Key
     }
 }
 
-/// A text that may be left out: many clients send null or nothing instead.
+/// An optional text: many clients send null or an empty one.
 fn text<'m>(
     all: &'m Map<String, Value>,
     name: &str,
@@ -246,8 +246,8 @@ fn text<'m>(
     }
 }
 
-/// The URL of a page, which people may be shown. Plain http is left out (RFC 7591, section 2: a
-/// server may), every other scheme is an attack on who follows it.
+/// The URL of a page for people. Plain http is dropped, as RFC 7591, section 2 allows; any other
+/// scheme could harm a person who opens it.
 fn page<'m>(all: &'m Map<String, Value>, name: &str) -> Result<Option<&'m str>, MetadataError> {
     let Some(text) = text(all, name, LONG)? else {
         return Ok(None);
@@ -277,15 +277,15 @@ fn strings(all: &Map<String, Value>, name: &str) -> Result<Vec<String>, Metadata
     items.iter().map(text).collect()
 }
 
-/// Redirect URIs of one client: some name one for each port that they may get.
+/// Maximum redirect URIs of a client: some list one for each possible port.
 const URIS_MAX: usize = 64;
-/// Members of other lists.
+/// Maximum members of other lists.
 const ITEMS_MAX: usize = 32;
-/// Bytes of a name.
+/// Maximum size of a name in bytes.
 const SHORT: usize = 256;
-/// Bytes of a URL or a list of scopes.
+/// Maximum size of a URL or a list of scopes in bytes.
 const LONG: usize = 2048;
-/// Bytes of a key set.
+/// Maximum size of a key set in bytes.
 const JWKS_MAX: usize = 16 << 10;
 
 #[cfg(test)]

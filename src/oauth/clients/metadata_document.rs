@@ -1,8 +1,8 @@
-//! Client ID metadata documents (draft-ietf-oauth-client-id-metadata-document): a client id that
-//! is the URL of what the client says about itself.
+//! Client ID metadata documents (draft-ietf-oauth-client-id-metadata-document): the client id is
+//! the URL of the client's metadata.
 //!
-//! Kept as long as its server says; failures are never kept, as the draft has it. Not here: what
-//! the client is then worth (`client`).
+//! A document is cached as long as its server allows; failures are not cached, as the draft
+//! requires. Not here: look-up of clients (`client`).
 
 use std::{
     sync::Arc,
@@ -21,34 +21,34 @@ use crate::{
     oauth::base::Throttle,
 };
 
-/// Documents and key sets at the URLs that clients name; what is public is shared by all tenants.
+/// Cached documents and key sets of clients; they are public, so that all tenants share them.
 pub(crate) struct Documents {
     outbound: Outbound,
     fresh: Cache<String, Kept>,
-    /// The last good ones, for when their servers are away.
+    /// The last valid documents, used while their servers are unreachable.
     last: Cache<String, Arc<Document>>,
     keys: Cache<String, Arc<KeySet>>,
-    /// Fetches at one time.
+    /// Bounds concurrent fetches.
     room: Semaphore,
-    /// Fetches a minute from one host: nobody makes us flood it.
+    /// Bounds fetches per minute and host, so that the gateway cannot be used to flood one.
     hosts: Throttle,
 }
 
-/// A document that is what it should be.
+/// A valid document.
 #[derive(Debug)]
 pub(crate) struct Document {
-    /// What it says.
+    /// Its metadata.
     pub(crate) metadata: ClientMetadata,
     /// The SHA-256 of its bytes.
     pub(crate) digest: [u8; 32],
 }
 
-/// Why there is none; texts are for people.
+/// The reason why no document is available; the texts are for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DocumentError {
-    /// The URL cannot be one, or what is there is no such document.
+    /// The URL or its document is invalid.
     Invalid(&'static str),
-    /// It is not to be had now.
+    /// The document cannot be fetched for the moment.
     Unavailable(&'static str),
 }
 
@@ -58,7 +58,7 @@ struct Kept {
     fresh: Duration,
 }
 
-/// Keeps each as long as its server says.
+/// Expiry as the server of each document sets it.
 struct Freshness;
 
 impl Expiry<String, Kept> for Freshness {
@@ -68,7 +68,7 @@ impl Expiry<String, Kept> for Freshness {
 }
 
 impl Documents {
-    /// None yet; they are got by `outbound`.
+    /// An empty cache that fetches through `outbound`.
     pub(crate) fn new(outbound: Outbound) -> Self {
         Self {
             outbound,
@@ -89,7 +89,7 @@ impl Documents {
         }
     }
 
-    /// The document at a client id. Whoever asks for one that is being fetched waits for that.
+    /// The document at a client id. Concurrent callers share one fetch.
     pub(crate) async fn find(&self, id: &str) -> Result<Arc<Document>, DocumentError> {
         let url = self.check(id)?;
         let fetched = self.fresh.try_get_with_by_ref(id, self.fetch(&url));
@@ -99,7 +99,7 @@ impl Documents {
                 self.last.insert(id.to_owned(), Arc::clone(&document)).await;
                 Ok(document)
             }
-            // A client must not lose its tokens because its own site is away for a while.
+            // A client keeps its tokens while its own site is unreachable.
             Err(away @ DocumentError::Unavailable(_)) => self.last.get(id).await.ok_or(away),
             Err(wrong) => {
                 self.last.invalidate(id).await;
@@ -108,7 +108,7 @@ impl Documents {
         }
     }
 
-    /// The keys at a `jwks_uri`; `is_anew` if those that are known did not do.
+    /// The key set at a `jwks_uri`; `is_anew` bypasses the cache.
     pub(crate) async fn keys(
         &self,
         url: &str,
@@ -127,8 +127,8 @@ impl Documents {
         fetched.await.map_err(|error| DocumentError::clone(&error))
     }
 
-    /// Draft, section 3: what a client id that is a URL looks like. The one spelling that a URL
-    /// parser gives back has neither dot segments nor anything else that two of them read
+    /// Checks the syntax of a client id URL (draft, section 3). Only the canonical spelling of the
+    /// URL parser is accepted: it has no dot segments and nothing else that parsers read
     /// differently.
     fn check(&self, id: &str) -> Result<Url, DocumentError> {
         let url = Url::parse(id).map_err(|_| DocumentError::Invalid("the client id is no URL"))?;
@@ -152,7 +152,7 @@ impl Documents {
         let document = read(url.as_str(), &fetched.body).map_err(DocumentError::Invalid)?;
         Ok(Kept {
             document: Arc::new(document),
-            // Whoever says nothing may change it at any time.
+            // Without a header the document may change at any time.
             fresh: fetched.fresh.unwrap_or_default().min(FRESH_MAX),
         })
     }
@@ -179,7 +179,7 @@ impl Documents {
     }
 }
 
-/// Reads a document (draft, section 4).
+/// Parses a document (draft, section 4).
 fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
     let all: Map<String, Value> =
         serde_json::from_slice(bytes).map_err(|_| "the client's document is no JSON object")?;
@@ -193,7 +193,7 @@ fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
         ClientMetadata::read(&all, ClientAuthMethod::None).map_err(|wrong| match wrong {
             MetadataError::RedirectUri(what) | MetadataError::Metadata(what) => what,
         })?;
-    // Nobody can keep a secret in public.
+    // A public document cannot keep a secret.
     if metadata.method.has_secret() {
         return Err("the client's document asks for a secret");
     }
@@ -207,23 +207,23 @@ fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
     Ok(Document { metadata, digest })
 }
 
-/// Documents that are kept.
+/// Maximum cached documents.
 const DOCUMENTS: u64 = 1000;
-/// Bytes of a document; the draft advises 5 KiB.
+/// Maximum size of a document in bytes; the draft recommends 5 KiB.
 const DOCUMENT_MAX: usize = 10 << 10;
-/// Bytes of a key set.
+/// Maximum size of a key set in bytes.
 const KEYS_MAX: usize = 64 << 10;
-/// However long a server says.
+/// Upper bound of a server's caching header.
 const FRESH_MAX: Duration = Duration::from_hours(24);
-/// How long the last good one serves while its server is away.
+/// Time for which the last valid document serves while its server is unreachable.
 const LAST: Duration = Duration::from_hours(24);
-/// How long keys are kept.
+/// Lifetime of cached keys.
 const KEYS: Duration = Duration::from_mins(5);
-/// Fetches at one time, of 3 seconds at most.
+/// Maximum concurrent fetches, of 3 seconds at most.
 const FETCHES: usize = 64;
-/// Fetches a minute from one host.
+/// Maximum fetches per minute from one host.
 const HOST_FETCHES: u32 = 300;
-/// Bytes of a client id that is a URL.
+/// Maximum size of a client id URL in bytes.
 const ID_MAX: usize = 1024;
 
 #[cfg(test)]

@@ -1,18 +1,19 @@
-//! Whether a request names a redirect URI of its client.
+//! Comparison of redirect URIs.
 //!
-//! Which URIs a client may have is decided where it becomes known (`control/redirect`).
+//! Not here: the rules for registered redirect URIs (`declare`).
 
 use crate::declare::redirect::loopback;
 
-/// Whether `requested` is `registered`: byte for byte (RFC 9700, section 2.1), except for the port
-/// of a loopback URI, which the system gives to a native app anew each time (RFC 8252, section
-/// 7.3).
+/// Reports whether `requested` matches `registered`: byte for byte (RFC 9700, section 2.1), except
+/// for the port of a loopback URI, which the operating system assigns to a native app at each start
+/// (RFC 8252, section 7.3).
 pub(crate) fn is_same(registered: &str, requested: &str) -> bool {
     registered == requested
         || loopback(registered).is_some_and(|known| loopback(requested) == Some(known))
 }
 
-/// Where a redirect URI leads, for people and for counting: the host, or the scheme of an app.
+/// The destination of a redirect URI, for people and rate limits: the host, or the scheme of an
+/// app.
 pub(crate) fn host(uri: &str) -> &str {
     let (scheme, rest) = uri.split_once(':').unwrap_or((uri, ""));
     if !matches!(scheme, "http" | "https") {
@@ -27,7 +28,7 @@ pub(crate) fn host(uri: &str) -> &str {
     }
 }
 
-/// Whether an answer to this URI stays on the machine of its browser.
+/// Reports whether a redirect URI points to the browser's own machine.
 pub(crate) fn is_loopback(uri: &str) -> bool {
     loopback(uri).is_some()
 }

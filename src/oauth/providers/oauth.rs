@@ -1,5 +1,5 @@
-//! Identity providers that speak OAuth 2.0 alone, like GitHub: who somebody is, is asked for with
-//! the access token.
+//! Identity providers with OAuth 2.0 alone, such as GitHub: the user endpoint identifies the
+//! person.
 
 use std::sync::Arc;
 
@@ -22,13 +22,13 @@ use crate::{
     declare::{Hidden, Provider, ProviderKind},
 };
 
-/// One of them.
+/// A provider without OpenID Connect.
 pub(super) struct OauthProvider {
     provider: Arc<Provider>,
     outbound: Outbound,
 }
 
-/// Where it is, as it was declared.
+/// Its declared URLs.
 struct Endpoints<'p> {
     authorization_url: &'p str,
     token_url: &'p str,
@@ -37,7 +37,7 @@ struct Endpoints<'p> {
 }
 
 impl OauthProvider {
-    /// As it was declared.
+    /// A provider as declared.
     pub(crate) fn new(provider: Arc<Provider>, outbound: Outbound) -> Self {
         Self { provider, outbound }
     }
@@ -81,7 +81,7 @@ impl OauthProvider {
             subject: subject.ok_or_else(missing)?,
             title: title(&user, &["name", "login", "username", "email"]),
             groups: Vec::new(),
-            // Nothing says whether an address there is verified.
+            // The response does not say whether an address is verified.
             email: None,
         })
     }
@@ -121,7 +121,7 @@ impl IdentityProvider for OauthProvider {
             let mut client = BasicClient::new(ClientId::new(self.provider.client_id.clone()))
                 .set_token_uri(url(endpoints.token_url).map(TokenUrl::from_url)?)
                 .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?)
-                // What the providers of this kind document.
+                // As documented by providers of this kind.
                 .set_auth_type(AuthType::RequestBody);
             if let Some(secret) = self.provider.client_secret.as_ref().map(Hidden::expose) {
                 client = client.set_client_secret(ClientSecret::new(secret.to_owned()));

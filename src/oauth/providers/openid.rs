@@ -1,7 +1,6 @@
-//! Identity providers that speak OpenID Connect: found by their metadata, believed by their
-//! signatures.
+//! OpenID Connect providers: found by their metadata, verified by their signatures.
 //!
-//! Not here: what is done with who somebody is (`callback`).
+//! Not here: the log-in of an identified person (`oauth::browser`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,19 +34,19 @@ use crate::{
     declare::{ALGORITHMS, Hidden, Provider, ProviderKind},
 };
 
-/// What is known of providers by their issuers; clones share it.
+/// Cached metadata of providers by issuer; clones share it.
 #[derive(Clone)]
 pub(crate) struct MetadataCache(Cache<String, Arc<ProviderMetadata>>);
 
 impl MetadataCache {
-    /// Nothing yet.
+    /// An empty cache.
     pub(crate) fn new() -> Self {
         let cache = Cache::builder().max_capacity(ISSUERS).time_to_live(FRESH);
         Self(cache.build())
     }
 }
 
-/// What a provider says about itself (OpenID Connect Discovery, section 3), and its keys.
+/// Metadata of a provider (OpenID Connect Discovery, section 3) and its keys.
 struct ProviderMetadata {
     document: MetadataDocument,
     keys: KeySet,
@@ -63,7 +62,7 @@ struct MetadataDocument {
     token_endpoint_auth_methods_supported: Option<Vec<String>>,
 }
 
-/// The token response's own part.
+/// The additional field of the token response.
 #[derive(Debug, Deserialize, Serialize)]
 struct IdField {
     id_token: Option<String>,
@@ -85,7 +84,7 @@ type IdClient = Client<
     EndpointNotSet,
 >;
 
-/// One of them.
+/// An OpenID Connect provider.
 pub(super) struct OpenIdProvider {
     provider: Arc<Provider>,
     outbound: Outbound,
@@ -94,7 +93,7 @@ pub(super) struct OpenIdProvider {
 }
 
 impl OpenIdProvider {
-    /// As it was declared.
+    /// A provider as declared.
     pub(crate) fn new(
         provider: Arc<Provider>,
         outbound: Outbound,
@@ -109,7 +108,7 @@ impl OpenIdProvider {
         }
     }
 
-    /// Its issuer, and the claim that holds groups.
+    /// Its issuer, and the name of the groups claim.
     fn declared(&self) -> (&str, &str) {
         match &self.provider.kind {
             ProviderKind::OpenId {
@@ -120,11 +119,11 @@ impl OpenIdProvider {
         }
     }
 
-    /// Metadata and keys, fetched once by whoever comes first.
+    /// Metadata and keys; concurrent callers share one fetch.
     async fn metadata(&self) -> Result<Arc<ProviderMetadata>, ProviderError> {
         let (issuer, _) = self.declared();
         let fetched = self.known.0.try_get_with(issuer.to_owned(), self.fetch());
-        // The error is shared by all who waited.
+        // The error is shared by all waiting callers.
         fetched.await.map_err(|error| match &*error {
             ProviderError::Unavailable(what) => ProviderError::Unavailable(what.clone()),
             ProviderError::Invalid(what) => ProviderError::Invalid(what.clone()),
@@ -133,7 +132,7 @@ impl OpenIdProvider {
 
     async fn fetch(&self) -> Result<Arc<ProviderMetadata>, ProviderError> {
         let (issuer, _) = self.declared();
-        // OpenID Connect Discovery, section 4: appended, whatever the issuer's path.
+        // OpenID Connect Discovery, section 4: appended to any path of the issuer.
         let place = format!(
             "{}/.well-known/openid-configuration",
             issuer.trim_end_matches('/')
@@ -152,8 +151,8 @@ impl OpenIdProvider {
         Ok(Arc::new(ProviderMetadata { document, keys }))
     }
 
-    /// What an ID token says, if its signature is good and it is meant for this login. A key that
-    /// is not known may be a new one: then everything is fetched once more.
+    /// The claims of an ID token with a valid signature, issued for this log-in. An unknown key may
+    /// be new, so metadata and keys are fetched once more.
     async fn claims(
         &self,
         text: &str,
@@ -168,7 +167,7 @@ impl OpenIdProvider {
             nonce,
             now: u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0),
         };
-        // No key is asked for on behalf of a token that is of no use anyway.
+        // Claims are checked first: a useless token must not cause a fetch.
         let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
         let (header, claims, jws) = parse_unverified(text, &algorithms).map_err(wrong)?;
         expected.check(&header, &claims).map_err(wrong)?;
@@ -186,7 +185,8 @@ impl OpenIdProvider {
         }
     }
 
-    /// What the ID token leaves out and somebody asks for (OpenID Connect Core, section 5.3).
+    /// Adds wanted claims that the ID token lacks from the user info endpoint (OpenID Connect Core,
+    /// section 5.3).
     async fn complete(
         &self,
         mut claims: Map<String, Value>,
@@ -201,7 +201,7 @@ impl OpenIdProvider {
             return Ok(claims);
         };
         let more = get_with_token(&self.outbound, place, token).await?;
-        // Section 5.3.2: else it could be about somebody else.
+        // Section 5.3.2: otherwise the response may describe another person.
         if more.get("sub") != claims.get("sub") {
             return Err(ProviderError::Invalid(
                 "its user info is of another sub".to_owned(),
@@ -220,7 +220,7 @@ impl OpenIdProvider {
         let groups = claims.get(groups).map(strings).transpose().map_err(wrong)?;
         let is_verified = match claims.get("email_verified") {
             Some(Value::Bool(is)) => *is,
-            // Some write it as a text.
+            // Some providers send a string.
             Some(Value::String(text)) => text == "true",
             _ => false,
         };
@@ -234,7 +234,7 @@ impl OpenIdProvider {
     }
 }
 
-/// What an ID token must say (OpenID Connect Core, section 3.1.3.7).
+/// Expected claims of an ID token (OpenID Connect Core, section 3.1.3.7).
 struct ExpectedIdToken<'e> {
     issuer: &'e str,
     client: &'e str,
@@ -309,7 +309,7 @@ impl IdentityProvider for OpenIdProvider {
                 .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?);
             let verifier = PkceCodeVerifier::new(login.verifier.to_owned());
             let state = || CsrfToken::new(login.state.to_owned());
-            // Without it there is no ID token (OpenID Connect Core, section 3.1.2.1).
+            // Required for an ID token (OpenID Connect Core, section 3.1.2.1).
             let openid = std::iter::once("openid".to_owned());
             let others = self
                 .provider
@@ -367,7 +367,8 @@ impl IdentityProvider for OpenIdProvider {
 }
 
 impl MetadataDocument {
-    /// Section 9 of OpenID Connect Core: Basic, unless the provider says that it takes no such.
+    /// The authentication method by OpenID Connect Core, section 9: Basic, unless the provider
+    /// excludes it.
     fn auth_type(&self) -> AuthType {
         let methods = self.token_endpoint_auth_methods_supported.as_ref();
         let is_basic = |all: &Vec<String>| all.iter().any(|one| one == "client_secret_basic");
@@ -379,15 +380,15 @@ impl MetadataDocument {
     }
 }
 
-/// Providers of which metadata are kept.
+/// Maximum providers with cached metadata.
 const ISSUERS: u64 = 256;
-/// For how long; a new key is noticed sooner, by the first token that it signed.
+/// Lifetime of cached metadata; a new key is noticed sooner, by the first token that it signs.
 const FRESH: Duration = Duration::from_secs(300);
-/// Bytes of a key set.
+/// Maximum size of a key set in bytes.
 const KEYS: usize = 256 << 10;
-/// How far clocks may be apart, in seconds.
+/// Tolerated clock difference in seconds.
 const LEEWAY: u64 = 60;
-/// How old an ID token may be that was asked for a moment ago, in seconds.
+/// Maximum age of an ID token in seconds.
 const AGE: u64 = 600;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The seam behind which identity providers are: who somebody is, document by somebody else.
+//! The seam for identity providers, and its contract.
 //!
-//! Not here: what is done about it (`callback`), and the two kinds that there are
-//! (`provider_openid`, `provider_oauth`).
+//! Not here: the log-in of an identified person (`oauth::browser`), and the two implementations
+//! (`openid`, `oauth`).
 
 use std::{future::Future, pin::Pin};
 
@@ -13,82 +13,81 @@ use crate::base::Refused;
 /// A future that the seam returns.
 pub(crate) type ProviderFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What a log-in at a provider is made of; each value is random and of this log-in alone.
+/// The parameters of one log-in at a provider; each value is random and used once.
 #[derive(Clone, Debug)]
 pub(crate) struct ProviderLogin<'j> {
-    /// Where the provider sends people back to.
+    /// The redirect URI at the gateway.
     pub(crate) callback: &'j str,
-    /// Ties the answer to the browser (RFC 6749, section 10.12).
+    /// Binds the response to the browser (RFC 6749, section 10.12).
     pub(crate) state: &'j str,
-    /// Ties an ID token to the log-in (OpenID Connect Core, section 3.1.2.1).
+    /// Binds an ID token to the log-in (OpenID Connect Core, section 3.1.2.1).
     pub(crate) nonce: &'j str,
-    /// Ties the code to us (RFC 7636).
+    /// Binds the code to the gateway (RFC 7636).
     pub(crate) verifier: &'j str,
 }
 
-/// Somebody, as a provider knows them.
+/// A person as a provider identifies them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProviderIdentity {
-    /// Never changes, and is never anybody else's at that provider.
+    /// The permanent id of the person, unique at that provider.
     pub(crate) subject: String,
-    /// What to show.
+    /// The name to show.
     pub(crate) title: Option<String>,
-    /// Groups.
+    /// Group memberships.
     pub(crate) groups: Vec<String>,
-    /// An e-mail address that the provider has verified. It tells nobody apart: it may be given to
-    /// somebody else (CONTRACT P88).
+    /// A verified e-mail address. It does not identify a person, since it may be reassigned.
     pub(crate) email: Option<String>,
 }
 
-/// What of somebody is wanted beside the subject; what is not, is not asked for.
+/// The claims that are needed beside the subject; others are not requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WantedClaims {
-    /// Groups.
+    /// Group memberships.
     pub(crate) groups: bool,
     /// A verified e-mail address.
     pub(crate) email: bool,
 }
 
-/// Why nobody knows who somebody is.
+/// The reason why a provider identified nobody.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProviderError {
-    /// The provider does not answer, or not in time; the text is for the log.
+    /// The provider is unreachable or too slow; the text is for the log.
     Unavailable(String),
-    /// What it answers is not worth anything; the text is for the log.
+    /// The provider's response is invalid; the text is for the log.
     Invalid(String),
 }
 
 impl From<Refused> for ProviderError {
     fn from(refused: Refused) -> Self {
         match refused {
-            // An answer that is no document says that something stands before it that is broken.
+            // An unusable response suggests a broken proxy in front of the provider.
             Refused::Unreachable(what) | Refused::Answer(what) => Self::Unavailable(what),
             Refused::Url(what) => Self::Invalid(what.to_owned()),
         }
     }
 }
 
-/// Says who somebody is.
+/// Identifies people.
 ///
-/// 1. `authorization_url` gives the URL at which the provider asks; it carries `state`, a code challenge of
-///    `verifier`, and where there are ID tokens `nonce`, and tells the provider nothing else of the
+/// 1. `authorization_url` returns the URL of the provider's log-in; it carries `state`, a code
+///    challenge of `verifier` and, for OpenID Connect, `nonce`, and reveals nothing else about the
 ///    browser or the client.
-/// 2. `identify` takes what came back and answers `ProviderIdentity` only if the provider itself, asked over a
-///    connection of our own, says so for this very login: another nonce, verifier, audience or
-///    issuer is `Wrong`.
-/// 3. `ProviderIdentity::subject` alone tells people apart, and only together with the issuer.
-/// 4. Both end within a bounded time, whatever the provider does; one that is away is `Away`.
-/// 5. Nothing that the provider sends is followed: no redirect, no URL but those that its operator
-///    or its own metadata name, and those only where `outbound` lets us.
+/// 2. `identify` returns a `ProviderIdentity` only if the provider itself, over a connection of the
+///    gateway, confirms it for this log-in: another nonce, verifier, audience or issuer is
+///    `Invalid`.
+/// 3. Only `ProviderIdentity::subject`, together with the issuer, identifies a person.
+/// 4. Both end within a bounded time; an unreachable provider is `Unavailable`.
+/// 5. No redirect and no URL of the provider is followed, except those that its operator or its own
+///    metadata name, as far as `outbound` allows them.
 pub(crate) trait IdentityProvider: Send + Sync {
-    /// Where people are sent; `again` asks the provider to ask them again who they are.
+    /// The URL of the provider's log-in; `again` requests a fresh log-in.
     fn authorization_url<'a>(
         &'a self,
         login: &'a ProviderLogin<'a>,
         again: bool,
     ) -> ProviderFuture<'a, Result<Url, ProviderError>>;
 
-    /// Who came back with `code`.
+    /// The person who returned with `code`.
     fn identify<'a>(
         &'a self,
         login: &'a ProviderLogin<'a>,
@@ -97,16 +96,16 @@ pub(crate) trait IdentityProvider: Send + Sync {
     ) -> ProviderFuture<'a, Result<ProviderIdentity, ProviderError>>;
 }
 
-/// The first of these members that is a text with something in it.
+/// The first non-blank text among these members.
 pub(crate) fn title(claims: &serde_json::Map<String, Value>, names: &[&str]) -> Option<String> {
     let texts = names.iter().filter_map(|name| claims.get(*name)?.as_str());
     let mut texts = texts.filter(|text| !text.trim().is_empty());
     texts.next().map(|text| text.chars().take(TITLE).collect())
 }
 
-/// Letters of a title that are kept; fewer are shown.
+/// Maximum length of a stored title in characters; pages show less.
 const TITLE: usize = 200;
-/// Bytes of a subject: those of OpenID Connect Core, section 2, have at most 255 letters.
+/// Maximum size of a subject in bytes: OpenID Connect Core, section 2, allows 255 characters.
 pub(super) const SUBJECT: usize = 255;
-/// Bytes of any answer of a provider.
+/// Maximum size of a provider's response in bytes.
 pub(super) const ANSWER: usize = 64 << 10;

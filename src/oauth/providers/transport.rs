@@ -11,7 +11,7 @@ use url::Url;
 use super::provider::{ANSWER, ProviderError, ProviderFuture};
 use crate::base::{Outbound, Refused};
 
-/// The crate's way out: through the one client that asks nobody inside.
+/// The HTTP client of the `oauth2` crate: the guarded outbound client.
 pub(super) struct OutboundClient<'o>(pub(super) &'o Outbound);
 
 impl<'c> AsyncHttpClient<'c> for OutboundClient<'_> {
@@ -23,18 +23,18 @@ impl<'c> AsyncHttpClient<'c> for OutboundClient<'_> {
     }
 }
 
-/// A URL that the crate takes.
+/// Parses a URL.
 pub(super) fn url(text: &str) -> Result<Url, ProviderError> {
     Url::parse(text).map_err(|_| ProviderError::Invalid(format!("{text:?} is no URL")))
 }
 
-/// What a failed exchange of a code means.
+/// Maps a failed code exchange.
 pub(super) fn exchange_error<E: oauth2::ErrorResponse>(
     error: oauth2::RequestTokenError<Refused, E>,
 ) -> ProviderError {
     match error {
         oauth2::RequestTokenError::Request(refused) => refused.into(),
-        // The text may hold what the provider sent: its kind is enough.
+        // The text may contain the provider's response, so only its kind is logged.
         oauth2::RequestTokenError::ServerResponse(_) => {
             ProviderError::Invalid("the token endpoint refused the code".to_owned())
         }
@@ -44,7 +44,7 @@ pub(super) fn exchange_error<E: oauth2::ErrorResponse>(
     }
 }
 
-/// What a provider says to whoever has `token`.
+/// The JSON object that a provider returns to the holder of `token`.
 pub(super) async fn get_with_token(
     outbound: &Outbound,
     url: &str,

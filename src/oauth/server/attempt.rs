@@ -1,5 +1,7 @@
-//! What every request to a machine endpoint passes: whoever was wrong too often is refused before
-//! any work is done, and what is refused is counted and, where somebody should know, put on record.
+//! The failure limit and the audit records of the endpoints for clients.
+//!
+//! An address with too many failures is refused before any work is done; failures that may be
+//! guesses are counted and reported.
 
 use std::net::IpAddr;
 
@@ -15,13 +17,13 @@ use crate::{
     telemetry::Denied,
 };
 
-/// The address that a request is accounted to.
+/// The client address to which a request is attributed.
 pub(crate) fn address(extensions: &Extensions) -> Option<IpAddr> {
     let address = extensions.get::<ClientAddress>();
     address.map(|address| address.0)
 }
 
-/// Does `act`, unless its address was wrong too often in this minute.
+/// Runs `act`, unless its address has used up the failures of this minute.
 pub(crate) async fn attempt(
     state: &OauthState,
     server: &AuthorizationServer,
@@ -37,7 +39,7 @@ pub(crate) async fn attempt(
         Ok(response) => return response,
         Err(refusal) => refusal,
     };
-    // What somebody tries who guesses; the rest are mistakes of programs.
+    // These may be guesses; all other refusals are mistakes of programs.
     let reason = match refusal.code() {
         RefusalCode::InvalidClient => Denied::BadClient,
         RefusalCode::InvalidGrant => Denied::BadGrant,
@@ -53,12 +55,12 @@ pub(crate) async fn attempt(
         reason,
         detail: refusal.what(),
     });
-    // A denial is on record before it is answered.
+    // The denial is in the audit trail before the response is sent.
     state.denials.settle().await;
     refusal.into_response()
 }
 
-/// Puts something on record.
+/// Writes an audit record.
 pub(crate) fn note(
     state: &OauthState,
     server: &AuthorizationServer,

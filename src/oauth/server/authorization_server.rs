@@ -20,14 +20,15 @@ use crate::{
 pub(crate) struct AuthorizationServer {
     /// The tenant.
     pub(crate) tenant: Arc<Tenant>,
-    /// What is declared for it.
+    /// Its declaration.
     pub(crate) builtin: Arc<Builtin>,
     /// Its issuer.
     pub(crate) issuer: String,
 }
 
 impl AuthorizationServer {
-    /// The server of a tenant; none if there is no such tenant, or it has no server of its own.
+    /// The authorization server of a tenant; none if the tenant does not exist or has none of its
+    /// own.
     pub(crate) fn of(state: &OauthState, tenant: &str) -> Option<Self> {
         let tenant = state.live.current().tenants.get(tenant).cloned()?;
         let AuthMode::Builtin(builtin) = &tenant.auth else {
@@ -41,8 +42,8 @@ impl AuthorizationServer {
         })
     }
 
-    /// The server that a path below the public URL belongs to: `/t/{tenant}/oauth/…`, or one of the
-    /// short ones.
+    /// The authorization server for a path below the public URL: `/t/{tenant}/oauth/…`, or a short
+    /// path of the default tenant.
     pub(crate) fn at(state: &OauthState, path: &str) -> Option<Self> {
         let tenant = endpoint::oauth_tenant(path, state.config.default.as_ref())?;
         Self::of(state, tenant)
@@ -63,7 +64,7 @@ impl AuthorizationServer {
         }
     }
 
-    /// Every scope that somebody may ask for, in the order of their names.
+    /// All scopes that a client may request, sorted by name.
     pub(crate) fn scopes(&self) -> Vec<&str> {
         let servers = self.tenant.servers.values();
         let needed = servers.flat_map(|server| server.policy.all_scopes());

@@ -16,15 +16,15 @@ use crate::{
     snapshot::{Live, Trail},
 };
 
-/// What every endpoint shares; clones are the same.
+/// The state that all endpoints share; a cheap handle to clone.
 #[derive(Clone)]
 pub(crate) struct Oauth(pub(crate) Arc<OauthState>);
 
-/// The parts.
+/// The parts of that state.
 pub(crate) struct OauthState {
-    /// Settings.
+    /// Configuration.
     pub(crate) config: Arc<Config>,
-    /// Tenants, and the store.
+    /// The tenants as declared now, and the store.
     pub(crate) live: Arc<Live>,
     /// Wall time.
     pub(crate) clock: Clock,
@@ -32,20 +32,20 @@ pub(crate) struct OauthState {
     pub(crate) trail: Trail,
     /// Randomness.
     pub(crate) random: SystemRandom,
-    /// Wrong codes, secrets, tokens and passwords, by address.
+    /// Failed codes, secrets, tokens and passwords, by address.
     pub(crate) failures: Throttle,
-    /// Registrations, by address, by redirect host and in all.
+    /// Registrations, by address, by redirect host and in total.
     pub(crate) registrations: Throttle,
-    /// What client ids that are URLs lead to.
+    /// Client ID metadata documents, cached.
     pub(crate) documents: Documents,
     /// Identity providers.
     pub(crate) providers: Providers,
-    /// Where wrong passwords are reported.
+    /// Reports of denied attempts.
     pub(crate) denials: Denials,
 }
 
 impl Oauth {
-    /// From what it is given.
+    /// A state without entries in its caches.
     pub(crate) fn new(
         config: Arc<Config>,
         live: Arc<Live>,

@@ -1,8 +1,7 @@
-//! How clients prove who they are, at the token endpoint and where tokens are revoked (RFC 6749,
-//! section 2.3; RFC 7523).
+//! Client authentication at the token and revocation endpoints (RFC 6749, section 2.3; RFC 7523).
 //!
-//! By exactly one method, the one that they registered. An unknown client costs as much as a wrong
-//! secret, and is told the same.
+//! A client must use exactly one method, the registered one. An unknown client takes as long as a
+//! wrong secret and gets the same refusal.
 
 use aws_lc_rs::digest::{Context, SHA256};
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -14,33 +13,33 @@ use crate::{
     auth::{KeySet, Signature},
     database::Failure,
     oauth::{
-        base::{Form, OauthRefusal, RefusalCode, secret},
+        base::{Form, OauthRefusal, RefusalCode, refusal::BASIC_CHALLENGE, secret},
         clients::{Client, ClientAuthMethod, ClientError, ClientProof, DocumentError, Keys},
         server::{AuthorizationServer, OauthState},
     },
 };
 
-/// What a request offers as proof.
+/// The credential that a request carries.
 #[derive(Debug, PartialEq, Eq)]
 enum OfferedProof<'f> {
-    /// Nothing but its id.
+    /// A client id alone.
     Id(String),
-    /// A secret.
+    /// A client secret.
     Secret {
         id: String,
         secret: String,
         method: ClientAuthMethod,
     },
-    /// A signed assertion, with the id beside it if there is one.
+    /// A signed assertion, and the client id beside it, if any.
     Assertion { id: Option<&'f str>, text: &'f str },
 }
 
-/// The client that a request comes from.
+/// Authenticates the client of a request.
 ///
 /// # Errors
 ///
-/// `invalid_client`, the same for all that is wrong with who it is; `invalid_request` for a request
-/// that offers two proofs.
+/// `invalid_client`, the same for every failed authentication; `invalid_request` for a request with
+/// two credentials.
 pub(super) async fn authenticate(
     state: &OauthState,
     server: &AuthorizationServer,
@@ -60,7 +59,7 @@ pub(super) async fn authenticate(
         (OfferedProof::Secret { method, .. }, Some(ClientProof::Secret { hash, methods })) => {
             (*hash, methods.contains(method))
         }
-        // Compared all the same: how long it takes says nothing about who is known.
+        // Compared in any case, so that timing does not reveal which clients exist.
         _ => (NOBODY, false),
     };
     let offered = match &offer {
@@ -71,7 +70,7 @@ pub(super) async fn authenticate(
     client.filter(|_| is_right && is_method).ok_or(REFUSED)
 }
 
-/// The client, if there is one.
+/// The client with this id, if any.
 async fn find(
     state: &OauthState,
     server: &AuthorizationServer,
@@ -99,7 +98,7 @@ impl<'f> OfferedProof<'f> {
                     let what = "client_id differs from the one in Authorization";
                     return Err(OauthRefusal::new(RefusalCode::InvalidRequest, what));
                 }
-                // An empty secret is none (RFC 6749, section 2.3.1).
+                // An empty secret counts as none (RFC 6749, section 2.3.1).
                 if secret.is_empty() {
                     return Ok(Self::Id(named));
                 }
@@ -128,7 +127,7 @@ impl<'f> OfferedProof<'f> {
     }
 }
 
-/// Id and secret in the header, each encoded like a form (RFC 6749, section 2.3.1).
+/// Client id and secret of the header, each form-encoded (RFC 6749, section 2.3.1).
 fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, OauthRefusal> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (value, more) = (values.next(), values.next());
@@ -146,7 +145,7 @@ fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, OauthRefusal> 
         let decoded = String::from_utf8(decoded).ok()?;
         let (id, secret) = decoded.split_once(':')?;
         let part = |text: &str| {
-            // Reserved letters are encoded, so that the text is a value of a form by itself.
+            // Reserved characters are encoded, so that the text parses as a single form value.
             let form = Form::parse(&format!("v={}", text.replace('&', "%26"))).ok()?;
             Some(form.get("v").unwrap_or_default().to_owned())
         };
@@ -155,7 +154,7 @@ fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, OauthRefusal> 
     read().map(Some).ok_or(REFUSED)
 }
 
-/// A signed assertion: by a key of its client, for this server, for the first time.
+/// Verifies a signed assertion: by a key of its client, for this server, used for the first time.
 async fn by_assertion(
     state: &OauthState,
     server: &AuthorizationServer,
@@ -182,7 +181,7 @@ async fn by_assertion(
     if !is_signed(state, keys, &assertion).await? {
         return Err(REFUSED);
     }
-    // Only then: what nobody signed must not fill the memory of what was used.
+    // Only after the signature: unsigned assertions must not fill the record of used ones.
     let store = state.live.store()?;
     let used = used_name(&assertion);
     let until_ms = assertion.expires.saturating_add(KEPT).saturating_mul(1000);
@@ -213,7 +212,7 @@ async fn is_signed(
     match known.check(&by.jws) {
         Signature::By(_) => Ok(true),
         Signature::Bad => Ok(false),
-        // It may be newer than what is known.
+        // The key may be newer than the cached set.
         Signature::NoKey => Ok(is_by(&*get(true).await?, by)),
     }
 }
@@ -222,7 +221,7 @@ fn is_by(set: &KeySet, by: &Assertion<'_>) -> bool {
     matches!(set.check(&by.jws), Signature::By(_))
 }
 
-/// The name under which an assertion is remembered; no client can take another's.
+/// The key under which a used assertion is recorded, distinct for each client.
 fn used_name(assertion: &Assertion<'_>) -> [u8; 32] {
     let mut context = Context::new(&SHA256);
     for part in ["client_assertion", &assertion.client, &assertion.id] {
@@ -234,11 +233,11 @@ fn used_name(assertion: &Assertion<'_>) -> [u8; 32] {
     name
 }
 
-/// For whoever does not prove who they are. RFC 6749, section 5.2 wants the challenge where
-/// `Authorization` was tried, RFC 9110 wants one with every 401.
+/// The refusal of a failed authentication. RFC 6749, section 5.2 wants the challenge where
+/// `Authorization` was tried, RFC 9110 with every 401.
 const REFUSED: OauthRefusal =
     OauthRefusal::new(RefusalCode::InvalidClient, "the client is not known")
-        .challenged("Basic realm=\"lockgate\", charset=\"UTF-8\"");
+        .challenged(BASIC_CHALLENGE);
 
 const MISSING: OauthRefusal =
     OauthRefusal::new(RefusalCode::InvalidRequest, "client_id is missing");
@@ -246,10 +245,10 @@ const MISSING: OauthRefusal =
 /// RFC 7523, section 2.2.
 const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
 
-/// The hash of no secret.
+/// A digest that no secret has.
 const NOBODY: [u8; 32] = [0; 32];
 
-/// How long a used assertion is remembered beyond its end, in seconds: clocks differ.
+/// Seconds for which a used assertion is recorded beyond its expiry, since clocks differ.
 const KEPT: i64 = 120;
 
 #[cfg(test)]

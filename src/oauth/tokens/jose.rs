@@ -1,6 +1,6 @@
-//! What is signed here: access tokens (RFC 9068). And what clients sign: assertions (RFC 7523).
+//! Access tokens, signed (RFC 9068), and client assertions, parsed (RFC 7523).
 //!
-//! Not here: what a token is worth at a server (`auth`).
+//! Not here: verification of access tokens by MCP endpoints (`auth`).
 
 use jsonwebtoken::{Algorithm as Alg, EncodingKey, Header, encode};
 use serde_json::{Map, Value, json};
@@ -15,31 +15,31 @@ use crate::{
     declare::Algorithm,
 };
 
-/// An access token to be.
+/// The content of a new access token.
 pub(super) struct AccessToken<'t> {
     /// The issuer.
     pub(crate) issuer: &'t str,
-    /// What it is made for.
+    /// The grant behind it.
     pub(crate) grant: &'t Grant,
     /// The groups of its subject.
     pub(crate) groups: &'t [String],
-    /// Its scopes: those of the grant, or fewer.
+    /// Its scopes: all those of the grant, or fewer.
     pub(crate) scope: &'t str,
-    /// Now, in seconds since 1970.
+    /// Issue time, in seconds since 1970.
     pub(crate) issued: i64,
-    /// When it ends.
+    /// Expiry, in seconds since 1970.
     pub(crate) expires: i64,
 }
 
 impl AccessToken<'_> {
-    /// The token; none if the key is none.
+    /// Signs the token; none if the key is unusable.
     pub(crate) fn sign(&self, key: &SigningKey) -> Option<String> {
         let header = Header {
             typ: Some("at+jwt".to_owned()),
             kid: Some(key.kid.clone()),
             ..Header::new(Alg::EdDSA)
         };
-        // RFC 9068, section 2.2. No `nbf`: clocks differ, and nobody needs it (CONTRACT P74).
+        // RFC 9068, section 2.2. No `nbf`: it is optional, and clocks differ.
         let claims = json!({
             "iss": self.issuer,
             "sub": self.grant.subject,
@@ -57,8 +57,8 @@ impl AccessToken<'_> {
     }
 }
 
-/// The grant and the client of an access token of ours, which may have ended: who revokes it means
-/// the grant.
+/// The grant and the client of an access token that this server signed, expired or not: revocation
+/// of the token means revocation of its grant.
 pub(super) fn grant_of(text: &str, issuer: &str, keys: &[PublicKey]) -> Option<(Uuid, String)> {
     let (header, payload, jws) = parse_unverified(text, &[Algorithm::EdDsa]).ok()?;
     if string(&header, "typ").ok()? != Some("at+jwt") {
@@ -75,28 +75,28 @@ pub(super) fn grant_of(text: &str, issuer: &str, keys: &[PublicKey]) -> Option<(
     Some((Uuid::try_parse(grant).ok()?, client.to_owned()))
 }
 
-/// What a client says of itself in an assertion, before its signature was looked at.
+/// A client assertion with its signature not yet verified.
 pub(crate) struct Assertion<'t> {
-    /// Who signed it, as it says: issuer and subject at once.
+    /// The claimed client: issuer and subject alike.
     pub(crate) client: String,
-    /// Its own name, for one use.
+    /// Its `jti`, valid for one use.
     pub(crate) id: String,
-    /// When it ends, in seconds since 1970.
+    /// Expiry, in seconds since 1970.
     pub(crate) expires: i64,
-    /// How it is signed.
+    /// Its signature.
     pub(crate) jws: Jws<'t>,
 }
 
 impl<'t> Assertion<'t> {
-    /// Reads an assertion that holds at `now` for one of `audiences` (RFC 7523, section 3).
+    /// Parses an assertion that is valid at `now` for one of `audiences` (RFC 7523, section 3).
     ///
     /// # Errors
     ///
-    /// Why it is none.
+    /// The reason why it is invalid.
     pub(crate) fn parse(text: &'t str, audiences: &[&str], now: i64) -> Result<Self, &'static str> {
         let (header, payload, jws) = parse_unverified(text, &ALGORITHMS)?;
         let kind = string(&header, "typ")?.unwrap_or("JWT");
-        // rfc7523bis gives it a type of its own; other types are other tokens.
+        // rfc7523bis defines a type of its own; any other type is another token.
         let is_kind = |known: &str| kind.eq_ignore_ascii_case(known);
         if !is_kind("JWT") && !is_kind("client-authentication+jwt") {
             return Err("another type of token");
@@ -136,7 +136,7 @@ impl<'t> Assertion<'t> {
     }
 }
 
-/// The audience is this server and no other: with two, the other one could use the assertion here.
+/// Requires this server as the only audience: a second one could replay the assertion here.
 fn check_audience(payload: &Map<String, Value>, ours: &[&str]) -> Result<(), &'static str> {
     let named = payload.get("aud").map(strings).ok_or("no aud")??;
     let is_ours = |audience: &String| ours.contains(&audience.as_str());
@@ -151,7 +151,7 @@ fn whole(payload: &Map<String, Value>, name: &str) -> Result<Option<i64>, &'stat
     Ok(moment.map(|moment| i64::try_from(moment).unwrap_or(i64::MAX)))
 }
 
-/// What clients may sign assertions with, as metadata name it.
+/// The `alg` values that metadata offer for assertions.
 pub(crate) const ASSERTIONS: [&str; 4] = ["EdDSA", "ES256", "RS256", "PS256"];
 
 const ALGORITHMS: [Algorithm; 4] = [
@@ -161,9 +161,9 @@ const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::Ps256,
 ];
 
-/// How far clocks may differ, in seconds.
+/// Tolerated clock difference in seconds.
 const LEEWAY: i64 = 60;
-/// How long an assertion may hold, in seconds: so long its name is remembered.
+/// Maximum lifetime of an assertion in seconds, for which its `jti` is recorded.
 const AHEAD: i64 = 300;
-/// Bytes of a `jti`.
+/// Maximum size of a `jti` in bytes.
 const ID_MAX: usize = 256;

@@ -1,4 +1,4 @@
-//! Token revocation (RFC 7009): whoever has a token of its own ends the grant behind it.
+//! The revocation endpoint (RFC 7009): a client revokes the grant behind one of its tokens.
 
 use axum::{
     body::Body,
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// POST.
+/// POST: revokes the grant of a token.
 pub(crate) async fn revoke(
     extract::State(oauth): extract::State<Oauth>,
     server: AuthorizationServer,
@@ -39,7 +39,7 @@ async fn end(
     let text = form.need("token", "token is missing")?;
     let client = authenticate(state, server, &head, &form).await?;
     let (tenant, store) = (&server.tenant.name, state.live.store()?);
-    // What it is shows by itself: the hint is of no use (section 2.1).
+    // The prefix shows the type; the hint is ignored (section 2.1).
     let found = if text.starts_with(SecretKind::Refresh.prefix()) {
         let grant = store.grant_of_refresh(tenant, &secret::hash(text)).await?;
         grant.map(|grant| (grant.id, grant.client_id))
@@ -48,7 +48,7 @@ async fn end(
         let keys = catalog.issued.keys.get(tenant);
         keys.and_then(|keys| jose::grant_of(text, &server.issuer, keys))
     };
-    // Another client's token stays as it is, and nobody is told that there is one (section 2.1).
+    // A token of another client is left alone, with the same response (section 2.1).
     if let Some((grant, _)) = found.filter(|(_, owner)| *owner == client.id) {
         store.revoke(tenant, &Revoked::Grant(grant)).await?;
         let (actor, target) = (format!("client:{}", client.id), format!("grant {grant}"));

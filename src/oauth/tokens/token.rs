@@ -1,8 +1,8 @@
-//! The token endpoint: codes and refresh tokens become access tokens (RFC 6749, sections 4.1.3 and
-//! 6; RFC 7636; RFC 8707).
+//! The token endpoint: exchanges codes and refresh tokens for access tokens (RFC 6749, sections
+//! 4.1.3 and 6; RFC 7636; RFC 8707).
 //!
-//! Whether a code or a refresh token is used for the first time is decided by the store, in one
-//! statement. Not here: who the client is (`authenticate`).
+//! The store decides in one statement whether a code or refresh token is used for the first time.
+//! Not here: client authentication (`client_authentication`).
 
 use axum::{
     extract::{self, Request},
@@ -21,7 +21,10 @@ use crate::{
     },
     oauth::{
         base::{
-            Form, OauthRefusal, RefusalCode, SecretKind, form::posted, refusal::answer, secret,
+            Form, OauthRefusal, RefusalCode, SecretKind,
+            form::posted,
+            refusal::{NO_RANDOM, answer},
+            secret,
         },
         clients::{Client, GRANT_TYPES},
         server::{
@@ -31,7 +34,7 @@ use crate::{
     },
 };
 
-/// POST.
+/// POST: exchanges a code or a refresh token.
 pub(crate) async fn token(
     extract::State(oauth): extract::State<Oauth>,
     server: AuthorizationServer,
@@ -68,7 +71,7 @@ async fn exchange(
         client: &client,
         form: &form,
         store,
-        // Before anything is used up that could not be signed for then.
+        // Before a code is consumed for which no token could be signed.
         key: store.signing_key(&server.tenant.name).await?,
         now_ms: state.clock.now_ms(),
     };
@@ -79,7 +82,7 @@ async fn exchange(
     }
 }
 
-/// One request of a client that is known.
+/// One token request of an authenticated client.
 struct Exchange<'r> {
     state: &'r OauthState,
     server: &'r AuthorizationServer,
@@ -91,7 +94,8 @@ struct Exchange<'r> {
 }
 
 impl Exchange<'_> {
-    /// A code (RFC 6749, section 4.1.3). It is worth nothing afterwards, whatever was wrong.
+    /// Exchanges a code (RFC 6749, section 4.1.3). The code is consumed even if the request is
+    /// refused.
     async fn redeem(&self) -> Result<Response, OauthRefusal> {
         let text = self.form.need("code", "code is missing")?;
         let verifier = self
@@ -132,13 +136,13 @@ impl Exchange<'_> {
         Ok(answer)
     }
 
-    /// Whether a code that was taken is for this request.
+    /// Checks that a consumed code belongs to this request.
     fn judge(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
         if code.expires_ms <= self.now_ms || code.grant.client_id != self.client.id {
             return Err(BAD_CODE);
         }
-        // OAuth 2.1, section 10.1: who still sends it must send that of the request; with PKCE
-        // nothing depends on it.
+        // OAuth 2.1, section 10.1: optional, but if present it must match; PKCE already protects
+        // the code.
         let redirect_uri = self.form.get("redirect_uri");
         if redirect_uri.is_some_and(|uri| uri != code.redirect_uri) {
             return Err(BAD_CODE);
@@ -151,8 +155,8 @@ impl Exchange<'_> {
         self.check_resource(&code.grant)
     }
 
-    /// A code that comes again was stolen, or its answer was lost and the client tries again at
-    /// once (RFC 6749, section 4.1.2).
+    /// Handles a repeated code: stolen, or retried because its response was lost (RFC 6749, section
+    /// 4.1.2).
     async fn replayed(&self, used_ms: i64, grant: Option<uuid::Uuid>) -> Result<(), OauthRefusal> {
         let replay = millis(self.state.config.oauth.replay);
         let Some(grant) = grant.filter(|_| self.now_ms.saturating_sub(used_ms) > replay) else {
@@ -164,13 +168,13 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// A refresh token (RFC 6749, section 6).
+    /// Exchanges a refresh token (RFC 6749, section 6).
     async fn refresh(&self) -> Result<Response, OauthRefusal> {
         let text = self
             .form
             .need("refresh_token", "refresh_token is missing")?;
         let (tenant, hash) = (&self.server.tenant.name, secret::hash(text));
-        // A request for too much must not cost the token, which would be missed later.
+        // A request for too many scopes must not consume the token.
         let known = self.store.grant_of_refresh(tenant, &hash).await?;
         let known = known.filter(|grant| grant.client_id == self.client.id);
         let known = known.ok_or(BAD_REFRESH)?;
@@ -203,7 +207,8 @@ impl Exchange<'_> {
         self.issue(&grant, &groups, &scope, &next)
     }
 
-    /// The resource may be left out, and is never another one (RFC 8707, section 2.2).
+    /// The resource is optional, but if present it must be that of the grant (RFC 8707, section
+    /// 2.2).
     fn check_resource(&self, grant: &Grant) -> Result<(), OauthRefusal> {
         let resource = self.form.get("resource");
         if resource.is_some_and(|resource| resource != grant.resource) {
@@ -213,7 +218,7 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// The answer (RFC 6749, section 5.1). No token outlives its grant.
+    /// The token response (RFC 6749, section 5.1). No token outlives its grant.
     fn issue(
         &self,
         grant: &Grant,
@@ -242,13 +247,12 @@ impl Exchange<'_> {
         Ok(answer(StatusCode::OK, &body))
     }
 
-    /// The end of a refresh token that is made now, unless it is used; that of its grant comes
-    /// first.
+    /// The expiry of a new refresh token that stays unused; the grant may expire sooner.
     fn idle_until(&self) -> i64 {
         self.now_ms + millis(self.state.config.oauth.refresh_idle)
     }
 
-    /// Puts off the end of a registered client, which was used now.
+    /// Extends the expiry of a registered client after its use.
     async fn keep_client(&self) -> Result<(), Failure> {
         let used = self.state.config.oauth.client_used;
         let tenant = &self.server.tenant.name;
@@ -271,7 +275,7 @@ impl Exchange<'_> {
     }
 }
 
-/// The groups of a grant's subject as they are now; none if it may do nothing any more.
+/// The current groups of a grant's subject; none if the subject has lost its access.
 fn groups(server: &AuthorizationServer, grant: &Grant) -> Option<Vec<String>> {
     let builtin = &server.builtin;
     if let Some(user) = builtin.users.get(&grant.subject) {
@@ -281,7 +285,7 @@ fn groups(server: &AuthorizationServer, grant: &Grant) -> Option<Vec<String>> {
     is_let_in.then(|| grant.groups.clone())
 }
 
-/// What of a grant is put on record.
+/// Target and detail of audit records about a grant.
 fn about(grant: &Grant) -> (String, serde_json::Value) {
     let detail = json!({
         "client": grant.client_id, "resource": grant.resource, "scope": grant.scope,
@@ -289,7 +293,7 @@ fn about(grant: &Grant) -> (String, serde_json::Value) {
     (format!("grant {}", grant.id), detail)
 }
 
-/// The scopes of a grant, or those of them that were asked for.
+/// The scopes of a grant, or the requested subset of them.
 fn narrowed(granted: &str, asked: Option<&str>) -> Result<String, OauthRefusal> {
     let Some(asked) = asked else {
         return Ok(granted.to_owned());
@@ -303,7 +307,7 @@ fn narrowed(granted: &str, asked: Option<&str>) -> Result<String, OauthRefusal> 
     Ok(asked.join(" "))
 }
 
-/// RFC 7636, section 4.1.
+/// Checks the syntax of a code verifier (RFC 7636, section 4.1).
 fn is_verifier(text: &str) -> bool {
     let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     (43..=128).contains(&text.len()) && text.bytes().all(is_unreserved)
@@ -313,17 +317,16 @@ fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2)
 }
 
-/// Whatever is wrong with a code.
+/// The refusal of every invalid code, whatever the reason.
 const BAD_CODE: OauthRefusal = OauthRefusal::new(
     RefusalCode::InvalidGrant,
     "the code is not known, has ended, or is not for this request",
 );
-/// Whatever is wrong with a refresh token.
+/// The refusal of every invalid refresh token, whatever the reason.
 const BAD_REFRESH: OauthRefusal = OauthRefusal::new(
     RefusalCode::InvalidGrant,
     "the refresh token is not known, has ended, or was used",
 );
-const NO_RANDOM: OauthRefusal = OauthRefusal::later("there is no randomness now");
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,7 @@ use crate::http::{
     reply::{Failure, page, rate_limit},
 };
 use crate::{
-    auth::{Access, Refused, access},
+    auth::{Access, AccessRefusal, access},
     config::ClientAddress,
     declare::AuthMode,
     endpoint::{Endpoint, Form, Kind},
@@ -118,7 +118,7 @@ impl Admitted {
             // It says nothing but what the URL says, whether there is such a server or not.
             return Err(page::page(endpoint, &config.public_url));
         }
-        let asked = access::Request {
+        let asked = access::AccessRequest {
             tenant: endpoint.tenant,
             server: endpoint.server,
             credential,
@@ -127,11 +127,11 @@ impl Admitted {
         };
         let access = front.auth.admit(catalog, &asked).await;
         let access = access.map_err(|refused| match refused {
-            Refused::NoServer => no_server(),
-            Refused::Unknown { tenant, had_token } => {
+            AccessRefusal::NoServer => no_server(),
+            AccessRefusal::Unknown { tenant, had_token } => {
                 challenge::unauthorized(&config.public_url, &endpoint, &tenant, had_token)
             }
-            Refused::Later(error) => Failure::from(error).into_response(),
+            AccessRefusal::Later(error) => Failure::from(error).into_response(),
         })?;
         let left = if is_hop {
             None

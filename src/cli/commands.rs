@@ -102,7 +102,7 @@ pub fn main() -> ExitCode {
         Command::Audit(args) => objects::audit(&args),
         Command::Key(KeyCommand::Remote(command)) => keys::key(&command),
         Command::Openapi { markdown: false } => {
-            print!("{}", crate::http::admin::openapi::text());
+            print!("{}", crate::http::admin::document());
             ExitCode::SUCCESS
         }
         Command::Openapi { markdown: true } => {

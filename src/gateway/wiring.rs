@@ -85,7 +85,7 @@ pub(crate) async fn run(
     if let Some(oauth) = oauth {
         app = app.merge(routes::limited(oauth.routes(), Arc::clone(&front)));
     }
-    let api = is_administered.then(|| admin::routes::routes(front));
+    let api = is_administered.then(|| admin::routes(front));
     match (listeners.admin, api) {
         (Some(listener), Some(api)) => {
             let app = App::of_public(api, parts.administration_gate(&listener)?);

@@ -4,11 +4,11 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::http::admin::openapi;
+use crate::http::admin;
 
 /// The page, which `docs/administration.md` ends with.
 pub(crate) fn reference() -> String {
-    let document: Json = serde_json::from_str(&openapi::text()).unwrap_or_default();
+    let document: Json = serde_json::from_str(&admin::document()).unwrap_or_default();
     let mut page = String::new();
     for (path, methods) in members(&document["paths"]) {
         for (method, operation) in members(methods) {

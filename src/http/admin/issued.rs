@@ -1,48 +1,90 @@
-//! What a tenant's authorization server has issued, through the administration API: its signing
-//! keys, the grants that people gave, and the clients that registered, which can be ended here.
+//! Signing keys, grants, revocations and registered clients of a tenant's authorization server.
 
-use axum::{
-    body::Body,
-    extract::{RawQuery, State},
-    response::{IntoResponse, Response},
-};
-use http::{HeaderMap, StatusCode};
+use axum::response::IntoResponse;
+use http::StatusCode;
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
 use super::{
-    objects::{author, expected, unread},
-    query::{Query, read_document},
-    routes::{Admin, Named, Shared, moment},
-};
-use crate::http::{
-    admission::{Front, body},
-    reply::{Problem, answer},
+    caller::{Access, Caller},
+    operation::{Call, Operation, Outcome, delete, get, post},
+    request::{Parameter, document, expected},
+    response::{moment, ok, page},
+    schema::{self, Schema, Shape, nullable_moment, object, text},
 };
 use crate::{
     config::Wrong,
     database::{
-        Expected, Failure, Record, Store,
+        Expected, Failure, Record,
         oauth::{GrantFilter, Revoked, Schedule, SeenGrant, SeenKey},
     },
-    declare::AuthMode,
+    declare::Document,
+    http::{
+        Front,
+        reply::{Problem, answer},
+    },
 };
 
-type Outcome = Result<Response, Problem>;
-
-/// The keys of a tenant, the newest first: next, current and previous.
-pub(crate) async fn keys(
-    State(front): Shared,
-    admin: Admin,
-    Named(tenant): Named<String>,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    let keys = store(&front)?.signing_keys(&tenant).await.map_err(failed)?;
-    let items: Vec<Json> = keys.iter().map(key).collect();
-    Ok(answer(StatusCode::OK, &json!({"items": items})))
+/// The operations on signing keys, grants and revocations.
+pub(super) fn operations() -> Vec<Operation> {
+    let keys = "/tenants/{tenant}/signing-keys";
+    vec![
+        get(
+            keys,
+            "listSigningKeys",
+            "Signing keys of a tenant, the newest first",
+        )
+        .gives(200, &SIGNING_KEYS)
+        .serve(Access::Tenant, signing_keys),
+        post(
+            keys,
+            "rotateSigningKey",
+            "Publish the key that signs next, which then takes the place of the present one",
+        )
+        .gives(201, &SIGNING_KEY)
+        .fails(&[404, 409])
+        .serve(Access::Issuer, rotate_signing_key),
+        delete(
+            "/tenants/{tenant}/signing-keys/{kid}",
+            "removeSigningKey",
+            "Remove a signing key: its tokens are worth nothing from now on",
+        )
+        .fails(&[404, 409])
+        .serve(Access::Issuer, remove_signing_key),
+        get(
+            "/tenants/{tenant}/grants",
+            "listGrants",
+            "What people of a tenant allow clients, as long as it holds",
+        )
+        .query(&[
+            Parameter::Text("subject"),
+            Parameter::Text("client"),
+            Parameter::Limit,
+            Parameter::Text("after"),
+        ])
+        .gives(200, &GRANTS)
+        .fails(&[400, 404])
+        .serve(Access::Tenant, grants),
+        post(
+            "/tenants/{tenant}/revocations",
+            "revoke",
+            "End a grant, or all of a client or a person, with its tokens; consent is asked again",
+        )
+        .takes(&REVOCATION)
+        .fails(&[400, 404, 408, 409, 413, 415, 422])
+        .serve(Access::Issuer, revoke),
+    ]
 }
 
-fn key(key: &SeenKey) -> Json {
+/// Lists the keys of a tenant, the newest first: next, current and previous.
+async fn signing_keys(call: Call) -> Outcome {
+    let store = call.front.live.store()?;
+    let keys = store.signing_keys(call.path.tenant()).await?;
+    let items: Vec<Json> = keys.iter().map(signing_key).collect();
+    Ok(ok(&json!({"items": items})))
+}
+
+fn signing_key(key: &SeenKey) -> Json {
     json!({
         "kid": key.kid, "created": moment(key.created_ms), "active": moment(key.active_ms),
         "retired": key.retired_ms.map(moment),
@@ -50,77 +92,55 @@ fn key(key: &SeenKey) -> Json {
 }
 
 /// Makes the next key.
-pub(super) async fn rotate(
-    State(front): Shared,
-    admin: Admin,
-    Named(tenant): Named<String>,
-) -> Outcome {
-    own(&admin, &tenant)?;
+async fn rotate_signing_key(call: Call) -> Outcome {
+    let front = &call.front;
     let schedule = Schedule::of(&front.config.oauth);
-    let (store, author) = (store(&front)?, author(&admin));
-    let made = store.rotate_signing_key(&tenant, schedule, &author).await;
+    let (store, author) = (front.live.store()?, call.caller.author());
+    let tenant = call.path.tenant();
+    let made = store.rotate_signing_key(tenant, schedule, &author).await;
     let made = made.map_err(|failure| match failure {
         Failure::Conflict => {
             let text = "there is a key that waits to take its turn";
             Problem::new(StatusCode::CONFLICT, text)
         }
-        other => failed(other),
+        other => other.into(),
     })?;
-    known(&front).await;
-    Ok(answer(StatusCode::CREATED, &key(&made)))
+    refresh_issued(front).await;
+    Ok(answer(StatusCode::CREATED, &signing_key(&made)))
 }
 
-/// Takes a key away, with every token that it signed.
-pub(crate) async fn remove(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, kid)): Named<(String, String)>,
-) -> Outcome {
-    own(&admin, &tenant)?;
-    let (store, author) = (store(&front)?, author(&admin));
-    let removed = store.remove_signing_key(&tenant, &kid, &author).await;
-    if !removed.map_err(failed)? {
+/// Removes a key; the tokens that it signed become invalid.
+async fn remove_signing_key(call: Call) -> Outcome {
+    let (store, author) = (call.front.live.store()?, call.caller.author());
+    let (tenant, kid) = (call.path.tenant(), call.path.get("kid").unwrap_or_default());
+    if !store.remove_signing_key(tenant, kid, &author).await? {
         return Err(Problem::not_found());
     }
-    known(&front).await;
+    refresh_issued(&call.front).await;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// The grants of a tenant that have not ended.
-pub(super) async fn grants(
-    State(front): Shared,
-    admin: Admin,
-    Named(tenant): Named<String>,
-    RawQuery(query): RawQuery,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    let query = Query::parse(query.as_deref(), &["subject", "client", "limit", "after"])?;
-    let bad = |_| {
-        let text = "the parameter after: no such cursor";
-        Problem::new(StatusCode::BAD_REQUEST, text)
-    };
+/// Lists the grants of a tenant that have not ended.
+async fn grants(call: Call) -> Outcome {
+    let query = &call.query;
+    let after = query.get("after").map(Uuid::try_parse).transpose();
     let filter = GrantFilter {
         subject: query.get("subject"),
         client: query.get("client"),
-        after: query
-            .get("after")
-            .map(Uuid::try_parse)
-            .transpose()
-            .map_err(bad)?,
+        after: after.map_err(|_| {
+            let text = "the parameter after: no such cursor";
+            Problem::new(StatusCode::BAD_REQUEST, text)
+        })?,
     };
     let limit = query.limit()?;
-    // One more tells whether there is another page.
-    let found = store(&front)?.grants(&tenant, filter, limit + 1).await;
-    let mut found = found.map_err(failed)?;
+    let store = call.front.live.store()?;
+    // One grant more than the limit shows that there is another page.
+    let mut found = store.grants(call.path.tenant(), filter, limit + 1).await?;
     let is_more = found.len() > limit;
     found.truncate(limit);
-    let next = found.last().filter(|_| is_more).map(|last| last.grant.id);
-    let items: Vec<Json> = found.iter().map(grant).collect();
-    let next = next.map(|id| id.to_string());
-    Ok(answer(
-        StatusCode::OK,
-        &json!({"items": items, "next": next}),
-    ))
+    let next = found.last().filter(|_| is_more);
+    let next = next.map(|last| last.grant.id.to_string());
+    Ok(page(found.iter().map(grant).collect(), next))
 }
 
 fn grant(seen: &SeenGrant) -> Json {
@@ -132,69 +152,55 @@ fn grant(seen: &SeenGrant) -> Json {
     })
 }
 
-/// Removes a client that registered itself, with all that it was granted.
-pub(super) async fn remove_client(
-    front: &Front,
-    admin: &Admin,
-    (tenant, client): (&str, &str),
-    headers: &HeaderMap,
-) -> Outcome {
-    // It has no version: what was expected of one does not hold.
-    if !matches!(expected(headers)?, None | Some(Expected::Present)) {
+/// Removes a registered client with its grants.
+pub(super) async fn remove_client(call: Call) -> Outcome {
+    // A registered client has no version, so no expected version matches.
+    if !matches!(expected(&call.headers)?, None | Some(Expected::Present)) {
         return Err(Problem::of(Failure::Conflict, true));
     }
-    let store = store(front)?;
-    let registered = store.registered(tenant, client).await.map_err(failed)?;
+    let (tenant, client) = (call.path.tenant(), call.path.name());
+    let store = call.front.live.store()?;
+    let registered = store.registered(tenant, client).await?;
     registered.ok_or_else(Problem::not_found)?;
     let target = format!("client {tenant}/{client}");
-    let record = record(admin, tenant, "client.removed", target);
-    store.append(&[record]).await.map_err(failed)?;
-    let removed = store.remove_registered(tenant, client).await;
-    removed.map_err(failed)?;
-    known(front).await;
+    let record = record(&call.caller, tenant, "client.removed", target);
+    store.append(&[record]).await?;
+    store.remove_registered(tenant, client).await?;
+    refresh_issued(&call.front).await;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Ends a grant, or all of a client or a person.
-pub(super) async fn revoke(
-    State(front): Shared,
-    admin: Admin,
-    Named(tenant): Named<String>,
-    headers: HeaderMap,
-    body: Body,
-) -> Outcome {
-    own(&admin, &tenant)?;
-    let body = body::read(&headers, body, MAX).await;
-    let body = body.map_err(|failure| unread(&failure))?;
-    let what = meant(&body)?;
+/// Ends a grant, or all grants of a client or a subject.
+async fn revoke(call: Call) -> Outcome {
+    let what = revoked(&document(&call.headers, call.body, MAX).await?)?;
     let (kind, name) = match &what {
         Revoked::Grant(id) | Revoked::Consent(id) => ("grant", id.to_string()),
         Revoked::Client(client) => ("client", client.clone()),
         Revoked::Subject(subject) => ("subject", subject.clone()),
     };
+    let tenant = call.path.tenant();
     let target = format!("{kind} {tenant}/{name}");
-    let record = record(&admin, &tenant, "grants.revoked", target);
-    let store = store(&front)?;
-    // What ends something is on record before it is done.
-    store.append(&[record]).await.map_err(failed)?;
-    store.revoke(&tenant, &what).await.map_err(failed)?;
-    known(&front).await;
+    let record = record(&call.caller, tenant, "grants.revoked", target);
+    let store = call.front.live.store()?;
+    // The record is written before the grants end.
+    store.append(&[record]).await?;
+    store.revoke(tenant, &what).await?;
+    refresh_issued(&call.front).await;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-fn record(admin: &Admin, tenant: &str, kind: &str, target: String) -> Record {
+fn record(caller: &Caller, tenant: &str, kind: &str, target: String) -> Record {
     Record {
         tenant: Some(tenant.to_owned()),
         kind: kind.to_owned(),
-        actor: admin.who.actor.clone(),
+        actor: caller.administrator.actor.clone(),
         target,
         detail: json!({}),
     }
 }
 
-/// What a body says: one of three members.
-fn meant(body: &[u8]) -> Result<Revoked, Problem> {
-    let document = read_document(body)?;
+/// Reads a revocation: exactly one of `grant`, `client` and `subject`.
+fn revoked(document: &Document) -> Result<Revoked, Problem> {
     let wrong = |key: &str, what: &str, remedy: &str| {
         Problem::invalid(vec![Wrong::new(what, remedy).at("body", key)])
     };
@@ -206,7 +212,7 @@ fn meant(body: &[u8]) -> Result<Revoked, Problem> {
     let text = value.as_str().filter(|text| !text.is_empty());
     let text = text.ok_or_else(|| wrong(name, "is no text", "write a text"))?;
     if text.contains('\0') {
-        // PostgreSQL has no such texts.
+        // PostgreSQL cannot store such texts.
         return Err(wrong(name, "has a NUL in it", "write it without"));
     }
     match name.as_str() {
@@ -219,43 +225,75 @@ fn meant(body: &[u8]) -> Result<Revoked, Problem> {
     }
 }
 
-/// Says no where there is no such tenant for the caller, or it has no authorization server.
-fn own(admin: &Admin, tenant: &str) -> Result<(), Problem> {
-    admin.tenant(tenant)?;
-    let found = admin.snapshot.catalog.tenants.get(tenant);
-    if found.is_some_and(|tenant| matches!(tenant.auth, AuthMode::Builtin(_))) {
-        return Ok(());
-    }
-    let text = "the tenant has no authorization server of its own";
-    Err(Problem::new(StatusCode::CONFLICT, text))
-}
-
-/// Sees to it that this replica knows before it answers; the others are about to.
-async fn known(front: &Front) {
+/// Brings this replica up to date before the response; the other replicas follow on their own.
+async fn refresh_issued(front: &Front) {
     if let Err(failure) = front.live.refresh_issued().await {
         tracing::warn!(%failure, "what was revoked is known a little later");
     }
 }
 
-fn store(front: &Front) -> Result<&Store, Problem> {
-    front.live.store().map_err(failed)
-}
-
-fn failed(failure: Failure) -> Problem {
-    Problem::of(failure, false)
-}
-
-/// A name and a little.
+/// Bytes of a revocation: one name.
 const MAX: usize = 16 << 10;
+
+static SIGNING_KEY: Schema = Schema {
+    name: "SigningKey",
+    shape: Shape::Json(|| {
+        object(&[
+            ("kid", text()),
+            ("created", schema::moment()),
+            ("active", schema::moment()),
+            ("retired", nullable_moment()),
+        ])
+    }),
+};
+
+static SIGNING_KEYS: Schema = Schema {
+    name: "SigningKeys",
+    shape: Shape::List(&SIGNING_KEY),
+};
+
+static GRANT: Schema = Schema {
+    name: "Grant",
+    shape: Shape::Json(|| {
+        object(&[
+            ("id", text()),
+            ("subject", text()),
+            ("client", text()),
+            ("resource", text()),
+            ("scope", text()),
+            ("created", schema::moment()),
+            ("authenticated", schema::moment()),
+            ("expires", schema::moment()),
+        ])
+    }),
+};
+
+static GRANTS: Schema = Schema {
+    name: "Grants",
+    shape: Shape::Page(&GRANT),
+};
+
+static REVOCATION: Schema = Schema {
+    name: "Revocation",
+    shape: Shape::Json(|| {
+        json!({
+            "type": "object", "minProperties": 1, "maxProperties": 1,
+            "additionalProperties": false,
+            "properties": {
+                "grant": {"type": "string", "format": "uuid"}, "client": text(), "subject": text(),
+            },
+        })
+    }),
+};
 
 #[cfg(test)]
 mod tests {
-    use super::super::issued::*;
+    use super::super::{issued::*, request::read_document};
 
     #[test]
     fn one_thing_is_meant() {
         let id = "0190163d-8694-739b-aea5-966c26f8ad91";
-        let of = |body: &str| meant(body.as_bytes()).ok();
+        let of = |body: &str| revoked(&read_document(body.as_bytes()).ok()?).ok();
         let grant = Revoked::Consent(Uuid::try_parse(id).unwrap());
         assert_eq!(of(&format!("{{\"grant\": \"{id}\"}}")), Some(grant));
         let client = Revoked::Client("c_x".to_owned());

@@ -1,47 +1,89 @@
-//! What runs, through the administration API: sessions, children, their stderr, and the audit
-//! trail of it all.
+//! Sessions, children, their logs, and quotas, on the replica that answers.
 //!
-//! What ends something comes as `drain` (when the calls have ended) and as `now`.
+//! Sessions and children end in one of two modes: `drain`, when their calls have ended, and `now`.
 
-use axum::{
-    body::Body,
-    extract::{RawQuery, State},
-    response::{IntoResponse, Response},
-};
-use bytes::Bytes;
-use futures_util::stream;
-use http::{
-    HeaderMap, HeaderValue, StatusCode,
-    header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE},
-};
+use axum::{body::Body, response::IntoResponse};
+use http::StatusCode;
 use serde_json::{Value as Json, json};
 
 use super::{
-    query::Query,
-    routes::{Admin, Named, Shared, moment},
-};
-use crate::http::{
-    admission::Front,
-    reply::{Problem, answer},
+    caller::{Access, Caller},
+    operation::{Call, Operation, Outcome, delete, get, post},
+    request::{Parameter, Path, Query},
+    response::{lines, ok, page},
+    schema::{Schema, Shape, any_object, integer, nullable_text, number, object, text},
 };
 use crate::{
     backend::child::{Restart as HowToEnd, Seen as SeenChild},
-    database::{Cursor, Entry, Failure, Filter, Record, Store},
-    hub::{Hub, SeenSession},
+    database::Record,
+    http::{
+        Front,
+        reply::{Problem, answer},
+    },
+    hub::SeenSession,
 };
 
-type Outcome = Result<Response, Problem>;
+/// The operations on sessions, children, logs and quotas.
+pub(super) fn operations() -> Vec<Operation> {
+    vec![
+        get(
+            "/tenants/{tenant}/sessions",
+            "listSessions",
+            "Sessions of a tenant on this replica",
+        )
+        .query(&[
+            Parameter::Text("server"),
+            Parameter::Limit,
+            Parameter::Text("after"),
+        ])
+        .gives(200, &SESSIONS)
+        .fails(&[400, 404])
+        .serve(Access::Tenant, sessions),
+        delete(
+            "/tenants/{tenant}/sessions/{id}",
+            "endSession",
+            "End a session: now, or when its calls have ended",
+        )
+        .query(&[Parameter::Mode])
+        .fails(&[400, 404])
+        .serve(Access::Tenant, end_session),
+        get(
+            "/tenants/{tenant}/quotas",
+            "getQuotas",
+            "What a tenant may use, and uses on this replica",
+        )
+        .gives(200, &QUOTAS)
+        .serve(Access::Tenant, quotas),
+        get(
+            "/tenants/{tenant}/servers/{name}/children",
+            "listChildren",
+            "Children of a server on this replica",
+        )
+        .gives(200, &CHILDREN)
+        .serve(Access::Server, children),
+        get(
+            "/tenants/{tenant}/servers/{name}/logs",
+            "getLogs",
+            "The last that its children wrote to stderr",
+        )
+        .gives(200, &LOG_LINES)
+        .serve(Access::Server, logs),
+        post(
+            "/tenants/{tenant}/servers/{name}/restart",
+            "restartServer",
+            "Replace the children of a server: now, or when their calls have ended",
+        )
+        .query(&[Parameter::Mode])
+        .gives(202, &RESTARTED)
+        .fails(&[400, 404])
+        .serve(Access::Server, restart),
+    ]
+}
 
-pub(super) async fn sessions(
-    State(front): Shared,
-    admin: Admin,
-    Named(tenant): Named<String>,
-    RawQuery(query): RawQuery,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    let query = Query::parse(query.as_deref(), &["server", "limit", "after"])?;
+async fn sessions(call: Call) -> Outcome {
+    let query = call.query;
     let (limit, after) = (query.limit()?, query.get("after"));
-    let mut found = front.hub.sessions(&tenant);
+    let mut found = call.front.hub.sessions(call.path.tenant());
     found.retain(|one| {
         query
             .get("server")
@@ -52,11 +94,7 @@ pub(super) async fn sessions(
     let is_more = found.len() > limit;
     found.truncate(limit);
     let next = found.last().filter(|_| is_more).map(|one| one.id.clone());
-    let items: Vec<Json> = found.iter().map(session).collect();
-    Ok(answer(
-        StatusCode::OK,
-        &json!({"items": items, "next": next}),
-    ))
+    Ok(page(found.iter().map(session).collect(), next))
 }
 
 fn session(one: &SeenSession) -> Json {
@@ -67,42 +105,29 @@ fn session(one: &SeenSession) -> Json {
     })
 }
 
-pub(super) async fn end_session(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, id)): Named<(String, String)>,
-    RawQuery(query): RawQuery,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    let how = mode(&Query::parse(query.as_deref(), &["mode"])?)?;
+async fn end_session(call: Call) -> Outcome {
+    let how = mode(&call.query)?;
+    let (tenant, id) = (call.path.tenant(), call.path.get("id").unwrap_or_default());
+    let (front, caller) = (&call.front, &call.caller);
     let store = front.live.store()?;
-    let record = record(
-        &admin,
-        &tenant,
-        "session.ended",
-        &format!("session {tenant}/{id}"),
-        how,
-    );
-    if !front.hub.sessions(&tenant).iter().any(|one| one.id == id) {
+    let target = format!("session {tenant}/{id}");
+    let record = record(caller, tenant, "session.ended", target, how);
+    if !front.hub.sessions(tenant).iter().any(|one| one.id == id) {
         return Err(Problem::not_found());
     }
-    // What ends something is on record before it is done.
+    // The record is written before the session ends.
     store.append(&[record]).await?;
-    if front.hub.end_seen(&tenant, &id, how).await {
+    if front.hub.end_seen(tenant, id, how).await {
         Ok(StatusCode::NO_CONTENT.into_response())
     } else {
         Err(Problem::not_found())
     }
 }
 
-pub(crate) async fn children(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, name)): Named<(String, String)>,
-) -> Outcome {
-    let found = children_of(&front, &admin, &tenant, &name).await?;
+async fn children(call: Call) -> Outcome {
+    let found = children_of(&call.front, &call.path).await;
     let items: Vec<Json> = found.iter().map(child).collect();
-    Ok(answer(StatusCode::OK, &json!({"items": items})))
+    Ok(ok(&json!({"items": items})))
 }
 
 fn child(one: &SeenChild) -> Json {
@@ -113,13 +138,9 @@ fn child(one: &SeenChild) -> Json {
     })
 }
 
-/// The last of what the children of a server wrote to stderr, one object a line.
-pub(super) async fn logs(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, name)): Named<(String, String)>,
-) -> Outcome {
-    let found = children_of(&front, &admin, &tenant, &name).await?;
+/// The latest stderr output of a server's children, one object a line.
+async fn logs(call: Call) -> Outcome {
+    let found = children_of(&call.front, &call.path).await;
     let mut out = String::new();
     for one in &found {
         for line in String::from_utf8_lossy(&one.stderr).lines() {
@@ -131,60 +152,32 @@ pub(super) async fn logs(
     Ok(lines(Body::from(out)))
 }
 
-async fn children_of(
-    front: &Front,
-    admin: &Admin,
-    tenant: &str,
-    server: &str,
-) -> Result<Vec<SeenChild>, Problem> {
-    known(admin, tenant, server)?;
+async fn children_of(front: &Front, path: &Path) -> Vec<SeenChild> {
     let hub = front.hub.clone();
-    // It reads files of the kernel, one for each process.
+    // The list reads files of the kernel, some for each process.
     let listed = tokio::task::spawn_blocking(move || hub.children()).await;
     let mut found = listed.unwrap_or_default();
-    found.retain(|one| one.tenant == tenant && one.server == server);
-    Ok(found)
+    found.retain(|one| one.tenant == path.tenant() && one.server == path.name());
+    found
 }
 
-/// Whether there is such a server for the caller.
-fn known(admin: &Admin, tenant: &str, server: &str) -> Result<(), Problem> {
-    admin.tenant(tenant)?;
-    let found = admin.snapshot.catalog.find(tenant, server);
-    found.map(drop).ok_or_else(Problem::not_found)
-}
-
-pub(super) async fn restart(
-    State(front): Shared,
-    admin: Admin,
-    Named((tenant, name)): Named<(String, String)>,
-    RawQuery(query): RawQuery,
-) -> Outcome {
-    known(&admin, &tenant, &name)?;
-    let how = mode(&Query::parse(query.as_deref(), &["mode"])?)?;
-    let store = front.live.store()?;
-    let record = record(
-        &admin,
-        &tenant,
-        "server.restarted",
-        &format!("server {tenant}/{name}"),
-        how,
-    );
+async fn restart(call: Call) -> Outcome {
+    let how = mode(&call.query)?;
+    let (tenant, name) = (call.path.tenant(), call.path.name());
+    let store = call.front.live.store()?;
+    let target = format!("server {tenant}/{name}");
+    let record = record(&call.caller, tenant, "server.restarted", target, how);
     store.append(&[record]).await?;
-    let count = front.hub.restart(&tenant, &name, how);
+    let count = call.front.hub.restart(tenant, name, how);
     Ok(answer(StatusCode::ACCEPTED, &json!({"children": count})))
 }
 
-/// What a tenant may use, and what it uses on this replica.
-pub(crate) async fn quotas(
-    State(front): Shared,
-    admin: Admin,
-    Named(tenant): Named<String>,
-) -> Outcome {
-    admin.tenant(&tenant)?;
-    let found = admin.snapshot.catalog.tenants.get(&tenant);
+/// The quotas of a tenant, and its use of them on this replica.
+async fn quotas(call: Call) -> Outcome {
+    let tenant = call.path.tenant();
+    let found = call.caller.snapshot.catalog.tenants.get(tenant);
     let quotas = found.ok_or_else(Problem::not_found)?.quotas;
-    let hub: Hub = front.hub.clone();
-    let name = tenant.clone();
+    let (hub, name) = (call.front.hub.clone(), tenant.to_owned());
     let used = tokio::task::spawn_blocking(move || {
         let own = |one: &SeenChild| one.tenant == name;
         let children: Vec<SeenChild> = hub.children().into_iter().filter(own).collect();
@@ -193,102 +186,21 @@ pub(crate) async fn quotas(
         (children.len(), calls, memory, hub.sessions(&name).len())
     });
     let (children, calls, memory, sessions) = used.await.unwrap_or_default();
-    let body = json!({
+    Ok(ok(&json!({
         "tenant": quotas.tenant.shown(),
         "principal": quotas.principal.shown(),
         "used": {
             "children": children, "calls": calls, "sessions": sessions, "memory_bytes": memory,
         },
-    });
-    Ok(answer(StatusCode::OK, &body))
+    })))
 }
 
-/// The audit trail, newest first: a page as JSON, or all of it as lines of JSON.
-pub(super) async fn audit(
-    State(front): Shared,
-    admin: Admin,
-    RawQuery(query): RawQuery,
-    headers: HeaderMap,
-) -> Outcome {
-    let known = ["tenant", "kind", "actor", "from", "until", "limit", "after"];
-    let query = Query::parse(query.as_deref(), &known)?;
-    let own = |name| query.get(name).map(str::to_owned);
-    let tenant = match (admin.who.tenant(), own("tenant")) {
-        (None, tenant) => tenant,
-        (Some(own), None) => Some(own.to_owned()),
-        (Some(own), Some(asked)) if own == asked => Some(asked),
-        (Some(_), Some(_)) => return Err(Problem::not_found()),
-    };
-    let filter = Filter {
-        tenant,
-        kind: own("kind"),
-        actor: own("actor"),
-        from_ms: query.moment("from")?,
-        until_ms: query.moment("until")?,
-    };
-    let bad = |()| {
-        Problem::new(
-            StatusCode::BAD_REQUEST,
-            "the parameter after: no such cursor",
-        )
-    };
-    let after = query.get("after").map(str::parse::<Cursor>).transpose();
-    let after = after.map_err(bad)?;
-    let store = front.live.store()?.clone();
-    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
-    if accept.is_some_and(|accept| accept.contains(LINES)) {
-        return Ok(lines(export(store, filter, after)));
-    }
-    let limit = u32::try_from(query.limit()?).unwrap_or(u32::MAX);
-    let page = store.audit(&filter, after, limit).await?;
-    let items: Vec<Json> = page.entries.iter().map(entry).collect();
-    let next = page.next.map(|next| next.to_string());
-    Ok(answer(
-        StatusCode::OK,
-        &json!({"items": items, "next": next}),
-    ))
-}
-
-/// Every record page by page, as the client reads. A store that goes away meanwhile breaks the
-/// answer off: one that ended as if it were whole would be a lie.
-fn export(store: Store, filter: Filter, after: Option<Cursor>) -> Body {
-    let first = Some((store, filter, after));
-    let pages = stream::try_unfold(first, async |state| {
-        let Some((store, filter, after)) = state else {
-            return Ok::<_, Failure>(None);
-        };
-        let page = store.audit(&filter, after, EXPORTED).await?;
-        let mut text = String::new();
-        for one in &page.entries {
-            text.push_str(&entry(one).to_string());
-            text.push('\n');
-        }
-        let rest = page.next.map(|next| (store, filter, Some(next)));
-        Ok(Some((Bytes::from(text), rest)))
-    });
-    Body::from_stream(pages)
-}
-
-fn entry(entry: &Entry) -> Json {
-    let Record {
-        tenant,
-        kind,
-        actor,
-        target,
-        detail,
-    } = &entry.record;
-    json!({
-        "id": entry.id.to_string(), "at": moment(entry.at_ms), "tenant": tenant, "kind": kind,
-        "actor": actor, "target": target, "detail": detail,
-    })
-}
-
-fn record(admin: &Admin, tenant: &str, kind: &str, target: &str, how: HowToEnd) -> Record {
+fn record(caller: &Caller, tenant: &str, kind: &str, target: String, how: HowToEnd) -> Record {
     Record {
         tenant: Some(tenant.to_owned()),
         kind: kind.to_owned(),
-        actor: admin.who.actor.clone(),
-        target: target.to_owned(),
+        actor: caller.administrator.actor.clone(),
+        target,
         detail: json!({"mode": if how == HowToEnd::Now { "now" } else { "drain" }}),
     }
 }
@@ -304,15 +216,64 @@ fn mode(query: &Query) -> Result<HowToEnd, Problem> {
     }
 }
 
-fn lines(body: Body) -> Response {
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
-}
+static SESSION: Schema = Schema {
+    name: "Session",
+    shape: Shape::Json(|| {
+        object(&[
+            ("id", text()),
+            ("server", text()),
+            ("transport", text()),
+            ("issuer", nullable_text()),
+            ("subject", nullable_text()),
+            ("client", nullable_text()),
+            ("age_seconds", number()),
+        ])
+    }),
+};
 
-/// Lines of JSON.
-const LINES: &str = "application/x-ndjson";
-/// Records that are read at once for an export.
-const EXPORTED: u32 = 500;
+static SESSIONS: Schema = Schema {
+    name: "Sessions",
+    shape: Shape::Page(&SESSION),
+};
+
+static CHILD: Schema = Schema {
+    name: "Child",
+    shape: Shape::Json(|| {
+        object(&[
+            ("number", integer()),
+            ("pid", json!({"type": ["integer", "null"]})),
+            ("state", text()),
+            ("age_seconds", number()),
+            ("restarts", integer()),
+            ("calls", integer()),
+            ("memory_bytes", integer()),
+            ("cpu_seconds", number()),
+        ])
+    }),
+};
+
+static CHILDREN: Schema = Schema {
+    name: "Children",
+    shape: Shape::List(&CHILD),
+};
+
+static LOG_LINES: Schema = Schema {
+    name: "LogLines",
+    shape: Shape::Lines("One object with child and line for each line"),
+};
+
+static RESTARTED: Schema = Schema {
+    name: "Restarted",
+    shape: Shape::Json(|| object(&[("children", integer())])),
+};
+
+static QUOTAS: Schema = Schema {
+    name: "Quotas",
+    shape: Shape::Json(|| {
+        object(&[
+            ("tenant", any_object()),
+            ("principal", any_object()),
+            ("used", any_object()),
+        ])
+    }),
+};

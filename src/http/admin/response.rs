@@ -1,10 +1,47 @@
-//! Failures of the database as problems of the administration API.
+//! Responses: pages, lines, times, and problems from failures of the database.
 
 use std::time::Duration;
 
-use http::StatusCode;
+use axum::{body::Body, response::Response};
+use http::{
+    HeaderValue, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use serde_json::{Value as Json, json};
 
-use crate::{config::Mistake, database::Failure, http::reply::Problem};
+use super::schema::LINES;
+use crate::{
+    config::Mistake,
+    database::Failure,
+    http::reply::{Problem, answer},
+};
+
+/// A successful response with JSON.
+pub(super) fn ok(body: &Json) -> Response {
+    answer(StatusCode::OK, body)
+}
+
+/// A page of a list, and the cursor of the next page.
+pub(super) fn page(items: Vec<Json>, next: Option<String>) -> Response {
+    ok(&json!({"items": Json::Array(items), "next": Json::from(next)}))
+}
+
+/// Lines of JSON.
+pub(super) fn lines(body: Body) -> Response {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// A time as RFC 3339 has it.
+pub(super) fn moment(ms: i64) -> String {
+    use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+    let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms) * 1_000_000);
+    let text = at.ok().and_then(|at| at.format(&Rfc3339).ok());
+    text.unwrap_or_default()
+}
 
 impl Problem {
     /// The object does not exist, or not for this caller.

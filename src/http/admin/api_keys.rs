@@ -1,0 +1,171 @@
+//! API keys of tenants and of operators: made and renewed here, and otherwise declared objects.
+//!
+//! The response that makes or renews a key is the only place where its text appears; the gateway
+//! stores its hash. Not here: the check of a key (`auth`).
+
+use axum::body::Body;
+use http::{HeaderMap, HeaderValue, StatusCode, header::LOCATION};
+use serde_json::{Value as Json, json};
+
+use super::{
+    caller::{Access, Caller},
+    declared::{CHANGE, Collection, members, object_name, shown, tagged, write},
+    operation::{Call, Operation, Outcome, post},
+    request::spec,
+    schema::{Schema, Shape, moment, object, text, texts},
+};
+use crate::{
+    auth::api_key,
+    config::Wrong,
+    database::{Expected, Failure},
+    declare::{Document, Kind, Object, ObjectName},
+    http::{Front, reply::Problem},
+};
+
+/// The operations on API keys.
+pub(super) fn operations() -> Vec<Operation> {
+    vec![
+        KEYS.list("listKeys", "API keys of a tenant"),
+        post(
+            KEYS.path,
+            "makeKey",
+            "Make an API key; its text is in the answer only",
+        )
+        .takes(&NEW_KEY)
+        .gives(201, &MADE_KEY)
+        .fails(CHANGE)
+        .serve(KEYS.changed_by, make),
+        KEYS.read("getKey", "An API key"),
+        KEYS.put("putKey", "Make or replace an API key by its hash"),
+        KEYS.delete("deleteKey", "Remove an API key"),
+        post(
+            "/tenants/{tenant}/api-keys/{name}/rotate",
+            "rotateKey",
+            "Replace the text of an API key",
+        )
+        .gives(201, &MADE_KEY)
+        .fails(&[404, 409])
+        .serve(KEYS.changed_by, rotate),
+        OPERATOR_KEYS.list("listOperatorKeys", "API keys of operators"),
+        post(
+            OPERATOR_KEYS.path,
+            "makeOperatorKey",
+            "Make an operator's API key",
+        )
+        .takes(&NEW_OPERATOR_KEY)
+        .gives(201, &MADE_KEY)
+        .fails(CHANGE)
+        .serve(OPERATOR_KEYS.changed_by, make),
+        OPERATOR_KEYS.read("getOperatorKey", "An operator's API key"),
+        OPERATOR_KEYS.delete(
+            "deleteOperatorKey",
+            "Remove an operator's API key, not the last one that holds",
+        ),
+    ]
+}
+
+static KEYS: Collection = Collection {
+    kind: Kind::ApiKey,
+    path: "/tenants/{tenant}/api-keys",
+    item: "/tenants/{tenant}/api-keys/{name}",
+    seen_by: Access::Tenant,
+    changed_by: Access::Tenant,
+};
+
+static OPERATOR_KEYS: Collection = Collection {
+    kind: Kind::ApiKey,
+    path: "/operator-keys",
+    item: "/operator-keys/{name}",
+    seen_by: Access::Operator,
+    changed_by: Access::Operator,
+};
+
+/// Makes a key of the tenant in the path, or else of an operator.
+async fn make(call: Call) -> Outcome {
+    let (name, document) = named_document(&call.front, &call.headers, call.body).await?;
+    let name = match call.path.get("tenant") {
+        Some(tenant) => ObjectName::of(tenant, Kind::ApiKey, &name),
+        None => ObjectName::operator_key(&name),
+    };
+    write_key(&call.front, &call.caller, name, document, Expected::Absent).await
+}
+
+/// Replaces the text of a key; the old text is invalid from the response on.
+async fn rotate(call: Call) -> Outcome {
+    let name = object_name(&call.path, Kind::ApiKey);
+    let found = call.front.live.store()?.get(&name).await?;
+    let old = found.ok_or_else(Problem::not_found)?;
+    let expected = Expected::Version(old.version);
+    write_key(&call.front, &call.caller, name, old.object.spec, expected).await
+}
+
+async fn write_key(
+    front: &Front,
+    caller: &Caller,
+    name: ObjectName,
+    mut document: Document,
+    expected: Expected,
+) -> Outcome {
+    let key = api_key::generate(&aws_lc_rs::rand::SystemRandom::new())
+        .map_err(|_| Problem::of(Failure::Bug("no randomness".to_owned()), false))?;
+    document.insert("hash".to_owned(), api_key::fingerprint(&key).into());
+    let object = Object::new(Kind::ApiKey, document);
+    let stored = write(front, caller, &name, object, expected, false).await?;
+    let mut body = shown(&stored);
+    body["key"] = key.into();
+    let mut response = tagged(StatusCode::CREATED, &stored, &body);
+    let path = match name.owner() {
+        Some(tenant) => format!("/api/v1/tenants/{tenant}/api-keys/{}", name.name()),
+        None => format!("/api/v1/operator-keys/{}", name.name()),
+    };
+    if let Ok(location) = HeaderValue::try_from(path) {
+        response.headers_mut().insert(LOCATION, location);
+    }
+    Ok(response)
+}
+
+/// Reads a document that has the name of its object among its members.
+async fn named_document(
+    front: &Front,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(String, Document), Problem> {
+    let mut document = spec(front, headers, body).await?;
+    if let Some(Json::String(name)) = document.remove("name") {
+        return Ok((name, document));
+    }
+    let wrong = Wrong::new("is missing, or no text", "name the key");
+    Err(Problem::invalid(vec![wrong.at("body", "name")]))
+}
+
+static NEW_KEY: Schema = Schema {
+    name: "NewKey",
+    shape: Shape::Json(|| {
+        json!({
+            "type": "object", "required": ["name", "subject", "servers"],
+            "properties": {
+                "name": text(), "subject": text(), "scopes": texts(), "servers": texts(),
+                "expires": moment(),
+            },
+        })
+    }),
+};
+
+static NEW_OPERATOR_KEY: Schema = Schema {
+    name: "NewOperatorKey",
+    shape: Shape::Json(|| {
+        json!({
+            "type": "object", "required": ["name"],
+            "properties": {"name": text(), "expires": moment()},
+        })
+    }),
+};
+
+static MADE_KEY: Schema = Schema {
+    name: "MadeKey",
+    shape: Shape::Versioned(|| {
+        let mut members = members();
+        members.push(("key", text()));
+        object(&members)
+    }),
+};

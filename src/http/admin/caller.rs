@@ -1,0 +1,152 @@
+//! Callers of the administration API: authentication by API key, and access to operations.
+//!
+//! An operator sees every tenant. A tenant's administrator sees its own tenant, and cannot declare
+//! what the gateway starts or connects to. Not here: API keys (`auth`).
+
+use std::sync::Arc;
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE, request::Parts};
+
+use super::request::Path;
+use crate::{
+    auth::{ADMIN_SCOPE, Administrator, AdministratorRefusal},
+    config::ClientAddress,
+    database::Author,
+    declare::AuthMode,
+    http::{Front, admission::bearer, reply::Problem},
+    snapshot::Snapshot,
+};
+
+/// An authenticated administrator.
+pub(super) struct Caller {
+    pub(super) administrator: Administrator,
+    /// The snapshot at the time of the request.
+    pub(super) snapshot: Arc<Snapshot>,
+}
+
+/// The callers that may use an operation, and what its path must name for them.
+///
+/// Where the tenant of a path does not exist for the caller, the answer is the same as where it
+/// does not exist at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Every administrator; the handler restricts a tenant's administrator to its tenant.
+    Administrator,
+    /// Operators.
+    Operator,
+    /// Administrators of the tenant in the path.
+    Tenant,
+    /// Operators, for an existing tenant in the path.
+    OperatorOfTenant,
+    /// Administrators of the tenant in the path, for an existing server in the path.
+    Server,
+    /// Administrators of the tenant in the path, if that has an authorization server of its own.
+    Issuer,
+}
+
+impl Caller {
+    /// The sender of a request. The head of the request decides: the body is still unread.
+    pub(super) async fn authenticated(parts: &Parts, front: &Front) -> Result<Self, Response> {
+        let credential = bearer::credential(&parts.headers)
+            .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "Authorization is repeated"))
+            .map_err(IntoResponse::into_response)?;
+        let snapshot = front.live.snapshot();
+        if snapshot.version.is_none() {
+            return Err(Problem::unavailable().into_response());
+        }
+        let from = parts.extensions.get::<ClientAddress>();
+        let (catalog, keys) = (&snapshot.catalog, &snapshot.operator_keys);
+        let from = from.map(|from| from.0);
+        let found = front.auth.administrator(catalog, keys, credential, from);
+        match found {
+            Ok(administrator) => Ok(Self {
+                administrator,
+                snapshot,
+            }),
+            Err(why) => {
+                front.auth.settle().await;
+                Err(challenge(why))
+            }
+        }
+    }
+
+    /// The author of this caller's changes, for the audit trail.
+    pub(super) fn author(&self) -> Author {
+        Author::named(&self.administrator.actor)
+    }
+
+    fn require_operator(&self) -> Result<(), Problem> {
+        if self.administrator.is_operator() {
+            return Ok(());
+        }
+        let text = "this is for operators";
+        Err(Problem::new(StatusCode::FORBIDDEN, text))
+    }
+
+    fn require_tenant(&self, tenant: &str) -> Result<(), Problem> {
+        let is_there = self.snapshot.catalog.tenants.contains_key(tenant);
+        if is_there && self.administrator.sees(tenant) {
+            Ok(())
+        } else {
+            Err(Problem::not_found())
+        }
+    }
+
+    fn require_issuer(&self, tenant: &str) -> Result<(), Problem> {
+        let found = self.snapshot.catalog.tenants.get(tenant);
+        if found.is_some_and(|tenant| matches!(tenant.auth, AuthMode::Builtin(_))) {
+            return Ok(());
+        }
+        let text = "the tenant has no authorization server of its own";
+        Err(Problem::new(StatusCode::CONFLICT, text))
+    }
+}
+
+impl Access {
+    /// Refuses a caller without this access to `path`.
+    pub(super) fn check(self, caller: &Caller, path: &Path) -> Result<(), Problem> {
+        let tenant = path.tenant();
+        match self {
+            Self::Administrator => Ok(()),
+            Self::Operator => caller.require_operator(),
+            Self::Tenant => caller.require_tenant(tenant),
+            Self::OperatorOfTenant => caller
+                .require_tenant(tenant)
+                .and_then(|()| caller.require_operator()),
+            Self::Server => {
+                caller.require_tenant(tenant)?;
+                let found = caller.snapshot.catalog.find(tenant, path.name());
+                found.map(drop).ok_or_else(Problem::not_found)
+            }
+            Self::Issuer => caller
+                .require_tenant(tenant)
+                .and_then(|()| caller.require_issuer(tenant)),
+        }
+    }
+}
+
+fn challenge(why: AdministratorRefusal) -> Response {
+    let (status, text, challenge) = match why {
+        AdministratorRefusal::NoToken => (
+            StatusCode::UNAUTHORIZED,
+            "an API key is needed",
+            "Bearer".to_owned(),
+        ),
+        AdministratorRefusal::BadToken => (
+            StatusCode::UNAUTHORIZED,
+            "no such API key",
+            "Bearer error=\"invalid_token\"".to_owned(),
+        ),
+        AdministratorRefusal::NoScope => (
+            StatusCode::FORBIDDEN,
+            "the API key lacks the scope admin",
+            format!("Bearer error=\"insufficient_scope\", scope=\"{ADMIN_SCOPE}\""),
+        ),
+    };
+    let mut response = Problem::new(status, text).into_response();
+    if let Ok(value) = HeaderValue::try_from(challenge) {
+        response.headers_mut().insert(WWW_AUTHENTICATE, value);
+    }
+    response
+}

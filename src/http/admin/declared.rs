@@ -1,0 +1,341 @@
+//! Declared objects: tenants, servers, users, clients and identity providers.
+//!
+//! An object's `ETag` is the number of the change that wrote it; `If-Match` and `If-None-Match`
+//! make a change conditional (RFC 9110, section 13.1). Secrets are never shown: a secret reads as
+//! null, and a null that is written keeps it. Not here: API keys, and whole manifests.
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header::ETAG};
+use serde_json::{Value as Json, json};
+
+use super::{
+    caller::{Access, Caller},
+    issued,
+    operation::{self, Call, Operation, Outcome},
+    request::{PAGE, Path, expected, spec},
+    response::{moment, page},
+    schema::{Schema, Shape, any_object, integer, nullable_text, object, text},
+};
+use crate::{
+    auth::REGISTERED,
+    database::{Expected, objects::Stored},
+    declare::{Kind, Object, ObjectName, OperatorKey},
+    http::{
+        Front,
+        reply::{Problem, answer},
+    },
+};
+
+/// The operations on tenants, servers, users, clients and identity providers.
+pub(super) fn operations() -> Vec<Operation> {
+    vec![
+        operation::get("/tenants", "listTenants", "Tenants that the caller sees")
+            .query(PAGE)
+            .gives(200, &OBJECTS)
+            .fails(&[400, 404])
+            .serve(Access::Administrator, list_tenants),
+        TENANTS.read("getTenant", "A tenant, less all that belongs to it"),
+        TENANTS.put("putTenant", "Make or replace a tenant (operators)"),
+        TENANTS.delete(
+            "deleteTenant",
+            "Remove a tenant with all that belongs to it (operators)",
+        ),
+        SERVERS.list("listServers", "Servers of a tenant"),
+        SERVERS.read("getServer", "A server"),
+        SERVERS.put("putServer", "Make or replace a server (operators)"),
+        SERVERS.delete("deleteServer", "Remove a server (operators)"),
+        USERS.list("listUsers", "Users of a tenant"),
+        USERS.read("getUser", "A user"),
+        USERS.put("putUser", "Make or replace a user"),
+        USERS.delete("deleteUser", "Remove a user with its tokens"),
+        CLIENTS.list("listClients", "Clients of a tenant"),
+        CLIENTS.read("getClient", "A client"),
+        CLIENTS.put("putClient", "Make or replace a client"),
+        CLIENTS.delete(
+            "deleteClient",
+            "Remove a client with its tokens, also one that registered itself",
+        ),
+        PROVIDERS.list("listProviders", "Identity providers of a tenant"),
+        PROVIDERS.read("getProvider", "An identity provider"),
+        PROVIDERS.put(
+            "putProvider",
+            "Make or replace an identity provider (operators)",
+        ),
+        PROVIDERS.delete("deleteProvider", "Remove an identity provider (operators)"),
+    ]
+}
+
+/// All objects of a kind at one path, and the access that reading and changing them requires.
+pub(super) struct Collection {
+    pub(super) kind: Kind,
+    pub(super) path: &'static str,
+    /// The path of a single object.
+    pub(super) item: &'static str,
+    pub(super) seen_by: Access,
+    pub(super) changed_by: Access,
+}
+
+/// Only operators declare a tenant: its authentication and its quotas.
+static TENANTS: Collection = Collection {
+    kind: Kind::Tenant,
+    path: "/tenants",
+    item: "/tenants/{tenant}",
+    seen_by: Access::Tenant,
+    changed_by: Access::Operator,
+};
+
+/// Only operators declare a server: the gateway starts its command.
+static SERVERS: Collection = Collection {
+    kind: Kind::Server,
+    path: "/tenants/{tenant}/servers",
+    item: "/tenants/{tenant}/servers/{name}",
+    seen_by: Access::Tenant,
+    changed_by: Access::OperatorOfTenant,
+};
+
+static USERS: Collection = Collection {
+    kind: Kind::User,
+    path: "/tenants/{tenant}/users",
+    item: "/tenants/{tenant}/users/{name}",
+    seen_by: Access::Tenant,
+    changed_by: Access::Tenant,
+};
+
+static CLIENTS: Collection = Collection {
+    kind: Kind::Client,
+    path: "/tenants/{tenant}/clients",
+    item: "/tenants/{tenant}/clients/{name}",
+    seen_by: Access::Tenant,
+    changed_by: Access::Tenant,
+};
+
+/// Only operators declare an identity provider: the gateway connects to its addresses.
+static PROVIDERS: Collection = Collection {
+    kind: Kind::Provider,
+    path: "/tenants/{tenant}/providers",
+    item: "/tenants/{tenant}/providers/{name}",
+    seen_by: Access::Tenant,
+    changed_by: Access::OperatorOfTenant,
+};
+
+impl Collection {
+    /// The operation that lists the objects.
+    pub(super) fn list(&self, id: &'static str, summary: &'static str) -> Operation {
+        let kind = self.kind;
+        operation::get(self.path, id, summary)
+            .query(PAGE)
+            .gives(200, &OBJECTS)
+            .fails(&[400, 404])
+            .serve(self.seen_by, move |call| list(call, kind))
+    }
+
+    /// The operation that reads an object.
+    pub(super) fn read(&self, id: &'static str, summary: &'static str) -> Operation {
+        let kind = self.kind;
+        operation::get(self.item, id, summary)
+            .gives(200, &OBJECT)
+            .serve(self.seen_by, move |call| read(call, kind))
+    }
+
+    /// The operation that makes or replaces an object.
+    pub(super) fn put(&self, id: &'static str, summary: &'static str) -> Operation {
+        let kind = self.kind;
+        operation::put(self.item, id, summary)
+            .conditional()
+            .takes(&SPEC)
+            .gives(200, &OBJECT)
+            .fails(CHANGE)
+            .serve(self.changed_by, move |call| put(call, kind))
+    }
+
+    /// The operation that removes an object.
+    pub(super) fn delete(&self, id: &'static str, summary: &'static str) -> Operation {
+        let kind = self.kind;
+        operation::delete(self.item, id, summary)
+            .conditional()
+            .fails(CHANGE)
+            .serve(self.changed_by, move |call| delete(call, kind))
+    }
+}
+
+/// Lists the tenants that the caller sees.
+async fn list_tenants(call: Call) -> Outcome {
+    let Some(own) = call.caller.administrator.tenant() else {
+        return list(call, Kind::Tenant).await;
+    };
+    let found = call.front.live.store()?.get(&ObjectName::tenant(own)).await;
+    Ok(page(found?.iter().map(shown).collect(), None))
+}
+
+/// Lists the objects of a kind; those of the tenant in the path, if there is one.
+async fn list(call: Call, kind: Kind) -> Outcome {
+    let (tenant, after, limit) = (
+        call.path.get("tenant"),
+        call.query.get("after"),
+        call.query.limit()?,
+    );
+    let store = call.front.live.store()?;
+    // One object more than the limit shows that there is another page.
+    let mut found = store.list(kind, tenant, after, limit + 1).await?;
+    let is_more = found.len() > limit;
+    found.truncate(limit);
+    let last = found.last().filter(|_| is_more);
+    let next = last.map(|stored| stored.name.name().to_owned());
+    Ok(page(found.iter().map(shown).collect(), next))
+}
+
+async fn read(call: Call, kind: Kind) -> Outcome {
+    let store = call.front.live.store()?;
+    let found = store.get(&object_name(&call.path, kind)).await?;
+    let stored = found.ok_or_else(Problem::not_found)?;
+    Ok(tagged(StatusCode::OK, &stored, &shown(&stored)))
+}
+
+async fn put(call: Call, kind: Kind) -> Outcome {
+    let (front, name) = (call.front, object_name(&call.path, kind));
+    let expected = expected(&call.headers)?;
+    let mut object = Object::new(kind, spec(&front, &call.headers, call.body).await?);
+    let before = front.live.store()?.get(&name).await?;
+    let kept = before.as_ref().map(|stored| &stored.object);
+    object.keep_secrets(&name, kept).map_err(Problem::invalid)?;
+    // The kept secrets belong to this version.
+    let (expected, is_conditional) = match (expected, &before) {
+        (Some(expected), _) => (expected, true),
+        (None, Some(stored)) => (Expected::Version(stored.version), false),
+        (None, None) => (Expected::Absent, false),
+    };
+    let stored = write(
+        &front,
+        &call.caller,
+        &name,
+        object,
+        expected,
+        is_conditional,
+    )
+    .await?;
+    let status = if before.is_none() {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    Ok(tagged(status, &stored, &shown(&stored)))
+}
+
+/// Stores an object, and serves it.
+pub(super) async fn write(
+    front: &Front,
+    caller: &Caller,
+    name: &ObjectName,
+    object: Object,
+    expected: Expected,
+    is_conditional: bool,
+) -> Result<Stored, Problem> {
+    if name.owner().is_none() {
+        // An operator's key stands in no manifest, so the check of manifests does not cover it.
+        OperatorKey::read(name.name(), &object.tree()).map_err(Problem::invalid)?;
+    }
+    let store = front.live.store()?;
+    let stored = store.put(name, object, expected, &caller.author()).await;
+    let stored = stored.map_err(|failure| Problem::of(failure, is_conditional))?;
+    refresh(front).await;
+    Ok(stored)
+}
+
+async fn delete(call: Call, kind: Kind) -> Outcome {
+    if kind == Kind::Client && call.path.name().starts_with(REGISTERED) {
+        return issued::remove_client(call).await;
+    }
+    let expected = expected(&call.headers)?;
+    let is_conditional = expected.is_some();
+    let store = call.front.live.store()?;
+    let (name, author) = (object_name(&call.path, kind), call.caller.author());
+    let expected = expected.unwrap_or(Expected::Present);
+    let deleted = store.delete(&name, expected, &author).await;
+    deleted.map_err(|failure| Problem::of(failure, is_conditional))?;
+    refresh(&call.front).await;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Brings the snapshot up to date before the response; after a failure it follows later.
+pub(super) async fn refresh(front: &Front) {
+    if let Err(failure) = front.live.refresh().await {
+        tracing::warn!(%failure, "a change is stored and not served yet");
+    }
+}
+
+/// The object of a kind that a path names.
+pub(super) fn object_name(path: &Path, kind: Kind) -> ObjectName {
+    match (path.get("tenant"), kind) {
+        (Some(tenant), Kind::Tenant) => ObjectName::tenant(tenant),
+        (Some(tenant), kind) => ObjectName::of(tenant, kind, path.name()),
+        (None, _) => ObjectName::operator_key(path.name()),
+    }
+}
+
+/// An object without its secrets.
+pub(super) fn shown(stored: &Stored) -> Json {
+    let name = &stored.name;
+    json!({
+        "kind": name.kind().as_str(),
+        "tenant": name.owner(),
+        "name": name.name(),
+        "version": stored.version,
+        "created": moment(stored.created_ms),
+        "updated": moment(stored.updated_ms),
+        "spec": stored.object.shown(),
+    })
+}
+
+/// A response about an object, with its version as `ETag`.
+pub(super) fn tagged(status: StatusCode, stored: &Stored, body: &Json) -> Response {
+    let mut response = answer(status, body);
+    if let Ok(tag) = HeaderValue::try_from(format!("\"{}\"", stored.version)) {
+        response.headers_mut().insert(ETAG, tag);
+    }
+    response
+}
+
+/// The members of the schema `Object`.
+pub(super) fn members() -> Vec<(&'static str, Json)> {
+    vec![
+        ("kind", json!({"enum": Kind::ALL.map(Kind::as_str)})),
+        ("tenant", nullable_text()),
+        ("name", text()),
+        ("version", integer()),
+        ("created", text()),
+        ("updated", text()),
+        ("spec", any_object()),
+    ]
+}
+
+/// Statuses of problems of a change.
+pub(super) const CHANGE: &[u16] = &[400, 404, 408, 409, 412, 413, 415, 422];
+
+static SPEC: Schema = Schema {
+    name: "Spec",
+    shape: Shape::Json(any_object),
+};
+
+static OBJECT: Schema = Schema {
+    name: "Object",
+    shape: Shape::Versioned(|| object(&members())),
+};
+
+static OBJECTS: Schema = Schema {
+    name: "Objects",
+    shape: Shape::Page(&OBJECT),
+};
+
+#[cfg(test)]
+mod tests {
+    use super::super::declared::*;
+
+    #[test]
+    fn paths_name_their_kinds() {
+        for collection in [&TENANTS, &SERVERS, &USERS, &CLIENTS, &PROVIDERS] {
+            let plural = collection.kind.plural();
+            assert!(collection.path.ends_with(&format!("/{plural}")), "{plural}");
+            assert!(collection.item.starts_with(collection.path), "{plural}");
+        }
+    }
+}

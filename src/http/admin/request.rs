@@ -1,0 +1,299 @@
+//! Parts of requests: path and query parameters, conditions, and documents.
+
+use axum::{body::Body, extract::FromRequestParts};
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, StatusCode,
+    header::{IF_MATCH, IF_NONE_MATCH},
+    request::Parts,
+};
+use serde_json::Value as Json;
+
+use crate::{
+    config::{Format, Node, Value, Wrong, reader::nearest},
+    database::Expected,
+    declare::Document,
+    http::{Front, admission::body, reply::Failure, reply::Problem},
+};
+
+/// The parameters of a path by name.
+pub(super) struct Path(Vec<(String, String)>);
+
+impl Path {
+    /// The parameters of a request's path; a path that is not UTF-8 names nothing.
+    pub(super) async fn of(parts: &mut Parts) -> Result<Self, Problem> {
+        let path = axum::extract::Path::from_request_parts(parts, &()).await;
+        let found = path.map(|axum::extract::Path(found)| Self(found));
+        found.map_err(|_| Problem::not_found())
+    }
+
+    /// A parameter.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(other, _)| other == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// `{tenant}`; empty, and so the name of no tenant, where the path has none.
+    pub(super) fn tenant(&self) -> &str {
+        self.get("tenant").unwrap_or_default()
+    }
+
+    /// `{name}`; empty, and so the name of no object, where the path has none.
+    pub(super) fn name(&self) -> &str {
+        self.get("name").unwrap_or_default()
+    }
+}
+
+/// A parameter of a query, by its type.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Parameter {
+    /// Text.
+    Text(&'static str),
+    /// A switch, off by default.
+    Flag(&'static str),
+    /// A time as RFC 3339 has it.
+    Moment(&'static str),
+    /// `mode`: the way to end something, `drain` or `now`.
+    Mode,
+    /// `limit`: items on a page.
+    Limit,
+}
+
+impl Parameter {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Text(name) | Self::Flag(name) | Self::Moment(name) => name,
+            Self::Mode => "mode",
+            Self::Limit => "limit",
+        }
+    }
+}
+
+/// The parameters of every list.
+pub(super) const PAGE: &[Parameter] = &[Parameter::Limit, Parameter::Text("after")];
+
+/// The parameters of a query, each at most once.
+#[derive(Debug, Default)]
+pub(super) struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Reads a query, which may only have `known` parameters; without any it is ignored.
+    pub(super) fn of(query: Option<&str>, known: &[Parameter]) -> Result<Self, Problem> {
+        let mut read: Vec<(String, String)> = Vec::new();
+        if known.is_empty() {
+            return Ok(Self(read));
+        }
+        let known = || known.iter().map(|parameter| parameter.name());
+        for (name, value) in url::form_urlencoded::parse(query.unwrap_or("").as_bytes()) {
+            let refuse = |what: &str| Err(bad(format!("the parameter {name}: {what}")));
+            if !known().any(|known| known == name) {
+                let near = nearest(&name, known());
+                let near = near.map(|near| format!("there is no such one; did you mean {near}?"));
+                return refuse(&near.unwrap_or_else(|| "there is no such one".to_owned()));
+            }
+            if value.contains('\0') {
+                // PostgreSQL cannot store such texts.
+                return refuse("it has a NUL in it");
+            }
+            if read.iter().any(|(other, _)| *other == name) {
+                return refuse("it is repeated");
+            }
+            read.push((name.into_owned(), value.into_owned()));
+        }
+        Ok(Self(read))
+    }
+
+    /// A parameter.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(other, _)| other == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// A switch; off by default.
+    pub(super) fn flag(&self, name: &str) -> Result<bool, Problem> {
+        match self.get(name) {
+            None | Some("false") => Ok(false),
+            Some("true" | "") => Ok(true),
+            Some(_) => Err(bad(format!("the parameter {name}: write true or false"))),
+        }
+    }
+
+    /// The number of items on a page.
+    pub(super) fn limit(&self) -> Result<usize, Problem> {
+        let Some(text) = self.get("limit") else {
+            return Ok(DEFAULT_LIMIT);
+        };
+        let limit = text
+            .parse()
+            .ok()
+            .filter(|limit| (1..=MAX_LIMIT).contains(limit));
+        limit.ok_or_else(|| {
+            bad(format!(
+                "the parameter limit: write a number from 1 to {MAX_LIMIT}"
+            ))
+        })
+    }
+
+    /// A time in milliseconds since 1970.
+    pub(super) fn moment(&self, name: &str) -> Result<Option<i64>, Problem> {
+        use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+        let read = |text: &str| {
+            let at = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+            i64::try_from(at.unix_timestamp_nanos() / 1_000_000).ok()
+        };
+        let Some(text) = self.get(name) else {
+            return Ok(None);
+        };
+        let remedy = "write a point in time like 2027-01-31T12:00:00Z";
+        read(text)
+            .map(Some)
+            .ok_or_else(|| bad(format!("the parameter {name}: {remedy}")))
+    }
+}
+
+fn bad(detail: String) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, detail)
+}
+
+/// The version that a conditional request expects of the object it changes.
+pub(super) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
+    let bad = |text| Problem::new(StatusCode::BAD_REQUEST, text);
+    let text = |name| {
+        let mut values = headers.get_all(name).iter();
+        let value = values.next().map(HeaderValue::to_str).transpose();
+        let is_one = values.next().is_none();
+        value
+            .ok()
+            .filter(|_| is_one)
+            .ok_or_else(|| bad("a condition is repeated or no text"))
+    };
+    match (text(IF_MATCH)?, text(IF_NONE_MATCH)?) {
+        (None, None) => Ok(None),
+        (Some("*"), None) => Ok(Some(Expected::Present)),
+        (Some(tag), None) => {
+            let number = tag
+                .strip_prefix('"')
+                .and_then(|rest| rest.strip_suffix('"'));
+            let version = number.and_then(|number| number.parse().ok());
+            // A tag that was never issued matches no version.
+            Ok(Some(Expected::Version(version.unwrap_or(-1))))
+        }
+        (None, Some("*")) => Ok(Some(Expected::Absent)),
+        _ => Err(bad("write If-Match with one ETag, or If-None-Match: *")),
+    }
+}
+
+/// Reads a body of any type, of at most `max` bytes.
+pub(super) async fn body(body: Body, max: usize) -> Result<Bytes, Problem> {
+    let read = body::whole(body, max).await;
+    read.map_err(|failure| unread(&failure))
+}
+
+/// Reads a JSON body of at most `max` bytes as a document.
+pub(super) async fn document(
+    headers: &HeaderMap,
+    body: Body,
+    max: usize,
+) -> Result<Document, Problem> {
+    let read = body::read(headers, body, max).await;
+    read_document(&read.map_err(|failure| unread(&failure))?)
+}
+
+/// Reads the document of an object, within the size limit of requests.
+pub(super) async fn spec(
+    front: &Front,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Document, Problem> {
+    document(headers, body, front.config.http.max_body).await
+}
+
+fn unread(failure: &Failure) -> Problem {
+    let (status, text) = failure.parts();
+    Problem::new(status, text)
+}
+
+/// Parses a document: one JSON object without repeated names.
+pub(super) fn read_document(body: &[u8]) -> Result<Document, Problem> {
+    let not_json = || bad("the body is no JSON".to_owned());
+    let text = std::str::from_utf8(body).map_err(|_| not_json())?;
+    let json: Json = serde_json::from_str(text).map_err(|_| not_json())?;
+    let Json::Object(document) = json else {
+        return Err(bad("the body is no JSON object".to_owned()));
+    };
+    let (tree, _) = Format::Json.parse("body", text);
+    if let Some(name) = tree.as_ref().and_then(twice) {
+        let wrong = Wrong::new("stands there twice", "keep one of the two");
+        return Err(Problem::invalid(vec![wrong.at("body", &name)]));
+    }
+    Ok(document)
+}
+
+/// A name that repeats in one table of the tree.
+fn twice(node: &Node) -> Option<String> {
+    match &node.value {
+        Value::List(items) => items.iter().find_map(twice),
+        Value::Map(entries) => {
+            let again = entries
+                .iter()
+                .enumerate()
+                .find(|(at, (name, _))| entries[..*at].iter().any(|(other, _)| other == name));
+            again
+                .map(|(_, (name, _))| name.clone())
+                .or_else(|| entries.iter().find_map(|(_, node)| twice(node)))
+        }
+        _ => None,
+    }
+}
+
+/// Items on a page by default.
+const DEFAULT_LIMIT: usize = 100;
+/// Items on a page at most.
+const MAX_LIMIT: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::*;
+
+    #[test]
+    fn parameters_are_known_and_single() {
+        let known = [
+            Parameter::Limit,
+            Parameter::Flag("dry_run"),
+            Parameter::Moment("from"),
+        ];
+        let parse = |text: &str| Query::of(Some(text), &known);
+        assert_eq!(parse("limit=3").unwrap().limit().unwrap(), 3);
+        assert_eq!(parse("").unwrap().limit().unwrap(), DEFAULT_LIMIT);
+        for wrong in ["limit=0", "limit=1001", "limit=x", "limit=-1"] {
+            assert!(parse(wrong).unwrap().limit().is_err(), "{wrong}");
+        }
+        for wrong in ["limt=3", "limit=1&limit=1", "x", "limit=1%00"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse("dry_run").unwrap().flag("dry_run").unwrap());
+        assert!(!parse("dry_run=false").unwrap().flag("dry_run").unwrap());
+        assert!(parse("dry_run=1").unwrap().flag("dry_run").is_err());
+        let at = parse("from=1970-01-01T00:00:01.5Z").unwrap();
+        assert_eq!(at.moment("from").unwrap(), Some(1500));
+        assert!(parse("from=today").unwrap().moment("from").is_err());
+    }
+
+    #[test]
+    fn documents_are_objects_without_repetition() {
+        assert!(read_document(br#"{"a": {"b": 1}, "c": [{"b": 1}]}"#).is_ok());
+        for wrong in [
+            &b"[]"[..],
+            b"1",
+            b"",
+            b"{",
+            b"{} {}",
+            b"{\"a\": 1, \"a\": 1}",
+            b"{\"a\": [{\"b\": 1, \"b\": 2}]}",
+            b"{\"a\": 1, \"\\u0061\": 1}",
+            b"\xff",
+        ] {
+            assert!(read_document(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

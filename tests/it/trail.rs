@@ -48,13 +48,13 @@ fn every_kind_is_documented() {
         all.extend(["added", "changed", "removed"].map(|what| format!("{kind}.{what}")));
     }
     let written = all.len();
-    for part in std::fs::read_dir(package().join("src")).unwrap().flatten() {
-        if part.path().is_dir() {
-            for file in std::fs::read_dir(part.path()).unwrap().flatten() {
-                let is_code = file.path().extension().is_some_and(|kind| kind == "rs");
-                if is_code && !file.path().ends_with("_tests.rs") {
-                    all.extend(kinds(&std::fs::read_to_string(file.path()).unwrap()));
-                }
+    let mut folders = vec![package().join("src")];
+    while let Some(folder) = folders.pop() {
+        for file in std::fs::read_dir(folder).unwrap().flatten() {
+            if file.path().is_dir() {
+                folders.push(file.path());
+            } else if file.path().extension().is_some_and(|kind| kind == "rs") {
+                all.extend(kinds(&std::fs::read_to_string(file.path()).unwrap()));
             }
         }
     }

@@ -6,7 +6,10 @@ use clap::{Parser, Subcommand};
 
 use super::{
     local::{check, database, demo, import, key},
-    remote::{apply, keys, log_in, objects, reference},
+    remote::{
+        self, ApplyArgs, AuditArgs, Clients, ObjectArgs, Providers, ServerArgs, SessionArgs,
+        TenantArgs, Users,
+    },
     serve::{RunArgs, ServeArgs, process},
 };
 
@@ -33,21 +36,21 @@ enum Command {
     /// Put a copy of the SQLite store in its place
     Restore(database::CopyArgs),
     /// Make what a gateway has declared what a manifest says, and show the difference
-    Apply(apply::ApplyArgs),
+    Apply(ApplyArgs),
     /// Tenants of a gateway
-    Tenant(objects::TenantArgs),
+    Tenant(TenantArgs),
     /// Servers of a tenant, and their children
-    Server(objects::ServerArgs),
+    Server(ServerArgs),
     /// People who log in at a tenant with a password
-    User(log_in::UserArgs),
+    User(ObjectArgs<Users>),
     /// Clients of a tenant that need not register
-    Client(log_in::ClientArgs),
+    Client(ObjectArgs<Clients>),
     /// Identity providers at which people of a tenant log in
-    Provider(log_in::ProviderArgs),
+    Provider(ObjectArgs<Providers>),
     /// Sessions of a tenant
-    Session(objects::SessionArgs),
+    Session(SessionArgs),
     /// Who changed what
-    Audit(objects::AuditArgs),
+    Audit(AuditArgs),
     /// Print the description of the administration API (openapi.json)
     Openapi {
         /// As a page for people
@@ -73,7 +76,7 @@ enum KeyCommand {
     /// Replace the master key, and seal every secret of the store anew
     Rotate(database::StoreArgs),
     #[command(flatten)]
-    Remote(keys::KeyCommand),
+    Remote(remote::KeyCommand),
 }
 
 /// Runs the command line of this process.
@@ -92,21 +95,21 @@ pub fn main() -> ExitCode {
         Command::Backup(args) => database::backup(args),
         Command::Restore(args) => database::restore(args),
         Command::Key(KeyCommand::Rotate(args)) => database::rotate(args),
-        Command::Apply(args) => apply::apply(&args),
-        Command::Tenant(args) => objects::tenant(&args),
-        Command::Server(args) => objects::server(&args),
-        Command::User(args) => log_in::user(&args),
-        Command::Client(args) => log_in::client(&args),
-        Command::Provider(args) => log_in::provider(&args),
-        Command::Session(args) => objects::session(&args),
-        Command::Audit(args) => objects::audit(&args),
-        Command::Key(KeyCommand::Remote(command)) => keys::key(&command),
+        Command::Apply(args) => args.run(),
+        Command::Tenant(args) => args.run(),
+        Command::Server(args) => args.run(),
+        Command::User(args) => args.run(),
+        Command::Client(args) => args.run(),
+        Command::Provider(args) => args.run(),
+        Command::Session(args) => args.run(),
+        Command::Audit(args) => args.run(),
+        Command::Key(KeyCommand::Remote(command)) => command.run(),
         Command::Openapi { markdown: false } => {
             print!("{}", crate::http::admin::document());
             ExitCode::SUCCESS
         }
         Command::Openapi { markdown: true } => {
-            print!("{}", reference::reference());
+            print!("{}", remote::reference());
             ExitCode::SUCCESS
         }
         Command::Schema => {

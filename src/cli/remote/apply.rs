@@ -1,28 +1,21 @@
-//! `lockgate apply`: makes what a gateway has declared what a manifest here says.
+//! `lockgate apply`: replaces the declared objects of a gateway by those of a manifest.
 //!
-//! The manifest is read on the caller's side: its `${env:…}` and `${file:…}` are the caller's.
+//! The command reads the manifest: `${env:…}` and `${file:…}` are those of the caller.
 
-use std::{
-    fs,
-    io::Read,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use reqwest::Method;
 use serde_json::Value as Json;
 
 use super::{
-    client::{Ask, Client, Connection, Failure, run},
+    client::{Ask, Client, Connection, run},
+    document::text_of,
     table::{plain, pretty},
 };
-use crate::{
-    config::{Format, gateway::environment},
-    manifest::objects,
-};
+use crate::{config::gateway::environment, manifest::objects};
 
-/// `lockgate apply`
+/// The command line of `lockgate apply`.
 #[derive(Args)]
 pub(crate) struct ApplyArgs {
     /// The manifest; - reads YAML or JSON from stdin
@@ -38,50 +31,29 @@ pub(crate) struct ApplyArgs {
     to: Connection,
 }
 
-/// Sends the manifest and shows the difference.
-pub(crate) fn apply(args: &ApplyArgs) -> ExitCode {
-    run(&args.to, async |client: &Client| {
-        let (file, text, format) = text_of(&args.file)?;
-        let read = objects::parse(&file, &text, format, &environment())?;
-        let flags = [("dry_run", args.dry_run), ("prune", args.prune)];
-        let ask = Ask {
-            query: flags.map(|(name, is)| (name, is.to_string())).to_vec(),
-            body: Some(read.declared.json()),
-            ..Ask::default()
-        };
-        let answer = client.json(Method::POST, &["apply"], ask).await?;
-        if client.json {
-            return Ok(pretty(&answer));
-        }
-        let changes = answer["changes"].as_array();
-        let line = |change: &Json| plain(change["change"].as_str().unwrap_or_default()) + "\n";
-        let lines: String = changes.into_iter().flatten().map(line).collect();
-        if lines.is_empty() {
-            return Ok("nothing to change\n".to_owned());
-        }
-        Ok(lines)
-    })
-}
-
-/// How mistakes name a file, what is in it, and how that is written.
-pub(super) fn text_of(path: &Path) -> Result<(String, String, Format), Failure> {
-    let file = path.display().to_string();
-    let unreadable = |error: std::io::Error| {
-        Failure::usage(
-            &file,
-            &format!("cannot be read: {error}"),
-            "name a readable file",
-        )
-    };
-    if file == "-" {
-        let mut text = String::new();
-        let read = std::io::stdin().lock().read_to_string(&mut text);
-        read.map_err(unreadable)?;
-        return Ok(("stdin".to_owned(), text, Format::Yaml));
+impl ApplyArgs {
+    /// Sends the manifest and shows the difference.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(&self.to, async |client: &Client| {
+            let (file, text, format) = text_of(&self.file)?;
+            let read = objects::parse(&file, &text, format, &environment())?;
+            let flags = [("dry_run", self.dry_run), ("prune", self.prune)];
+            let ask = Ask {
+                query: flags.map(|(name, is)| (name, is.to_string())).to_vec(),
+                body: Some(read.declared.json()),
+                ..Ask::default()
+            };
+            let answer = client.json(Method::POST, &["apply"], ask).await?;
+            if client.json {
+                return Ok(pretty(&answer));
+            }
+            let changes = answer["changes"].as_array();
+            let line = |change: &Json| plain(change["change"].as_str().unwrap_or_default()) + "\n";
+            let lines: String = changes.into_iter().flatten().map(line).collect();
+            if lines.is_empty() {
+                return Ok("nothing to change\n".to_owned());
+            }
+            Ok(lines)
+        })
     }
-    let remedy = "name it .yaml, .yml, .toml or .json";
-    let format = Format::of(path)
-        .ok_or_else(|| Failure::usage(&file, "its ending names no format", remedy))?;
-    let text = fs::read_to_string(path).map_err(unreadable)?;
-    Ok((file, text, format))
 }

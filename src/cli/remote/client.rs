@@ -1,7 +1,6 @@
-//! A client of the administration API, which the commands on what a gateway declares and runs
-//! speak.
+//! The HTTP client of the administration API, and the outcome of a command.
 //!
-//! Not here: which commands there are (`remote`), and what they show (`table`).
+//! Not here: the commands, and the form of their output (`table`).
 
 use std::{fs, io::Write, process::ExitCode, time::Duration};
 
@@ -14,7 +13,7 @@ use super::table::plain;
 use crate::cli::local::wait;
 use crate::config::{Config, Mistake, Sources, gateway::environment};
 
-/// Which gateway, who asks, and how answers are shown.
+/// The flags of every command: gateway, API key and output format.
 #[derive(Args)]
 pub(crate) struct Connection {
     /// Where the administration API is
@@ -40,12 +39,12 @@ pub(crate) struct Connection {
     json: bool,
 }
 
-/// Why a command was not done.
+/// The failure of a command.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Nothing is wrong with what was asked; the gateway cannot, or will not for this caller.
+    /// The gateway cannot execute the command, or refuses it to this caller.
     Cannot(String),
-    /// Something is wrong with what was asked: one line each.
+    /// The command has mistakes: one line each.
     Mistaken(Vec<String>),
 }
 
@@ -62,12 +61,12 @@ impl From<Vec<Mistake>> for Failure {
     }
 }
 
-/// What a request asks for: the rest of it, behind method and path.
+/// The rest of a request, behind method and path.
 #[derive(Default)]
 pub(crate) struct Ask<'a> {
     /// Parameters of the query.
     pub(super) query: Vec<(&'a str, String)>,
-    /// The document that is sent.
+    /// The JSON body.
     pub(crate) body: Option<Json>,
     /// Refuses what is there already (RFC 9110, section 13.1.2).
     pub(super) only_new: bool,
@@ -75,12 +74,23 @@ pub(crate) struct Ask<'a> {
     pub(crate) lines: bool,
 }
 
-/// A gateway that somebody administrates.
+impl Ask<'_> {
+    /// Asks to end something, now or when its calls have ended.
+    pub(super) fn ending(now: bool) -> Self {
+        let mode = if now { "now" } else { "drain" };
+        Self {
+            query: vec![("mode", mode.to_owned())],
+            ..Self::default()
+        }
+    }
+}
+
+/// A client of the administration API of one gateway.
 pub(crate) struct Client {
     http: reqwest::Client,
     base: Url,
     key: String,
-    /// Whether answers are shown as they came.
+    /// Output is the JSON of the API.
     pub(crate) json: bool,
 }
 
@@ -95,7 +105,7 @@ impl Client {
             .connect_timeout(CONNECT)
             .read_timeout(READ);
         if base.host_str().is_some_and(is_loopback) {
-            // A proxy of the environment has another loopback.
+            // The loopback of a proxy is another one.
             builder = builder.no_proxy();
         }
         let http = builder
@@ -109,7 +119,7 @@ impl Client {
         })
     }
 
-    /// Sends a request; answers that are no success are failures.
+    /// Sends a request; a status other than success is a failure.
     pub(crate) async fn send(
         &self,
         method: Method,
@@ -142,7 +152,7 @@ impl Client {
         Err(self.problem(response).await)
     }
 
-    /// The same; the JSON that comes back.
+    /// Sends a request and reads the JSON of its response.
     pub(crate) async fn json(
         &self,
         method: Method,
@@ -158,7 +168,7 @@ impl Client {
             .map_err(|_| Failure::Cannot(format!("{} does not answer with JSON", self.base)))
     }
 
-    /// What stands on all pages of a list, or at most `most` things.
+    /// The items of all pages of a list, at most `most`.
     pub(crate) async fn items(
         &self,
         path: &[&str],
@@ -186,7 +196,7 @@ impl Client {
         }
     }
 
-    /// Gives an answer of lines to `each`, one by one, as they come.
+    /// Reads a response of lines, and prints for each line the result of `each`.
     pub(crate) async fn lines(
         &self,
         path: &[&str],
@@ -230,7 +240,7 @@ impl Client {
         })
     }
 
-    /// What a refusal says (RFC 9457).
+    /// The failure in a problem (RFC 9457).
     async fn problem(&self, response: Response) -> Failure {
         let status = response.status();
         let body = response.bytes().await.unwrap_or_default();
@@ -259,7 +269,7 @@ impl Client {
     }
 }
 
-/// Runs a command on a gateway; what it returns is shown.
+/// Runs a command on a gateway and prints its result.
 pub(crate) fn run(
     to: &Connection,
     act: impl AsyncFnOnce(&Client) -> Result<String, Failure>,
@@ -283,7 +293,7 @@ pub(crate) fn run(
     }
 }
 
-/// A whole list, as the API would answer it on one page.
+/// A whole list in the form of one page.
 pub(crate) fn page(items: &[Json]) -> Json {
     json!({"items": items, "next": null})
 }
@@ -294,7 +304,7 @@ fn print(text: &str) -> Result<(), Failure> {
     written.map_err(|error| Failure::Cannot(format!("cannot write: {error}")))
 }
 
-/// The caller's key: named, or that which the gateway's first start left on this machine.
+/// The API key of the caller: given, or stored on this machine by the gateway's first start.
 fn key(to: &Connection) -> Result<String, Failure> {
     if let Some(key) = to.key.as_ref().filter(|key| !key.is_empty()) {
         return Ok(key.trim().to_owned());
@@ -325,11 +335,11 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || address.is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
-/// For a gateway that is not there to be noticed.
+/// The deadline of a connection, after which a gateway counts as absent.
 const CONNECT: Duration = Duration::from_secs(10);
-/// The longest silence; the store's own deadlines are shorter.
+/// The longest pause in a response; the deadlines of the database are shorter.
 const READ: Duration = Duration::from_secs(60);
-/// A whole answer, unless it comes as lines.
+/// The deadline of a whole response other than lines.
 const WHOLE: Duration = Duration::from_secs(120);
-/// Things on a page at most, by the API.
+/// The maximum of items on a page of the API.
 const PAGE: usize = 1000;

@@ -1,7 +1,6 @@
-//! The commands on API keys of a gateway: those of tenants, and with `--operators` those of its
-//! operators.
+//! `lockgate key`, on a gateway: API keys of tenants, and with `--operators` those of operators.
 //!
-//! Not here: keys without a gateway (`key`), and the master key (`stored`).
+//! Not here: keys without a gateway, and the master key (`local`).
 
 use std::process::ExitCode;
 
@@ -11,42 +10,36 @@ use serde_json::{Value as Json, json};
 
 use super::{
     client::{Ask, Client, Connection, Failure, run},
-    objects::{list, remove, show},
+    object::{Help, Kind, ObjectCommand, Place},
     table::{Column, pretty},
 };
 
-/// Commands on the API keys that a gateway has.
+/// The commands on API keys of a gateway.
 #[derive(Subcommand)]
 pub(crate) enum KeyCommand {
-    /// API keys of a tenant, one a line
-    List {
-        #[command(flatten)]
-        whose: Whose,
-        #[command(flatten)]
-        to: Connection,
-    },
-    /// What an API key stands for
-    Show(Key),
-    /// Make an API key, and print it: nothing can show it again
-    Add(AddKey),
-    /// Remove an API key; it is worth nothing from then on
-    Remove(Key),
+    #[command(flatten)]
+    Object(ObjectCommand<ApiKeys>),
     /// Put another text in the place of a tenant's API key, and print it
     Renew(Key),
 }
 
-/// Whose API keys.
+/// API keys, as their commands need them.
+pub(crate) struct ApiKeys;
+
+/// The API keys of a tenant, or those of operators.
 #[derive(Args)]
-pub(crate) struct Whose {
+pub(crate) struct Keys {
     /// The tenant
     #[arg(required_unless_present = "operators", conflicts_with = "operators")]
     tenant: Option<String>,
     /// Those of operators, who belong to no tenant
     #[arg(long)]
     operators: bool,
+    #[command(flatten)]
+    to: Connection,
 }
 
-/// Which API key.
+/// The name of an API key.
 #[derive(Args)]
 pub(crate) struct Key {
     /// The tenant, unless the key is an operator's; and the name of the key
@@ -59,7 +52,6 @@ pub(crate) struct Key {
     to: Connection,
 }
 
-/// An API key to be.
 #[derive(Args)]
 pub(crate) struct AddKey {
     #[command(flatten)]
@@ -78,11 +70,28 @@ pub(crate) struct AddKey {
     expires: Option<String>,
 }
 
+impl Place for Keys {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+        Ok(match &self.tenant {
+            Some(tenant) => vec!["tenants", tenant, segment],
+            None => vec!["operator-keys"],
+        })
+    }
+}
+
+impl Place for Key {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+        let (mut path, name) = self.parts(segment)?;
+        path.push(name);
+        Ok(path)
+    }
+}
+
 impl Key {
-    /// The path of the keys that it is among, and its name.
-    fn path(&self) -> Result<(Vec<&str>, &str), Failure> {
+    /// The path of its collection, and its name.
+    fn parts<'a>(&'a self, segment: &'a str) -> Result<(Vec<&'a str>, &'a str), Failure> {
         match (self.operators, self.names.as_slice()) {
-            (false, [tenant, name]) => Ok((vec!["tenants", tenant, "api-keys"], name)),
+            (false, [tenant, name]) => Ok((vec!["tenants", tenant, segment], name)),
             (true, [name]) => Ok((vec!["operator-keys"], name)),
             (false, _) => {
                 let remedy = "write TENANT NAME, or --operators NAME";
@@ -96,43 +105,64 @@ impl Key {
     }
 }
 
-/// `lockgate key`, on a gateway.
-pub(crate) fn key(command: &KeyCommand) -> ExitCode {
-    match command {
-        KeyCommand::List { whose, to } => run(to, async |client: &Client| {
-            let Some(tenant) = &whose.tenant else {
-                return list(client, &["operator-keys"], &[], &OPERATORS).await;
-            };
-            list(client, &["tenants", tenant, "api-keys"], &[], &KEYS).await
-        }),
-        KeyCommand::Show(key) => run(&key.to, async |client: &Client| {
-            let (mut path, name) = key.path()?;
-            path.push(name);
-            show(client, &path).await
-        }),
-        KeyCommand::Add(adding) => run(&adding.key.to, async |client: &Client| {
-            let (path, name) = adding.key.path()?;
-            make(client, &path, Some(adding.document(name))).await
-        }),
-        KeyCommand::Remove(key) => run(&key.to, async |client: &Client| {
-            let (mut path, name) = key.path()?;
-            path.push(name);
-            remove(client, &path).await
-        }),
-        KeyCommand::Renew(key) => run(&key.to, async |client: &Client| {
-            let (mut path, name) = key.path()?;
-            if key.operators {
-                let remedy = "add another one, then remove this";
-                return Err(Failure::usage(
-                    "--operators",
-                    "such keys are not renewed",
-                    remedy,
-                ));
-            }
-            path.extend([name, "rotate"]);
-            make(client, &path, None).await
-        }),
+impl Kind for ApiKeys {
+    type Collection = Keys;
+    type Name = Key;
+    type Add = AddKey;
+
+    const SEGMENT: &'static str = "api-keys";
+    const HELP: Help = Help {
+        list: "API keys of a tenant, one a line",
+        show: "What an API key stands for",
+        add: "Make an API key, and print it: nothing can show it again",
+        remove: "Remove an API key; it is worth nothing from then on",
+    };
+
+    fn columns(keys: &Keys) -> &'static [Column] {
+        if keys.tenant.is_some() {
+            &KEYS
+        } else {
+            &OPERATORS
+        }
     }
+
+    async fn add(client: &Client, add: &AddKey) -> Result<String, Failure> {
+        let (path, name) = add.key.parts(Self::SEGMENT)?;
+        make(client, &path, Some(add.document(name))).await
+    }
+}
+
+impl KeyCommand {
+    /// Runs the command line.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(self.to(), async |client: &Client| match self {
+            Self::Object(command) => command.execute(client).await,
+            Self::Renew(key) => renew(client, key).await,
+        })
+    }
+
+    fn to(&self) -> &Connection {
+        match self {
+            Self::Object(ObjectCommand::List(keys)) => &keys.to,
+            Self::Object(ObjectCommand::Add(add)) => &add.key.to,
+            Self::Object(ObjectCommand::Show(key) | ObjectCommand::Remove(key))
+            | Self::Renew(key) => &key.to,
+        }
+    }
+}
+
+async fn renew(client: &Client, key: &Key) -> Result<String, Failure> {
+    let (mut path, name) = key.parts(ApiKeys::SEGMENT)?;
+    if key.operators {
+        let remedy = "add another one, then remove this";
+        return Err(Failure::usage(
+            "--operators",
+            "such keys are not renewed",
+            remedy,
+        ));
+    }
+    path.extend([name, "rotate"]);
+    make(client, &path, None).await
 }
 
 impl AddKey {
@@ -150,7 +180,7 @@ impl AddKey {
     }
 }
 
-/// Only the key goes to stdout, so that a shell can take it from there.
+/// Makes a key. Only the key goes to stdout, where a shell can read it.
 async fn make(client: &Client, path: &[&str], body: Option<Json>) -> Result<String, Failure> {
     let ask = Ask {
         body,

@@ -1,9 +1,41 @@
-//! Commands that speak to the administration API of a running gateway.
+//! Commands that call the administration API of a running gateway.
+//!
+//! Not here: commands without a gateway (`local`), and the API itself (`http::admin`).
+//!
+//! * `apply`: `lockgate apply`
+//! * `audit`: `lockgate audit`
+//! * `client`: the HTTP client of the administration API, and the outcome of a command
+//! * `document`: documents in files and on stdin
+//! * `identity`: `lockgate user`, `client` and `provider`
+//! * `keys`: `lockgate key`, on a gateway
+//! * `object`: list, show, add and remove, for every kind of declared object
+//! * `reference`: `lockgate openapi --markdown`
+//! * `server`: `lockgate server`
+//! * `session`: `lockgate session`
+//! * `table`: tables and objects on a terminal
+//! * `tenant`: `lockgate tenant`
 
-pub(crate) mod apply;
+mod apply;
+mod audit;
 mod client;
-pub(crate) mod keys;
-pub(crate) mod log_in;
-pub(crate) mod objects;
-pub(crate) mod reference;
+mod document;
+mod identity;
+mod keys;
+mod object;
+mod reference;
+mod server;
+mod session;
 mod table;
+mod tenant;
+
+pub(crate) use self::{
+    apply::ApplyArgs,
+    audit::AuditArgs,
+    identity::{Clients, Providers, Users},
+    keys::KeyCommand,
+    object::ObjectArgs,
+    reference::reference,
+    server::ServerArgs,
+    session::SessionArgs,
+    tenant::TenantArgs,
+};

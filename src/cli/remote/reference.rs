@@ -1,12 +1,12 @@
-//! `lockgate openapi --markdown`: the administration API as a page for people.
+//! `lockgate openapi --markdown`: the reference of the administration API.
 //!
-//! Made from the document that tools read, so that the two never differ.
+//! The page is made from the `OpenAPI` document, so the two never differ.
 
 use serde_json::{Map, Value as Json};
 
 use crate::http::admin;
 
-/// The page, which `docs/administration.md` ends with.
+/// The page, the last part of `docs/administration.md`.
 pub(crate) fn reference() -> String {
     let document: Json = serde_json::from_str(&admin::document()).unwrap_or_default();
     let mut page = String::new();
@@ -92,7 +92,7 @@ fn body(name: &str, schema: &Json) -> String {
     text + "\n"
 }
 
-/// What a schema allows, in a few words.
+/// The values of a schema in a few words.
 fn kind(schema: &Json) -> String {
     if let Some(reference) = schema["$ref"].as_str() {
         return reference.rsplit('/').next().unwrap_or_default().to_owned();

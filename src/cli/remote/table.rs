@@ -1,13 +1,13 @@
-//! What the commands on a gateway show: tables, and objects with what describes them.
+//! Tables and objects on a terminal.
 //!
-//! Names and texts come from clients and children: nothing of them may steer a terminal.
+//! Names and texts come from clients and children, so control characters are replaced.
 
 use serde_json::Value as Json;
 
-/// A column: its heading, and where its cell stands in an item (RFC 6901).
+/// A column: its heading, and the pointer to its cell in an item (RFC 6901).
 pub(super) type Column = (&'static str, &'static str);
 
-/// Items as lines below headings.
+/// Items as a table with headings.
 pub(crate) fn table(columns: &[Column], items: &[Json]) -> String {
     let headings = columns
         .iter()
@@ -29,7 +29,7 @@ pub(crate) fn table(columns: &[Column], items: &[Json]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// One object: which it is, and what it declares.
+/// An object: kind, name and version, and its specification.
 pub(crate) fn object(object: &Json) -> String {
     let text = |name| cell(object, name);
     let name = match &object["tenant"] {
@@ -47,14 +47,14 @@ pub(crate) fn object(object: &Json) -> String {
     head + &pretty(&object["spec"])
 }
 
-/// JSON on several lines; it escapes what could steer a terminal, but for DEL and C1.
+/// JSON on several lines; JSON escapes control characters except DEL and C1.
 pub(super) fn pretty(json: &Json) -> String {
     let text = serde_json::to_string_pretty(json).unwrap_or_default();
     let lines: Vec<String> = text.lines().map(plain).collect();
     lines.join("\n") + "\n"
 }
 
-/// `text` without what a terminal would act on.
+/// Text without control characters.
 pub(crate) fn plain(text: &str) -> String {
     text.chars()
         .map(|letter| {

@@ -1,76 +1,41 @@
-//! The commands on who may log in at a tenant of a gateway, with what, and where: users, clients,
-//! identity providers.
+//! `lockgate user`, `client` and `provider`: users, clients and identity providers of a tenant.
 //!
-//! Passwords and secrets come from stdin, the environment or a document, never from arguments,
-//! which every user of a machine can read. Not here: API keys (`remote_keys`).
+//! Passwords and secrets come from stdin, the environment or a document: other users of a machine
+//! can read arguments. Not here: API keys (`keys`).
 
-use std::{io::Read, path::PathBuf, process::ExitCode};
+use std::{io::Read, path::PathBuf};
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    client::{Client, Connection, Failure, run},
-    objects::{add, document, list, remove, show},
+    client::{Client, Failure},
+    document::document,
+    object::{Help, InTenant, Kind, NameInTenant, Place, declare},
     table::Column,
 };
 use crate::config::gateway::environment;
 
-/// `lockgate user`
+/// Users, as their commands need them.
+pub(crate) struct Users;
+
+/// Clients, as their commands need them.
+pub(crate) struct Clients;
+
+/// Identity providers, as their commands need them.
+pub(crate) struct Providers;
+
+const HELP: Help = Help {
+    list: "Those of a tenant, one a line",
+    show: "What is declared of one; passwords and secrets are never shown",
+    add: "Declare one",
+    remove: "Remove one; what it was given is worth nothing from then on",
+};
+
 #[derive(Args)]
-pub(crate) struct UserArgs {
-    #[command(subcommand)]
-    what: Command<AddUser>,
+pub(crate) struct AddUser {
     #[command(flatten)]
-    to: Connection,
-}
-
-/// `lockgate client`
-#[derive(Args)]
-pub(crate) struct ClientArgs {
-    #[command(subcommand)]
-    what: Command<AddClient>,
-    #[command(flatten)]
-    to: Connection,
-}
-
-/// `lockgate provider`
-#[derive(Args)]
-pub(crate) struct ProviderArgs {
-    #[command(subcommand)]
-    what: Command<AddProvider>,
-    #[command(flatten)]
-    to: Connection,
-}
-
-#[derive(Subcommand)]
-enum Command<A: Args> {
-    /// Those of a tenant, one a line
-    List {
-        /// The tenant
-        tenant: String,
-    },
-    /// What is declared of one; passwords and secrets are never shown
-    Show(Which),
-    /// Declare one
-    Add(A),
-    /// Remove one; what it was given is worth nothing from then on
-    Remove(Which),
-}
-
-/// Which one.
-#[derive(Args)]
-struct Which {
-    /// The tenant
-    tenant: String,
-    /// Its name
-    name: String,
-}
-
-#[derive(Args)]
-struct AddUser {
-    #[command(flatten)]
-    which: Which,
+    which: NameInTenant,
     /// Its document, in place of all flags; - for stdin
     file: Option<PathBuf>,
     /// A group that it is in
@@ -89,9 +54,9 @@ struct AddUser {
 }
 
 #[derive(Args)]
-struct AddClient {
+pub(crate) struct AddClient {
     #[command(flatten)]
-    which: Which,
+    which: NameInTenant,
     /// Its document, in place of all flags; - for stdin
     #[arg(required_unless_present = "redirect_uri")]
     file: Option<PathBuf>,
@@ -110,9 +75,9 @@ struct AddClient {
 }
 
 #[derive(Args)]
-struct AddProvider {
+pub(crate) struct AddProvider {
     #[command(flatten)]
-    which: Which,
+    which: NameInTenant,
     /// Its document; - for stdin
     file: PathBuf,
     /// Take the place of the one that is there
@@ -120,60 +85,61 @@ struct AddProvider {
     replace: bool,
 }
 
-/// What an `add` declares.
-trait Adding {
-    fn which(&self) -> &Which;
-    fn replaces(&self) -> bool;
-    fn document(&self) -> Result<Json, Failure>;
-}
+impl Kind for Users {
+    type Collection = InTenant;
+    type Name = NameInTenant;
+    type Add = AddUser;
 
-/// `lockgate user`
-pub(crate) fn user(args: &UserArgs) -> ExitCode {
-    act(&args.to, "users", &args.what, &USERS)
-}
+    const SEGMENT: &'static str = "users";
+    const HELP: Help = HELP;
 
-/// `lockgate client`
-pub(crate) fn client(args: &ClientArgs) -> ExitCode {
-    act(&args.to, "clients", &args.what, &CLIENTS)
-}
+    fn columns(_: &InTenant) -> &'static [Column] {
+        &USERS
+    }
 
-/// `lockgate provider`
-pub(crate) fn provider(args: &ProviderArgs) -> ExitCode {
-    act(&args.to, "providers", &args.what, &PROVIDERS)
-}
-
-fn act<A: Args + Adding>(
-    to: &Connection,
-    kind: &str,
-    command: &Command<A>,
-    columns: &[Column],
-) -> ExitCode {
-    run(to, async |client: &Client| match command {
-        Command::List { tenant } => list(client, &["tenants", tenant, kind], &[], columns).await,
-        Command::Show(which) => show(client, &which.path(kind)).await,
-        Command::Add(adding) => {
-            let path = adding.which().path(kind);
-            add(client, &path, adding.document()?, adding.replaces()).await
-        }
-        Command::Remove(which) => remove(client, &which.path(kind)).await,
-    })
-}
-
-impl Which {
-    fn path<'a>(&'a self, kind: &'a str) -> [&'a str; 4] {
-        ["tenants", &self.tenant, kind, &self.name]
+    async fn add(client: &Client, add: &AddUser) -> Result<String, Failure> {
+        let path = add.which.path(Self::SEGMENT)?;
+        declare(client, &path, add.document()?, add.replace).await
     }
 }
 
-impl Adding for AddUser {
-    fn which(&self) -> &Which {
-        &self.which
+impl Kind for Clients {
+    type Collection = InTenant;
+    type Name = NameInTenant;
+    type Add = AddClient;
+
+    const SEGMENT: &'static str = "clients";
+    const HELP: Help = HELP;
+
+    fn columns(_: &InTenant) -> &'static [Column] {
+        &CLIENTS
     }
 
-    fn replaces(&self) -> bool {
-        self.replace
+    async fn add(client: &Client, add: &AddClient) -> Result<String, Failure> {
+        let path = add.which.path(Self::SEGMENT)?;
+        declare(client, &path, add.document()?, add.replace).await
+    }
+}
+
+impl Kind for Providers {
+    type Collection = InTenant;
+    type Name = NameInTenant;
+    type Add = AddProvider;
+
+    const SEGMENT: &'static str = "providers";
+    const HELP: Help = HELP;
+
+    fn columns(_: &InTenant) -> &'static [Column] {
+        &PROVIDERS
     }
 
+    async fn add(client: &Client, add: &AddProvider) -> Result<String, Failure> {
+        let path = add.which.path(Self::SEGMENT)?;
+        declare(client, &path, document(&add.file)?, add.replace).await
+    }
+}
+
+impl AddUser {
     fn document(&self) -> Result<Json, Failure> {
         if let Some(file) = &self.file {
             return document(file);
@@ -193,14 +159,12 @@ impl Adding for AddUser {
         };
         self.declared(password)
     }
-}
 
-impl AddUser {
     fn declared(&self, password: Option<String>) -> Result<Json, Failure> {
         let mut document = Map::new();
         match password {
             Some(password) => document.insert("password".to_owned(), word(&password)),
-            // Null is what is stored.
+            // Null keeps the stored password.
             None if self.replace => document.insert("password".to_owned(), Json::Null),
             None => {
                 let remedy = format!("write it to stdin, or set {PASSWORD}");
@@ -217,15 +181,7 @@ impl AddUser {
     }
 }
 
-impl Adding for AddClient {
-    fn which(&self) -> &Which {
-        &self.which
-    }
-
-    fn replaces(&self) -> bool {
-        self.replace
-    }
-
+impl AddClient {
     fn document(&self) -> Result<Json, Failure> {
         if let Some(file) = &self.file {
             return document(file);
@@ -242,21 +198,7 @@ impl Adding for AddClient {
     }
 }
 
-impl Adding for AddProvider {
-    fn which(&self) -> &Which {
-        &self.which
-    }
-
-    fn replaces(&self) -> bool {
-        self.replace
-    }
-
-    fn document(&self) -> Result<Json, Failure> {
-        document(&self.file)
-    }
-}
-
-/// A text as the manifest's syntax has it: "$$" is "$".
+/// A literal text in the syntax of manifests: "$$" is "$".
 fn word(text: impl AsRef<str>) -> Json {
     text.as_ref().replace('$', "$$").into()
 }
@@ -281,7 +223,7 @@ fn first_line(key: &str, source: impl Read) -> Result<String, Failure> {
 const PASSWORD: &str = "LOCKGATE_USER_PASSWORD";
 /// The variable that names the file with it.
 const PASSWORD_FILE: &str = "LOCKGATE_USER_PASSWORD_FILE";
-/// Bytes that are looked at.
+/// Bytes of a password or secret at most.
 const MOST: u64 = 64 << 10;
 
 const USERS: [Column; 4] = [
@@ -305,12 +247,12 @@ const PROVIDERS: [Column; 4] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::log_in::*;
+    use super::super::{identity::*, object::NameInTenant};
 
     #[test]
     fn a_user_is_declared_by_flags() {
         let adding = |replace| AddUser {
-            which: Which {
+            which: NameInTenant {
                 tenant: "a".to_owned(),
                 name: "ada".to_owned(),
             },

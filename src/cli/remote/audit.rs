@@ -1,0 +1,78 @@
+//! `lockgate audit`: the audit trail.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::{
+    client::{Client, Connection, run},
+    object::listed,
+    table::Column,
+};
+
+/// The command line of `lockgate audit`.
+#[derive(Args)]
+pub(crate) struct AuditArgs {
+    /// Only what concerns this tenant
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    /// Only records of this kind
+    #[arg(long, value_name = "KIND")]
+    kind: Option<String>,
+    /// Only what this administrator did
+    #[arg(long, value_name = "ACTOR")]
+    actor: Option<String>,
+    /// Only from this point in time on, like 2027-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+    /// Only until this point in time
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Records at most
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100,
+        conflicts_with = "export"
+    )]
+    limit: u16,
+    /// Every record, as lines of JSON
+    #[arg(long)]
+    export: bool,
+    #[command(flatten)]
+    to: Connection,
+}
+
+impl AuditArgs {
+    /// Runs the command line.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(&self.to, async |client: &Client| {
+            let given = [
+                ("tenant", &self.tenant),
+                ("kind", &self.kind),
+                ("actor", &self.actor),
+                ("from", &self.from),
+                ("until", &self.until),
+            ];
+            let given = given.into_iter();
+            let query = given.filter_map(|(name, value)| Some((name, value.clone()?)));
+            let query: Vec<_> = query.collect();
+            if self.export {
+                let lines = client.lines(&["audit"], query, str::to_owned);
+                return lines.await.map(|()| String::new());
+            }
+            let most = usize::from(self.limit.max(1));
+            let items = client.items(&["audit"], &query, most).await?;
+            Ok(listed(client, &items, &COLUMNS))
+        })
+    }
+}
+
+const COLUMNS: [Column; 6] = [
+    ("AT", "/at"),
+    ("TENANT", "/tenant"),
+    ("KIND", "/kind"),
+    ("ACTOR", "/actor"),
+    ("TARGET", "/target"),
+    ("DETAIL", "/detail"),
+];

@@ -1,0 +1,175 @@
+//! The commands of every kind of declared object: list, show, add and remove.
+//!
+//! A kind of object gives a [`Kind`]; the commands follow from it. Not here: the flags of a single
+//! kind, and the commands that only one kind has.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use reqwest::Method;
+use serde_json::Value as Json;
+
+use super::{
+    client::{Ask, Client, Connection, Failure, page, run},
+    table::{Column, object, pretty, table},
+};
+
+/// A kind of declared object, as its commands need it.
+pub(crate) trait Kind {
+    /// The arguments that name a collection.
+    type Collection: Args + Place;
+    /// The arguments that name an object.
+    type Name: Args + Place;
+    /// The arguments that declare an object.
+    type Add: Args;
+
+    /// The segment of the API's path that collections of this kind have in a tenant.
+    const SEGMENT: &'static str;
+    const HELP: Help;
+
+    /// The columns of a list.
+    fn columns(collection: &Self::Collection) -> &'static [Column];
+
+    /// Declares an object.
+    async fn add(client: &Client, add: &Self::Add) -> Result<String, Failure>;
+}
+
+/// The help of the commands of a kind.
+pub(crate) struct Help {
+    pub(super) list: &'static str,
+    pub(super) show: &'static str,
+    pub(super) add: &'static str,
+    pub(super) remove: &'static str,
+}
+
+/// The place of a collection or an object in the API.
+pub(crate) trait Place {
+    /// The path behind `/api/v1`.
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure>;
+}
+
+/// A collection of a tenant.
+#[derive(Args)]
+pub(crate) struct InTenant {
+    /// The tenant
+    pub(super) tenant: String,
+}
+
+/// An object of a tenant.
+#[derive(Args)]
+pub(crate) struct NameInTenant {
+    /// The tenant
+    pub(super) tenant: String,
+    /// Its name
+    pub(super) name: String,
+}
+
+impl Place for InTenant {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+        Ok(vec!["tenants", &self.tenant, segment])
+    }
+}
+
+impl Place for NameInTenant {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+        Ok(vec!["tenants", &self.tenant, segment, &self.name])
+    }
+}
+
+/// A command of every kind.
+#[derive(Subcommand)]
+pub(crate) enum ObjectCommand<K: Kind> {
+    #[command(about = K::HELP.list)]
+    List(K::Collection),
+    #[command(about = K::HELP.show)]
+    Show(K::Name),
+    #[command(about = K::HELP.add)]
+    Add(K::Add),
+    #[command(about = K::HELP.remove)]
+    Remove(K::Name),
+}
+
+impl<K: Kind> ObjectCommand<K> {
+    /// Executes the command; the result is shown.
+    pub(super) async fn execute(&self, client: &Client) -> Result<String, Failure> {
+        match self {
+            Self::List(collection) => {
+                let path = collection.path(K::SEGMENT)?;
+                list(client, &path, &[], K::columns(collection)).await
+            }
+            Self::Show(name) => {
+                let path = name.path(K::SEGMENT)?;
+                let found = client.json(Method::GET, &path, Ask::default()).await?;
+                Ok(shown(client, &found))
+            }
+            Self::Add(add) => K::add(client, add).await,
+            Self::Remove(name) => {
+                let path = name.path(K::SEGMENT)?;
+                client.send(Method::DELETE, &path, Ask::default()).await?;
+                Ok(String::new())
+            }
+        }
+    }
+}
+
+/// The command line of a kind without commands of its own.
+#[derive(Args)]
+pub(crate) struct ObjectArgs<K: Kind> {
+    #[command(subcommand)]
+    command: ObjectCommand<K>,
+    #[command(flatten)]
+    to: Connection,
+}
+
+impl<K: Kind> ObjectArgs<K> {
+    /// Runs the command line.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(&self.to, async |client: &Client| {
+            self.command.execute(client).await
+        })
+    }
+}
+
+/// Shows all items of a list.
+pub(super) async fn list(
+    client: &Client,
+    path: &[&str],
+    query: &[(&str, String)],
+    columns: &[Column],
+) -> Result<String, Failure> {
+    let items = client.items(path, query, usize::MAX).await?;
+    Ok(listed(client, &items, columns))
+}
+
+/// Items as a table, or as JSON if the caller wants that.
+pub(super) fn listed(client: &Client, items: &[Json], columns: &[Column]) -> String {
+    if client.json {
+        pretty(&page(items))
+    } else {
+        table(columns, items)
+    }
+}
+
+/// Declares an object by its document, and shows it.
+pub(super) async fn declare(
+    client: &Client,
+    path: &[&str],
+    spec: Json,
+    replace: bool,
+) -> Result<String, Failure> {
+    let ask = Ask {
+        body: Some(spec),
+        only_new: !replace,
+        ..Ask::default()
+    };
+    let made = client.json(Method::PUT, path, ask).await?;
+    Ok(shown(client, &made))
+}
+
+fn shown(client: &Client, found: &Json) -> String {
+    if client.json {
+        pretty(found)
+    } else {
+        object(found)
+    }
+}

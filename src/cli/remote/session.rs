@@ -1,0 +1,73 @@
+//! `lockgate session`: sessions of a tenant.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use reqwest::Method;
+
+use super::{
+    client::{Ask, Client, Connection, run},
+    object::list,
+    table::Column,
+};
+
+/// The command line of `lockgate session`.
+#[derive(Args)]
+pub(crate) struct SessionArgs {
+    #[command(subcommand)]
+    command: SessionCommand,
+    #[command(flatten)]
+    to: Connection,
+}
+
+#[derive(Subcommand)]
+enum SessionCommand {
+    /// Sessions of a tenant on the replica that answers
+    List {
+        /// The tenant
+        tenant: String,
+        /// Only those of this server
+        #[arg(long, value_name = "NAME")]
+        server: Option<String>,
+    },
+    /// End a session when its calls have ended
+    End {
+        /// The tenant
+        tenant: String,
+        /// The session, as list names it
+        id: String,
+        /// Do not wait for calls
+        #[arg(long)]
+        now: bool,
+    },
+}
+
+impl SessionArgs {
+    /// Runs the command line.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(&self.to, async |client: &Client| match &self.command {
+            SessionCommand::List { tenant, server } => {
+                let server = server.iter().map(|name| ("server", name.clone()));
+                let query: Vec<_> = server.collect();
+                let path = ["tenants", tenant, "sessions"];
+                list(client, &path, &query, &COLUMNS).await
+            }
+            SessionCommand::End { tenant, id, now } => {
+                let path = ["tenants", tenant, "sessions", id];
+                client
+                    .send(Method::DELETE, &path, Ask::ending(*now))
+                    .await?;
+                Ok(String::new())
+            }
+        })
+    }
+}
+
+const COLUMNS: [Column; 6] = [
+    ("ID", "/id"),
+    ("SERVER", "/server"),
+    ("SUBJECT", "/subject"),
+    ("CLIENT", "/client"),
+    ("TRANSPORT", "/transport"),
+    ("AGE", "/age_seconds"),
+];

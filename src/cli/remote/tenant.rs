@@ -1,0 +1,123 @@
+//! `lockgate tenant`: tenants and their quotas.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Subcommand};
+use reqwest::Method;
+use serde_json::json;
+
+use super::{
+    client::{Ask, Client, Connection, Failure, run},
+    document::document,
+    object::{Help, Kind, ObjectCommand, Place, declare},
+    table::{Column, pretty},
+};
+
+/// The command line of `lockgate tenant`.
+#[derive(Args)]
+pub(crate) struct TenantArgs {
+    #[command(subcommand)]
+    command: TenantCommand,
+    #[command(flatten)]
+    to: Connection,
+}
+
+#[derive(Subcommand)]
+enum TenantCommand {
+    #[command(flatten)]
+    Object(ObjectCommand<Tenants>),
+    /// What a tenant may use, and uses on the replica that answers
+    Quotas(Tenant),
+}
+
+/// Tenants, as their commands need them.
+struct Tenants;
+
+/// The collection of all tenants.
+#[derive(Args)]
+struct AllTenants {}
+
+/// The name of a tenant.
+#[derive(Args)]
+struct Tenant {
+    /// The tenant
+    tenant: String,
+}
+
+#[derive(Args)]
+struct AddTenant {
+    #[command(flatten)]
+    tenant: Tenant,
+    /// Its document, less servers and API keys; - for stdin
+    file: Option<PathBuf>,
+    /// How its callers prove who they are, where no document says so
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "builtin",
+        conflicts_with = "file"
+    )]
+    auth: String,
+    /// Take the place of the one that is there
+    #[arg(long)]
+    replace: bool,
+}
+
+impl Place for AllTenants {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+        Ok(vec![segment])
+    }
+}
+
+impl Place for Tenant {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+        Ok(vec![segment, &self.tenant])
+    }
+}
+
+impl Kind for Tenants {
+    type Collection = AllTenants;
+    type Name = Tenant;
+    type Add = AddTenant;
+
+    const SEGMENT: &'static str = "tenants";
+    const HELP: Help = Help {
+        list: "Tenants, one a line",
+        show: "What is declared of a tenant, less its servers and API keys",
+        add: "Declare a tenant",
+        remove: "Remove a tenant with all that belongs to it",
+    };
+
+    fn columns(_: &AllTenants) -> &'static [Column] {
+        &COLUMNS
+    }
+
+    async fn add(client: &Client, add: &AddTenant) -> Result<String, Failure> {
+        let spec = match &add.file {
+            Some(file) => document(file)?,
+            None => json!({"auth": {"mode": add.auth}}),
+        };
+        let path = add.tenant.path(Self::SEGMENT)?;
+        declare(client, &path, spec, add.replace).await
+    }
+}
+
+impl TenantArgs {
+    /// Runs the command line.
+    pub(crate) fn run(&self) -> ExitCode {
+        run(&self.to, async |client: &Client| match &self.command {
+            TenantCommand::Object(command) => command.execute(client).await,
+            TenantCommand::Quotas(tenant) => {
+                let path = ["tenants", &tenant.tenant, "quotas"];
+                let answer = client.json(Method::GET, &path, Ask::default()).await?;
+                Ok(pretty(&answer))
+            }
+        })
+    }
+}
+
+const COLUMNS: [Column; 3] = [
+    ("NAME", "/name"),
+    ("AUTH", "/spec/auth/mode"),
+    ("UPDATED", "/updated"),
+];

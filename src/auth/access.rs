@@ -16,8 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     base::{Clock, Outbound},
     config::Config,
-    database::oauth::Issued,
-    declare::{ApiKey, AuthMode, Builtin, Catalog, External, Server, Tenant},
+    declare::{ApiKey, AuthMode, Builtin, Catalog, External, Issued, Server, Tenant},
     endpoint::{self, Endpoint},
     error::Error,
     snapshot::{Asked, Trail},

@@ -3,12 +3,7 @@
 //! Both present an API key with the scope `admin`; an operator's key belongs to no tenant. Not
 //! here: the administration operations (`http/admin`).
 
-use std::{
-    fs,
-    io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
-};
+use std::{fs, io, path::Path};
 
 use aws_lc_rs::rand::SystemRandom;
 
@@ -19,6 +14,7 @@ use super::{
     principals::by_key,
 };
 use crate::{
+    base::private_file,
     database::{Author, Expected, Failure},
     declare::{Catalog, Document, Kind, Object, ObjectName, OperatorKeys},
     snapshot::Live,
@@ -213,14 +209,7 @@ fn key_file(path: &Path) -> io::Result<String> {
     }
     let random = SystemRandom::new();
     let key = api_key::generate(&random).map_err(|_| io::Error::other("no randomness"))?;
-    let mut options = fs::OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    file.write_all(format!("{key}\n").as_bytes())?;
-    file.sync_all()?;
+    private_file::write_new(path, &format!("{key}\n"))?;
     Ok(key)
 }
 

@@ -6,12 +6,9 @@
 
 use std::sync::Arc;
 
-use aws_lc_rs::{
-    digest::{SHA256, digest},
-    error::Unspecified,
-    rand::SecureRandom,
-};
+use aws_lc_rs::{error::Unspecified, rand::SecureRandom};
 
+use crate::base::{hex, sha256};
 use crate::declare::{ApiKey, Tenant};
 
 /// A new key; its text is shown once and not stored.
@@ -31,8 +28,7 @@ pub(crate) fn generate(random: &dyn SecureRandom) -> Result<String, Unspecified>
 
 /// The digest of a key, as manifests contain it.
 pub(crate) fn fingerprint(key: &str) -> String {
-    let hex: String = hash(key).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
+    format!("sha256:{}", hex(&sha256(key.as_bytes())))
 }
 
 /// Reports whether a credential has the prefix of API keys, valid or not.
@@ -51,7 +47,7 @@ pub(super) fn find(tenant: &Tenant, text: &str, now: u64) -> Option<([u8; 32], A
 
 /// The digest of a well-formed key.
 pub(crate) fn hash_of(text: &str) -> Option<[u8; 32]> {
-    is_well_formed(text).then(|| hash(text))
+    is_well_formed(text).then(|| sha256(text.as_bytes()))
 }
 
 fn is_well_formed(text: &str) -> bool {
@@ -65,8 +61,8 @@ fn is_well_formed(text: &str) -> bool {
 }
 
 fn checksum(body: &str) -> String {
-    let digest = digest(&SHA256, body.as_bytes());
-    let mut number = digest.as_ref()[..4]
+    let digest = sha256(body.as_bytes());
+    let mut number = digest[..4]
         .iter()
         .fold(0_usize, |number, byte| number << 8 | usize::from(*byte));
     let mut sum = [b'0'; SUM];
@@ -75,12 +71,6 @@ fn checksum(body: &str) -> String {
         number /= 62;
     }
     sum.map(char::from).iter().collect()
-}
-
-fn hash(text: &str) -> [u8; 32] {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
-    hash
 }
 
 /// The prefix of every key.

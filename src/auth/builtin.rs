@@ -6,7 +6,6 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
-use aws_lc_rs::digest::{SHA256, digest};
 use moka::future::Cache;
 use uuid::Uuid;
 
@@ -14,10 +13,8 @@ use super::{
     jwt::{Claims, ExpectedToken, Token},
     principals::Principal,
 };
-use crate::{
-    database::oauth::Issued,
-    declare::{Algorithm, Builtin, Tenant, User},
-};
+use crate::base::sha256;
+use crate::declare::{Algorithm, Builtin, Issued, Tenant, User};
 
 /// Verified tokens, so that a repeated token costs a hash.
 pub(super) struct Tokens {
@@ -118,8 +115,7 @@ impl Tokens {
             }
         };
         let keys = issued.keys.get(&tenant.name).ok_or("an unknown key")?;
-        let mut hash = [0; 32];
-        hash.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
+        let hash = sha256(text.as_bytes());
         if let Some(known) = self.verified.get(&hash).await
             && known.principal.tenant() == tenant.name
         {
@@ -236,8 +232,9 @@ mod tests {
     use super::*;
     use crate::config::Format;
     use crate::{
-        database::oauth::{PublicKey, RevokedOf},
-        declare::{Allow, AuthMode, Catalog, DeclaredClient, Provider, ProviderKind},
+        declare::{
+            Allow, AuthMode, Catalog, DeclaredClient, Provider, ProviderKind, PublicKey, RevokedOf,
+        },
         manifest::reader::parse,
     };
 

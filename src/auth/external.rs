@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use aws_lc_rs::digest::{SHA256, digest};
 use moka::future::Cache;
 use serde::Deserialize;
 use tokio::{sync::watch, time::Instant};
@@ -20,7 +19,11 @@ use super::{
     jwt::{Claims, Token},
     principals::Principal,
 };
-use crate::{base::Outbound, declare::External, endpoint::issuer_metadata_urls};
+use crate::{
+    base::{Outbound, sha256},
+    declare::External,
+    endpoint::issuer_metadata_urls,
+};
 
 /// The issuers in use; clones share them.
 #[derive(Clone)]
@@ -79,8 +82,7 @@ impl Issuers {
                 .then_some(())
                 .ok_or(TokenError::Invalid("another audience"))
         };
-        let mut hash = KeyId::default();
-        hash.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
+        let hash = sha256(text.as_bytes());
         if let Some(known) = issuer.recall(&hash).await {
             is_meant(&known.claims)?;
             return Ok(known);

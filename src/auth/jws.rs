@@ -4,15 +4,13 @@
 
 use std::{collections::HashSet, fmt};
 
-use aws_lc_rs::{
-    digest::{SHA256, digest},
-    signature::{ED25519, UnparsedPublicKey},
-};
+use aws_lc_rs::signature::{ED25519, UnparsedPublicKey};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm as Alg, DecodingKey, crypto};
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
+use crate::base::sha256;
 use crate::declare::{ALGORITHMS, Algorithm};
 
 /// A signed text with its signature not yet verified, without its payload.
@@ -331,8 +329,7 @@ impl Key {
         };
         let kid = text("kid").map(str::to_owned);
         let named_parts = format!("{kid:?} {parts:?}");
-        let mut id = KeyId::default();
-        id.copy_from_slice(digest(&SHA256, named_parts.as_bytes()).as_ref());
+        let id: KeyId = sha256(named_parts.as_bytes());
         Some(Self {
             kid,
             algorithms: able.iter().copied().filter(named).collect(),

@@ -2,6 +2,7 @@
 //!
 //! Not here: Redis itself (`store`), and requests between replicas (`http`).
 
+use crate::base::Secret;
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use rustls::{
@@ -15,7 +16,6 @@ use super::{
     document::Node,
     reader::Wrong,
     sources::Layers,
-    storage::Secret,
 };
 
 /// What replicas share.

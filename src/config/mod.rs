@@ -21,4 +21,3 @@ pub(crate) use self::oauth::Issuing;
 pub(crate) use self::reader::{Fields, Mistake, Mistakes, Wrong};
 pub(crate) use self::separation::{Separation, Uids};
 pub(crate) use self::sources::Override;
-pub(crate) use self::storage::Secret;

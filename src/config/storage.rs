@@ -2,16 +2,16 @@
 //!
 //! Not here: the store itself (`control/store`).
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use url::Url;
-use zeroize::Zeroizing;
 
 use super::{
     document::Node,
     reader::Wrong,
     sources::{Layers, twice},
 };
+use crate::base::Secret;
 
 /// What is kept.
 #[derive(Clone, Debug)]
@@ -76,28 +76,6 @@ fn admin_key(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Secr
             layers.mistakes.push(mistake);
             None
         }
-    }
-}
-
-/// A text that is never shown.
-#[derive(Clone)]
-pub(crate) struct Secret(Zeroizing<String>);
-
-impl Secret {
-    /// None for an empty text.
-    pub(crate) fn of(text: String) -> Option<Self> {
-        (!text.is_empty()).then(|| Self(Zeroizing::new(text)))
-    }
-
-    /// The text itself; not for logs and messages.
-    pub(crate) fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
     }
 }
 

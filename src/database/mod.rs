@@ -12,7 +12,5 @@ pub(crate) mod vault;
 
 pub(crate) use self::audit::{Cursor, Entry, Filter, Record};
 pub(crate) use self::sql::{Pool, Row, Sql, SqlError, Transaction};
-pub(crate) use self::store::{
-    Author, Expected, Failure, Judge, Loaded, Location, Opening, Store, When,
-};
+pub(crate) use self::store::{Author, Expected, Failure, Judge, Loaded, Location, Opening, Store};
 pub(crate) use self::value::Value;

@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     fmt, fs, io,
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -27,11 +27,11 @@ use super::{
     sql::{Pool, SqlError},
     vault::{KeySource, rotation},
 };
-use crate::config::{Config, Mistake, Secret, Wrong};
+use crate::config::{Config, Mistake, Wrong};
 use crate::{
-    base::Clock,
+    base::{Clock, Secret, private_file},
     declare::{
-        Change, Declared, Kind, Object, ObjectName, Prune, What,
+        Change, Declared, Kind, Object, ObjectName, Prune, What, When,
         difference::{difference, with_its_own},
     },
     manifest::Manifest,
@@ -84,17 +84,6 @@ fn unusable(what: String) -> Mistake {
 
 /// What finds every mistake in a state.
 pub(crate) type Judge = Arc<dyn Fn(&Manifest, When) -> Vec<Mistake> + Send + Sync>;
-
-/// What a state is judged for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
-    /// It is what a whole manifest leads to.
-    Applying,
-    /// It is what the change of one object leads to; others may follow.
-    Changing,
-    /// It is stored already, maybe by another replica, and is to be served here.
-    Serving,
-}
 
 /// Where a store is.
 #[derive(Clone, Debug)]
@@ -479,10 +468,8 @@ impl Failure {
 /// Makes a file that only its owner may read, before SQLite makes one that everybody may; what it
 /// keeps beside it gets the same mode.
 fn make_private(file: &Path) -> io::Result<()> {
-    let mut options = fs::OpenOptions::new();
-    let options = options.write(true).create(true).truncate(false).mode(0o600);
-    let mode = fs::Permissions::from_mode(0o600);
-    options.open(file)?.set_permissions(mode)
+    let mode = fs::Permissions::from_mode(private_file::MODE);
+    private_file::open_or_create(file)?.set_permissions(mode)
 }
 
 /// The store in the data directory.

@@ -2,10 +2,15 @@
 //!
 //! Not here: registered clients and log-ins (`database/oauth`).
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use url::Url;
-use zeroize::Zeroizing;
+use uuid::Uuid;
+
+use crate::base::Secret;
 
 /// A tenant's own authorization server, as it is declared.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -30,7 +35,7 @@ pub(crate) struct User {
     /// The name, which is the subject of tokens.
     pub(crate) name: String,
     /// The password's Argon2id hash as a PHC string; none cannot log in here.
-    pub(crate) password: Option<Hidden>,
+    pub(crate) password: Option<Secret>,
     /// Groups, for grants.
     pub(crate) groups: Vec<String>,
     /// Whether it administrates its tenant.
@@ -49,7 +54,7 @@ pub(crate) struct DeclaredClient {
     /// Where answers may go, exactly.
     pub(crate) redirect_uris: Vec<String>,
     /// The secret of a confidential client; none is a public one, or one with keys.
-    pub(crate) secret: Option<Hidden>,
+    pub(crate) secret: Option<Secret>,
     /// The public keys of a client that signs assertions, as a JWK Set in JSON.
     pub(crate) jwks: Option<String>,
 }
@@ -66,7 +71,7 @@ pub(crate) struct Provider {
     /// Our client id there.
     pub(crate) client_id: String,
     /// Our secret there.
-    pub(crate) client_secret: Option<Hidden>,
+    pub(crate) client_secret: Option<Secret>,
     /// What we ask for.
     pub(crate) scopes: Vec<String>,
     /// Who of those that it knows may come in.
@@ -148,26 +153,31 @@ impl Builtin {
     }
 }
 
-/// A text of the manifest that is never shown.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Hidden(Zeroizing<String>);
-
-impl Hidden {
-    /// This text.
-    pub(crate) fn of(text: String) -> Self {
-        Self(Zeroizing::new(text))
-    }
-
-    /// The text itself; not for logs and messages.
-    pub(crate) fn expose(&self) -> &str {
-        &self.0
-    }
+/// Public keys and revocations: what decides whether a token of this gateway is valid.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Issued {
+    /// The public keys of each tenant: next, current and previous.
+    pub(crate) keys: HashMap<String, Arc<[PublicKey]>>,
+    /// Revocations by tenant.
+    pub(crate) revoked: HashMap<String, Arc<RevokedOf>>,
 }
 
-impl fmt::Debug for Hidden {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hidden")
-    }
+/// A public key of a tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PublicKey {
+    /// Its RFC 7638 thumbprint.
+    pub(crate) kid: String,
+    /// The 32 bytes of an Ed25519 public key.
+    pub(crate) x: [u8; 32],
+}
+
+/// Revocations of one tenant within the last day.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RevokedOf {
+    /// Grants, with the time.
+    pub(crate) grants: HashMap<Uuid, i64>,
+    /// Removed signing keys by their `kid`, with the time.
+    pub(crate) keys: HashMap<String, i64>,
 }
 
 impl Provider {

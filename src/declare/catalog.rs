@@ -9,10 +9,10 @@ use std::{
 
 use crate::protocol::Revision;
 
+use super::authorization_server::Issued;
 use super::identity::{ApiKeys, AuthMode};
 use super::quotas::Quotas;
 use super::server::Server;
-use crate::database::oauth::Issued;
 
 /// Every tenant that this gateway serves, by name.
 #[derive(Clone, Debug, Default)]

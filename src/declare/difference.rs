@@ -35,6 +35,17 @@ pub(crate) enum Prune {
     Remove,
 }
 
+/// The occasion on which a declared state is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// A whole manifest leads to the state.
+    Applying,
+    /// The change of one object leads to it; others may follow.
+    Changing,
+    /// It is stored already, perhaps by another replica, and is to be served here.
+    Serving,
+}
+
 impl fmt::Display for Change {
     /// `+ server acme/files`, `~ server acme/files: args, env`, `- server acme/files`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -30,11 +30,13 @@ mod quotas;
 pub(crate) mod redirect;
 mod server;
 
+#[cfg(test)]
+pub(crate) use self::authorization_server::RevokedOf;
 pub(crate) use self::authorization_server::{
-    Allow, Builtin, DeclaredClient, Hidden, Provider, ProviderKind, User,
+    Allow, Builtin, DeclaredClient, Issued, Provider, ProviderKind, PublicKey, User,
 };
 pub(crate) use self::catalog::{Catalog, Tenant};
-pub(crate) use self::difference::{Change, Prune, What};
+pub(crate) use self::difference::{Change, Prune, What, When};
 pub(crate) use self::identity::{
     ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grants, OperatorKey, OperatorKeys,
     Servers,
@@ -42,7 +44,7 @@ pub(crate) use self::identity::{
 pub(crate) use self::launch::{
     Confinement, Digest, Home, Launch, Profile, Recipe, STORE, Start, Tcp, derive,
 };
-pub(crate) use self::object::{Declared, Document, Kind, Object, ObjectName, PLACE, Secret};
+pub(crate) use self::object::{Declared, Document, Kind, Object, ObjectName, PLACE, SecretMembers};
 pub(crate) use self::offer::Offer;
 pub(crate) use self::password::{PASSWORD, PASSWORD_HASH};
 pub(crate) use self::pattern::Pattern;

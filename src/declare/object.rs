@@ -157,14 +157,14 @@ pub(crate) struct Object {
     /// The members that may be shown.
     pub(crate) spec: Document,
     /// The members that are kept sealed.
-    pub(crate) secret: Secret,
+    pub(crate) secret: SecretMembers,
 }
 
 /// Members that are never shown.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(crate) struct Secret(pub(crate) Document);
+pub(crate) struct SecretMembers(pub(crate) Document);
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretMembers {
     /// Says which members there are, never what they hold.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
@@ -179,7 +179,7 @@ impl Object {
             .partition(|(key, _)| kind.secrets().contains(&key.as_str()));
         Self {
             spec,
-            secret: Secret(secret),
+            secret: SecretMembers(secret),
         }
     }
 

@@ -9,8 +9,6 @@ use argon2::{
     Argon2, Params,
     password_hash::{PasswordHasher, PasswordVerifier, phc::PasswordHash},
 };
-use futures_util::{StreamExt, TryStreamExt, stream};
-use serde_json::Value as Json;
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     task::spawn_blocking,
@@ -18,14 +16,7 @@ use tokio::{
 };
 use zeroize::Zeroizing;
 
-use super::{
-    authorization_server::Hidden,
-    object::{Declared, Kind, Object},
-};
-use crate::{
-    database::{Failure, objects::Core, vault::Random},
-    manifest::interpolation::{escape, interpolate},
-};
+use crate::base::{Random, Secret};
 
 /// What may be a password; the error says what is wrong with it, without showing it.
 pub(crate) fn check_password(text: &str) -> Result<(), &'static str> {
@@ -61,25 +52,36 @@ pub(crate) fn check_hash(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Why a password could not be hashed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotHashed {
+    /// The system has no randomness.
+    #[error("no randomness")]
+    NoRandomness,
+    /// No memory, or the task was aborted.
+    #[error("a password cannot be hashed: {0}")]
+    Failed(String),
+}
+
 /// The hash of a password, as a PHC string with a salt of its own.
 ///
 /// # Errors
 ///
-/// `Bug` without randomness or memory.
-pub(crate) async fn hash(random: &Random, password: Hidden) -> Result<Hidden, Failure> {
+/// Without randomness or memory.
+pub(crate) async fn hash(random: &Random, password: Secret) -> Result<Secret, NotHashed> {
     let mut salt = [0; 16];
     let filled = random.fill(&mut salt);
-    filled.map_err(|_| Failure::Bug("no randomness".to_owned()))?;
-    let bug = |what: String| Failure::Bug(format!("a password cannot be hashed: {what}"));
+    filled.map_err(|_| NotHashed::NoRandomness)?;
+    let failed = |what: String| NotHashed::Failed(what);
     let permit = permit().await;
     let hashed = spawn_blocking(move || {
         let _held = permit;
         let password = password.expose().as_bytes();
         let hash: PasswordHash = Argon2::default().hash_password_with_salt(password, &salt)?;
-        Ok::<_, argon2::password_hash::Error>(Hidden::of(hash.to_string()))
+        Ok::<_, argon2::password_hash::Error>(Secret::new(hash.to_string()))
     });
-    let hashed = hashed.await.map_err(|error| bug(error.to_string()))?;
-    hashed.map_err(|error| bug(error.to_string()))
+    let hashed = hashed.await.map_err(|error| failed(error.to_string()))?;
+    hashed.map_err(|error| failed(error.to_string()))
 }
 
 /// Whether `given` is the password with the hash `stored`. Where there is none, as of a user whom
@@ -107,95 +109,14 @@ async fn is_password(permit: SemaphorePermit<'static>, stored: Option<&str>, giv
     compared.await.is_ok_and(|same| same.is_some()) && is_there
 }
 
+/// Like [`verify`] for a hash that is there, waiting for its turn as long as it takes.
+pub(crate) async fn is_hash_of(stored: &Secret, given: &Secret) -> bool {
+    is_password(permit().await, Some(stored.expose()), given.expose()).await
+}
+
 /// A turn: 19 MiB and a processor for some time.
 async fn permit() -> SemaphorePermit<'static> {
     TURNS.acquire().await.expect("it is never closed")
-}
-
-impl Core {
-    /// What is `wanted`, a hash in the place of every password. The hash that is stored stays
-    /// where it is that of the same password, so that the same manifest again changes nothing.
-    ///
-    /// Before the transaction: hashing takes long, and others wait for a writer.
-    pub(crate) async fn hashed(&self, mut wanted: Declared) -> Result<Declared, Failure> {
-        let plain = wanted
-            .0
-            .iter()
-            .filter(|(name, _)| name.kind() == Kind::User);
-        let plain: Vec<_> = plain
-            .filter_map(|(name, object)| Some((name.clone(), object.password()?)))
-            .collect();
-        if plain.is_empty() {
-            return Ok(wanted);
-        }
-        let mut transaction = self.pool.snapshot().await?;
-        let stored = self.loaded(&mut transaction).await?.declared();
-        drop(transaction);
-        let hashing = plain.into_iter().map(|(name, password)| {
-            let old = stored.0.get(&name).and_then(Object::password_hash);
-            async move { Ok::<_, Failure>((name, self.kept_or_new(old, password).await?)) }
-        });
-        // As many at once as there are turns; those who log in meanwhile get theirs in between.
-        let mut hashing = stream::iter(hashing).buffer_unordered(AT_ONCE);
-        while let Some((name, hash)) = hashing.try_next().await? {
-            if let Some(object) = wanted.0.get_mut(&name) {
-                object.put_hash(&hash);
-            }
-        }
-        Ok(wanted)
-    }
-
-    async fn kept_or_new(&self, old: Option<Hidden>, password: Hidden) -> Result<Hidden, Failure> {
-        if let Some(old) = old {
-            let permit = permit().await;
-            if is_password(permit, Some(old.expose()), password.expose()).await {
-                return Ok(old);
-            }
-        }
-        hash(&self.random, password).await
-    }
-}
-
-/// A user's members that are about its password.
-impl Object {
-    /// The password that it declares in the plain; none where that is no password, which the
-    /// reader says.
-    fn password(&self) -> Option<Hidden> {
-        let text = Self::plain(self.secret.0.get(PASSWORD)?)?;
-        let is_lone = !self.secret.0.contains_key(PASSWORD_HASH);
-        (is_lone && check_password(text.expose()).is_ok()).then_some(text)
-    }
-
-    fn password_hash(&self) -> Option<Hidden> {
-        Self::plain(self.secret.0.get(PASSWORD_HASH)?)
-    }
-
-    fn plain(json: &Json) -> Option<Hidden> {
-        let text = interpolate(json.as_str()?, &std::collections::BTreeMap::new());
-        text.ok().map(Hidden::of)
-    }
-
-    fn put_hash(&mut self, hash: &Hidden) {
-        self.secret.0.remove(PASSWORD);
-        let text = escape(hash.expose());
-        self.secret.0.insert(PASSWORD_HASH.to_owned(), text.into());
-    }
-
-    /// What null means for a password, which is stored as its hash: it stays, unless another one
-    /// comes.
-    pub(crate) fn keep_password(&mut self) {
-        let secret = &mut self.secret.0;
-        match secret.get(PASSWORD).map(Json::is_null) {
-            Some(true) => {
-                secret.remove(PASSWORD);
-                secret.entry(PASSWORD_HASH).or_insert(Json::Null);
-            }
-            Some(false) if secret.get(PASSWORD_HASH).is_some_and(Json::is_null) => {
-                secret.remove(PASSWORD_HASH);
-            }
-            _ => {}
-        }
-    }
 }
 
 /// The member that holds a password, as it is declared; never stored.
@@ -216,7 +137,7 @@ const ROUNDS: u32 = 16;
 /// Lanes at most.
 const LANES: u32 = 8;
 /// Passwords at once.
-const AT_ONCE: usize = 2;
+pub(crate) const AT_ONCE: usize = 2;
 /// How long a log-in waits for its turn.
 const WAIT: Duration = Duration::from_secs(5);
 /// What is compared where there is no hash, at the price of one of ours.
@@ -231,8 +152,8 @@ mod tests {
 
     use super::super::password::*;
 
-    async fn hashed(password: &str) -> Hidden {
-        let password = Hidden::of(password.to_owned());
+    async fn hashed(password: &str) -> Secret {
+        let password = Secret::new(password.to_owned());
         hash(&SystemRandom::new(), password).await.unwrap()
     }
 

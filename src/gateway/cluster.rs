@@ -16,6 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeroize::Zeroizing;
 
 use crate::{
+    base::hex,
     config::{Config, gateway},
     database::vault::Keyring,
     http::{
@@ -167,7 +168,7 @@ pub(crate) async fn connect(
 pub(crate) fn replica(address: &Arc<str>) -> Result<Replica, Unspecified> {
     let mut boot = [0_u8; 16];
     aws_lc_rs::rand::fill(&mut boot)?;
-    let boot: String = boot.iter().map(|byte| format!("{byte:02x}")).collect();
+    let boot: String = hex(&boot);
     Ok(Replica {
         address: Arc::clone(address),
         boot: boot.into(),

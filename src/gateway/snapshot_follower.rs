@@ -6,7 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     auth::administrator::ensure_operator,
-    config::{Config, Secret},
+    base::Secret,
+    config::Config,
     declare::{Catalog, Offer, Server},
     hub::Hub,
     snapshot::Live,

@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use aws_lc_rs::digest::{SHA256, digest};
 use tokio::sync::oneshot;
 
 use super::{
@@ -12,6 +11,7 @@ use super::{
     requests::Hub,
 };
 use crate::backend::child::Restart as HowToEnd;
+use crate::base::{hex, sha256};
 use crate::state::SessionId;
 
 /// A session of this replica.
@@ -79,9 +79,5 @@ fn seen(id: &SessionId, handle: &Handle) -> SeenSession {
 
 /// 64 bits of the hash of an id: enough to tell sessions apart, nothing to call with.
 fn name(id: &SessionId) -> String {
-    let hash = digest(&SHA256, id.as_str().as_bytes());
-    hash.as_ref()[..8]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hex(&sha256(id.as_str().as_bytes())[..8])
 }

@@ -12,9 +12,10 @@ use super::{
     interpolation::interpolate,
     reader::Reader,
 };
+use crate::base::Secret;
 use crate::config::{Fields, Mistakes, Node, Value, Wrong, reader::name};
 use crate::declare::{
-    Builtin, DeclaredClient, Hidden, Kind, PASSWORD, PASSWORD_HASH, User,
+    Builtin, DeclaredClient, Kind, PASSWORD, PASSWORD_HASH, User,
     password::{check_hash, check_password},
     redirect::check_redirect_uri,
 };
@@ -96,7 +97,7 @@ impl Reader<'_> {
             let remedy =
                 "write an Argon2id hash like $$argon2id$$v=19$$m=19456,t=2,p=1$$…, or password";
             check_hash(&text).map_err(|what| Wrong::new(what, remedy))?;
-            Ok(Some(Hidden::of(text)))
+            Ok(Some(Secret::new(text)))
         };
         let user = User {
             name: name.to_owned(),
@@ -125,7 +126,7 @@ impl Reader<'_> {
                 let remedy = "make a random one, for example by openssl rand -hex 32";
                 return Err(Wrong::new(what, remedy));
             }
-            Ok(Some(Hidden::of(text)))
+            Ok(Some(Secret::new(text)))
         };
         let client = DeclaredClient {
             id: id.to_owned(),

@@ -13,8 +13,7 @@ use url::Url;
 use super::reader::{Manifest, server_key};
 use crate::{
     config::{Config, Mistake, Separation, address::is_trustworthy, gateway::is_loopback},
-    database::When,
-    declare::{AuthMode, Offer, STORE, Server, Tenant},
+    declare::{AuthMode, Offer, STORE, Server, Tenant, When},
 };
 
 /// All that the functions below find.

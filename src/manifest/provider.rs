@@ -15,8 +15,9 @@ use super::{
     interpolation::interpolate,
     reader::Reader,
 };
+use crate::base::Secret;
 use crate::config::{Fields, Mistakes, Node, Wrong, reader::choice};
-use crate::declare::{Allow, Hidden, Kind, Provider, ProviderKind};
+use crate::declare::{Allow, Kind, Provider, ProviderKind};
 
 impl Reader<'_> {
     /// One provider.
@@ -54,7 +55,7 @@ impl Reader<'_> {
         };
         let env = self.env;
         let text = |node: &Node| interpolate(&node.text()?, env).and_then(not_empty);
-        let hidden = |node: &Node| text(node).map(|text| Some(Hidden::of(text)));
+        let hidden = |node: &Node| text(node).map(|text| Some(Secret::new(text)));
         let provider = Provider {
             name: name.to_owned(),
             title: fields.read("title", name.to_owned(), title),

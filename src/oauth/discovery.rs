@@ -21,7 +21,7 @@ use super::{
     tokens::ASSERTIONS,
 };
 use crate::{
-    database::oauth::PublicKey,
+    declare::PublicKey,
     endpoint::{self, OauthEndpoint},
 };
 

@@ -19,8 +19,8 @@ use tokio::{
 
 use crate::{
     base::Clock,
-    database::{Failure, Store, When, oauth::Issued},
-    declare::{Catalog, OperatorKeys},
+    database::{Failure, Store},
+    declare::{Catalog, Issued, OperatorKeys, When},
 };
 
 /// What is declared, at one moment.
@@ -288,7 +288,7 @@ mod tests {
 
     use super::super::live::*;
     use crate::config::Format;
-    use crate::{database::oauth::PublicKey, manifest::reader::parse};
+    use crate::{declare::PublicKey, manifest::reader::parse};
 
     #[test]
     fn an_older_snapshot_does_not_replace_a_newer_one() {

@@ -17,9 +17,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{hidden::Hidden, live::Live};
+use super::live::Live;
 use crate::config::{Config, Issuing, Mistake};
 use crate::{
+    base::HiddenPaths,
     database::{Author, Failure, Location, Opening, Store, oauth::Schedule},
     declare::{AuthMode, Prune},
     manifest::{Declaration, objects},
@@ -67,7 +68,7 @@ pub(crate) struct Keeper {
     applied: Option<Applied>,
     env: BTreeMap<String, String>,
     /// What no child may see: what manifests name comes to it.
-    hidden: Hidden,
+    hidden: HiddenPaths,
     /// How long audit records stay; zero is for ever.
     audit: Duration,
     /// When they are looked at next.
@@ -90,7 +91,7 @@ impl Keeper {
         live: Arc<Live>,
         opening: Opening,
         applied: Option<Applied>,
-        (env, hidden): (BTreeMap<String, String>, Hidden),
+        (env, hidden): (BTreeMap<String, String>, HiddenPaths),
         config: &Config,
     ) -> Self {
         let pending = applied.iter().filter_map(|one| one.pending.as_ref());

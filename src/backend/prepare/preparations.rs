@@ -30,6 +30,7 @@ use crate::backend::{
     admission::{Circuit, Circuits, Refused, Spec, StartSlots, Verdict, spec},
     child::{Child, Exit, Happened, Launcher, stderr::printable},
 };
+use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
 
 /// All preparations of a gateway.
@@ -482,10 +483,6 @@ async fn blocking<T: Send + 'static>(
         Ok(done) => done.map_err(failed),
         Err(error) => Err(failed(error.to_string())),
     }
-}
-
-fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Bytes of stderr that are kept.

@@ -21,9 +21,9 @@ use super::{
 };
 use crate::{
     backend::linux::syscalls,
+    base::HiddenPaths,
     config::{Separation, Uids},
     declare::{self, Home, Launch, Limits, Offer, Profile},
-    snapshot::Hidden,
 };
 
 /// Capabilities of this kernel and the rights of this process.
@@ -142,7 +142,7 @@ pub(crate) struct Sandbox {
     groups: Option<Groups>,
     /// Files of the gateway hidden from children; none for `run`, whose server may use all files of
     /// its user.
-    hide: Option<Hidden>,
+    hide: Option<HiddenPaths>,
     /// Parts of the system that every child may read.
     system: Vec<PathBuf>,
 }
@@ -153,7 +153,7 @@ impl Sandbox {
         kernel: &Kernel,
         offer: Offer,
         uids: Option<Uids>,
-        hide: Option<Hidden>,
+        hide: Option<HiddenPaths>,
         ports: &[u16],
     ) -> io::Result<Self> {
         let uids = uids.filter(|_| offer.separation == Separation::Uid);

@@ -3,9 +3,8 @@
 //! Not here: the database of a gateway that serves (`serve/database`).
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -15,7 +14,7 @@ use clap::Args;
 
 use super::runtime::wait;
 use crate::{
-    base::Clock,
+    base::{Clock, private_file},
     cli::serve::database::lock_file,
     config::{Config, Sources, Wrong, gateway::environment},
     database::{Failure, Judge, Location, Opening, Store, sql::inspect},
@@ -74,7 +73,7 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
         let store = Store::open(opening(config)).await?;
         let at = |error: &io::Error| wrong(&target, format!("cannot be made: {error}"), NEW_FILE);
         // SQLite fills an empty file; created here with access for its owner only.
-        new_file(&target).map_err(|error| at(&error))?;
+        private_file::create_new(&target).map_err(|error| at(&error))?;
         let copied = store.copy_to(&target).await;
         store.close().await;
         if copied.is_err() {
@@ -129,7 +128,7 @@ fn put_back(copy: &Path, file: &Path) -> io::Result<()> {
         _ => Ok(()),
     };
     remove(&new)?;
-    let mut target = new_file(&new)?;
+    let mut target = private_file::create_new(&new)?;
     io::copy(&mut File::open(copy)?, &mut target)?;
     target.sync_all()?;
     // Companion files of the old database must never be read with the new one.
@@ -137,11 +136,6 @@ fn put_back(copy: &Path, file: &Path) -> io::Result<()> {
     remove(&beside("-shm"))?;
     fs::rename(&new, file)?;
     File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
-}
-
-fn new_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Options to open the database without checks of declared objects: these commands change none.

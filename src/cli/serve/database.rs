@@ -4,8 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
-    os::unix::fs::OpenOptionsExt,
+    fs::{self, File},
     path::Path,
     sync::Arc,
 };
@@ -17,12 +16,13 @@ use url::Url;
 use super::{machine::path_of, sockets};
 use crate::{
     auth::administrator::ensure_operator,
-    config::{Config, Mistake, Secret},
+    base::{HiddenPaths, Secret, private_file},
+    config::{Config, Mistake},
     database::{Failure, Judge, Opening, vault::Make},
     declare::{Catalog, Offer},
     gateway::Served,
     manifest::checks,
-    snapshot::{Applied, Hidden, Keeper, Live},
+    snapshot::{Applied, Keeper, Live},
 };
 
 /// Origin of the catalogue.
@@ -39,7 +39,7 @@ pub(super) async fn open(
     config: &Config,
     env: &BTreeMap<String, String>,
     offer: Offer,
-    hidden: Hidden,
+    hidden: HiddenPaths,
 ) -> anyhow::Result<Result<Served, Vec<Mistake>>> {
     let applied = match source {
         Source::Fixed(catalog) => {
@@ -129,9 +129,7 @@ pub(super) fn hold(config: &Config) -> anyhow::Result<File> {
 /// The file system's.
 pub(crate) fn lock_file(data_dir: &Path) -> anyhow::Result<File> {
     let path = data_dir.join("lockgate.lock");
-    let mut options = OpenOptions::new();
-    let options = options.write(true).create(true).truncate(false).mode(0o600);
-    let opened = options.open(&path);
+    let opened = private_file::open_or_create(&path);
     opened.with_context(|| format!("cannot open {}", path.display()))
 }
 

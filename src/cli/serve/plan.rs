@@ -17,8 +17,7 @@ use super::{
 use crate::{
     backend::sandbox::Kernel,
     config::{Config, Mistake, Separation, Sources, Wrong, gateway::environment},
-    database::When,
-    declare::{Confinement, Home, Launch, Offer, Prune},
+    declare::{Confinement, Home, Launch, Offer, Prune, When},
     manifest::{checks, command_line, objects},
     snapshot::Applied,
 };

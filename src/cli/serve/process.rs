@@ -25,10 +25,10 @@ use crate::{
         linux::removal,
         sandbox::Sandbox,
     },
+    base::HiddenPaths,
     config::{Config, LogFormat, Mistake, Separation},
     declare::{Catalog, Offer},
     gateway::{self, Shutdown},
-    snapshot::Hidden,
     telemetry::{Format, Logs, logs},
 };
 
@@ -132,7 +132,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     // `run` keeps nothing to hide. Hiding lists all files beside the hidden ones: it costs every
     // start, and files created there later would be invisible.
     let own = [config.data_dir.clone(), work.clone()];
-    let hidden = Hidden::new(own.into_iter().chain(secrets));
+    let hidden = HiddenPaths::new(own.into_iter().chain(secrets));
     let hide = (!is_run).then(|| hidden.clone());
     let sandbox = Sandbox::new(&kernel, offer, config.sandbox.uids, hide, &ports)
         .context("cannot make cgroups for children")?;

@@ -1,10 +1,9 @@
 //! Who is logged in in which browser, what they consented to, and log-ins that are under way, as
 //! rows.
 
-use std::fmt::Write;
-
 use zeroize::Zeroizing;
 
+use crate::base::hex;
 use crate::database::{Failure, Store, vault::Place};
 
 /// Somebody who logged in.
@@ -188,13 +187,7 @@ fn trip_place(row: &str) -> Place<'_> {
 
 /// A row of `trips`, by its key.
 fn trip_row(tenant: &str, key: &[u8; 32]) -> String {
-    let mut row = tenant.to_owned();
-    row.push('/');
-    for byte in key {
-        // Writing into a text cannot fail.
-        let _ = write!(row, "{byte:02x}");
-    }
-    row
+    format!("{tenant}/{}", hex(key))
 }
 
 const LOG_IN: &str = "

@@ -12,7 +12,5 @@ pub(crate) use self::grants::{
     Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode,
 };
 pub(crate) use self::logins::Person;
-#[cfg(test)]
-pub(crate) use self::revocations::RevokedOf;
 pub(crate) use self::revocations::{GrantFilter, SeenGrant};
-pub(crate) use self::signing_keys::{Issued, PublicKey, Schedule, SeenKey, Signing, SigningKey};
+pub(crate) use self::signing_keys::{Schedule, SeenKey, Signing, SigningKey};

@@ -4,15 +4,18 @@
 //! numbers grow in the order of the commits, so that a replica that has read up to one has missed
 //! none (DESIGN section 6). Grants are named one by one: no clock decides which tokens are meant.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use uuid::Uuid;
 
 use super::{
     grants::{self, Grant, Revoked},
-    signing_keys::{self, Issued},
+    signing_keys,
 };
-use crate::database::{Failure, Row, Store, Transaction, Value};
+use crate::{
+    database::{Failure, Row, Store, Transaction, Value},
+    declare::Issued,
+};
 
 /// How far the store has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,15 +24,6 @@ pub(crate) struct Reached {
     pub(crate) version: i64,
     /// The number of the last change of what is issued.
     pub(crate) revocation: i64,
-}
-
-/// What was revoked of one tenant within the last day.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RevokedOf {
-    /// Grants, with the time.
-    pub(crate) grants: HashMap<Uuid, i64>,
-    /// Signing keys that were taken away, by their `kid`.
-    pub(crate) keys: HashMap<String, i64>,
 }
 
 /// A grant as an operator sees it.

@@ -13,40 +13,23 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use aws_lc_rs::{
-    digest::{SHA256, digest},
-    signature::{Ed25519KeyPair, KeyPair},
-};
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::json;
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
-use super::revocations::{self, RevokedOf};
+use super::revocations;
 use crate::config::Issuing;
 use crate::database::{
     Author, Failure, Record, Row, Store, Transaction, audit,
     objects::Core,
-    vault::{Keyring, Place, Random},
+    vault::{Keyring, Place},
 };
-
-/// What decides whether a token of ours is worth anything; part of every snapshot.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Issued {
-    /// The public keys of each tenant: next, current and previous.
-    pub(crate) keys: HashMap<String, Arc<[PublicKey]>>,
-    /// What was revoked, by tenant.
-    pub(crate) revoked: HashMap<String, Arc<RevokedOf>>,
-}
-
-/// A public key of a tenant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PublicKey {
-    /// Its RFC 7638 thumbprint.
-    pub(crate) kid: String,
-    /// The 32 bytes of an Ed25519 public key.
-    pub(crate) x: [u8; 32],
-}
+use crate::{
+    base::{Random, sha256},
+    declare::PublicKey,
+};
 
 /// The key that signs a tenant's tokens right now.
 #[derive(Clone)]
@@ -381,7 +364,7 @@ async fn add(
 fn thumbprint(public: &[u8]) -> String {
     let x = URL_SAFE_NO_PAD.encode(public);
     let members = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}"#);
-    URL_SAFE_NO_PAD.encode(digest(&SHA256, members.as_bytes()))
+    URL_SAFE_NO_PAD.encode(sha256(members.as_bytes()))
 }
 
 fn opened(core: &Core, rows: &[Row]) -> Result<Vec<(SeenKey, SigningKey)>, Failure> {

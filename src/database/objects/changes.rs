@@ -15,11 +15,11 @@ use crate::config::Wrong;
 use crate::{
     database::{
         Author, Expected, Failure, Loaded, Opening, Pool, Record, Row, Sql, Transaction, Value,
-        When, audit,
+        audit,
         oauth::{Revoked, Signing, revocations},
         vault::{Keyring, Make, NotOpened, Place, rotation},
     },
-    declare::{Change, Declared, Kind, Object, ObjectName, What},
+    declare::{Change, Declared, Kind, Object, ObjectName, What, When},
     manifest::Manifest,
 };
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod changes;
 pub(crate) mod rows;
+mod secrets;
 
 pub(crate) use self::changes::{Core, VERSION};
 pub(crate) use self::rows::{RowError, Sealer, Stored};

@@ -7,11 +7,12 @@ use uuid::Uuid;
 
 use crate::config::Mistake;
 use crate::{
+    base::Random,
     database::{
         Row, Sql, SqlError, Transaction, Value,
-        vault::{Keyring, NotOpened, Place, Random},
+        vault::{Keyring, NotOpened, Place},
     },
-    declare::{Document, Kind, Object, ObjectName, OperatorKey, PASSWORD, Secret},
+    declare::{Document, Kind, Object, ObjectName, OperatorKey, PASSWORD, SecretMembers},
 };
 
 /// An object as it is stored.
@@ -203,7 +204,7 @@ fn stored(kind: Kind, row: &Row, keys: &Keyring) -> Result<Stored, RowError> {
             })?;
         serde_json::from_slice(&plain).map_err(|_| broken("the sealed document"))
     });
-    let secret = Secret(opened.transpose()?.unwrap_or_default());
+    let secret = SecretMembers(opened.transpose()?.unwrap_or_default());
     Ok(Stored {
         id,
         version: row.get("version")?,

@@ -13,11 +13,11 @@ use crate::{
     database::{
         Author, Expected, Failure, Filter, Store,
         oauth::{
-            Grant, GrantFilter, Issued, NewCode, NewRefresh, Person, Refreshed, Registered,
-            Revoked, Schedule, Succession, TakenCode,
+            Grant, GrantFilter, NewCode, NewRefresh, Person, Refreshed, Registered, Revoked,
+            Schedule, Succession, TakenCode,
         },
     },
-    declare::{Kind, Object, ObjectName},
+    declare::{Issued, Kind, Object, ObjectName},
 };
 
 on_both! {

@@ -10,15 +10,14 @@ use std::{
 
 use serde_json::{Value as Json, json};
 
-use crate::config::{Format, Secret, Wrong};
+use crate::config::{Format, Wrong};
 use crate::{
-    base::Clock,
+    base::{Clock, Secret},
     database::{
         Author, Expected, Failure, Filter, Judge, Location, Opening, Pool, Record, Store, Value,
-        When,
         vault::{KeySource, Keyring, MasterKey},
     },
-    declare::{AuthMode, Declared, Kind, Object, ObjectName, Prune, password},
+    declare::{AuthMode, Declared, Kind, Object, ObjectName, Prune, When, password},
     manifest::objects,
 };
 

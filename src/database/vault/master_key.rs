@@ -4,15 +4,16 @@
 
 use std::{
     fs,
-    io::Write,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use zeroize::Zeroizing;
 
-use super::seal::{Keyring, MasterKey, Random};
-use crate::config::{Mistake, Secret, Wrong};
+use super::seal::{Keyring, MasterKey};
+use crate::{
+    base::{Random, Secret, private_file},
+    config::{Mistake, Wrong},
+};
 
 /// Where the master keys of a gateway are.
 #[derive(Clone, Debug)]
@@ -51,9 +52,7 @@ impl KeySource {
         let Self::File(path) = self else {
             return Ok(None);
         };
-        let mut options = fs::OpenOptions::new();
-        let options = options.write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(path.with_extension("lock"));
+        let file = private_file::open_or_create(&path.with_extension("lock"));
         let file = file.map_err(|error| cannot("locked", &error))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
@@ -81,7 +80,7 @@ impl KeySource {
         }
         let new = path.with_extension("key.new");
         let written = remove(&new)
-            .and_then(|()| create(&new, &text))
+            .and_then(|()| private_file::write_new(&new, &text))
             .and_then(|()| fs::rename(&new, path))
             .and_then(|()| sync_parent(path));
         written.map_err(|error| cannot("written", &error))
@@ -103,7 +102,7 @@ fn read(path: &Path, random: &Random, make: Make) -> Result<Keyring, Wrong> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && make == Make::IfMissing => {
             let key = MasterKey::new(random)?;
             let text = Zeroizing::new(format!("{}\n", *key.text()));
-            match create(path, &text).and_then(|()| sync_parent(path)) {
+            match private_file::write_new(path, &text).and_then(|()| sync_parent(path)) {
                 Ok(()) => Ok(Keyring::of(key, Vec::new())),
                 // Another process was faster: its key counts.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
@@ -114,18 +113,6 @@ fn read(path: &Path, random: &Random, make: Make) -> Result<Keyring, Wrong> {
         }
         Err(error) => Err(cannot("read", &error)),
     }
-}
-
-/// A new file that only its owner may read, on the disk when this returns.
-fn create(path: &Path, text: &str) -> std::io::Result<()> {
-    let mut options = fs::OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()
 }
 
 fn remove(path: &Path) -> std::io::Result<()> {

@@ -7,4 +7,4 @@ mod seal;
 pub(crate) use self::master_key::{KeySource, Make};
 #[cfg(test)]
 pub(crate) use self::seal::MasterKey;
-pub(crate) use self::seal::{Keyring, NotOpened, Place, Random};
+pub(crate) use self::seal::{Keyring, NotOpened, Place};

@@ -4,10 +4,10 @@
 
 use super::{
     master_key::{KeySource, Make},
-    seal::{Keyring, MasterKey, Place, Random},
+    seal::{Keyring, MasterKey, Place},
 };
-use crate::config::Wrong;
 use crate::database::{Failure, Transaction, objects::Sealer};
+use crate::{base::Random, config::Wrong};
 
 /// The keys, proven to be those of this store; the first is made known to it.
 ///

@@ -7,15 +7,14 @@ use aws_lc_rs::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
     hkdf::{HKDF_SHA256, KeyType, Salt},
     hmac,
-    rand::SecureRandom,
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use zeroize::Zeroizing;
 
-use crate::config::Wrong;
-
-/// Where keys and nonces come from.
-pub(crate) type Random = dyn SecureRandom + Send + Sync;
+use crate::{
+    base::{Random, hex},
+    config::Wrong,
+};
 
 /// Where a sealed value is kept; one that was moved elsewhere does not open.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +70,7 @@ impl MasterKey {
 
     /// A name for it that does not tell it.
     pub(crate) fn id(&self) -> String {
-        self.id.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&self.id)
     }
 
     /// A key for the purpose that `label` names, the same at every replica with this master key.
@@ -84,8 +83,7 @@ impl MasterKey {
     pub(crate) fn fingerprint(&self, public_url: &str) -> String {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &*self.derive("lockgate replicas v1"));
         let tag = hmac::sign(&key, public_url.as_bytes());
-        let bytes = tag.as_ref()[..FINGERPRINT].iter();
-        bytes.map(|byte| format!("{byte:02x}")).collect()
+        hex(&tag.as_ref()[..FINGERPRINT])
     }
 
     /// It as text, for the key file.

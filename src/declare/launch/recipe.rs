@@ -13,6 +13,7 @@ use super::{
     sandbox::Tcp,
     specification::{Digest, Home, Launch},
 };
+use crate::base::Sha256;
 
 /// Stands for the path of the store, which is known only later. `${prepared}` in a manifest
 /// becomes it; no other text of a specification can have it, since no program can be given it.
@@ -89,11 +90,8 @@ impl Recipe {
     /// The digest that names the store: of all that decides what is in it, which is the command,
     /// the settings that it gets, and the platform.
     pub(crate) fn digest(&self) -> Digest {
-        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
-        let mut add = |text: &str| {
-            context.update(&(text.len() as u64).to_le_bytes());
-            context.update(text.as_bytes());
-        };
+        let mut digest = Sha256::new();
+        let mut add = |text: &str| digest.add_part(text.as_bytes());
         [FORM, std::env::consts::OS, std::env::consts::ARCH]
             .into_iter()
             .for_each(&mut add);
@@ -103,9 +101,7 @@ impl Recipe {
             add(name);
             add(value);
         }
-        let mut digest = [0; 32];
-        digest.copy_from_slice(context.finish().as_ref());
-        digest
+        digest.finish()
     }
 
     /// What starts the preparation, for a server with the specification `launch`.

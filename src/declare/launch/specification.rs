@@ -5,6 +5,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use super::sandbox::Confinement;
+use crate::base::Sha256;
 
 /// A launch specification: the only source of what is ever started.
 #[derive(Clone, PartialEq, Eq)]
@@ -33,11 +34,8 @@ pub(crate) type Digest = [u8; 32];
 impl Launch {
     /// Its digest; equal for equal specifications, in this process.
     pub(crate) fn digest(&self) -> Digest {
-        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
-        let mut add = |text: &[u8]| {
-            context.update(&(text.len() as u64).to_le_bytes());
-            context.update(text);
-        };
+        let mut digest = Sha256::new();
+        let mut add = |text: &[u8]| digest.add_part(text);
         add(self.command.as_bytes());
         add(&[u8::from(self.home == Home::Caller)]);
         add(format!("{:?}", self.confinement).as_bytes());
@@ -49,9 +47,7 @@ impl Launch {
             add(name.as_bytes());
             add(value.as_bytes());
         }
-        let mut digest = [0; 32];
-        digest.copy_from_slice(context.finish().as_ref());
-        digest
+        digest.finish()
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::{
 
 use super::header_name::X_ACCEL_BUFFERING;
 use crate::{
-    database::vault::Random,
+    base::Random,
     hub::{
         limits::Flow,
         stream::{Next, Reading},

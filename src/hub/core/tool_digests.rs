@@ -6,9 +6,8 @@ use std::{
     sync::{PoisonError, RwLock},
 };
 
-use aws_lc_rs::digest::{SHA256, digest};
-
 use crate::{
+    base::sha256,
     declare::Server,
     protocol::{Fault, Scanner, json},
 };
@@ -76,9 +75,7 @@ fn listed(tools: &[u8]) -> Vec<(String, [u8; 32])> {
         let tool = scanner.value(1)?.of(tools);
         let name = json::get(tool, "name").and_then(json::decoded);
         if let Some(name) = name {
-            let mut bytes = [0; 32];
-            bytes.copy_from_slice(digest(&SHA256, tool).as_ref());
-            found.push((name.into_owned(), bytes));
+            found.push((name.into_owned(), sha256(tool)));
         }
         Ok(())
     });

@@ -5,7 +5,6 @@
 
 use aws_lc_rs::{
     constant_time::verify_slices_are_equal,
-    digest::{SHA256, digest},
     hkdf::{HKDF_SHA256, KeyType, Salt},
     rand::SecureRandom,
 };
@@ -13,6 +12,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use zeroize::Zeroizing;
 
 use crate::auth::REGISTERED;
+use crate::base::sha256;
 
 /// The purpose of a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +69,7 @@ pub(crate) fn salt(random: &dyn SecureRandom) -> Option<[u8; 32]> {
 
 /// The digest that is stored for a secret.
 pub(crate) fn hash(text: &str) -> [u8; 32] {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
-    hash
+    sha256(text.as_bytes())
 }
 
 /// Compares two digests in constant time.

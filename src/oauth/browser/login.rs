@@ -22,8 +22,9 @@ use super::{
 use crate::endpoint::OauthEndpoint;
 use crate::{
     auth::{Caller, Denial},
+    base::Secret,
     database::oauth::Person,
-    declare::{Hidden, password},
+    declare::password,
     oauth::{
         base::{Form, throttle::account},
         server::{Oauth, OauthState},
@@ -63,7 +64,7 @@ impl BrowserRequest {
         // Unknown and disabled users cost the same work, so that timing does not reveal them.
         let usable = user.filter(|user| !user.disabled);
         let stored = usable.and_then(|user| user.password.as_ref());
-        let stored = stored.map(Hidden::expose);
+        let stored = stored.map(Secret::expose);
         let Some(is_right) = password::verify(stored, given).await else {
             return Err(ErrorPage::away("Too many people log in at this moment.").into());
         };

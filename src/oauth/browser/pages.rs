@@ -6,7 +6,6 @@
 use std::sync::OnceLock;
 
 use askama::Template;
-use aws_lc_rs::digest::{SHA256, digest};
 use axum::{body::Body, response::Response};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{
@@ -17,6 +16,8 @@ use http::{
     },
 };
 use url::Url;
+
+use crate::base::sha256;
 
 /// The log-in page.
 #[derive(Template)]
@@ -216,7 +217,7 @@ pub(crate) fn redirect(status: StatusCode, to: &str) -> Response {
 fn style_hash() -> &'static str {
     static HASH: OnceLock<String> = OnceLock::new();
     HASH.get_or_init(|| {
-        let hash = digest(&SHA256, STYLE.as_bytes());
+        let hash = sha256(STYLE.as_bytes());
         format!("sha256-{}", STANDARD.encode(hash))
     })
 }

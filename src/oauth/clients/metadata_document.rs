@@ -17,7 +17,7 @@ use url::Url;
 use super::metadata::{ClientAuthMethod, ClientMetadata, MetadataError};
 use crate::{
     auth::KeySet,
-    base::{Outbound, Refused},
+    base::{Outbound, Refused, sha256},
     oauth::base::Throttle,
 };
 
@@ -201,9 +201,7 @@ fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
     if metadata.name.is_none() {
         return Err("the client's document has no client_name");
     }
-    let mut digest = [0; 32];
-    let hashed = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes);
-    digest.copy_from_slice(hashed.as_ref());
+    let digest = sha256(bytes);
     Ok(Document { metadata, digest })
 }
 

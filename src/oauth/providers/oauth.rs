@@ -18,8 +18,8 @@ use super::{
     transport::{OutboundClient, exchange_error, get_with_token, url},
 };
 use crate::{
-    base::Outbound,
-    declare::{Hidden, Provider, ProviderKind},
+    base::{Outbound, Secret},
+    declare::{Provider, ProviderKind},
 };
 
 /// A provider without OpenID Connect.
@@ -123,7 +123,7 @@ impl IdentityProvider for OauthProvider {
                 .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?)
                 // As documented by providers of this kind.
                 .set_auth_type(AuthType::RequestBody);
-            if let Some(secret) = self.provider.client_secret.as_ref().map(Hidden::expose) {
+            if let Some(secret) = self.provider.client_secret.as_ref().map(Secret::expose) {
                 client = client.set_client_secret(ClientSecret::new(secret.to_owned()));
             }
             let http = OutboundClient(&self.outbound);

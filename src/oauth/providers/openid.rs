@@ -30,8 +30,8 @@ use crate::{
         KeySet, Signature,
         jws::{numeric_date, parse_unverified, string, strings},
     },
-    base::{Clock, Outbound},
-    declare::{ALGORITHMS, Hidden, Provider, ProviderKind},
+    base::{Clock, Outbound, Secret},
+    declare::{ALGORITHMS, Provider, ProviderKind},
 };
 
 /// Cached metadata of providers by issuer; clones share it.
@@ -342,7 +342,7 @@ impl IdentityProvider for OpenIdProvider {
                 .set_token_uri(url(&document.token_endpoint).map(TokenUrl::from_url)?)
                 .set_redirect_uri(url(login.callback).map(RedirectUrl::from_url)?)
                 .set_auth_type(document.auth_type());
-            if let Some(secret) = self.provider.client_secret.as_ref().map(Hidden::expose) {
+            if let Some(secret) = self.provider.client_secret.as_ref().map(Secret::expose) {
                 client = client.set_client_secret(ClientSecret::new(secret.to_owned()));
             }
             let http = OutboundClient(&self.outbound);

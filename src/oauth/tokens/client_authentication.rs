@@ -3,7 +3,6 @@
 //! A client must use exactly one method, the registered one. An unknown client takes as long as a
 //! wrong secret and gets the same refusal.
 
-use aws_lc_rs::digest::{Context, SHA256};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
 
@@ -11,6 +10,7 @@ use super::jose::Assertion;
 use crate::endpoint::OauthEndpoint;
 use crate::{
     auth::{KeySet, Signature},
+    base::Sha256,
     database::Failure,
     oauth::{
         base::{Form, OauthRefusal, RefusalCode, refusal::BASIC_CHALLENGE, secret},
@@ -223,14 +223,11 @@ fn is_by(set: &KeySet, by: &Assertion<'_>) -> bool {
 
 /// The key under which a used assertion is recorded, distinct for each client.
 fn used_name(assertion: &Assertion<'_>) -> [u8; 32] {
-    let mut context = Context::new(&SHA256);
+    let mut digest = Sha256::new();
     for part in ["client_assertion", &assertion.client, &assertion.id] {
-        context.update(&(part.len() as u64).to_le_bytes());
-        context.update(part.as_bytes());
+        digest.add_part(part.as_bytes());
     }
-    let mut name = [0; 32];
-    name.copy_from_slice(context.finish().as_ref());
-    name
+    digest.finish()
 }
 
 /// The refusal of a failed authentication. RFC 6749, section 5.2 wants the challenge where

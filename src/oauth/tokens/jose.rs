@@ -11,8 +11,9 @@ use crate::{
         Jws,
         jws::{numeric_date, parse_unverified, string, strings},
     },
-    database::oauth::{Grant, PublicKey, SigningKey},
+    database::oauth::{Grant, SigningKey},
     declare::Algorithm,
+    declare::PublicKey,
 };
 
 /// The content of a new access token.

@@ -15,7 +15,7 @@ use super::{
     link::{Health, LATE, Link, PATIENCE, PATIENCE_WITH_BATCHES, Unsuitable},
     scripts::Lua,
 };
-use crate::config::Secret;
+use crate::base::Secret;
 use crate::state::{SessionId, StoreError};
 
 /// Where Redis is, and what everything there is called.

@@ -14,7 +14,6 @@ use std::{
     time::Duration,
 };
 
-use aws_lc_rs::digest::{SHA256, digest};
 use redis::{FromRedisValue, Value};
 use tokio::{
     sync::{Notify, oneshot},
@@ -26,6 +25,7 @@ use super::{
     client::{Call, Redis},
     scripts::{Lua, ms},
 };
+use crate::base::{hex, sha256};
 use crate::state::{Account, Later, Limiter, Seat, memory::MemoryLimiter};
 
 /// Limits of all replicas together.
@@ -92,11 +92,7 @@ impl Limiter for RedisLimiter {
 
 /// What an account is called in Redis: of a bounded length, and naming nobody.
 fn name(kind: &str, account: &Account) -> String {
-    let mut name = kind.to_owned();
-    for byte in &digest(&SHA256, account.0.as_bytes()).as_ref()[..16] {
-        name.push_str(&format!("{byte:02x}"));
-    }
-    name
+    kind.to_owned() + &hex(&sha256(account.0.as_bytes())[..16])
 }
 
 /// The seats of this replica.

@@ -10,7 +10,7 @@ use crate::state::{
     memory::{MemoryDirectory, MemoryLog, Retention},
     redis::{Redis, RedisDirectory, RedisLog, Settings},
 };
-use crate::{config::Secret, protocol::StreamId};
+use crate::{base::Secret, protocol::StreamId};
 
 #[path = "../../../tests/it/redis.rs"]
 #[expect(clippy::disallowed_methods, dead_code, reason = "shared with tests/it")]

@@ -15,7 +15,7 @@ use crate::state::{
     memory::Retention,
     redis::{Redis, RedisDirectory, Settings},
 };
-use crate::{config::Secret, protocol::StreamId};
+use crate::{base::Secret, protocol::StreamId};
 
 type Kept = Later<'static, Result<(), StoreError>>;
 

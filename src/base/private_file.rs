@@ -1,0 +1,31 @@
+//! Files that only their owner may read (mode 0600).
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+/// The mode of a private file.
+pub(crate) const MODE: u32 = 0o600;
+
+/// Creates a private file for writing; fails if the path exists.
+pub(crate) fn create_new(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(MODE).open(path)
+}
+
+/// Opens a file for writing and keeps its content; creates a private one if the path is free.
+pub(crate) fn open_or_create(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false);
+    options.mode(MODE).open(path)
+}
+
+/// Creates a private file with this text; on the disk when this returns.
+pub(crate) fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = create_new(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}

@@ -160,6 +160,7 @@ pub(crate) async fn ensure_operator(
             let name = known.map_or("environment", |key| &key.name);
             let name = ObjectName::operator_key(name);
             store
+                .objects()
                 .put(&name, key_object(given), Expected::Any, &author)
                 .await?;
             live.refresh().await?;
@@ -171,7 +172,7 @@ pub(crate) async fn ensure_operator(
         return Ok(());
     }
     let name = ObjectName::operator_key("first");
-    let before = store.get(&name).await?;
+    let before = store.objects().get(&name).await?;
     // A refresh shows concurrent writers up to here; the expected version detects later ones.
     live.refresh().await?;
     if is_open(&live.snapshot().operator_keys) {
@@ -181,7 +182,11 @@ pub(crate) async fn ensure_operator(
     let file = data_dir.join("admin.key");
     let key = key_file(&file)
         .map_err(|error| Failure::Bug(format!("cannot write {}: {error}", file.display())))?;
-    match store.put(&name, key_object(&key), expected, &author).await {
+    match store
+        .objects()
+        .put(&name, key_object(&key), expected, &author)
+        .await
+    {
         // Another replica was faster, and its file has the key.
         Err(Failure::Conflict) => _ = fs::remove_file(&file),
         other => {

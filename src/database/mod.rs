@@ -1,16 +1,25 @@
-//! The database (SQLite or PostgreSQL): what is declared, what was issued, and who changed what.
+//! The database (SQLite or PostgreSQL): declared objects, issued grants and keys, the audit trail.
+//!
+//! Every room asks through [`Database`], by one repository per noun: `database.objects()`,
+//! `database.grants()`, `database.audit()`. Not here: the declared model (`declare`), and the snapshot
+//! that requests read (`snapshot`).
+//!
+//! * `handle`: the open database, its location, and its repositories
+//! * `pool`: SQL on both databases, failures, the audit trail
+//! * `vault`: sealed secrets and the master key
+//! * `oauth`: rows of the authorization server
+//! * `objects`: declared objects
 
-pub(crate) mod audit;
+mod handle;
 pub(crate) mod oauth;
 pub(crate) mod objects;
-pub(crate) mod sql;
-pub(crate) mod store;
+pub(crate) mod pool;
 #[cfg(test)]
 mod tests;
-mod value;
 pub(crate) mod vault;
 
-pub(crate) use self::audit::{Cursor, Entry, Filter, Record};
-pub(crate) use self::sql::{Pool, Row, Sql, SqlError, Transaction};
-pub(crate) use self::store::{Author, Expected, Failure, Judge, Loaded, Location, Opening, Store};
-pub(crate) use self::value::Value;
+pub(crate) use self::handle::{Database, Location, Opening};
+pub(crate) use self::objects::{Expected, Judge};
+pub(crate) use self::pool::{Author, Cursor, Entry, Failure, Filter, Record};
+#[cfg(test)]
+pub(crate) use self::pool::{Pool, Value};

@@ -83,7 +83,7 @@ pub(crate) async fn remove(
         let (head, _) = request.into_parts();
         let managed = ManagedClient::find(state, &server, &head).await?;
         let (tenant, id) = (&server.tenant.name, &managed.row.client_id);
-        if !state.live.store()?.remove_registered(tenant, id).await? {
+        if !state.live.store()?.clients().remove(tenant, id).await? {
             return Err(BAD_TOKEN);
         }
         let (actor, target) = (format!("client:{id}"), format!("client {id}"));
@@ -137,7 +137,7 @@ async fn add(
     };
     let store = state.live.store()?;
     let tenant = &server.tenant.name;
-    if !store.register(tenant, &row, settings.clients).await? {
+    if !store.clients().add(tenant, &row, settings.clients).await? {
         let what = "the tenant has too many registered clients";
         return Err(OauthRefusal::too_many(what, settings.client_unused));
     }
@@ -177,7 +177,7 @@ impl ManagedClient {
         let access = bearer(&head.headers).ok_or(BAD_TOKEN)?;
         let offered = secret::hash(access);
         let store = state.live.store()?;
-        let row = store.registered(&server.tenant.name, id).await?;
+        let row = store.clients().get(&server.tenant.name, id).await?;
         let known = row.as_ref().map_or([0; 32], |row| row.access_hash);
         let is_right = secret::is_same(&known, &offered);
         let row = row.filter(|_| is_right).ok_or(BAD_TOKEN)?;
@@ -219,7 +219,7 @@ impl ManagedClient {
             ..self.row.clone()
         };
         let store = state.live.store()?;
-        if !store.update_registered(&server.tenant.name, &row).await? {
+        if !store.clients().update(&server.tenant.name, &row).await? {
             return Err(BAD_TOKEN);
         }
         let (id, redirect_uris) = (&row.client_id, &metadata.redirect_uris);

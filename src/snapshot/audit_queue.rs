@@ -106,7 +106,7 @@ impl Writer {
         }
         if !records.is_empty() {
             let written = match self.live.store() {
-                Ok(store) => store.append(&records).await.is_ok(),
+                Ok(store) => store.audit().append(&records).await.is_ok(),
                 Err(_) => false,
             };
             if !written {

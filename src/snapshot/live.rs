@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     base::Clock,
-    database::{Failure, Store},
+    database::{Database, Failure},
     declare::{Catalog, Issued, OperatorKeys, When},
 };
 
@@ -41,7 +41,7 @@ pub(crate) struct Live {
     current: ArcSwap<Snapshot>,
     changed: watch::Sender<Arc<Snapshot>>,
     /// The store, once it was opened; never in `run`.
-    store: OnceLock<Store>,
+    store: OnceLock<Database>,
     /// When the store was asked last how far it has come.
     asked: Asked,
     /// Where the next question waits for its time, or for news.
@@ -157,13 +157,13 @@ impl Live {
     /// # Errors
     ///
     /// `Unavailable` as long as it could not be opened; always in `run`.
-    pub(crate) fn store(&self) -> Result<&Store, Failure> {
+    pub(crate) fn store(&self) -> Result<&Database, Failure> {
         let store = self.store.get();
         store.ok_or_else(|| Failure::Unavailable("it was not opened yet".to_owned()))
     }
 
     /// From now on there is a store.
-    pub(crate) fn opened(&self, store: Store) {
+    pub(crate) fn opened(&self, store: Database) {
         // A second one would be the same: only the keeper opens it.
         let _ = self.store.set(store);
     }
@@ -172,12 +172,12 @@ impl Live {
     ///
     /// # Errors
     ///
-    /// Those of [`Store::load`], and `Invalid` for a state that cannot be served here; the last
+    /// Those of [`Database::load`], and `Invalid` for a state that cannot be served here; the last
     /// snapshot stays.
     pub(crate) async fn refresh(&self) -> Result<(), Failure> {
         let store = self.store()?;
-        let loaded = store.load().await?;
-        let catalog = store.judged(&loaded, When::Serving)?.catalog;
+        let loaded = store.objects().load().await?;
+        let catalog = store.objects().judged(&loaded, When::Serving)?.catalog;
         let mut catalog = catalog.keeping(&self.current());
         let operators = loaded.objects.iter();
         let operators = operators.filter(|stored| stored.name.owner().is_none());
@@ -202,7 +202,7 @@ impl Live {
     ///
     /// # Errors
     ///
-    /// Those of [`Store::issued`]; the last snapshot stays.
+    /// Those of [`Database::issued`]; the last snapshot stays.
     pub(crate) async fn refresh_issued(&self) -> Result<(), Failure> {
         let (issued, revocation) = self.newer_issued(self.store()?).await?;
         let shown = self.snapshot();
@@ -218,10 +218,10 @@ impl Live {
         Ok(())
     }
 
-    async fn newer_issued(&self, store: &Store) -> Result<(Arc<Issued>, i64), Failure> {
+    async fn newer_issued(&self, store: &Database) -> Result<(Arc<Issued>, i64), Failure> {
         let shown = self.snapshot();
         let known = (&*shown.catalog.issued, shown.revocation);
-        let (issued, revocation) = store.issued(known).await?;
+        let (issued, revocation) = store.issued().newer(known).await?;
         Ok((Arc::new(issued), revocation))
     }
 
@@ -233,7 +233,7 @@ impl Live {
     /// Those of the store.
     pub(crate) async fn ask(&self) -> Result<i64, Failure> {
         let asking = async {
-            let reached = self.store()?.reached().await?;
+            let reached = self.store()?.issued().reached().await?;
             if self.is_loaded() && self.snapshot().revocation < reached.revocation {
                 self.refresh_issued().await?;
             }

@@ -21,7 +21,7 @@ use super::live::Live;
 use crate::config::{Config, Issuing, Mistake};
 use crate::{
     base::HiddenPaths,
-    database::{Author, Failure, Location, Opening, Store, oauth::Schedule},
+    database::{Author, Database, Failure, Location, Opening, oauth::Schedule},
     declare::{AuthMode, Prune},
     manifest::{Declaration, objects},
 };
@@ -193,7 +193,7 @@ impl Keeper {
     /// if it was just asked.
     async fn round(&mut self, version: Option<i64>) -> Result<Standing, Failure> {
         if self.live.store().is_err() {
-            let store = Store::open(self.opening.clone()).await?;
+            let store = Database::open(self.opening.clone()).await?;
             self.live.opened(store);
         }
         let live = Arc::clone(&self.live);
@@ -201,7 +201,7 @@ impl Keeper {
         let is_changed = self.apply(store).await?;
         let version = match version {
             Some(version) if !is_changed => version,
-            _ => store.version().await?,
+            _ => store.objects().version().await?,
         };
         if self.live.snapshot().version < Some(version) {
             if self.refused == Some(version) {
@@ -215,23 +215,23 @@ impl Keeper {
         }
         if !self.audit.is_zero() && Instant::now() >= self.prune_at {
             self.prune_at = Instant::now() + PRUNE;
-            store.prune_audit(self.audit).await?;
+            store.audit().prune(self.audit).await?;
         }
         self.keep_keys(store).await?;
-        if Instant::now() >= self.forget_at && !store.forget_some().await? {
+        if Instant::now() >= self.forget_at && !store.sweep().await? {
             self.forget_at = Instant::now() + PRUNE;
         }
         Ok(Standing::Fresh)
     }
 
     /// Sees to it that every authorization server has a key, and none for too long.
-    async fn keep_keys(&mut self, store: &Store) -> Result<(), Failure> {
+    async fn keep_keys(&mut self, store: &Database) -> Result<(), Failure> {
         let catalog = self.live.current();
         for (name, tenant) in &catalog.tenants {
             let is_builtin = matches!(tenant.auth, AuthMode::Builtin(_));
             // Before its first token: replicas are to know the key by then.
             if is_builtin && !catalog.issued.keys.contains_key(name) {
-                match store.signing_key(name).await {
+                match store.signing_keys().current(name).await {
                     // The tenant has just gone.
                     Ok(_) | Err(Failure::NotFound) => {}
                     Err(failure) => return Err(failure),
@@ -245,7 +245,8 @@ impl Keeper {
         self.rotate_at = Instant::now() + (age / 10).min(ROTATION);
         let age_ms = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
         for tenant in store
-            .rotate_old_keys(Schedule::of(&self.issuing), age_ms)
+            .signing_keys()
+            .rotate_old(Schedule::of(&self.issuing), age_ms)
             .await?
         {
             tracing::info!(
@@ -259,7 +260,7 @@ impl Keeper {
 
     /// Applies what is pending, if anything is. What is wrong with it is an error only before
     /// anything is served.
-    async fn apply(&mut self, store: &Store) -> Result<bool, Failure> {
+    async fn apply(&mut self, store: &Database) -> Result<bool, Failure> {
         let Some(applied) = &mut self.applied else {
             return Ok(false);
         };
@@ -267,7 +268,10 @@ impl Keeper {
             return Ok(false);
         };
         let author = Author::named("manifest");
-        let done = store.apply(&pending.declared, applied.prune, &author).await;
+        let done = store
+            .objects()
+            .apply(&pending.declared, applied.prune, &author)
+            .await;
         let file = &applied.file;
         match done {
             Err(Failure::Unavailable(what)) => return Err(Failure::Unavailable(what)),

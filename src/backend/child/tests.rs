@@ -322,7 +322,7 @@ fn nothing_survives_a_killed_gateway() {
     let mut gateway = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "backend::child_tests::helper_gateway",
+            "backend::child::tests::helper_gateway",
             "--ignored",
             "--nocapture",
         ])

@@ -17,7 +17,7 @@ use crate::{
     base::{Clock, private_file},
     cli::serve::database::lock_file,
     config::{Config, Sources, Wrong, gateway::environment},
-    database::{Failure, Judge, Location, Opening, Store, sql::inspect},
+    database::{Database, Failure, Judge, Location, Opening, pool::sql::inspect},
 };
 
 /// Where the store is.
@@ -44,8 +44,8 @@ pub(crate) struct CopyArgs {
 /// `lockgate migrate`
 pub(crate) fn migrate(args: StoreArgs) -> ExitCode {
     done(args, async |config: &Config| {
-        let store = Store::open(opening(config)).await?;
-        let version = store.version().await?;
+        let store = Database::open(opening(config)).await?;
+        let version = store.objects().version().await?;
         store.close().await;
         Ok(format!(
             "the schema is up to date; changes so far: {version}"
@@ -56,7 +56,7 @@ pub(crate) fn migrate(args: StoreArgs) -> ExitCode {
 /// `lockgate key rotate`
 pub(crate) fn rotate(args: StoreArgs) -> ExitCode {
     done(args, async |config: &Config| {
-        let store = Store::open(opening(config)).await?;
+        let store = Database::open(opening(config)).await?;
         let id = store.rotate().await?;
         store.close().await;
         Ok(format!(
@@ -70,7 +70,7 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
     let target = args.file;
     done(args.store, async |config: &Config| {
         of_file(config)?;
-        let store = Store::open(opening(config)).await?;
+        let store = Database::open(opening(config)).await?;
         let at = |error: &io::Error| wrong(&target, format!("cannot be made: {error}"), NEW_FILE);
         // SQLite fills an empty file; created here with access for its owner only.
         private_file::create_new(&target).map_err(|error| at(&error))?;
@@ -113,7 +113,7 @@ pub(crate) fn restore(args: CopyArgs) -> ExitCode {
         let put = put_back(&copy, &file);
         put.map_err(|error| wrong(&file, format!("cannot be written: {error}"), "make room"))?;
         // Reports a missing master key now rather than at the next start of a gateway.
-        let store = Store::open(opening(config)).await?;
+        let store = Database::open(opening(config)).await?;
         store.close().await;
         Ok(format!("{} is as {} was", file.display(), copy.display()))
     })

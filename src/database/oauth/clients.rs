@@ -1,34 +1,40 @@
-//! Clients that registered themselves (RFC 7591), as rows.
+//! Registered clients (RFC 7591) as rows.
 
-use super::{grants::Revoked, revocations};
-use crate::database::{Failure, Row, Store};
+use super::revocations::{self, Revoked};
+use crate::database::pool::{Failure, Pool, Row};
 
 /// A registered client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registered {
     /// The client id.
     pub(crate) client_id: String,
-    /// Its checked metadata as a JSON object, without secrets.
+    /// The checked metadata as a JSON object, without secrets.
     pub(crate) metadata: String,
     /// The SHA-256 of its secret; none for a public client.
     pub(crate) secret_hash: Option<[u8; 32]>,
     /// The SHA-256 of its registration access token (RFC 7592).
     pub(crate) access_hash: [u8; 32],
-    /// When it registered, in milliseconds since 1970.
+    /// Time of registration, in milliseconds since 1970.
     pub(crate) created_ms: i64,
-    /// When it is forgotten, unless it is used before.
+    /// Time of removal, unless the client is used before.
     pub(crate) expires_ms: i64,
 }
 
-impl Store {
-    /// Writes a new client; false if the tenant has `cap` that have not expired.
-    pub(crate) async fn register(
-        &self,
+/// Registered clients of tenants.
+#[derive(Clone, Copy)]
+pub(crate) struct Clients<'a> {
+    pub(crate) pool: &'a Pool,
+}
+
+impl Clients<'_> {
+    /// Adds a client; false if the tenant has `cap` unexpired clients.
+    pub(crate) async fn add(
+        self,
         tenant: &str,
         new: &Registered,
         cap: u32,
     ) -> Result<bool, Failure> {
-        // Those that register at the same moment may together exceed the cap by their number.
+        // Simultaneous registrations may together exceed the cap by their number.
         let values = vec![
             tenant.into(),
             new.client_id.as_str().into(),
@@ -37,29 +43,25 @@ impl Store {
             (&new.access_hash).into(),
             new.created_ms.into(),
             new.expires_ms.into(),
-            self.0.now_ms().into(),
+            self.pool.now_ms().into(),
             i64::from(cap).into(),
         ];
-        Ok(!self.0.write(INSERT, values).await?.is_empty())
+        Ok(!self.pool.write(INSERT, values).await?.is_empty())
     }
 
     /// A client that has not expired.
-    pub(crate) async fn registered(
-        &self,
+    pub(crate) async fn get(
+        self,
         tenant: &str,
         client_id: &str,
     ) -> Result<Option<Registered>, Failure> {
-        let values = vec![tenant.into(), client_id.into(), self.0.now_ms().into()];
-        let rows = self.0.pool.read(ONE, values).await?;
+        let values = vec![tenant.into(), client_id.into(), self.pool.now_ms().into()];
+        let rows = self.pool.read(ONE, values).await?;
         rows.first().map(read).transpose()
     }
 
-    /// Replaces metadata, secret, access token and end of a client; false if it is not there.
-    pub(crate) async fn update_registered(
-        &self,
-        tenant: &str,
-        new: &Registered,
-    ) -> Result<bool, Failure> {
+    /// Replaces metadata, secret, access token and end of a client; false if there is none.
+    pub(crate) async fn update(self, tenant: &str, new: &Registered) -> Result<bool, Failure> {
         let values = vec![
             tenant.into(),
             new.client_id.as_str().into(),
@@ -67,14 +69,14 @@ impl Store {
             new.secret_hash.map(Vec::from).into(),
             (&new.access_hash).into(),
             new.expires_ms.into(),
-            self.0.now_ms().into(),
+            self.pool.now_ms().into(),
         ];
-        Ok(!self.0.write(UPDATE, values).await?.is_empty())
+        Ok(!self.pool.write(UPDATE, values).await?.is_empty())
     }
 
-    /// Puts a client's end off to `expires_ms`; never brings it forward.
-    pub(crate) async fn renew_registered(
-        &self,
+    /// Postpones a client's end to `expires_ms`; never brings it forward.
+    pub(crate) async fn renew(
+        self,
         tenant: &str,
         client_id: &str,
         expires_ms: i64,
@@ -83,24 +85,21 @@ impl Store {
             tenant.into(),
             client_id.into(),
             expires_ms.into(),
-            self.0.now_ms().into(),
+            self.pool.now_ms().into(),
         ];
-        self.0.write(RENEW, values).await.map(drop)
+        self.pool.write(RENEW, values).await?;
+        Ok(())
     }
 
-    /// Removes a client and revokes all that it was granted; false if it was not there.
-    pub(crate) async fn remove_registered(
-        &self,
-        tenant: &str,
-        client_id: &str,
-    ) -> Result<bool, Failure> {
-        let mut transaction = self.0.pool.begin_beside().await?;
+    /// Removes a client and revokes its grants; false if there is none.
+    pub(crate) async fn remove(self, tenant: &str, client_id: &str) -> Result<bool, Failure> {
+        let mut transaction = self.pool.begin_beside().await?;
         let values = vec![tenant.into(), client_id.into()];
         if transaction.run(DELETE, values).await?.is_empty() {
             return Ok(false);
         }
         let all = Revoked::Client(client_id.to_owned());
-        revocations::end(&mut transaction, tenant, &all, self.0.now_ms()).await?;
+        revocations::end(&mut transaction, tenant, &all, self.pool.now_ms()).await?;
         transaction.commit().await?;
         Ok(true)
     }

@@ -1,31 +1,31 @@
-//! Authorization codes, grants, refresh tokens and revocations, as rows.
+//! Authorization codes, grants and refresh tokens as rows.
 //!
-//! One-time use is decided here, each by one statement (DESIGN section 6): whoever updates the row
-//! that was not used yet has it.
+//! Each one-time use is decided by one statement: the caller whose update finds the row unused has
+//! it. Not here: revocations (`revocations`).
 
 use uuid::Uuid;
 
-use super::revocations::{self, row_groups};
-use crate::database::{Failure, Row, Store, Transaction};
+use super::revocations;
+use crate::database::pool::{Failure, Pool, Row, Transaction, Value};
 
-/// What a person allowed a client.
+/// A grant: a person allows a client to use a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
-    /// Its name in tokens and revocations.
+    /// The id in tokens and revocations.
     pub(crate) id: Uuid,
-    /// Who allowed it.
+    /// The person.
     pub(crate) subject: String,
-    /// Its groups, as they were at the log-in; a local user's are looked up instead.
+    /// The person's groups at the log-in; those of a local user are looked up instead.
     pub(crate) groups: Vec<String>,
-    /// Whom.
+    /// The client.
     pub(crate) client_id: String,
-    /// For which resource: the audience of its tokens.
+    /// The resource: the audience of the tokens.
     pub(crate) resource: String,
     /// Scopes with blanks between them.
     pub(crate) scope: String,
-    /// When the person logged in, in milliseconds since 1970.
+    /// Time of the log-in, in milliseconds since 1970.
     pub(crate) auth_ms: i64,
-    /// When it ends, however often it is refreshed.
+    /// End of the grant, regardless of refreshes.
     pub(crate) expires_ms: i64,
 }
 
@@ -34,29 +34,29 @@ pub(crate) struct Grant {
 pub(crate) struct NewCode {
     /// The SHA-256 of its text.
     pub(crate) hash: [u8; 32],
-    /// What it is exchanged for; `expires_ms` is that of the grant to be.
+    /// The grant to be; `expires_ms` is the end of the grant.
     pub(crate) grant: Grant,
     /// The redirect URI of the request, exactly; empty if the request had none.
     pub(crate) redirect_uri: String,
     /// The S256 challenge of the request, as it was sent.
     pub(crate) challenge: String,
-    /// When the code ends.
+    /// End of the code.
     pub(crate) expires_ms: i64,
 }
 
-/// A code that was taken: it is worth nothing from now on, whatever is made of it.
+/// A code that was taken: it cannot be used again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TakenCode {
-    /// Nobody had used it. Its grant exists only when [`Store::start_grant`] wrote it.
+    /// The first use. The grant exists only after [`Grants::start`] wrote it.
     First(Box<NewCode>),
-    /// It had been used at `used_ms`.
+    /// Another use, after the first at `used_ms`.
     Again {
-        /// When.
+        /// Time of the first use.
         used_ms: i64,
-        /// The grant that this led to, or still may lead to: revoking it is good in both cases.
+        /// The grant of the code, perhaps not written yet: revoking it works in both cases.
         grant: Option<Uuid>,
     },
-    /// There is none, in this tenant.
+    /// No such code in this tenant.
     Unknown,
 }
 
@@ -69,12 +69,11 @@ pub(crate) struct NewRefresh {
     pub(crate) expires_ms: i64,
 }
 
-/// How a refresh token gives its successor.
+/// The successor of a refresh token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Succession {
-    /// From which, with the token's own text, the successor's text is derived. It is kept, so that
-    /// who comes again with the token gets the same successor; without the token it is worth
-    /// nothing.
+    /// The successor's text is derived from this and the token's own text. It is stored, so that
+    /// a retry with the token gets the same successor; without the token it reveals nothing.
     pub(crate) salt: [u8; 32],
     /// The successor.
     pub(crate) successor: NewRefresh,
@@ -82,42 +81,54 @@ pub(crate) struct Succession {
     pub(crate) grace_ms: i64,
 }
 
-/// What became of a refresh token.
+/// The outcome of using a refresh token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refreshed {
-    /// It was used now, or within the grace before by somebody who had it too: the successor is
-    /// derived from this salt.
+    /// The first use, or another within the grace period: the successor is derived from this salt.
     Good {
         /// The grant.
         grant: Box<Grant>,
         /// Of the successor.
         salt: [u8; 32],
     },
-    /// It is worth nothing: unknown, expired, revoked, of another client, or its successor was used.
+    /// It is not valid: unknown, expired, revoked, of another client, or its successor was used.
     Refused,
-    /// It was used after the grace: the whole grant has just been revoked.
+    /// It was used again after the grace period: the whole grant has just been revoked.
     Reused {
         /// The grant.
         grant: Uuid,
     },
 }
 
-/// What is revoked.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Revoked {
-    /// One grant. Its client may get another one without asking the person again.
-    Grant(Uuid),
-    /// One grant, and what its person consented to for its client.
-    Consent(Uuid),
-    /// All that a client has, and every consent to it.
-    Client(String),
-    /// All that a person granted and consented to.
-    Subject(String),
+/// A grant as shown to operators.
+#[derive(Clone, Debug)]
+pub(crate) struct SeenGrant {
+    /// The grant.
+    pub(crate) grant: Grant,
+    /// Time of creation, in milliseconds since 1970.
+    pub(crate) created_ms: i64,
 }
 
-impl Store {
+/// A selection of grants; a member that is none selects all.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GrantFilter<'f> {
+    /// Of this person.
+    pub(crate) subject: Option<&'f str>,
+    /// Of this client.
+    pub(crate) client: Option<&'f str>,
+    /// Behind this one.
+    pub(crate) after: Option<Uuid>,
+}
+
+/// Authorization codes, grants and refresh tokens of tenants.
+#[derive(Clone, Copy)]
+pub(crate) struct Grants<'a> {
+    pub(crate) pool: &'a Pool,
+}
+
+impl Grants<'_> {
     /// Writes a code.
-    pub(crate) async fn add_code(&self, tenant: &str, code: &NewCode) -> Result<(), Failure> {
+    pub(crate) async fn add_code(self, tenant: &str, code: &NewCode) -> Result<(), Failure> {
         let grant = &code.grant;
         let values = vec![
             (&code.hash).into(),
@@ -134,18 +145,19 @@ impl Store {
             code.challenge.as_str().into(),
             code.expires_ms.into(),
         ];
-        self.0.write(INSERT_CODE, values).await.map(drop)
+        self.pool.write(INSERT_CODE, values).await?;
+        Ok(())
     }
 
-    /// Takes a code. Only one of all who come with it gets [`TakenCode::First`], in one statement.
-    /// The caller judges expiry, client, redirect URI and challenge afterwards.
+    /// Takes a code, in one statement: only one caller gets [`TakenCode::First`]. The caller judges
+    /// expiry, client, redirect URI and challenge afterwards.
     pub(crate) async fn take_code(
-        &self,
+        self,
         tenant: &str,
         hash: &[u8; 32],
     ) -> Result<TakenCode, Failure> {
-        let now_ms = self.0.now_ms();
-        let mut transaction = self.0.pool.begin_beside().await?;
+        let now_ms = self.pool.now_ms();
+        let mut transaction = self.pool.begin_beside().await?;
         let values = vec![hash.into(), tenant.into(), now_ms.into()];
         let first = transaction.run(TAKE_CODE, values).await?;
         let taken = if let Some(row) = first.first() {
@@ -160,28 +172,28 @@ impl Store {
                 None => TakenCode::Unknown,
             }
         };
-        // An error here leaves it open whether the code was taken: then it was, for everybody.
+        // After an error here the code may have been taken: it then counts as taken.
         transaction.commit().await?;
         Ok(taken)
     }
 
     /// Writes the grant of a code that was taken and judged good, with its first refresh token.
     /// False if the code's replay revoked it meanwhile, or its client or person is gone.
-    pub(crate) async fn start_grant(
-        &self,
+    pub(crate) async fn start(
+        self,
         tenant: &str,
         code: &NewCode,
         refresh: &NewRefresh,
     ) -> Result<bool, Failure> {
-        let (grant, now_ms) = (&code.grant, self.0.now_ms());
-        let mut transaction = self.0.pool.begin_beside().await?;
-        // A revocation removes the codes that it means, and then ends grants: whoever has the row
-        // of the code first is seen by the other.
+        let (grant, now_ms) = (&code.grant, self.pool.now_ms());
+        let mut transaction = self.pool.begin_beside().await?;
+        // A revocation removes codes and then ends grants: the lock on the row of the code orders
+        // the two.
         let held = vec![(&code.hash).into(), tenant.into()];
         if transaction.run(HOLD_CODE, held).await?.is_empty() {
             return Ok(false);
         }
-        // The code of somebody who logged in before all of theirs was revoked.
+        // The person logged in before all of their grants were revoked.
         let person = vec![
             tenant.into(),
             grant.subject.as_str().into(),
@@ -212,15 +224,15 @@ impl Store {
 
     /// Uses a refresh token of `client_id`.
     pub(crate) async fn refresh(
-        &self,
+        self,
         tenant: &str,
         client_id: &str,
         hash: &[u8; 32],
         succession: &Succession,
     ) -> Result<Refreshed, Failure> {
-        let now_ms = self.0.now_ms();
-        let mut transaction = self.0.pool.begin_beside().await?;
-        // Whoever holds the row of the grant decides: another use, and a revocation, wait.
+        let now_ms = self.pool.now_ms();
+        let mut transaction = self.pool.begin_beside().await?;
+        // The lock on the row of the grant decides: another use, and a revocation, wait.
         let values = vec![hash.into(), tenant.into(), client_id.into(), now_ms.into()];
         let held = transaction.run(HOLD_GRANT, values).await?;
         let Some(row) = held.first() else {
@@ -254,24 +266,56 @@ impl Store {
             let salt = succession.salt;
             Refreshed::Good { grant, salt }
         };
-        // After an error here whoever comes again within the grace gets the same successor.
+        // After an error here a retry within the grace period gets the same successor.
         transaction.commit().await?;
         Ok(outcome)
     }
 
-    /// The grant that a refresh token belongs to, if it is known, whatever has become of it.
-    pub(crate) async fn grant_of_refresh(
-        &self,
+    /// The grants of a tenant that have not ended, in the order of their ids.
+    pub(crate) async fn list(
+        self,
+        tenant: &str,
+        filter: GrantFilter<'_>,
+        limit: usize,
+    ) -> Result<Vec<SeenGrant>, Failure> {
+        let own = |text: Option<&str>| Value::Text(text.map(str::to_owned));
+        let values = vec![
+            tenant.into(),
+            self.pool.now_ms().into(),
+            own(filter.subject),
+            own(filter.client),
+            filter.after.unwrap_or_default().into(),
+            i64::try_from(limit).unwrap_or(i64::MAX).into(),
+        ];
+        let rows = self.pool.read(GRANTS_OF, values).await?;
+        let seen = |row: &Row| {
+            Ok(SeenGrant {
+                grant: grant(row)?,
+                created_ms: row.get("created_ms")?,
+            })
+        };
+        rows.iter().map(seen).collect()
+    }
+
+    /// The grant of a refresh token, if it is known, revoked or not.
+    pub(crate) async fn of_refresh(
+        self,
         tenant: &str,
         hash: &[u8; 32],
     ) -> Result<Option<Grant>, Failure> {
         let values = vec![hash.into(), tenant.into()];
-        let rows = self.0.pool.read(GRANT_OF_REFRESH, values).await?;
+        let rows = self.pool.read(GRANT_OF_REFRESH, values).await?;
         rows.first().map(grant).transpose()
     }
 }
 
-/// What is known of a refresh token that was used.
+/// The groups in a row.
+fn row_groups(row: &Row) -> Result<Vec<String>, Failure> {
+    let text: String = row.get("groups")?;
+    serde_json::from_str(&text).map_err(|error| Failure::Bug(format!("groups in a row: {error}")))
+}
+
+/// A refresh token that was used.
 struct Used {
     at_ms: i64,
     salt: [u8; 32],
@@ -280,7 +324,7 @@ struct Used {
 }
 
 impl Used {
-    /// None if it was not used: then it has expired.
+    /// None if it was not used: it has expired.
     fn read(row: &Row) -> Result<Option<Self>, Failure> {
         let at_ms: Option<i64> = row.get("used_ms")?;
         let salt: Option<Vec<u8>> = row.get("salt")?;
@@ -305,8 +349,8 @@ async fn add_refresh(
     Ok(())
 }
 
-/// What a row of `grants` says.
-pub(crate) fn grant(row: &Row) -> Result<Grant, Failure> {
+/// Reads a row of `grants`.
+fn grant(row: &Row) -> Result<Grant, Failure> {
     Ok(Grant {
         id: row.get("id")?,
         subject: row.get("subject")?,
@@ -412,3 +456,13 @@ const GRANT_OF_REFRESH: &str = "
       FROM refresh_tokens
       JOIN grants ON grants.id = refresh_tokens.grant_id
      WHERE refresh_tokens.hash = $1 AND grants.tenant = $2";
+
+const GRANTS_OF: &str = "
+    SELECT id, subject, groups, client_id, resource, scope, auth_ms, created_ms, expires_ms
+      FROM grants
+     WHERE tenant = $1 AND revoked_ms IS NULL AND expires_ms > $2
+       AND (CAST($3 AS TEXT) IS NULL OR subject = $3)
+       AND (CAST($4 AS TEXT) IS NULL OR client_id = $4)
+       AND id > $5
+     ORDER BY id
+     LIMIT $6";

@@ -1,33 +1,44 @@
-//! Who is logged in in which browser, what they consented to, and log-ins that are under way, as
-//! rows.
+//! Log-ins of browsers, consents, and log-ins under way at a provider, as rows.
 
 use zeroize::Zeroizing;
 
-use crate::base::hex;
-use crate::database::{Failure, Store, vault::Place};
+use crate::{
+    base::hex,
+    database::{
+        pool::{Failure, Pool},
+        vault::{Place, Vault},
+    },
+};
 
-/// Somebody who logged in.
+/// A person who is logged in.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Person {
     /// The subject: a local user's name, or `{issuer}#{sub}` of a provider.
     pub(crate) subject: String,
-    /// What to show: never used to tell people apart.
+    /// The name to show; never identifies the person.
     pub(crate) title: String,
     /// The provider's groups; empty for local users.
     pub(crate) groups: Vec<String>,
     /// The provider's name; none for local users.
     pub(crate) provider: Option<String>,
-    /// When, in milliseconds since 1970.
+    /// Time of the log-in, in milliseconds since 1970.
     pub(crate) auth_ms: i64,
-    /// The SHA-256 of the hash of the password that let a local user in: another password ends it.
+    /// The SHA-256 of the password hash of a local user: another password ends the log-in.
     #[serde(default)]
     pub(crate) password: Option<[u8; 32]>,
 }
 
-impl Store {
+/// Log-ins, consents, and values used once, of tenants.
+#[derive(Clone, Copy)]
+pub(crate) struct Logins<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) vault: &'a Vault,
+}
+
+impl Logins<'_> {
     /// Remembers that a browser, by the SHA-256 of its cookie, is logged in as `person`.
     pub(crate) async fn log_in(
-        &self,
+        self,
         tenant: &str,
         browser: &[u8; 32],
         person: &Person,
@@ -42,17 +53,18 @@ impl Store {
             text.into(),
             expires_ms.into(),
         ];
-        self.0.write(LOG_IN, values).await.map(drop)
+        self.pool.write(LOG_IN, values).await?;
+        Ok(())
     }
 
-    /// Who is logged in in a browser.
+    /// The person logged in in a browser.
     pub(crate) async fn logged_in(
-        &self,
+        self,
         tenant: &str,
         browser: &[u8; 32],
     ) -> Result<Option<Person>, Failure> {
-        let values = vec![tenant.into(), browser.into(), self.0.now_ms().into()];
-        let rows = self.0.pool.read(LOGGED_IN, values).await?;
+        let values = vec![tenant.into(), browser.into(), self.pool.now_ms().into()];
+        let rows = self.pool.read(LOGGED_IN, values).await?;
         let Some(row) = rows.first() else {
             return Ok(None);
         };
@@ -62,14 +74,15 @@ impl Store {
     }
 
     /// Ends a browser's log-in.
-    pub(crate) async fn log_out(&self, tenant: &str, browser: &[u8; 32]) -> Result<(), Failure> {
+    pub(crate) async fn log_out(self, tenant: &str, browser: &[u8; 32]) -> Result<(), Failure> {
         let values = vec![tenant.into(), browser.into()];
-        self.0.write(LOG_OUT, values).await.map(drop)
+        self.pool.write(LOG_OUT, values).await?;
+        Ok(())
     }
 
-    /// Whether a person consented to exactly this: `digest` is of all that the page showed.
+    /// True if a person gave exactly this consent: `digest` covers everything the page showed.
     pub(crate) async fn has_consented(
-        &self,
+        self,
         tenant: &str,
         subject: &str,
         client_id: &str,
@@ -81,12 +94,12 @@ impl Store {
             client_id.into(),
             digest.into(),
         ];
-        Ok(!self.0.pool.read(CONSENTED, values).await?.is_empty())
+        Ok(!self.pool.read(CONSENTED, values).await?.is_empty())
     }
 
     /// Remembers a consent.
     pub(crate) async fn consent(
-        &self,
+        self,
         tenant: &str,
         subject: &str,
         client_id: &str,
@@ -97,75 +110,71 @@ impl Store {
             subject.into(),
             client_id.into(),
             digest.into(),
-            self.0.now_ms().into(),
+            self.pool.now_ms().into(),
         ];
-        self.0.write(CONSENT, values).await.map(drop)
+        self.pool.write(CONSENT, values).await?;
+        Ok(())
     }
 
-    /// Keeps what a log-in at a provider needs when it comes back, sealed; `key` is the SHA-256 of
-    /// its `state`.
+    /// Stores the state of a log-in at a provider, sealed; `key` is the SHA-256 of its `state`.
     pub(crate) async fn add_trip(
-        &self,
+        self,
         tenant: &str,
         key: &[u8; 32],
         content: &[u8],
         expires_ms: i64,
     ) -> Result<(), Failure> {
         let row = trip_row(tenant, key);
-        let sealed = self.0.seal(trip_place(&row), content);
+        let sealed = self.vault.seal(trip_place(&row), content);
         if sealed.is_none() {
-            return Err(Failure::Bug("no randomness".to_owned()));
+            return Err(Failure::no_randomness());
         }
         let values = vec![tenant.into(), key.into(), sealed.into(), expires_ms.into()];
-        self.0.write(ADD_TRIP, values).await.map(drop)
+        self.pool.write(ADD_TRIP, values).await?;
+        Ok(())
     }
 
-    /// Takes it: only one of all who come with it gets it, and only before its end. One that was
-    /// sealed under a master key that was rotated away is lost.
+    /// Takes the state of a log-in at a provider: once, and only before its end. A state sealed
+    /// under a master key that was rotated away is lost.
     pub(crate) async fn take_trip(
-        &self,
+        self,
         tenant: &str,
         key: &[u8; 32],
     ) -> Result<Option<Zeroizing<Vec<u8>>>, Failure> {
-        let values = vec![tenant.into(), key.into(), self.0.now_ms().into()];
-        let taken = self.0.write(TAKE_TRIP, values).await?;
+        let values = vec![tenant.into(), key.into(), self.pool.now_ms().into()];
+        let taken = self.pool.write(TAKE_TRIP, values).await?;
         let Some(row) = taken.first() else {
             return Ok(None);
         };
         let sealed: Vec<u8> = row.get("content")?;
-        Ok(self.0.open(trip_place(&trip_row(tenant, key)), &sealed))
+        Ok(self.vault.open(trip_place(&trip_row(tenant, key)), &sealed))
     }
 
-    /// Whether a value (the SHA-256 of what it is and whose) is used for the first time; it is
-    /// remembered until `expires_ms`.
+    /// True at the first use of a value (a SHA-256 with its purpose and owner); remembered until
+    /// `expires_ms`.
     pub(crate) async fn use_once(
-        &self,
+        self,
         tenant: &str,
         value: &[u8; 32],
         expires_ms: i64,
     ) -> Result<bool, Failure> {
         let values = vec![tenant.into(), value.into(), expires_ms.into()];
-        Ok(!self.0.write(USE_ONCE, values).await?.is_empty())
+        Ok(!self.pool.write(USE_ONCE, values).await?.is_empty())
     }
 
-    /// Seals a form's state for the time that a browser has it; `purpose` is bound to it.
-    pub(crate) fn seal(
-        &self,
-        tenant: &str,
-        purpose: &'static str,
-        plain: &[u8],
-    ) -> Option<Vec<u8>> {
-        self.0.seal(form_place(tenant, purpose), plain)
+    /// Seals the state of a form for a browser, bound to `purpose`.
+    pub(crate) fn seal(self, tenant: &str, purpose: &'static str, plain: &[u8]) -> Option<Vec<u8>> {
+        self.vault.seal(form_place(tenant, purpose), plain)
     }
 
-    /// Opens it.
+    /// Opens the sealed state of a form.
     pub(crate) fn open_sealed(
-        &self,
+        self,
         tenant: &str,
         purpose: &'static str,
         sealed: &[u8],
     ) -> Option<Zeroizing<Vec<u8>>> {
-        self.0.open(form_place(tenant, purpose), sealed)
+        self.vault.open(form_place(tenant, purpose), sealed)
     }
 }
 

@@ -1,16 +1,28 @@
 //! Rows of the authorization server: grants, clients, log-ins, signing keys, revocations.
+//!
+//! Not here: the protocol (`oauth` of the crate), and declared users and clients (`objects`).
+//!
+//! * `clients`: registered clients
+//! * `grants`: authorization codes, grants and refresh tokens
+//! * `issued`: public keys and revocations, as replicas follow them
+//! * `logins`: log-ins of browsers, consents, and log-ins under way
+//! * `revocations`: revocations, numbered for replicas
+//! * `signing_keys`: signing keys of tenants
+//! * `sweep`: removal of expired rows
 
 mod clients;
 mod grants;
+mod issued;
 mod logins;
 pub(crate) mod revocations;
 pub(crate) mod signing_keys;
-mod sweep;
+pub(crate) mod sweep;
 
-pub(crate) use self::clients::Registered;
+pub(crate) use self::clients::{Clients, Registered};
 pub(crate) use self::grants::{
-    Grant, NewCode, NewRefresh, Refreshed, Revoked, Succession, TakenCode,
+    Grant, GrantFilter, Grants, NewCode, NewRefresh, Refreshed, SeenGrant, Succession, TakenCode,
 };
-pub(crate) use self::logins::Person;
-pub(crate) use self::revocations::{GrantFilter, SeenGrant};
-pub(crate) use self::signing_keys::{Schedule, SeenKey, Signing, SigningKey};
+pub(crate) use self::issued::Issuance;
+pub(crate) use self::logins::{Logins, Person};
+pub(crate) use self::revocations::{Revocations, Revoked};
+pub(crate) use self::signing_keys::{Schedule, SeenKey, Signing, SigningKey, SigningKeys};

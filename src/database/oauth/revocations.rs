@@ -1,137 +1,46 @@
-//! What ends before its time, and how every replica learns of it.
+//! Revocations: ended before their time, and numbered for replicas.
 //!
-//! A revocation ends the grants that it means and numbers what it did, in one transaction; the
-//! numbers grow in the order of the commits, so that a replica that has read up to one has missed
-//! none (DESIGN section 6). Grants are named one by one: no clock decides which tokens are meant.
-
-use std::sync::Arc;
+//! A revocation ends grants and numbers the rows that say so, in one transaction; the numbers grow in
+//! the order of the commits, so that a replica that has read up to one has missed none. Grants are
+//! named one by one, so that no clock decides which tokens are revoked. Not here: how replicas follow
+//! (`issued`).
 
 use uuid::Uuid;
 
-use super::{
-    grants::{self, Grant, Revoked},
-    signing_keys,
-};
-use crate::{
-    database::{Failure, Row, Store, Transaction, Value},
-    declare::Issued,
-};
+use crate::database::pool::{Failure, Pool, Row, Transaction};
 
-/// How far the store has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reached {
-    /// The number of the last change of what is declared.
-    pub(crate) version: i64,
-    /// The number of the last change of what is issued.
-    pub(crate) revocation: i64,
+/// The object of a revocation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Revoked {
+    /// One grant. Its client may get another one without a consent page.
+    Grant(Uuid),
+    /// One grant, and the consents of its person to its client.
+    Consent(Uuid),
+    /// All grants of a client, and every consent to it.
+    Client(String),
+    /// All grants and consents of a person.
+    Subject(String),
 }
 
-/// A grant as an operator sees it.
-#[derive(Clone, Debug)]
-pub(crate) struct SeenGrant {
-    /// What was allowed whom.
-    pub(crate) grant: Grant,
-    /// When it began, in milliseconds since 1970.
-    pub(crate) created_ms: i64,
+/// Revocations of tenants.
+#[derive(Clone, Copy)]
+pub(crate) struct Revocations<'a> {
+    pub(crate) pool: &'a Pool,
 }
 
-/// Which grants are wanted; what is none does not matter.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct GrantFilter<'f> {
-    /// Of this person.
-    pub(crate) subject: Option<&'f str>,
-    /// Of this client.
-    pub(crate) client: Option<&'f str>,
-    /// Behind this one.
-    pub(crate) after: Option<Uuid>,
-}
-
-impl Store {
-    /// Revokes: tokens are refused from the next read of the revocations on, and refresh tokens
-    /// and codes at once. The log-ins of a subject end too, and whom a client or a person is
-    /// revoked, is asked for consent again.
-    pub(crate) async fn revoke(&self, tenant: &str, what: &Revoked) -> Result<(), Failure> {
-        let now_ms = self.0.now_ms();
-        let mut transaction = self.0.pool.begin_beside().await?;
+impl Revocations<'_> {
+    /// Revokes: refresh tokens and codes end at once, access tokens at the next read of the
+    /// revocations. The log-ins of a subject end too. After revoking a client or a subject, the
+    /// consent page is shown again.
+    pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<(), Failure> {
+        let now_ms = self.pool.now_ms();
+        let mut transaction = self.pool.begin_beside().await?;
         end(&mut transaction, tenant, what, now_ms).await?;
         Ok(transaction.commit().await?)
     }
-
-    /// How far the store has come, and what time it is there: one cheap query.
-    pub(crate) async fn reached(&self) -> Result<Reached, Failure> {
-        let (pool, clock) = (&self.0.pool, &self.0.opening.clock);
-        reached_in(&pool.read_in_time(clock, REACHED).await?)
-    }
-
-    /// What was issued and revoked, with the number up to which it is known; only what is new is
-    /// read if something is known `before`.
-    pub(crate) async fn issued(&self, before: (&Issued, i64)) -> Result<(Issued, i64), Failure> {
-        let mut transaction = self.0.pool.snapshot().await?;
-        let number = reached_in(&transaction.run(REACHED, Vec::new()).await?)?.revocation;
-        let (known, known_to) = before;
-        let since_ms = self.0.now_ms() - KEPT_MS;
-        let mut issued = known.clone();
-        // Nothing has number 0: whoever knows nothing yet reads all keys.
-        let mut is_keys = known_to <= 0;
-        let newer = transaction.run(NEWER, vec![known_to.into()]).await?;
-        // Every number had its row: one that is missing was forgotten, and may have been of a key.
-        is_keys |= i64::try_from(newer.len()).unwrap_or(i64::MAX) < number - known_to;
-        for row in newer {
-            let tenant: String = row.get("tenant")?;
-            let (kind, value): (String, String) = (row.get("kind")?, row.get("value")?);
-            let at_ms: i64 = row.get("at_ms")?;
-            let of = &mut issued.revoked;
-            match kind.as_str() {
-                GRANTS => {
-                    let revoked = Arc::make_mut(of.entry(tenant).or_default());
-                    revoked.grants.extend(ids(&value).map(|id| (id, at_ms)));
-                }
-                KEY => {
-                    let revoked = Arc::make_mut(of.entry(tenant).or_default());
-                    revoked.keys.insert(value, at_ms);
-                    is_keys = true;
-                }
-                KEYS => is_keys = true,
-                // For those who begin a grant.
-                _ => {}
-            }
-        }
-        forget(&mut issued, since_ms);
-        if is_keys {
-            self.0.signing.changed();
-            issued.keys = signing_keys::public_keys(&mut transaction).await?;
-        }
-        Ok((issued, number))
-    }
-
-    /// The grants of a tenant that have not ended, in the order of their ids.
-    pub(crate) async fn grants(
-        &self,
-        tenant: &str,
-        filter: GrantFilter<'_>,
-        limit: usize,
-    ) -> Result<Vec<SeenGrant>, Failure> {
-        let own = |text: Option<&str>| Value::Text(text.map(str::to_owned));
-        let values = vec![
-            tenant.into(),
-            self.0.now_ms().into(),
-            own(filter.subject),
-            own(filter.client),
-            filter.after.unwrap_or_default().into(),
-            i64::try_from(limit).unwrap_or(i64::MAX).into(),
-        ];
-        let rows = self.0.pool.read(GRANTS_OF, values).await?;
-        let seen = |row: &Row| {
-            Ok(SeenGrant {
-                grant: grants::grant(row)?,
-                created_ms: row.get("created_ms")?,
-            })
-        };
-        rows.iter().map(seen).collect()
-    }
 }
 
-/// Ends what is meant, as part of a transaction.
+/// Revokes as part of a transaction.
 pub(crate) async fn end(
     transaction: &mut Transaction,
     tenant: &str,
@@ -169,14 +78,14 @@ pub(crate) async fn end(
             all.push(now_ms.into());
             let ended = transaction.run(END_OF_SUBJECT, all).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
-            // A code of a log-in that ended just now may still be on its way.
+            // A code of a log-in that has just ended may still be under way.
             number(transaction, tenant, SUBJECT, subject, now_ms).await?;
         }
     }
     Ok(())
 }
 
-/// Ends one grant, once.
+/// Ends a grant, once.
 pub(super) async fn end_grant(
     transaction: &mut Transaction,
     tenant: &str,
@@ -188,8 +97,7 @@ pub(super) async fn end_grant(
     number_grants(transaction, tenant, &ended, now_ms).await
 }
 
-/// Says that the signing keys of a tenant are others now; `removed` is one that is worth nothing
-/// any more.
+/// Tells replicas that the signing keys of a tenant changed; `removed` is no longer valid.
 pub(crate) async fn number_keys(
     transaction: &mut Transaction,
     tenant: &str,
@@ -220,8 +128,8 @@ async fn number_grants(
     number(transaction, tenant, GRANTS, &value, now_ms).await
 }
 
-/// Writes one numbered row. The last statement of its transaction that others wait for: the row of
-/// `changes` is held from here to the commit, which is what keeps the numbers in order.
+/// Writes one numbered row, last in its transaction: the row of `changes` is locked from here to
+/// the commit, which keeps the numbers in order.
 async fn number(
     transaction: &mut Transaction,
     tenant: &str,
@@ -245,61 +153,17 @@ async fn number(
     Ok(())
 }
 
-fn reached_in(rows: &[Row]) -> Result<Reached, Failure> {
-    let row = rows.first();
-    let row = row.ok_or_else(|| Failure::Bug("no number of changes".to_owned()))?;
-    Ok(Reached {
-        version: row.get("version")?,
-        revocation: row.get("revocation")?,
-    })
-}
-
-fn ids(value: &str) -> impl Iterator<Item = Uuid> + '_ {
-    let words = value.split(' ');
-    words.filter_map(|word| Uuid::try_parse(word).ok())
-}
-
-/// Drops what is so old that nothing can rest on it any more.
-fn forget(issued: &mut Issued, since_ms: i64) {
-    let is_old = |at_ms: &i64| *at_ms < since_ms;
-    for revoked in issued.revoked.values_mut() {
-        if revoked
-            .grants
-            .values()
-            .chain(revoked.keys.values())
-            .any(is_old)
-        {
-            let revoked = Arc::make_mut(revoked);
-            revoked.grants.retain(|_, at_ms| !is_old(at_ms));
-            revoked.keys.retain(|_, at_ms| !is_old(at_ms));
-        }
-    }
-    issued
-        .revoked
-        .retain(|_, revoked| !(revoked.grants.is_empty() && revoked.keys.is_empty()));
-}
-
-/// The groups in a row.
-pub(super) fn row_groups(row: &Row) -> Result<Vec<String>, Failure> {
-    let text: String = row.get("groups")?;
-    serde_json::from_str(&text).map_err(|error| Failure::Bug(format!("groups in a row: {error}")))
-}
-
 /// How long a revocation is known: longer than an access token, or a session that began with one.
 pub(super) const KEPT_MS: i64 = 24 * 3600 * 1000 + 3600 * 1000;
 
-/// Grants, by their ids with blanks between them.
-const GRANTS: &str = "grants";
-/// All of a person, for the codes of log-ins that ended.
+/// Kind of a row: grants, by their ids with blanks between them.
+pub(super) const GRANTS: &str = "grants";
+/// Kind of a row: a person, for the codes of log-ins that ended.
 const SUBJECT: &str = "subject";
-/// The signing keys of a tenant are others.
-const KEYS: &str = "keys";
-/// The same, and this one is worth nothing.
-const KEY: &str = "key";
-
-const REACHED: &str = "
-    SELECT version, revocation
-      FROM changes";
+/// Kind of a row: the signing keys of a tenant changed.
+pub(super) const KEYS: &str = "keys";
+/// Kind of a row: the same, and this key is invalid.
+pub(super) const KEY: &str = "key";
 
 const NEXT: &str = "
     UPDATE changes
@@ -309,22 +173,6 @@ const NEXT: &str = "
 const INSERT: &str = "
     INSERT INTO revocations (number, tenant, kind, value, at_ms)
     VALUES ($1, $2, $3, $4, $5)";
-
-const NEWER: &str = "
-    SELECT tenant, kind, value, at_ms
-      FROM revocations
-     WHERE number > $1
-     ORDER BY number";
-
-const GRANTS_OF: &str = "
-    SELECT id, subject, groups, client_id, resource, scope, auth_ms, created_ms, expires_ms
-      FROM grants
-     WHERE tenant = $1 AND revoked_ms IS NULL AND expires_ms > $2
-       AND (CAST($3 AS TEXT) IS NULL OR subject = $3)
-       AND (CAST($4 AS TEXT) IS NULL OR client_id = $4)
-       AND id > $5
-     ORDER BY id
-     LIMIT $6";
 
 const DELETE_CODE_OF_GRANT: &str = "
     DELETE FROM codes

@@ -1,8 +1,7 @@
-//! Signing keys of tenants, and what all replicas know of what was issued: public keys and
-//! revocations.
+//! Signing keys of tenants.
 //!
-//! A key is published before it signs, and after it signed for as long as its tokens hold. Not
-//! here: tokens (`oauth` writes them, `auth` reads them).
+//! A key is published before it signs, and afterwards for as long as its tokens are valid. Not here:
+//! tokens (`oauth` writes them, `auth` reads them), and how replicas follow (`issued`).
 
 use std::{
     collections::HashMap,
@@ -20,18 +19,17 @@ use uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::revocations;
-use crate::config::Issuing;
-use crate::database::{
-    Author, Failure, Record, Row, Store, Transaction, audit,
-    objects::Core,
-    vault::{Keyring, Place},
-};
 use crate::{
-    base::{Random, sha256},
+    base::sha256,
+    config::Issuing,
+    database::{
+        pool::{Author, Failure, Pool, Record, Row, Transaction, audit},
+        vault::{Place, Sealer, Vault},
+    },
     declare::PublicKey,
 };
 
-/// The key that signs a tenant's tokens right now.
+/// The current signing key of a tenant.
 #[derive(Clone)]
 pub(crate) struct SigningKey {
     /// Its RFC 7638 thumbprint.
@@ -40,30 +38,30 @@ pub(crate) struct SigningKey {
     pub(crate) pkcs8: Arc<Zeroizing<Vec<u8>>>,
 }
 
-/// A signing key as an operator sees it; times are milliseconds since 1970.
+/// A signing key as shown to operators; times are milliseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SeenKey {
     /// Its RFC 7638 thumbprint.
     pub(crate) kid: String,
-    /// When it was made, and published.
+    /// Time of creation and publication.
     pub(crate) created_ms: i64,
-    /// From when on it signs.
+    /// Time from which it signs.
     pub(crate) active_ms: i64,
-    /// When it is published no longer; none as long as no other is to take its place.
+    /// End of publication; none until a successor is planned.
     pub(crate) retired_ms: Option<i64>,
 }
 
-/// How one key follows another.
+/// The schedule of key rotation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     /// How long a key is published before it signs.
     ahead_ms: i64,
-    /// How long a key is published after it signed last.
+    /// How long a key stays published after its last signature.
     keep_ms: i64,
 }
 
 impl Schedule {
-    /// As the settings say.
+    /// The schedule in the settings.
     pub(crate) fn of(issuing: &Issuing) -> Self {
         let ms = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         Self {
@@ -73,11 +71,11 @@ impl Schedule {
     }
 }
 
-/// The keys that were opened so far.
+/// A cache of opened signing keys.
 #[derive(Default)]
 pub(crate) struct Signing {
     known: ArcSwap<HashMap<String, Arc<Opened>>>,
-    /// Grows whenever keys may be others.
+    /// Grows whenever keys may have changed.
     generation: AtomicU64,
 }
 
@@ -87,7 +85,7 @@ struct Opened {
 }
 
 impl Signing {
-    /// From now on what is known is read anew.
+    /// Invalidates the cache.
     pub(crate) fn changed(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
@@ -113,7 +111,7 @@ impl Signing {
     }
 }
 
-/// The newest of those that sign at this time.
+/// The newest of the keys that sign at this time.
 fn current(keys: &[(SeenKey, SigningKey)], now_ms: i64) -> Option<SigningKey> {
     let signs = keys.iter().filter(|(seen, _)| {
         seen.active_ms <= now_ms && seen.retired_ms.is_none_or(|retired| now_ms < retired)
@@ -124,46 +122,54 @@ fn current(keys: &[(SeenKey, SigningKey)], now_ms: i64) -> Option<SigningKey> {
     newest.map(|(_, key)| key.clone())
 }
 
-impl Store {
-    /// The key that signs for a tenant, made if there is none.
-    pub(crate) async fn signing_key(&self, tenant: &str) -> Result<SigningKey, Failure> {
-        let (core, now_ms) = (&self.0, self.0.now_ms());
-        if let Some(key) = core.signing.find(tenant, now_ms) {
+/// Signing keys of tenants.
+#[derive(Clone, Copy)]
+pub(crate) struct SigningKeys<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) vault: &'a Vault,
+    pub(crate) cache: &'a Signing,
+}
+
+impl SigningKeys<'_> {
+    /// The key that signs for a tenant; created if there is none.
+    pub(crate) async fn current(self, tenant: &str) -> Result<SigningKey, Failure> {
+        let now_ms = self.pool.now_ms();
+        if let Some(key) = self.cache.find(tenant, now_ms) {
             return Ok(key);
         }
-        let generation = core.signing.generation();
-        let rows = core.pool.read(KEYS_OF, vec![tenant.into()]).await?;
-        let keys = opened(core, &rows)?;
+        let generation = self.cache.generation();
+        let rows = self.pool.read(KEYS_OF, vec![tenant.into()]).await?;
+        let keys = opened(self.vault, &rows)?;
         if let Some(key) = current(&keys, now_ms) {
-            core.signing.keep(tenant, Opened { generation, keys });
+            self.cache.keep(tenant, Opened { generation, keys });
             return Ok(key);
         }
-        // Writers take turns, in all replicas: one of those that come at once makes it.
-        let mut transaction = core.pool.begin().await?;
+        // Writers of all replicas take turns: one of several simultaneous callers creates it.
+        let mut transaction = self.pool.begin().await?;
         let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
-        if let Some(key) = current(&opened(core, &rows)?, now_ms) {
+        if let Some(key) = current(&opened(self.vault, &rows)?, now_ms) {
             return Ok(key);
         }
-        let made = add(core, &mut transaction, tenant, now_ms).await?;
+        let made = add((self.pool, self.vault), &mut transaction, tenant, now_ms).await?;
         revocations::number_keys(&mut transaction, tenant, None, now_ms).await?;
         transaction.commit().await?;
-        core.signing.changed();
+        self.cache.changed();
         Ok(made.1)
     }
 
     /// The signing keys of a tenant, the newest first.
-    pub(crate) async fn signing_keys(&self, tenant: &str) -> Result<Vec<SeenKey>, Failure> {
-        let rows = self.0.pool.read(KEYS_OF, vec![tenant.into()]).await?;
+    pub(crate) async fn list(self, tenant: &str) -> Result<Vec<SeenKey>, Failure> {
+        let rows = self.pool.read(KEYS_OF, vec![tenant.into()]).await?;
         rows.iter().map(seen).collect()
     }
 
-    /// Makes the next key of a tenant: published now, signing later.
+    /// Creates the next key of a tenant: published now, signing later.
     ///
     /// # Errors
     ///
     /// `Conflict` if one waits already; `NotFound`, `Unavailable`.
-    pub(crate) async fn rotate_signing_key(
-        &self,
+    pub(crate) async fn rotate(
+        self,
         tenant: &str,
         schedule: Schedule,
         author: &Author,
@@ -172,14 +178,15 @@ impl Store {
         made.ok_or(Failure::Conflict)
     }
 
-    /// Makes the next key of every tenant whose newest one is older than `age_ms`. Returns whose.
-    pub(crate) async fn rotate_old_keys(
-        &self,
+    /// Creates the next key of every tenant whose newest one is older than `age_ms`; returns those
+    /// tenants.
+    pub(crate) async fn rotate_old(
+        self,
         schedule: Schedule,
         age_ms: i64,
     ) -> Result<Vec<String>, Failure> {
-        let before_ms = self.0.now_ms().saturating_sub(age_ms);
-        let rows = self.0.pool.read(OLD_KEYS, vec![before_ms.into()]).await?;
+        let before_ms = self.pool.now_ms().saturating_sub(age_ms);
+        let rows = self.pool.read(OLD_KEYS, vec![before_ms.into()]).await?;
         let mut rotated = Vec::new();
         let author = Author::named("rotation");
         for row in rows {
@@ -194,16 +201,16 @@ impl Store {
         Ok(rotated)
     }
 
-    /// None if a key waits already, or the newest is not so old.
+    /// Creates the next key; none if one waits already, or the newest is too young.
     async fn succeed(
-        &self,
+        self,
         tenant: &str,
         schedule: Schedule,
         age_ms: i64,
         author: &Author,
     ) -> Result<Option<SeenKey>, Failure> {
-        let (core, now_ms) = (&self.0, self.0.now_ms());
-        let mut transaction = core.pool.begin().await?;
+        let now_ms = self.pool.now_ms();
+        let mut transaction = self.pool.begin().await?;
         let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
         let keys: Vec<SeenKey> = rows.iter().map(seen).collect::<Result<_, _>>()?;
         let is_young = |key: &SeenKey| {
@@ -213,7 +220,7 @@ impl Store {
             return Ok(None);
         }
         let active_ms = now_ms.saturating_add(schedule.ahead_ms);
-        let (made, _) = add(core, &mut transaction, tenant, active_ms).await?;
+        let (made, _) = add((self.pool, self.vault), &mut transaction, tenant, active_ms).await?;
         let retired_ms = active_ms.saturating_add(schedule.keep_ms);
         let values = vec![tenant.into(), made.kid.as_str().into(), retired_ms.into()];
         transaction.run(RETIRE_OTHERS, values).await?;
@@ -221,28 +228,27 @@ impl Store {
         let record = record(tenant, "added", &made.kid, author);
         audit::append(&mut transaction, now_ms, &[record]).await?;
         transaction.commit().await?;
-        core.signing.changed();
+        self.cache.changed();
         Ok(Some(made))
     }
 
-    /// Takes a key away: its tokens are worth nothing from the next read of the revocations on.
-    /// Another one signs at once. False if there is no such key.
-    pub(crate) async fn remove_signing_key(
-        &self,
+    /// Removes a key: its tokens are invalid from the next read of the revocations on, and another
+    /// key signs at once. False if there is no such key.
+    pub(crate) async fn remove(
+        self,
         tenant: &str,
         kid: &str,
         author: &Author,
     ) -> Result<bool, Failure> {
-        let (core, now_ms) = (&self.0, self.0.now_ms());
-        let mut transaction = core.pool.begin().await?;
+        let now_ms = self.pool.now_ms();
+        let mut transaction = self.pool.begin().await?;
         let values = vec![tenant.into(), kid.into()];
         if transaction.run(DELETE, values).await?.is_empty() {
             return Ok(false);
         }
         let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
         let left: Vec<SeenKey> = rows.iter().map(seen).collect::<Result<_, _>>()?;
-        // One that is published already is known to all replicas: one that waits signs now, one that
-        // was to retire goes on.
+        // Replicas know every published key: a waiting one signs now, a retiring one stays.
         match left
             .iter()
             .find(|key| key.retired_ms.is_none_or(|at| at > now_ms))
@@ -252,13 +258,13 @@ impl Store {
                 let values = vec![next.kid.as_str().into(), active_ms.into()];
                 transaction.run(KEEP, values).await?;
             }
-            None => _ = add(core, &mut transaction, tenant, now_ms).await?,
+            None => _ = add((self.pool, self.vault), &mut transaction, tenant, now_ms).await?,
         }
         revocations::number_keys(&mut transaction, tenant, Some(kid), now_ms).await?;
         let record = record(tenant, "removed", kid, author);
         audit::append(&mut transaction, now_ms, &[record]).await?;
         transaction.commit().await?;
-        core.signing.changed();
+        self.cache.changed();
         Ok(true)
     }
 }
@@ -280,7 +286,7 @@ pub(super) async fn public_keys(
     Ok(keys.map(|(tenant, keys)| (tenant, keys.into())).collect())
 }
 
-/// Removes keys that were retired; whose.
+/// Removes retired keys; returns their number.
 pub(super) async fn forget(transaction: &mut Transaction, now_ms: i64) -> Result<usize, Failure> {
     let gone = transaction.run(DELETE_RETIRED, vec![now_ms.into()]).await?;
     let mut tenants: Vec<String> = gone
@@ -295,11 +301,10 @@ pub(super) async fn forget(transaction: &mut Transaction, now_ms: i64) -> Result
     Ok(gone.len())
 }
 
-/// Seals every key anew.
+/// Seals every key again, with the first of the new keys.
 pub(crate) async fn reseal(
     transaction: &mut Transaction,
-    keys: &Keyring,
-    random: &Random,
+    Sealer { keys, random }: &Sealer<'_>,
 ) -> Result<(), Failure> {
     for row in transaction.run(ALL, Vec::new()).await? {
         let id: Uuid = row.get("id")?;
@@ -307,9 +312,9 @@ pub(crate) async fn reseal(
         let name = id.simple().to_string();
         let plain = keys.open(place(&name), &sealed);
         let plain = plain.map_err(|_| Failure::Bug("the seal of a signing key".to_owned()))?;
-        let sealed = keys.seal(random, place(&name), &plain);
+        let sealed = keys.seal(*random, place(&name), &plain);
         if sealed.is_none() {
-            return Err(no_randomness());
+            return Err(Failure::no_randomness());
         }
         transaction
             .run(RESEAL, vec![id.into(), sealed.into()])
@@ -318,14 +323,15 @@ pub(crate) async fn reseal(
     Ok(())
 }
 
-/// Makes a key that signs from `active_ms` on.
+/// Creates a key that signs from `active_ms` on.
 async fn add(
-    core: &Core,
+    (pool, vault): (&Pool, &Vault),
     transaction: &mut Transaction,
     tenant: &str,
     active_ms: i64,
 ) -> Result<(SeenKey, SigningKey), Failure> {
-    let pkcs8 = Ed25519KeyPair::generate_pkcs8(&core.random).map_err(|_| no_randomness())?;
+    let pkcs8 =
+        Ed25519KeyPair::generate_pkcs8(&vault.random).map_err(|_| Failure::no_randomness())?;
     let pkcs8 = Zeroizing::new(pkcs8.as_ref().to_vec());
     let pair = Ed25519KeyPair::from_pkcs8(&pkcs8);
     let pair = pair.map_err(|_| Failure::Bug("a key that was just made".to_owned()))?;
@@ -333,13 +339,13 @@ async fn add(
     let kid = thumbprint(public);
     let id = Uuid::now_v7();
     let name = id.simple().to_string();
-    // A key that was rotated away would seal what nobody can open.
-    let keys = core.current_keys(transaction).await?;
-    let sealed = keys.seal(&core.random, place(&name), &pkcs8);
+    // A value sealed with a master key that was rotated away could not be opened.
+    let keys = vault.current_keys(transaction).await?;
+    let sealed = keys.seal(&vault.random, place(&name), &pkcs8);
     if sealed.is_none() {
-        return Err(no_randomness());
+        return Err(Failure::no_randomness());
     }
-    let created_ms = core.now_ms();
+    let created_ms = pool.now_ms();
     let values = vec![
         id.into(),
         tenant.into(),
@@ -367,11 +373,11 @@ fn thumbprint(public: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(sha256(members.as_bytes()))
 }
 
-fn opened(core: &Core, rows: &[Row]) -> Result<Vec<(SeenKey, SigningKey)>, Failure> {
+fn opened(vault: &Vault, rows: &[Row]) -> Result<Vec<(SeenKey, SigningKey)>, Failure> {
     let one = |row: &Row| {
         let id: Uuid = row.get("id")?;
         let sealed: Vec<u8> = row.get("secret")?;
-        let plain = core.open(place(&id.simple().to_string()), &sealed);
+        let plain = vault.open(place(&id.simple().to_string()), &sealed);
         let plain = plain.ok_or_else(|| Failure::Bug("the seal of a signing key".to_owned()))?;
         let seen = seen(row)?;
         let key = SigningKey {
@@ -412,11 +418,7 @@ fn place(row: &str) -> Place<'_> {
     }
 }
 
-fn no_randomness() -> Failure {
-    Failure::Bug("no randomness".to_owned())
-}
-
-/// Beyond its tokens' own time: how far clocks may be apart, and how late a token may be made.
+/// Added to the lifetime of tokens: the difference of clocks, and the delay of the last token.
 const MARGIN_MS: i64 = 120_000;
 
 const KEYS_OF: &str = "

@@ -1,39 +1,36 @@
-//! What is forgotten: rows that can have no effect any more.
+//! Removal of expired rows of the authorization servers.
 //!
-//! A little at a time, so that nobody waits for it. Not here: the audit trail (`audit`).
+//! In small parts, so that no writer waits long. Not here: the audit trail (`pool/audit`).
 
 use super::{revocations::KEPT_MS, signing_keys};
-use crate::database::{Failure, Store, Value};
+use crate::database::pool::{Failure, Pool, Value};
 
-impl Store {
-    /// Removes some of the rows of the authorization servers that have ended. True says that there
-    /// may be more.
-    pub(crate) async fn forget_some(&self) -> Result<bool, Failure> {
-        let (core, now_ms) = (&self.0, self.0.now_ms());
-        let mut is_more = false;
-        for (sql, kept_ms) in EXPIRED {
-            let values: Vec<Value> = vec![(now_ms - kept_ms).into()];
-            is_more |= core.write(*sql, values).await?.len() == PART;
-        }
-        is_more |= core.write(LOST_CONSENTS, Vec::new()).await?.len() == PART;
-        let mut transaction = core.pool.begin_beside().await?;
-        if signing_keys::forget(&mut transaction, now_ms).await? > 0 {
-            transaction.commit().await?;
-        }
-        Ok(is_more)
+/// Removes some of the expired rows; true if there may be more.
+pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Failure> {
+    let now_ms = pool.now_ms();
+    let mut is_more = false;
+    for (sql, kept_ms) in EXPIRED {
+        let values: Vec<Value> = vec![(now_ms - kept_ms).into()];
+        is_more |= pool.write(*sql, values).await?.len() == PART;
     }
+    is_more |= pool.write(LOST_CONSENTS, Vec::new()).await?.len() == PART;
+    let mut transaction = pool.begin_beside().await?;
+    if signing_keys::forget(&mut transaction, now_ms).await? > 0 {
+        transaction.commit().await?;
+    }
+    Ok(is_more)
 }
 
-/// What a statement removes at most.
+/// The most rows that a statement removes.
 const PART: usize = 1000;
 
-/// Access tokens of a grant outlive it for minutes, and are to be revoked until then.
+/// Access tokens outlive their grant by minutes, and can be revoked until then.
 const HOUR_MS: i64 = 3600 * 1000;
 
-/// A code that is used again later than this says nothing any more of who had it.
+/// A code used again later than this is no longer taken for a replay.
 const DAY_MS: i64 = 24 * HOUR_MS;
 
-/// The statements, each with how long rows stay after their end.
+/// The statements, each with the time that rows stay after their end.
 const EXPIRED: &[(&str, i64)] = &[
     (
         "DELETE FROM codes
@@ -90,7 +87,7 @@ const EXPIRED: &[(&str, i64)] = &[
     ),
 ];
 
-/// Consents given to clients that registered and are forgotten: their ids never come again.
+/// Consents to registered clients that are gone: their ids are never reused.
 const LOST_CONSENTS: &str = "
     DELETE FROM consents
      WHERE (tenant, subject, client_id, digest) IN (

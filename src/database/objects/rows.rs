@@ -1,45 +1,62 @@
-//! Objects as rows: the statements that read and write them, their secrets sealed.
+//! Objects as rows: the statements that read and write them, with their secrets sealed.
 //!
-//! Not here: when they are run, and what may be written (`store`).
+//! Not here: the checks of a change (`changes`).
 
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use crate::config::Mistake;
+use crate::config::{Mistake, Wrong};
 use crate::{
-    base::Random,
     database::{
-        Row, Sql, SqlError, Transaction, Value,
-        vault::{Keyring, NotOpened, Place},
+        pool::{Failure, Row, Sql, SqlError, Transaction, Value},
+        vault::{Keyring, NotOpened, Place, Sealer},
     },
-    declare::{Document, Kind, Object, ObjectName, OperatorKey, PASSWORD, SecretMembers},
+    declare::{Declared, Document, Kind, Object, ObjectName, OperatorKey, PASSWORD, SecretMembers},
 };
 
-/// An object as it is stored.
+/// A stored object.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
-    /// Its row; never used again for another object.
+    /// The id of the row; never reused for another object.
     pub(crate) id: Uuid,
-    /// Which object.
+    /// The name of the object.
     pub(crate) name: ObjectName,
     /// The number of the change that wrote it: an `ETag`.
     pub(crate) version: i64,
-    /// What it declares.
+    /// The declaration.
     pub(crate) object: Object,
-    /// When it was made, in milliseconds since 1970.
+    /// Time of creation, in milliseconds since 1970.
     pub(crate) created_ms: i64,
-    /// When it was changed last.
+    /// Time of the last change.
     pub(crate) updated_ms: i64,
 }
 
 impl Stored {
-    /// It as an operator's API key, with its hash.
+    /// The object as an operator's API key, with its hash.
     ///
     /// # Errors
     ///
-    /// Every mistake in it.
+    /// Every mistake in the declaration.
     pub(crate) fn operator_key(&self) -> Result<([u8; 32], OperatorKey), Vec<Mistake>> {
         OperatorKey::read(self.name.name(), &self.object.tree())
+    }
+}
+
+/// The declared state at one moment.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// The number of the last change.
+    pub(crate) version: i64,
+    /// Every object with its own version.
+    pub(crate) objects: Vec<Stored>,
+}
+
+impl Loaded {
+    /// The objects by name.
+    pub(crate) fn declared(&self) -> Declared {
+        let named = self.objects.iter();
+        let named = named.map(|stored| (stored.name.clone(), stored.object.clone()));
+        Declared(named.collect())
     }
 }
 
@@ -48,9 +65,9 @@ impl Stored {
 pub(crate) enum RowError {
     /// The database's reason.
     Sql(SqlError),
-    /// It is sealed under a master key that is not here.
+    /// It is sealed under an unknown master key.
     UnknownKey,
-    /// It is not as this program wrote it.
+    /// The row is not as this program wrote it.
     Broken(String),
 }
 
@@ -60,7 +77,20 @@ impl From<SqlError> for RowError {
     }
 }
 
-/// Every object.
+impl From<RowError> for Failure {
+    fn from(error: RowError) -> Self {
+        match error {
+            RowError::Sql(error) => error.into(),
+            RowError::UnknownKey => {
+                let what = "is not the one that sealed what is stored";
+                Self::from_key(Wrong::new(what, "give that one too, behind the new one"))
+            }
+            RowError::Broken(what) => Self::Bug(what),
+        }
+    }
+}
+
+/// Reads every object.
 pub(crate) async fn all(
     transaction: &mut Transaction,
     keys: &Keyring,
@@ -94,7 +124,7 @@ pub(crate) async fn insert(
     values.extend([
         new.version.into(),
         spec(new),
-        sealer.secret(kind, new)?.into(),
+        sealed(sealer, kind, new)?.into(),
         new.created_ms.into(),
         new.updated_ms.into(),
     ]);
@@ -121,7 +151,7 @@ pub(crate) async fn update(
         new.id.into(),
         new.version.into(),
         spec(new),
-        sealer.secret(kind, new)?.into(),
+        sealed(sealer, kind, new)?.into(),
         new.updated_ms.into(),
     ];
     let sql = if kind == Kind::ApiKey {
@@ -141,45 +171,35 @@ pub(crate) async fn delete(transaction: &mut Transaction, old: &Stored) -> Resul
     Ok(())
 }
 
-/// Writes nothing but an object's secret, sealed anew.
+/// Seals an object's secret again, with the first key.
 pub(crate) async fn reseal(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
     old: &Stored,
 ) -> Result<(), RowError> {
     let kind = old.name.kind();
-    let values = vec![old.id.into(), sealer.secret(kind, old)?.into()];
+    let values = vec![old.id.into(), sealed(sealer, kind, old)?.into()];
     transaction
         .run(Sql::on(kind.plural(), RESEAL), values)
         .await?;
     Ok(())
 }
 
-/// What seals the secrets of rows.
-pub(crate) struct Sealer<'a> {
-    /// The keys, of which the first is used.
-    pub(crate) keys: &'a Keyring,
-    /// Nonces.
-    pub(crate) random: &'a Random,
-}
-
-impl Sealer<'_> {
-    fn secret(&self, kind: Kind, of: &Stored) -> Result<Option<Vec<u8>>, RowError> {
-        let secret = &of.object.secret.0;
-        if secret.contains_key(PASSWORD) {
-            return Err(RowError::Broken("a password in the plain".to_owned()));
-        }
-        if secret.is_empty() {
-            return Ok(None);
-        }
-        let row = of.id.simple().to_string();
-        let plain = zeroize::Zeroizing::new(Json::Object(secret.clone()).to_string());
-        let sealed = self
-            .keys
-            .seal(self.random, place(kind, &row), plain.as_bytes());
-        let sealed = sealed.ok_or_else(|| RowError::Broken("no randomness".to_owned()))?;
-        Ok(Some(sealed))
+fn sealed(sealer: &Sealer<'_>, kind: Kind, of: &Stored) -> Result<Option<Vec<u8>>, RowError> {
+    let secret = &of.object.secret.0;
+    if secret.contains_key(PASSWORD) {
+        return Err(RowError::Broken("a password in the plain".to_owned()));
     }
+    if secret.is_empty() {
+        return Ok(None);
+    }
+    let row = of.id.simple().to_string();
+    let plain = zeroize::Zeroizing::new(Json::Object(secret.clone()).to_string());
+    let sealed = sealer
+        .keys
+        .seal(sealer.random, place(kind, &row), plain.as_bytes());
+    let sealed = sealed.ok_or_else(|| RowError::Broken("no randomness".to_owned()))?;
+    Ok(Some(sealed))
 }
 
 fn stored(kind: Kind, row: &Row, keys: &Keyring) -> Result<Stored, RowError> {

@@ -8,11 +8,10 @@ use std::collections::BTreeMap;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::Value as Json;
 
-use super::changes::Core;
 use crate::{
-    base::Secret,
+    base::{Random, Secret},
     config::{Mistake, Wrong},
-    database::Failure,
+    database::pool::Failure,
     declare::{
         Declared, Kind, Object, ObjectName, PASSWORD, PASSWORD_HASH, PLACE,
         password::{AT_ONCE, check_password, hash, is_hash_of},
@@ -20,48 +19,52 @@ use crate::{
     manifest::interpolation::{escape, interpolate},
 };
 
-impl Core {
-    /// Replaces every password in `wanted` by its hash. A stored hash of the same password stays,
-    /// so that the same manifest again changes nothing.
-    ///
-    /// Call it before the transaction begins: hashing takes long, and other writers wait.
-    pub(crate) async fn hashed(&self, mut wanted: Declared) -> Result<Declared, Failure> {
-        let plain = wanted
-            .0
-            .iter()
-            .filter(|(name, _)| name.kind() == Kind::User);
-        let plain: Vec<_> = plain
-            .filter_map(|(name, object)| Some((name.clone(), object.password()?)))
-            .collect();
-        if plain.is_empty() {
-            return Ok(wanted);
-        }
-        let mut transaction = self.pool.snapshot().await?;
-        let stored = self.loaded(&mut transaction).await?.declared();
-        drop(transaction);
-        let hashing = plain.into_iter().map(|(name, password)| {
-            let old = stored.0.get(&name).and_then(Object::password_hash);
-            async move { Ok::<_, Failure>((name, self.kept_or_new(old, password).await?)) }
-        });
-        // As many at once as there are turns; log-ins meanwhile get theirs in between.
-        let mut hashing = stream::iter(hashing).buffer_unordered(AT_ONCE);
-        while let Some((name, hash)) = hashing.try_next().await? {
-            if let Some(object) = wanted.0.get_mut(&name) {
-                object.put_hash(&hash);
-            }
-        }
-        Ok(wanted)
+/// Replaces every password in `wanted` by its hash; `stored` is read if there is one. A stored hash of the same password stays,
+/// so that the same manifest again changes nothing.
+///
+/// Call it before the transaction begins: hashing takes long, and other writers wait.
+pub(super) async fn hashed(
+    random: &Random,
+    mut wanted: Declared,
+    stored: impl Future<Output = Result<Declared, Failure>>,
+) -> Result<Declared, Failure> {
+    let plain = wanted
+        .0
+        .iter()
+        .filter(|(name, _)| name.kind() == Kind::User);
+    let plain: Vec<_> = plain
+        .filter_map(|(name, object)| Some((name.clone(), object.password()?)))
+        .collect();
+    if plain.is_empty() {
+        return Ok(wanted);
     }
+    let stored = stored.await?;
+    let hashing = plain.into_iter().map(|(name, password)| {
+        let old = stored.0.get(&name).and_then(Object::password_hash);
+        async move { Ok::<_, Failure>((name, kept_or_new(random, old, password).await?)) }
+    });
+    // As many at once as there are turns; log-ins meanwhile get theirs in between.
+    let mut hashing = stream::iter(hashing).buffer_unordered(AT_ONCE);
+    while let Some((name, hash)) = hashing.try_next().await? {
+        if let Some(object) = wanted.0.get_mut(&name) {
+            object.put_hash(&hash);
+        }
+    }
+    Ok(wanted)
+}
 
-    async fn kept_or_new(&self, old: Option<Secret>, password: Secret) -> Result<Secret, Failure> {
-        if let Some(old) = old
-            && is_hash_of(&old, &password).await
-        {
-            return Ok(old);
-        }
-        let hashed = hash(&self.random, password).await;
-        hashed.map_err(|error| Failure::Bug(error.to_string()))
+async fn kept_or_new(
+    random: &Random,
+    old: Option<Secret>,
+    password: Secret,
+) -> Result<Secret, Failure> {
+    if let Some(old) = old
+        && is_hash_of(&old, &password).await
+    {
+        return Ok(old);
     }
+    let hashed = hash(random, password).await;
+    hashed.map_err(|error| Failure::Bug(error.to_string()))
 }
 
 /// Passwords of users.

@@ -14,7 +14,7 @@ use crate::config::{Format, Wrong};
 use crate::{
     base::{Clock, Secret},
     database::{
-        Author, Expected, Failure, Filter, Judge, Location, Opening, Pool, Record, Store, Value,
+        Author, Database, Expected, Failure, Filter, Judge, Location, Opening, Pool, Record, Value,
         vault::{KeySource, Keyring, MasterKey},
     },
     declare::{AuthMode, Declared, Kind, Object, ObjectName, Prune, When, password},
@@ -69,8 +69,8 @@ impl Place {
         }
     }
 
-    pub(crate) async fn open(&self) -> Store {
-        Store::open(self.opening()).await.unwrap()
+    pub(crate) async fn open(&self) -> Database {
+        Database::open(self.opening()).await.unwrap()
     }
 
     /// Whether a text stands anywhere in its files.
@@ -84,8 +84,8 @@ impl Place {
     /// The database without the store in front of it.
     pub(crate) async fn pool(&self) -> Pool {
         match &self.opening().location {
-            Location::File(file) => Pool::sqlite(file).await.unwrap(),
-            Location::Url(url) => Pool::postgres(url.expose()).await.unwrap(),
+            Location::File(file) => Pool::sqlite(file, Clock::system()).await.unwrap(),
+            Location::Url(url) => Pool::postgres(url.expose(), Clock::system()).await.unwrap(),
         }
     }
 }
@@ -176,14 +176,17 @@ fn server(tenant: &str, name: &str, arg: &str) -> (ObjectName, Object) {
 /// What may be found nowhere.
 const CANARY: &str = "canary-5b1f0c9d";
 
-async fn put(store: &Store, (name, object): (ObjectName, Object)) -> i64 {
-    let put = store.put(&name, object, Expected::Any, &ada()).await;
+async fn put(store: &Database, (name, object): (ObjectName, Object)) -> i64 {
+    let put = store
+        .objects()
+        .put(&name, object, Expected::Any, &ada())
+        .await;
     put.unwrap().version
 }
 
-async fn token(store: &Store, tenant: &str, server: &str) -> Option<Json> {
+async fn token(store: &Database, tenant: &str, server: &str) -> Option<Json> {
     let name = ObjectName::of(tenant, Kind::Server, server);
-    let found = store.get(&name).await.unwrap()?;
+    let found = store.objects().get(&name).await.unwrap()?;
     Some(found.object.secret.0["env"]["TOKEN"].clone())
 }
 
@@ -195,12 +198,12 @@ fn manifest(text: &str) -> Declared {
 
 async fn an_object_is_written_read_and_removed(place: Place) {
     let store = place.open().await;
-    assert_eq!(store.version().await.unwrap(), 0);
+    assert_eq!(store.objects().version().await.unwrap(), 0);
     put(&store, tenant("acme")).await;
     let (name, first) = server("acme", "files", "1");
     let written = put(&store, (name.clone(), first.clone())).await;
-    assert_eq!(store.version().await.unwrap(), written);
-    let found = store.get(&name).await.unwrap().unwrap();
+    assert_eq!(store.objects().version().await.unwrap(), written);
+    let found = store.objects().get(&name).await.unwrap().unwrap();
     assert_eq!((found.version, &found.object), (written, &first));
     assert_eq!((found.created_ms, found.updated_ms), (1_000_000, 1_000_000));
     place.now_ms.store(2_000_000, Ordering::Relaxed);
@@ -210,33 +213,46 @@ async fn an_object_is_written_read_and_removed(place: Place) {
         "the same"
     );
     let again = put(&store, server("acme", "files", "2")).await;
-    let found = store.get(&name).await.unwrap().unwrap();
+    let found = store.objects().get(&name).await.unwrap().unwrap();
     assert!(again > written && found.version == again);
     assert_eq!((found.created_ms, found.updated_ms), (1_000_000, 2_000_000));
     put(&store, server("acme", "b", "")).await;
-    let listed = |after| store.list(Kind::Server, Some("acme"), after, 1);
+    let listed = |after| store.objects().list(Kind::Server, Some("acme"), after, 1);
     assert_eq!(listed(None).await.unwrap()[0].name.name(), "b");
     assert_eq!(listed(Some("b")).await.unwrap()[0].name.name(), "files");
     assert!(listed(Some("files")).await.unwrap().is_empty());
     assert!(
         store
+            .objects()
             .list(Kind::Server, Some("b"), None, 9)
             .await
             .unwrap()
             .is_empty()
     );
     assert_eq!(
-        store.list(Kind::Tenant, None, None, 9).await.unwrap().len(),
+        store
+            .objects()
+            .list(Kind::Tenant, None, None, 9)
+            .await
+            .unwrap()
+            .len(),
         1
     );
-    store.delete(&name, Expected::Any, &ada()).await.unwrap();
-    assert!(store.get(&name).await.unwrap().is_none());
-    let gone = store.delete(&name, Expected::Any, &ada()).await;
+    store
+        .objects()
+        .delete(&name, Expected::Any, &ada())
+        .await
+        .unwrap();
+    assert!(store.objects().get(&name).await.unwrap().is_none());
+    let gone = store.objects().delete(&name, Expected::Any, &ada()).await;
     assert!(matches!(gone, Err(Failure::NotFound)), "{gone:?}");
     // What was there before it and comes again is never taken for it.
     assert!(put(&store, server("acme", "files", "2")).await > again);
     let (name, orphan) = server("nobody", "files", "");
-    let refused = store.put(&name, orphan, Expected::Any, &ada()).await;
+    let refused = store
+        .objects()
+        .put(&name, orphan, Expected::Any, &ada())
+        .await;
     assert!(matches!(refused, Err(Failure::NotFound)), "{refused:?}");
 }
 
@@ -248,7 +264,7 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
         changed.spec.insert("revisions".to_owned(), revisions);
         let (store, name) = (store.clone(), name.clone());
         async move {
-            let put = store.put(&name, changed, expected, &ada()).await;
+            let put = store.objects().put(&name, changed, expected, &ada()).await;
             put.map(|stored| stored.version).map_err(|error| {
                 assert!(matches!(error, Failure::Conflict), "{error:?}");
             })
@@ -261,9 +277,15 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
     assert_eq!(with(Expected::Absent, one.clone()).await, Err(()));
     let second = with(Expected::Version(first), two.clone()).await.unwrap();
     assert_eq!(with(Expected::Version(first), one.clone()).await, Err(()));
-    let old = store.delete(&name, Expected::Version(first), &ada()).await;
+    let old = store
+        .objects()
+        .delete(&name, Expected::Version(first), &ada())
+        .await;
     assert!(matches!(old, Err(Failure::Conflict)), "{old:?}");
-    let new = store.delete(&name, Expected::Version(second), &ada()).await;
+    let new = store
+        .objects()
+        .delete(&name, Expected::Version(second), &ada())
+        .await;
     assert!(new.is_ok(), "{new:?}");
 }
 
@@ -279,42 +301,54 @@ async fn of_writers_that_race_one_wins(place: Place) {
             object.spec.insert("quotas".to_owned(), quota);
             async move {
                 let expected = Expected::Version(version);
-                store.put(&name, object, expected, &ada()).await.is_ok()
+                store
+                    .objects()
+                    .put(&name, object, expected, &ada())
+                    .await
+                    .is_ok()
             }
         });
         let won = futures_util::future::join_all(tasks).await;
         assert_eq!(won.iter().filter(|won| **won).count(), 1, "{won:?}");
         version += 1;
-        assert_eq!(store.version().await.unwrap(), version);
+        assert_eq!(store.objects().version().await.unwrap(), version);
     }
 }
 
 async fn nothing_is_written_that_has_a_mistake(place: Place) {
     let store = place.open().await;
     put(&store, tenant("acme")).await;
-    let before = store.version().await.unwrap();
+    let before = store.objects().version().await.unwrap();
     let (name, mut unknown) = server("acme", "files", "1");
     unknown.spec.insert("comand".to_owned(), json!("cat"));
-    let refused = store.put(&name, unknown, Expected::Any, &ada()).await;
+    let refused = store
+        .objects()
+        .put(&name, unknown, Expected::Any, &ada())
+        .await;
     let Err(Failure::Invalid(mistakes)) = refused else {
         panic!("{refused:?}")
     };
     assert_eq!(mistakes[0].key, "tenants.acme.servers.files.comand");
     let (name, bad) = tenant("bad");
-    let refused = store.put(&name, bad, Expected::Any, &ada()).await;
+    let refused = store.objects().put(&name, bad, Expected::Any, &ada()).await;
     assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
     let (name, mut curious) = server("acme", "x", "${file:/etc/passwd}");
     let refused = store
+        .objects()
         .put(&name, curious.clone(), Expected::Any, &ada())
         .await;
     assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
     curious
         .spec
         .insert("args".to_owned(), json!(["$${file:/etc/passwd}"]));
-    let written = store.put(&name, curious, Expected::Any, &ada()).await;
+    let written = store
+        .objects()
+        .put(&name, curious, Expected::Any, &ada())
+        .await;
     assert_eq!(written.unwrap().version, before + 1);
     let records = store
-        .audit(&Filter::default(), None, 9)
+        .audit()
+        .page(&Filter::default(), None, 9)
         .await
         .unwrap()
         .entries;
@@ -335,21 +369,25 @@ tenants:
 async fn applying_the_same_again_writes_nothing(place: Place) {
     let store = place.open().await;
     let apply = async |text: &str, prune| {
-        let changes = store.apply(&manifest(text), prune, &ada()).await.unwrap();
+        let changes = store
+            .objects()
+            .apply(&manifest(text), prune, &ada())
+            .await
+            .unwrap();
         changes.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let all = ["+ tenant a", "+ server a/x", "+ server a/y", "+ tenant b"];
     assert_eq!(apply(TWO, Prune::Keep).await, all);
-    let version = store.version().await.unwrap();
+    let version = store.objects().version().await.unwrap();
     assert!(apply(TWO, Prune::Remove).await.is_empty());
-    assert_eq!(store.version().await.unwrap(), version);
+    assert_eq!(store.objects().version().await.unwrap(), version);
     assert_eq!(apply(ONE, Prune::Keep).await, ["~ server a/x: env"]);
-    assert_eq!(store.load().await.unwrap().objects.len(), 4);
+    assert_eq!(store.objects().load().await.unwrap().objects.len(), 4);
     assert_eq!(
         apply(ONE, Prune::Remove).await,
         ["- tenant b", "- server a/y"]
     );
-    let left = store.load().await.unwrap();
+    let left = store.objects().load().await.unwrap();
     let left: Vec<String> = left
         .objects
         .iter()
@@ -361,20 +399,22 @@ async fn applying_the_same_again_writes_nothing(place: Place) {
 async fn what_belongs_to_a_tenant_goes_with_it(place: Place) {
     let store = place.open().await;
     store
+        .objects()
         .apply(&manifest(TWO), Prune::Keep, &ada())
         .await
         .unwrap();
     let name = ObjectName::tenant("a");
     store
+        .objects()
         .delete(&name, Expected::Present, &ada())
         .await
         .unwrap();
-    assert_eq!(store.load().await.unwrap().objects.len(), 1);
+    assert_eq!(store.objects().load().await.unwrap().objects.len(), 1);
     let filter = Filter {
         tenant: Some("a".to_owned()),
         ..Filter::default()
     };
-    let records = store.audit(&filter, None, 3).await.unwrap().entries;
+    let records = store.audit().page(&filter, None, 3).await.unwrap().entries;
     let kinds: Vec<&str> = records
         .iter()
         .map(|entry| entry.record.kind.as_str())
@@ -394,16 +434,19 @@ async fn every_change_is_in_the_audit_trail_or_did_not_happen(place: Place) {
         .insert("address".to_owned(), json!("192.0.2.1"));
     let (name, files) = server("acme", "files", "1");
     store
+        .objects()
         .put(&name, files, Expected::Any, &author)
         .await
         .unwrap();
     let (_, files) = server("acme", "files", "2");
     store
+        .objects()
         .put(&name, files, Expected::Any, &author)
         .await
         .unwrap();
     let entry = store
-        .audit(&Filter::default(), None, 1)
+        .audit()
+        .page(&Filter::default(), None, 1)
         .await
         .unwrap()
         .entries
@@ -425,12 +468,15 @@ async fn every_change_is_in_the_audit_trail_or_did_not_happen(place: Place) {
         .await
         .unwrap();
     transaction.commit().await.unwrap();
-    let before = store.version().await.unwrap();
+    let before = store.objects().version().await.unwrap();
     let (_, files) = server("acme", "files", "3");
-    let failed = store.put(&name, files, Expected::Any, &author).await;
+    let failed = store
+        .objects()
+        .put(&name, files, Expected::Any, &author)
+        .await;
     assert!(matches!(failed, Err(Failure::Bug(_))), "{failed:?}");
-    assert_eq!(store.version().await.unwrap(), before);
-    let found = store.get(&name).await.unwrap().unwrap();
+    assert_eq!(store.objects().version().await.unwrap(), before);
+    let found = store.objects().get(&name).await.unwrap().unwrap();
     assert_eq!(found.object.spec["args"], json!(["2"]));
 }
 
@@ -454,11 +500,15 @@ async fn the_audit_trail_is_filtered_and_read_in_pages(place: Place) {
             record(Some("b"), "denial", &actor),
             record(None, "login", &actor),
         ];
-        store.append(&records).await.unwrap();
+        store.audit().append(&records).await.unwrap();
     }
     let (mut seen, mut after) = (Vec::new(), None);
     loop {
-        let page = store.audit(&Filter::default(), after, 4).await.unwrap();
+        let page = store
+            .audit()
+            .page(&Filter::default(), after, 4)
+            .await
+            .unwrap();
         assert!(page.entries.len() <= 4);
         seen.extend(
             page.entries
@@ -484,7 +534,7 @@ async fn the_audit_trail_is_filtered_and_read_in_pages(place: Place) {
         (0, Filter { tenant: text("b"), kind: text("login"), ..all }),
     ];
     for (count, filter) in cases {
-        let found = store.audit(&filter, None, 99).await.unwrap().entries;
+        let found = store.audit().page(&filter, None, 99).await.unwrap().entries;
         assert_eq!(found.len(), count, "{filter:?}");
     }
 }
@@ -494,9 +544,10 @@ async fn the_audit_trail_takes_every_text(place: Place) {
     let mut odd = record(Some("a"), "denied", "a\0b");
     odd.detail = json!({"address": "\0"});
     let records = [record(Some("a"), "denied", "ada"), odd];
-    store.append(&records).await.unwrap();
+    store.audit().append(&records).await.unwrap();
     let entries = store
-        .audit(&Filter::default(), None, 9)
+        .audit()
+        .page(&Filter::default(), None, 9)
         .await
         .unwrap()
         .entries;
@@ -512,12 +563,13 @@ async fn old_audit_records_are_forgotten(place: Place) {
     for time in [1_000, 5_000] {
         place.now_ms.store(time, Ordering::Relaxed);
         let records = vec![record(None, "login", "ada"); 1_500];
-        store.append(&records).await.unwrap();
+        store.audit().append(&records).await.unwrap();
     }
     place.now_ms.store(6_000, Ordering::Relaxed);
-    store.prune_audit(Duration::from_secs(2)).await.unwrap();
+    store.audit().prune(Duration::from_secs(2)).await.unwrap();
     let left = store
-        .audit(&Filter::default(), None, 9_999)
+        .audit()
+        .page(&Filter::default(), None, 9_999)
         .await
         .unwrap()
         .entries;
@@ -536,6 +588,7 @@ async fn a_hash_of_a_key_is_there_once(place: Place) {
     let put = async |name: &str, hash: &str| {
         let name = ObjectName::operator_key(name);
         store
+            .objects()
             .put(&name, key(hash), Expected::Absent, &ada())
             .await
             .map(drop)
@@ -544,26 +597,45 @@ async fn a_hash_of_a_key_is_there_once(place: Place) {
     let refused = put("other", "1").await;
     assert!(matches!(refused, Err(Failure::Conflict)), "{refused:?}");
     put("other", "2").await.unwrap();
-    let listed = store.list(Kind::ApiKey, None, None, 9).await.unwrap();
+    let listed = store
+        .objects()
+        .list(Kind::ApiKey, None, None, 9)
+        .await
+        .unwrap();
     assert_eq!(listed.len(), 2);
     // A manifest says nothing of operators.
     store
+        .objects()
         .apply(&manifest(ONE), Prune::Remove, &ada())
         .await
         .unwrap();
     assert_eq!(
-        store.list(Kind::ApiKey, None, None, 9).await.unwrap().len(),
+        store
+            .objects()
+            .list(Kind::ApiKey, None, None, 9)
+            .await
+            .unwrap()
+            .len(),
         2
     );
     let name = ObjectName::operator_key("root");
-    store.delete(&name, Expected::Any, &ada()).await.unwrap();
+    store
+        .objects()
+        .delete(&name, Expected::Any, &ada())
+        .await
+        .unwrap();
     assert_eq!(
-        store.list(Kind::ApiKey, None, None, 9).await.unwrap().len(),
+        store
+            .objects()
+            .list(Kind::ApiKey, None, None, 9)
+            .await
+            .unwrap()
+            .len(),
         1
     );
     // The last one that lets an operator in stays.
     let name = ObjectName::operator_key("other");
-    let refused = store.delete(&name, Expected::Any, &ada()).await;
+    let refused = store.objects().delete(&name, Expected::Any, &ada()).await;
     assert!(matches!(refused, Err(Failure::LastKey)), "{refused:?}");
 }
 
@@ -603,9 +675,17 @@ fn with_password(password: &str) -> Declared {
 }
 
 /// The hash of ada's password, which is all that is kept of it.
-async fn password_hash(store: &Store) -> String {
+async fn password_hash(store: &Database) -> String {
     let name = ObjectName::of("acme", Kind::User, "ada");
-    let secret = store.get(&name).await.unwrap().unwrap().object.secret.0;
+    let secret = store
+        .objects()
+        .get(&name)
+        .await
+        .unwrap()
+        .unwrap()
+        .object
+        .secret
+        .0;
     let members: Vec<&String> = secret.keys().collect();
     assert_eq!(members, ["password_hash"]);
     let hash = secret["password_hash"].as_str().unwrap();
@@ -616,18 +696,23 @@ fn lines(changes: &[crate::declare::Change]) -> Vec<String> {
     changes.iter().map(ToString::to_string).collect()
 }
 
+#[expect(clippy::too_many_lines, reason = "one promise, told in order")]
 async fn a_password_is_stored_as_its_hash_and_only_once(place: Place) {
     let store = place.open().await;
+    let objects = store.objects();
     let (first, second) = (format!("{CANARY}$$1"), format!("{CANARY}-2"));
     let wanted = with_password(&first);
-    let planned = store.plan(&wanted, Prune::Keep).await.unwrap();
-    let applied = store.apply(&wanted, Prune::Keep, &ada()).await.unwrap();
+    let planned = objects.plan(&wanted, Prune::Keep).await.unwrap();
+    let applied = objects.apply(&wanted, Prune::Keep, &ada()).await.unwrap();
     assert_eq!(planned, applied);
     assert_eq!(
         lines(&applied),
         ["+ tenant acme", "+ user acme/ada", "+ user acme/bob"]
     );
-    let (hash, version) = (password_hash(&store).await, store.version().await.unwrap());
+    let (hash, version) = (
+        password_hash(&store).await,
+        objects.version().await.unwrap(),
+    );
     assert_eq!(
         password::verify(Some(&hash), &format!("{CANARY}$1")).await,
         Some(true)
@@ -635,21 +720,27 @@ async fn a_password_is_stored_as_its_hash_and_only_once(place: Place) {
     assert_eq!(password::verify(Some(&hash), &first).await, Some(false));
     // The same again, as a whole and by itself, is no change: a hash has a salt of its own, and
     // tokens would end for nothing.
-    assert!(store.plan(&wanted, Prune::Remove).await.unwrap().is_empty());
-    let again = store.apply(&wanted, Prune::Remove, &ada()).await.unwrap();
+    assert!(
+        objects
+            .plan(&wanted, Prune::Remove)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    let again = objects.apply(&wanted, Prune::Remove, &ada()).await.unwrap();
     assert!(again.is_empty(), "{again:?}");
     let name = ObjectName::of("acme", Kind::User, "ada");
     let alone = object(Kind::User, &json!({"password": first}));
     put(&store, (name.clone(), alone)).await;
-    assert_eq!(store.version().await.unwrap(), version);
+    assert_eq!(objects.version().await.unwrap(), version);
     assert_eq!(password_hash(&store).await, hash);
     // Another one is a change, which a plan does not make.
     let wanted = with_password(&second);
     let changed = ["~ user acme/ada: password_hash"];
-    let planned = store.plan(&wanted, Prune::Keep).await.unwrap();
+    let planned = objects.plan(&wanted, Prune::Keep).await.unwrap();
     assert_eq!(lines(&planned), changed);
     assert_eq!(password_hash(&store).await, hash);
-    let applied = store.apply(&wanted, Prune::Keep, &ada()).await.unwrap();
+    let applied = objects.apply(&wanted, Prune::Keep, &ada()).await.unwrap();
     assert_eq!(lines(&applied), changed);
     let new = password_hash(&store).await;
     assert_eq!(password::verify(Some(&new), &second).await, Some(true));
@@ -658,8 +749,8 @@ async fn a_password_is_stored_as_its_hash_and_only_once(place: Place) {
         Some(false)
     );
     // It is served as it is stored, and shown as nothing.
-    let loaded = store.load().await.unwrap();
-    let served = store.judged(&loaded, When::Serving).unwrap();
+    let loaded = objects.load().await.unwrap();
+    let served = objects.judged(&loaded, When::Serving).unwrap();
     let AuthMode::Builtin(builtin) = &served.catalog.tenants["acme"].auth else {
         panic!()
     };
@@ -668,9 +759,13 @@ async fn a_password_is_stored_as_its_hash_and_only_once(place: Place) {
         new
     );
     assert!(builtin.users["bob"].password.is_none());
-    let stored = store.get(&name).await.unwrap().unwrap();
+    let stored = objects.get(&name).await.unwrap().unwrap();
     assert_eq!(stored.object.shown(), json!({"password_hash": null}));
-    let all = store.audit(&Filter::default(), None, 100).await.unwrap();
+    let all = store
+        .audit()
+        .page(&Filter::default(), None, 100)
+        .await
+        .unwrap();
     assert!(!format!("{all:?} {loaded:?} {served:?}").contains(CANARY));
     store.close().await;
     assert!(place.holds("acme"), "it looks in the right place");
@@ -701,6 +796,7 @@ async fn a_password_that_is_none_is_not_stored(place: Place) {
         ),
     ] {
         let put = store
+            .objects()
             .put(&name, object(Kind::User, &wrong), Expected::Any, &ada())
             .await;
         let Err(Failure::Invalid(mistakes)) = put else {
@@ -709,14 +805,16 @@ async fn a_password_that_is_none_is_not_stored(place: Place) {
         let wanted = format!("tenants.acme.users.ada.{key}");
         assert_eq!((mistakes.len(), &mistakes[0].key), (1, &wanted), "{wrong}");
     }
-    assert!(store.get(&name).await.unwrap().is_none());
+    assert!(store.objects().get(&name).await.unwrap().is_none());
     let given = object(Kind::User, &json!({"password_hash": hash}));
     put(&store, (name, given)).await;
     assert_eq!(password_hash(&store).await, hash.replace("$$", "$"));
 }
 
+#[expect(clippy::too_many_lines, reason = "one promise, told in order")]
 async fn who_may_log_in_is_declared_like_the_rest(place: Place) {
     let store = place.open().await;
+    let objects = store.objects();
     let text = |secret: &str| {
         manifest(&format!(
             "tenants:
@@ -729,7 +827,10 @@ async fn who_may_log_in_is_declared_like_the_rest(place: Place) {
 "
         ))
     };
-    let added = store.apply(&text("1"), Prune::Keep, &ada()).await.unwrap();
+    let added = objects
+        .apply(&text("1"), Prune::Keep, &ada())
+        .await
+        .unwrap();
     let wanted = [
         "+ tenant acme",
         "+ user acme/ada@example.com",
@@ -737,22 +838,25 @@ async fn who_may_log_in_is_declared_like_the_rest(place: Place) {
         "+ provider acme/corp",
     ];
     assert_eq!(lines(&added), wanted);
-    let again = store
+    let again = objects
         .apply(&text("1"), Prune::Remove, &ada())
         .await
         .unwrap();
     assert!(again.is_empty(), "{again:?}");
-    let changed = store.apply(&text("2"), Prune::Keep, &ada()).await.unwrap();
+    let changed = objects
+        .apply(&text("2"), Prune::Keep, &ada())
+        .await
+        .unwrap();
     let wanted = [
         "~ client acme/app: secret",
         "~ provider acme/corp: client_secret",
     ];
     assert_eq!(lines(&changed), wanted);
-    let loaded = store.load().await.unwrap();
+    let loaded = objects.load().await.unwrap();
     for stored in &loaded.objects {
         assert!(!stored.object.shown().to_string().contains(CANARY));
     }
-    let served = store.judged(&loaded, When::Serving).unwrap();
+    let served = objects.judged(&loaded, When::Serving).unwrap();
     let AuthMode::Builtin(builtin) = &served.catalog.tenants["acme"].auth else {
         panic!()
     };
@@ -762,7 +866,7 @@ async fn who_may_log_in_is_declared_like_the_rest(place: Place) {
     assert_eq!(secret.expose(), format!("{CANARY}-2"));
     assert!(place.holds("https://app.test/cb") && !place.holds(CANARY));
     let bare = manifest("tenants: {acme: {}}");
-    let gone = store.apply(&bare, Prune::Remove, &ada()).await.unwrap();
+    let gone = objects.apply(&bare, Prune::Remove, &ada()).await.unwrap();
     let wanted = [
         "- provider acme/corp",
         "- client acme/app",
@@ -785,7 +889,7 @@ async fn a_sealed_value_in_another_row_does_not_open(place: Place) {
     let values: Vec<Value> = vec!["a".into(), "b".into()];
     transaction.run(swap, values).await.unwrap();
     transaction.commit().await.unwrap();
-    let refused = store.load().await;
+    let refused = store.objects().load().await;
     let Err(Failure::Bug(what)) = refused else {
         panic!("{refused:?}")
     };
@@ -799,7 +903,7 @@ async fn another_master_key_is_refused(place: Place) {
     let key = place.dir.path().join("master.key");
     let kept = std::fs::read(&key).unwrap();
     std::fs::remove_file(&key).unwrap();
-    let refused = Store::open(place.opening()).await;
+    let refused = Database::open(place.opening()).await;
     assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
     assert!(
         !key.exists(),
@@ -807,7 +911,7 @@ async fn another_master_key_is_refused(place: Place) {
     );
     let other = MasterKey::new(&aws_lc_rs::rand::SystemRandom::new()).unwrap();
     std::fs::write(&key, other.text().as_bytes()).unwrap();
-    let Err(Failure::Invalid(mistakes)) = Store::open(place.opening()).await else {
+    let Err(Failure::Invalid(mistakes)) = Database::open(place.opening()).await else {
         panic!("opened")
     };
     assert_eq!(mistakes[0].key, "master_key");
@@ -836,7 +940,7 @@ async fn a_key_in_the_file_is_rotated_under_a_running_store(place: Place) {
     assert!(token(&later, "acme", "a").await.is_some());
     assert!(token(&later, "acme", "b").await.is_some());
     std::fs::write(&file, old).unwrap();
-    let refused = Store::open(place.opening()).await;
+    let refused = Database::open(place.opening()).await;
     assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
 }
 
@@ -845,7 +949,7 @@ async fn given_keys_are_rotated_to_the_first(place: Place) {
     let [old, new] = [(); 2].map(|()| MasterKey::new(&random).unwrap());
     let with = async |text: String| {
         let keys = KeySource::Given(Secret::of(text).unwrap());
-        Store::open(Opening {
+        Database::open(Opening {
             keys,
             ..place.opening()
         })
@@ -864,14 +968,17 @@ async fn given_keys_are_rotated_to_the_first(place: Place) {
     assert!(with(old.text().to_string()).await.is_err());
     // It would seal what nobody else can open.
     let (name, object) = server("acme", "b", "");
-    let refused = store.put(&name, object, Expected::Any, &ada()).await;
+    let refused = store
+        .objects()
+        .put(&name, object, Expected::Any, &ada())
+        .await;
     assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
 }
 
 async fn two_stores_see_each_other(place: Place) {
     let (one, other) = (place.open().await, place.open().await);
     put(&one, tenant("acme")).await;
-    assert_eq!(other.version().await.unwrap(), 1);
+    assert_eq!(other.objects().version().await.unwrap(), 1);
     put(&other, server("acme", "a", "")).await;
     assert!(token(&one, "acme", "a").await.is_some());
 }
@@ -897,11 +1004,11 @@ async fn a_writer_that_never_ends_is_not_waited_for(place: Place) {
     put(&store, tenant("acme")).await;
     let holding = place.pool().await.begin().await.unwrap();
     let ((name, object), author) = (tenant("b"), ada());
-    let written = store.put(&name, object, Expected::Any, &author);
+    let written = store.objects().put(&name, object, Expected::Any, &author);
     let written = tokio::time::timeout(Duration::from_secs(10), written).await;
     let failed = written.expect("gives up").map(drop);
     assert!(matches!(failed, Err(Failure::Unavailable(_))), "{failed:?}");
-    assert_eq!(store.version().await.unwrap(), 1, "readers go on");
+    assert_eq!(store.objects().version().await.unwrap(), 1, "readers go on");
     drop(holding);
     put(&store, tenant("b")).await;
 }
@@ -909,20 +1016,26 @@ async fn a_writer_that_never_ends_is_not_waited_for(place: Place) {
 async fn a_plan_changes_nothing(place: Place) {
     let store = place.open().await;
     store
+        .objects()
         .apply(&manifest(TWO), Prune::Keep, &ada())
         .await
         .unwrap();
-    let planned = store.plan(&manifest(ONE), Prune::Remove).await.unwrap();
-    assert_eq!(store.version().await.unwrap(), 1);
+    let planned = store
+        .objects()
+        .plan(&manifest(ONE), Prune::Remove)
+        .await
+        .unwrap();
+    assert_eq!(store.objects().version().await.unwrap(), 1);
     assert_eq!(
         store
+            .objects()
             .apply(&manifest(ONE), Prune::Remove, &ada())
             .await
             .unwrap(),
         planned
     );
     let bad = manifest("tenants: {bad: {auth: {mode: none}}}");
-    let refused = store.plan(&bad, Prune::Keep).await;
+    let refused = store.objects().plan(&bad, Prune::Keep).await;
     assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
 }
 
@@ -946,7 +1059,7 @@ async fn a_database_that_says_nothing_is_given_up() {
     );
     let place = Place::sqlite();
     let location = Location::Url(Secret::of(url).unwrap());
-    let opened = Store::open(Opening {
+    let opened = Database::open(Opening {
         location,
         ..place.opening()
     });
@@ -962,14 +1075,15 @@ async fn a_database_that_is_away_is_told_apart_from_everything_else() {
     put(&store, tenant("acme")).await;
     place.postgres.as_mut().unwrap().pause();
     let failed = [
-        store.version().await.map(drop),
-        store.load().await.map(drop),
-        store.append(&[record(None, "login", "ada")]).await,
+        store.objects().version().await.map(drop),
+        store.objects().load().await.map(drop),
+        store.audit().append(&[record(None, "login", "ada")]).await,
         store
+            .objects()
             .put(&tenant("b").0, tenant("b").1, Expected::Any, &ada())
             .await
             .map(drop),
-        Store::open(place.opening()).await.map(drop),
+        Database::open(place.opening()).await.map(drop),
     ];
     for failed in failed {
         assert!(matches!(failed, Err(Failure::Unavailable(_))), "{failed:?}");

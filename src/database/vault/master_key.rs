@@ -1,6 +1,6 @@
-//! Where master keys come from: the configuration, or a file that is made at the first start.
+//! The source of master keys: the configuration, or a file created at the first start.
 //!
-//! Not here: sealing (`seal`), and which keys a store knows (`store`).
+//! Not here: sealing (`seal`), and the keys that a database knows (`rotation`).
 
 use std::{
     fs,
@@ -15,21 +15,21 @@ use crate::{
     config::{Mistake, Wrong},
 };
 
-/// Where the master keys of a gateway are.
+/// The source of the master keys of a gateway.
 #[derive(Clone, Debug)]
 pub(crate) enum KeySource {
-    /// `master_key`, from the environment or the configuration; nothing here changes it.
+    /// `master_key`, from the environment or the configuration; never changed here.
     Given(Secret),
     /// This file.
     File(PathBuf),
 }
 
 impl KeySource {
-    /// The keys; a file that is not there is made, if `make` says so.
+    /// Reads the keys; creates a missing file if `make` says so.
     ///
     /// # Errors
     ///
-    /// What is wrong with the value or the file.
+    /// The mistake in the value or the file.
     pub(crate) fn keyring(&self, random: &Random, make: Make) -> Result<Keyring, Mistake> {
         match self {
             Self::Given(text) => {
@@ -43,11 +43,11 @@ impl KeySource {
         }
     }
 
-    /// Keeps others from changing the keys as long as it is held; keys that were given need none.
+    /// Locks the key file against rotation by other processes; given keys need no lock.
     ///
     /// # Errors
     ///
-    /// What the file system says; that another process is at it.
+    /// An error of the file system; a rotation by another process under way.
     pub(crate) fn lock(&self) -> Result<Option<fs::File>, Wrong> {
         let Self::File(path) = self else {
             return Ok(None);
@@ -64,11 +64,11 @@ impl KeySource {
         }
     }
 
-    /// Puts these keys into the file, in one step: another process reads the old or the new ones.
+    /// Writes the keys to the file atomically: another process reads the old or the new ones.
     ///
     /// # Errors
     ///
-    /// What the file system says; keys that were given cannot be changed here.
+    /// An error of the file system; given keys cannot be changed here.
     pub(crate) fn write(&self, keys: &[MasterKey]) -> Result<(), Wrong> {
         let Self::File(path) = self else {
             return Err(Wrong::new("stands in the configuration", "change it there"));
@@ -87,12 +87,12 @@ impl KeySource {
     }
 }
 
-/// Whether a key file that is not there is made.
+/// The treatment of a missing key file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Make {
-    /// It is: the first start.
+    /// Create it: the first start.
     IfMissing,
-    /// It is not: there is a store that some key sealed.
+    /// Do not create it: the database is sealed with some key.
     Never,
 }
 

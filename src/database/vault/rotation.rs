@@ -1,17 +1,17 @@
-//! Which master keys a store knows, and how one replaces another.
+//! The master keys that a database knows, and their rotation.
 //!
-//! Not here: sealing (`seal`), and where keys come from (`master`).
+//! Not here: sealing (`seal`), and the source of keys (`master_key`).
 
 use super::{
     master_key::{KeySource, Make},
-    seal::{Keyring, MasterKey, Place},
+    seal::{Keyring, MasterKey, Place, Sealer},
 };
-use crate::database::{Failure, Transaction, objects::Sealer};
+use crate::database::pool::{Failure, Transaction};
 use crate::{base::Random, config::Wrong};
 
-/// The keys, proven to be those of this store; the first is made known to it.
+/// Reads the keys and proves that they are those of this database, which then knows the first.
 ///
-/// A key is made only for a store that knows none: another replica's would open nothing.
+/// A key is created only for a database that knows none: it would not open values sealed before.
 pub(crate) async fn admit(
     transaction: &mut Transaction,
     source: &KeySource,
@@ -55,7 +55,7 @@ pub(crate) async fn admit(
     Ok(keys)
 }
 
-/// Whether the key that seals is one that the store knows.
+/// True if the database knows the key that seals.
 pub(crate) async fn is_known(
     transaction: &mut Transaction,
     keys: &Keyring,
@@ -64,7 +64,7 @@ pub(crate) async fn is_known(
     Ok(!rows.is_empty())
 }
 
-/// Puts a new key in front of those in the file; of those that were given the first is the new one.
+/// Puts a new key in front of those in the file; among given keys the first is the new one.
 pub(crate) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyring, Failure> {
     let keys = source
         .keyring(random, Make::Never)
@@ -78,7 +78,7 @@ pub(crate) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyr
     Ok(keys)
 }
 
-/// Makes the first key the only one that the store knows.
+/// Makes the first key the only one that the database knows.
 pub(crate) async fn keep_first(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
@@ -90,7 +90,7 @@ pub(crate) async fn keep_first(
     Ok(())
 }
 
-/// Drops the old keys from the file; the id of the one that is left.
+/// Drops the old keys from the file; returns the id of the remaining one.
 pub(crate) fn end_rotation(source: &KeySource, keys: &Keyring) -> Result<String, Failure> {
     let id = keys.first().id();
     if matches!(source, KeySource::File(_)) {
@@ -107,7 +107,7 @@ async fn add_first(
     let id = sealer.keys.first().id();
     let sealed = sealer.keys.seal(sealer.random, place(&id), CHECK);
     if sealed.is_none() {
-        return Err(Failure::Bug("no randomness".to_owned()));
+        return Err(Failure::no_randomness());
     }
     let values = vec![id.into(), sealed.into(), now_ms.into()];
     transaction.run(INSERT, values).await?;
@@ -122,7 +122,7 @@ fn place(id: &str) -> Place<'_> {
     }
 }
 
-/// What is sealed to prove a key.
+/// The text that is sealed to prove a key.
 const CHECK: &[u8] = b"lockgate";
 
 const ALL: &str = "

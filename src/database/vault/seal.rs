@@ -1,7 +1,7 @@
-//! Sealing: what a store keeps of secrets, so that its file or dump is worth nothing alone.
+//! Sealing of secrets, so that a file or dump of the database alone reveals none.
 //!
-//! AES-256-GCM under a key derived from a master key, bound to the place where it is kept. Pure:
-//! where master keys come from is `master`.
+//! AES-256-GCM under a key derived from a master key, bound to the table, row and column. Pure; not
+//! here: the source of master keys (`master_key`).
 
 use aws_lc_rs::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
@@ -16,7 +16,7 @@ use crate::{
     config::Wrong,
 };
 
-/// Where a sealed value is kept; one that was moved elsewhere does not open.
+/// The place of a sealed value; one moved elsewhere does not open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     /// The table.
@@ -30,7 +30,7 @@ pub(crate) struct Place<'a> {
 /// Why a sealed value does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotOpened {
-    /// It was sealed under a master key that is not here.
+    /// It was sealed under an unknown master key.
     UnknownKey,
     /// It was changed, cut, or sealed for another place.
     Forged,
@@ -44,11 +44,11 @@ pub(crate) struct MasterKey {
 }
 
 impl MasterKey {
-    /// A new one.
+    /// Creates a key.
     ///
     /// # Errors
     ///
-    /// When the system has no randomness.
+    /// Without randomness.
     pub(crate) fn new(random: &Random) -> Result<Self, Wrong> {
         let mut bytes = Zeroizing::new([0; KEY]);
         let filled = random.fill(&mut *bytes);
@@ -68,7 +68,7 @@ impl MasterKey {
         }
     }
 
-    /// A name for it that does not tell it.
+    /// A name that does not reveal the key.
     pub(crate) fn id(&self) -> String {
         hex(&self.id)
     }
@@ -79,19 +79,19 @@ impl MasterKey {
     }
 
     /// A text that is the same at two replicas with this master key and the same public URL, and
-    /// tells neither.
+    /// reveals neither.
     pub(crate) fn fingerprint(&self, public_url: &str) -> String {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &*self.derive("lockgate replicas v1"));
         let tag = hmac::sign(&key, public_url.as_bytes());
         hex(&tag.as_ref()[..FINGERPRINT])
     }
 
-    /// It as text, for the key file.
+    /// The key as text, for the key file.
     pub(crate) fn text(&self) -> Zeroizing<String> {
         Zeroizing::new(STANDARD.encode(*self.bytes))
     }
 
-    /// The associated data: every part with its length, so that none runs into the next.
+    /// The associated data: every part with its length, so that no part runs into the next.
     fn associated(&self, place: Place<'_>) -> Vec<u8> {
         let mut data = vec![FORM];
         data.extend_from_slice(&self.id);
@@ -142,12 +142,12 @@ impl Keyring {
         &self.0
     }
 
-    /// Taken apart.
+    /// The keys themselves.
     pub(crate) fn into_keys(self) -> Vec<MasterKey> {
         self.0
     }
 
-    /// `plain`, sealed for `place`; none when the system has no randomness.
+    /// Seals `plain` for `place`; none without randomness.
     pub(crate) fn seal(&self, random: &Random, place: Place<'_>, plain: &[u8]) -> Option<Vec<u8>> {
         let key = self.first();
         // Random nonces: 2^32 values under one key stay far below the bound of SP 800-38D, 8.3.
@@ -166,7 +166,7 @@ impl Keyring {
         Some(out)
     }
 
-    /// What was sealed for `place`.
+    /// Opens a value sealed for `place`.
     pub(crate) fn open(
         &self,
         place: Place<'_>,
@@ -190,15 +190,23 @@ impl Keyring {
     }
 }
 
+/// Master keys and the source of nonces, to seal with.
+pub(crate) struct Sealer<'a> {
+    /// The keys, of which the first seals.
+    pub(crate) keys: &'a Keyring,
+    /// The source of nonces.
+    pub(crate) random: &'a Random,
+}
+
 impl std::fmt::Debug for Keyring {
-    /// Names its keys.
+    /// Shows the ids of the keys.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ids = self.0.iter().map(MasterKey::id);
         f.debug_list().entries(ids).finish()
     }
 }
 
-/// A key for one purpose (RFC 5869): no purpose learns another's.
+/// Derives a key for one purpose (RFC 5869), independent of those for other purposes.
 fn derived(master: &[u8; KEY], purpose: &[u8]) -> Zeroizing<[u8; KEY]> {
     struct Length;
     impl KeyType for Length {
@@ -221,7 +229,7 @@ const KEY: usize = 32;
 const ID: usize = 8;
 /// Bytes of a fingerprint: enough that no two installations share one.
 const FINGERPRINT: usize = 16;
-/// The first byte of every sealed value: what the rest looks like.
+/// The first byte of every sealed value: the format of the rest.
 const FORM: u8 = 1;
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::{
     schema::{LINES, Schema, Shape, any_object, nullable_text, object, text},
 };
 use crate::{
-    database::{Cursor, Entry, Failure, Filter, Record, Store},
+    database::{Cursor, Database, Entry, Failure, Filter, Record},
     http::reply::Problem,
 };
 
@@ -69,20 +69,20 @@ async fn audit(call: Call) -> Outcome {
         return Ok(lines(export(store, filter, after)));
     }
     let limit = u32::try_from(query.limit()?).unwrap_or(u32::MAX);
-    let found = store.audit(&filter, after, limit).await?;
+    let found = store.audit().page(&filter, after, limit).await?;
     let next = found.next.map(|next| next.to_string());
     Ok(page(found.entries.iter().map(entry).collect(), next))
 }
 
 /// All records, page by page at the speed of the client. A failure of the database aborts the
 /// response: a response that ends early must not look complete.
-fn export(store: Store, filter: Filter, after: Option<Cursor>) -> Body {
+fn export(store: Database, filter: Filter, after: Option<Cursor>) -> Body {
     let first = Some((store, filter, after));
     let pages = stream::try_unfold(first, async |state| {
         let Some((store, filter, after)) = state else {
             return Ok::<_, Failure>(None);
         };
-        let page = store.audit(&filter, after, EXPORTED).await?;
+        let page = store.audit().page(&filter, after, EXPORTED).await?;
         let mut text = String::new();
         for one in &page.entries {
             text.push_str(&entry(one).to_string());

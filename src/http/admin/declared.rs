@@ -163,7 +163,13 @@ async fn list_tenants(call: Call) -> Outcome {
     let Some(own) = call.caller.administrator.tenant() else {
         return list(call, Kind::Tenant).await;
     };
-    let found = call.front.live.store()?.get(&ObjectName::tenant(own)).await;
+    let found = call
+        .front
+        .live
+        .store()?
+        .objects()
+        .get(&ObjectName::tenant(own))
+        .await;
     Ok(page(found?.iter().map(shown).collect(), None))
 }
 
@@ -176,7 +182,7 @@ async fn list(call: Call, kind: Kind) -> Outcome {
     );
     let store = call.front.live.store()?;
     // One object more than the limit shows that there is another page.
-    let mut found = store.list(kind, tenant, after, limit + 1).await?;
+    let mut found = store.objects().list(kind, tenant, after, limit + 1).await?;
     let is_more = found.len() > limit;
     found.truncate(limit);
     let last = found.last().filter(|_| is_more);
@@ -186,7 +192,7 @@ async fn list(call: Call, kind: Kind) -> Outcome {
 
 async fn read(call: Call, kind: Kind) -> Outcome {
     let store = call.front.live.store()?;
-    let found = store.get(&object_name(&call.path, kind)).await?;
+    let found = store.objects().get(&object_name(&call.path, kind)).await?;
     let stored = found.ok_or_else(Problem::not_found)?;
     Ok(tagged(StatusCode::OK, &stored, &shown(&stored)))
 }
@@ -195,7 +201,7 @@ async fn put(call: Call, kind: Kind) -> Outcome {
     let (front, name) = (call.front, object_name(&call.path, kind));
     let expected = expected(&call.headers)?;
     let mut object = Object::new(kind, spec(&front, &call.headers, call.body).await?);
-    let before = front.live.store()?.get(&name).await?;
+    let before = front.live.store()?.objects().get(&name).await?;
     let kept = before.as_ref().map(|stored| &stored.object);
     object.keep_secrets(&name, kept).map_err(Problem::invalid)?;
     // The kept secrets belong to this version.
@@ -235,7 +241,10 @@ pub(super) async fn write(
         OperatorKey::read(name.name(), &object.tree()).map_err(Problem::invalid)?;
     }
     let store = front.live.store()?;
-    let stored = store.put(name, object, expected, &caller.author()).await;
+    let stored = store
+        .objects()
+        .put(name, object, expected, &caller.author())
+        .await;
     let stored = stored.map_err(|failure| Problem::of(failure, is_conditional))?;
     refresh(front).await;
     Ok(stored)
@@ -250,7 +259,7 @@ async fn delete(call: Call, kind: Kind) -> Outcome {
     let store = call.front.live.store()?;
     let (name, author) = (object_name(&call.path, kind), call.caller.author());
     let expected = expected.unwrap_or(Expected::Present);
-    let deleted = store.delete(&name, expected, &author).await;
+    let deleted = store.objects().delete(&name, expected, &author).await;
     deleted.map_err(|failure| Problem::of(failure, is_conditional))?;
     refresh(&call.front).await;
     Ok(StatusCode::NO_CONTENT.into_response())

@@ -79,7 +79,7 @@ pub(super) fn operations() -> Vec<Operation> {
 /// Lists the keys of a tenant, the newest first: next, current and previous.
 async fn signing_keys(call: Call) -> Outcome {
     let store = call.front.live.store()?;
-    let keys = store.signing_keys(call.path.tenant()).await?;
+    let keys = store.signing_keys().list(call.path.tenant()).await?;
     let items: Vec<Json> = keys.iter().map(signing_key).collect();
     Ok(ok(&json!({"items": items})))
 }
@@ -97,7 +97,7 @@ async fn rotate_signing_key(call: Call) -> Outcome {
     let schedule = Schedule::of(&front.config.oauth);
     let (store, author) = (front.live.store()?, call.caller.author());
     let tenant = call.path.tenant();
-    let made = store.rotate_signing_key(tenant, schedule, &author).await;
+    let made = store.signing_keys().rotate(tenant, schedule, &author).await;
     let made = made.map_err(|failure| match failure {
         Failure::Conflict => {
             let text = "there is a key that waits to take its turn";
@@ -113,7 +113,7 @@ async fn rotate_signing_key(call: Call) -> Outcome {
 async fn remove_signing_key(call: Call) -> Outcome {
     let (store, author) = (call.front.live.store()?, call.caller.author());
     let (tenant, kid) = (call.path.tenant(), call.path.get("kid").unwrap_or_default());
-    if !store.remove_signing_key(tenant, kid, &author).await? {
+    if !store.signing_keys().remove(tenant, kid, &author).await? {
         return Err(Problem::not_found());
     }
     refresh_issued(&call.front).await;
@@ -135,7 +135,10 @@ async fn grants(call: Call) -> Outcome {
     let limit = query.limit()?;
     let store = call.front.live.store()?;
     // One grant more than the limit shows that there is another page.
-    let mut found = store.grants(call.path.tenant(), filter, limit + 1).await?;
+    let mut found = store
+        .grants()
+        .list(call.path.tenant(), filter, limit + 1)
+        .await?;
     let is_more = found.len() > limit;
     found.truncate(limit);
     let next = found.last().filter(|_| is_more);
@@ -160,12 +163,12 @@ pub(super) async fn remove_client(call: Call) -> Outcome {
     }
     let (tenant, client) = (call.path.tenant(), call.path.name());
     let store = call.front.live.store()?;
-    let registered = store.registered(tenant, client).await?;
+    let registered = store.clients().get(tenant, client).await?;
     registered.ok_or_else(Problem::not_found)?;
     let target = format!("client {tenant}/{client}");
     let record = record(&call.caller, tenant, "client.removed", target);
-    store.append(&[record]).await?;
-    store.remove_registered(tenant, client).await?;
+    store.audit().append(&[record]).await?;
+    store.clients().remove(tenant, client).await?;
     refresh_issued(&call.front).await;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -183,8 +186,8 @@ async fn revoke(call: Call) -> Outcome {
     let record = record(&call.caller, tenant, "grants.revoked", target);
     let store = call.front.live.store()?;
     // The record is written before the grants end.
-    store.append(&[record]).await?;
-    store.revoke(tenant, &what).await?;
+    store.audit().append(&[record]).await?;
+    store.revocations().revoke(tenant, &what).await?;
     refresh_issued(&call.front).await;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

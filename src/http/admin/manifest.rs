@@ -43,9 +43,12 @@ async fn apply(call: Call) -> Outcome {
     let wanted = received.map_err(Problem::invalid)?.declared;
     let store = front.live.store()?;
     let changes = if is_dry {
-        store.plan(&wanted, prune).await
+        store.objects().plan(&wanted, prune).await
     } else {
-        store.apply(&wanted, prune, &call.caller.author()).await
+        store
+            .objects()
+            .apply(&wanted, prune, &call.caller.author())
+            .await
     };
     let changes = changes?;
     if !is_dry {

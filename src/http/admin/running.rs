@@ -116,7 +116,7 @@ async fn end_session(call: Call) -> Outcome {
         return Err(Problem::not_found());
     }
     // The record is written before the session ends.
-    store.append(&[record]).await?;
+    store.audit().append(&[record]).await?;
     if front.hub.end_seen(tenant, id, how).await {
         Ok(StatusCode::NO_CONTENT.into_response())
     } else {
@@ -167,7 +167,7 @@ async fn restart(call: Call) -> Outcome {
     let store = call.front.live.store()?;
     let target = format!("server {tenant}/{name}");
     let record = record(&call.caller, tenant, "server.restarted", target, how);
-    store.append(&[record]).await?;
+    store.audit().append(&[record]).await?;
     let count = call.front.hub.restart(tenant, name, how);
     Ok(answer(StatusCode::ACCEPTED, &json!({"children": count})))
 }

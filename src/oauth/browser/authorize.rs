@@ -56,7 +56,9 @@ impl BrowserRequest {
         self.check_server(&authorization, &person)?;
         let (tenant, store) = (self.tenant(), self.store()?);
         let (subject, client) = (&person.subject, &authorization.client.id);
-        let known = store.has_consented(tenant, subject, client, &authorization.digest);
+        let known = store
+            .logins()
+            .has_consented(tenant, subject, client, &authorization.digest);
         if !prompt.consent && known.await? {
             return self.grant(&authorization, &person, redirecting).await;
         }

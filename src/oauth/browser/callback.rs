@@ -94,6 +94,7 @@ impl BrowserRequest {
         let expires_ms = self.flow_ends();
         let (store, key) = (self.store()?, browser.login_key(&state));
         store
+            .logins()
             .add_trip(self.tenant(), &key, &content, expires_ms)
             .await?;
         Ok(redirect(StatusCode::SEE_OTHER, to.as_str()))
@@ -114,7 +115,11 @@ impl BrowserRequest {
         let state = fields.get("state").ok_or_else(expired_log_in)?;
         // Another cookie leads to another key: a browser cannot take over the log-in of another.
         let key = browser.login_key(state);
-        let pending = self.store()?.take_trip(self.tenant(), &key).await?;
+        let pending = self
+            .store()?
+            .logins()
+            .take_trip(self.tenant(), &key)
+            .await?;
         let pending =
             pending.and_then(|content| serde_json::from_slice::<PendingLogin>(&content).ok());
         let pending = pending

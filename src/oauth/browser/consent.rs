@@ -131,6 +131,7 @@ impl BrowserRequest {
         let (subject, client) = (&person.subject, &authorization.client.id);
         let (store, tenant) = (self.store()?, self.tenant());
         store
+            .logins()
             .consent(tenant, subject, client, &authorization.digest)
             .await?;
         self.note_consent("consent.given", subject, authorization)
@@ -164,6 +165,7 @@ impl BrowserRequest {
     async fn switched(&self, flow: &Flow) -> StepResult {
         if let Some(browser) = &self.browser {
             self.store()?
+                .logins()
                 .log_out(self.tenant(), &browser.hash())
                 .await?;
         }

@@ -8,7 +8,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 
 use super::cookie::BrowserId;
-use crate::database::Store;
+use crate::database::Database;
 
 /// An authorization request under way in a browser.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,15 +59,15 @@ impl Flow {
     }
 
     /// Seals the flow for a hidden field; none if the system has no randomness.
-    pub(super) fn seal(&self, store: &Store, tenant: &str, page: FormKind) -> Option<String> {
+    pub(super) fn seal(&self, store: &Database, tenant: &str, page: FormKind) -> Option<String> {
         let plain = serde_json::to_vec(self).ok()?;
-        let sealed = store.seal(tenant, page.purpose(), &plain)?;
+        let sealed = store.logins().seal(tenant, page.purpose(), &plain)?;
         Some(URL_SAFE_NO_PAD.encode(sealed))
     }
 
     /// Opens a sealed flow of this form, tenant and browser, unless it has expired.
     pub(super) fn open(
-        store: &Store,
+        store: &Database,
         tenant: &str,
         page: FormKind,
         text: &str,
@@ -75,7 +75,9 @@ impl Flow {
         now_ms: i64,
     ) -> Option<Self> {
         let sealed = URL_SAFE_NO_PAD.decode(text).ok()?;
-        let plain = store.open_sealed(tenant, page.purpose(), &sealed)?;
+        let plain = store
+            .logins()
+            .open_sealed(tenant, page.purpose(), &sealed)?;
         let flow: Self = serde_json::from_slice(&plain).ok()?;
         let is_here = browser.is_some_and(|browser| browser.hash() == flow.browser);
         (is_here && now_ms < flow.expires_ms).then_some(flow)

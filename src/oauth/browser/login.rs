@@ -94,10 +94,11 @@ impl BrowserRequest {
         let expires_ms = self.now_ms().saturating_add(lasts.unwrap_or(i64::MAX));
         let (store, tenant) = (self.store()?, self.tenant());
         store
+            .logins()
             .log_in(tenant, &browser.hash(), person, expires_ms)
             .await?;
         if let Some(old) = &self.browser {
-            store.log_out(tenant, &old.hash()).await?;
+            store.logins().log_out(tenant, &old.hash()).await?;
         }
         let by = person.provider.as_deref().unwrap_or("password");
         let target = format!("tenant {tenant}");

@@ -23,7 +23,7 @@ use super::{
 use crate::endpoint::{self, OauthEndpoint};
 use crate::{
     database::{
-        Failure, Record, Store,
+        Database, Failure, Record,
         oauth::{Grant, NewCode, Person},
     },
     declare::{Provider, User},
@@ -91,7 +91,7 @@ impl BrowserRequest {
         &self.server.tenant.name
     }
 
-    pub(crate) fn store(&self) -> Result<&Store, Failure> {
+    pub(crate) fn store(&self) -> Result<&Database, Failure> {
         self.oauth.0.live.store()
     }
 
@@ -225,6 +225,7 @@ impl BrowserRequest {
         };
         let person = self
             .store()?
+            .logins()
             .logged_in(self.tenant(), &browser.hash())
             .await?;
         let builtin = &self.server.builtin;
@@ -289,7 +290,7 @@ impl BrowserRequest {
             challenge: authorization.parameters.challenge.clone(),
             expires_ms: after(issuing.code),
         };
-        self.store()?.add_code(self.tenant(), &new).await?;
+        self.store()?.grants().add_code(self.tenant(), &new).await?;
         Ok(redirect(
             redirecting,
             &authorization.redirect.with(&[("code", &code)]),

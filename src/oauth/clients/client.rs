@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     auth::REGISTERED,
-    database::{Failure, Store, oauth::Registered},
+    database::{Database, Failure, oauth::Registered},
     declare::{Builtin, DeclaredClient},
     oauth::base::secret,
     snapshot::Live,
@@ -120,7 +120,7 @@ impl Clients<'_> {
             return Err(ClientError::Unknown);
         }
         let store = self.live.store()?;
-        let registered = store.registered(self.tenant, id).await?;
+        let registered = store.clients().get(self.tenant, id).await?;
         let registered = registered.ok_or(ClientError::Unknown)?;
         Client::registered(registered).ok_or(ClientError::Unknown)
     }
@@ -144,7 +144,7 @@ impl Client {
     /// Extends the expiry of a registered client; at most once an hour.
     pub(crate) async fn renew(
         &self,
-        store: &Store,
+        store: &Database,
         tenant: &str,
         now_ms: i64,
         used: Duration,
@@ -157,7 +157,7 @@ impl Client {
         if until.saturating_sub(expires_ms) < RENEW.min(used / 2) {
             return Ok(());
         }
-        store.renew_registered(tenant, &self.id, until).await
+        store.clients().renew(tenant, &self.id, until).await
     }
 
     fn declared(client: &Arc<DeclaredClient>) -> Self {

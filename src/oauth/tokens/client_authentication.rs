@@ -185,7 +185,11 @@ async fn by_assertion(
     let store = state.live.store()?;
     let used = used_name(&assertion);
     let until_ms = assertion.expires.saturating_add(KEPT).saturating_mul(1000);
-    if !store.use_once(&server.tenant.name, &used, until_ms).await? {
+    if !store
+        .logins()
+        .use_once(&server.tenant.name, &used, until_ms)
+        .await?
+    {
         return Err(REFUSED);
     }
     Ok(client)

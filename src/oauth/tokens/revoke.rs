@@ -41,7 +41,10 @@ async fn end(
     let (tenant, store) = (&server.tenant.name, state.live.store()?);
     // The prefix shows the type; the hint is ignored (section 2.1).
     let found = if text.starts_with(SecretKind::Refresh.prefix()) {
-        let grant = store.grant_of_refresh(tenant, &secret::hash(text)).await?;
+        let grant = store
+            .grants()
+            .of_refresh(tenant, &secret::hash(text))
+            .await?;
         grant.map(|grant| (grant.id, grant.client_id))
     } else {
         let catalog = state.live.current();
@@ -50,7 +53,10 @@ async fn end(
     };
     // A token of another client is left alone, with the same response (section 2.1).
     if let Some((grant, _)) = found.filter(|(_, owner)| *owner == client.id) {
-        store.revoke(tenant, &Revoked::Grant(grant)).await?;
+        store
+            .revocations()
+            .revoke(tenant, &Revoked::Grant(grant))
+            .await?;
         let (actor, target) = (format!("client:{}", client.id), format!("grant {grant}"));
         let detail = json!({"why": "its client revoked it"});
         note(state, server, "grant.revoked", &actor, &target, detail);

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{client_authentication::authenticate, jose::AccessToken};
 use crate::{
     database::{
-        Failure, Store,
+        Database, Failure,
         oauth::{
             Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode,
         },
@@ -72,7 +72,7 @@ async fn exchange(
         form: &form,
         store,
         // Before a code is consumed for which no token could be signed.
-        key: store.signing_key(&server.tenant.name).await?,
+        key: store.signing_keys().current(&server.tenant.name).await?,
         now_ms: state.clock.now_ms(),
     };
     if grant_type == "refresh_token" {
@@ -88,7 +88,7 @@ struct Exchange<'r> {
     server: &'r AuthorizationServer,
     client: &'r Client,
     form: &'r Form,
-    store: &'r Store,
+    store: &'r Database,
     key: SigningKey,
     now_ms: i64,
 }
@@ -102,7 +102,12 @@ impl Exchange<'_> {
             .form
             .need("code_verifier", "code_verifier is missing")?;
         let tenant = &self.server.tenant.name;
-        let code = match self.store.take_code(tenant, &secret::hash(text)).await? {
+        let code = match self
+            .store
+            .grants()
+            .take_code(tenant, &secret::hash(text))
+            .await?
+        {
             TakenCode::First(code) => code,
             TakenCode::Again { used_ms, grant } => {
                 self.replayed(used_ms, grant).await?;
@@ -117,7 +122,7 @@ impl Exchange<'_> {
             hash: secret::hash(&refresh),
             expires_ms: self.idle_until(),
         };
-        if !self.store.start_grant(tenant, &code, &first).await? {
+        if !self.store.grants().start(tenant, &code, &first).await? {
             return Err(BAD_CODE);
         }
         self.keep_client().await?;
@@ -163,7 +168,10 @@ impl Exchange<'_> {
             return Ok(());
         };
         let tenant = &self.server.tenant.name;
-        self.store.revoke(tenant, &Revoked::Grant(grant)).await?;
+        self.store
+            .revocations()
+            .revoke(tenant, &Revoked::Grant(grant))
+            .await?;
         self.note_revoked(grant, "a code came again");
         Ok(())
     }
@@ -175,7 +183,7 @@ impl Exchange<'_> {
             .need("refresh_token", "refresh_token is missing")?;
         let (tenant, hash) = (&self.server.tenant.name, secret::hash(text));
         // A request for too many scopes must not consume the token.
-        let known = self.store.grant_of_refresh(tenant, &hash).await?;
+        let known = self.store.grants().of_refresh(tenant, &hash).await?;
         let known = known.filter(|grant| grant.client_id == self.client.id);
         let known = known.ok_or(BAD_REFRESH)?;
         self.check_resource(&known)?;
@@ -193,6 +201,7 @@ impl Exchange<'_> {
         };
         let used = self
             .store
+            .grants()
             .refresh(tenant, &self.client.id, &hash, &succession);
         let (grant, salt) = match used.await? {
             Refreshed::Good { grant, salt } => (grant, salt),

@@ -1,9 +1,9 @@
-//! SQL on both databases: connections, transactions, values, and what their errors mean.
+//! SQL on SQLite and PostgreSQL: connections, transactions, and the meaning of their errors.
 //!
-//! One text of SQL for both, run on a typed pool of each. The only file that knows sqlx. Not here:
-//! which statements there are (`rows`, `audit`).
+//! Both databases run the same text of SQL. The only file that knows sqlx. Not here: the statements
+//! themselves (`objects/rows`, `oauth`, `audit`).
 
-use std::{path::Path, pin::Pin, time::Duration};
+use std::{fmt, path::Path, pin::Pin, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, Connection, Database, Decode, Encode, PgPool, Row as _, SqlSafeStr,
@@ -17,21 +17,33 @@ use sqlx::{
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-pub(crate) use super::value::Value;
+use super::value::Value;
 use crate::base::Clock;
 
-/// A database that answers, with the schema of this build.
+/// Connections to a database with the schema of this build, and its clock.
+#[derive(Clone)]
+pub(crate) struct Pool {
+    connections: Connections,
+    clock: Clock,
+}
+
 #[derive(Clone, Debug)]
-pub(crate) enum Pool {
+enum Connections {
     /// PostgreSQL.
     Postgres(PgPool),
-    /// A file. One connection writes, since SQLite has one writer: a second would only wait.
+    /// A file. One connection writes, since SQLite allows one writer: a second would only wait.
     Sqlite {
         /// The connection that writes.
         write: SqlitePool,
-        /// Those that read.
+        /// The connections that read.
         read: SqlitePool,
     },
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.connections.fmt(f)
+    }
 }
 
 /// Why a statement was not run, or not to its end.
@@ -40,23 +52,23 @@ pub(crate) enum SqlError {
     /// The database does not answer, or not now.
     #[error("the database is not available: {0}")]
     Unavailable(String),
-    /// Something of that name or value is there already.
+    /// An object of that name or value exists already.
     #[error("it is there already")]
     Duplicate,
-    /// What it refers to is not there.
+    /// The object that it refers to does not exist.
     #[error("what it belongs to is not there")]
     Dangling,
     /// The database cannot be used by this build.
     #[error("{0}")]
     Unusable(String),
-    /// A bug of ours.
+    /// A bug of the gateway.
     #[error("{0}")]
     Bug(String),
 }
 
 impl Pool {
-    /// The database of this URL, its schema brought up to date.
-    pub(crate) async fn postgres(url: &str) -> Result<Self, SqlError> {
+    /// Connects to PostgreSQL and brings its schema up to date.
+    pub(crate) async fn postgres(url: &str, clock: Clock) -> Result<Self, SqlError> {
         let options: PgConnectOptions = url
             .parse()
             .map_err(|error: sqlx::Error| SqlError::Unusable(format!("its URL: {error}")))?;
@@ -72,11 +84,12 @@ impl Pool {
             .max_connections(POSTGRES)
             .acquire_timeout(ACQUIRE)
             .connect_lazy_with(options.options(limits));
-        Ok(Self::Postgres(pool))
+        let connections = Connections::Postgres(pool);
+        Ok(Self { connections, clock })
     }
 
-    /// The database in this file, made if it is not there, its schema brought up to date.
-    pub(crate) async fn sqlite(file: &Path) -> Result<Self, SqlError> {
+    /// Opens a file of SQLite, created if it is missing, and brings its schema up to date.
+    pub(crate) async fn sqlite(file: &Path, clock: Clock) -> Result<Self, SqlError> {
         let options = SqliteConnectOptions::new()
             .filename(file)
             .create_if_missing(true)
@@ -105,49 +118,67 @@ impl Pool {
             .max_connections(SQLITE_READERS)
             .acquire_timeout(ACQUIRE)
             .connect_lazy_with(options.read_only(true).create_if_missing(false));
-        Ok(Self::Sqlite { write, read })
+        let connections = Connections::Sqlite { write, read };
+        Ok(Self { connections, clock })
     }
 
-    /// Begins to write. Writers take turns, in all replicas: what is read in it stays true until
-    /// it is committed.
+    /// The time in milliseconds since 1970, by the clock that replicas share.
+    pub(crate) fn now_ms(&self) -> i64 {
+        self.clock.now_ms()
+    }
+
+    /// Runs one statement that writes and depends on no other.
+    pub(crate) async fn write(
+        &self,
+        sql: impl Into<Sql>,
+        values: Vec<Value>,
+    ) -> Result<Vec<Row>, SqlError> {
+        let mut transaction = self.begin_beside().await?;
+        let rows = transaction.run(sql, values).await?;
+        transaction.commit().await?;
+        Ok(rows)
+    }
+
+    /// Begins a transaction that writes. Writers of all replicas take turns, so that everything
+    /// read in it stays true until the commit.
     pub(crate) async fn begin(&self) -> Result<Transaction, SqlError> {
-        match self {
-            Self::Postgres(_) => {
+        match &self.connections {
+            Connections::Postgres(_) => {
                 let mut begun = self.begin_beside().await?;
                 // Readers go on; the one row of `changes` says what a new writer has to know.
                 let sql = "LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE";
                 begun.run(sql, Vec::new()).await?;
                 Ok(begun)
             }
-            Self::Sqlite { .. } => self.begin_beside().await,
+            Connections::Sqlite { .. } => self.begin_beside().await,
         }
     }
 
-    /// Begins to write what no other writer depends on; takes no turn in PostgreSQL.
+    /// Begins a transaction whose writes no other writer depends on; takes no turn in PostgreSQL.
     pub(crate) async fn begin_beside(&self) -> Result<Transaction, SqlError> {
-        match self {
-            Self::Postgres(pool) => {
+        match &self.connections {
+            Connections::Postgres(pool) => {
                 let begun = timed(STATEMENT, pool.begin()).await?;
                 Ok(Transaction::Postgres(begun))
             }
             // A transaction that begins as a reader fails at its first write if another wrote
             // meanwhile, whatever `busy_timeout` says.
-            Self::Sqlite { write, .. } => {
+            Connections::Sqlite { write, .. } => {
                 let begun = timed(STATEMENT, write.begin_with("BEGIN IMMEDIATE")).await?;
                 Ok(Transaction::Sqlite(begun))
             }
         }
     }
 
-    /// Begins to read: all that is read in it is of one moment.
+    /// Begins a transaction that reads, all as of one moment.
     pub(crate) async fn snapshot(&self) -> Result<Transaction, SqlError> {
-        match self {
-            Self::Postgres(pool) => {
+        match &self.connections {
+            Connections::Postgres(pool) => {
                 let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
                 let begun = timed(STATEMENT, pool.begin_with(begin)).await?;
                 Ok(Transaction::Postgres(begun))
             }
-            Self::Sqlite { read, .. } => {
+            Connections::Sqlite { read, .. } => {
                 let begun = timed(STATEMENT, read.begin()).await?;
                 Ok(Transaction::Sqlite(begun))
             }
@@ -161,8 +192,8 @@ impl Pool {
         values: Vec<Value>,
     ) -> Result<Vec<Row>, SqlError> {
         let sql = sql.into();
-        match self {
-            Self::Postgres(pool) => {
+        match &self.connections {
+            Connections::Postgres(pool) => {
                 let rows = bound(sql, values).fetch_all(pool);
                 Ok(timed(STATEMENT, rows)
                     .await?
@@ -170,7 +201,7 @@ impl Pool {
                     .map(Row::Postgres)
                     .collect())
             }
-            Self::Sqlite { read, .. } => {
+            Connections::Sqlite { read, .. } => {
                 let rows = bound(sql, values).fetch_all(read);
                 Ok(timed(STATEMENT, rows)
                     .await?
@@ -181,28 +212,24 @@ impl Pool {
         }
     }
 
-    /// The rows of one statement that only reads; `clock` is set by that of the server, which
-    /// replicas have in common. A file is on this machine.
-    pub(super) async fn read_in_time(
-        &self,
-        clock: &Clock,
-        sql: &'static str,
-    ) -> Result<Vec<Row>, SqlError> {
-        let Self::Postgres(_) = self else {
+    /// The rows of one statement that only reads; sets the clock by that of the server, which
+    /// replicas share. A file is on this machine and needs no correction.
+    pub(crate) async fn read_in_time(&self, sql: &'static str) -> Result<Vec<Row>, SqlError> {
+        let Connections::Postgres(_) = &self.connections else {
             return self.read(sql, Vec::new()).await;
         };
         let timed = format!("SELECT *, {NOW} AS now_ms FROM ({sql}) AS asked");
         let asked = Instant::now();
         let rows = self.read(Sql(AssertSqlSafe(timed)), Vec::new()).await?;
         for row in &rows {
-            clock.set(row.get("now_ms")?, asked);
+            self.clock.set(row.get("now_ms")?, asked);
         }
         Ok(rows)
     }
 
-    /// Writes a copy of a file's content, as of one moment, to `target`, which must be empty.
+    /// Copies a file's content, as of one moment, to `target`, which must be empty.
     pub(crate) async fn copy_to(&self, target: &str) -> Result<(), SqlError> {
-        let Self::Sqlite { read, .. } = self else {
+        let Connections::Sqlite { read, .. } = &self.connections else {
             let what = "PostgreSQL is backed up by its own tools (pg_dump)";
             return Err(SqlError::Unusable(what.to_owned()));
         };
@@ -215,24 +242,24 @@ impl Pool {
     /// Closes every connection.
     pub(crate) async fn close(&self) {
         let closed = async {
-            match self {
-                Self::Postgres(pool) => pool.close().await,
-                Self::Sqlite { write, read } => {
+            match &self.connections {
+                Connections::Postgres(pool) => pool.close().await,
+                Connections::Sqlite { write, read } => {
                     read.close().await;
                     write.close().await;
                 }
             }
         };
-        // A database that is away cannot be told.
+        // A database that does not answer cannot be told.
         let _ = timeout(STATEMENT, closed).await;
     }
 }
 
-/// Looks whether a file is a whole store that this build can use, without changing it.
+/// Checks, without changing it, that a file is a whole database that this build can use.
 ///
 /// # Errors
 ///
-/// `Unusable` with what is wrong with it.
+/// `Unusable` with the reason.
 pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
     let unusable = |what: &str| Err(SqlError::Unusable(what.to_owned()));
     let options = SqliteConnectOptions::new()
@@ -301,8 +328,8 @@ impl Transaction {
         }
     }
 
-    /// Makes it count. After an error nobody knows whether it does: look.
-    pub(super) async fn commit(self) -> Result<(), SqlError> {
+    /// Commits. After an error the outcome is unknown: read it.
+    pub(crate) async fn commit(self) -> Result<(), SqlError> {
         match self {
             Self::Postgres(inner) => timed(STATEMENT, inner.commit()).await,
             Self::Sqlite(inner) => timed(STATEMENT, inner.commit()).await,
@@ -310,7 +337,7 @@ impl Transaction {
     }
 }
 
-/// A statement's text: written in this program, in whole or by the names of its own tables.
+/// Text of a statement: a constant of this program, perhaps with the name of one of its tables.
 pub(crate) struct Sql(AssertSqlSafe<String>);
 
 impl From<&'static str> for Sql {
@@ -321,7 +348,7 @@ impl From<&'static str> for Sql {
 
 impl Sql {
     /// `text` with the name of one of our tables for each `{table}`.
-    pub(super) fn on(table: &'static str, text: &'static str) -> Self {
+    pub(crate) fn on(table: &'static str, text: &'static str) -> Self {
         Self(AssertSqlSafe(text.replace("{table}", table)))
     }
 }
@@ -364,7 +391,7 @@ where
     })
 }
 
-/// A step of the database, given up after `limit`: a connection can be dead without an end.
+/// Runs a step and gives up after `limit`: a dead connection may never report an end.
 async fn timed<T>(
     limit: Duration,
     step: impl Future<Output = Result<T, sqlx::Error>>,
@@ -383,10 +410,10 @@ async fn timed_migration(step: Step<'_, (), MigrateError>) -> Result<(), Migrate
     timeout(MIGRATION, step).await.map_err(late)?
 }
 
-/// The turn to make a file what it has to be; it lasts until the lock is dropped.
+/// Locks a file for migration until the lock is dropped.
 ///
-/// Two that begin together would both make the tables, and whoever changes the journal's mode is
-/// told at once that the file is busy: for that SQLite knows no `busy_timeout`.
+/// Two processes that start together would both create the tables, and a change of the journal's
+/// mode fails at once on a busy file: for that SQLite knows no `busy_timeout`.
 async fn turn(file: &Path) -> Result<std::fs::File, SqlError> {
     let unusable = |error: std::io::Error| SqlError::Unusable(format!("its lock: {error}"));
     let turn = std::fs::File::create(file.with_extension("migrate")).map_err(unusable)?;
@@ -400,7 +427,7 @@ async fn turn(file: &Path) -> Result<std::fs::File, SqlError> {
     Ok(turn)
 }
 
-/// On a connection of its own: waiting for another replica's turn is not a slow statement.
+/// Migrates on a separate connection: waiting for another replica is not a slow statement.
 async fn migrate_postgres(options: PgConnectOptions) -> Result<(), SqlError> {
     let connected = PoolOptions::new()
         .max_connections(1)
@@ -478,45 +505,45 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 2] = [
         1,
         "control",
         [
-            include_str!("../../migrations/sqlite/0001_control.sql"),
-            include_str!("../../migrations/postgres/0001_control.sql"),
+            include_str!("../../../migrations/sqlite/0001_control.sql"),
+            include_str!("../../../migrations/postgres/0001_control.sql"),
         ],
     ),
     (
         2,
         "oauth",
         [
-            include_str!("../../migrations/sqlite/0002_oauth.sql"),
-            include_str!("../../migrations/postgres/0002_oauth.sql"),
+            include_str!("../../../migrations/sqlite/0002_oauth.sql"),
+            include_str!("../../../migrations/postgres/0002_oauth.sql"),
         ],
     ),
 ];
 
-/// Not the time at which its transaction began.
+/// The time of the statement, not of the begin of its transaction.
 const NOW: &str = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT";
 
-/// Codes of PostgreSQL (its documentation, appendix A) that a later try may not meet: connection,
+/// Codes of PostgreSQL (its documentation, appendix A) that a later attempt may not meet: connection,
 /// log-in, no such database yet, rollback, resources, no lock, cancelled, system.
 const AWAY: [&str; 9] = ["08", "28", "3D", "40", "53", "55", "57", "58", "25006"];
 
 /// Codes of SQLite's files: `SQLITE_BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`, `CANTOPEN`.
 const SQLITE_AWAY: [&str; 6] = ["5", "6", "8", "10", "13", "14"];
 
-/// How long one statement may take.
+/// Limit of one statement.
 const STATEMENT: Duration = Duration::from_secs(5);
-/// How long a request waits for a connection: its client is told 503 within a second.
+/// How long a request waits for a connection: its client gets 503 within a second.
 const ACQUIRE: Duration = Duration::from_millis(800);
-/// How long a database that may be away is waited for at the start.
+/// How long the start waits for a database that may be away.
 const CONNECT: Duration = Duration::from_secs(2);
-/// How long the schema may take to change, other replicas' turns included.
+/// Limit of a migration, including the turns of other replicas.
 const MIGRATION: Duration = Duration::from_mins(1);
-/// How often a turn is asked for.
+/// Interval between attempts to take the lock.
 const TURN: Duration = Duration::from_millis(10);
-/// How long a writer of another process is waited for.
+/// How long a writer waits for one of another process.
 const BUSY: Duration = Duration::from_secs(5);
 /// Connections of one replica: it writes little, and reads at a change.
 const POSTGRES: u32 = 8;
-/// Connections that read a file.
+/// Reading connections to a file.
 const SQLITE_READERS: u32 = 4;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Values of statements, in the few types that both databases have.
+//! Values of SQL statements, in the types that both databases have.
 
 use uuid::Uuid;
 

@@ -1,46 +1,46 @@
-//! The audit trail: who did what, when, to what.
+//! The audit trail: actor, action, target and time.
 //!
-//! Records of changes are written by `store` in the transaction of the change; others (log-ins,
-//! denials) are appended by whoever decides them. Never holds a secret.
+//! Records of changes are written in the transaction of the change; others (log-ins, denials) are
+//! appended afterwards. A record never holds a secret.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::{
+    failure::Failure,
     sql::{Pool, Row, SqlError, Transaction},
-    store::Failure,
     value::Value,
 };
 
-/// What happened.
+/// An audited event.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Record {
-    /// The tenant that it concerns; none for the gateway as a whole.
+    /// The tenant concerned; none for the gateway as a whole.
     pub(crate) tenant: Option<String>,
-    /// What kind of event, like `server.changed`.
+    /// The kind of event, like `server.changed`.
     pub(crate) kind: String,
-    /// Who did it.
+    /// The actor.
     pub(crate) actor: String,
-    /// What it was done to, like `server acme/files`.
+    /// The target, like `server acme/files`.
     pub(crate) target: String,
-    /// The rest; an object.
+    /// Further members; an object.
     pub(crate) detail: Json,
 }
 
-/// A record as it is kept.
+/// A stored record.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
-    /// Its id; grows with time.
+    /// The id; grows with time.
     pub(crate) id: Uuid,
-    /// When, in milliseconds since 1970.
+    /// The time in milliseconds since 1970.
     pub(crate) at_ms: i64,
-    /// What.
+    /// The event.
     pub(crate) record: Record,
 }
 
-/// Which records are wanted; what is none does not matter.
+/// A selection of records; a member that is none selects all.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Filter {
     /// Of this tenant.
@@ -49,13 +49,13 @@ pub(crate) struct Filter {
     pub(crate) kind: Option<String>,
     /// By this actor.
     pub(crate) actor: Option<String>,
-    /// Not before this, in milliseconds since 1970.
+    /// At or after this time, in milliseconds since 1970.
     pub(crate) from_ms: Option<i64>,
-    /// Before this.
+    /// Before this time.
     pub(crate) until_ms: Option<i64>,
 }
 
-/// The place behind a record, newest first; opaque as text.
+/// The position behind a record, newest first; opaque as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
     at_ms: i64,
@@ -80,13 +80,65 @@ impl FromStr for Cursor {
     }
 }
 
-/// Some records, newest first.
+/// A page of records, newest first.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
-    /// At most as many as were asked for.
+    /// At most as many as requested.
     pub(crate) entries: Vec<Entry>,
-    /// Where to read on, if there are more.
+    /// The position to continue at, if there are more.
     pub(crate) next: Option<Cursor>,
+}
+
+/// The author of a change, for the audit trail.
+#[derive(Clone, Debug)]
+pub(crate) struct Author {
+    /// The subject, or the part of the gateway that acts: `ada`, `key:ci`, `manifest`.
+    pub(crate) actor: String,
+    /// Further detail, like an address; never a secret.
+    pub(crate) detail: serde_json::Map<String, Json>,
+}
+
+impl Author {
+    /// An author without further detail.
+    pub(crate) fn named(actor: &str) -> Self {
+        Self {
+            actor: actor.to_owned(),
+            detail: serde_json::Map::new(),
+        }
+    }
+}
+
+/// The audit trail of a database.
+#[derive(Clone, Copy)]
+pub(crate) struct Audit<'a> {
+    pub(crate) pool: &'a Pool,
+}
+
+impl Audit<'_> {
+    /// Appends records, all or none.
+    pub(crate) async fn append(self, records: &[Record]) -> Result<(), Failure> {
+        let mut transaction = self.pool.begin_beside().await?;
+        append(&mut transaction, self.pool.now_ms(), records).await?;
+        Ok(transaction.commit().await?)
+    }
+
+    /// Reads records, newest first, behind `after`.
+    pub(crate) async fn page(
+        self,
+        filter: &Filter,
+        after: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Page, Failure> {
+        query(self.pool, filter, after, limit).await
+    }
+
+    /// Removes records that are older than `keep`.
+    pub(crate) async fn prune(self, keep: Duration) -> Result<(), Failure> {
+        let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
+        let before_ms = self.pool.now_ms().saturating_sub(keep_ms);
+        while prune(self.pool, before_ms).await? > 0 {}
+        Ok(())
+    }
 }
 
 /// Writes records in a transaction.
@@ -97,7 +149,7 @@ pub(crate) async fn append(
 ) -> Result<(), SqlError> {
     for record in records {
         let values = vec![
-            // Of this process they grow, so that records of one moment keep their order.
+            // Within a process they grow, so that records of one moment keep their order.
             Uuid::now_v7().into(),
             at_ms.into(),
             Value::Text(record.tenant.clone()),
@@ -111,14 +163,14 @@ pub(crate) async fn append(
     Ok(())
 }
 
-/// A text as PostgreSQL takes it: somebody else's `sub` may have a NUL, and must not cost the
-/// records of others that are written with it.
+/// A text that PostgreSQL accepts: a foreign `sub` may contain a NUL, which must not fail the
+/// other records of the batch.
 fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
 /// Reads records, newest first, behind `after`.
-pub(super) async fn query(
+async fn query(
     pool: &Pool,
     filter: &Filter,
     after: Option<Cursor>,
@@ -147,8 +199,8 @@ pub(super) async fn query(
     Ok(Page { entries, next })
 }
 
-/// Removes some of the records before `before_ms`; how many. Zero says that none is left.
-pub(crate) async fn prune(pool: &Pool, before_ms: i64) -> Result<usize, SqlError> {
+/// Removes some of the records before `before_ms` and returns their number; zero when none is left.
+async fn prune(pool: &Pool, before_ms: i64) -> Result<usize, SqlError> {
     let mut transaction = pool.begin_beside().await?;
     let removed = transaction.run(DELETE, vec![before_ms.into()]).await?.len();
     transaction.commit().await?;

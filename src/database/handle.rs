@@ -1,0 +1,229 @@
+//! The open database: one handle, and a repository per noun.
+//!
+//! Not here: the repositories themselves (`objects`, `oauth`, `pool/audit`).
+
+use std::{
+    fmt, fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    oauth::{
+        Clients, Grants, Issuance, Logins, Revocations, Signing, SigningKeys, signing_keys, sweep,
+    },
+    objects::{Judge, Objects, repository},
+    pool::{Audit, Failure, Pool},
+    vault::{KeySource, Sealer, Vault, rotation},
+};
+use crate::{
+    base::{Clock, Secret, private_file},
+    config::Config,
+};
+
+/// The location of a database.
+#[derive(Clone, Debug)]
+pub(crate) enum Location {
+    /// A file of SQLite.
+    File(PathBuf),
+    /// PostgreSQL, by its URL.
+    Url(Secret),
+}
+
+impl Location {
+    /// The location in the configuration.
+    pub(crate) fn of(config: &Config) -> Self {
+        match &config.keeping.sql_url {
+            Some(url) => Self::Url(url.clone()),
+            None => Self::File(config.data_dir.join(FILE)),
+        }
+    }
+}
+
+/// The settings to open a database with.
+#[derive(Clone)]
+pub(crate) struct Opening {
+    /// The location.
+    pub(crate) location: Location,
+    /// The source of the master keys.
+    pub(crate) keys: KeySource,
+    /// The judge of a state that is to be stored.
+    pub(crate) judge: Judge,
+    /// The clock, set by that of PostgreSQL.
+    pub(crate) clock: Clock,
+}
+
+impl Opening {
+    /// Location and keys in the configuration.
+    pub(crate) fn of(config: &Config, judge: Judge, clock: Clock) -> Self {
+        let keys = match &config.keeping.master_key {
+            Some(text) => KeySource::Given(text.clone()),
+            None => KeySource::File(config.data_dir.join(KEY_FILE)),
+        };
+        Self {
+            location: Location::of(config),
+            keys,
+            judge,
+            clock,
+        }
+    }
+}
+
+/// An open database: SQLite or PostgreSQL; clones share its connections.
+#[derive(Clone)]
+pub(crate) struct Database(Arc<Parts>);
+
+struct Parts {
+    pool: Pool,
+    vault: Vault,
+    judge: Judge,
+    signing: Signing,
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database")
+            .field("pool", &self.0.pool)
+            .finish()
+    }
+}
+
+impl Database {
+    /// Opens the database, brings its schema up to date, and proves that the master key fits.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` while the database does not answer; `Invalid` if it cannot be used as
+    /// configured: a wrong master key, an unusable URL.
+    pub(crate) async fn open(opening: Opening) -> Result<Self, Failure> {
+        let clock = opening.clock;
+        let pool = match &opening.location {
+            Location::File(file) => {
+                make_private(file).map_err(|error| Failure::Unavailable(error.to_string()))?;
+                Pool::sqlite(file, clock).await?
+            }
+            Location::Url(url) => Pool::postgres(url.expose(), clock).await?,
+        };
+        pool.read_in_time("SELECT 1 AS one").await?;
+        let mut transaction = pool.begin().await?;
+        let vault = Vault::admit(opening.keys, &mut transaction, pool.now_ms()).await?;
+        transaction.commit().await?;
+        Ok(Self(Arc::new(Parts {
+            pool,
+            vault,
+            judge: opening.judge,
+            signing: Signing::default(),
+        })))
+    }
+
+    /// Declared objects.
+    pub(crate) fn objects(&self) -> Objects<'_> {
+        let Parts {
+            pool, vault, judge, ..
+        } = &*self.0;
+        Objects { pool, vault, judge }
+    }
+
+    /// The audit trail.
+    pub(crate) fn audit(&self) -> Audit<'_> {
+        Audit { pool: &self.0.pool }
+    }
+
+    /// Registered clients.
+    pub(crate) fn clients(&self) -> Clients<'_> {
+        Clients { pool: &self.0.pool }
+    }
+
+    /// Authorization codes, grants and refresh tokens.
+    pub(crate) fn grants(&self) -> Grants<'_> {
+        Grants { pool: &self.0.pool }
+    }
+
+    /// Log-ins and consents.
+    pub(crate) fn logins(&self) -> Logins<'_> {
+        let Parts { pool, vault, .. } = &*self.0;
+        Logins { pool, vault }
+    }
+
+    /// Signing keys.
+    pub(crate) fn signing_keys(&self) -> SigningKeys<'_> {
+        let Parts {
+            pool,
+            vault,
+            signing: cache,
+            ..
+        } = &*self.0;
+        SigningKeys { pool, vault, cache }
+    }
+
+    /// Revocations.
+    pub(crate) fn revocations(&self) -> Revocations<'_> {
+        Revocations { pool: &self.0.pool }
+    }
+
+    /// Public keys and revocations, as replicas follow them.
+    pub(crate) fn issued(&self) -> Issuance<'_> {
+        let Parts {
+            pool,
+            signing: cache,
+            ..
+        } = &*self.0;
+        Issuance { pool, cache }
+    }
+
+    /// Removes some of the expired rows of the authorization servers; true if there may be more.
+    pub(crate) async fn sweep(&self) -> Result<bool, Failure> {
+        sweep::sweep(&self.0.pool).await
+    }
+
+    /// Seals everything again: with a new key if the gateway owns the key file, else with the first
+    /// given. The old keys are useless then; log-ins under way start again. Returns the id of the
+    /// new key.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable`, or `Invalid` if the key file cannot be written.
+    pub(crate) async fn rotate(&self) -> Result<String, Failure> {
+        let source = &self.0.vault.source;
+        let _lock = source.lock().map_err(Failure::from_key)?;
+        let keys = rotation::begin_rotation(source, &self.0.vault.random)?;
+        let mut transaction = self.0.pool.begin().await?;
+        let sealer = Sealer {
+            keys: &keys,
+            random: &self.0.vault.random,
+        };
+        repository::reseal(&mut transaction, &sealer).await?;
+        signing_keys::reseal(&mut transaction, &sealer).await?;
+        let now_ms = self.0.pool.now_ms();
+        rotation::keep_first(&mut transaction, &sealer, now_ms).await?;
+        transaction.commit().await?;
+        rotation::end_rotation(source, &keys)
+    }
+
+    /// Copies the database file, as of one moment, to `target`, an empty file.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for PostgreSQL, `Unavailable`.
+    pub(crate) async fn copy_to(&self, target: &Path) -> Result<(), Failure> {
+        Ok(self.0.pool.copy_to(&target.to_string_lossy()).await?)
+    }
+
+    /// Closes every connection.
+    pub(crate) async fn close(&self) {
+        self.0.pool.close().await;
+    }
+}
+
+/// Creates a private file before SQLite creates one with other modes; the files beside it get the
+/// same mode.
+fn make_private(file: &Path) -> io::Result<()> {
+    let mode = fs::Permissions::from_mode(private_file::MODE);
+    private_file::open_or_create(file)?.set_permissions(mode)
+}
+
+/// The database in the data directory.
+const FILE: &str = "lockgate.db";
+/// The master keys in the data directory.
+const KEY_FILE: &str = "master.key";

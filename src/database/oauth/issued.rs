@@ -1,0 +1,124 @@
+//! Public keys and revocations, as replicas follow them.
+//!
+//! Not here: revoking (`revocations`), and the keys themselves (`signing_keys`).
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::{
+    revocations::{GRANTS, KEPT_MS, KEY, KEYS},
+    signing_keys::{self, Signing},
+};
+use crate::{
+    database::pool::{Failure, Pool, Row},
+    declare::Issued,
+};
+
+/// The numbers of the last changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reached {
+    /// Of the declared state.
+    pub(crate) version: i64,
+    /// Of keys and revocations.
+    pub(crate) revocation: i64,
+}
+
+/// Public keys and revocations of a database.
+#[derive(Clone, Copy)]
+pub(crate) struct Issuance<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) cache: &'a Signing,
+}
+
+impl Issuance<'_> {
+    /// The numbers of the last changes, and the time of the server: one cheap query.
+    pub(crate) async fn reached(self) -> Result<Reached, Failure> {
+        reached_in(&self.pool.read_in_time(REACHED).await?)
+    }
+
+    /// Keys and revocations, with the number up to which they are known; reads only the rows after
+    /// the number in `before`.
+    pub(crate) async fn newer(self, before: (&Issued, i64)) -> Result<(Issued, i64), Failure> {
+        let mut transaction = self.pool.snapshot().await?;
+        let number = reached_in(&transaction.run(REACHED, Vec::new()).await?)?.revocation;
+        let (known, known_to) = before;
+        let since_ms = self.pool.now_ms() - KEPT_MS;
+        let mut issued = known.clone();
+        // No row has number 0: the first read takes all keys.
+        let mut is_keys = known_to <= 0;
+        let newer = transaction.run(NEWER, vec![known_to.into()]).await?;
+        // Every number had its row: a missing one was swept, and may have been of a key.
+        is_keys |= i64::try_from(newer.len()).unwrap_or(i64::MAX) < number - known_to;
+        for row in newer {
+            let tenant: String = row.get("tenant")?;
+            let (kind, value): (String, String) = (row.get("kind")?, row.get("value")?);
+            let at_ms: i64 = row.get("at_ms")?;
+            let of = &mut issued.revoked;
+            match kind.as_str() {
+                GRANTS => {
+                    let revoked = Arc::make_mut(of.entry(tenant).or_default());
+                    revoked.grants.extend(ids(&value).map(|id| (id, at_ms)));
+                }
+                KEY => {
+                    let revoked = Arc::make_mut(of.entry(tenant).or_default());
+                    revoked.keys.insert(value, at_ms);
+                    is_keys = true;
+                }
+                KEYS => is_keys = true,
+                // Of interest only when a grant begins.
+                _ => {}
+            }
+        }
+        forget(&mut issued, since_ms);
+        if is_keys {
+            self.cache.changed();
+            issued.keys = signing_keys::public_keys(&mut transaction).await?;
+        }
+        Ok((issued, number))
+    }
+}
+
+fn reached_in(rows: &[Row]) -> Result<Reached, Failure> {
+    let row = rows.first();
+    let row = row.ok_or_else(|| Failure::Bug("no number of changes".to_owned()))?;
+    Ok(Reached {
+        version: row.get("version")?,
+        revocation: row.get("revocation")?,
+    })
+}
+
+fn ids(value: &str) -> impl Iterator<Item = Uuid> + '_ {
+    let words = value.split(' ');
+    words.filter_map(|word| Uuid::try_parse(word).ok())
+}
+
+/// Drops revocations so old that no token can depend on them.
+fn forget(issued: &mut Issued, since_ms: i64) {
+    let is_old = |at_ms: &i64| *at_ms < since_ms;
+    for revoked in issued.revoked.values_mut() {
+        if revoked
+            .grants
+            .values()
+            .chain(revoked.keys.values())
+            .any(is_old)
+        {
+            let revoked = Arc::make_mut(revoked);
+            revoked.grants.retain(|_, at_ms| !is_old(at_ms));
+            revoked.keys.retain(|_, at_ms| !is_old(at_ms));
+        }
+    }
+    issued
+        .revoked
+        .retain(|_, revoked| !(revoked.grants.is_empty() && revoked.keys.is_empty()));
+}
+
+const REACHED: &str = "
+    SELECT version, revocation
+      FROM changes";
+
+const NEWER: &str = "
+    SELECT tenant, kind, value, at_ms
+      FROM revocations
+     WHERE number > $1
+     ORDER BY number";

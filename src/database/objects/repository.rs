@@ -1,0 +1,337 @@
+//! Declared objects in the database: read, judged and changed.
+//!
+//! Every change passes [`Objects::apply`], [`Objects::put`] or [`Objects::delete`]: the resulting
+//! state is judged as a whole and written with its audit records in one transaction. Not here: the
+//! statements (`rows`), and the snapshot that requests read (`snapshot`).
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    changes::{edited, record, write},
+    rows::{self, Loaded, RowError, Stored},
+    secrets::hashed,
+};
+use crate::{
+    config::Mistake,
+    database::{
+        pool::{Author, Failure, Pool, Record, Row, Transaction, audit},
+        vault::{Sealer, Vault},
+    },
+    declare::{
+        Change, Declared, Kind, Object, ObjectName, Prune, What, When,
+        difference::{difference, with_its_own},
+    },
+    manifest::Manifest,
+};
+
+/// Finds every mistake in a state.
+pub(crate) type Judge = Arc<dyn Fn(&Manifest, When) -> Vec<Mistake> + Send + Sync>;
+
+/// The version of an object that a change expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// Any version, or no object (no condition).
+    Any,
+    /// No object (`If-None-Match: *`).
+    Absent,
+    /// Any version of an existing object (`If-Match: *`).
+    Present,
+    /// This version (`If-Match` with an `ETag`).
+    Version(i64),
+}
+
+/// The declared objects of a database.
+#[derive(Clone, Copy)]
+pub(crate) struct Objects<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) vault: &'a Vault,
+    pub(crate) judge: &'a Judge,
+}
+
+impl Objects<'_> {
+    /// Reads the declared state, with the number of the last change.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable`, `Invalid` (a master key is missing), `Bug` (a row is not as it was written).
+    pub(crate) async fn load(self) -> Result<Loaded, Failure> {
+        let mut transaction = self.pool.snapshot().await?;
+        self.loaded(&mut transaction).await
+    }
+
+    /// The number of the last change: one cheap query.
+    pub(crate) async fn version(self) -> Result<i64, Failure> {
+        let rows = self.pool.read(VERSION, Vec::new()).await?;
+        version_in(&rows)
+    }
+
+    /// The state `loaded` as a manifest, if it can be served here.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` with every mistake.
+    pub(crate) fn judged(self, loaded: &Loaded, when: When) -> Result<Manifest, Failure> {
+        self.judged_state(&loaded.declared(), when)
+    }
+
+    /// Brings the stored state to that of a manifest, in one step, and returns the changes; writes
+    /// nothing if there are none.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` with every mistake in the resulting state; `Conflict` if an API key's hash is
+    /// taken; `Unavailable`.
+    pub(crate) async fn apply(
+        self,
+        wanted: &Declared,
+        prune: Prune,
+        author: &Author,
+    ) -> Result<Vec<Change>, Failure> {
+        let wanted = self.hashed(wanted.clone()).await?;
+        let edit = |before: &Loaded| {
+            let changes = difference(&before.declared(), &wanted, prune);
+            Ok((wanted.clone(), changes))
+        };
+        let (_, changes) = self.change(When::Applying, author, edit).await?;
+        Ok(changes)
+    }
+
+    /// The objects of a kind in the order of their names, behind `after`; `tenant` owns them, and
+    /// for API keys none means operators'.
+    pub(crate) async fn list(
+        self,
+        kind: Kind,
+        tenant: Option<&str>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<Stored>, Failure> {
+        let loaded = self.load().await?;
+        let is_meant = |stored: &Stored| {
+            let name = &stored.name;
+            name.kind() == kind && (kind == Kind::Tenant || name.owner() == tenant)
+        };
+        let wanted = loaded.objects.into_iter().filter(is_meant);
+        let behind = wanted.filter(|stored| after.is_none_or(|after| stored.name.name() > after));
+        Ok(behind.take(limit).collect())
+    }
+
+    /// One object.
+    pub(crate) async fn get(self, name: &ObjectName) -> Result<Option<Stored>, Failure> {
+        let loaded = self.load().await?;
+        Ok(loaded
+            .objects
+            .into_iter()
+            .find(|stored| stored.name == *name))
+    }
+
+    /// Writes one object and its audit record; an equal object writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if it is not as `expected`, or an API key's hash is taken; `NotFound` without its
+    /// tenant; `Invalid` with every mistake in the resulting state; `Unavailable`.
+    pub(crate) async fn put(
+        self,
+        name: &ObjectName,
+        object: Object,
+        expected: Expected,
+        author: &Author,
+    ) -> Result<Stored, Failure> {
+        let wanted = Declared(BTreeMap::from([(name.clone(), object)]));
+        let wanted = self.hashed(wanted).await?;
+        let edit = |before: &Loaded| {
+            check_expected(before, name, expected)?;
+            let changes = difference(&before.declared(), &wanted, Prune::Keep);
+            Ok((wanted, changes))
+        };
+        let after = self.change(When::Changing, author, edit).await?.0;
+        let found = after
+            .objects
+            .into_iter()
+            .find(|stored| stored.name == *name);
+        found.ok_or_else(|| Failure::Bug(format!("{name} was written and is not there")))
+    }
+
+    /// Removes one object and everything that belongs to it, and writes the audit records.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, `Conflict` if it is not as `expected`, `LastKey`, `Invalid` if the rest cannot be served
+    /// without it, `Unavailable`.
+    pub(crate) async fn delete(
+        self,
+        name: &ObjectName,
+        expected: Expected,
+        author: &Author,
+    ) -> Result<(), Failure> {
+        let edit = |before: &Loaded| {
+            let stored = before.declared();
+            if !stored.0.contains_key(name) {
+                return Err(Failure::NotFound);
+            }
+            check_expected(before, name, expected)?;
+            check_last_key(before, name, self.pool.now_ms())?;
+            let gone = with_its_own(&stored, name).into_iter();
+            let changes = gone.map(|name| Change {
+                name,
+                what: What::Removed,
+            });
+            Ok((Declared::default(), changes.collect()))
+        };
+        self.change(When::Changing, author, edit).await.map(drop)
+    }
+
+    /// The changes that [`Self::apply`] would make.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::apply`].
+    pub(crate) async fn plan(
+        self,
+        wanted: &Declared,
+        prune: Prune,
+    ) -> Result<Vec<Change>, Failure> {
+        let wanted = self.hashed(wanted.clone()).await?;
+        let before = self.load().await?.declared();
+        let changes = difference(&before, &wanted, prune);
+        let after = edited(before, &wanted, &changes)?;
+        self.judged_state(&after, When::Applying)?;
+        Ok(changes)
+    }
+}
+
+/// Seals the secrets of every object again, with the first of the new keys.
+pub(crate) async fn reseal(
+    transaction: &mut Transaction,
+    sealer: &Sealer<'_>,
+) -> Result<(), Failure> {
+    for stored in &rows::all(transaction, sealer.keys).await? {
+        rows::reseal(transaction, sealer, stored).await?;
+    }
+    Ok(())
+}
+
+/// The path of every change.
+impl Objects<'_> {
+    async fn hashed(self, wanted: Declared) -> Result<Declared, Failure> {
+        let stored = Box::pin(async { Ok(self.load().await?.declared()) });
+        Box::pin(hashed(&self.vault.random, wanted, stored)).await
+    }
+
+    /// The declared state as the transaction sees it.
+    pub(super) async fn loaded(self, transaction: &mut Transaction) -> Result<Loaded, Failure> {
+        let version = version_in(&transaction.run(VERSION, Vec::new()).await?)?;
+        let objects = match rows::all(transaction, &self.vault.keys()).await {
+            // After `lockgate key rotate` the file holds the new key.
+            Err(RowError::UnknownKey) => {
+                let keys = self.vault.reload()?;
+                rows::all(transaction, &keys).await
+            }
+            other => other,
+        }?;
+        Ok(Loaded { version, objects })
+    }
+
+    /// The state as a manifest, if it has no mistake.
+    fn judged_state(self, declared: &Declared, when: When) -> Result<Manifest, Failure> {
+        let manifest = declared.manifest().map_err(Failure::Invalid)?;
+        let mistakes = (self.judge)(&manifest, when);
+        if mistakes.is_empty() {
+            Ok(manifest)
+        } else {
+            Err(Failure::Invalid(mistakes))
+        }
+    }
+
+    /// The one path of every change: `edit` returns the wanted state and its differences; the
+    /// result is judged as a whole and written with its audit records, or not at all.
+    async fn change(
+        self,
+        when: When,
+        author: &Author,
+        edit: impl FnOnce(&Loaded) -> Result<(Declared, Vec<Change>), Failure>,
+    ) -> Result<(Loaded, Vec<Change>), Failure> {
+        let mut transaction = self.pool.begin().await?;
+        let mut state = self.loaded(&mut transaction).await?;
+        let (wanted, changes) = edit(&state)?;
+        if changes.is_empty() {
+            return Ok((state, changes));
+        }
+        let after = edited(state.declared(), &wanted, &changes)?;
+        self.judged_state(&after, when)?;
+        let keys = self.vault.current_keys(&mut transaction).await?;
+        let sealer = Sealer {
+            keys: &keys,
+            random: &self.vault.random,
+        };
+        let next = transaction.run(NEXT_VERSION, Vec::new()).await?;
+        state.version = version_in(&next)?;
+        let now_ms = self.pool.now_ms();
+        for change in &changes {
+            write(
+                &mut transaction,
+                &sealer,
+                &mut state,
+                change,
+                &wanted,
+                now_ms,
+            )
+            .await?;
+        }
+        let records: Vec<Record> = changes
+            .iter()
+            .map(|change| record(change, author))
+            .collect();
+        audit::append(&mut transaction, now_ms, &records).await?;
+        transaction.commit().await?;
+        Ok((state, changes))
+    }
+}
+
+/// Checks the precondition of a change.
+fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Result<(), Failure> {
+    let stored = state.objects.iter().find(|stored| stored.name == *name);
+    let is_met = match expected {
+        Expected::Any => true,
+        Expected::Absent => stored.is_none(),
+        Expected::Present => stored.is_some(),
+        Expected::Version(version) => stored.is_some_and(|stored| stored.version == version),
+    };
+    if is_met {
+        Ok(())
+    } else {
+        Err(Failure::Conflict)
+    }
+}
+
+/// Checks that another valid operator key remains without `gone`.
+fn check_last_key(state: &Loaded, gone: &ObjectName, now_ms: i64) -> Result<(), Failure> {
+    if *gone != ObjectName::operator_key(gone.name()) {
+        return Ok(());
+    }
+    let now = u64::try_from(now_ms / 1000).unwrap_or(0);
+    let is_other = |stored: &&Stored| {
+        let name = &stored.name;
+        name != gone && *name == ObjectName::operator_key(name.name())
+    };
+    let holds = |stored: &Stored| stored.operator_key().is_ok_and(|(_, key)| key.holds(now));
+    let mut others = state.objects.iter().filter(is_other);
+    others.any(holds).then_some(()).ok_or(Failure::LastKey)
+}
+
+/// The number of changes in the answer to [`VERSION`].
+fn version_in(rows: &[Row]) -> Result<i64, Failure> {
+    let row = rows.first();
+    let row = row.ok_or_else(|| Failure::Bug("no number of changes".to_owned()))?;
+    Ok(row.get("version")?)
+}
+
+/// The number of the last change.
+const VERSION: &str = "
+    SELECT version
+      FROM changes";
+
+const NEXT_VERSION: &str = "
+    UPDATE changes
+       SET version = version + 1
+    RETURNING version";

@@ -1,0 +1,19 @@
+//! The ground of every repository: SQL on both databases, their failures, and the audit trail.
+//!
+//! Not here: sealed columns (`vault`), and the tables of objects and of the authorization server
+//! (`objects`, `oauth`).
+//!
+//! * `audit`: the audit trail
+//! * `failure`: failures of the database, as the rest of the gateway sees them
+//! * `sql`: connections, transactions and rows, on SQLite and PostgreSQL
+//! * `value`: values of statements
+
+pub(crate) mod audit;
+mod failure;
+pub(crate) mod sql;
+mod value;
+
+pub(crate) use self::audit::{Audit, Author, Cursor, Entry, Filter, Record};
+pub(crate) use self::failure::Failure;
+pub(crate) use self::sql::{Pool, Row, Sql, SqlError, Transaction};
+pub(crate) use self::value::Value;

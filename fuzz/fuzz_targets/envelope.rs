@@ -4,6 +4,7 @@
 
 #[expect(
     dead_code,
+    unused_imports,
     reason = "the folder serves the whole gateway, a target uses a part of it"
 )]
 #[path = "../../src/protocol/mod.rs"]
@@ -12,7 +13,7 @@ mod protocol;
 use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use protocol::json::{MAX_DEPTH, Span};
-use protocol::message::{Body, Kind, Message, Refusal};
+use protocol::{Body, Kind, Message, Refusal};
 use serde_json::{Value, value::RawValue};
 
 /// What ids and tokens are replaced by: shorter and longer than what stood there.

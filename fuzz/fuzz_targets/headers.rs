@@ -3,6 +3,7 @@
 
 #[expect(
     dead_code,
+    unused_imports,
     reason = "the folder serves the whole gateway, a target uses a part of it"
 )]
 #[path = "../../src/protocol/mod.rs"]

@@ -28,6 +28,8 @@ pub(crate) struct Import {
     pub(crate) names: Names,
     /// Whether a `pub use` of a door passes it on.
     pub(crate) is_reexport: bool,
+    /// Whether it stands in a `use` item.
+    pub(crate) is_item: bool,
 }
 
 impl Source {
@@ -194,6 +196,7 @@ impl Crate {
                 found.push(Import {
                     names,
                     is_reexport: is_public && source.is_door(),
+                    is_item: true,
                 });
             }
         }
@@ -208,6 +211,7 @@ impl Crate {
             found.push(Import {
                 names,
                 is_reexport: false,
+                is_item: false,
             });
         }
         found

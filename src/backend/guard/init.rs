@@ -18,8 +18,9 @@ use super::{
 };
 use crate::backend::{
     linux::{
+        Clone,
         poll::{is_readable, wait_for},
-        syscalls::{CHILD_ENDED, Clone, clone, drop_streams, next_signal, signals},
+        syscalls::{CHILD_ENDED, clone, drop_streams, next_signal, signals},
     },
     sandbox::{User, namespace::set_up},
 };

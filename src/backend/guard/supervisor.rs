@@ -27,11 +27,12 @@ use super::{
 };
 use crate::backend::{
     linux::{
+        Clone,
         poll::{is_readable, wait_for},
         removal,
         syscalls::{
-            CHILD_ENDED, Clone, clone, close_all_but_streams, drop_streams, next_signal,
-            read_exact, signals,
+            CHILD_ENDED, clone, close_all_but_streams, drop_streams, next_signal, read_exact,
+            signals,
         },
     },
     sandbox::{User, namespace},

@@ -9,3 +9,5 @@
 pub(crate) mod poll;
 pub(crate) mod removal;
 pub(crate) mod syscalls;
+
+pub(crate) use self::syscalls::Clone;

@@ -172,7 +172,7 @@ impl Live {
     ///
     /// # Errors
     ///
-    /// Those of [`Database::load`], and `Invalid` for a state that cannot be served here; the last
+    /// Those of [`Objects::load`](crate::database::objects::Objects::load), and `Invalid` for a state that cannot be served here; the last
     /// snapshot stays.
     pub(crate) async fn refresh(&self) -> Result<(), Failure> {
         let store = self.store()?;

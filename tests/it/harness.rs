@@ -201,12 +201,16 @@ impl Gateway {
         marked(&self.marker)
     }
 
-    /// Sends a signal to the gateway.
+    /// Sends a signal to the gateway; one that was told to stop has stopped when this returns.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        if let Some(pid) = self.process.id()
-            && let Some(pid) = rustix::process::Pid::from_raw(pid.cast_signed())
+        if let Some(id) = self.process.id()
+            && let Some(pid) = rustix::process::Pid::from_raw(id.cast_signed())
         {
             let _ = rustix::process::kill_process(pid, signal);
+            // Each thread stops when it runs next: until then it may take a request.
+            while signal == rustix::process::Signal::STOP && has_running_thread(id) {
+                std::thread::yield_now();
+            }
         }
     }
 
@@ -675,4 +679,17 @@ impl Events {
         }
         all
     }
+}
+
+/// Whether a thread of a process has not stopped yet.
+fn has_running_thread(process: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.flatten().any(|thread| {
+        let status = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        let state = status
+            .rsplit(") ")
+            .next()
+            .and_then(|rest| rest.chars().next());
+        state.is_some_and(|state| !matches!(state, 'T' | 't' | 'X' | 'Z'))
+    })
 }

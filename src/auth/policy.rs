@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn p67_all_missing_scopes_are_named_at_once() {
+    fn all_missing_scopes_are_named_at_once() {
         let policy = json!({
             "tools": {"deny": ["delete_secret"]},
             "scopes": {"delete_*": ["files:write", "files:delete"], "*": ["files:read"]},

@@ -225,7 +225,7 @@ async fn a_restart_waits_for_calls_or_ends_them() {
 
 /// Page cursors within a tenant: its principals share a child, and no cursor of it.
 #[tokio::test]
-async fn p09_a_page_cursor_belongs_to_its_principal() {
+async fn a_page_cursor_belongs_to_its_principal() {
     let bench = Bench::new(&json!({"isolation": "tenant"}));
     let (ada, bob) = (bench.open("ada").await, bench.open("bob").await);
     let list = ada.ask("tools/list", &json!({})).await;

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn p44_refuses_what_is_no_message() {
+    fn refuses_what_is_no_message() {
         let bad = [
             "{}",
             "1",
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn p42_bounds_the_depth() {
+    fn bounds_the_depth() {
         let nested = |depth: usize| {
             let (open, close) = ("[".repeat(depth), "]".repeat(depth));
             format!(r#"{{"jsonrpc":"2.0","method":"a","params":{{"x":{open}{close}}}}}"#)
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn p55_refuses_other_encodings_and_what_trails() {
+    fn refuses_other_encodings_and_what_trails() {
         let good = r#"{"jsonrpc":"2.0","method":"a"}"#;
         let wide: Vec<u8> = good.encode_utf16().flat_map(u16::to_le_bytes).collect();
         assert!(is_not_json(&wide));

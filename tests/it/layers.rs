@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::{
-    harness::package,
     sources::{Crate, Source, circles, sources},
+    support::harness::package,
 };
 
 /// Files of a room, its door included.

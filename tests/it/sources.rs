@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use crate::harness::package;
+use crate::support::harness::package;
 
 /// A path of names below the crate: `["hub", "session", "Session"]`.
 pub(crate) type Names = Vec<String>;

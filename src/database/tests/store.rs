@@ -21,7 +21,7 @@ use crate::{
     manifest::objects,
 };
 
-#[path = "../../../tests/it/postgres.rs"]
+#[path = "../../../tests/it/support/postgres.rs"]
 #[expect(clippy::disallowed_methods, reason = "shared with tests/it")]
 mod postgres;
 

@@ -146,7 +146,7 @@ fn status(answer: &str) -> &str {
 }
 
 #[tokio::test]
-async fn p100_hosts() {
+async fn hosts() {
     let surface = surface(100).await;
     let port = surface.address.port();
     for path in ["/livez", "/mcp", "/t/a/b/mcp", "/nowhere"] {
@@ -185,7 +185,7 @@ async fn p100_hosts() {
 }
 
 #[tokio::test]
-async fn p101_origins_and_preflight() {
+async fn origins_and_preflight() {
     let surface = surface(100).await;
     let ours = format!("http://localhost:{}", surface.address.port());
     for (origin, expected) in [
@@ -215,7 +215,7 @@ async fn p101_origins_and_preflight() {
 }
 
 #[tokio::test]
-async fn p102_header_blocks() {
+async fn header_blocks() {
     let surface = surface(100).await;
     let long = format!("X: {}\r\n", "a".repeat(60 << 10));
     let many = (0..100)
@@ -241,7 +241,7 @@ async fn p102_header_blocks() {
 }
 
 #[tokio::test]
-async fn p103_a_slow_header_block_is_cut_off() {
+async fn a_slow_header_block_is_cut_off() {
     let surface = surface(100).await;
     let began = Instant::now();
     let slow = async |wait: u64, first: &'static str| {
@@ -268,7 +268,7 @@ async fn p103_a_slow_header_block_is_cut_off() {
 }
 
 #[tokio::test]
-async fn p105_too_long_is_said_before_continue() {
+async fn too_long_is_said_before_continue() {
     let surface = surface(100).await;
     let headers = "Content-Length: 99999999\r\nExpect: 100-continue\r\n";
     let (answer, closed) = surface.ask("POST /mcp", headers).await;
@@ -278,7 +278,7 @@ async fn p105_too_long_is_said_before_continue() {
 }
 
 #[tokio::test]
-async fn p106_p108_codings_and_methods() {
+async fn codings_and_methods() {
     let surface = surface(100).await;
     for (line, headers, expected) in [
         (
@@ -309,7 +309,7 @@ async fn p106_p108_codings_and_methods() {
 }
 
 #[tokio::test]
-async fn p109_p111_paths_and_forged_addresses() {
+async fn paths_and_forged_addresses() {
     let surface = surface(100).await;
     assert!(surface.ask("GET /t/a/b/mcp", "").await.0.ends_with("ab"));
     for path in [
@@ -339,7 +339,7 @@ async fn p109_p111_paths_and_forged_addresses() {
 }
 
 #[tokio::test]
-async fn p110_beyond_the_bound_503_and_recovery() {
+async fn beyond_the_bound_503_and_recovery() {
     let surface = surface(2).await;
     let held = (surface.connect().await, surface.connect().await);
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -355,7 +355,7 @@ async fn p110_beyond_the_bound_503_and_recovery() {
 }
 
 #[tokio::test]
-async fn p114_what_is_left_of_a_body_is_no_request() {
+async fn what_is_left_of_a_body_is_no_request() {
     let surface = surface(100).await;
     let inner = format!("GET /livez HTTP/1.1\r\nHost: {}\r\n\r\n", surface.address);
     // Refused with its body unread; the body looks like a request.
@@ -401,7 +401,7 @@ async fn p114_what_is_left_of_a_body_is_no_request() {
 }
 
 #[tokio::test]
-async fn p115_old_versions_and_upgrades() {
+async fn old_versions_and_upgrades() {
     let surface = surface(100).await;
     let host = surface.address;
     let old = format!(

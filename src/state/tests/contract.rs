@@ -12,7 +12,7 @@ use crate::state::{
 };
 use crate::{base::Secret, protocol::StreamId};
 
-#[path = "../../../tests/it/redis.rs"]
+#[path = "../../../tests/it/support/redis.rs"]
 #[expect(clippy::disallowed_methods, dead_code, reason = "shared with tests/it")]
 pub(crate) mod server;
 

@@ -1,0 +1,566 @@
+//! API keys, and what holds for every credential on every surface of MCP.
+
+use std::process::Command;
+
+use reqwest::{Method, RequestBuilder, Response, StatusCode, header::HeaderMap};
+use serde_json::{Value, json};
+
+use crate::{
+    auth::external_tokens::{bearer, client_with},
+    support::{
+        harness::{
+            BOTH, Legacy, NEWEST, Session, child, client, opening, tool_call, until, within,
+        },
+        served::Served,
+        wire::statuses,
+    },
+};
+
+/// A new API key, and its hash.
+pub(crate) fn key() -> (String, String) {
+    let made = Command::new(env!("CARGO_BIN_EXE_lockgate"))
+        .args(["key", "new"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(made.stdout).unwrap();
+    let line = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{text}")).trim().to_owned()
+    };
+    (line("key:"), line("hash:"))
+}
+
+/// Two tenants, and keys of them.
+struct Keyed {
+    served: Served,
+    /// Ada's key for every server of `a`.
+    ada: String,
+    /// Another one of hers.
+    second: String,
+    /// Eve's, for `y` only.
+    eve: String,
+    /// One that has expired.
+    old: String,
+    /// Bob's, of tenant `b`.
+    bob: String,
+}
+
+impl Keyed {
+    async fn start() -> Self {
+        let (ada, second, eve, old, bob) = (key(), key(), key(), key(), key());
+        let of = |hash: &str, subject: &str, servers: Value| json!({"hash": hash, "subject": subject, "servers": servers});
+        let mut expired = of(&old.1, "ada", json!(["*"]));
+        expired["expires"] = json!("2026-01-31T12:00:00+01:00");
+        let x = json!({"command": child()});
+        let granted =
+            json!({"command": child(), "grants": {"users": ["eve"], "clients": ["none"]}});
+        let tenants = json!({
+            "a": {"auth": {"mode": "keys"},
+                "api_keys": {"first": of(&ada.1, "ada", json!(["*"])),
+                    "second": of(&second.1, "ada", json!(["*"])),
+                    "eve": of(&eve.1, "eve", json!(["y"])), "old": expired},
+                "servers": {"x": x, "y": x, "granted": granted}},
+            "b": {"auth": {"mode": "keys"}, "api_keys": {"first": of(&bob.1, "ada", json!(["*"]))},
+                "servers": {"x": x}}});
+        let config = json!({"default": {"tenant": "a", "server": "x"},
+            "telemetry": {"log": "warn,lockgate::cli=info,lockgate::audit=info"}});
+        let served = Served::start(config, tenants).await;
+        Self {
+            served,
+            ada: ada.0,
+            second: second.0,
+            eve: eve.0,
+            old: old.0,
+            bob: bob.0,
+        }
+    }
+
+    fn url(&self, tenant: &str, server: &str, kind: &str) -> String {
+        self.served
+            .stranger(tenant, server)
+            .url
+            .replace("/mcp", &format!("/{kind}"))
+    }
+
+    async fn session(&self, key: &str) -> Session {
+        let mut session = Session::at(bearer(key), self.url("a", "x", "mcp"));
+        session.initialize(NEWEST).await;
+        session
+    }
+}
+
+/// The requests that each surface of MCP has, of a session that may be anybody's.
+fn surfaces(
+    http: &reqwest::Client,
+    base: &str,
+    id: &str,
+    event: &str,
+) -> Vec<(&'static str, RequestBuilder)> {
+    let call = tool_call(json!(1), "counter", json!({})).to_string();
+    let to = |method: Method, kind: &str| {
+        let request = http.request(method, format!("{base}/{kind}"));
+        request
+            .header("Accept", BOTH)
+            .header("Content-Type", "application/json")
+    };
+    let own = |method| to(method, "mcp").header("Mcp-Session-Id", id);
+    vec![
+        ("POST", own(Method::POST).body(call.clone())),
+        ("GET", own(Method::GET)),
+        ("resume", own(Method::GET).header("Last-Event-ID", event)),
+        ("DELETE", own(Method::DELETE)),
+        (
+            "initialize",
+            to(Method::POST, "mcp").body(opening(NEWEST).to_string()),
+        ),
+        ("connect", to(Method::GET, "sse")),
+        (
+            "reconnect",
+            to(Method::GET, "sse").header("Last-Event-ID", format!("{id}.{event}")),
+        ),
+        (
+            "messages",
+            to(Method::POST, &format!("messages?session_id={id}")).body(call),
+        ),
+    ]
+}
+
+/// All of a response but the time.
+async fn whole(response: Response) -> (StatusCode, HeaderMap, String) {
+    let (status, mut headers) = (response.status(), response.headers().clone());
+    headers.remove("date");
+    (
+        status,
+        headers,
+        crate::support::harness::body(response).await,
+    )
+}
+
+async fn sent(request: RequestBuilder) -> Response {
+    within("a response", request.send()).await.unwrap()
+}
+
+#[tokio::test]
+async fn every_surface_asks_who_calls() {
+    let keyed = Keyed::start().await;
+    let (key, _) = key();
+    // Another last character: the key's own may be any of 62.
+    let (rest, end) = keyed.ada.split_at(keyed.ada.len() - 1);
+    let mistyped = format!("{rest}{}", if end == "x" { "y" } else { "x" });
+    let bearers = [
+        (key.as_str(), "never given out"),
+        (&keyed.old, "expired"),
+        (&keyed.bob, "another tenant's"),
+        (&mistyped, "mistyped"),
+        (&keyed.ada[..20], "cut"),
+        ("lgk_", "empty"),
+        ("abc", "no key"),
+        ("eyJhbGciOiJub25lIn0.e30.", "a JWT where none are taken"),
+    ];
+    for base in ["/t/a/x", "/t/a/unknown", ""] {
+        let base = keyed.url("a", "x", "mcp").replace("/t/a/x/mcp", base);
+        let plain = client();
+        for (surface, request) in surfaces(&plain, &base, "0123", "0-0-0") {
+            let (status, headers, _) = whole(sent(request).await).await;
+            assert_eq!(status, StatusCode::UNAUTHORIZED, "{base} {surface}");
+            assert_eq!(headers["www-authenticate"], "Bearer", "{surface}");
+        }
+        for (token, what) in bearers {
+            let http = bearer(token);
+            for (surface, request) in surfaces(&http, &base, "0123", "0-0-0") {
+                let (status, headers, _) = whole(sent(request).await).await;
+                assert_eq!(status, StatusCode::UNAUTHORIZED, "{base} {surface} {what}");
+                assert_eq!(
+                    headers["www-authenticate"],
+                    "Bearer error=\"invalid_token\""
+                );
+            }
+        }
+    }
+    // A method that an endpoint does not have, too.
+    for kind in ["mcp", "sse", "messages"] {
+        let url = keyed.url("a", "x", kind);
+        for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] {
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            let refused = sent(client().request(method.clone(), &url)).await;
+            let what = format!("{method} {kind}");
+            assert_eq!(refused.status(), StatusCode::UNAUTHORIZED, "{what}");
+        }
+        let asked = client().request(Method::OPTIONS, &url);
+        assert_eq!(sent(asked).await.status(), StatusCode::METHOD_NOT_ALLOWED);
+        let known = bearer(&keyed.ada).put(&url);
+        let refused = sent(known).await;
+        assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
+        assert!(refused.headers().contains_key("allow"), "{kind}");
+    }
+    assert!(
+        keyed.served.descendants().is_empty(),
+        "no child was started"
+    );
+}
+
+#[tokio::test]
+async fn credentials_are_read_from_one_header_only() {
+    let keyed = Keyed::start().await;
+    let (base, own) = (keyed.url("a", "x", "mcp").replace("/mcp", ""), &keyed.ada);
+    let plain = client();
+    for (surface, request) in surfaces(&plain, &base, "0123", "0-0-0") {
+        let twice = request.try_clone().unwrap();
+        let twice = twice
+            .header("Authorization", format!("Bearer {own}"))
+            .header("Authorization", format!("Bearer {own}"));
+        assert_eq!(
+            sent(twice).await.status(),
+            StatusCode::BAD_REQUEST,
+            "{surface}"
+        );
+        let mixed = request.try_clone().unwrap();
+        let mixed = mixed
+            .header("Authorization", "Basic YTpi")
+            .header("Authorization", format!("Bearer {own}"));
+        assert_eq!(
+            sent(mixed).await.status(),
+            StatusCode::BAD_REQUEST,
+            "{surface}"
+        );
+        let basic = request.try_clone().unwrap().basic_auth("ada", Some(own));
+        assert_eq!(
+            sent(basic).await.status(),
+            StatusCode::UNAUTHORIZED,
+            "{surface}"
+        );
+        let (http, query) = request.try_clone().unwrap().build_split();
+        let mut query = query.unwrap();
+        let mut pairs = query.url_mut().query_pairs_mut();
+        pairs.append_pair("access_token", own);
+        drop(pairs);
+        let query = RequestBuilder::from_parts(http, query);
+        assert_eq!(
+            sent(query).await.status(),
+            StatusCode::UNAUTHORIZED,
+            "{surface}"
+        );
+        let elsewhere = request
+            .header("Cookie", format!("access_token={own}"))
+            .header("X-Api-Key", own);
+        assert_eq!(
+            sent(elsewhere).await.status(),
+            StatusCode::UNAUTHORIZED,
+            "{surface}"
+        );
+    }
+    let form = plain
+        .post(format!("{base}/mcp"))
+        .header("Content-Type", "application/x-www-form-urlencoded")
+        .body(format!("access_token={own}"));
+    assert_eq!(sent(form).await.status(), StatusCode::UNAUTHORIZED);
+}
+
+#[tokio::test]
+async fn who_calls_is_decided_before_the_body_is_read() {
+    let keyed = Keyed::start().await;
+    let base = keyed.url("a", "x", "mcp").replace("/mcp", "");
+    // This one's body never comes.
+    let host = base.split('/').nth(2).unwrap();
+    let mut socket = tokio::net::TcpStream::connect(host).await.unwrap();
+    let head = format!(
+        "POST /t/a/x/mcp HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+    );
+    tokio::io::AsyncWriteExt::write_all(&mut socket, head.as_bytes())
+        .await
+        .unwrap();
+    let answer = within("an answer", crate::support::wire::rest(&mut socket)).await;
+    assert_eq!(statuses(&answer), [401], "{answer}");
+}
+
+#[tokio::test]
+async fn sessions_are_of_one_principal() {
+    let keyed = Keyed::start().await;
+    let base = keyed.url("a", "x", "mcp").replace("/mcp", "");
+    let session = keyed.session(&keyed.ada).await;
+    assert_eq!(session.text("counter", json!({})).await, "1");
+    let mut listener = session.listen().await;
+    let event = listener.next().await.unwrap().id.unwrap();
+    let own = session.id.clone().unwrap();
+    // Another key of the same person, another person's, nobody's, another tenant's.
+    let mut anonymous = HeaderMap::new();
+    anonymous.insert("X-Nobody", "1".parse().unwrap());
+    let callers = [
+        (
+            "the other key",
+            bearer(&keyed.second),
+            StatusCode::NOT_FOUND,
+        ),
+        ("eve", bearer(&keyed.eve), StatusCode::NOT_FOUND),
+        ("nobody", client(), StatusCode::UNAUTHORIZED),
+        (
+            "another tenant",
+            bearer(&keyed.bob),
+            StatusCode::UNAUTHORIZED,
+        ),
+    ];
+    for (who, http, wanted) in callers {
+        let unknown = "0".repeat(32);
+        let theirs = surfaces(&http, &base, &own, &event);
+        let nobodys = surfaces(&http, &base, &unknown, &event);
+        for ((surface, stolen), (_, made_up)) in theirs.into_iter().zip(nobodys) {
+            if matches!(surface, "initialize" | "connect") {
+                continue;
+            }
+            let stolen = whole(sent(stolen).await).await;
+            assert_eq!(stolen.0, wanted, "{who} {surface}");
+            assert_eq!(stolen, whole(sent(made_up).await).await, "{who} {surface}");
+        }
+    }
+    // On its own path another tenant's key is good, and the session unknown.
+    let other = keyed.url("b", "x", "mcp").replace("/mcp", "");
+    for (surface, request) in surfaces(&bearer(&keyed.bob), &other, &own, &event) {
+        if !matches!(surface, "initialize" | "connect") {
+            assert_eq!(
+                sent(request).await.status(),
+                StatusCode::NOT_FOUND,
+                "{surface}"
+            );
+        }
+    }
+    assert_eq!(
+        session.text("counter", json!({})).await,
+        "2",
+        "nothing happened to it"
+    );
+    assert_eq!(session.delete().await.status(), StatusCode::NO_CONTENT);
+}
+
+#[tokio::test]
+async fn a_session_of_http_sse_is_of_one_principal() {
+    let keyed = Keyed::start().await;
+    let base = keyed.url("a", "x", "mcp").replace("/mcp", "");
+    let connect = bearer(&keyed.ada)
+        .get(format!("{base}/sse"))
+        .header("Accept", "text/event-stream");
+    let mut events = crate::support::harness::Events::of(sent(connect).await);
+    let endpoint = events.next().await.unwrap();
+    let (path, cursor) = (endpoint.data.unwrap(), endpoint.id.unwrap());
+    let messages = format!("{}{path}", base.replace("/t/a/x", ""));
+    let post = |http: reqwest::Client, url: &str, message: Value| {
+        http.post(url)
+            .header("Content-Type", "application/json")
+            .body(message.to_string())
+    };
+    let opened = sent(post(bearer(&keyed.ada), &messages, opening("2024-11-05"))).await;
+    assert_eq!(opened.status(), StatusCode::ACCEPTED);
+    assert!(events.message().await.unwrap().1["result"].is_object());
+    let call = tool_call(json!(7), "counter", json!({}));
+    for (http, wanted) in [
+        (bearer(&keyed.second), StatusCode::NOT_FOUND),
+        (client(), StatusCode::UNAUTHORIZED),
+        (bearer(&keyed.bob), StatusCode::UNAUTHORIZED),
+    ] {
+        let again = http
+            .get(format!("{base}/sse"))
+            .header("Accept", "text/event-stream");
+        let again = sent(again.header("Last-Event-ID", &cursor)).await;
+        assert_eq!(again.status(), wanted);
+        let stolen = whole(sent(post(http.clone(), &messages, call.clone())).await).await;
+        let id = path.rsplit_once('=').unwrap().1;
+        let unknown = messages.replace(id, &"0".repeat(id.len()));
+        assert_eq!(stolen.0, wanted);
+        assert_eq!(
+            stolen,
+            whole(sent(post(http, &unknown, call.clone())).await).await
+        );
+    }
+    // The other kind of endpoint is no way around.
+    let mixed = bearer(&keyed.second).post(format!("{base}/mcp"));
+    let mixed = mixed.header("Mcp-Session-Id", path.rsplit_once('=').unwrap().1);
+    let mixed = mixed
+        .header("Content-Type", "application/json")
+        .header("Accept", BOTH);
+    assert_eq!(
+        sent(mixed.body(call.to_string())).await.status(),
+        StatusCode::NOT_FOUND
+    );
+    assert_eq!(
+        sent(post(bearer(&keyed.ada), &messages, call))
+            .await
+            .status(),
+        StatusCode::ACCEPTED
+    );
+    let (_, answer) = events.message().await.unwrap();
+    assert_eq!(
+        crate::support::harness::text_of(&answer),
+        "1",
+        "nobody else called"
+    );
+}
+
+#[tokio::test]
+async fn a_server_without_grant_is_no_server() {
+    let keyed = Keyed::start().await;
+    let url = |server: &str| keyed.url("a", server, "mcp").replace("/mcp", "");
+    for (who, key, hidden) in [
+        ("eve has y only", &keyed.eve, "x"),
+        ("eve has the grant, her key has not", &keyed.eve, "granted"),
+        ("ada's key has it, she has no grant", &keyed.ada, "granted"),
+    ] {
+        let http = bearer(key);
+        let there = surfaces(&http, &url(hidden), "0123", "0-0-0");
+        let nowhere = surfaces(&http, &url("nowhere"), "0123", "0-0-0");
+        for ((surface, there), (_, nowhere)) in there.into_iter().zip(nowhere) {
+            let there = whole(sent(there).await).await;
+            assert_eq!(there.0, StatusCode::NOT_FOUND, "{who} {surface}");
+            assert!(!there.2.contains("session"), "{}", there.2);
+            assert_eq!(there, whole(sent(nowhere).await).await, "{who} {surface}");
+        }
+    }
+    let mut own = Session::at(bearer(&keyed.eve), keyed.url("a", "y", "mcp"));
+    own.initialize(NEWEST).await;
+    assert_eq!(keyed.served.descendants().len(), 1, "hers, and no other");
+}
+
+#[tokio::test]
+async fn paths_are_what_they_are() {
+    let keyed = Keyed::start().await;
+    let root = keyed.url("a", "x", "mcp").replace("/t/a/x/mcp", "");
+    let host = root.split('/').nth(2).unwrap().to_owned();
+    for path in [
+        "/t/b/../a/x/mcp",
+        "/t/b/x/../../a/x/mcp",
+        "/t/a/./x/mcp",
+        "/t/b/%2e%2e/a/x/mcp",
+        "/t/b%2f..%2fa/x/mcp",
+        "/t/%61/x/mcp",
+        "/t//x/mcp",
+        "/t/a//mcp",
+        "//t/a/x/mcp",
+        "/t/A/x/mcp",
+        "/t/a/X/mcp",
+        "/t/a./x/mcp",
+        "/t/a/x./mcp",
+        "/t/a/x%00/mcp",
+        "/t/a/x/mcp/",
+        "/t/a/x/MCP",
+        "/t/a/x;y/mcp",
+        "/t/a/0/mcp",
+        "/t/b/x/mcp",
+        "/t/c/x/mcp",
+        "/T/a/x/mcp",
+    ] {
+        let message = opening(NEWEST).to_string();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nAuthorization: Bearer {}\r\n\
+             Content-Type: application/json\r\nAccept: {BOTH}\r\nContent-Length: {}\r\n\r\n{message}",
+            keyed.ada,
+            message.len(),
+        );
+        let mut socket = tokio::net::TcpStream::connect(&host).await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut socket, request.as_bytes())
+            .await
+            .unwrap();
+        let answer = within("an answer", crate::support::wire::rest(&mut socket)).await;
+        assert!(
+            matches!(statuses(&answer)[..], [400 | 401 | 404]),
+            "{path}: {answer}"
+        );
+    }
+    assert!(
+        keyed.served.descendants().is_empty(),
+        "no child was started"
+    );
+}
+
+#[tokio::test]
+async fn children_see_nothing_of_the_credentials() {
+    let keyed = Keyed::start().await;
+    let secrets = [&keyed.ada[4..30]];
+    are_unseen(keyed.url("a", "x", "mcp"), &keyed.ada, &secrets).await;
+}
+
+/// Asserts that a child is shown nothing of a token, of these parts of it, or of what its client sends.
+pub(crate) async fn are_unseen(url: String, token: &str, parts: &[&str]) {
+    let mut headers = HeaderMap::new();
+    headers.insert("Authorization", format!("Bearer {token}").parse().unwrap());
+    headers.insert("Cookie", "canary-cookie=1".parse().unwrap());
+    headers.insert("X-Canary", "canary-header".parse().unwrap());
+    let mut session = Session::at(client_with(headers), url);
+    session.initialize(NEWEST).await;
+    let id = session.id.clone().unwrap();
+    let secrets = [parts, &[token, "canary-", &id, "Bearer"]].concat();
+    for tool in ["env", "args", "received", "cwd"] {
+        let seen = session.text(tool, json!({})).await;
+        assert!(seen.len() > 10, "{tool}: {seen}");
+        for secret in &secrets {
+            assert!(!seen.contains(secret), "{tool} shows {secret}: {seen}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn denials_are_folded() {
+    let mut keyed = Keyed::start().await;
+    let url = keyed.url("a", "x", "mcp");
+    for _ in 0..30 {
+        assert_eq!(
+            sent(client().get(&url)).await.status(),
+            StatusCode::UNAUTHORIZED
+        );
+    }
+    for _ in 0..20 {
+        let eve = bearer(&keyed.eve).get(&url).send();
+        assert_eq!(
+            within("a response", eve).await.unwrap().status(),
+            StatusCode::NOT_FOUND
+        );
+    }
+    let shown = keyed.served.ops("/metrics").await;
+    assert!(
+        shown.contains("lockgate_denied_total{reason=\"no_token\"} 30"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("lockgate_denied_total{reason=\"no_grant\"} 20"),
+        "{shown}"
+    );
+    let logs = keyed.served.end().await;
+    let denied: Vec<&Value> = logs
+        .iter()
+        .filter(|line| line["target"] == "lockgate::audit")
+        .collect();
+    let counts = |reason: &str| -> Vec<u64> {
+        let of = denied.iter().filter(|line| line["reason"] == reason);
+        of.map(|line| line["count"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(counts("no_token"), [1, 29], "{denied:?}");
+    assert_eq!(counts("no_grant"), [1, 19], "{denied:?}");
+    for line in &denied {
+        assert!(line["tenant.id"] == "a" && line["route"] == "mcp", "{line}");
+        assert!(
+            line["timestamp"].is_string() || line["time"].is_string(),
+            "{line}"
+        );
+        let who = line["client.address"]
+            .as_str()
+            .or(line["principal"].as_str())
+            .unwrap();
+        assert!(who == "127.0.0.1" || who.contains("\"eve\""), "{line}");
+    }
+    let text = format!("{logs:?}");
+    assert!(!text.contains("lgk_"), "{text}");
+    until("nothing is left", async || {
+        keyed.served.descendants().is_empty()
+    })
+    .await;
+}
+
+/// The harness's HTTP+SSE client has no credentials, and gets nothing.
+#[tokio::test]
+async fn what_is_open_stays_open() {
+    let gateway = crate::support::harness::Gateway::start(&[]).await;
+    let mut legacy = Legacy::connect(&gateway, None).await;
+    assert!(legacy.initialize().await["result"].is_object());
+    let with = Session::at(bearer("lgk_whatever"), gateway.url.clone());
+    assert_eq!(with.post(&opening(NEWEST)).await.status(), StatusCode::OK);
+    let base = gateway.base();
+    let page = client().get(format!("{base}/.well-known/oauth-protected-resource/mcp"));
+    assert_eq!(sent(page).await.status(), StatusCode::NOT_FOUND);
+}

@@ -1,0 +1,584 @@
+//! Access tokens of other authorization servers: a real one with rotating keys, and hostile ones.
+
+use std::time::Duration;
+
+use jsonwebtoken::{Algorithm, EncodingKey};
+use reqwest::{Method, Response, StatusCode, header::HeaderMap};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::support::{
+    harness::{BOTH, NEWEST, Session, body, child, client, json_of, opening, until, within},
+    issuer::{Issuer, Key, Mood, Provider, now, signed, unsigned},
+    served::Served,
+};
+
+/// A gateway whose tenants `a` and `b` trust `issuer`, each with servers `x` and `y`.
+pub(crate) async fn trusting(issuer: &str) -> Served {
+    trusting_at(issuer, "").await
+}
+
+/// The same under another public URL.
+async fn trusting_at(issuer: &str, public_url: &str) -> Served {
+    let server = || json!({"command": child()});
+    let tenant = || {
+        let scopes = ["files:read", "offline_access"];
+        json!({"auth": {"mode": "external", "issuer": issuer, "scopes": scopes},
+            "servers": {"x": server(), "y": server(),
+                "few": {"command": child(), "grants": {"groups": ["app-group"]}}}})
+    };
+    let config = json!({"public_url": public_url, "outbound": {"allow": ["127.0.0.0/8"]},
+        "default": {"tenant": "a", "server": "x"}});
+    Served::start(config, json!({"a": tenant(), "b": tenant()})).await
+}
+
+/// A client whose every request carries `token`.
+pub(crate) fn bearer(token: &str) -> reqwest::Client {
+    let mut headers = HeaderMap::new();
+    headers.insert("Authorization", format!("Bearer {token}").parse().unwrap());
+    client_with(headers)
+}
+
+/// A client that sends these fields with every request.
+pub(crate) fn client_with(headers: HeaderMap) -> reqwest::Client {
+    reqwest::Client::builder()
+        .no_proxy()
+        .tls_certs_only([])
+        .redirect(reqwest::redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .default_headers(headers)
+        .build()
+        .unwrap()
+}
+
+async fn initialize(url: &str, token: &str) -> Response {
+    Session::at(bearer(token), url.to_owned())
+        .post(&opening(NEWEST))
+        .await
+}
+
+/// How a gateway takes a token, and how long that takes.
+async fn status(url: &str, token: &str) -> (StatusCode, Duration) {
+    let began = Instant::now();
+    let request = bearer(token).get(url).header("Accept", "text/event-stream");
+    let response = within("a response", request.send()).await.unwrap();
+    (response.status(), began.elapsed())
+}
+
+/// Without a session id a good token gets as far as that: 400. It starts no child.
+const TAKEN: StatusCode = StatusCode::BAD_REQUEST;
+
+#[tokio::test]
+async fn tokens_of_a_real_issuer() {
+    let provider = Provider::start().await;
+    let gateway = trusting(&provider.issuer).await;
+    let url = gateway.stranger("a", "x").url;
+    let app = provider.token("app", &url, "files:read").await;
+    let mut session = Session::at(bearer(&app), url.clone());
+    session.initialize(NEWEST).await;
+    assert_eq!(session.text("echo", json!({"text": "hi"})).await, "hi");
+    // The session is the principal's, not the token's.
+    let fresh = provider.token("app", &url, "files:read files:write").await;
+    assert_ne!(fresh, app);
+    let mut again = session.again();
+    again.http = bearer(&fresh);
+    assert_eq!(again.text("counter", json!({})).await, "1");
+    // Another algorithm, another client: another principal.
+    let curve = provider.token("curve", &url, "files:read").await;
+    let mut thief = session.again();
+    thief.http = bearer(&curve);
+    let stolen = thief.begin("counter", json!({})).await;
+    assert_eq!(stolen.status(), StatusCode::NOT_FOUND);
+    assert_eq!(session.text("counter", json!({})).await, "2");
+    // Groups come with the token.
+    let few = gateway.stranger("a", "few").url;
+    let app = provider.token("app", &few, "").await;
+    let other = provider.token("other", &few, "").await;
+    assert_eq!(status(&few, &app).await.0, TAKEN);
+    assert_eq!(status(&few, &other).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn tokens_are_for_one_server_only() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting(&issuer.url).await;
+    let url = |tenant, server| gateway.stranger(tenant, server).url;
+    let (own, base) = (url("a", "x"), url("a", "x").replace("/t/a/x/mcp", ""));
+    let token = key.sign(&issuer.claims(&own));
+    for (at, is_good) in [
+        (own.clone(), true),
+        (own.replace("/mcp", "/sse"), true),
+        // The default server has two names.
+        (format!("{base}/mcp"), true),
+        (url("a", "y"), false),
+        (url("b", "x"), false),
+        (url("a", "x2"), false),
+    ] {
+        let wrong_accept = bearer(&token).get(&at).header("Accept", "application/json");
+        let code = within("a response", wrong_accept.send())
+            .await
+            .unwrap()
+            .status();
+        let wanted = if is_good {
+            StatusCode::NOT_ACCEPTABLE
+        } else {
+            StatusCode::UNAUTHORIZED
+        };
+        assert_eq!(code, wanted, "{at}");
+    }
+    for resource in [
+        format!("{own}/"),
+        own.replace("/mcp", ""),
+        own.replace("/mcp", "/messages"),
+        own.replace("/a/x", "/A/x"),
+        own.replace("http:", "https:"),
+        own.replace("127.0.0.1", "localhost"),
+        format!("{own}?a=b"),
+        base.clone(),
+        "https://elsewhere.test/mcp".to_owned(),
+    ] {
+        let token = key.sign(&issuer.claims(&resource));
+        assert_eq!(
+            status(&own, &token).await.0,
+            StatusCode::UNAUTHORIZED,
+            "{resource}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn rotated_keys_cost_no_valid_token_anything() {
+    let mut provider = Provider::start().await;
+    let gateway = trusting(&provider.issuer).await;
+    let url = gateway.stranger("a", "x").url;
+    let first = provider.token("app", &url, "").await;
+    let (stop, mut stopped) = tokio::sync::watch::channel(false);
+    let load = {
+        let (url, first) = (url.clone(), first.clone());
+        tokio::spawn(async move {
+            let (mut count, mut refused) = (0, 0);
+            while !*stopped.borrow_and_update() {
+                count += 1;
+                refused += u32::from(status(&url, &first).await.0 != TAKEN);
+            }
+            (count, refused)
+        })
+    };
+    for name in ["app", "curve"] {
+        provider.rotate().await;
+        for _ in 0..5 {
+            let token = provider.token(name, &url, "").await;
+            assert_eq!(status(&url, &token).await.0, TAKEN);
+        }
+    }
+    stop.send(true).unwrap();
+    let (count, refused) = within("the load", load).await.unwrap();
+    assert!(count > 10 && refused == 0, "{refused} of {count}");
+    // A key that was taken away is worth nothing as soon as that is known: a new one tells.
+    provider.retire().await;
+    provider.rotate().await;
+    let last = provider.token("app", &url, "").await;
+    assert_eq!(status(&url, &last).await.0, TAKEN);
+    assert_eq!(status(&url, &first).await.0, StatusCode::UNAUTHORIZED);
+}
+
+#[tokio::test]
+async fn metadata_of_each_url() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting(&issuer.url).await;
+    let base = gateway.stranger("a", "x").url.replace("/t/a/x/mcp", "");
+    for path in [
+        "/t/a/x/mcp",
+        "/t/a/x/sse",
+        "/t/b/y/mcp",
+        "/mcp",
+        "/sse",
+        "/t/a/unknown/mcp",
+    ] {
+        let page = client()
+            .get(format!("{base}/.well-known/oauth-protected-resource{path}"))
+            .header("Origin", "https://elsewhere.test");
+        let answer = within("metadata", page.send()).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK, "{path}");
+        assert_eq!(answer.headers()["access-control-allow-origin"], "*");
+        assert!(
+            !answer
+                .headers()
+                .contains_key("access-control-allow-credentials")
+        );
+        assert_eq!(
+            json_of(answer).await,
+            json!({"resource": format!("{base}{path}"), "authorization_servers": [issuer.url],
+                "bearer_methods_supported": ["header"], "scopes_supported": ["files:read"]})
+        );
+        // What the challenge names is that document.
+        let refused = client().get(format!("{base}{path}")).send();
+        let refused = within("a challenge", refused).await.unwrap();
+        assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
+        let wanted = format!(
+            "Bearer resource_metadata=\"{base}/.well-known/oauth-protected-resource{path}\", scope=\"files:read\""
+        );
+        assert_eq!(refused.headers()["www-authenticate"], wanted);
+    }
+}
+
+#[tokio::test]
+async fn there_is_no_metadata_of_anything_else() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting(&issuer.url).await;
+    let base = gateway.stranger("a", "x").url.replace("/t/a/x/mcp", "");
+    for path in [
+        "",
+        "/",
+        "/t/a/x",
+        "/t/a/x/messages",
+        "/t/c/x/mcp",
+        "/t/a/x/mcp/",
+        "/messages",
+        "/t/a/x/mcp/y",
+    ] {
+        let url = format!("{base}/.well-known/oauth-protected-resource{path}");
+        let answer = within("nothing", client().get(url).send()).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::NOT_FOUND, "{path}");
+    }
+    let preflight = client()
+        .request(
+            Method::OPTIONS,
+            format!("{base}/.well-known/oauth-protected-resource/mcp"),
+        )
+        .header("Origin", "https://elsewhere.test")
+        .header("Access-Control-Request-Method", "GET")
+        .header("Access-Control-Request-Headers", "mcp-protocol-version");
+    let answer = within("a preflight", preflight.send()).await.unwrap();
+    assert_eq!(answer.headers()["access-control-allow-origin"], "*");
+    let allowed = answer.headers()["access-control-allow-headers"]
+        .to_str()
+        .unwrap();
+    assert!(allowed.contains("mcp-protocol-version"), "{allowed}");
+}
+
+#[tokio::test]
+async fn a_public_url_may_have_a_path() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting_at(&issuer.url, "https://gw.test/mcp/v1").await;
+    let here = gateway.stranger("a", "x").url;
+    let base = here.replace("/t/a/x/mcp", "/.well-known/oauth-protected-resource");
+    let there = "https://gw.test/mcp/v1/t/a/x/mcp";
+    let page = client().get(format!("{base}/mcp/v1/t/a/x/mcp")).send();
+    let page = json_of(within("metadata", page).await.unwrap()).await;
+    assert_eq!(page["resource"], there);
+    for path in ["/t/a/x/mcp", "/mcp", "/mcp/v2/t/a/x/mcp"] {
+        let page = client().get(format!("{base}{path}")).send();
+        let page = within("nothing", page).await.unwrap();
+        assert_eq!(page.status(), StatusCode::NOT_FOUND, "{path}");
+    }
+    let refused = initialize(&here, "abc").await;
+    let challenge = refused.headers()["www-authenticate"].to_str().unwrap();
+    let named = "https://gw.test/.well-known/oauth-protected-resource/mcp/v1/t/a/x/mcp";
+    assert!(challenge.contains(&format!("=\"{named}\"")), "{challenge}");
+    let good = key.sign(&issuer.claims(there));
+    assert_eq!(status(&here, &good).await.0, TAKEN);
+    let local = key.sign(&issuer.claims(&here));
+    assert_eq!(status(&here, &local).await.0, StatusCode::UNAUTHORIZED);
+}
+
+/// Tokens with a header or a signature that a forger could make of what is public.
+fn forged_signatures(issuer: &Issuer, key: &Key, url: &str) -> Vec<(&'static str, String)> {
+    let good = issuer.claims(url);
+    let thief = Key::new(&key.kid);
+    let text = good.to_string();
+    let header = |more: Value| header(key, more);
+    let hmac = |secret: &str| {
+        let secret = EncodingKey::from_secret(secret.as_bytes());
+        let header = header(json!({"alg": "HS256"}));
+        signed(&header, &text, &secret, Algorithm::HS256)
+    };
+    let none = |alg: &str| format!("{}.", unsigned(&header(json!({"alg": alg})), &text));
+    let own = key.sign(&good);
+    let (head, _) = own.rsplit_once('.').unwrap();
+    let other = key.sign(&json!({"iss": issuer.url, "sub": "eve"}));
+    let other = other.rsplit_once('.').unwrap().1;
+    let place = "http://127.0.0.1:1/";
+    let brought = json!({"jwk": thief.public(), "jku": place, "x5u": place});
+    let with = |more: Value| key.sign_as(&header(more), &text);
+    let twice = header(json!({})).replacen('{', "{\"alg\":\"none\",", 1);
+    vec![
+        ("alg none", none("none")),
+        ("alg None", none("None")),
+        ("no signature", format!("{head}.")),
+        ("the signature of another", format!("{head}.{other}")),
+        ("HS256 with the key", hmac(&key.public().to_string())),
+        (
+            "HS256 with its x",
+            hmac(key.public()["x"].as_str().unwrap()),
+        ),
+        ("HS256 with nothing", hmac("")),
+        ("a swapped key", thief.sign(&good)),
+        (
+            "a key that it brings",
+            thief.sign_as(&header(brought), &text),
+        ),
+        ("crit", with(json!({"crit": ["exp"]}))),
+        ("another type", with(json!({"typ": "id+jwt"}))),
+        ("a header name twice", key.sign_as(&twice, &text)),
+        ("no token at all", "abc".to_owned()),
+    ]
+}
+
+/// Tokens that the issuer signed, and that are still no access tokens for here and now.
+fn misused(issuer: &Issuer, key: &Key, url: &str) -> Vec<(&'static str, String)> {
+    let good = issuer.claims(url);
+    let text = good.to_string();
+    let with = |name: &str, value: Value| {
+        let mut claims = good.clone();
+        claims[name] = value;
+        key.sign(&claims)
+    };
+    let own = header(key, json!({}));
+    let plain = header(key, json!({"typ": "JWT"}));
+    let add = |header: &str, more: &str| key.sign_as(header, &text.replacen('{', more, 1));
+    let elsewhere = "https://elsewhere.test";
+    vec![
+        ("a name twice", add(&own, "{\"sub\":\"eve\",")),
+        (
+            "an escaped name twice",
+            add(&own, "{\"s\\u0075b\":\"eve\","),
+        ),
+        ("another issuer", with("iss", json!(elsewhere))),
+        ("a slash", with("iss", json!(format!("{}/", issuer.url)))),
+        ("another audience", with("aud", json!(elsewhere))),
+        ("an empty audience", with("aud", json!([]))),
+        ("expired", with("exp", json!(now() - 61))),
+        ("a text", with("exp", json!((now() + 300).to_string()))),
+        ("not valid yet", with("nbf", json!(now() + 120))),
+        ("no subject", with("sub", json!(""))),
+        ("no client", with("client_id", json!(""))),
+        ("an ID token", add(&plain, "{\"nonce\":\"n\",")),
+        ("9 KiB", with("x", json!("y".repeat(7000)))),
+    ]
+}
+
+/// The header of a good token, with `more` in it.
+fn header(key: &Key, more: Value) -> String {
+    let mut header = json!({"alg": "ES256", "typ": "at+jwt", "kid": key.kid});
+    let more = more.as_object().unwrap().clone();
+    header.as_object_mut().unwrap().extend(more);
+    header.to_string()
+}
+
+#[tokio::test]
+async fn forged_tokens_are_worth_nothing() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting(&issuer.url).await;
+    let url = gateway.stranger("a", "x").url;
+    let claims = issuer.claims(&url);
+    assert_eq!(status(&url, &key.sign(&claims)).await.0, TAKEN);
+    let hits = issuer.hits();
+    let mut forged = forged_signatures(&issuer, &key, &url);
+    forged.extend(misused(&issuer, &key, &url));
+    for (name, token) in forged {
+        let refused = initialize(&url, &token).await;
+        assert_eq!(refused.status(), StatusCode::UNAUTHORIZED, "{name}");
+        let challenge = refused.headers()["www-authenticate"].to_str().unwrap();
+        assert!(
+            challenge.starts_with("Bearer error=\"invalid_token\", resource_metadata=\""),
+            "{challenge}"
+        );
+        let (_, took) = status(&url, &token).await;
+        assert!(took < Duration::from_millis(500), "{name} took {took:?}");
+    }
+    assert_eq!(issuer.hits(), hits, "nothing was asked");
+    // What is unusual, and good.
+    let plain = json!({"alg": "ES256", "kid": "k"}).to_string();
+    let mut azp = claims.clone();
+    azp.as_object_mut().unwrap().remove("client_id");
+    azp["azp"] = json!("app");
+    azp["aud"] = json!(["https://elsewhere.test", url]);
+    let mut late = claims.clone();
+    late["exp"] = json!(now() - 30);
+    late["nbf"] = json!(now() + 30);
+    for token in [
+        key.sign_as(&plain, &azp.to_string()),
+        key.sign(&late),
+        key.sign_as(&json!({"alg": "ES256"}).to_string(), &claims.to_string()),
+    ] {
+        assert_eq!(status(&url, &token).await.0, TAKEN);
+    }
+    assert!(gateway.descendants().is_empty(), "no child was started");
+}
+
+#[tokio::test]
+async fn unknown_keys_cause_few_requests() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting(&issuer.url).await;
+    let url = gateway.stranger("a", "x").url;
+    let claims = issuer.claims(&url);
+    // Everybody waits for the same fetch: metadata and keys.
+    let token = key.sign(&claims);
+    let all = (0..20).map(|_| status(&url, &token));
+    let all = futures_util::future::join_all(all).await;
+    assert!(all.iter().all(|(code, _)| *code == TAKEN), "{all:?}");
+    assert_eq!(issuer.hits(), 2);
+    for kid in ["../../etc/passwd", "' OR 1=1 --", "x\u{0}", "k ", "K"] {
+        for _ in 0..10 {
+            let token = Key::new(kid).sign(&claims);
+            assert_eq!(
+                status(&url, &token).await.0,
+                StatusCode::UNAUTHORIZED,
+                "{kid}"
+            );
+        }
+    }
+    for number in 0..50 {
+        let token = Key::new(&number.to_string()).sign(&claims);
+        assert_eq!(status(&url, &token).await.0, StatusCode::UNAUTHORIZED);
+    }
+    assert!(issuer.hits() <= 12, "{}", issuer.hits());
+    assert_eq!(status(&url, &token).await.0, TAKEN);
+}
+
+#[tokio::test]
+async fn keys_that_cannot_be_had_are_503_and_never_401() {
+    let key = Key::new("k");
+    for mood in [
+        Mood::Gone,
+        Mood::Slow,
+        Mood::Huge,
+        Mood::Redirecting,
+        Mood::Html,
+        Mood::Failing,
+        Mood::Foreign,
+        Mood::Steering,
+    ] {
+        let issuer = Issuer::start(&[&key]).await;
+        issuer.turn(mood);
+        let gateway = trusting(&issuer.url).await;
+        let url = gateway.stranger("a", "x").url;
+        let token = key.sign(&issuer.claims(&url));
+        let began = Instant::now();
+        let refused = initialize(&url, &token).await;
+        assert_eq!(
+            refused.status(),
+            StatusCode::SERVICE_UNAVAILABLE,
+            "{mood:?}"
+        );
+        assert!(
+            began.elapsed() < Duration::from_secs(8),
+            "{mood:?}: {:?}",
+            began.elapsed()
+        );
+        let retry: u64 = refused.headers()["retry-after"]
+            .to_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!((1..=30).contains(&retry) && !refused.headers().contains_key("www-authenticate"));
+        let hits = issuer.hits();
+        assert_eq!(
+            status(&url, &token).await.0,
+            StatusCode::SERVICE_UNAVAILABLE
+        );
+        assert_eq!(issuer.hits(), hits, "{mood:?}: not asked again at once");
+        // What is worth nothing in any case is told so.
+        let forged = unsigned(r#"{"alg":"none"}"#, "{}");
+        assert_eq!(
+            status(&url, &format!("{forged}.")).await.0,
+            StatusCode::UNAUTHORIZED
+        );
+        issuer.turn(Mood::Good);
+        until("it is believed again", async || {
+            status(&url, &token).await.0 == TAKEN
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn keys_outlive_a_short_absence_of_their_issuer() {
+    let (key, next) = (Key::new("k"), Key::new("next"));
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting(&issuer.url).await;
+    let url = gateway.stranger("a", "x").url;
+    let claims = issuer.claims(&url);
+    assert_eq!(status(&url, &key.sign(&claims)).await.0, TAKEN);
+    issuer.turn(Mood::Gone);
+    let unknown = status(&url, &next.sign(&claims)).await.0;
+    assert_eq!(unknown, StatusCode::UNAUTHORIZED, "no such key is known");
+    let mut other = claims.clone();
+    other["jti"] = json!("another token, so that the signature is looked at again");
+    assert_eq!(status(&url, &key.sign(&other)).await.0, TAKEN);
+    issuer.turn(Mood::Good);
+    issuer.publish(&[&key, &next]);
+    until("the new key is known", async || {
+        status(&url, &next.sign(&other)).await.0 == TAKEN
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn issuers_on_the_own_network_need_leave() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let manifest = dir.path().join("m.json");
+    let named = json!({"tenants": {"a": {"auth": {"mode": "external", "issuer": issuer.url},
+        "servers": {"x": {"command": child()}}}}});
+    std::fs::write(&manifest, named.to_string()).unwrap();
+    let checked = std::process::Command::new(env!("CARGO_BIN_EXE_lockgate"))
+        .args([
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--set",
+            "ops.listen=",
+            "--apply",
+        ])
+        .arg(&manifest)
+        .args(["--set", &format!("data_dir={}", dir.path().display())])
+        .output()
+        .unwrap();
+    assert_eq!(checked.status.code(), Some(2));
+    let said = String::from_utf8(checked.stderr).unwrap();
+    assert!(
+        said.contains("tenants.a.auth.issuer: is asked by http"),
+        "{said}"
+    );
+    // Whoever gives it is told so at every start.
+    let mut allowed = trusting(&issuer.url).await;
+    let logs = allowed.end().await;
+    let told = |line: &&Value| line["allow"] == "127.0.0.0/8" && line["level"] == "WARN";
+    assert_eq!(logs.iter().filter(told).count(), 1, "{logs:?}");
+    // By https it may start, and connects to nothing: the address is not public.
+    let secret = issuer.url.replace("http:", "https:");
+    let tenants = json!({"a": {"auth": {"mode": "external", "issuer": secret},
+        "servers": {"x": {"command": child()}}}});
+    let gateway = Served::start(json!({}), tenants).await;
+    let url = gateway.stranger("a", "x").url;
+    let mut claims = issuer.claims(&url);
+    claims["iss"] = json!(secret);
+    let code = status(&url, &key.sign(&claims)).await.0;
+    assert_eq!((code, issuer.hits()), (StatusCode::SERVICE_UNAVAILABLE, 0));
+}
+
+#[tokio::test]
+async fn a_browser_page_needs_no_token() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let gateway = trusting(&issuer.url).await;
+    for server in ["x", "unknown"] {
+        let url = gateway.stranger("a", server).url;
+        let page = client().get(&url).header("Accept", "text/html,*/*;q=0.8");
+        let page = within("a page", page.send()).await.unwrap();
+        assert_eq!(page.status(), StatusCode::OK);
+        assert!(body(page).await.contains(&url));
+        let stream = client().get(&url).header("Accept", BOTH).send();
+        let refused = within("a refusal", stream).await.unwrap();
+        assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
+    }
+}

@@ -1,0 +1,7 @@
+//! API keys, tokens, policy, and the separation of tenants.
+
+pub(crate) mod api_keys;
+pub(crate) mod builtin_tokens;
+pub(crate) mod external_tokens;
+pub(crate) mod policy;
+pub(crate) mod tenancy;

@@ -1,0 +1,532 @@
+//! What a child cannot reach, under each way to separate and each profile: CONTRACT 4.6.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    database::persistence::{Ground, Replica, mark, server},
+    support::harness::{Gateway, NEWEST, Session, child, marked, package, until},
+};
+
+/// Ways to keep children apart that work on this machine.
+const SEPARATIONS: [&str; 3] = ["uid", "namespace", "landlock"];
+
+/// A gateway of two tenants, with a key in its data directory.
+struct Two {
+    gateway: Gateway,
+    a: Session,
+    b: Session,
+    data: TempDir,
+}
+
+impl Two {
+    async fn start(separation: &str, sets: &[&str], keys: &str) -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let separation = format!("sandbox.separation={separation}");
+        let mut all = vec![separation.as_str()];
+        if separation.ends_with("uid") {
+            all.push("sandbox.uids=700000-765535");
+        }
+        all.extend(sets);
+        let gateway = Gateway::serve(data.path(), &all, keys).await;
+        let mut b = gateway.stranger();
+        b.url = gateway.url.replace("/t/a/", "/t/b/");
+        b.initialize(NEWEST).await;
+        let a = gateway.session().await;
+        Self {
+            gateway,
+            a,
+            b,
+            data,
+        }
+    }
+
+    /// The process number, on this machine, of the child of `b`.
+    fn neighbour(&self) -> u32 {
+        let found = self.processes("b");
+        assert_eq!(found.len(), 1, "{found:?}");
+        found[0]
+    }
+
+    /// What has the environment of the child of this tenant.
+    fn processes(&self, tenant: &str) -> Vec<u32> {
+        let user = self.gateway.marker.replace("IT_MARKER", "CHILD_USER");
+        marked(&format!("{user}-{tenant}"))
+    }
+
+    async fn no_children(&self) {
+        until("the end of all children", || async {
+            self.gateway.descendants().is_empty()
+        })
+        .await;
+    }
+}
+
+fn parent(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let rest = stat.rsplit_once(')').unwrap().1;
+    rest.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+async fn is_refused(session: &Session, tool: &str, args: Value) {
+    let text = session.text(tool, args.clone()).await;
+    assert!(text.starts_with("refused"), "{tool} {args}: {text}");
+}
+
+async fn reads(session: &Session, path: impl AsRef<Path>) -> String {
+    let path = path.as_ref().to_str().unwrap();
+    session.text("read_path", json!({"path": path})).await
+}
+
+/// What A tries against B, the guards and the gateway.
+async fn nothing_is_reached(two: &Two, separation: &str) {
+    let neighbour = two.neighbour();
+    let mut targets = vec![neighbour];
+    let gateway = two.gateway.process.id().unwrap();
+    while *targets.last().unwrap() != gateway {
+        targets.push(parent(*targets.last().unwrap()));
+    }
+    assert!(targets.len() >= 3, "child, guard, gateway: {targets:?}");
+    for pid in targets {
+        for file in [
+            "environ",
+            "mem",
+            "maps",
+            "cwd/x",
+            "root/etc/hostname",
+            "fd/0",
+        ] {
+            let text = reads(&two.a, format!("/proc/{pid}/{file}")).await;
+            assert!(
+                text.starts_with("refused"),
+                "{separation} {pid} {file}: {text}"
+            );
+        }
+        for directory in ["cwd", "root"] {
+            let path = format!("/proc/{pid}/{directory}");
+            is_refused(&two.a, "list_dir", json!({"path": path})).await;
+        }
+        is_refused(&two.a, "kill", json!({"pid": pid})).await;
+        is_refused(&two.a, "attach", json!({"pid": pid})).await;
+    }
+    let home = std::fs::read_link(format!("/proc/{neighbour}/cwd")).unwrap();
+    let secret = home.join("secret").display().to_string();
+    let write = json!({"path": secret, "text": "x"});
+    assert_eq!(two.b.text("write_file", write.clone()).await, "written");
+    assert_eq!(reads(&two.b, &secret).await, "read x");
+    is_refused(&two.a, "write_file", write).await;
+    assert!(reads(&two.a, &secret).await.starts_with("refused"));
+    is_refused(&two.a, "list_dir", json!({"path": home})).await;
+    let key = two.data.path().join("master.key");
+    assert!(key.exists(), "what is not there cannot be read");
+    let text = reads(&two.a, &key).await;
+    assert!(text.starts_with("refused"), "{separation} {text}");
+    let args = json!({"path": two.data.path()});
+    let listed = two.a.text("list_dir", args).await;
+    assert!(!listed.contains("master.key"), "{listed}");
+    // And all the same it works.
+    assert_eq!(two.a.text("echo", json!({"text": "here"})).await, "here");
+    assert_eq!(two.b.text("echo", json!({"text": "here"})).await, "here");
+}
+
+#[tokio::test]
+async fn a_child_reaches_nothing_of_another_in_profile_standard() {
+    for separation in SEPARATIONS {
+        let two = Two::start(separation, &[], "args: []").await;
+        nothing_is_reached(&two, separation).await;
+    }
+}
+
+#[tokio::test]
+async fn a_child_reaches_nothing_of_another_in_profile_open() {
+    for separation in SEPARATIONS {
+        let two = Two::start(separation, &[], "sandbox: {profile: open}").await;
+        nothing_is_reached(&two, separation).await;
+    }
+}
+
+/// A gateway with one server in `profile` whose children may read `dir`: with a file of it as
+/// their `MARK`, and others of it as configuration and master key.
+async fn reading(ground: &Ground, dir: &Path, profile: &str) -> Replica {
+    let at = |name: &str| dir.join(name).display().to_string();
+    std::fs::write(at("lockgate.toml"), "drain.timeout = \"3s\"\n").unwrap();
+    std::fs::write(at("key"), format!("{}=\n", "A".repeat(43))).unwrap();
+    let file = marked_by(ground, dir, "one", profile);
+    let env = [
+        ("LOCKGATE_CONFIG", at("lockgate.toml")),
+        ("LOCKGATE_MASTER_KEY_FILE", at("key")),
+    ];
+    let env = env.each_ref().map(|(name, path)| (*name, path.as_str()));
+    ground
+        .serve_with(&env, &["--apply", file.to_str().unwrap()])
+        .await
+}
+
+fn marked_by(ground: &Ground, dir: &Path, name: &str, profile: &str) -> PathBuf {
+    std::fs::write(dir.join(name), name).unwrap();
+    let mark = format!("${{file:{}}}", dir.join(name).display());
+    let mut server = server(&mark);
+    let read = [dir, ground.data().parent().unwrap()].map(Path::to_owned);
+    server["sandbox"] = json!({"profile": profile, "required": false, "read": read});
+    ground.manifest(&json!({"a": {"auth": {"mode": "none"}, "servers": {"x": server}}}))
+}
+
+#[tokio::test]
+async fn a_child_reads_none_of_the_files_that_the_gateway_was_given() {
+    for profile in ["standard", "open"] {
+        let (ground, dir) = (Ground::sqlite(), tempfile::tempdir().unwrap());
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("two"), "two").unwrap();
+        std::fs::write(at("free"), "free").unwrap();
+        let gateway = reading(&ground, dir.path(), profile).await;
+        let session = gateway.session("a", "x").await;
+        assert_eq!(mark(&session).await, "one");
+        assert_eq!(reads(&session, at("free")).await, "read free");
+        assert_eq!(reads(&session, at("two")).await, "read two");
+        let manifest = ground.data().with_file_name("manifest.json");
+        for path in [at("lockgate.toml"), at("key"), at("one"), manifest.clone()] {
+            let text = reads(&session, &path).await;
+            assert!(text.starts_with("refused"), "{profile} {path:?} {text}");
+        }
+        session.delete().await;
+        // What the manifest names from now on is hidden, and what it named before still is.
+        marked_by(&ground, dir.path(), "two", profile);
+        until("the change", || async {
+            let session = gateway.session("a", "x").await;
+            let is_new = mark(&session).await == "two";
+            for path in [at("one"), at("two"), manifest.clone()]
+                .iter()
+                .filter(|_| is_new)
+            {
+                let text = reads(&session, path).await;
+                assert!(text.starts_with("refused"), "{profile} {path:?} {text}");
+            }
+            session.delete().await;
+            is_new
+        })
+        .await;
+        gateway.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_child_is_and_where_it_may_write() {
+    let given = tempfile::tempdir().unwrap();
+    std::fs::write(given.path().join("file"), "given").unwrap();
+    let taken = tempfile::tempdir().unwrap();
+    for separation in SEPARATIONS {
+        let open = |dir: &TempDir| {
+            let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+            std::fs::set_permissions(dir.path(), all).unwrap();
+            dir.path().display().to_string()
+        };
+        let keys = format!(
+            "sandbox: {{read: [{}], write: [{}]}}",
+            open(&given),
+            open(&taken)
+        );
+        let two = Two::start(separation, &[], &keys).await;
+        let own: Value = serde_json::from_str(&two.a.text("cwd", json!({})).await).unwrap();
+        assert_eq!(own["mode"], "700");
+        assert_eq!(own["umask"], "0077");
+        assert_eq!(own["no_new_privs"], "1");
+        assert_eq!(own["capabilities"], "0000000000000000", "{separation}");
+        assert_eq!(own["seccomp"], "2");
+        assert_eq!(own["session"], own["pid"]);
+        let uid = own["uid"].as_str().unwrap();
+        assert_eq!(uid.starts_with('7'), separation == "uid", "{uid}");
+        for path in [
+            "/tmp/it-x",
+            "/var/tmp/it-x",
+            "/etc/it-x",
+            "/usr/it-x",
+            "/proc/sys/kernel/hostname",
+            "/dev/shm/it-x",
+        ] {
+            is_refused(&two.a, "write_file", json!({"path": path, "text": ""})).await;
+        }
+        let given = given.path().join("file");
+        assert_eq!(reads(&two.a, &given).await, "read given");
+        is_refused(&two.a, "write_file", json!({"path": given, "text": ""})).await;
+        for path in [
+            "here".into(),
+            taken.path().join(separation),
+            "/dev/null".into(),
+        ] {
+            let args = json!({"path": path, "text": "mine"});
+            assert_eq!(two.a.text("write_file", args).await, "written", "{path:?}");
+        }
+        let manifest = package().join("Cargo.toml").display().to_string();
+        assert!(reads(&two.a, &manifest).await.starts_with("refused"));
+        assert!(reads(&two.a, "/etc/passwd").await.starts_with("read root"));
+    }
+}
+
+#[tokio::test]
+async fn system_calls_that_lead_out_are_denied() {
+    let two = Two::start("landlock", &[], "args: []").await;
+    let own = std::process::id();
+    for what in [
+        "unshare",
+        "clone",
+        "mount",
+        "bpf",
+        "keyctl",
+        "io_uring",
+        "perf",
+        "process_vm_readv",
+        "personality",
+        "prlimit",
+        "packet",
+        "vsock",
+        "netfilter",
+    ] {
+        let text = two
+            .a
+            .text("try_call", json!({"what": what, "pid": own}))
+            .await;
+        assert_eq!(
+            text, "refused: Operation not permitted (os error 1)",
+            "{what}"
+        );
+    }
+    let text = two.a.text("try_call", json!({"what": "clone3"})).await;
+    assert_eq!(text, "refused: Function not implemented (os error 38)");
+    for what in ["tcp", "udp", "route"] {
+        let text = two.a.text("try_call", json!({"what": what})).await;
+        assert_eq!(text, "done", "{what}");
+    }
+    let answer = two.b.call("try_call", json!({"what": "x32"})).await;
+    assert_eq!(answer["error"]["code"], -31001, "{answer}");
+    assert_eq!(two.a.text("echo", json!({"text": "here"})).await, "here");
+}
+
+#[tokio::test]
+async fn tcp_may_be_off_or_go_to_some_ports() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let two = Two::start("landlock", &[], "sandbox: {tcp: false}").await;
+    is_refused(&two.a, "connect", json!({"address": address})).await;
+    is_refused(&two.a, "bind", json!({"address": "127.0.0.1:0"})).await;
+    let udp = two.a.text("try_call", json!({"what": "udp"})).await;
+    assert_eq!(udp, "done");
+    drop(two);
+    let keys = format!(
+        "sandbox: {{tcp: [{}]}}",
+        listener.local_addr().unwrap().port()
+    );
+    let two = Two::start("landlock", &[], &keys).await;
+    let connected = two.a.text("connect", json!({"address": address})).await;
+    assert_eq!(connected, "connected");
+    let gateway = two.gateway.base().strip_prefix("http://").unwrap();
+    is_refused(
+        &two.a,
+        "connect",
+        json!({"address": gateway.split('/').next()}),
+    )
+    .await;
+    is_refused(&two.a, "try_call", json!({"what": "mptcp"})).await;
+}
+
+#[tokio::test]
+async fn no_way_to_the_gateway_or_to_a_clouds_credentials() {
+    let beside = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let beside = beside.local_addr().unwrap().to_string();
+    for separation in SEPARATIONS {
+        let two = Two::start(separation, &[], "args: []").await;
+        let own = two.gateway.base().strip_prefix("http://").unwrap();
+        let own = own.split('/').next().unwrap();
+        let port = own.rsplit_once(':').unwrap().1;
+        for address in [
+            own.to_owned(),
+            format!("127.1.2.3:{port}"),
+            format!("0.0.0.0:{port}"),
+            format!("[::ffff:127.0.0.1]:{port}"),
+            format!("[::1]:{port}"),
+            "169.254.169.254:80".to_owned(),
+            "[::ffff:169.254.169.254]:80".to_owned(),
+            "[fd00:ec2::254]:80".to_owned(),
+        ] {
+            let text = two.a.text("connect", json!({"address": address})).await;
+            assert!(text.contains("os error 1)"), "{address} {text}");
+        }
+        let text = two.a.text("connect", json!({"address": beside})).await;
+        assert_eq!(text, "connected");
+    }
+    let two = Two::start("landlock", &[], "sandbox: {profile: open}").await;
+    let own = two.gateway.base().strip_prefix("http://").unwrap();
+    let args = json!({"address": own.split('/').next()});
+    assert_eq!(two.a.text("connect", args).await, "connected");
+}
+
+#[tokio::test]
+async fn a_fork_bomb_stops_at_its_limit() {
+    let two = Two::start("uid", &[], "limits: {pids: 24}").await;
+    let started = two.a.text("fork_bomb", json!({"n": 200})).await;
+    let started: u32 = started.parse().unwrap();
+    assert!((8..24).contains(&started), "{started}");
+    assert_eq!(two.b.text("fork_bomb", json!({"n": 5})).await, "5");
+    two.a.delete().await;
+    two.b.delete().await;
+    two.no_children().await;
+}
+
+#[tokio::test]
+async fn hogs_of_processors_and_disks_leave_the_neighbour_alone() {
+    let two = Two::start("landlock", &[], "limits: {file_size: 1MiB}").await;
+    let filled = two
+        .a
+        .text("fill", json!({"path": "f", "bytes": 8 << 20}))
+        .await;
+    assert_eq!(filled, "filled 1048576");
+    let mut hog = std::pin::pin!(two.a.call("hog", json!({"ms": 1500, "bytes": 64 << 20})));
+    let busy = tokio::time::timeout(Duration::from_millis(300), &mut hog).await;
+    assert!(busy.is_err());
+    for _ in 0..20 {
+        assert_eq!(two.b.text("echo", json!({"text": "x"})).await, "x");
+    }
+    let held = hog.await;
+    assert_eq!(held["result"]["content"][0]["text"], "held 67108864");
+}
+
+#[tokio::test]
+async fn trees_end_with_their_session_under_each_separation() {
+    for separation in SEPARATIONS {
+        let keys = "clocks: {stop: [50ms, 50ms]}";
+        let mut two = Two::start(separation, &[], keys).await;
+        for session in [&two.a, &two.b] {
+            session.call("spawn_tree", json!({})).await;
+        }
+        assert!(two.processes("a").len() >= 8, "{separation}");
+        assert!(two.processes("b").len() >= 8, "{separation}");
+        assert_eq!(two.a.text("ignore_term", json!({})).await, "ignored");
+        two.a.delete().await;
+        until("the end of one tree", || async {
+            two.processes("a").is_empty()
+        })
+        .await;
+        assert_eq!(two.b.text("echo", json!({"text": "x"})).await, "x");
+        two.gateway.process.kill().await.unwrap();
+        two.no_children().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_is_asked_to_end_before_it_is_made_to() {
+    for separation in SEPARATIONS {
+        let two = Two::start(separation, &[], "clocks: {stop: [50ms, 20s]}").await;
+        // It stays when stdin ends, and ends by SIGTERM: long before the kill.
+        two.a.text("close_stdin", json!({})).await;
+        two.a.delete().await;
+        two.b.delete().await;
+        two.no_children().await;
+        let work = two.data.path().join("work");
+        until("the end of private directories", || async {
+            std::fs::read_dir(&work).map_or(0, Iterator::count) == 0
+        })
+        .await;
+    }
+}
+
+/// This machine's cgroup v2, if it is mounted.
+fn cgroups() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(Path::new(mount.split(' ').nth(4)?).join(own))
+}
+
+#[tokio::test]
+async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
+    // Without one the guard's walk does it: `trees_end_with_their_session_under_each_separation`.
+    let Some(base) = cgroups().filter(|base| base.join("cgroup.procs").exists()) else {
+        return;
+    };
+    let two = Two::start("landlock", &[], "args: []").await;
+    two.b.call("spawn_tree", json!({})).await;
+    let group = format!("lockgate-{}", two.gateway.process.id().unwrap());
+    let group = base.join(group).join("filtered");
+    let leaf = |tenant: &str| {
+        let entries = std::fs::read_dir(&group).unwrap().flatten();
+        let mut names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        let name = names.find(|name| name.starts_with(&format!("{tenant}-x-")));
+        name.map(|name| group.join(name))
+    };
+    let processes = |leaf: &Path| -> BTreeSet<u32> {
+        let text = std::fs::read_to_string(leaf.join("cgroup.procs")).unwrap();
+        text.lines().map(|line| line.parse().unwrap()).collect()
+    };
+    let inside = processes(&leaf("b").unwrap());
+    assert_eq!(inside, two.processes("b").into_iter().collect());
+    assert!(!inside.contains(&parent(two.processes("a")[0])), "a guard");
+    // What it kills is the whole tree; the session's child is lost, the neighbour is not.
+    std::fs::write(leaf("b").unwrap().join("cgroup.kill"), "1").unwrap();
+    until("the end of a group", || async { leaf("b").is_none() }).await;
+    assert!(two.processes("b").is_empty());
+    assert_eq!(two.a.text("echo", json!({"text": "x"})).await, "x");
+    two.a.delete().await;
+    until("the end of all groups", || async { leaf("a").is_none() }).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_enforced_keeps_it_from_starting() {
+    let dir = tempfile::tempdir().unwrap();
+    let manifest = dir.path().join("m.yaml");
+    let run = |keys: &str, sets: &[&str]| {
+        let text = format!(
+            "tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{command: {}, {keys}}}}}}}, b: {{auth: {{mode: none}}}}}}",
+            child()
+        );
+        std::fs::write(&manifest, text).unwrap();
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_lockgate"))
+            .args(["check", "--apply"])
+            .arg(&manifest)
+            .args(sets.iter().flat_map(|set| ["--set", set]))
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let (code, text) = run("args: []", &["sandbox.separation=none"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        text.contains("tenants: more than one tenant, and nothing here separates"),
+        "{text}"
+    );
+    let shared = ["sandbox.separation=none", "sandbox.shared_uid=true"];
+    let (code, text) = run("args: []", &shared);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("warning: sandbox.shared_uid"), "{text}");
+    let (code, text) = run("args: []", &["sandbox.separation=uid"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        text.contains("sandbox.separation: needs sandbox.uids"),
+        "{text}"
+    );
+    let bounds_memory = cgroups().is_some_and(|base| {
+        let controllers = std::fs::read_to_string(base.join("cgroup.controllers"));
+        controllers.is_ok_and(|names| names.contains("memory"))
+    });
+    let (code, text) = run("limits: {memory: 1GiB}", &[]);
+    assert_eq!(code, Some(if bounds_memory { 0 } else { 2 }), "{text}");
+    assert!(
+        bounds_memory || text.contains("a.servers.x.limits.memory: no cgroup"),
+        "{text}"
+    );
+    let (code, text) = run("limits: {memory: 1GiB}, sandbox: {required: false}", &[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        bounds_memory || text.contains("a/x: limits.memory is not enforced"),
+        "{text}"
+    );
+    let (code, text) = run("args: []", &[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("separation of children: namespace"), "{text}");
+}

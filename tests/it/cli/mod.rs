@@ -1,0 +1,3 @@
+//! The commands.
+
+pub(crate) mod commands;

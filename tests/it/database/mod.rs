@@ -1,0 +1,5 @@
+//! Objects, identities and the audit trail, in SQLite and in PostgreSQL.
+
+pub(crate) mod audit_trail;
+pub(crate) mod declared_identities;
+pub(crate) mod persistence;

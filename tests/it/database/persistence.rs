@@ -1,0 +1,707 @@
+//! `lockgate serve` with its store: what survives what, in SQLite and in PostgreSQL.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+};
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child, Command},
+    sync::watch,
+    task::JoinHandle,
+    time::Instant,
+};
+
+use crate::support::{
+    harness::{NEWEST, Session, child, client, json_of, opening, until, within},
+    postgres::Postgres,
+};
+
+/// A data directory and maybe a PostgreSQL, which outlive the gateways that use them.
+pub(crate) struct Ground {
+    dir: tempfile::TempDir,
+    postgres: Option<Postgres>,
+}
+
+impl Ground {
+    pub(crate) fn sqlite() -> Self {
+        let (dir, postgres) = (tempfile::tempdir().unwrap(), None);
+        Self { dir, postgres }
+    }
+
+    pub(crate) fn postgres() -> Self {
+        Self {
+            postgres: Some(Postgres::start()),
+            ..Self::sqlite()
+        }
+    }
+
+    /// Its PostgreSQL.
+    pub(crate) fn database(&mut self) -> &mut Postgres {
+        self.postgres.as_mut().unwrap()
+    }
+
+    /// Its PostgreSQL, if it has one.
+    pub(crate) fn try_database(&mut self) -> Option<&mut Postgres> {
+        self.postgres.as_mut()
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// Writes a manifest as editors do: another file in its place.
+    pub(crate) fn manifest(&self, tenants: &Value) -> PathBuf {
+        let file = self.dir.path().join("manifest.json");
+        let new = self.dir.path().join("manifest.new");
+        let text = json!({"version": 1, "tenants": tenants}).to_string();
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(&new, &file).unwrap();
+        file
+    }
+
+    fn settings(&self) -> Vec<String> {
+        let url = self.postgres.as_ref().map(Postgres::url);
+        let data = format!("data_dir={}", self.data().display());
+        let mut all = vec![data];
+        all.extend(url.map(|url| format!("sql.url={url}")));
+        all.extend(["sandbox.separation=none", "sandbox.shared_uid=true"].map(str::to_owned));
+        all
+    }
+
+    /// `lockgate serve`, and waits until it listens.
+    pub(crate) async fn serve(&self, args: &[&str]) -> Replica {
+        let started = self.try_serve(args).await;
+        started.unwrap_or_else(|said| panic!("it does not listen: {said}"))
+    }
+
+    /// The same; what it said on stderr if it ends.
+    async fn try_serve(&self, args: &[&str]) -> Result<Replica, String> {
+        self.try_serve_with(&[], args).await
+    }
+
+    /// `lockgate serve` with more in its environment, and waits until it listens.
+    pub(crate) async fn serve_with(&self, env: &[(&str, &str)], args: &[&str]) -> Replica {
+        let started = self.try_serve_with(env, args).await;
+        started.unwrap_or_else(|said| panic!("it does not listen: {said}"))
+    }
+
+    /// The same; what it said on stderr if it ends.
+    pub(crate) async fn try_serve_with(
+        &self,
+        env: &[(&str, &str)],
+        args: &[&str],
+    ) -> Result<Replica, String> {
+        let listeners = [
+            "http.listen=127.0.0.1:0",
+            "ops.listen=127.0.0.1:0",
+            "drain.timeout=2s",
+        ];
+        let mut settings = self.settings();
+        settings.extend(listeners.map(str::to_owned));
+        let mut command = Self::command();
+        command.arg("serve").args(args).envs(env.iter().copied());
+        command.args(settings.iter().flat_map(|set| ["--set", set]));
+        Replica::start(command).await
+    }
+
+    /// Another command on the same store.
+    async fn run(&self, args: &[&str]) -> Output {
+        let settings = self.settings();
+        let mut command = Self::command();
+        command.args(args);
+        command.args(settings.iter().flat_map(|set| ["--set", set]));
+        within("a command", command.output()).await.unwrap()
+    }
+
+    /// The same; it has to work. What it says.
+    async fn done(&self, args: &[&str]) -> String {
+        let output = self.run(args).await;
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The same; it has to refuse, as a mistake of the operator. What it says.
+    async fn refused(&self, args: &[&str]) -> String {
+        let output = self.run(args).await;
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn command() -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockgate"));
+        command
+            .env_remove("DATABASE_URL")
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+}
+
+/// A gateway, and what it logs.
+pub(crate) struct Replica {
+    pub(crate) http: String,
+    pub(crate) ops: String,
+    /// The listener for administration, if it has one of its own.
+    pub(crate) admin: Option<String>,
+    process: Child,
+    lines: watch::Receiver<Vec<Value>>,
+    reader: JoinHandle<()>,
+}
+
+impl Replica {
+    async fn start(mut command: Command) -> Result<Self, String> {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
+        let (sender, lines) = watch::channel(Vec::new());
+        let mut bound = None;
+        while bound.is_none() {
+            let Some(line) = within("a line", stdout.next_line()).await.unwrap() else {
+                let output = within("its end", process.wait_with_output()).await.unwrap();
+                let said = String::from_utf8(output.stderr).unwrap();
+                return Err(format!("{:?} {said}", output.status.code()));
+            };
+            let line: Value = serde_json::from_str(&line).unwrap();
+            bound = (line["event"] == "listening").then(|| line.clone());
+            sender.send_modify(|lines| lines.push(line));
+        }
+        let reader = tokio::spawn(async move {
+            while let Ok(Some(line)) = stdout.next_line().await {
+                let line = serde_json::from_str(&line).unwrap();
+                sender.send_modify(|lines| lines.push(line));
+            }
+        });
+        let url = |which: &str| {
+            format!(
+                "http://{}",
+                bound.as_ref().unwrap()[which].as_str().unwrap()
+            )
+        };
+        Ok(Self {
+            http: url("http"),
+            ops: url("ops"),
+            admin: bound.as_ref().unwrap()["admin"]
+                .is_string()
+                .then(|| url("admin")),
+            process,
+            lines,
+            reader,
+        })
+    }
+
+    pub(crate) fn stranger(&self, tenant: &str, server: &str) -> Session {
+        Session::at(client(), format!("{}/t/{tenant}/{server}/mcp", self.http))
+    }
+
+    pub(crate) async fn session(&self, tenant: &str, server: &str) -> Session {
+        let mut session = self.stranger(tenant, server);
+        session.initialize(NEWEST).await;
+        session
+    }
+
+    /// The status of a request for a server, without starting anything.
+    async fn status(&self, tenant: &str, server: &str) -> u16 {
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
+        let answer = self.stranger(tenant, server).post(&message).await;
+        answer.status().as_u16()
+    }
+
+    /// Whether there is such a server: without a session a request of it is wrong.
+    pub(crate) async fn serves(&self, tenant: &str, server: &str) -> bool {
+        self.status(tenant, server).await == 400
+    }
+
+    pub(crate) async fn probe(&self, base: &str, path: &str) -> (u16, Value) {
+        let asked = client().get(format!("{base}{path}")).send();
+        let answer = within("a probe", asked).await.unwrap();
+        (answer.status().as_u16(), json_of(answer).await)
+    }
+
+    async fn ready(&self) -> (u16, Value) {
+        self.probe(&self.ops, "/readyz").await
+    }
+
+    /// The messages of the lines with this event.
+    pub(crate) fn logged(&self, event: &str) -> Vec<String> {
+        let lines = self.lines.borrow();
+        let of = lines.iter().filter(|line| line["event"] == event);
+        of.map(|line| line["message"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    /// Whether a line has this message.
+    pub(crate) fn said(&self, message: &str) -> bool {
+        self.lines
+            .borrow()
+            .iter()
+            .any(|line| line["message"] == message)
+    }
+
+    /// Ends it as an orchestrator would.
+    pub(crate) async fn stop(mut self) {
+        let pid = self
+            .process
+            .id()
+            .and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed()));
+        rustix::process::kill_process(pid.unwrap(), rustix::process::Signal::TERM).unwrap();
+        let status = within("its end", self.process.wait()).await.unwrap();
+        assert!(status.success(), "{status:?}");
+        within("its last line", self.reader).await.unwrap();
+    }
+
+    /// Ends it as a fault would; every line that it wrote is kept.
+    pub(crate) async fn kill(mut self) -> Vec<Value> {
+        self.process.kill().await.unwrap();
+        within("its last line", self.reader).await.unwrap();
+        self.lines.borrow().clone()
+    }
+}
+
+/// A server of the hostile child, told apart by its environment.
+pub(crate) fn server(mark: &str) -> Value {
+    json!({"command": child(), "env": {"MARK": mark}, "sandbox": {"profile": "open", "required": false}})
+}
+
+fn tenant(servers: &Value) -> Value {
+    json!({"auth": {"mode": "none"}, "servers": servers})
+}
+
+/// What the child of a session was told to be.
+pub(crate) async fn mark(session: &Session) -> String {
+    let env: Value = serde_json::from_str(&session.text("env", json!({})).await).unwrap();
+    env["MARK"].as_str().unwrap().to_owned()
+}
+
+/// Runs a story in SQLite and in PostgreSQL.
+macro_rules! on_both {
+    ($($story:ident)*) => {
+        mod on_sqlite {
+            $(#[tokio::test] async fn $story() {
+                super::$story($crate::database::persistence::Ground::sqlite()).await;
+            })*
+        }
+        mod on_postgres {
+            $(#[tokio::test] async fn $story() {
+                super::$story($crate::database::persistence::Ground::postgres()).await;
+            })*
+        }
+    };
+}
+
+pub(crate) use on_both;
+
+on_both! {
+    serves_what_was_applied_before
+    keeps_what_is_not_in_the_manifest_unless_told_to_prune
+    a_changed_file_is_applied_and_a_bad_one_is_not
+    another_key_does_not_start
+    the_key_is_rotated_while_it_serves
+}
+
+async fn serves_what_was_applied_before(ground: Ground) {
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("one")}))}));
+    let first = ground.serve(&["--apply", file.to_str().unwrap()]).await;
+    assert_eq!(
+        first.logged("manifest.applied"),
+        ["+ tenant a", "+ server a/x"]
+    );
+    let session = first.session("a", "x").await;
+    assert_eq!(mark(&session).await, "one");
+    first.stop().await;
+    let second = ground.serve(&["--apply", file.to_str().unwrap()]).await;
+    assert!(
+        second.logged("manifest.applied").is_empty(),
+        "the same writes nothing"
+    );
+    second.stop().await;
+    assert!(
+        ground
+            .done(&["migrate"])
+            .await
+            .ends_with("changes so far: 2\n")
+    );
+    std::fs::remove_file(file).unwrap();
+    let third = ground.serve(&[]).await;
+    assert_eq!(
+        third.ready().await,
+        (200, json!({"status": "ready", "degraded": []}))
+    );
+    let session = third.session("a", "x").await;
+    assert_eq!(mark(&session).await, "one");
+    third.stop().await;
+}
+
+async fn keeps_what_is_not_in_the_manifest_unless_told_to_prune(ground: Ground) {
+    let servers = json!({"x": server("1"), "y": server("1")});
+    let file = ground.manifest(&json!({"a": tenant(&servers), "b": tenant(&json!({}))}));
+    let file = file.to_str().unwrap();
+    ground.serve(&["--apply", file]).await.stop().await;
+    ground.manifest(&json!({"a": tenant(&json!({"x": server("2")}))}));
+    let keeping = ground.serve(&["--apply", file]).await;
+    assert_eq!(keeping.logged("manifest.applied"), ["~ server a/x: env"]);
+    assert!(keeping.serves("a", "y").await);
+    keeping.stop().await;
+    let pruning = ground.serve(&["--apply", file, "--prune"]).await;
+    assert_eq!(
+        pruning.logged("manifest.applied"),
+        ["- tenant b", "- server a/y"]
+    );
+    assert!(pruning.serves("a", "x").await);
+    assert_eq!(pruning.status("a", "y").await, 404);
+    pruning.stop().await;
+}
+
+async fn a_changed_file_is_applied_and_a_bad_one_is_not(ground: Ground) {
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("1")}))}));
+    let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
+    // Another file in its place.
+    ground.manifest(&json!({"a": tenant(&json!({"x": server("1"), "y": server("1")}))}));
+    until("the new server", || replica.serves("a", "y")).await;
+    // Two mistakes: in what it says, and, without those, in what the whole would become.
+    ground.manifest(&json!({"a": {"auth": {"mode": "none"}, "servers": {"z": {"comand": "x"}}}}));
+    until("two mistakes", async || {
+        replica.logged("manifest.refused").len() == 2
+    })
+    .await;
+    let missing = json!({"z": {"command": "no-such-program-here"}, "y": server("2")});
+    ground.manifest(&json!({"a": tenant(&missing)}));
+    until("a mistake", async || {
+        replica.logged("manifest.refused").len() == 3
+    })
+    .await;
+    let refused = replica.logged("manifest.refused");
+    let place = format!("{}:1: tenants.a.servers.z.command: ", file.display());
+    assert!(
+        refused[0].contains("unknown key; did you mean command?"),
+        "{refused:?}"
+    );
+    assert!(refused[2].starts_with(&place), "{refused:?}");
+    assert!(refused[2].contains("not found"), "{refused:?}");
+    assert_eq!(replica.status("a", "z").await, 404);
+    assert!(replica.serves("a", "x").await);
+    // The same file, written into.
+    let text =
+        json!({"version": 1, "tenants": {"a": tenant(&json!({"z": server("1")}))}}).to_string();
+    std::fs::write(&file, text).unwrap();
+    until("the next server", || replica.serves("a", "z")).await;
+    assert_eq!(replica.ready().await.0, 200);
+    replica.stop().await;
+}
+
+async fn another_key_does_not_start(ground: Ground) {
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("1")}))}));
+    ground
+        .serve(&["--apply", file.to_str().unwrap()])
+        .await
+        .stop()
+        .await;
+    let key = ground.data().join("master.key");
+    assert_eq!(std::fs::metadata(&key).map(mode).unwrap(), 0o600);
+    let other = "--set=master_key=AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    let Err(said) = ground.try_serve(&[other]).await else {
+        panic!("it serves")
+    };
+    assert!(
+        said.starts_with("Some(2) configuration: master_key: "),
+        "{said}"
+    );
+    assert!(!said.contains("AAAAAAA"), "{said}");
+    std::fs::rename(&key, key.with_extension("away")).unwrap();
+    let Err(said) = ground.try_serve(&[]).await else {
+        panic!("it serves")
+    };
+    assert!(
+        said.starts_with("Some(2)") && said.contains(": master_key: "),
+        "{said}"
+    );
+    std::fs::rename(key.with_extension("away"), &key).unwrap();
+    ground.serve(&[]).await.stop().await;
+}
+
+#[tokio::test]
+async fn insecure_is_warned_of_at_every_start() {
+    let ground = Ground::sqlite();
+    for set in ["auth.insecure=true", "auth.insecure=false"] {
+        let gateway = ground.serve(&["--set", set]).await;
+        let warned =
+            gateway.said("auth.insecure: tenants without authentication are open to everybody who reaches this gateway");
+        assert_eq!(warned, set.ends_with("true"));
+        gateway.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_data_directory_that_others_use_is_refused_and_left_as_it_is() {
+    let ground = Ground::sqlite();
+    let before = std::fs::metadata("/usr").map(mode).unwrap();
+    std::os::unix::fs::symlink("/usr", ground.data()).unwrap();
+    let Err(said) = ground.try_serve(&[]).await else {
+        panic!("it serves")
+    };
+    assert!(said.starts_with("Some(2) --set: data_dir: "), "{said}");
+    assert!(said.contains("; name a directory below it"), "{said}");
+    assert_eq!(std::fs::metadata("/usr").map(mode).unwrap(), before);
+}
+
+fn mode(metadata: std::fs::Metadata) -> u32 {
+    use std::os::unix::fs::PermissionsExt;
+    metadata.permissions().mode() & 0o777
+}
+
+async fn the_key_is_rotated_while_it_serves(ground: Ground) {
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("one")}))}));
+    let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
+    let old = std::fs::read(ground.data().join("master.key")).unwrap();
+    ground.done(&["key", "rotate"]).await;
+    let new = std::fs::read(ground.data().join("master.key")).unwrap();
+    assert_ne!(old, new);
+    ground.manifest(&json!({"a": tenant(&json!({"x": server("one"), "y": server("two")}))}));
+    until("the new server", || replica.serves("a", "y")).await;
+    replica.stop().await;
+    let again = ground.serve(&[]).await;
+    for (name, wanted) in [("x", "one"), ("y", "two")] {
+        let session = again.session("a", name).await;
+        assert_eq!(mark(&session).await, wanted);
+    }
+    again.stop().await;
+}
+
+#[tokio::test]
+async fn replicas_see_each_others_changes_within_a_second() {
+    let ground = Ground::postgres();
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("1")}))}));
+    let one = ground.serve(&["--apply", file.to_str().unwrap()]).await;
+    let other = ground.serve(&[]).await;
+    until("the first server", || other.serves("a", "x")).await;
+    for round in 0..3 {
+        let name = format!("y{round}");
+        ground.manifest(
+            &json!({"a": tenant(&json!({"x": server("1"), name.as_str(): server("1")}))}),
+        );
+        until("the change", || one.serves("a", &name)).await;
+        let began = Instant::now();
+        until("the change elsewhere", || other.serves("a", &name)).await;
+        assert!(began.elapsed().as_millis() < 1_000, "{:?}", began.elapsed());
+    }
+    one.stop().await;
+    other.stop().await;
+}
+
+/// CONTRACT P160 and C15: nothing was ever read.
+#[tokio::test]
+async fn starts_without_its_database_and_recovers() {
+    let mut ground = Ground {
+        postgres: Some(Postgres::prepared()),
+        ..Ground::sqlite()
+    };
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("1")}))}));
+    let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
+    let unready = json!({"status": "unready", "degraded": ["sql"]});
+    assert_eq!(replica.ready().await, (503, unready));
+    let public = replica.probe(&replica.http, "/readyz").await;
+    assert_eq!(public, (503, json!({"status": "unready"})));
+    assert_eq!(replica.probe(&replica.http, "/livez").await.0, 200);
+    // Not 404: a client would take its session for lost.
+    let answer = replica.stranger("a", "x").post(&opening(NEWEST)).await;
+    assert_eq!(answer.status(), 503);
+    assert!(answer.headers().contains_key("retry-after"));
+    ground.postgres.as_mut().unwrap().resume();
+    until("its recovery", async || replica.ready().await.0 == 200).await;
+    replica.session("a", "x").await;
+    assert_eq!(replica.logged("store.back").len(), 1);
+    replica.stop().await;
+}
+
+/// CONTRACT C15: what was read is served on.
+#[tokio::test]
+async fn goes_on_while_its_database_is_away() {
+    let mut ground = Ground::postgres();
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("one")}))}));
+    let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
+    let session = replica.session("a", "x").await;
+    ground.postgres.as_mut().unwrap().pause();
+    let degraded = (200, json!({"status": "degraded", "degraded": ["sql"]}));
+    until("the loss", async || replica.ready().await == degraded).await;
+    assert_eq!(mark(&session).await, "one");
+    replica.session("a", "x").await;
+    assert_eq!(replica.status("a", "unknown").await, 404);
+    assert_eq!(replica.probe(&replica.http, "/livez").await.0, 200);
+    let public = replica.probe(&replica.http, "/readyz").await;
+    assert_eq!(public, (200, json!({"status": "degraded"})));
+    // What is written meanwhile is applied when it is back.
+    ground.manifest(&json!({"a": tenant(&json!({"x": server("one"), "y": server("two")}))}));
+    ground.postgres.as_mut().unwrap().resume();
+    until("its return", async || replica.ready().await.0 == 200).await;
+    until("the new server", || replica.serves("a", "y")).await;
+    until("ready", async || {
+        replica.ready().await.1["status"] == "ready"
+    })
+    .await;
+    assert_eq!(mark(&session).await, "one");
+    replica.stop().await;
+}
+
+/// A change counts as soon as the log says that it was applied.
+#[tokio::test]
+async fn a_killed_gateway_leaves_every_change_it_acknowledged() {
+    let ground = Ground::sqlite();
+    let mut acknowledged = 0;
+    for round in 0..3 {
+        let name = |number: i32| format!("s{round}-{number}");
+        let file = ground.manifest(&json!({"a": tenant(&json!({name(0): server("1")}))}));
+        let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
+        for number in 1..10 {
+            ground.manifest(&json!({"a": tenant(&json!({name(number): server("1")}))}));
+            // Killed while it writes: the last of them may or may not have been seen.
+            if number < 9 {
+                let line = format!("+ server a/{}", name(number));
+                until("an acknowledgement", async || {
+                    replica.logged("manifest.applied").contains(&line)
+                })
+                .await;
+            }
+        }
+        let lines = replica.kill().await;
+        let applied = lines
+            .iter()
+            .filter(|line| line["event"] == "manifest.applied");
+        let servers =
+            applied.filter_map(|line| line["message"].as_str()?.strip_prefix("+ server a/"));
+        let servers: Vec<&str> = servers.collect();
+        assert!(servers.len() >= 9, "{servers:?}");
+        acknowledged += servers.len();
+        let again = ground.serve(&[]).await;
+        for server in servers {
+            assert!(again.serves("a", server).await, "{server} is lost");
+        }
+        again.stop().await;
+    }
+    assert!(acknowledged >= 27);
+    let copy = ground.dir.path().join("copy.db");
+    ground.done(&["backup", copy.to_str().unwrap()]).await;
+    std::fs::remove_file(ground.data().join("lockgate.db")).unwrap();
+    ground.done(&["restore", copy.to_str().unwrap()]).await;
+}
+
+#[tokio::test]
+async fn a_copy_brings_back_what_was() {
+    let ground = Ground::sqlite();
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("one")}))}));
+    let apply = ["--apply", file.to_str().unwrap()];
+    let replica = ground.serve(&apply).await;
+    let copy = ground.dir.path().join("copy.db");
+    let copy = copy.to_str().unwrap();
+    ground.done(&["backup", copy]).await;
+    assert_eq!(std::fs::metadata(copy).map(mode).unwrap(), 0o600);
+    let again = ground.refused(&["backup", copy]).await;
+    assert!(again.contains("cannot be made: File exists"), "{again}");
+    ground.manifest(&json!({"a": tenant(&json!({"x": server("two"), "y": server("1")}))}));
+    until("the new server", || replica.serves("a", "y")).await;
+    let running = ground.refused(&["restore", copy]).await;
+    assert!(
+        running.contains("is in use by a running gateway"),
+        "{running}"
+    );
+    replica.stop().await;
+    ground.done(&["restore", copy]).await;
+    let restored = ground.serve(&[]).await;
+    assert_eq!(restored.status("a", "y").await, 404);
+    let session = restored.session("a", "x").await;
+    assert_eq!(mark(&session).await, "one");
+    restored.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_no_copy_is_not_put_back() {
+    let ground = Ground::sqlite();
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("one")}))}));
+    ground
+        .serve(&["--apply", file.to_str().unwrap()])
+        .await
+        .stop()
+        .await;
+    let before = std::fs::read(ground.data().join("lockgate.db")).unwrap();
+    let refused = async |path: &Path, why: &str| {
+        let said = ground.refused(&["restore", path.to_str().unwrap()]).await;
+        assert!(said.contains(why), "{said}");
+        assert!(std::fs::read(ground.data().join("lockgate.db")).unwrap() == before);
+    };
+    refused(&file, "is no whole database").await;
+    refused(&ground.dir.path().join("missing"), "unable to open").await;
+    let copy = ground.dir.path().join("copy.db");
+    ground.done(&["backup", copy.to_str().unwrap()]).await;
+    let bytes = std::fs::read(&copy).unwrap();
+    let cut = ground.dir.path().join("cut.db");
+    std::fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+    refused(&cut, "is no whole database").await;
+    let other = ground.dir.path().join("other.db");
+    sql(&other, "CREATE TABLE x (y)").await;
+    refused(&other, "is no store of lockgate").await;
+    let newer =
+        "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+                 VALUES (9999, 'newer', TRUE, x'00', 0)";
+    sql(&copy, newer).await;
+    refused(&copy, "was made by a newer lockgate").await;
+}
+
+/// Changes a database behind the back of the gateway.
+async fn sql(file: &Path, statement: &str) {
+    let script =
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute(sys.argv[2]); c.commit()";
+    let mut command = Command::new("python3");
+    command.args(["-c", script]).arg(file).arg(statement);
+    let output = within("python3", command.output()).await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[tokio::test]
+async fn a_database_that_nobody_can_use_is_a_mistake() {
+    let ground = Ground::sqlite();
+    let said = ground
+        .refused(&["migrate", "--set=sql.url=mysql://u:s3cret@h/x"])
+        .await;
+    assert!(
+        said.starts_with("--set: sql.url: is no URL of PostgreSQL; "),
+        "{said}"
+    );
+    assert!(!said.contains("s3cret"), "{said}");
+    std::fs::create_dir(ground.data()).unwrap();
+    std::fs::write(
+        ground.data().join("lockgate.db"),
+        "no database, and long enough to look at it",
+    )
+    .unwrap();
+    let Err(said) = ground.try_serve(&[]).await else {
+        panic!("it serves")
+    };
+    assert!(
+        said.starts_with("Some(1) lockgate: cannot use the store"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn secrets_are_not_in_the_data_directory_in_clear() {
+    let ground = Ground::sqlite();
+    let canary = "canary-1d7c3f80a2";
+    let file = ground.manifest(&json!({"a": tenant(&json!({"x": server(canary)}))}));
+    let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
+    let session = replica.session("a", "x").await;
+    assert_eq!(mark(&session).await, canary);
+    let is_in_a_file = |text: &str| {
+        let files = std::fs::read_dir(ground.data()).unwrap().flatten();
+        let mut contents = files.filter_map(|file| std::fs::read(file.path()).ok());
+        contents.any(|bytes| {
+            bytes
+                .windows(text.len())
+                .any(|part| part == text.as_bytes())
+        })
+    };
+    assert!(is_in_a_file("sandbox"), "looks at the right files");
+    assert!(!is_in_a_file(canary));
+    replica.kill().await;
+    assert!(!is_in_a_file(canary));
+}

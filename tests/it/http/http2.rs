@@ -1,0 +1,290 @@
+//! HTTP/2 frame by frame, over connections with prior knowledge: floods (CONTRACT P107).
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::support::{
+    gauges::{Gauge, scaled, slow_call},
+    harness::{Gateway, Session, within},
+    wire::{connect, host},
+};
+
+/// What the ping behind a flood says.
+const LAST: &[u8] = b"the last";
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+// Types of frames (RFC 9113, section 6).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+
+// Flags.
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// One frame as bytes.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut bytes = length[1..].to_vec();
+    bytes.extend([kind, flags]);
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// A field that enters no table (RFC 7541, section 6.2.2); shorter than 127 bytes.
+fn field(name: &str, value: &str) -> Vec<u8> {
+    let text = |text: &str| {
+        let length = u8::try_from(text.len()).unwrap();
+        assert!(length < 127);
+        [&[length], text.as_bytes()].concat()
+    };
+    [vec![0], text(name), text(value)].concat()
+}
+
+/// The fields of a request.
+fn request(gateway: &Gateway, method: &str, path: &str) -> Vec<u8> {
+    let authority = host(gateway);
+    [
+        field(":method", method),
+        field(":scheme", "http"),
+        field(":path", path),
+        field(":authority", authority),
+    ]
+    .concat()
+}
+
+/// The fields of a POST in `session`.
+fn post(gateway: &Gateway, session: &Session) -> Vec<u8> {
+    let id = session.id.as_ref().unwrap();
+    [
+        request(gateway, "POST", "/mcp"),
+        field("content-type", "application/json"),
+        field("accept", "application/json, text/event-stream"),
+        field("mcp-session-id", id),
+    ]
+    .concat()
+}
+
+/// What the gateway said.
+#[derive(Debug, Default)]
+struct Heard {
+    /// Type, flags, stream and payload of each frame.
+    frames: Vec<(u8, u8, u32, Vec<u8>)>,
+    /// Whether it closed the connection.
+    is_closed: bool,
+}
+
+impl Heard {
+    fn count(&self, kind: u8) -> usize {
+        self.frames.iter().filter(|frame| frame.0 == kind).count()
+    }
+
+    fn acks(&self, kind: u8) -> usize {
+        let is_ack = |frame: &&(u8, u8, u32, Vec<u8>)| frame.0 == kind && frame.1 & ACK != 0;
+        self.frames.iter().filter(is_ack).count()
+    }
+
+    /// Whether the gateway has had enough of this client.
+    fn is_refused(&self) -> bool {
+        self.is_closed || self.count(GOAWAY) > 0
+    }
+
+    /// Takes the whole frames off `bytes`.
+    fn take(&mut self, bytes: &mut Vec<u8>) {
+        let mut at = 0;
+        while let Some(head) = bytes.get(at..at + 9) {
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+            let stream = u32::from_be_bytes(head[5..9].try_into().unwrap());
+            let (kind, flags) = (head[3], head[4]);
+            let Some(payload) = bytes.get(at + 9..at + 9 + length) else {
+                break;
+            };
+            self.frames.push((kind, flags, stream, payload.to_vec()));
+            at += 9 + length;
+        }
+        bytes.drain(..at);
+    }
+}
+
+/// A connection on which the preface and our settings are said.
+async fn open(gateway: &Gateway) -> TcpStream {
+    let mut socket = connect(gateway).await;
+    let hello = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
+    socket.write_all(&hello).await.unwrap();
+    socket
+}
+
+/// Says `bytes` and then a ping, and listens meanwhile: until that is answered, or until the
+/// gateway has had enough.
+async fn say(socket: TcpStream, bytes: &[u8]) -> Heard {
+    let bytes = [bytes, &frame(PING, 0, 0, LAST)].concat();
+    let is_last = |frame: &(u8, u8, u32, Vec<u8>)| frame.0 == PING && frame.3 == LAST;
+    // Refusals that wait their turn may come behind it, but nothing else does.
+    let is_done = |heard: &Heard| heard.frames.iter().rev().take(2000).any(is_last);
+    say_until(socket, &bytes, is_done).await
+}
+
+/// The same until something else was heard.
+async fn say_until(mut socket: TcpStream, bytes: &[u8], done: impl Fn(&Heard) -> bool) -> Heard {
+    let (mut from, mut to) = socket.split();
+    let write = async {
+        // It may be cut off in the middle.
+        let _ = to.write_all(bytes).await;
+        std::future::pending::<()>().await;
+    };
+    let read = async {
+        let (mut heard, mut bytes, mut chunk) = (Heard::default(), Vec::new(), vec![0; 64 << 10]);
+        while !heard.is_refused() && !done(&heard) {
+            match from.read(&mut chunk).await {
+                Ok(count @ 1..) => bytes.extend_from_slice(&chunk[..count]),
+                _ => heard.is_closed = true,
+            }
+            heard.take(&mut bytes);
+        }
+        heard
+    };
+    within("the end of a flood", async {
+        tokio::select! { () = write => unreachable!(), heard = read => heard }
+    })
+    .await
+}
+
+/// Says `bytes` and reads nothing of the answers; for how much of it the gateway had room.
+async fn shout(mut socket: TcpStream, bytes: &[u8]) -> usize {
+    let mut said = 0;
+    while said < bytes.len() {
+        let write = socket.write(&bytes[said..]);
+        match timeout(Duration::from_secs(1), write).await {
+            Ok(Ok(count)) => said += count,
+            Ok(Err(_)) | Err(_) => break,
+        }
+    }
+    said
+}
+
+/// Runs `flood` four times at once: memory stays, and another session is served.
+async fn is_bearable<T>(gateway: &Gateway, flood: impl AsyncFn() -> T) -> [T; 4] {
+    let session = gateway.session().await;
+    let gauge = Gauge::of(gateway);
+    let memory = gauge.memory();
+    let floods = async {
+        let (a, b, c, d) = tokio::join!(flood(), flood(), flood(), flood());
+        [a, b, c, d]
+    };
+    let (heard, slow) = tokio::join!(floods, slow_call(&session));
+    let grown = gauge.memory() - memory;
+    println!("{grown} KiB more; {slow:?} for a call of another session");
+    assert!(grown <= 16 << 10, "{grown} KiB");
+    heard
+}
+
+/// P107
+#[tokio::test]
+async fn rapid_resets_end_the_connection() {
+    let count = scaled("resets", 1_000_000, 10_000);
+    let gateway = Gateway::start(&[]).await;
+    let fields = request(&gateway, "GET", "/livez");
+    let flood: Vec<u8> = (0..u32::try_from(count).unwrap())
+        .flat_map(|number| {
+            let (stream, flags) = (number * 2 + 1, END_HEADERS | END_STREAM);
+            let cancel = frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes());
+            [frame(HEADERS, flags, stream, &fields), cancel].concat()
+        })
+        .collect();
+    let all = is_bearable(&gateway, async || say(open(&gateway).await, &flood).await).await;
+    for heard in all {
+        assert!(heard.is_refused(), "{heard:?}");
+        assert!(heard.count(HEADERS) < count / 2, "most were answered");
+    }
+}
+
+/// P107
+#[tokio::test]
+async fn a_header_block_without_end_ends_the_connection() {
+    let count = scaled("continuations", 100_000, 2000).min(20_000);
+    let gateway = Gateway::start(&[]).await;
+    let begin = frame(HEADERS, END_STREAM, 1, &request(&gateway, "GET", "/livez"));
+    let one = field("x-filler", &"a".repeat(100)).repeat(100);
+    let empty = frame(CONTINUATION, 0, 1, &[]).repeat(count);
+    let full = frame(CONTINUATION, 0, 1, &one).repeat(count);
+    for flood in [empty, full] {
+        let flood = [&*begin, &flood].concat();
+        let all = is_bearable(&gateway, async || say(open(&gateway).await, &flood).await).await;
+        for heard in all {
+            assert!(heard.is_refused(), "{heard:?}");
+            assert_eq!(heard.count(DATA), 0);
+        }
+    }
+}
+
+/// P107: each is answered once, or the connection ends; unread answers are no reason to queue.
+#[tokio::test]
+async fn settings_and_pings_without_end_take_no_memory() {
+    let count = scaled("settings and pings", 2_000_000, 20_000).min(200_000);
+    let gateway = Gateway::start(&[]).await;
+    let settings = frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]);
+    for (kind, one) in [(SETTINGS, settings), (PING, frame(PING, 0, 0, b"12345678"))] {
+        let flood = one.repeat(count);
+        let all = is_bearable(&gateway, async || say(open(&gateway).await, &flood).await).await;
+        for heard in all {
+            let acks = heard.acks(kind);
+            assert!(heard.is_refused() || acks >= count, "{acks} of {count}");
+        }
+        let flood = one.repeat(count.max(50_000) * 20);
+        let said = is_bearable(&gateway, async || shout(open(&gateway).await, &flood).await).await;
+        println!("room for {said:?} of {} bytes", flood.len());
+        assert!(said.iter().all(|said| *said < flood.len()), "{said:?}");
+    }
+}
+
+/// P107: a few too many are refused one by one, a flood of them ends the connection.
+#[tokio::test]
+async fn streams_beyond_the_bound_are_refused() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    let fields = post(&gateway, &session);
+    let begin = |number: u32| frame(HEADERS, END_HEADERS, number * 2 + 1, &fields);
+    let few: Vec<u8> = (0..260).flat_map(begin).collect();
+    let few = async || {
+        let is_done = |heard: &Heard| heard.count(RST_STREAM) == 10;
+        say_until(open(&gateway).await, &few, is_done).await
+    };
+    for heard in is_bearable(&gateway, few).await {
+        assert!(!heard.is_refused(), "the others suffer");
+        let refused = heard.frames.iter().filter(|frame| frame.0 == RST_STREAM);
+        let streams: Vec<u32> = refused.map(|frame| frame.2).collect();
+        assert_eq!(streams, (250..260).map(|n| n * 2 + 1).collect::<Vec<_>>());
+    }
+    let many: Vec<u8> = (0..1000).flat_map(begin).collect();
+    for heard in is_bearable(&gateway, async || say(open(&gateway).await, &many).await).await {
+        assert!(heard.is_refused() || heard.count(RST_STREAM) >= 750);
+    }
+    assert_eq!(session.text("counter", json!({})).await, "1");
+}
+
+/// P107: frames of data that carry nothing keep no body alive and fill no memory.
+#[tokio::test]
+async fn empty_frames_are_no_body() {
+    let count = scaled("empty frames", 10_000_000, 100_000);
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    let begin = frame(HEADERS, END_HEADERS, 1, &post(&gateway, &session));
+    let flood = [begin, frame(DATA, 0, 1, &[]).repeat(count)].concat();
+    let all = is_bearable(&gateway, async || say(open(&gateway).await, &flood).await).await;
+    for heard in all {
+        assert_eq!(heard.count(HEADERS), 0, "an answer to half a request");
+    }
+}

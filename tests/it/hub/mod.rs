@@ -1,0 +1,7 @@
+//! Messages, streams, quotas and capacity.
+
+pub(crate) mod broken_connections;
+pub(crate) mod capacity;
+pub(crate) mod messages;
+pub(crate) mod quotas;
+pub(crate) mod streams;

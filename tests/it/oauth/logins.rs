@@ -1,0 +1,383 @@
+//! Log-ins, tokens and clients as they age, change, come from elsewhere, or meet a store that is away
+//! (CONTRACT C15, P66, P83, P90, P97; RFC 7523).
+
+use std::sync::Arc;
+
+use reqwest::{
+    Method, StatusCode,
+    header::{HeaderMap, SET_COOKIE, WWW_AUTHENTICATE},
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::{
+    auth::{api_keys, external_tokens::client_with},
+    oauth::pages::{self, ADA, consent_page, redeem},
+    replicas::clocks::Faked,
+    support::{
+        browser::{Browser, Shown},
+        cluster::Cluster,
+        faulty::Mode,
+        harness::{client, until, within},
+        issuer::{Key, now},
+        oauth_client::{self, App, BACK, VERIFIER, gateway, post, send},
+        postgres::Postgres,
+        served::Served,
+    },
+};
+
+/// Whoever changes a password, because somebody else knew it, ends what that one had.
+#[tokio::test]
+async fn a_new_password_ends_log_ins() {
+    let gateway = pages::gateway(json!({}), json!({})).await;
+    let url = pages::request(&gateway, &[]);
+    let mut browser = Browser::new();
+    let consent = consent_page(&gateway, &mut browser, &url).await;
+    let done = browser.submit(&consent, &[("decision", "allow")]).await;
+    let tokens = redeem(&gateway, &done.answer()["code"], &[]).await;
+    let is_known = async |browser: &mut Browser| {
+        let none = pages::request(&gateway, &[("prompt", "none")]);
+        let answer = browser.open(&none).await.answer();
+        match answer.get("error").map(String::as_str) {
+            None => true,
+            Some("login_required") => false,
+            Some(other) => panic!("{other}"),
+        }
+    };
+    assert!(is_known(&mut browser).await);
+    let put = async |password: &str| {
+        let user = json!({"password": password, "groups": ["eng"]});
+        let url = format!("{}/api/v1/tenants/a/users/ada", gateway.origin());
+        let put = send(Method::PUT, &url, &gateway.administrator(), Some(&user)).await;
+        assert_eq!(put.status, StatusCode::OK, "{}", put.body);
+    };
+    put("correct horse").await;
+    assert!(is_known(&mut browser).await, "it is the same password");
+    put("another horse").await;
+    assert!(!is_known(&mut browser).await);
+    // It is asked for, and the old one is wrong.
+    let login = browser.open(&url).await;
+    let refused = browser.submit(&login, &ADA).await;
+    assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    let fields = [("username", "ada"), ("password", "another horse")];
+    let sent = browser.submit(&login, &fields).await;
+    let done = browser.follow(sent, gateway.origin()).await;
+    assert!(done.answer()["code"].starts_with("lgc_"));
+    // What clients were given is revoked apart.
+    let server = format!("{}/t/a/x/mcp", gateway.origin());
+    let asked = client().get(server).header("Accept", "text/event-stream");
+    let asked = asked.bearer_auth(tokens["access_token"].as_str().unwrap());
+    let status = within("a status", asked.send()).await.unwrap().status();
+    assert_eq!(status, StatusCode::BAD_REQUEST, "no session, but let in");
+}
+
+/// P66
+#[tokio::test]
+async fn a_token_of_our_own_expires_on_sqlite() {
+    expires(json!({}), &Faked::at("+0")).await;
+}
+
+/// P66, by the clock of the database.
+#[tokio::test]
+async fn a_token_of_our_own_expires_on_postgres() {
+    let faked = Faked::at("+0");
+    let mut postgres = Postgres::prepared();
+    postgres.environment = faked.environment().into();
+    postgres.resume();
+    expires(json!({"sql": {"url": postgres.url()}}), &faked).await;
+}
+
+/// A token of our own, a quarter of an hour and a minute later.
+async fn expires(config: Value, faked: &Faked) {
+    let env = faked.environment();
+    let env = env.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let mut gateway = Served::with(&env, config, oauth_client::tenants()).await;
+    let app = App::public(&gateway, "a").await;
+    let tokens = app.tokens().await;
+    let token = tokens.text("access_token");
+    let lasts = tokens.body["expires_in"].as_u64().unwrap();
+    assert!(app.reaches("x", &token).await);
+    faked.set(&format!("+{}", lasts - 5));
+    assert!(app.reaches("x", &token).await);
+    // The leeway is for clocks, and nobody's may be more than a minute wrong.
+    faked.set(&format!("+{}", lasts + 65));
+    // The time of a database is asked for now and then.
+    until("another time", || async { !app.reaches("x", &token).await }).await;
+    let url = format!("{}/t/a/x/mcp", gateway.origin());
+    let asked = client().post(&url).bearer_auth(&token).send();
+    let refused = within("a refusal", asked).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
+    let challenge = refused.headers()[WWW_AUTHENTICATE].to_str().unwrap();
+    assert!(
+        challenge.contains("error=\"invalid_token\"") && challenge.contains("resource_metadata="),
+        "{challenge}"
+    );
+    let next = app.refresh(&tokens.text("refresh_token"), &[]).await;
+    assert!(app.reaches("x", &next.text("access_token")).await);
+    gateway.stop().await;
+}
+
+/// P83: behind https no cookie can be set from elsewhere, or read on a page.
+#[tokio::test]
+async fn cookies_behind_https_are_the_hosts() {
+    let config = json!({"public_url": "https://gw.test", "http": {"allowed_hosts": ["127.0.0.1"]}});
+    let gateway = pages::gateway(config, json!({})).await;
+    let mut browser = Browser::new();
+    let login = browser.open(&pages::request(&gateway, &[])).await;
+    let sent = browser.submit(&login, &ADA).await;
+    let set = |shown: &Shown| -> Vec<String> {
+        let lines = shown.headers.get_all(SET_COOKIE).iter();
+        lines
+            .map(|line| line.to_str().unwrap().to_owned())
+            .collect()
+    };
+    let mut lines = [set(&login), set(&sent)].concat();
+    assert_eq!(lines.len(), 2, "one before the log-in, another one by it");
+    let again = browser.follow(here(&gateway, sent), gateway.origin()).await;
+    lines.extend(set(&again));
+    for line in lines {
+        assert!(line.starts_with("__Host-"), "{line}");
+        for attribute in ["; Secure", "; HttpOnly", "; SameSite=Lax", "; Path=/"] {
+            assert!(line.contains(attribute), "{line}");
+        }
+        assert!(!line.to_lowercase().contains("domain"), "{line}");
+    }
+}
+
+/// A redirect to the public URL, at the address where the gateway really is.
+fn here(gateway: &Served, mut shown: Shown) -> Shown {
+    let to = shown.headers["location"].to_str().unwrap();
+    let to = to.replace("https://gw.test", gateway.origin());
+    shown.headers.insert("location", to.parse().unwrap());
+    shown
+}
+
+/// P90: whoever guesses one name from many addresses is stopped as well, and the others are not.
+#[tokio::test]
+async fn a_name_is_not_guessed_from_many_addresses() {
+    let config = json!({"oauth": {"failures": 4},
+        "http": {"trusted_proxies": ["127.0.0.1/32"]}});
+    let gateway = pages::gateway(config, json!({})).await;
+    let from = |address: String| {
+        let mut headers = HeaderMap::new();
+        headers.insert("X-Forwarded-For", address.parse().unwrap());
+        Browser::with(client_with(headers))
+    };
+    let mut statuses = Vec::new();
+    for number in 0..60 {
+        let mut browser = from(format!("192.0.2.{number}"));
+        let login = browser.open(&pages::request(&gateway, &[])).await;
+        let wrong = [("username", "ada"), ("password", "wrong horse")];
+        let status = browser.submit(&login, &wrong).await.status;
+        statuses.push(status);
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            break;
+        }
+        assert_eq!(status, StatusCode::FORBIDDEN);
+    }
+    assert_eq!(
+        statuses.last(),
+        Some(&StatusCode::TOO_MANY_REQUESTS),
+        "{statuses:?}"
+    );
+    // Not for whoever is somebody else.
+    let mut browser = from("198.51.100.1".to_owned());
+    let login = browser.open(&pages::request(&gateway, &[])).await;
+    let eve = [("username", "eve"), ("password", "correct horse")];
+    assert_eq!(
+        browser.submit(&login, &eve).await.status,
+        StatusCode::SEE_OTHER
+    );
+}
+
+/// P97, with a token of our own and its browser's cookie.
+#[tokio::test]
+async fn children_see_nothing_of_a_token_of_our_own() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    let tokens = app.tokens().await;
+    let (token, refresh) = (tokens.text("access_token"), tokens.text("refresh_token"));
+    let (header, payload) = token.split_once('.').unwrap();
+    let parts = [&header[..20], &payload[..40], &refresh];
+    api_keys::are_unseen(format!("{}/t/a/x/mcp", gateway.origin()), &token, &parts).await;
+}
+
+/// C15: a store that is away is 503 at every step of a log-in, and the step works when it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_in_waits_for_its_store() {
+    let cluster = Cluster::two().await;
+    let gateway = &cluster.replicas[0];
+    let app = App::public(gateway, "a").await;
+    let mut browser = Browser::new();
+    let login = browser.open(&app.request(&[])).await;
+    cluster.sql_way.set(Mode::Cut);
+    let refused = browser.submit(&login, &ADA).await;
+    assert_eq!(
+        refused.status,
+        StatusCode::SERVICE_UNAVAILABLE,
+        "{}",
+        refused.text
+    );
+    assert!(refused.headers.contains_key("retry-after"));
+    refused.assert_guarded();
+    cluster.sql_way.set(Mode::Pass);
+    let sent = insisted(&mut browser, &login, &ADA).await;
+    let consent = browser.follow(sent, gateway.origin()).await;
+    cluster.sql_way.set(Mode::Cut);
+    let allow = [("decision", "allow")];
+    let refused = browser.submit(&consent, &allow).await;
+    assert_eq!(
+        refused.status,
+        StatusCode::SERVICE_UNAVAILABLE,
+        "{}",
+        refused.text
+    );
+    cluster.sql_way.set(Mode::Pass);
+    let sent = insisted(&mut browser, &consent, &allow).await;
+    let code = sent.answer()["code"].clone();
+    let tokens = app.redeem(&code, &[]).await;
+    assert_eq!(tokens.status, StatusCode::OK, "{}", tokens.body);
+}
+
+/// Sends a form until it is not 503 any more.
+async fn insisted(browser: &mut Browser, page: &Shown, fields: &[(&str, &str)]) -> Shown {
+    within("an answer", async {
+        loop {
+            let sent = browser.submit(page, fields).await;
+            if sent.status != StatusCode::SERVICE_UNAVAILABLE {
+                assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.text);
+                return sent;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    })
+    .await
+}
+
+/// A site with https; the file has its certificate.
+struct Secure {
+    origin: String,
+    certificate: tempfile::NamedTempFile,
+    pages: tokio::sync::watch::Sender<Vec<(&'static str, String)>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Secure {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Secure {
+    async fn start() -> Self {
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+        let certificate = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(certificate.path(), made.cert.pem()).unwrap();
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+        let chain = vec![CertificateDer::from(made.cert.der().to_vec())];
+        let config = rustls::ServerConfig::builder_with_provider(Arc::new(
+            rustls::crypto::aws_lc_rs::default_provider(),
+        ))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let origin = format!("https://{}", listener.local_addr().unwrap());
+        let (pages, shared) = tokio::sync::watch::channel(Vec::<(&str, String)>::new());
+        let task = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let Ok(mut socket) = acceptor.accept(socket).await else {
+                    continue;
+                };
+                let mut request = [0; 4096];
+                let size = socket.read(&mut request).await.unwrap_or(0);
+                let text = String::from_utf8_lossy(&request[..size]).into_owned();
+                let path = text.split(' ').nth(1).unwrap_or_default();
+                let body = shared.borrow().iter().find(|(at, _)| *at == path).cloned();
+                let body = body.map(|(_, body)| body).unwrap_or_default();
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nCache-Control: max-age=600\r\n\
+                     Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                    body.len()
+                );
+                let _ = socket.write_all(answer.as_bytes()).await;
+                let _ = socket.shutdown().await;
+            }
+        });
+        Self {
+            origin,
+            certificate,
+            pages,
+            task,
+        }
+    }
+
+    fn put(&self, path: &'static str, body: &Value) {
+        self.pages.send_modify(|pages| {
+            pages.retain(|(at, _)| *at != path);
+            pages.push((path, body.to_string()));
+        });
+    }
+}
+
+/// Clients whose keys are elsewhere: one that registered, and one that is a document. Another key comes
+/// into use as soon as it is there, and the old one goes.
+#[tokio::test]
+async fn clients_sign_with_keys_that_are_elsewhere() {
+    let site = Secure::start().await;
+    let (first, second) = (Key::new("first"), Key::new("second"));
+    let set = |key: &Key| json!({"keys": [key.public()]});
+    let keys = format!("{}/keys", site.origin);
+    let document = format!("{}/client.json", site.origin);
+    let metadata = json!({"redirect_uris": [BACK], "jwks_uri": keys, "client_name": "Signing",
+        "token_endpoint_auth_method": "private_key_jwt"});
+    let mut as_document = metadata.clone();
+    as_document["client_id"] = json!(document);
+    site.put("/client.json", &as_document);
+    let file = site.certificate.path().to_str().unwrap();
+    let config = json!({"outbound": {"allow": ["127.0.0.0/8"]}, "oauth": {"failures": 1000}});
+    let gateway = Served::with(&[("SSL_CERT_FILE", file)], config, oauth_client::tenants()).await;
+    let made = oauth_client::register(&gateway, "a", &metadata).await;
+    for id in [made.text("client_id"), document] {
+        site.put("/keys", &set(&first));
+        let app = App::of(&gateway, "a", &id);
+        let redeemed = redeemed(&app, &first, "first").await;
+        assert_eq!(redeemed.status, StatusCode::OK, "{id}: {}", redeemed.body);
+        let stranger = Key::new("first");
+        let refused = self::redeemed(&app, &stranger, "first").await;
+        refused.assert_refused(401, "invalid_client");
+        site.put("/keys", &set(&second));
+        let redeemed = self::redeemed(&app, &second, "second").await;
+        assert_eq!(redeemed.status, StatusCode::OK, "{id}: {}", redeemed.body);
+        let refused = self::redeemed(&app, &first, "first").await;
+        refused.assert_refused(401, "invalid_client");
+    }
+}
+
+/// What the token endpoint says of a code of ada's, with an assertion that `key` signed.
+async fn redeemed(app: &App, key: &Key, kid: &str) -> oauth_client::Answer {
+    let code = app.code(&[]).await;
+    let issuer = format!("{}/t/{}", app.origin, app.tenant);
+    let claims = json!({"iss": app.id, "sub": app.id, "aud": issuer, "exp": now() + 60,
+        "jti": uuid::Uuid::new_v4().to_string()});
+    let header = json!({"alg": "ES256", "typ": "JWT", "kid": kid});
+    let assertion = key.sign_as(&header.to_string(), &claims.to_string());
+    let kind = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
+    let fields = [
+        ("grant_type", "authorization_code"),
+        ("code", code.as_str()),
+        ("redirect_uri", BACK),
+        ("code_verifier", VERIFIER),
+        ("client_assertion_type", kind),
+        ("client_assertion", &assertion),
+    ];
+    post(&app.endpoint("token"), &fields).await
+}

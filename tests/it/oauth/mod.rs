@@ -1,0 +1,10 @@
+//! The authorization server over the wire.
+
+pub(crate) mod client_metadata_documents;
+pub(crate) mod logins;
+pub(crate) mod metadata;
+pub(crate) mod pages;
+pub(crate) mod providers;
+pub(crate) mod registration;
+pub(crate) mod rmcp;
+pub(crate) mod tokens;

@@ -1,0 +1,658 @@
+//! Identity providers behind a tenant: a real one, and ones that do whatever a test wants
+//! (CONTRACT P87, P88, P96, confused deputy).
+
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode, header::LOCATION};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::{
+    oauth::pages::{Registered, claims, gateway, redeem, request},
+    support::{
+        browser::{Browser, Shown},
+        issuer::{Key, Provider, now},
+        oauth_client::{App, send},
+        postgres::Postgres,
+        served::Served,
+        stage::{Answer, Stage},
+    },
+};
+
+const ALLOW: [(&str, &str); 1] = [("decision", "allow")];
+
+/// A gateway where people log in at these providers, and with no password.
+async fn behind(mut config: Value, providers: Value) -> Served {
+    config["outbound"] = json!({"allow": ["127.0.0.0/8"]});
+    let more = json!({"users": {"ada": {"password": "correct horse"}}, "providers": providers});
+    gateway(config, more).await
+}
+
+fn openid(issuer: &str) -> Value {
+    json!({"kind": "openid", "issuer": issuer, "client_id": "gateway", "client_secret": "secret",
+        "title": "Acme", "scopes": ["openid", "profile", "email"]})
+}
+
+/// Chooses a provider on the log-in page; the client is shown before anybody is sent on.
+async fn chosen(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
+    let login = browser.open(&request(gateway, &[])).await;
+    let consent = browser.submit(&login, &[("provider", name)]).await;
+    assert_eq!(consent.status, StatusCode::OK, "{}", consent.text);
+    consent.assert_guarded();
+    assert!(consent.text.contains("The App") && consent.text.contains("app.test"));
+    consent
+}
+
+/// Somebody on the way to a provider: where it is sent.
+async fn departed(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
+    let consent = chosen(gateway, browser, name).await;
+    let sent = browser.submit(&consent, &ALLOW).await;
+    assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.text);
+    sent
+}
+
+async fn a_real_provider_logs_people_in(config: Value) {
+    let mut provider = Provider::start().await;
+    let gateway = behind(config, json!({"acme": openid(&provider.issuer)})).await;
+    let callback = format!("{}/t/a/oauth/callback/acme", gateway.origin());
+    provider.callback(&callback).await;
+    let mut browser = Browser::new();
+    let sent = departed(&gateway, &mut browser, "acme").await;
+    let before = browser.cookie("lockgate-a").unwrap();
+    // Through the provider's own pages, and back.
+    let back = browser.follow(sent, &provider.issuer).await;
+    assert!(
+        back.location().unwrap().as_str().starts_with(&callback),
+        "{}",
+        back.text
+    );
+    let done = browser.follow(back, gateway.origin()).await;
+    assert_eq!(done.status, StatusCode::FOUND, "{}", done.text);
+    assert_ne!(browser.cookie("lockgate-a").unwrap(), before);
+    let answer = done.answer();
+    assert_eq!(answer["state"], "s");
+    let claims = claims(&redeem(&gateway, &answer["code"], &[]).await);
+    assert_eq!(claims["sub"], format!("{}#ada", provider.issuer));
+    // It is logged in and has consented: neither page comes again, and the callback is used up.
+    assert!(
+        browser
+            .open(&request(&gateway, &[]))
+            .await
+            .answer()
+            .contains_key("code")
+    );
+    let replayed = browser.open(done.url.as_str()).await;
+    assert_eq!(replayed.status, StatusCode::BAD_REQUEST);
+    assert!(!replayed.headers.contains_key(LOCATION));
+    // A name of the provider's is no name of ours: the local user of that name consented nothing.
+    let mut other = Browser::new();
+    let login = other.open(&request(&gateway, &[])).await;
+    let logged = other.submit(&login, &crate::oauth::pages::ADA).await;
+    let page = other.follow(logged, gateway.origin()).await;
+    assert!(page.text.contains("name=\"decision\""), "{}", page.text);
+}
+
+#[tokio::test]
+async fn a_real_provider_logs_people_in_on_sqlite() {
+    a_real_provider_logs_people_in(json!({})).await;
+}
+
+#[tokio::test]
+async fn a_real_provider_logs_people_in_on_postgres() {
+    let postgres = Postgres::start();
+    a_real_provider_logs_people_in(json!({"sql": {"url": postgres.url()}})).await;
+}
+
+/// A provider whose every word a test writes.
+struct Hostile {
+    stage: Stage,
+    key: Key,
+}
+
+impl Hostile {
+    async fn start() -> Self {
+        let (stage, key) = (Stage::start().await, Key::new("k"));
+        stage.json("/.well-known/openid-configuration", Self::metadata(&stage));
+        stage.json("/keys", json!({"keys": [key.public()]}));
+        Self { stage, key }
+    }
+
+    fn metadata(stage: &Stage) -> Value {
+        let at = |path: &str| format!("{}{path}", stage.url);
+        json!({"issuer": stage.url, "authorization_endpoint": at("/authorize"),
+            "token_endpoint": at("/token"), "jwks_uri": at("/keys"),
+            "userinfo_endpoint": at("/user")})
+    }
+
+    /// What a good ID token says for a log-in that was sent to `to`.
+    fn claims(&self, sent: &Shown) -> Value {
+        json!({"iss": self.stage.url, "sub": "1", "aud": "gateway", "nonce": sent.answer()["nonce"],
+            "iat": now(), "exp": now() + 300, "email": "ada@acme.test", "email_verified": true,
+            "groups": ["eng"]})
+    }
+
+    /// Answers the next code with this ID token.
+    fn give(&self, id_token: &str) {
+        let tokens = json!({"access_token": "at", "token_type": "Bearer", "id_token": id_token});
+        self.stage.json("/token", tokens);
+    }
+
+    fn signed(&self, claims: &Value) -> String {
+        let header = json!({"alg": "ES256", "kid": "k"});
+        self.key.sign_as(&header.to_string(), &claims.to_string())
+    }
+}
+
+/// The browser comes back with a code.
+async fn returned(gateway: &Served, browser: &mut Browser, sent: &Shown, more: &str) -> Shown {
+    let state = &sent.answer()["state"];
+    let url = format!("{}/t/a/oauth/callback/acme", gateway.origin());
+    browser.open(&format!("{url}?state={state}{more}")).await
+}
+
+/// What is wrong, and the ID token that a provider makes of good claims.
+type Case<'c> = (&'c str, Box<dyn Fn(&Value) -> String + 'c>);
+
+/// P87.
+#[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story, told as a table")]
+async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
+    let hostile = Hostile::start().await;
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let own = Key::new("k");
+    let bare = |header: Value, claims: &Value, signature: &str| {
+        let text = crate::support::issuer::unsigned(&header.to_string(), &claims.to_string());
+        format!("{text}.{signature}")
+    };
+    let changed = |claims: &Value, name: &str, value: Value| {
+        let mut claims = claims.clone();
+        claims[name] = value;
+        hostile.signed(&claims)
+    };
+    let set = |name: &'static str, value: Value| -> Case<'_> {
+        (
+            name,
+            Box::new(move |claims| changed(claims, name, value.clone())),
+        )
+    };
+    let cases: Vec<Case<'_>> = vec![
+        set("nonce", json!("another")),
+        set("nonce", Value::Null),
+        set("aud", json!("another")),
+        set("aud", json!(["gateway", "another"])),
+        set("azp", json!("another")),
+        set("iss", json!("https://idp.test")),
+        set("exp", json!(now() - 61)),
+        set("iat", json!(now() + 3600)),
+        set("sub", json!("")),
+        (
+            "none",
+            Box::new(|claims| bare(json!({"alg": "none"}), claims, "")),
+        ),
+        (
+            "None",
+            Box::new(|claims| bare(json!({"alg": "None"}), claims, "c2ln")),
+        ),
+        (
+            "HS256",
+            Box::new(|claims| bare(json!({"alg": "HS256", "kid": "k"}), claims, "c2ln")),
+        ),
+        (
+            "unsigned",
+            Box::new(|claims| bare(json!({"alg": "ES256", "kid": "k"}), claims, "")),
+        ),
+        (
+            "another key",
+            Box::new(|claims| {
+                let header = json!({"alg": "ES256", "kid": "k"}).to_string();
+                own.sign_as(&header, &claims.to_string())
+            }),
+        ),
+        (
+            "its own key",
+            Box::new(|claims| {
+                let header = json!({"alg": "ES256", "jwk": own.public()}).to_string();
+                own.sign_as(&header, &claims.to_string())
+            }),
+        ),
+        (
+            "an access token",
+            Box::new(|claims| hostile.key.sign(claims)),
+        ),
+        ("no token", Box::new(|_| String::new())),
+    ];
+    for (name, token) in &cases {
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        hostile.give(&token(&hostile.claims(&sent)));
+        let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+        assert_eq!(
+            shown.status,
+            StatusCode::BAD_REQUEST,
+            "{name}: {}",
+            shown.text
+        );
+        assert!(!shown.headers.contains_key(LOCATION), "{name}");
+        shown.assert_guarded();
+        // Nobody was logged in either.
+        let again = browser.open(&request(&gateway, &[])).await;
+        assert!(again.text.contains("name=\"password\""), "{name}");
+    }
+    // The same with nothing wrong: the table above refuses for its own reasons.
+    let mut browser = Browser::new();
+    let sent = departed(&gateway, &mut browser, "acme").await;
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    let claims = claims(&redeem(&gateway, &done.answer()["code"], &[]).await);
+    assert_eq!(claims["sub"], format!("{}#1", hostile.stage.url));
+    // We proved who we are, by PKCE too, and told nothing of the browser.
+    let asked = hostile.stage.asked("POST /token");
+    let asked = asked.last().unwrap();
+    assert!(
+        asked.contains("code_verifier=") && asked.contains("redirect_uri="),
+        "{asked}"
+    );
+    assert!(
+        asked.to_ascii_lowercase().contains("authorization: basic "),
+        "{asked}"
+    );
+    assert!(!asked.to_ascii_lowercase().contains("cookie"), "{asked}");
+}
+
+/// P88: people are told apart by issuer and subject alone.
+#[tokio::test]
+async fn an_address_is_nobodys_name() {
+    let (one, two) = (Hostile::start().await, Hostile::start().await);
+    let providers = json!({"acme": openid(&one.stage.url), "other": openid(&two.stage.url)});
+    let gateway = behind(json!({}), providers).await;
+    let mut subjects = Vec::new();
+    for (hostile, name, sub) in [
+        (&one, "acme", "1"),
+        (&one, "acme", "2"),
+        (&two, "other", "1"),
+    ] {
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, name).await;
+        let mut claims = hostile.claims(&sent);
+        claims["sub"] = json!(sub);
+        hostile.give(&hostile.signed(&claims));
+        let state = &sent.answer()["state"];
+        let url = format!(
+            "{}/t/a/oauth/callback/{name}?code=c&state={state}",
+            gateway.origin()
+        );
+        let done = browser.open(&url).await;
+        let tokens = redeem(&gateway, &done.answer()["code"], &[]).await;
+        subjects.push(crate::oauth::pages::claims(&tokens)["sub"].clone());
+    }
+    subjects.dedup();
+    assert_eq!(subjects.len(), 3, "{subjects:?}");
+}
+
+/// P96, RFC 9207, and what a callback must not do.
+#[tokio::test]
+async fn only_who_left_comes_back() {
+    let hostile = Hostile::start().await;
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let (mut ada, mut eve) = (Browser::new(), Browser::new());
+    let sent = departed(&gateway, &mut ada, "acme").await;
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    eve.open(&request(&gateway, &[])).await;
+    let refused = async |browser: &mut Browser, more: &str| {
+        let shown = returned(&gateway, browser, &sent, more).await;
+        assert_eq!(
+            shown.status,
+            StatusCode::BAD_REQUEST,
+            "{more}: {}",
+            shown.text
+        );
+        assert!(!shown.headers.contains_key(LOCATION) && !shown.text.contains("lgc_"));
+        shown.assert_guarded();
+    };
+    refused(&mut eve, "&code=c").await;
+    refused(&mut Browser::new(), "&code=c").await;
+    refused(&mut ada, "&code=c&code=d").await;
+    refused(&mut ada, "x&code=c").await;
+    // None of that took the journey from whoever is on it.
+    assert!(hostile.stage.asked("POST /token").is_empty());
+    let done = returned(&gateway, &mut ada, &sent, "&code=c").await;
+    assert!(done.answer()["code"].starts_with("lgc_"));
+    refused(&mut ada, "&code=c").await;
+    // Another provider's answer.
+    for (more, wanted) in [
+        (
+            "&code=c&iss=https%3A%2F%2Fevil.test",
+            StatusCode::BAD_REQUEST,
+        ),
+        ("", StatusCode::BAD_REQUEST),
+        ("&error=access_denied", StatusCode::FOUND),
+    ] {
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        let shown = returned(&gateway, &mut browser, &sent, more).await;
+        assert_eq!(shown.status, wanted, "{more}: {}", shown.text);
+        if wanted == StatusCode::FOUND {
+            let answer = shown.answer();
+            assert_eq!(
+                (&*answer["error"], &*answer["state"]),
+                ("access_denied", "s")
+            );
+            assert_eq!(answer["iss"], format!("{}/t/a", gateway.origin()));
+        }
+    }
+}
+
+/// Consent comes before the provider, whoever is logged in there, and what was remembered of
+/// somebody skips it only where that somebody is known to be there.
+#[tokio::test]
+async fn a_provider_is_nobodys_deputy() {
+    let hostile = Hostile::start().await;
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let mut victim = Browser::new();
+    let sent = departed(&gateway, &mut victim, "acme").await;
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    let done = returned(&gateway, &mut victim, &sent, "&code=c").await;
+    assert!(done.answer().contains_key("code"));
+    // Elsewhere the same person has consented already; nobody knows that it is there.
+    let mut elsewhere = Browser::new();
+    chosen(&gateway, &mut elsewhere, "acme").await;
+    // Saying no sends nobody on.
+    let consent = chosen(&gateway, &mut elsewhere, "acme").await;
+    let denied = elsewhere.submit(&consent, &[("decision", "deny")]).await;
+    assert_eq!(denied.answer()["error"], "access_denied");
+    // The attacker allows in its own browser and gives the provider's URL to the victim.
+    let mut attacker = Browser::new();
+    let sent = departed(&gateway, &mut attacker, "acme").await;
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    let shown = returned(&gateway, &mut victim, &sent, "&code=c").await;
+    assert_eq!(shown.status, StatusCode::BAD_REQUEST);
+    assert!(!shown.headers.contains_key(LOCATION));
+}
+
+/// Whoever wants another account is asked for one, whatever the client asked for.
+#[tokio::test]
+async fn another_account_is_asked_for_at_the_provider() {
+    let hostile = Hostile::start().await;
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let mut browser = Browser::new();
+    let sent = departed(&gateway, &mut browser, "acme").await;
+    assert!(!sent.answer().contains_key("prompt"));
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    returned(&gateway, &mut browser, &sent, "&code=c").await;
+    let url = request(
+        &gateway,
+        &[("prompt", "consent"), ("scope", "offline_access")],
+    );
+    let consent = browser.open(&url).await;
+    assert!(consent.text.contains("ada@acme.test"), "{}", consent.text);
+    let switched = browser.submit(&consent, &[("decision", "switch")]).await;
+    let login = browser.follow(switched, gateway.origin()).await;
+    let consent = browser.submit(&login, &[("provider", "acme")]).await;
+    let sent = browser.submit(&consent, &ALLOW).await;
+    assert_eq!(sent.answer()["prompt"], "login");
+    let mut other = hostile.claims(&sent);
+    other["sub"] = json!("2");
+    hostile.give(&hostile.signed(&other));
+    let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    let claims = claims(&redeem(&gateway, &done.answer()["code"], &[]).await);
+    assert_eq!(claims["sub"], format!("{}#2", hostile.stage.url));
+}
+
+/// What a client became while somebody was at the provider was not allowed before.
+#[tokio::test]
+async fn a_client_that_changes_meanwhile_is_shown_again() {
+    let hostile = Hostile::start().await;
+    let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
+    let registered = Registered::new(&gateway, "Before").await;
+    let mut browser = Browser::new();
+    let url = request(&gateway, &[("client_id", registered.id.as_str())]);
+    let login = browser.open(&url).await;
+    let consent = browser.submit(&login, &[("provider", "acme")]).await;
+    let sent = browser.submit(&consent, &ALLOW).await;
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    registered.rename("After").await;
+    let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    assert_eq!(shown.status, StatusCode::OK, "{}", shown.text);
+    assert!(shown.text.contains("After") && shown.text.contains("ada@acme.test"));
+    let done = browser.submit(&shown, &ALLOW).await;
+    assert!(done.answer()["code"].starts_with("lgc_"));
+}
+
+#[tokio::test]
+async fn who_may_come_in_is_the_tenants_to_say() {
+    let hostile = Hostile::start().await;
+    for (allow, claims, status) in [
+        (json!({"subjects": ["1"]}), json!({}), StatusCode::FOUND),
+        (json!({"subjects": ["2"]}), json!({}), StatusCode::FORBIDDEN),
+        (
+            json!({"domains": ["acme.test"]}),
+            json!({}),
+            StatusCode::FOUND,
+        ),
+        (
+            json!({"domains": ["acme.test"]}),
+            json!({"email_verified": false}),
+            StatusCode::FORBIDDEN,
+        ),
+        (
+            json!({"domains": ["me.test"]}),
+            json!({}),
+            StatusCode::FORBIDDEN,
+        ),
+        (json!({"groups": ["eng"]}), json!({}), StatusCode::FOUND),
+        (json!({"groups": ["ops"]}), json!({}), StatusCode::FORBIDDEN),
+    ] {
+        let mut provider = openid(&hostile.stage.url);
+        provider["allow"] = allow.clone();
+        let gateway = behind(json!({}), json!({"acme": provider})).await;
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        let mut all = hostile.claims(&sent);
+        for (name, value) in claims.as_object().unwrap() {
+            all[name] = value.clone();
+        }
+        hostile.give(&hostile.signed(&all));
+        let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+        assert_eq!(shown.status, status, "{allow} {claims}: {}", shown.text);
+    }
+}
+
+/// Who was let in is so no longer than the tenant says.
+#[tokio::test]
+async fn who_may_come_in_no_more_loses_the_tokens() {
+    let hostile = Hostile::start().await;
+    let mut provider = openid(&hostile.stage.url);
+    let gateway = behind(json!({}), json!({"acme": provider})).await;
+    let mut browser = Browser::new();
+    let sent = departed(&gateway, &mut browser, "acme").await;
+    hostile.give(&hostile.signed(&hostile.claims(&sent)));
+    let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    let tokens = redeem(&gateway, &done.answer()["code"], &[]).await;
+    let access = tokens["access_token"].as_str().unwrap();
+    let app = App::of(&gateway, "a", "app");
+    let mut refresh = tokens["refresh_token"].as_str().unwrap().to_owned();
+    let path = format!("{}/api/v1/tenants/a/providers/acme", gateway.origin());
+    for (allow, is_in) in [
+        (json!({}), true),
+        (json!({"subjects": ["1"]}), true),
+        (json!({"domains": ["other.test"]}), true),
+        (json!({"groups": ["eng"]}), true),
+        (json!({"groups": ["ops"]}), false),
+        (json!({"subjects": ["2"]}), false),
+    ] {
+        provider["allow"] = allow.clone();
+        let by = gateway.administrator();
+        let put = send(Method::PUT, &path, &by, Some(&provider)).await;
+        assert_eq!(put.status, StatusCode::OK, "{}", put.body);
+        assert_eq!(app.reaches("x", access).await, is_in, "{allow}");
+        let next = app.refresh(&refresh, &[]).await;
+        if is_in {
+            refresh = next.text("refresh_token");
+        } else {
+            next.assert_refused(400, "invalid_grant");
+        }
+        let shown = browser.open(&request(&gateway, &[])).await;
+        assert_eq!(shown.location().is_some(), is_in, "{allow}");
+    }
+}
+
+/// What the ID token leaves out is asked for, and must be about the same person.
+#[tokio::test]
+async fn user_info_is_of_the_same_person() {
+    let hostile = Hostile::start().await;
+    let mut provider = openid(&hostile.stage.url);
+    provider["allow"] = json!({"groups": ["eng"]});
+    let gateway = behind(json!({}), json!({"acme": provider})).await;
+    for (sub, status) in [("1", StatusCode::FOUND), ("2", StatusCode::BAD_REQUEST)] {
+        hostile
+            .stage
+            .json("/user", json!({"sub": sub, "groups": ["eng"]}));
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        let mut all = hostile.claims(&sent);
+        all.as_object_mut().unwrap().remove("groups");
+        hostile.give(&hostile.signed(&all));
+        let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+        assert_eq!(shown.status, status, "{sub}: {}", shown.text);
+    }
+    assert!(hostile.stage.asked("GET /user")[0].contains("Bearer at"));
+}
+
+/// A provider that is away, slow, or sends us elsewhere costs a page, within bounds.
+#[tokio::test]
+async fn providers_that_do_not_answer() {
+    let hostile = Hostile::start().await;
+    let providers = json!({"acme": openid(&hostile.stage.url)});
+    let place = "/.well-known/openid-configuration";
+    let steering = json!({"issuer": hostile.stage.url, "jwks_uri": "http://169.254.169.254/keys",
+        "authorization_endpoint": "javascript:alert(1)", "token_endpoint": "http://10.0.0.1/"});
+    let foreign = json!({"issuer": format!("{}/", hostile.stage.url)});
+    for (answer, status) in [
+        (Answer::Slow, StatusCode::SERVICE_UNAVAILABLE),
+        (
+            Answer::Json(500, json!({})),
+            StatusCode::SERVICE_UNAVAILABLE,
+        ),
+        (
+            Answer::Redirect(format!("{}/keys", hostile.stage.url)),
+            StatusCode::SERVICE_UNAVAILABLE,
+        ),
+        (Answer::Json(200, foreign), StatusCode::BAD_REQUEST),
+        (Answer::Json(200, steering), StatusCode::BAD_REQUEST),
+    ] {
+        hostile.stage.set(place, answer.clone());
+        let gateway = behind(json!({}), providers.clone()).await;
+        let mut browser = Browser::new();
+        let consent = chosen(&gateway, &mut browser, "acme").await;
+        let began = Instant::now();
+        let shown = browser.submit(&consent, &ALLOW).await;
+        assert_eq!(shown.status, status, "{answer:?}: {}", shown.text);
+        assert!(began.elapsed() < Duration::from_secs(8), "{answer:?}");
+        shown.assert_guarded();
+        let is_busy = status == StatusCode::SERVICE_UNAVAILABLE;
+        assert_eq!(shown.headers.contains_key("retry-after"), is_busy);
+    }
+    hostile.stage.json(place, Hostile::metadata(&hostile.stage));
+    for answer in [
+        Answer::Slow,
+        Answer::Json(503, json!({})),
+        Answer::Redirect(format!("{}/keys", hostile.stage.url)),
+    ] {
+        let gateway = behind(json!({}), providers.clone()).await;
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        hostile.stage.set("/token", answer);
+        let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+        assert_eq!(
+            shown.status,
+            StatusCode::SERVICE_UNAVAILABLE,
+            "{}",
+            shown.text
+        );
+    }
+}
+
+/// GitHub names itself in its answers (RFC 9207), and not by what it is called in subjects.
+#[tokio::test]
+async fn a_provider_without_openid_may_name_itself() {
+    let stage = Stage::start().await;
+    let at = |path: &str| format!("{}{path}", stage.url);
+    let provider = json!({"kind": "oauth", "issuer": "https://hub.test", "client_id": "gateway",
+        "client_secret": "secret", "authorization_url": at("/login/oauth/authorize"),
+        "token_url": at("/token"), "user_url": at("/user")});
+    let gateway = behind(json!({}), json!({"acme": provider})).await;
+    stage.json(
+        "/token",
+        json!({"access_token": "gho_x", "token_type": "bearer"}),
+    );
+    stage.json("/user", json!({"id": 583_231, "login": "octocat"}));
+    for (iss, status) in [
+        (at("/login/oauth"), StatusCode::FOUND),
+        ("https://hub.test".to_owned(), StatusCode::FOUND),
+        (at("/login/oau"), StatusCode::BAD_REQUEST),
+        ("https://evil.test".to_owned(), StatusCode::BAD_REQUEST),
+    ] {
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        let more = format!("&code=c&iss={iss}");
+        let shown = returned(&gateway, &mut browser, &sent, &more).await;
+        assert_eq!(shown.status, status, "{iss}: {}", shown.text);
+        assert_eq!(
+            shown.headers.contains_key(LOCATION),
+            status == StatusCode::FOUND
+        );
+    }
+}
+
+/// Plain OAuth, as GitHub speaks it.
+#[tokio::test]
+async fn a_provider_without_openid() {
+    let stage = Stage::start().await;
+    let at = |path: &str| format!("{}{path}", stage.url);
+    let provider = json!({"kind": "oauth", "issuer": "https://hub.test", "client_id": "gateway",
+        "client_secret": "secret", "authorization_url": at("/login/oauth/authorize"),
+        "token_url": at("/login/oauth/access_token"), "user_url": at("/user"),
+        "scopes": ["read:user"], "allow": {"subjects": ["583231"]}});
+    let gateway = behind(json!({}), json!({"acme": provider})).await;
+    stage.json(
+        "/login/oauth/access_token",
+        json!({"access_token": "gho_x", "token_type": "bearer", "scope": "read:user"}),
+    );
+    for (user, status) in [
+        (
+            json!({"id": 583_231, "login": "octocat"}),
+            StatusCode::FOUND,
+        ),
+        (json!({"id": 1, "login": "octocat"}), StatusCode::FORBIDDEN),
+        (json!({"login": "583231"}), StatusCode::BAD_REQUEST),
+        (json!({"id": 583_231.5}), StatusCode::BAD_REQUEST),
+        (json!([]), StatusCode::BAD_REQUEST),
+    ] {
+        stage.json("/user", user.clone());
+        let mut browser = Browser::new();
+        let sent = departed(&gateway, &mut browser, "acme").await;
+        let asked = sent.answer();
+        assert_eq!(
+            (&*asked["scope"], &*asked["response_type"]),
+            ("read:user", "code")
+        );
+        assert_eq!(asked["code_challenge_method"], "S256");
+        assert!(!asked.contains_key("nonce"));
+        let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+        assert_eq!(shown.status, status, "{user}: {}", shown.text);
+        if status == StatusCode::FOUND {
+            let tokens = redeem(&gateway, &shown.answer()["code"], &[]).await;
+            assert_eq!(claims(&tokens)["sub"], "https://hub.test#583231");
+        }
+    }
+    assert!(stage.asked("GET /user")[0].contains("Bearer gho_x"));
+    // GitHub's errors come with 200.
+    stage.json(
+        "/login/oauth/access_token",
+        json!({"error": "bad_verification_code"}),
+    );
+    let mut browser = Browser::new();
+    let sent = departed(&gateway, &mut browser, "acme").await;
+    let shown = returned(&gateway, &mut browser, &sent, "&code=c").await;
+    assert_eq!(shown.status, StatusCode::BAD_REQUEST, "{}", shown.text);
+}

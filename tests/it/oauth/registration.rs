@@ -1,0 +1,301 @@
+//! Clients that register themselves (CONTRACT P65, P77 to P79, and floods).
+
+#![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::support::{
+    harness::{client, until, within},
+    oauth_client::{Answer, App, BACK, gateway, register, send},
+    postgres::Postgres,
+    served::Served,
+};
+
+fn minimal() -> Value {
+    json!({"redirect_uris": [BACK]})
+}
+
+async fn registers(config: Value) {
+    let gateway = gateway(config).await;
+    let answer = register(&gateway, "a", &minimal()).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
+    answer.assert_not_kept();
+    let id = answer.text("client_id");
+    assert!(id.starts_with("c_"), "{id}");
+    assert_eq!(
+        answer.text("registration_client_uri"),
+        format!("{}/t/a/oauth/register/{id}", gateway.origin())
+    );
+    assert!(answer.text("registration_access_token").starts_with("lga_"));
+    assert!(answer.text("client_secret").starts_with("lgs_"));
+    assert_eq!(answer.body["client_secret_expires_at"], 0);
+    assert_eq!(
+        answer.body["token_endpoint_auth_method"],
+        "client_secret_basic"
+    );
+    assert_eq!(answer.body["redirect_uris"], json!([BACK]));
+    assert_eq!(
+        answer.body["grant_types"],
+        json!(["authorization_code", "refresh_token"])
+    );
+    assert_eq!(answer.body["response_types"], json!(["code"]));
+    let issued = answer.body["client_id_issued_at"].as_u64().unwrap();
+    assert!(crate::support::issuer::now().abs_diff(issued) < 60);
+    // A public client has no secret, and the same client is a new one each time.
+    let public = json!({"redirect_uris": [BACK], "token_endpoint_auth_method": "none",
+        "client_name": "<b>ü", "software_id": "x", "unknown": 1});
+    let (one, two) = (
+        register(&gateway, "a", &public).await,
+        register(&gateway, "a", &public).await,
+    );
+    assert_ne!(one.text("client_id"), two.text("client_id"));
+    for name in ["client_secret", "client_secret_expires_at", "unknown"] {
+        assert_eq!(one.body.get(name), None, "{name}");
+    }
+    assert_eq!(
+        (one.text("client_name"), one.text("software_id")),
+        ("<b>ü".into(), "x".into())
+    );
+    // What it is told once lies nowhere.
+    let dumped: Vec<u8> = files(&gateway.data()).into_iter().flatten().collect();
+    let dumped = String::from_utf8_lossy(&dumped);
+    assert!(!dumped.contains(&answer.text("registration_access_token")));
+    assert!(!dumped.contains(&answer.text("client_secret")));
+}
+
+fn files(dir: &std::path::Path) -> Vec<Vec<u8>> {
+    let entries = std::fs::read_dir(dir).unwrap().flatten();
+    let files = entries.filter(|entry| entry.path().is_file());
+    files
+        .map(|entry| std::fs::read(entry.path()).unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn clients_register_themselves_on_sqlite() {
+    registers(json!({})).await;
+}
+
+#[tokio::test]
+async fn clients_register_themselves_on_postgres() {
+    let postgres = Postgres::start();
+    registers(json!({"sql": {"url": postgres.url()}})).await;
+}
+
+/// P78, and what else is no registration.
+#[tokio::test]
+async fn what_no_client_may_be_is_refused() {
+    let gateway = gateway(json!({})).await;
+    for uri in [
+        "http://app.test/cb",
+        "https://app.test/cb#x",
+        "javascript:alert(1)",
+        "data:text/html,x",
+        "https://*.app.test/cb",
+        "https://app.test/*",
+        "https://user@app.test/cb",
+        "http://127.0.0.1.evil.test/cb",
+        "",
+    ] {
+        let uris = json!({"redirect_uris": [BACK, uri]});
+        let refused = register(&gateway, "a", &uris).await;
+        refused.assert_refused(400, "invalid_redirect_uri");
+    }
+    for wrong in [
+        json!({}),
+        json!({"redirect_uris": []}),
+        json!({"redirect_uris": BACK}),
+    ] {
+        let refused = register(&gateway, "a", &wrong).await;
+        refused.assert_refused(400, "invalid_redirect_uri");
+    }
+    for (name, value) in [
+        ("token_endpoint_auth_method", json!("client_secret_jwt")),
+        ("response_types", json!(["token"])),
+        ("grant_types", json!(["password"])),
+        ("client_uri", json!("javascript:alert(1)")),
+        ("client_name", json!(["x"])),
+    ] {
+        let mut metadata = minimal();
+        metadata[name] = value;
+        let refused = register(&gateway, "a", &metadata).await;
+        refused.assert_refused(400, "invalid_client_metadata");
+    }
+    let url = format!("{}/t/a/oauth/register", gateway.origin());
+    let raw = async |url: &str, kind: &str, body: String| {
+        let asked = client().post(url).header("Content-Type", kind).body(body);
+        Answer::of(within("an answer", asked.send()).await.unwrap()).await
+    };
+    let (json, text) = ("application/json", minimal().to_string());
+    for (kind, body) in [
+        (json, "{"),
+        (json, "[]"),
+        (json, "\"x\""),
+        ("text/plain", &text),
+        ("application/x-www-form-urlencoded", &text),
+    ] {
+        let refused = raw(&url, kind, body.to_owned()).await;
+        refused.assert_refused(400, "invalid_client_metadata");
+    }
+    let refused = raw(&format!("{url}?redirect_uris={BACK}"), json, text.clone()).await;
+    refused.assert_refused(400, "invalid_request");
+    let long = json!({"redirect_uris": [BACK], "x": "y".repeat(64 << 10)}).to_string();
+    raw(&url, json, long)
+        .await
+        .assert_refused(413, "invalid_request");
+    let elsewhere = format!("{}/t/k/oauth/register", gateway.origin());
+    raw(&elsewhere, json, text)
+        .await
+        .assert_refused(404, "not_found");
+}
+
+async fn manages(config: Value) {
+    let gateway = gateway(config).await;
+    let made = register(&gateway, "a", &minimal()).await;
+    let other = register(&gateway, "a", &minimal()).await;
+    let (url, token) = (
+        made.text("registration_client_uri"),
+        made.text("registration_access_token"),
+    );
+    let read = send(Method::GET, &url, &token, None).await;
+    assert_eq!(read.status, StatusCode::OK);
+    read.assert_not_kept();
+    assert_eq!(read.body["redirect_uris"], json!([BACK]));
+    assert_eq!(read.text("registration_access_token"), token);
+    assert_eq!(
+        read.body.get("client_secret"),
+        None,
+        "a secret is shown once"
+    );
+    // Another client's token, another tenant, no client, no token: all the same.
+    let foreign = other.text("registration_access_token");
+    let elsewhere = url.replace("/t/a/", "/t/b/");
+    let nobody = format!("{}/t/a/oauth/register/c_nobody", gateway.origin());
+    for (at, by) in [
+        (&url, &foreign),
+        (&url, &format!("{token}x")),
+        (&url, &String::new()),
+        (&elsewhere, &token),
+        (&nobody, &token),
+    ] {
+        let id = made.text("client_id");
+        let metadata = json!({"client_id": id, "redirect_uris": ["https://evil.test/cb"]});
+        for (method, body) in [
+            (Method::GET, None),
+            (Method::PUT, Some(&metadata)),
+            (Method::DELETE, None),
+        ] {
+            let refused = send(method, at, by, body).await;
+            refused.assert_refused(401, "invalid_token");
+        }
+    }
+    // All metadata are replaced.
+    let id = made.text("client_id");
+    let wanted = json!({"client_id": id, "redirect_uris": ["https://app.test/cb"],
+        "client_name": "New", "token_endpoint_auth_method": "none"});
+    let put = send(Method::PUT, &url, &token, Some(&wanted)).await;
+    assert_eq!(put.status, StatusCode::OK, "{}", put.body);
+    assert_eq!(put.body["redirect_uris"], json!(["https://app.test/cb"]));
+    let read = send(Method::GET, &url, &token, None).await;
+    assert_eq!(
+        (read.text("client_name"), read.text("client_id")),
+        ("New".into(), id.clone())
+    );
+    assert_eq!(read.body["token_endpoint_auth_method"], "none");
+    for (name, value, error) in [
+        ("client_id", json!("c_x"), "invalid_client_metadata"),
+        ("client_id", json!(null), "invalid_client_metadata"),
+        ("client_secret", json!("x"), "invalid_client_metadata"),
+        (
+            "redirect_uris",
+            json!(["http://app.test/"]),
+            "invalid_redirect_uri",
+        ),
+    ] {
+        let mut wrong = wanted.clone();
+        wrong[name] = value;
+        let refused = send(Method::PUT, &url, &token, Some(&wrong)).await;
+        refused.assert_refused(400, error);
+    }
+    let gone = send(Method::DELETE, &url, &token, None).await;
+    assert_eq!(gone.status, StatusCode::NO_CONTENT);
+    for method in [Method::GET, Method::DELETE] {
+        let refused = send(method, &url, &token, None).await;
+        refused.assert_refused(401, "invalid_token");
+    }
+    let app = App::of(&gateway, "a", &id);
+    app.refresh("lgr_x", &[])
+        .await
+        .assert_refused(401, "invalid_client");
+}
+
+/// P79.
+#[tokio::test]
+async fn clients_manage_themselves_on_sqlite() {
+    manages(json!({})).await;
+}
+
+/// P79.
+#[tokio::test]
+async fn clients_manage_themselves_on_postgres() {
+    let postgres = Postgres::start();
+    manages(json!({"sql": {"url": postgres.url()}})).await;
+}
+
+async fn until_refused(gateway: &Served, tenant: &str, metadata: impl Fn(usize) -> Value) -> usize {
+    for count in 0..100 {
+        let answer = register(gateway, tenant, &metadata(count)).await;
+        if answer.status == StatusCode::TOO_MANY_REQUESTS {
+            let retry: u64 = answer.header("retry-after").parse().unwrap();
+            assert!((1..=3600).contains(&retry), "{retry}");
+            answer.assert_refused(429, "temporarily_unavailable");
+            return count;
+        }
+        assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
+    }
+    panic!("nobody stops it");
+}
+
+#[tokio::test]
+async fn floods_of_registrations_are_stopped() {
+    let host = |count: usize| json!({"redirect_uris": [format!("https://h{count}.test/cb")]});
+    let one = |_: usize| minimal();
+    let address = gateway(json!({"oauth": {"registrations_address": 5}})).await;
+    assert_eq!(until_refused(&address, "a", host).await, 5);
+    let hosts = gateway(json!({"oauth": {"registrations_host": 4}})).await;
+    assert_eq!(until_refused(&hosts, "a", one).await, 4);
+    // Others go on: another host, another tenant.
+    for (tenant, metadata) in [("a", host(1)), ("b", one(0))] {
+        let answer = register(&hosts, tenant, &metadata).await;
+        assert_eq!(answer.status, StatusCode::CREATED);
+    }
+    let all = gateway(json!({"oauth": {"registrations": 3}})).await;
+    assert_eq!(until_refused(&all, "a", host).await, 3);
+    let cap = gateway(json!({"oauth": {"clients": 2}})).await;
+    assert_eq!(until_refused(&cap, "a", host).await, 2);
+    assert_eq!(
+        until_refused(&cap, "b", host).await,
+        2,
+        "each tenant has its own"
+    );
+}
+
+#[tokio::test]
+async fn clients_that_nobody_uses_are_forgotten() {
+    let gateway = gateway(json!({"oauth": {"client_unused": "2s", "clients": 2}})).await;
+    let app = App::public(&gateway, "a").await;
+    let idle = register(&gateway, "a", &minimal()).await;
+    let tokens = app.tokens().await;
+    let url = idle.text("registration_client_uri");
+    let token = idle.text("registration_access_token");
+    until("it is forgotten", async || {
+        send(Method::GET, &url, &token, None).await.status == StatusCode::UNAUTHORIZED
+    })
+    .await;
+    // The one that was used stays, and the place of the other is free.
+    let again = app.refresh(&tokens.text("refresh_token"), &[]).await;
+    assert_eq!(again.status, StatusCode::OK, "{}", again.body);
+    let next = register(&gateway, "a", &minimal()).await;
+    assert_eq!(next.status, StatusCode::CREATED, "{}", next.body);
+}

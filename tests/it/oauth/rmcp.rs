@@ -1,0 +1,85 @@
+//! The official Rust client, `rmcp`, with nothing but a URL: discovery, registration, a browser,
+//! tokens, calls, and a token that takes another's place.
+
+use std::process::Stdio;
+
+use rmcp::{
+    ServiceExt,
+    transport::{
+        StreamableHttpClientTransport,
+        auth::{AuthClient, AuthorizationRequest, OAuthState},
+        streamable_http_client::StreamableHttpClientTransportConfig,
+    },
+};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::support::{
+    harness::{child, client, package, within},
+    served::Served,
+};
+
+/// Where the client says that it listens; the browser hands the address over.
+const REDIRECT: &str = "http://127.0.0.1:33422/callback";
+
+async fn serving() -> Served {
+    let tenant = json!({"auth": {"mode": "builtin"},
+        "users": {"ada": {"password": "correct horse battery"}},
+        "servers": {"x": {"command": child()}}});
+    Served::start(json!({}), json!({"a": tenant})).await
+}
+
+/// What a person's browser does, until it is sent back to the client.
+async fn browsed(url: &str) -> String {
+    let script = package().join("tests/referees/browser.mjs");
+    let done = Command::new("node")
+        .arg(script)
+        .args(["--until", REDIRECT, url])
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let done = within("the browser", done).await.unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.success(), "{said}");
+    String::from_utf8(done.stdout).unwrap().trim().to_owned()
+}
+
+#[tokio::test]
+async fn rmcp_gets_in_with_nothing_but_a_url() {
+    let gateway = serving().await;
+    let url = gateway.stranger("a", "x").url;
+    let mut state = OAuthState::new(&url, Some(client())).await.unwrap();
+    let request = AuthorizationRequest::new(REDIRECT).with_client_name("it");
+    let started = state.start_authorization(request);
+    within("discovery and registration", started).await.unwrap();
+    let asked = state.get_authorization_url().await.unwrap();
+    assert!(asked.starts_with(&format!("{}/t/a/oauth/authorize?", gateway.origin())));
+    let landed = browsed(&asked).await;
+    // `rmcp` holds it against the issuer whose metadata it read (RFC 9207).
+    let issuer = format!("{}/t/a", gateway.origin());
+    let escaped: String = url::form_urlencoded::byte_serialize(issuer.as_bytes()).collect();
+    assert!(landed.contains(&format!("iss={escaped}")), "{landed}");
+    within("the exchange", state.handle_callback_url(&landed))
+        .await
+        .unwrap();
+    let (_, first) = state.get_credentials().await.unwrap();
+    within("a refresh", state.refresh_token()).await.unwrap();
+    let (_, second) = state.get_credentials().await.unwrap();
+    let text = |tokens| serde_json::to_value::<Option<_>>(tokens).unwrap();
+    let (first, second): (Value, Value) = (text(first), text(second));
+    for name in ["access_token", "refresh_token"] {
+        assert!(second[name].is_string() && first[name] != second[name]);
+    }
+
+    let manager = state.into_authorization_manager().unwrap();
+    let config = StreamableHttpClientTransportConfig::with_uri(url);
+    let authorized = AuthClient::new(client(), manager);
+    let transport = StreamableHttpClientTransport::with_client(authorized, config);
+    let service = within("initialize", ().serve(transport)).await.unwrap();
+    let params = serde_json::from_value(json!({"name": "echo", "arguments": {"text": "hi"}}));
+    let called = service.call_tool(params.unwrap());
+    let result = within("an answer", called).await.unwrap();
+    let result = serde_json::to_value(result).unwrap();
+    assert_eq!(result["content"][0]["text"], "hi");
+    within("the end", service.cancel()).await.unwrap();
+}

@@ -1,0 +1,377 @@
+//! Redis that is away at the start, breaks off, is full, takes no writes, is slow, or comes back
+//! empty, under two replicas (CONTRACT C15 and 4.7: P160, "Redis blackhole, reset, OOM, READONLY").
+//! Frozen, flushed and late ones are in `replicas`.
+
+use std::time::Duration;
+
+use reqwest::{Response, StatusCode};
+use serde_json::{Value, json};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    replicas::sessions::Replicas,
+    support::{
+        cluster::{Cluster, place},
+        faulty::{Faulty, Mode},
+        harness::{
+            DEADLINE, Events, NEWEST, Session, client, last, opening, text_of, tool_call, until,
+            within,
+        },
+        oauth_client::App,
+        postgres::Postgres,
+        redis::{Kind, Redis},
+    },
+};
+
+/// P160: nothing of what replicas share is there when they start; it comes one after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_start_without_their_stores_and_recover() {
+    let (redis, postgres) = (Redis::prepared(Kind::Redis), Postgres::prepared());
+    let mut cluster = Cluster::over(redis, postgres, [&[], &[]], json!({})).await;
+    for at in 0..2 {
+        unready(&cluster, at, &["redis", "sql"]).await;
+    }
+    cluster.postgres.resume();
+    for at in 0..2 {
+        until("the store alone", || async {
+            cluster.health(at).await.1["degraded"] == json!(["redis"])
+        })
+        .await;
+        unready(&cluster, at, &["redis"]).await;
+    }
+    // Nobody tells the second one what the first declared: it looks for it again and again.
+    let keys = async |at: usize| {
+        let origin = cluster.replicas[at].origin();
+        let asked = client().get(format!("{origin}/t/a/oauth/jwks"));
+        within("keys", asked.send())
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap()
+    };
+    until("the same keys", || async {
+        let first = keys(0).await;
+        first.contains("kid") && first == keys(1).await
+    })
+    .await;
+    // Who may log in can; what needs a session waits.
+    let app = App::public(&cluster.replicas[0], "a").await;
+    let token = app.tokens().await.text("access_token");
+    for at in 0..2 {
+        assert_eq!(cluster.status(at, &token).await, 400);
+        let began = Instant::now();
+        let stranger = Session::at(
+            crate::auth::external_tokens::bearer(&token),
+            cluster.url(at),
+        );
+        assert_is_away(&stranger.post(&opening(NEWEST)).await);
+        assert!(began.elapsed() < Duration::from_millis(2250));
+    }
+    cluster.redis.restart();
+    cluster.ready().await;
+    let here = cluster.session(0, &token).await;
+    let there = cluster.by(&here, 1, &token);
+    assert_eq!(here.text("counter", json!({})).await, "1");
+    assert_eq!(there.text("counter", json!({})).await, "2");
+}
+
+/// It lives, serves nobody, and says what it lacks.
+async fn unready(cluster: &Cluster, at: usize, lacks: &[&str]) {
+    let (status, said) = cluster.health(at).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(said, json!({"status": "unready", "degraded": lacks}));
+    let (status, _) = cluster.replicas[at].ops_status("/livez").await;
+    assert_eq!(status, StatusCode::OK);
+}
+
+fn assert_is_away(response: &Response) {
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(response.headers().contains_key("retry-after"));
+}
+
+/// Two replicas that reach their Redis by a forwarder, and a session at each, of two tenants.
+struct Ground {
+    replicas: Replicas,
+    way: Faulty,
+    /// Each session by way of its owner and of the other one.
+    ways: [[Session; 2]; 2],
+}
+
+impl Ground {
+    async fn new() -> Self {
+        let redis = Redis::start(Kind::Redis);
+        let way = Faulty::before(&place(&redis.url())).await;
+        let url = format!("redis://{}/0", way.address);
+        let replicas = Replicas::over(redis, &[&url, &url], &[], "idle: 10m").await;
+        let of = async |at: usize, tenant: &str| {
+            let mut session = replicas.node(at).stranger();
+            session.url = session.url.replace("/t/a/", tenant);
+            session.initialize(NEWEST).await;
+            let mut other = replicas.by(&session, 1 - at);
+            other.url = other.url.replace("/t/a/", tenant);
+            [session, other]
+        };
+        let ways = [of(0, "/t/a/").await, of(1, "/t/b/").await];
+        Self {
+            replicas,
+            way,
+            ways,
+        }
+    }
+
+    async fn readiness(&self, at: usize) -> StatusCode {
+        let node = self.replicas.node(at);
+        let url = node.url.replace("/t/a/x/mcp", "/readyz");
+        let asked = node.http.get(&url).send();
+        within("readiness", asked).await.unwrap().status()
+    }
+
+    /// Asks each session by both ways once. Whatever ails Redis, an answer is right and its own, or
+    /// 503; how many are right. One that was taken just before may wait for as long as it lasts.
+    async fn ask(&self, round: usize, waiting: &mut Vec<JoinHandle<bool>>) -> usize {
+        let mut right = 0;
+        for (session, ways) in self.ways.iter().enumerate() {
+            for (way, client) in ways.iter().enumerate() {
+                let (text, client) = (format!("{session} {way} {round}"), client.again());
+                let mut asked = tokio::spawn(is_right(client, text));
+                match timeout(Duration::from_secs(1), &mut asked).await {
+                    Ok(is_right) => right += usize::from(is_right.unwrap()),
+                    Err(_) => waiting.push(asked),
+                }
+            }
+        }
+        right
+    }
+
+    /// Nobody is told that a session, or a right to it, is gone: not a client that listens, ends
+    /// its session, or begins one.
+    async fn refuses(&self) {
+        for (at, ways) in self.ways.iter().enumerate() {
+            for way in ways {
+                assert_is_away(&way.get(None).await);
+                assert_is_away(&way.delete().await);
+                assert_is_away(&way.begin("counter", json!({})).await);
+            }
+            let mut stranger = ways[0].again();
+            (stranger.id, stranger.revision) = (None, None);
+            assert_is_away(&stranger.post(&opening(NEWEST)).await);
+            assert_eq!(self.readiness(at).await, StatusCode::SERVICE_UNAVAILABLE);
+        }
+    }
+
+    /// All is well within `limit`: the same sessions, with the same children, each with its own.
+    async fn recovers(&self, limit: Duration, waiting: Vec<JoinHandle<bool>>) {
+        let began = Instant::now();
+        let mut more = Vec::new();
+        while self.ask(0, &mut more).await < 4 {
+            assert!(began.elapsed() < DEADLINE);
+        }
+        let took = began.elapsed();
+        assert!(took < limit, "{took:?}");
+        for asked in waiting.into_iter().chain(more) {
+            within("what was taken", asked).await.unwrap();
+        }
+        for ways in &self.ways {
+            assert_eq!(ways[0].text("counter", json!({})).await, "2", "one child");
+            assert_eq!(ways[1].text("counter", json!({})).await, "3", "one child");
+        }
+        for at in 0..2 {
+            self.replicas.ready(at).await;
+        }
+    }
+}
+
+/// Whether a call is answered as it should be; else by 503, or by what says that nobody knows what
+/// became of it.
+async fn is_right(client: Session, text: String) -> bool {
+    let response = client.begin("echo", json!({"text": text})).await;
+    if response.status() != StatusCode::OK {
+        assert_is_away(&response);
+        return false;
+    }
+    let answer = last(response).await;
+    if answer["error"].is_object() {
+        assert_eq!(answer["error"]["code"], -31001, "{answer}");
+        return false;
+    }
+    assert_eq!(text_of(&answer), text);
+    true
+}
+
+/// A stream of each session, from before a fault to behind it.
+async fn streams(ground: &Ground) -> Vec<Events> {
+    let mut streams = Vec::new();
+    for (session, ways) in ground.ways.iter().enumerate() {
+        assert_eq!(ways[0].text("counter", json!({})).await, "1");
+        for (way, client) in ways.iter().enumerate() {
+            let token = json!(format!("{session} {way}"));
+            let args = json!({"n": COUNT, "ms": 25});
+            streams.push(client.stream("slow", args, token).await);
+        }
+    }
+    streams
+}
+
+/// Messages of one stream: they last from before a fault to behind it.
+const COUNT: u64 = 300;
+
+/// Asserts that each stream has all of its own messages in order, and nothing else.
+async fn whole(streams: Vec<Events>) {
+    for (at, mut stream) in streams.into_iter().enumerate() {
+        let token = json!(format!("{} {}", at / 2, at % 2));
+        let messages = stream.messages().await;
+        assert_eq!(
+            messages.len() as u64,
+            COUNT + 1,
+            "{token}: {:?}",
+            stream.error
+        );
+        let (end, progress) = messages.split_last().unwrap();
+        for (number, (_, message)) in (1..).zip(progress) {
+            let said = (
+                &message["params"]["progressToken"],
+                &message["params"]["progress"],
+            );
+            assert_eq!(said, (&token, &json!(number)));
+        }
+        assert!(end.1["result"].is_object(), "{end:?}");
+    }
+}
+
+/// The story of every fault: 503 while it lasts, and then as if nothing had been.
+async fn suffers(begin: impl Fn(&Ground), end: impl Fn(&Ground)) {
+    let ground = Ground::new().await;
+    let streams = streams(&ground).await;
+    begin(&ground);
+    let (began, mut round, mut waiting) = (Instant::now(), 1, Vec::new());
+    while ground.ask(round, &mut waiting).await > 0
+        || ground.readiness(0).await == StatusCode::OK
+        || ground.readiness(1).await == StatusCode::OK
+    {
+        assert!(began.elapsed() < Duration::from_secs(10), "it goes on");
+        round += 1;
+    }
+    ground.refuses().await;
+    end(&ground);
+    ground.recovers(Duration::from_secs(2), waiting).await;
+    within("the streams", whole(streams)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_breaks_off_in_mid_reply_is_503() {
+    let begin = |ground: &Ground| ground.way.set(Mode::Sever(3));
+    suffers(begin, |ground| ground.way.set(Mode::Pass)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_closes_its_half_is_503() {
+    let begin = |ground: &Ground| ground.way.set(Mode::HalfClose);
+    suffers(begin, |ground| ground.way.set(Mode::Pass)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_behind_a_blackhole_is_503() {
+    let begin = |ground: &Ground| ground.way.set(Mode::Stall);
+    suffers(begin, |ground| ground.way.set(Mode::Pass)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_redis_is_503() {
+    let most = |ground: &Ground, bytes: &str| {
+        let redis = &ground.replicas.redis;
+        redis.command(&["CONFIG", "SET", "maxmemory", bytes]);
+    };
+    suffers(|ground| most(ground, "1mb"), |ground| most(ground, "0")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_takes_no_writes_is_503() {
+    let follows = |ground: &Ground, whom: [&str; 2]| {
+        ground
+            .replicas
+            .redis
+            .command(&["REPLICAOF", whom[0], whom[1]]);
+    };
+    let begin = |ground: &Ground| follows(ground, ["127.0.0.1", "1"]);
+    suffers(begin, |ground| follows(ground, ["NO", "ONE"])).await;
+}
+
+/// How long a line is thin, by the clock and not by the rounds of a busy machine. A heartbeat stands for
+/// 5 s, is up to 1 s old at the beginning, and to connect again takes up to 1.5 s: a replica that is
+/// silent for longer loses its sessions to one with more luck on the same line, as it has to.
+const THIN: Duration = Duration::from_millis(2500);
+
+/// Not away, and hardly there: what comes is late, and still right.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_behind_a_thin_line_is_late_or_503() {
+    let ground = Ground::new().await;
+    let streams = streams(&ground).await;
+    ground.way.set(Mode::Trickle(4096));
+    let widened = async {
+        tokio::time::sleep(THIN).await;
+        ground.way.set(Mode::Pass);
+    };
+    let (mut round, mut waiting) = (1, Vec::new());
+    let asked = async {
+        while ground.way.mode() != Mode::Pass {
+            ground.ask(round, &mut waiting).await;
+            round += 1;
+        }
+    };
+    tokio::join!(widened, asked);
+    ground.recovers(Duration::from_secs(2), waiting).await;
+    within("the streams", whole(streams)).await;
+}
+
+/// A name that moves to an empty server: owners register again what they have, and nothing of it
+/// is known by an id from before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_failed_over_to_an_empty_one_is_filled_again() {
+    let empty = Redis::start(Kind::Valkey);
+    let ground = Ground::new().await;
+    let mut streams = streams(&ground).await;
+    let mut cursors = Vec::new();
+    for stream in &mut streams {
+        let (id, _) = stream.message().await.unwrap();
+        cursors.push(id);
+    }
+    drop(streams);
+    within("the move", ground.way.redirect(&place(&empty.url()))).await;
+    until("another life of the store", async || {
+        empty.keys().iter().any(|key| key.ends_with(":epoch"))
+    })
+    .await;
+    ground.recovers(Duration::from_secs(4), Vec::new()).await;
+    for (at, cursor) in cursors.iter().enumerate() {
+        let way = &ground.ways[at / 2][at % 2];
+        until("an old cursor is gone", || async {
+            let status = way.get(Some(cursor)).await.status();
+            assert!([410, 503].contains(&status.as_u16()), "{status}");
+            status == StatusCode::GONE
+        })
+        .await;
+    }
+    // What begins now is whole, and belongs to nobody else.
+    let ways = &ground.ways;
+    let mut events = ways[0][1]
+        .stream("slow", json!({"n": 5, "ms": 5}), json!("t"))
+        .await;
+    let (cursor, _) = events.message().await.unwrap();
+    assert_eq!(events.messages().await.len(), 5);
+    assert_eq!(ways[0][0].get(Some(&cursor)).await.status(), StatusCode::OK);
+    let foreign = ways[1][0].get(Some(&cursor)).await;
+    assert_eq!(foreign.status(), StatusCode::BAD_REQUEST);
+    let unknown = tool_call(Value::from(1), "echo", json!({}));
+    let mut stranger = ways[0][0].again();
+    stranger.id = Some("0123456789abcdef0123456789abcdef".to_owned());
+    until("unknown sessions are 404 again", || async {
+        let status = stranger.post(&unknown).await.status();
+        assert!([404, 503].contains(&status.as_u16()), "{status}");
+        status == StatusCode::NOT_FOUND
+    })
+    .await;
+}

@@ -1,0 +1,75 @@
+//! What changes at one replica is told to the others by pub/sub (DESIGN section 5).
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{
+    database::persistence::{Ground, Replica},
+    http::administration::Admin,
+    support::{
+        harness::{Session, until},
+        redis::{Kind, Redis, Reply},
+    },
+};
+
+async fn replica(ground: &Ground, redis: &Redis) -> Replica {
+    let url = format!("redis.url={}", redis.url());
+    let sets = [&*url, "cluster.listen=127.0.0.1:0"];
+    let args: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    ground.serve(&args).await
+}
+
+/// Waits until so many replicas listen.
+async fn listened_to(redis: &Redis, count: i64) {
+    until("replicas that listen", || async {
+        let said = redis.command(&["PUBSUB", "NUMSUB", "lockgate:v1:wake"]);
+        matches!(said, Reply::List(pair) if pair[1] == Reply::Number(count))
+    })
+    .await;
+}
+
+/// How long it takes on average until a server that is made by `admin` is there for `client`.
+async fn delay(admin: &Admin, at: &Replica, names: std::ops::Range<u32>) -> Duration {
+    let (mut waited, count) = (Duration::ZERO, names.len());
+    for number in names {
+        let path = format!("/tenants/a/servers/s{number}");
+        let (status, said) = admin.put(&path, json!({"command": "cat"})).await;
+        assert_eq!(status, 201, "{said}");
+        let began = Instant::now();
+        let client: Session = at.stranger("a", &format!("s{number}"));
+        until("the server", || async {
+            // Who names no session is told so, where there is such a server.
+            let status = client.get(None).await.status().as_u16();
+            assert!([400, 404].contains(&status), "{status}");
+            status == 400
+        })
+        .await;
+        waited += began.elapsed();
+    }
+    waited / u32::try_from(count).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_changes_at_one_replica_is_known_to_the_other_at_once() {
+    let (ground, redis) = (Ground::postgres(), Redis::start(Kind::Redis));
+    let one = replica(&ground, &redis).await;
+    let other = replica(&ground, &redis).await;
+    let admin = Admin::first(&ground, &one);
+    let made = admin.put("/tenants/a", json!({"auth": {"mode": "none"}}));
+    assert_eq!(made.await.0, 201);
+    listened_to(&redis, 2).await;
+    // Who is told nothing asks every 400 ms: that is 200 on average.
+    let told = delay(&admin, &other, 0..20).await;
+    assert!(told < Duration::from_millis(100), "{told:?}");
+    // It is told also over another connection.
+    redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    listened_to(&redis, 2).await;
+    let told = delay(&admin, &other, 20..40).await;
+    assert!(told < Duration::from_millis(100), "{told:?}");
+    // And needs none of it.
+    redis.pause();
+    delay(&admin, &other, 40..42).await;
+    redis.resume();
+}

@@ -1,0 +1,184 @@
+//! A browser as far as log-ins need one: cookies by origin, forms, and no redirect that the test
+//! does not follow itself.
+
+use std::collections::BTreeMap;
+
+use reqwest::{Response, StatusCode, header::HeaderMap};
+use url::Url;
+
+use crate::support::harness::{client, within};
+
+/// A browser; its cookies are its own.
+pub(crate) struct Browser {
+    http: reqwest::Client,
+    /// By origin and name.
+    cookies: BTreeMap<(String, String), String>,
+}
+
+/// What it shows, or where it is sent.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    pub(crate) url: Url,
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
+}
+
+impl Browser {
+    pub(crate) fn new() -> Self {
+        Self::with(client())
+    }
+
+    /// One that asks through `http`.
+    pub(crate) fn with(http: reqwest::Client) -> Self {
+        Self {
+            http,
+            cookies: BTreeMap::new(),
+        }
+    }
+
+    /// GET, as by a link on another site.
+    pub(crate) async fn open(&mut self, url: &str) -> Shown {
+        let request = self.http.get(url).header("Sec-Fetch-Site", "cross-site");
+        self.send(url, request).await
+    }
+
+    /// Sends the first form of a page that has these fields, as a browser does for a page that says
+    /// `no-referrer`.
+    pub(crate) async fn submit(&mut self, page: &Shown, fields: &[(&str, &str)]) -> Shown {
+        let (action, form) = page.form(fields[0].0);
+        let mut all = vec![("form", form.as_str())];
+        all.extend_from_slice(fields);
+        self.post(page.url.join(&action).unwrap().as_str(), &all)
+            .await
+    }
+
+    /// Posts fields.
+    pub(crate) async fn post(&mut self, url: &str, fields: &[(&str, &str)]) -> Shown {
+        let body = url::form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(fields)
+            .finish();
+        let request = self.http.post(url).body(body);
+        let request = request
+            .header("Content-Type", "application/x-www-form-urlencoded")
+            .header("Origin", "null")
+            .header("Sec-Fetch-Site", "same-origin");
+        self.send(url, request).await
+    }
+
+    /// Follows redirects as long as they stay with `origin`.
+    pub(crate) async fn follow(&mut self, mut shown: Shown, origin: &str) -> Shown {
+        for _ in 0..10 {
+            match shown.location() {
+                Some(to) if to.as_str().starts_with(origin) => shown = self.open(to.as_str()).await,
+                _ => return shown,
+            }
+        }
+        panic!("a circle at {}", shown.url);
+    }
+
+    /// The value of its cookie that begins like this.
+    pub(crate) fn cookie(&self, prefix: &str) -> Option<String> {
+        let mut cookies = self.cookies.iter();
+        let found = cookies.find(|((_, name), _)| name.starts_with(prefix));
+        found.map(|(_, value)| value.clone())
+    }
+
+    /// Takes over all cookies of another.
+    pub(crate) fn steal(&mut self, other: &Self) {
+        self.cookies = other.cookies.clone();
+    }
+
+    async fn send(&mut self, url: &str, request: reqwest::RequestBuilder) -> Shown {
+        let url = Url::parse(url).unwrap();
+        let origin = url.origin().ascii_serialization();
+        let own = self.cookies.iter().filter(|((of, _), _)| *of == origin);
+        let pairs: Vec<String> = own
+            .map(|((_, name), value)| format!("{name}={value}"))
+            .collect();
+        let request = if pairs.is_empty() {
+            request
+        } else {
+            request.header("Cookie", pairs.join("; "))
+        };
+        let response = within("a page", request.send()).await.unwrap();
+        self.keep(&origin, &response);
+        let (status, headers) = (response.status(), response.headers().clone());
+        let text = within("a page", response.text()).await.unwrap();
+        Shown {
+            url,
+            status,
+            headers,
+            text,
+        }
+    }
+
+    fn keep(&mut self, origin: &str, response: &Response) {
+        for line in response.headers().get_all("set-cookie") {
+            let pair = line.to_str().unwrap().split(';').next().unwrap();
+            let (name, value) = pair.split_once('=').unwrap();
+            let key = (origin.to_owned(), name.to_owned());
+            self.cookies.insert(key, value.to_owned());
+        }
+    }
+}
+
+impl Shown {
+    /// Where a redirect leads.
+    pub(crate) fn location(&self) -> Option<Url> {
+        let to = self.headers.get("location")?.to_str().unwrap();
+        Some(self.url.join(to).unwrap())
+    }
+
+    /// The parameters of the URL that a redirect leads to.
+    pub(crate) fn answer(&self) -> BTreeMap<String, String> {
+        let to = self.location();
+        let to = to.unwrap_or_else(|| panic!("no redirect: {} {}", self.status, self.text));
+        to.query_pairs().into_owned().collect()
+    }
+
+    /// Where the form with a field of this name goes, and its sealed state.
+    pub(crate) fn form(&self, field: &str) -> (String, String) {
+        let forms = self.text.split("<form").skip(1);
+        let mut fitting = forms.filter(|form| form.contains(&format!("name=\"{field}\"")));
+        let form = fitting.next();
+        let form = form.unwrap_or_else(|| panic!("no {field}: {} {}", self.status, self.text));
+        let value = |before: &str| {
+            let (_, rest) = form.split_once(before).unwrap();
+            rest.split('"').next().unwrap().to_owned()
+        };
+        (value("action=\""), value("name=\"form\" value=\""))
+    }
+
+    /// The value of a header field.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        let value = self.headers.get(name);
+        value.map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// Asserts that it is a page of ours with all that every page carries (CONTRACT P82).
+    pub(crate) fn assert_guarded(&self) {
+        let policy = self.header("content-security-policy");
+        for part in [
+            "default-src 'none'",
+            "style-src 'sha256-",
+            "frame-ancestors 'none'",
+            "base-uri 'none'",
+        ] {
+            assert!(policy.contains(part), "{part}: {policy}");
+        }
+        for (name, value) in [
+            ("x-frame-options", "DENY"),
+            ("referrer-policy", "no-referrer"),
+            ("cache-control", "no-store"),
+            ("pragma", "no-cache"),
+            ("x-content-type-options", "nosniff"),
+            ("content-type", "text/html; charset=utf-8"),
+        ] {
+            assert_eq!(self.header(name), value, "{name}");
+        }
+        for foreign in ["src=", "href=", "@import", "url(", "<script"] {
+            assert!(!self.text.contains(foreign), "{foreign}: {}", self.text);
+        }
+    }
+}

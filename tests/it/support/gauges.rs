@@ -1,0 +1,194 @@
+//! What a test reads off a running gateway: memory, processor time, descriptors, counters.
+
+use std::{net::SocketAddr, time::Duration};
+
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::support::harness::{Gateway, Session, body, client, within};
+
+/// How many of `full` are done: a hundredth times `SCALE`, but at least `least`; printed.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test has no configuration to read it from"
+)]
+pub(crate) fn scaled(what: &str, full: usize, least: usize) -> usize {
+    let scale = std::env::var("SCALE").map_or(1, |scale| scale.parse().unwrap());
+    let count = (full / 100 * scale).max(least);
+    println!("{what}: {count} (of {full})");
+    count
+}
+
+/// The process of a gateway, seen through `/proc`.
+pub(crate) struct Gauge(u32);
+
+impl Gauge {
+    /// Of a gateway that runs.
+    pub(crate) fn of(gateway: &Gateway) -> Self {
+        Self(gateway.process.id().unwrap())
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(format!("/proc/{}/{name}", self.0)).unwrap()
+    }
+
+    /// Resident memory in KiB.
+    pub(crate) fn memory(&self) -> i64 {
+        let status = self.read("status");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.unwrap()
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .unwrap()
+    }
+
+    /// Processor time so far; the kernel counts hundredths of a second.
+    pub(crate) fn processor(&self) -> Duration {
+        let stat = self.read("stat");
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split(' ').collect();
+        let ticks = |at: usize| fields[at].parse::<u64>().unwrap();
+        Duration::from_millis((ticks(12) + ticks(13)) * 10)
+    }
+
+    /// The share of one core that it uses while `span` passes.
+    pub(crate) async fn load(&self, span: Duration) -> f64 {
+        let (began, before) = (Instant::now(), self.processor());
+        tokio::time::sleep(span).await;
+        self.processor().saturating_sub(before).as_secs_f64() / began.elapsed().as_secs_f64()
+    }
+
+    /// Bytes read so far, from whatever.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        let io = self.read("io");
+        let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+        line.unwrap().parse().unwrap()
+    }
+
+    /// Open descriptors.
+    pub(crate) fn descriptors(&self) -> usize {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.0));
+        folder.unwrap().count()
+    }
+
+    /// Threads.
+    pub(crate) fn threads(&self) -> usize {
+        let folder = std::fs::read_dir(format!("/proc/{}/task", self.0));
+        folder.unwrap().count()
+    }
+
+    /// Child processes, dead ones that nobody waited for included.
+    pub(crate) fn children(&self) -> usize {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0)).unwrap();
+        let of = |task: std::fs::DirEntry| {
+            let children = std::fs::read_to_string(task.path().join("children"));
+            children.unwrap_or_default().split_whitespace().count()
+        };
+        tasks.flatten().map(of).sum()
+    }
+
+    /// The address of the operations listener, which `lockgate run` does not print: the one
+    /// socket that listens beside the public one.
+    fn operations(&self, public: u16) -> SocketAddr {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.0)).unwrap();
+        let own: Vec<String> = folder
+            .flatten()
+            .filter_map(|entry| Some(std::fs::read_link(entry.path()).ok()?.display().to_string()))
+            .collect();
+        let table = self.read("net/tcp");
+        let ports = table.lines().skip(1).filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let is_own = own.contains(&format!("socket:[{}]", fields[9]));
+            let port = u16::from_str_radix(fields[1].split_once(':')?.1, 16).ok()?;
+            (is_own && fields[3] == "0A" && port != public).then_some(port)
+        });
+        let port = ports.last().expect("ops.listen is set");
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+}
+
+/// A counter of a gateway that was started with `OPS`: the sum of the lines that begin so.
+pub(crate) async fn metric(gateway: &Gateway, name: &str) -> i64 {
+    let public = gateway.base().rsplit_once(':').unwrap().1;
+    let address = Gauge::of(gateway).operations(public.parse().unwrap());
+    metric_of(&format!("http://{address}"), name).await
+}
+
+/// The same, from where it is told.
+pub(crate) async fn metric_of(ops: &str, name: &str) -> i64 {
+    let request = client().get(format!("{ops}/metrics")).send();
+    let text = body(within("metrics", request).await.unwrap()).await;
+    let lines = text.lines().filter(|line| line.starts_with(name));
+    let values = lines.map(|line| line.rsplit_once(' ').unwrap().1);
+    values.map(|value| value.parse::<i64>().unwrap()).sum()
+}
+
+/// The setting that `metric` needs.
+pub(crate) const OPS: &str = "ops.listen=127.0.0.1:0";
+
+/// How long slow calls of `session` take: the third slowest of twenty, one after the other.
+pub(crate) async fn slow_call(session: &Session) -> Duration {
+    slow_of_twenty(async || {
+        assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
+    })
+    .await
+}
+
+/// The third slowest of twenty: of the slowest, one or two met another test on this machine.
+pub(crate) async fn slow_of_twenty(act: impl AsyncFn()) -> Duration {
+    let mut all = Vec::new();
+    for _ in 0..20 {
+        let began = Instant::now();
+        act().await;
+        all.push(began.elapsed());
+    }
+    all.sort();
+    all[17]
+}
+
+/// The middle of three measurements, which forgives one that met a busy machine.
+pub(crate) async fn median<F: Future<Output = Duration>>(measure: impl Fn() -> F) -> Duration {
+    let mut all = [measure().await, measure().await, measure().await];
+    all.sort();
+    all[1]
+}
+
+/// Holds `measure` to the gate's bound: five times what it was `before`, on the median of three.
+/// A machine that is busy with something else may spoil two of three medians.
+pub(crate) async fn stays_quick<F: Future<Output = Duration>>(
+    what: &str,
+    before: Duration,
+    measure: impl Fn() -> F,
+) {
+    let bound = before.max(NOISE) * 5;
+    let mut all = Vec::new();
+    while all.last().is_none_or(|last| *last > bound) {
+        all.push(median(&measure).await);
+        assert!(all.len() < 4, "{what}: {all:?}, before {before:?}");
+    }
+    println!("{what}: {before:?} before, {all:?} during");
+}
+
+/// Does `disturb` again and again while calls of `session` have to stay quick. They are made in
+/// a thread of their own: what the disturbance costs this side must not count.
+pub(crate) async fn calls_stay_quick<T>(session: &Session, disturb: impl AsyncFn() -> T) -> Vec<T> {
+    let before = median(|| slow_call(session)).await;
+    let twin = session.again();
+    let measuring = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            stays_quick("another session", before, || slow_call(&twin)).await;
+        });
+    });
+    let mut all = vec![disturb().await];
+    while !measuring.is_finished() {
+        all.push(disturb().await);
+    }
+    measuring.await.unwrap();
+    all
+}
+
+/// Calls of a debug build that shares its processors with other tests take this long at times.
+const NOISE: Duration = Duration::from_millis(15);

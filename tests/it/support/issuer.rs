@@ -1,0 +1,318 @@
+//! Authorization servers: a real one, and one that does whatever a test wants.
+
+use std::{
+    path::PathBuf,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::SystemTime,
+};
+
+use aws_lc_rs::{
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use jsonwebtoken::{Algorithm, EncodingKey, crypto};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
+    net::{TcpListener, TcpStream},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    sync::watch,
+    task::JoinHandle,
+};
+
+use crate::support::harness::{client, json_of, package, within};
+
+/// Seconds since the epoch.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap().as_secs()
+}
+
+/// The npm package `oidc-provider`.
+pub(crate) struct Provider {
+    /// Its issuer.
+    pub(crate) issuer: String,
+    _process: Child,
+    stdin: ChildStdin,
+    stdout: Lines<BufReader<ChildStdout>>,
+}
+
+impl Provider {
+    /// Starts it; `scripts/test` installs what it needs.
+    pub(crate) async fn start() -> Self {
+        let folder: PathBuf = package().join("tests/fixtures/issuer");
+        assert!(
+            folder.join("node_modules").exists(),
+            "run npm ci in tests/fixtures/issuer, or scripts/test"
+        );
+        let mut process = Command::new("node")
+            .arg("server.mjs")
+            .current_dir(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let stdin = process.stdin.take().unwrap();
+        let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
+        let issuer = line(&mut stdout, |line| line.starts_with("http://")).await;
+        Self {
+            issuer,
+            _process: process,
+            stdin,
+            stdout,
+        }
+    }
+
+    /// An access token for `resource`, by client credentials: its subject is the client.
+    pub(crate) async fn token(&self, name: &str, resource: &str, scope: &str) -> String {
+        let pairs = [
+            ("grant_type", "client_credentials"),
+            ("client_id", name),
+            ("client_secret", "secret"),
+            ("resource", resource),
+            ("scope", scope),
+        ];
+        let form = url::form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(pairs)
+            .finish();
+        let asked = client()
+            .post(format!("{}/token", self.issuer))
+            .header("Content-Type", "application/x-www-form-urlencoded")
+            .body(form);
+        let answer = json_of(within("a token", asked.send()).await.unwrap()).await;
+        let token = answer["access_token"].as_str();
+        token
+            .unwrap_or_else(|| panic!("no token: {answer}"))
+            .to_owned()
+    }
+
+    /// New keys sign from now on; the old ones stay in the set.
+    pub(crate) async fn rotate(&mut self) {
+        self.tell("rotate\n").await;
+    }
+
+    /// The old keys leave the set.
+    pub(crate) async fn retire(&mut self) {
+        self.tell("retire\n").await;
+    }
+
+    /// From now on the client `gateway` may send people back to `url`.
+    pub(crate) async fn callback(&mut self, url: &str) {
+        self.tell(&format!("callback {url}\n")).await;
+    }
+
+    async fn tell(&mut self, what: &str) {
+        self.stdin.write_all(what.as_bytes()).await.unwrap();
+        line(&mut self.stdout, |line| line == "done").await;
+    }
+}
+
+async fn line(lines: &mut Lines<BufReader<ChildStdout>>, is_it: impl Fn(&str) -> bool) -> String {
+    within("a line of the issuer", async {
+        loop {
+            let line = lines.next_line().await.unwrap().expect("it lives");
+            if is_it(&line) {
+                return line;
+            }
+        }
+    })
+    .await
+}
+
+/// How an issuer answers for its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mood {
+    /// As it should.
+    Good,
+    /// By closing the connection.
+    Gone,
+    /// Never.
+    Slow,
+    /// Without end.
+    Huge,
+    /// By sending the client to a place where the keys are.
+    Redirecting,
+    /// As a page.
+    Html,
+    /// With an error that has the keys as its body.
+    Failing,
+    /// With metadata of another issuer.
+    Foreign,
+    /// With metadata whose keys are at the metadata service of a cloud.
+    Steering,
+}
+
+/// An issuer of the test's own.
+pub(crate) struct Issuer {
+    /// Its issuer.
+    pub(crate) url: String,
+    /// Connections so far.
+    hits: Arc<AtomicUsize>,
+    mood: watch::Sender<(Mood, Value)>,
+    task: JoinHandle<()>,
+}
+
+impl Issuer {
+    /// One that has the public halves of `keys`.
+    pub(crate) async fn start(keys: &[&Key]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (mood, reader) = watch::channel((Mood::Good, set(keys)));
+        let hits = Arc::<AtomicUsize>::default();
+        let (counted, issuer) = (Arc::clone(&hits), url.clone());
+        let task = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::SeqCst);
+                tokio::spawn(answer(socket, issuer.clone(), reader.clone()));
+            }
+        });
+        Self {
+            url,
+            hits,
+            mood,
+            task,
+        }
+    }
+
+    /// Connections so far.
+    pub(crate) fn hits(&self) -> usize {
+        self.hits.load(Ordering::SeqCst)
+    }
+
+    /// Changes how it answers.
+    pub(crate) fn turn(&self, mood: Mood) {
+        self.mood.send_modify(|state| state.0 = mood);
+    }
+
+    /// Changes what keys it has.
+    pub(crate) fn publish(&self, keys: &[&Key]) {
+        self.mood.send_modify(|state| state.1 = set(keys));
+    }
+
+    /// What a good access token for `resource` says.
+    pub(crate) fn claims(&self, resource: &str) -> Value {
+        json!({"iss": self.url, "sub": "ada", "aud": resource, "client_id": "app",
+            "iat": now(), "exp": now() + 300, "jti": "j", "scope": "files:read"})
+    }
+}
+
+impl Drop for Issuer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn set(keys: &[&Key]) -> Value {
+    json!({"keys": keys.iter().map(|key| key.public()).collect::<Vec<_>>()})
+}
+
+async fn answer(mut socket: TcpStream, issuer: String, state: watch::Receiver<(Mood, Value)>) {
+    let mut request = vec![0; 4096];
+    let count = socket.read(&mut request).await.unwrap_or(0);
+    let request = String::from_utf8_lossy(&request[..count]).into_owned();
+    let path = request.split(' ').nth(1).unwrap_or("").to_owned();
+    let (mood, keys) = state.borrow().clone();
+    let is_metadata = path.starts_with("/.well-known/");
+    let metadata = match mood {
+        Mood::Foreign => {
+            json!({"issuer": format!("{issuer}/"), "jwks_uri": format!("{issuer}/keys")})
+        }
+        Mood::Steering => json!({"issuer": issuer, "jwks_uri": "http://169.254.169.254/keys"}),
+        _ => json!({"issuer": issuer, "jwks_uri": format!("{issuer}/keys")}),
+    };
+    let body = if is_metadata { metadata } else { keys }.to_string();
+    let with = |status: &str, kind: &str, more: &str| {
+        let length = body.len();
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n{more}\r\n{body}"
+        )
+    };
+    let json = "application/json";
+    let text = match mood {
+        _ if is_metadata || path == "/elsewhere" => with("200 OK", json, ""),
+        Mood::Good | Mood::Foreign | Mood::Steering => with("200 OK", json, ""),
+        Mood::Gone => return,
+        Mood::Slow => {
+            // Until the other side has had enough.
+            let _ = socket.read(&mut [0; 1]).await;
+            return;
+        }
+        Mood::Huge => {
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{\"keys\": [";
+            let mut left = socket.write_all(head.as_bytes()).await;
+            while left.is_ok() {
+                left = socket.write_all(&[b' '; 4096]).await;
+            }
+            return;
+        }
+        Mood::Redirecting => with(
+            "302 Found",
+            json,
+            &format!("Location: {issuer}/elsewhere\r\n"),
+        ),
+        Mood::Html => with("200 OK", "text/html", ""),
+        Mood::Failing => with("500 Internal Server Error", json, ""),
+    };
+    let _ = socket.write_all(text.as_bytes()).await;
+}
+
+/// A key of an issuer, both halves.
+pub(crate) struct Key {
+    /// Its id.
+    pub(crate) kid: String,
+    /// What signs.
+    pub(crate) private: EncodingKey,
+    point: Vec<u8>,
+}
+
+impl Key {
+    /// A new key on P-256.
+    pub(crate) fn new(kid: &str) -> Self {
+        let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
+        let pkcs8 = EcdsaKeyPair::generate_pkcs8(algorithm, &SystemRandom::new()).unwrap();
+        let pair = EcdsaKeyPair::from_pkcs8(algorithm, pkcs8.as_ref()).unwrap();
+        Self {
+            kid: kid.to_owned(),
+            private: EncodingKey::from_ec_der(pkcs8.as_ref()),
+            point: pair.public_key().as_ref().to_vec(),
+        }
+    }
+
+    /// What is published of it.
+    pub(crate) fn public(&self) -> Value {
+        let number = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        json!({"kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "kid": self.kid,
+            "x": number(&self.point[1..33]), "y": number(&self.point[33..])})
+    }
+
+    /// An access token that says `claims` (RFC 9068).
+    pub(crate) fn sign(&self, claims: &Value) -> String {
+        let header = json!({"alg": "ES256", "typ": "at+jwt", "kid": self.kid});
+        self.sign_as(&header.to_string(), &claims.to_string())
+    }
+
+    /// A token with any header and any payload.
+    pub(crate) fn sign_as(&self, header: &str, payload: &str) -> String {
+        signed(header, payload, &self.private, Algorithm::ES256)
+    }
+}
+
+/// A token of any header and payload, by any key.
+pub(crate) fn signed(header: &str, payload: &str, key: &EncodingKey, by: Algorithm) -> String {
+    let text = unsigned(header, payload);
+    let signature = crypto::sign(text.as_bytes(), key, by).unwrap();
+    format!("{text}.{signature}")
+}
+
+/// The two parts of a token that are signed.
+pub(crate) fn unsigned(header: &str, payload: &str) -> String {
+    let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
+    format!("{}.{}", part(header), part(payload))
+}

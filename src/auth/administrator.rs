@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     base::private_file,
-    database::{Author, Expected, Failure},
+    database::{self, Author, Expected},
     declare::{Catalog, Document, Kind, Object, ObjectName, OperatorKeys},
     snapshot::Live,
     telemetry::Denied,
@@ -149,7 +149,7 @@ pub(crate) async fn ensure_operator(
     live: &Live,
     given: Option<&str>,
     data_dir: &Path,
-) -> Result<(), Failure> {
+) -> Result<(), database::Error> {
     let (store, snapshot) = (live.store()?, live.snapshot());
     let author = Author::named("start");
     let now = u64::try_from(live.clock().now_ms() / 1000).unwrap_or(0);
@@ -180,15 +180,16 @@ pub(crate) async fn ensure_operator(
     }
     let expected = before.map_or(Expected::Absent, |before| Expected::Version(before.version));
     let file = data_dir.join("admin.key");
-    let key = key_file(&file)
-        .map_err(|error| Failure::Bug(format!("cannot write {}: {error}", file.display())))?;
+    let key = key_file(&file).map_err(|error| {
+        database::Error::Bug(format!("cannot write {}: {error}", file.display()))
+    })?;
     match store
         .objects()
         .put(&name, key_object(&key), expected, &author)
         .await
     {
         // Another replica was faster, and its file has the key.
-        Err(Failure::Conflict) => _ = fs::remove_file(&file),
+        Err(database::Error::Conflict) => _ = fs::remove_file(&file),
         other => {
             other?;
             tracing::info!(event = "admin.key", file = %file.display(), "an operator's API key");

@@ -14,7 +14,7 @@ use super::{
         Clients, Grants, Issuance, Logins, Revocations, Signing, SigningKeys, signing_keys, sweep,
     },
     objects::{Judge, Objects, repository},
-    pool::{Audit, Failure, Pool},
+    pool::{Audit, Error, Pool},
     vault::{KeySource, Sealer, Vault, rotation},
 };
 use crate::{
@@ -96,11 +96,11 @@ impl Database {
     ///
     /// `Unavailable` while the database does not answer; `Invalid` if it cannot be used as
     /// configured: a wrong master key, an unusable URL.
-    pub(crate) async fn open(opening: Opening) -> Result<Self, Failure> {
+    pub(crate) async fn open(opening: Opening) -> Result<Self, Error> {
         let clock = opening.clock;
         let pool = match &opening.location {
             Location::File(file) => {
-                make_private(file).map_err(|error| Failure::Unavailable(error.to_string()))?;
+                make_private(file).map_err(|error| Error::Unavailable(error.to_string()))?;
                 Pool::sqlite(file, clock).await?
             }
             Location::Url(url) => Pool::postgres(url.expose(), clock).await?,
@@ -173,7 +173,7 @@ impl Database {
     }
 
     /// Removes some of the expired rows of the authorization servers; true if there may be more.
-    pub(crate) async fn sweep(&self) -> Result<bool, Failure> {
+    pub(crate) async fn sweep(&self) -> Result<bool, Error> {
         sweep::sweep(&self.0.pool).await
     }
 
@@ -184,9 +184,9 @@ impl Database {
     /// # Errors
     ///
     /// `Unavailable`, or `Invalid` if the key file cannot be written.
-    pub(crate) async fn rotate(&self) -> Result<String, Failure> {
+    pub(crate) async fn rotate(&self) -> Result<String, Error> {
         let source = &self.0.vault.source;
-        let _lock = source.lock().map_err(Failure::from_key)?;
+        let _lock = source.lock().map_err(Error::from_key)?;
         let keys = rotation::begin_rotation(source, &self.0.vault.random)?;
         let mut transaction = self.0.pool.begin().await?;
         let sealer = Sealer {
@@ -206,7 +206,7 @@ impl Database {
     /// # Errors
     ///
     /// `Invalid` for PostgreSQL, `Unavailable`.
-    pub(crate) async fn copy_to(&self, target: &Path) -> Result<(), Failure> {
+    pub(crate) async fn copy_to(&self, target: &Path) -> Result<(), Error> {
         Ok(self.0.pool.copy_to(&target.to_string_lossy()).await?)
     }
 

@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     base::Clock,
-    database::{Database, Failure},
+    database::{self, Database},
     declare::{Catalog, Issued, OperatorKeys, When},
 };
 
@@ -157,9 +157,9 @@ impl Live {
     /// # Errors
     ///
     /// `Unavailable` as long as it could not be opened; always in `run`.
-    pub(crate) fn store(&self) -> Result<&Database, Failure> {
+    pub(crate) fn store(&self) -> Result<&Database, database::Error> {
         let store = self.store.get();
-        store.ok_or_else(|| Failure::Unavailable("it was not opened yet".to_owned()))
+        store.ok_or_else(|| database::Error::Unavailable("it was not opened yet".to_owned()))
     }
 
     /// From now on there is a store.
@@ -174,7 +174,7 @@ impl Live {
     ///
     /// Those of [`Objects::load`](crate::database::objects::Objects::load), and `Invalid` for a state that cannot be served here; the last
     /// snapshot stays.
-    pub(crate) async fn refresh(&self) -> Result<(), Failure> {
+    pub(crate) async fn refresh(&self) -> Result<(), database::Error> {
         let store = self.store()?;
         let loaded = store.objects().load().await?;
         let catalog = store.objects().judged(&loaded, When::Serving)?.catalog;
@@ -203,7 +203,7 @@ impl Live {
     /// # Errors
     ///
     /// Those of [`Database::issued`]; the last snapshot stays.
-    pub(crate) async fn refresh_issued(&self) -> Result<(), Failure> {
+    pub(crate) async fn refresh_issued(&self) -> Result<(), database::Error> {
         let (issued, revocation) = self.newer_issued(self.store()?).await?;
         let shown = self.snapshot();
         self.publish(Snapshot {
@@ -218,7 +218,7 @@ impl Live {
         Ok(())
     }
 
-    async fn newer_issued(&self, store: &Database) -> Result<(Arc<Issued>, i64), Failure> {
+    async fn newer_issued(&self, store: &Database) -> Result<(Arc<Issued>, i64), database::Error> {
         let shown = self.snapshot();
         let known = (&*shown.catalog.issued, shown.revocation);
         let (issued, revocation) = store.issued().newer(known).await?;
@@ -231,7 +231,7 @@ impl Live {
     /// # Errors
     ///
     /// Those of the store.
-    pub(crate) async fn ask(&self) -> Result<i64, Failure> {
+    pub(crate) async fn ask(&self) -> Result<i64, database::Error> {
         let asking = async {
             let reached = self.store()?.issued().reached().await?;
             if self.is_loaded() && self.snapshot().revocation < reached.revocation {
@@ -239,10 +239,10 @@ impl Live {
             }
             Ok(reached.version)
         };
-        let late = || Failure::Unavailable(format!("no answer within {ANSWER:?}"));
+        let late = || database::Error::Unavailable(format!("no answer within {ANSWER:?}"));
         let asked = tokio::time::timeout(ANSWER, asking).await;
         let asked = asked.unwrap_or_else(|_| Err(late()));
-        if matches!(asked, Ok(_) | Err(Failure::Unavailable(_))) {
+        if matches!(asked, Ok(_) | Err(database::Error::Unavailable(_))) {
             self.asked.note(Instant::now());
         }
         asked

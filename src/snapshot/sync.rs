@@ -21,7 +21,7 @@ use super::live::Live;
 use crate::config::{Config, Issuing, Mistake};
 use crate::{
     base::HiddenPaths,
-    database::{Author, Database, Failure, Location, Opening, oauth::Schedule},
+    database::{self, Author, Database, Location, Opening, oauth::Schedule},
     declare::{AuthMode, Prune},
     manifest::{Declaration, objects},
 };
@@ -118,12 +118,12 @@ impl Keeper {
     ///
     /// What keeps the gateway from starting. A database that is away does not: it may come back,
     /// unless it is a file.
-    pub(crate) async fn start(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn start(&mut self) -> Result<(), database::Error> {
         match self.round(None).await {
-            Err(Failure::Unavailable(what))
+            Err(database::Error::Unavailable(what))
                 if matches!(self.opening.location, Location::Url(_)) =>
             {
-                self.say("store.away", &Failure::Unavailable(what));
+                self.say("store.away", &database::Error::Unavailable(what));
                 Ok(())
             }
             other => other.map(drop),
@@ -171,7 +171,7 @@ impl Keeper {
     /// A round after an answer of the store, and what is to be said of it.
     async fn turn(&mut self, answer: Option<Result<i64, String>>) -> Reach {
         let outcome = match answer {
-            Some(Err(what)) => Err(Failure::Unavailable(what)),
+            Some(Err(what)) => Err(database::Error::Unavailable(what)),
             answer => self.round(answer.and_then(Result::ok)).await,
         };
         match &outcome {
@@ -191,7 +191,7 @@ impl Keeper {
 
     /// One round: open, apply, look for changes, forget what is old. `version` is that of the store,
     /// if it was just asked.
-    async fn round(&mut self, version: Option<i64>) -> Result<Standing, Failure> {
+    async fn round(&mut self, version: Option<i64>) -> Result<Standing, database::Error> {
         if self.live.store().is_err() {
             let store = Database::open(self.opening.clone()).await?;
             self.live.opened(store);
@@ -208,7 +208,10 @@ impl Keeper {
                 return Ok(Standing::Behind);
             }
             let refreshed = self.live.refresh().await;
-            if matches!(refreshed, Err(Failure::Invalid(_) | Failure::Bug(_))) {
+            if matches!(
+                refreshed,
+                Err(database::Error::Invalid(_) | database::Error::Bug(_))
+            ) {
                 self.refused = Some(version);
             }
             refreshed?;
@@ -225,7 +228,7 @@ impl Keeper {
     }
 
     /// Sees to it that every authorization server has a key, and none for too long.
-    async fn keep_keys(&mut self, store: &Database) -> Result<(), Failure> {
+    async fn keep_keys(&mut self, store: &Database) -> Result<(), database::Error> {
         let catalog = self.live.current();
         for (name, tenant) in &catalog.tenants {
             let is_builtin = matches!(tenant.auth, AuthMode::Builtin(_));
@@ -233,7 +236,7 @@ impl Keeper {
             if is_builtin && !catalog.issued.keys.contains_key(name) {
                 match store.signing_keys().current(name).await {
                     // The tenant has just gone.
-                    Ok(_) | Err(Failure::NotFound) => {}
+                    Ok(_) | Err(database::Error::NotFound) => {}
                     Err(failure) => return Err(failure),
                 }
             }
@@ -260,7 +263,7 @@ impl Keeper {
 
     /// Applies what is pending, if anything is. What is wrong with it is an error only before
     /// anything is served.
-    async fn apply(&mut self, store: &Database) -> Result<bool, Failure> {
+    async fn apply(&mut self, store: &Database) -> Result<bool, database::Error> {
         let Some(applied) = &mut self.applied else {
             return Ok(false);
         };
@@ -274,18 +277,20 @@ impl Keeper {
             .await;
         let file = &applied.file;
         match done {
-            Err(Failure::Unavailable(what)) => return Err(Failure::Unavailable(what)),
+            Err(database::Error::Unavailable(what)) => {
+                return Err(database::Error::Unavailable(what));
+            }
             Ok(changes) => {
                 for change in &changes {
                     tracing::info!(event = "manifest.applied", file = %file.display(), "{change}");
                 }
             }
-            Err(Failure::Invalid(mistakes)) => {
+            Err(database::Error::Invalid(mistakes)) => {
                 let placed = mistakes.iter().map(|mistake| placed(pending, mistake));
                 let mistakes: Vec<Mistake> = placed.collect();
                 if !self.live.is_loaded() {
                     applied.pending = None;
-                    return Err(Failure::Invalid(mistakes));
+                    return Err(database::Error::Invalid(mistakes));
                 }
                 refuse(&mistakes);
             }
@@ -318,7 +323,7 @@ impl Keeper {
         }
     }
 
-    fn say(&mut self, event: &'static str, failure: &Failure) {
+    fn say(&mut self, event: &'static str, failure: &database::Error) {
         let text = failure.to_string();
         if text != self.said {
             tracing::error!(event, "{text}");
@@ -335,7 +340,7 @@ async fn ask(live: &Live, tell: &watch::Sender<Option<Result<i64, String>>>) {
         let answer = if live.store().is_ok() {
             let asked = live.ask().await;
             Some(asked.map_err(|failure| match failure {
-                Failure::Unavailable(what) => what,
+                database::Error::Unavailable(what) => what,
                 other => other.to_string(),
             }))
         } else {

@@ -17,7 +17,7 @@ use crate::{
     base::{Clock, private_file},
     cli::serve::database::lock_file,
     config::{Config, Sources, Wrong, gateway::environment},
-    database::{Database, Failure, Judge, Location, Opening, pool::sql::inspect},
+    database::{self, Database, Judge, Location, Opening, pool::sql::inspect},
 };
 
 /// Where the store is.
@@ -144,24 +144,29 @@ fn opening(config: &Config) -> Opening {
     Opening::of(config, judge, Clock::system())
 }
 
-fn of_file(config: &Config) -> Result<PathBuf, Failure> {
+fn of_file(config: &Config) -> Result<PathBuf, database::Error> {
     match Location::of(config) {
         Location::File(file) => Ok(file),
         Location::Url(_) => {
             let what = "names PostgreSQL, which its own tools copy and put back (pg_dump)";
             let wrong = Wrong::new(what, "use those");
-            Err(Failure::Invalid(vec![wrong.at("configuration", "sql.url")]))
+            Err(database::Error::Invalid(vec![
+                wrong.at("configuration", "sql.url"),
+            ]))
         }
     }
 }
 
-fn wrong(path: &Path, what: String, remedy: &str) -> Failure {
+fn wrong(path: &Path, what: String, remedy: &str) -> database::Error {
     let place = path.display().to_string();
-    Failure::Invalid(vec![Wrong::new(what, remedy).at(&place, "store")])
+    database::Error::Invalid(vec![Wrong::new(what, remedy).at(&place, "store")])
 }
 
 /// Runs a command on the database that the configuration names, and prints its result.
-fn done(args: StoreArgs, act: impl AsyncFnOnce(&Config) -> Result<String, Failure>) -> ExitCode {
+fn done(
+    args: StoreArgs,
+    act: impl AsyncFnOnce(&Config) -> Result<String, database::Error>,
+) -> ExitCode {
     let sources = Sources {
         file: args.config,
         env: environment(),
@@ -184,7 +189,7 @@ fn done(args: StoreArgs, act: impl AsyncFnOnce(&Config) -> Result<String, Failur
             println!("{said}");
             ExitCode::SUCCESS
         }
-        Err(failure @ Failure::Invalid(_)) => {
+        Err(failure @ database::Error::Invalid(_)) => {
             eprintln!("{failure}");
             ExitCode::from(2)
         }

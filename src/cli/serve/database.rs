@@ -18,7 +18,7 @@ use crate::{
     auth::administrator::ensure_operator,
     base::{HiddenPaths, Secret, private_file},
     config::{Config, Mistake},
-    database::{Failure, Judge, Opening, vault::Make},
+    database::{self, Judge, Opening, vault::Make},
     declare::{Catalog, Offer},
     gateway::Served,
     manifest::checks,
@@ -85,7 +85,7 @@ pub(super) async fn open(
                 Err(mistake) => Err(vec![mistake]),
             })
         }
-        Err(Failure::Invalid(mistakes)) => Ok(Err(mistakes)),
+        Err(database::Error::Invalid(mistakes)) => Ok(Err(mistakes)),
         Err(failure) => Err(anyhow::Error::new(failure).context("cannot use the store")),
     }
 }

@@ -1,7 +1,7 @@
 //! Registered clients (RFC 7591) as rows.
 
 use super::revocations::{self, Revoked};
-use crate::database::pool::{Failure, Pool, Row};
+use crate::database::pool::{Error, Pool, Row};
 
 /// A registered client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,12 +28,7 @@ pub(crate) struct Clients<'a> {
 
 impl Clients<'_> {
     /// Adds a client; false if the tenant has `cap` unexpired clients.
-    pub(crate) async fn add(
-        self,
-        tenant: &str,
-        new: &Registered,
-        cap: u32,
-    ) -> Result<bool, Failure> {
+    pub(crate) async fn add(self, tenant: &str, new: &Registered, cap: u32) -> Result<bool, Error> {
         // Simultaneous registrations may together exceed the cap by their number.
         let values = vec![
             tenant.into(),
@@ -54,14 +49,14 @@ impl Clients<'_> {
         self,
         tenant: &str,
         client_id: &str,
-    ) -> Result<Option<Registered>, Failure> {
+    ) -> Result<Option<Registered>, Error> {
         let values = vec![tenant.into(), client_id.into(), self.pool.now_ms().into()];
         let rows = self.pool.read(ONE, values).await?;
         rows.first().map(read).transpose()
     }
 
     /// Replaces metadata, secret, access token and end of a client; false if there is none.
-    pub(crate) async fn update(self, tenant: &str, new: &Registered) -> Result<bool, Failure> {
+    pub(crate) async fn update(self, tenant: &str, new: &Registered) -> Result<bool, Error> {
         let values = vec![
             tenant.into(),
             new.client_id.as_str().into(),
@@ -80,7 +75,7 @@ impl Clients<'_> {
         tenant: &str,
         client_id: &str,
         expires_ms: i64,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         let values = vec![
             tenant.into(),
             client_id.into(),
@@ -92,7 +87,7 @@ impl Clients<'_> {
     }
 
     /// Removes a client and revokes its grants; false if there is none.
-    pub(crate) async fn remove(self, tenant: &str, client_id: &str) -> Result<bool, Failure> {
+    pub(crate) async fn remove(self, tenant: &str, client_id: &str) -> Result<bool, Error> {
         let mut transaction = self.pool.begin_beside().await?;
         let values = vec![tenant.into(), client_id.into()];
         if transaction.run(DELETE, values).await?.is_empty() {
@@ -105,10 +100,10 @@ impl Clients<'_> {
     }
 }
 
-fn read(row: &Row) -> Result<Registered, Failure> {
+fn read(row: &Row) -> Result<Registered, Error> {
     let hash = |bytes: Vec<u8>| {
         let hash = bytes.try_into();
-        hash.map_err(|_| Failure::Bug("a hash of another length".to_owned()))
+        hash.map_err(|_| Error::Bug("a hash of another length".to_owned()))
     };
     let secret_hash: Option<Vec<u8>> = row.get("secret_hash")?;
     Ok(Registered {

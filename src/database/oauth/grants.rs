@@ -6,7 +6,7 @@
 use uuid::Uuid;
 
 use super::revocations;
-use crate::database::pool::{Failure, Pool, Row, Transaction, Value};
+use crate::database::pool::{Error, Pool, Row, Transaction, Value};
 
 /// A grant: a person allows a client to use a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +128,7 @@ pub(crate) struct Grants<'a> {
 
 impl Grants<'_> {
     /// Writes a code.
-    pub(crate) async fn add_code(self, tenant: &str, code: &NewCode) -> Result<(), Failure> {
+    pub(crate) async fn add_code(self, tenant: &str, code: &NewCode) -> Result<(), Error> {
         let grant = &code.grant;
         let values = vec![
             (&code.hash).into(),
@@ -151,11 +151,7 @@ impl Grants<'_> {
 
     /// Takes a code, in one statement: only one caller gets [`TakenCode::First`]. The caller judges
     /// expiry, client, redirect URI and challenge afterwards.
-    pub(crate) async fn take_code(
-        self,
-        tenant: &str,
-        hash: &[u8; 32],
-    ) -> Result<TakenCode, Failure> {
+    pub(crate) async fn take_code(self, tenant: &str, hash: &[u8; 32]) -> Result<TakenCode, Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin_beside().await?;
         let values = vec![hash.into(), tenant.into(), now_ms.into()];
@@ -184,7 +180,7 @@ impl Grants<'_> {
         tenant: &str,
         code: &NewCode,
         refresh: &NewRefresh,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, Error> {
         let (grant, now_ms) = (&code.grant, self.pool.now_ms());
         let mut transaction = self.pool.begin_beside().await?;
         // A revocation removes codes and then ends grants: the lock on the row of the code orders
@@ -229,7 +225,7 @@ impl Grants<'_> {
         client_id: &str,
         hash: &[u8; 32],
         succession: &Succession,
-    ) -> Result<Refreshed, Failure> {
+    ) -> Result<Refreshed, Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin_beside().await?;
         // The lock on the row of the grant decides: another use, and a revocation, wait.
@@ -277,7 +273,7 @@ impl Grants<'_> {
         tenant: &str,
         filter: GrantFilter<'_>,
         limit: usize,
-    ) -> Result<Vec<SeenGrant>, Failure> {
+    ) -> Result<Vec<SeenGrant>, Error> {
         let own = |text: Option<&str>| Value::Text(text.map(str::to_owned));
         let values = vec![
             tenant.into(),
@@ -302,7 +298,7 @@ impl Grants<'_> {
         self,
         tenant: &str,
         hash: &[u8; 32],
-    ) -> Result<Option<Grant>, Failure> {
+    ) -> Result<Option<Grant>, Error> {
         let values = vec![hash.into(), tenant.into()];
         let rows = self.pool.read(GRANT_OF_REFRESH, values).await?;
         rows.first().map(grant).transpose()
@@ -310,9 +306,9 @@ impl Grants<'_> {
 }
 
 /// The groups in a row.
-fn row_groups(row: &Row) -> Result<Vec<String>, Failure> {
+fn row_groups(row: &Row) -> Result<Vec<String>, Error> {
     let text: String = row.get("groups")?;
-    serde_json::from_str(&text).map_err(|error| Failure::Bug(format!("groups in a row: {error}")))
+    serde_json::from_str(&text).map_err(|error| Error::Bug(format!("groups in a row: {error}")))
 }
 
 /// A refresh token that was used.
@@ -325,7 +321,7 @@ struct Used {
 
 impl Used {
     /// None if it was not used: it has expired.
-    fn read(row: &Row) -> Result<Option<Self>, Failure> {
+    fn read(row: &Row) -> Result<Option<Self>, Error> {
         let at_ms: Option<i64> = row.get("used_ms")?;
         let salt: Option<Vec<u8>> = row.get("salt")?;
         let salt = salt.and_then(|salt| salt.try_into().ok());
@@ -342,7 +338,7 @@ async fn add_refresh(
     transaction: &mut Transaction,
     grant: &Grant,
     refresh: &NewRefresh,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let expires_ms = refresh.expires_ms.min(grant.expires_ms);
     let values = vec![(&refresh.hash).into(), grant.id.into(), expires_ms.into()];
     transaction.run(INSERT_REFRESH, values).await?;
@@ -350,7 +346,7 @@ async fn add_refresh(
 }
 
 /// Reads a row of `grants`.
-fn grant(row: &Row) -> Result<Grant, Failure> {
+fn grant(row: &Row) -> Result<Grant, Error> {
     Ok(Grant {
         id: row.get("id")?,
         subject: row.get("subject")?,
@@ -363,7 +359,7 @@ fn grant(row: &Row) -> Result<Grant, Failure> {
     })
 }
 
-fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Failure> {
+fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
     Ok(NewCode {
         hash: *hash,
         grant: Grant {

@@ -11,7 +11,7 @@ use super::{
     signing_keys::{self, Signing},
 };
 use crate::{
-    database::pool::{Failure, Pool, Row},
+    database::pool::{Error, Pool, Row},
     declare::Issued,
 };
 
@@ -33,13 +33,13 @@ pub(crate) struct Issuance<'a> {
 
 impl Issuance<'_> {
     /// The numbers of the last changes, and the time of the server: one cheap query.
-    pub(crate) async fn reached(self) -> Result<Reached, Failure> {
+    pub(crate) async fn reached(self) -> Result<Reached, Error> {
         reached_in(&self.pool.read_in_time(REACHED).await?)
     }
 
     /// Keys and revocations, with the number up to which they are known; reads only the rows after
     /// the number in `before`.
-    pub(crate) async fn newer(self, before: (&Issued, i64)) -> Result<(Issued, i64), Failure> {
+    pub(crate) async fn newer(self, before: (&Issued, i64)) -> Result<(Issued, i64), Error> {
         let mut transaction = self.pool.snapshot().await?;
         let number = reached_in(&transaction.run(REACHED, Vec::new()).await?)?.revocation;
         let (known, known_to) = before;
@@ -79,9 +79,9 @@ impl Issuance<'_> {
     }
 }
 
-fn reached_in(rows: &[Row]) -> Result<Reached, Failure> {
+fn reached_in(rows: &[Row]) -> Result<Reached, Error> {
     let row = rows.first();
-    let row = row.ok_or_else(|| Failure::Bug("no number of changes".to_owned()))?;
+    let row = row.ok_or_else(|| Error::Bug("no number of changes".to_owned()))?;
     Ok(Reached {
         version: row.get("version")?,
         revocation: row.get("revocation")?,

@@ -5,7 +5,7 @@ use zeroize::Zeroizing;
 use crate::{
     base::hex,
     database::{
-        pool::{Failure, Pool},
+        pool::{Error, Pool},
         vault::{Place, Vault},
     },
 };
@@ -43,9 +43,9 @@ impl Logins<'_> {
         browser: &[u8; 32],
         person: &Person,
         expires_ms: i64,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         let text = serde_json::to_string(person);
-        let text = text.map_err(|error| Failure::Bug(format!("a person: {error}")))?;
+        let text = text.map_err(|error| Error::Bug(format!("a person: {error}")))?;
         let values = vec![
             tenant.into(),
             browser.into(),
@@ -62,7 +62,7 @@ impl Logins<'_> {
         self,
         tenant: &str,
         browser: &[u8; 32],
-    ) -> Result<Option<Person>, Failure> {
+    ) -> Result<Option<Person>, Error> {
         let values = vec![tenant.into(), browser.into(), self.pool.now_ms().into()];
         let rows = self.pool.read(LOGGED_IN, values).await?;
         let Some(row) = rows.first() else {
@@ -70,11 +70,11 @@ impl Logins<'_> {
         };
         let text: String = row.get("person")?;
         let person = serde_json::from_str(&text);
-        person.map_err(|error| Failure::Bug(format!("a person: {error}")))
+        person.map_err(|error| Error::Bug(format!("a person: {error}")))
     }
 
     /// Ends a browser's log-in.
-    pub(crate) async fn log_out(self, tenant: &str, browser: &[u8; 32]) -> Result<(), Failure> {
+    pub(crate) async fn log_out(self, tenant: &str, browser: &[u8; 32]) -> Result<(), Error> {
         let values = vec![tenant.into(), browser.into()];
         self.pool.write(LOG_OUT, values).await?;
         Ok(())
@@ -87,7 +87,7 @@ impl Logins<'_> {
         subject: &str,
         client_id: &str,
         digest: &[u8; 32],
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, Error> {
         let values = vec![
             tenant.into(),
             subject.into(),
@@ -104,7 +104,7 @@ impl Logins<'_> {
         subject: &str,
         client_id: &str,
         digest: &[u8; 32],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         let values = vec![
             tenant.into(),
             subject.into(),
@@ -123,11 +123,11 @@ impl Logins<'_> {
         key: &[u8; 32],
         content: &[u8],
         expires_ms: i64,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         let row = trip_row(tenant, key);
         let sealed = self.vault.seal(trip_place(&row), content);
         if sealed.is_none() {
-            return Err(Failure::no_randomness());
+            return Err(Error::no_randomness());
         }
         let values = vec![tenant.into(), key.into(), sealed.into(), expires_ms.into()];
         self.pool.write(ADD_TRIP, values).await?;
@@ -140,7 +140,7 @@ impl Logins<'_> {
         self,
         tenant: &str,
         key: &[u8; 32],
-    ) -> Result<Option<Zeroizing<Vec<u8>>>, Failure> {
+    ) -> Result<Option<Zeroizing<Vec<u8>>>, Error> {
         let values = vec![tenant.into(), key.into(), self.pool.now_ms().into()];
         let taken = self.pool.write(TAKE_TRIP, values).await?;
         let Some(row) = taken.first() else {
@@ -157,7 +157,7 @@ impl Logins<'_> {
         tenant: &str,
         value: &[u8; 32],
         expires_ms: i64,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, Error> {
         let values = vec![tenant.into(), value.into(), expires_ms.into()];
         Ok(!self.pool.write(USE_ONCE, values).await?.is_empty())
     }

@@ -7,7 +7,7 @@
 
 use uuid::Uuid;
 
-use crate::database::pool::{Failure, Pool, Row, Transaction};
+use crate::database::pool::{Error, Pool, Row, Transaction};
 
 /// The object of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +32,7 @@ impl Revocations<'_> {
     /// Revokes: refresh tokens and codes end at once, access tokens at the next read of the
     /// revocations. The log-ins of a subject end too. After revoking a client or a subject, the
     /// consent page is shown again.
-    pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<(), Failure> {
+    pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<(), Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin_beside().await?;
         end(&mut transaction, tenant, what, now_ms).await?;
@@ -46,7 +46,7 @@ pub(crate) async fn end(
     tenant: &str,
     what: &Revoked,
     now_ms: i64,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     match what {
         Revoked::Grant(id) => {
             let values = vec![tenant.into(), (*id).into()];
@@ -91,7 +91,7 @@ pub(super) async fn end_grant(
     tenant: &str,
     id: Uuid,
     now_ms: i64,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let values = vec![tenant.into(), id.into(), now_ms.into()];
     let ended = transaction.run(END_GRANT, values).await?;
     number_grants(transaction, tenant, &ended, now_ms).await
@@ -103,7 +103,7 @@ pub(crate) async fn number_keys(
     tenant: &str,
     removed: Option<&str>,
     now_ms: i64,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let kind = if removed.is_some() { KEY } else { KEYS };
     number(transaction, tenant, kind, removed.unwrap_or(""), now_ms).await
 }
@@ -113,7 +113,7 @@ async fn number_grants(
     tenant: &str,
     ended: &[Row],
     now_ms: i64,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let mut value = String::new();
     for row in ended {
         let id: Uuid = row.get("id")?;
@@ -136,11 +136,11 @@ async fn number(
     kind: &str,
     value: &str,
     now_ms: i64,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let next = transaction.run(NEXT, Vec::new()).await?;
     let next = next.first();
     let next: i64 = next
-        .ok_or_else(|| Failure::Bug("no number of revocations".to_owned()))?
+        .ok_or_else(|| Error::Bug("no number of revocations".to_owned()))?
         .get("revocation")?;
     let values = vec![
         next.into(),

@@ -23,7 +23,7 @@ use crate::{
     base::sha256,
     config::Issuing,
     database::{
-        pool::{Author, Failure, Pool, Record, Row, Transaction, audit},
+        pool::{Author, Error, Pool, Record, Row, Transaction, audit},
         vault::{Place, Sealer, Vault},
     },
     declare::PublicKey,
@@ -132,7 +132,7 @@ pub(crate) struct SigningKeys<'a> {
 
 impl SigningKeys<'_> {
     /// The key that signs for a tenant; created if there is none.
-    pub(crate) async fn current(self, tenant: &str) -> Result<SigningKey, Failure> {
+    pub(crate) async fn current(self, tenant: &str) -> Result<SigningKey, Error> {
         let now_ms = self.pool.now_ms();
         if let Some(key) = self.cache.find(tenant, now_ms) {
             return Ok(key);
@@ -158,7 +158,7 @@ impl SigningKeys<'_> {
     }
 
     /// The signing keys of a tenant, the newest first.
-    pub(crate) async fn list(self, tenant: &str) -> Result<Vec<SeenKey>, Failure> {
+    pub(crate) async fn list(self, tenant: &str) -> Result<Vec<SeenKey>, Error> {
         let rows = self.pool.read(KEYS_OF, vec![tenant.into()]).await?;
         rows.iter().map(seen).collect()
     }
@@ -173,9 +173,9 @@ impl SigningKeys<'_> {
         tenant: &str,
         schedule: Schedule,
         author: &Author,
-    ) -> Result<SeenKey, Failure> {
+    ) -> Result<SeenKey, Error> {
         let made = self.succeed(tenant, schedule, i64::MIN, author).await?;
-        made.ok_or(Failure::Conflict)
+        made.ok_or(Error::Conflict)
     }
 
     /// Creates the next key of every tenant whose newest one is older than `age_ms`; returns those
@@ -184,7 +184,7 @@ impl SigningKeys<'_> {
         self,
         schedule: Schedule,
         age_ms: i64,
-    ) -> Result<Vec<String>, Failure> {
+    ) -> Result<Vec<String>, Error> {
         let before_ms = self.pool.now_ms().saturating_sub(age_ms);
         let rows = self.pool.read(OLD_KEYS, vec![before_ms.into()]).await?;
         let mut rotated = Vec::new();
@@ -194,7 +194,7 @@ impl SigningKeys<'_> {
             // Another replica may have been faster.
             match self.succeed(&tenant, schedule, age_ms, &author).await {
                 Ok(Some(_)) => rotated.push(tenant),
-                Ok(None) | Err(Failure::NotFound) => {}
+                Ok(None) | Err(Error::NotFound) => {}
                 Err(failure) => return Err(failure),
             }
         }
@@ -208,7 +208,7 @@ impl SigningKeys<'_> {
         schedule: Schedule,
         age_ms: i64,
         author: &Author,
-    ) -> Result<Option<SeenKey>, Failure> {
+    ) -> Result<Option<SeenKey>, Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin().await?;
         let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
@@ -239,7 +239,7 @@ impl SigningKeys<'_> {
         tenant: &str,
         kid: &str,
         author: &Author,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin().await?;
         let values = vec![tenant.into(), kid.into()];
@@ -272,12 +272,12 @@ impl SigningKeys<'_> {
 /// The public keys of all tenants.
 pub(super) async fn public_keys(
     transaction: &mut Transaction,
-) -> Result<HashMap<String, Arc<[PublicKey]>>, Failure> {
+) -> Result<HashMap<String, Arc<[PublicKey]>>, Error> {
     let mut keys: HashMap<String, Vec<PublicKey>> = HashMap::new();
     for row in transaction.run(PUBLIC_KEYS, Vec::new()).await? {
         let public: Vec<u8> = row.get("public")?;
         let x = public.try_into();
-        let x = x.map_err(|_| Failure::Bug("a public key of another length".to_owned()))?;
+        let x = x.map_err(|_| Error::Bug("a public key of another length".to_owned()))?;
         let of = keys.entry(row.get("tenant")?).or_default();
         let kid = row.get("kid")?;
         of.push(PublicKey { kid, x });
@@ -287,7 +287,7 @@ pub(super) async fn public_keys(
 }
 
 /// Removes retired keys; returns their number.
-pub(super) async fn forget(transaction: &mut Transaction, now_ms: i64) -> Result<usize, Failure> {
+pub(super) async fn forget(transaction: &mut Transaction, now_ms: i64) -> Result<usize, Error> {
     let gone = transaction.run(DELETE_RETIRED, vec![now_ms.into()]).await?;
     let mut tenants: Vec<String> = gone
         .iter()
@@ -305,16 +305,16 @@ pub(super) async fn forget(transaction: &mut Transaction, now_ms: i64) -> Result
 pub(crate) async fn reseal(
     transaction: &mut Transaction,
     Sealer { keys, random }: &Sealer<'_>,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     for row in transaction.run(ALL, Vec::new()).await? {
         let id: Uuid = row.get("id")?;
         let sealed: Vec<u8> = row.get("secret")?;
         let name = id.simple().to_string();
         let plain = keys.open(place(&name), &sealed);
-        let plain = plain.map_err(|_| Failure::Bug("the seal of a signing key".to_owned()))?;
+        let plain = plain.map_err(|_| Error::Bug("the seal of a signing key".to_owned()))?;
         let sealed = keys.seal(*random, place(&name), &plain);
         if sealed.is_none() {
-            return Err(Failure::no_randomness());
+            return Err(Error::no_randomness());
         }
         transaction
             .run(RESEAL, vec![id.into(), sealed.into()])
@@ -329,12 +329,12 @@ async fn add(
     transaction: &mut Transaction,
     tenant: &str,
     active_ms: i64,
-) -> Result<(SeenKey, SigningKey), Failure> {
+) -> Result<(SeenKey, SigningKey), Error> {
     let pkcs8 =
-        Ed25519KeyPair::generate_pkcs8(&vault.random).map_err(|_| Failure::no_randomness())?;
+        Ed25519KeyPair::generate_pkcs8(&vault.random).map_err(|_| Error::no_randomness())?;
     let pkcs8 = Zeroizing::new(pkcs8.as_ref().to_vec());
     let pair = Ed25519KeyPair::from_pkcs8(&pkcs8);
-    let pair = pair.map_err(|_| Failure::Bug("a key that was just made".to_owned()))?;
+    let pair = pair.map_err(|_| Error::Bug("a key that was just made".to_owned()))?;
     let public = pair.public_key().as_ref();
     let kid = thumbprint(public);
     let id = Uuid::now_v7();
@@ -343,7 +343,7 @@ async fn add(
     let keys = vault.current_keys(transaction).await?;
     let sealed = keys.seal(&vault.random, place(&name), &pkcs8);
     if sealed.is_none() {
-        return Err(Failure::no_randomness());
+        return Err(Error::no_randomness());
     }
     let created_ms = pool.now_ms();
     let values = vec![
@@ -373,12 +373,12 @@ fn thumbprint(public: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(sha256(members.as_bytes()))
 }
 
-fn opened(vault: &Vault, rows: &[Row]) -> Result<Vec<(SeenKey, SigningKey)>, Failure> {
+fn opened(vault: &Vault, rows: &[Row]) -> Result<Vec<(SeenKey, SigningKey)>, Error> {
     let one = |row: &Row| {
         let id: Uuid = row.get("id")?;
         let sealed: Vec<u8> = row.get("secret")?;
         let plain = vault.open(place(&id.simple().to_string()), &sealed);
-        let plain = plain.ok_or_else(|| Failure::Bug("the seal of a signing key".to_owned()))?;
+        let plain = plain.ok_or_else(|| Error::Bug("the seal of a signing key".to_owned()))?;
         let seen = seen(row)?;
         let key = SigningKey {
             kid: seen.kid.clone(),
@@ -389,7 +389,7 @@ fn opened(vault: &Vault, rows: &[Row]) -> Result<Vec<(SeenKey, SigningKey)>, Fai
     rows.iter().map(one).collect()
 }
 
-fn seen(row: &Row) -> Result<SeenKey, Failure> {
+fn seen(row: &Row) -> Result<SeenKey, Error> {
     Ok(SeenKey {
         kid: row.get("kid")?,
         created_ms: row.get("created_ms")?,

@@ -3,10 +3,10 @@
 //! In small parts, so that no writer waits long. Not here: the audit trail (`pool/audit`).
 
 use super::{revocations::KEPT_MS, signing_keys};
-use crate::database::pool::{Failure, Pool, Value};
+use crate::database::pool::{Error, Pool, Value};
 
 /// Removes some of the expired rows; true if there may be more.
-pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Failure> {
+pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
     let now_ms = pool.now_ms();
     let mut is_more = false;
     for (sql, kept_ms) in EXPIRED {

@@ -9,7 +9,7 @@ use super::rows::{self, Loaded, Stored};
 use crate::{
     database::{
         oauth::{Revoked, revocations},
-        pool::{Author, Failure, Record, Transaction},
+        pool::{Author, Error, Record, Transaction},
         vault::Sealer,
     },
     declare::{Change, Declared, Kind, Object, ObjectName, What},
@@ -24,7 +24,7 @@ pub(super) fn edited(
     before: Declared,
     wanted: &Declared,
     changes: &[Change],
-) -> Result<Declared, Failure> {
+) -> Result<Declared, Error> {
     let mut after = before;
     for change in changes {
         match wanted.0.get(&change.name) {
@@ -34,7 +34,7 @@ pub(super) fn edited(
         let owner = change.name.owner().map(ObjectName::tenant);
         let is_orphan = owner.is_some_and(|owner| !after.0.contains_key(&owner));
         if change.what != What::Removed && is_orphan {
-            return Err(Failure::NotFound);
+            return Err(Error::NotFound);
         }
     }
     Ok(after)
@@ -48,7 +48,7 @@ pub(super) async fn write(
     change: &Change,
     wanted: &Declared,
     now_ms: i64,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let at = state
         .objects
         .iter()
@@ -99,7 +99,7 @@ async fn end_issued(
     transaction: &mut Transaction,
     name: &ObjectName,
     now_ms: i64,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     match (name.kind(), name.owner()) {
         // Its rows go with it; replicas drop its keys from memory because of this number.
         (Kind::Tenant, _) => revocations::number_keys(transaction, name.name(), None, now_ms).await,

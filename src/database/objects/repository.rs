@@ -14,7 +14,7 @@ use super::{
 use crate::{
     config::Mistake,
     database::{
-        pool::{Author, Failure, Pool, Record, Row, Transaction, audit},
+        pool::{Author, Error, Pool, Record, Row, Transaction, audit},
         vault::{Sealer, Vault},
     },
     declare::{
@@ -54,13 +54,13 @@ impl Objects<'_> {
     /// # Errors
     ///
     /// `Unavailable`, `Invalid` (a master key is missing), `Bug` (a row is not as it was written).
-    pub(crate) async fn load(self) -> Result<Loaded, Failure> {
+    pub(crate) async fn load(self) -> Result<Loaded, Error> {
         let mut transaction = self.pool.snapshot().await?;
         self.loaded(&mut transaction).await
     }
 
     /// The number of the last change: one cheap query.
-    pub(crate) async fn version(self) -> Result<i64, Failure> {
+    pub(crate) async fn version(self) -> Result<i64, Error> {
         let rows = self.pool.read(VERSION, Vec::new()).await?;
         version_in(&rows)
     }
@@ -70,7 +70,7 @@ impl Objects<'_> {
     /// # Errors
     ///
     /// `Invalid` with every mistake.
-    pub(crate) fn judged(self, loaded: &Loaded, when: When) -> Result<Manifest, Failure> {
+    pub(crate) fn judged(self, loaded: &Loaded, when: When) -> Result<Manifest, Error> {
         self.judged_state(&loaded.declared(), when)
     }
 
@@ -86,7 +86,7 @@ impl Objects<'_> {
         wanted: &Declared,
         prune: Prune,
         author: &Author,
-    ) -> Result<Vec<Change>, Failure> {
+    ) -> Result<Vec<Change>, Error> {
         let wanted = self.hashed(wanted.clone()).await?;
         let edit = |before: &Loaded| {
             let changes = difference(&before.declared(), &wanted, prune);
@@ -104,7 +104,7 @@ impl Objects<'_> {
         tenant: Option<&str>,
         after: Option<&str>,
         limit: usize,
-    ) -> Result<Vec<Stored>, Failure> {
+    ) -> Result<Vec<Stored>, Error> {
         let loaded = self.load().await?;
         let is_meant = |stored: &Stored| {
             let name = &stored.name;
@@ -116,7 +116,7 @@ impl Objects<'_> {
     }
 
     /// One object.
-    pub(crate) async fn get(self, name: &ObjectName) -> Result<Option<Stored>, Failure> {
+    pub(crate) async fn get(self, name: &ObjectName) -> Result<Option<Stored>, Error> {
         let loaded = self.load().await?;
         Ok(loaded
             .objects
@@ -136,7 +136,7 @@ impl Objects<'_> {
         object: Object,
         expected: Expected,
         author: &Author,
-    ) -> Result<Stored, Failure> {
+    ) -> Result<Stored, Error> {
         let wanted = Declared(BTreeMap::from([(name.clone(), object)]));
         let wanted = self.hashed(wanted).await?;
         let edit = |before: &Loaded| {
@@ -149,7 +149,7 @@ impl Objects<'_> {
             .objects
             .into_iter()
             .find(|stored| stored.name == *name);
-        found.ok_or_else(|| Failure::Bug(format!("{name} was written and is not there")))
+        found.ok_or_else(|| Error::Bug(format!("{name} was written and is not there")))
     }
 
     /// Removes one object and everything that belongs to it, and writes the audit records.
@@ -163,11 +163,11 @@ impl Objects<'_> {
         name: &ObjectName,
         expected: Expected,
         author: &Author,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         let edit = |before: &Loaded| {
             let stored = before.declared();
             if !stored.0.contains_key(name) {
-                return Err(Failure::NotFound);
+                return Err(Error::NotFound);
             }
             check_expected(before, name, expected)?;
             check_last_key(before, name, self.pool.now_ms())?;
@@ -186,11 +186,7 @@ impl Objects<'_> {
     /// # Errors
     ///
     /// Those of [`Self::apply`].
-    pub(crate) async fn plan(
-        self,
-        wanted: &Declared,
-        prune: Prune,
-    ) -> Result<Vec<Change>, Failure> {
+    pub(crate) async fn plan(self, wanted: &Declared, prune: Prune) -> Result<Vec<Change>, Error> {
         let wanted = self.hashed(wanted.clone()).await?;
         let before = self.load().await?.declared();
         let changes = difference(&before, &wanted, prune);
@@ -204,7 +200,7 @@ impl Objects<'_> {
 pub(crate) async fn reseal(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     for stored in &rows::all(transaction, sealer.keys).await? {
         rows::reseal(transaction, sealer, stored).await?;
     }
@@ -213,13 +209,13 @@ pub(crate) async fn reseal(
 
 /// The path of every change.
 impl Objects<'_> {
-    async fn hashed(self, wanted: Declared) -> Result<Declared, Failure> {
+    async fn hashed(self, wanted: Declared) -> Result<Declared, Error> {
         let stored = Box::pin(async { Ok(self.load().await?.declared()) });
         Box::pin(hashed(&self.vault.random, wanted, stored)).await
     }
 
     /// The declared state as the transaction sees it.
-    pub(super) async fn loaded(self, transaction: &mut Transaction) -> Result<Loaded, Failure> {
+    pub(super) async fn loaded(self, transaction: &mut Transaction) -> Result<Loaded, Error> {
         let version = version_in(&transaction.run(VERSION, Vec::new()).await?)?;
         let objects = match rows::all(transaction, &self.vault.keys()).await {
             // After `lockgate key rotate` the file holds the new key.
@@ -233,13 +229,13 @@ impl Objects<'_> {
     }
 
     /// The state as a manifest, if it has no mistake.
-    fn judged_state(self, declared: &Declared, when: When) -> Result<Manifest, Failure> {
-        let manifest = declared.manifest().map_err(Failure::Invalid)?;
+    fn judged_state(self, declared: &Declared, when: When) -> Result<Manifest, Error> {
+        let manifest = declared.manifest().map_err(Error::Invalid)?;
         let mistakes = (self.judge)(&manifest, when);
         if mistakes.is_empty() {
             Ok(manifest)
         } else {
-            Err(Failure::Invalid(mistakes))
+            Err(Error::Invalid(mistakes))
         }
     }
 
@@ -249,8 +245,8 @@ impl Objects<'_> {
         self,
         when: When,
         author: &Author,
-        edit: impl FnOnce(&Loaded) -> Result<(Declared, Vec<Change>), Failure>,
-    ) -> Result<(Loaded, Vec<Change>), Failure> {
+        edit: impl FnOnce(&Loaded) -> Result<(Declared, Vec<Change>), Error>,
+    ) -> Result<(Loaded, Vec<Change>), Error> {
         let mut transaction = self.pool.begin().await?;
         let mut state = self.loaded(&mut transaction).await?;
         let (wanted, changes) = edit(&state)?;
@@ -289,7 +285,7 @@ impl Objects<'_> {
 }
 
 /// Checks the precondition of a change.
-fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Result<(), Failure> {
+fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Result<(), Error> {
     let stored = state.objects.iter().find(|stored| stored.name == *name);
     let is_met = match expected {
         Expected::Any => true,
@@ -297,15 +293,11 @@ fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Resu
         Expected::Present => stored.is_some(),
         Expected::Version(version) => stored.is_some_and(|stored| stored.version == version),
     };
-    if is_met {
-        Ok(())
-    } else {
-        Err(Failure::Conflict)
-    }
+    if is_met { Ok(()) } else { Err(Error::Conflict) }
 }
 
 /// Checks that another valid operator key remains without `gone`.
-fn check_last_key(state: &Loaded, gone: &ObjectName, now_ms: i64) -> Result<(), Failure> {
+fn check_last_key(state: &Loaded, gone: &ObjectName, now_ms: i64) -> Result<(), Error> {
     if *gone != ObjectName::operator_key(gone.name()) {
         return Ok(());
     }
@@ -316,13 +308,13 @@ fn check_last_key(state: &Loaded, gone: &ObjectName, now_ms: i64) -> Result<(), 
     };
     let holds = |stored: &Stored| stored.operator_key().is_ok_and(|(_, key)| key.holds(now));
     let mut others = state.objects.iter().filter(is_other);
-    others.any(holds).then_some(()).ok_or(Failure::LastKey)
+    others.any(holds).then_some(()).ok_or(Error::LastKey)
 }
 
 /// The number of changes in the answer to [`VERSION`].
-fn version_in(rows: &[Row]) -> Result<i64, Failure> {
+fn version_in(rows: &[Row]) -> Result<i64, Error> {
     let row = rows.first();
-    let row = row.ok_or_else(|| Failure::Bug("no number of changes".to_owned()))?;
+    let row = row.ok_or_else(|| Error::Bug("no number of changes".to_owned()))?;
     Ok(row.get("version")?)
 }
 

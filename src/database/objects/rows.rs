@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::config::{Mistake, Wrong};
 use crate::{
     database::{
-        pool::{Failure, Row, Sql, SqlError, Transaction, Value},
+        pool::{Error, Row, Sql, SqlError, Transaction, Value},
         vault::{Keyring, NotOpened, Place, Sealer},
     },
     declare::{Declared, Document, Kind, Object, ObjectName, OperatorKey, PASSWORD, SecretMembers},
@@ -77,7 +77,7 @@ impl From<SqlError> for RowError {
     }
 }
 
-impl From<RowError> for Failure {
+impl From<RowError> for Error {
     fn from(error: RowError) -> Self {
         match error {
             RowError::Sql(error) => error.into(),

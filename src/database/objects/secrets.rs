@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use crate::{
     base::{Random, Secret},
     config::{Mistake, Wrong},
-    database::pool::Failure,
+    database::pool::Error,
     declare::{
         Declared, Kind, Object, ObjectName, PASSWORD, PASSWORD_HASH, PLACE,
         password::{AT_ONCE, check_password, hash, is_hash_of},
@@ -26,8 +26,8 @@ use crate::{
 pub(super) async fn hashed(
     random: &Random,
     mut wanted: Declared,
-    stored: impl Future<Output = Result<Declared, Failure>>,
-) -> Result<Declared, Failure> {
+    stored: impl Future<Output = Result<Declared, Error>>,
+) -> Result<Declared, Error> {
     let plain = wanted
         .0
         .iter()
@@ -41,7 +41,7 @@ pub(super) async fn hashed(
     let stored = stored.await?;
     let hashing = plain.into_iter().map(|(name, password)| {
         let old = stored.0.get(&name).and_then(Object::password_hash);
-        async move { Ok::<_, Failure>((name, kept_or_new(random, old, password).await?)) }
+        async move { Ok::<_, Error>((name, kept_or_new(random, old, password).await?)) }
     });
     // As many at once as there are turns; log-ins meanwhile get theirs in between.
     let mut hashing = stream::iter(hashing).buffer_unordered(AT_ONCE);
@@ -57,14 +57,14 @@ async fn kept_or_new(
     random: &Random,
     old: Option<Secret>,
     password: Secret,
-) -> Result<Secret, Failure> {
+) -> Result<Secret, Error> {
     if let Some(old) = old
         && is_hash_of(&old, &password).await
     {
         return Ok(old);
     }
     let hashed = hash(random, password).await;
-    hashed.map_err(|error| Failure::Bug(error.to_string()))
+    hashed.map_err(|error| Error::Bug(error.to_string()))
 }
 
 /// Passwords of users.

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::{
-    failure::Failure,
+    error::Error,
     sql::{Pool, Row, SqlError, Transaction},
     value::Value,
 };
@@ -116,7 +116,7 @@ pub(crate) struct Audit<'a> {
 
 impl Audit<'_> {
     /// Appends records, all or none.
-    pub(crate) async fn append(self, records: &[Record]) -> Result<(), Failure> {
+    pub(crate) async fn append(self, records: &[Record]) -> Result<(), Error> {
         let mut transaction = self.pool.begin_beside().await?;
         append(&mut transaction, self.pool.now_ms(), records).await?;
         Ok(transaction.commit().await?)
@@ -128,12 +128,12 @@ impl Audit<'_> {
         filter: &Filter,
         after: Option<Cursor>,
         limit: u32,
-    ) -> Result<Page, Failure> {
+    ) -> Result<Page, Error> {
         query(self.pool, filter, after, limit).await
     }
 
     /// Removes records that are older than `keep`.
-    pub(crate) async fn prune(self, keep: Duration) -> Result<(), Failure> {
+    pub(crate) async fn prune(self, keep: Duration) -> Result<(), Error> {
         let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
         let before_ms = self.pool.now_ms().saturating_sub(keep_ms);
         while prune(self.pool, before_ms).await? > 0 {}
@@ -175,7 +175,7 @@ async fn query(
     filter: &Filter,
     after: Option<Cursor>,
     limit: u32,
-) -> Result<Page, Failure> {
+) -> Result<Page, Error> {
     let values = vec![
         Value::Text(filter.tenant.clone()),
         Value::Text(filter.kind.clone()),
@@ -207,9 +207,9 @@ async fn prune(pool: &Pool, before_ms: i64) -> Result<usize, SqlError> {
     Ok(removed)
 }
 
-fn entry(row: &Row) -> Result<Entry, Failure> {
+fn entry(row: &Row) -> Result<Entry, Error> {
     let detail: String = row.get("detail")?;
-    let bug = |error| Failure::Bug(format!("a record of the audit trail: {error}"));
+    let bug = |error| Error::Bug(format!("a record of the audit trail: {error}"));
     Ok(Entry {
         id: row.get("id")?,
         at_ms: row.get("at_ms")?,

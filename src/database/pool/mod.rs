@@ -4,16 +4,16 @@
 //! (`objects`, `oauth`).
 //!
 //! * `audit`: the audit trail
-//! * `failure`: failures of the database, as the rest of the gateway sees them
+//! * `error`: errors of the database, as the rest of the gateway sees them
 //! * `sql`: connections, transactions and rows, on SQLite and PostgreSQL
 //! * `value`: values of statements
 
 pub(crate) mod audit;
-mod failure;
+mod error;
 pub(crate) mod sql;
 mod value;
 
 pub(crate) use self::audit::{Audit, Author, Cursor, Entry, Filter, Record};
-pub(crate) use self::failure::Failure;
+pub(crate) use self::error::Error;
 pub(crate) use self::sql::{Pool, Row, Sql, SqlError, Transaction};
 pub(crate) use self::value::Value;

@@ -11,7 +11,7 @@ use super::store::{Place, on_both};
 use crate::config::{Config, Sources};
 use crate::{
     database::{
-        Author, Database, Expected, Failure, Filter,
+        Author, Database, Error, Expected, Filter,
         oauth::{
             Grant, GrantFilter, NewCode, NewRefresh, Person, Refreshed, Registered, Revoked,
             Schedule, Succession, TakenCode,
@@ -47,11 +47,11 @@ on_both! {
 /// answer and no reason to ask for anything else.
 async fn patient<T, F>(ask: impl Fn() -> F) -> T
 where
-    F: Future<Output = Result<T, Failure>>,
+    F: Future<Output = Result<T, Error>>,
 {
     for _ in 0..100 {
         match ask().await {
-            Err(Failure::Unavailable(_)) => {
+            Err(Error::Unavailable(_)) => {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
             other => return other.unwrap(),
@@ -167,9 +167,9 @@ async fn a_code_is_taken_once(place: Place) {
     assert_eq!(taken.iter().filter(|one| **one == first).count(), 1);
     assert_eq!(taken.iter().filter(|one| **one == again).count(), 49);
     let twice = stores[0].grants().add_code("a", &code).await;
-    assert!(matches!(twice, Err(Failure::Conflict)), "{twice:?}");
+    assert!(matches!(twice, Err(Error::Conflict)), "{twice:?}");
     let nobody = stores[0].grants().add_code("nobody", &self::code(2)).await;
-    assert!(matches!(nobody, Err(Failure::NotFound)), "{nobody:?}");
+    assert!(matches!(nobody, Err(Error::NotFound)), "{nobody:?}");
 }
 
 async fn a_code_of_another_tenant_is_unknown(place: Place) {
@@ -1002,7 +1002,7 @@ async fn a_tenant_has_one_first_key(place: Place) {
     assert!(!issued.keys.contains_key("b"));
     assert!(!kids.contains(&stores[0].signing_keys().current("b").await.unwrap().kid));
     let nobody = stores[0].signing_keys().current("nobody").await;
-    assert!(matches!(nobody, Err(Failure::NotFound)));
+    assert!(matches!(nobody, Err(Error::NotFound)));
     let secrets = place.pool().await;
     let rows = secrets
         .read("SELECT secret, public FROM signing_keys", Vec::new())
@@ -1067,7 +1067,7 @@ async fn keys_follow_each_other(place: Place) {
             "it only waits"
         );
         let again = store.signing_keys().rotate("a", schedule(), &author).await;
-        assert!(matches!(again, Err(Failure::Conflict)), "{again:?}");
+        assert!(matches!(again, Err(Error::Conflict)), "{again:?}");
     }
     later(&place, 10 * minute);
     for store in &stores {

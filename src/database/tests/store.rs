@@ -14,7 +14,7 @@ use crate::config::{Format, Wrong};
 use crate::{
     base::{Clock, Secret},
     database::{
-        Author, Database, Expected, Failure, Filter, Judge, Location, Opening, Pool, Record, Value,
+        Author, Database, Error, Expected, Filter, Judge, Location, Opening, Pool, Record, Value,
         vault::{KeySource, Keyring, MasterKey},
     },
     declare::{AuthMode, Declared, Kind, Object, ObjectName, Prune, When, password},
@@ -245,7 +245,7 @@ async fn an_object_is_written_read_and_removed(place: Place) {
         .unwrap();
     assert!(store.objects().get(&name).await.unwrap().is_none());
     let gone = store.objects().delete(&name, Expected::Any, &ada()).await;
-    assert!(matches!(gone, Err(Failure::NotFound)), "{gone:?}");
+    assert!(matches!(gone, Err(Error::NotFound)), "{gone:?}");
     // What was there before it and comes again is never taken for it.
     assert!(put(&store, server("acme", "files", "2")).await > again);
     let (name, orphan) = server("nobody", "files", "");
@@ -253,7 +253,7 @@ async fn an_object_is_written_read_and_removed(place: Place) {
         .objects()
         .put(&name, orphan, Expected::Any, &ada())
         .await;
-    assert!(matches!(refused, Err(Failure::NotFound)), "{refused:?}");
+    assert!(matches!(refused, Err(Error::NotFound)), "{refused:?}");
 }
 
 async fn a_change_meant_for_another_version_is_refused(place: Place) {
@@ -266,7 +266,7 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
         async move {
             let put = store.objects().put(&name, changed, expected, &ada()).await;
             put.map(|stored| stored.version).map_err(|error| {
-                assert!(matches!(error, Failure::Conflict), "{error:?}");
+                assert!(matches!(error, Error::Conflict), "{error:?}");
             })
         }
     };
@@ -281,7 +281,7 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
         .objects()
         .delete(&name, Expected::Version(first), &ada())
         .await;
-    assert!(matches!(old, Err(Failure::Conflict)), "{old:?}");
+    assert!(matches!(old, Err(Error::Conflict)), "{old:?}");
     let new = store
         .objects()
         .delete(&name, Expected::Version(second), &ada())
@@ -325,19 +325,19 @@ async fn nothing_is_written_that_has_a_mistake(place: Place) {
         .objects()
         .put(&name, unknown, Expected::Any, &ada())
         .await;
-    let Err(Failure::Invalid(mistakes)) = refused else {
+    let Err(Error::Invalid(mistakes)) = refused else {
         panic!("{refused:?}")
     };
     assert_eq!(mistakes[0].key, "tenants.acme.servers.files.comand");
     let (name, bad) = tenant("bad");
     let refused = store.objects().put(&name, bad, Expected::Any, &ada()).await;
-    assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     let (name, mut curious) = server("acme", "x", "${file:/etc/passwd}");
     let refused = store
         .objects()
         .put(&name, curious.clone(), Expected::Any, &ada())
         .await;
-    assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     curious
         .spec
         .insert("args".to_owned(), json!(["$${file:/etc/passwd}"]));
@@ -474,7 +474,7 @@ async fn every_change_is_in_the_audit_trail_or_did_not_happen(place: Place) {
         .objects()
         .put(&name, files, Expected::Any, &author)
         .await;
-    assert!(matches!(failed, Err(Failure::Bug(_))), "{failed:?}");
+    assert!(matches!(failed, Err(Error::Bug(_))), "{failed:?}");
     assert_eq!(store.objects().version().await.unwrap(), before);
     let found = store.objects().get(&name).await.unwrap().unwrap();
     assert_eq!(found.object.spec["args"], json!(["2"]));
@@ -595,7 +595,7 @@ async fn a_hash_of_a_key_is_there_once(place: Place) {
     };
     put("root", "1").await.unwrap();
     let refused = put("other", "1").await;
-    assert!(matches!(refused, Err(Failure::Conflict)), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Conflict)), "{refused:?}");
     put("other", "2").await.unwrap();
     let listed = store
         .objects()
@@ -636,7 +636,7 @@ async fn a_hash_of_a_key_is_there_once(place: Place) {
     // The last one that lets an operator in stays.
     let name = ObjectName::operator_key("other");
     let refused = store.objects().delete(&name, Expected::Any, &ada()).await;
-    assert!(matches!(refused, Err(Failure::LastKey)), "{refused:?}");
+    assert!(matches!(refused, Err(Error::LastKey)), "{refused:?}");
 }
 
 /// Whether any file below `folder` holds `text`.
@@ -799,7 +799,7 @@ async fn a_password_that_is_none_is_not_stored(place: Place) {
             .objects()
             .put(&name, object(Kind::User, &wrong), Expected::Any, &ada())
             .await;
-        let Err(Failure::Invalid(mistakes)) = put else {
+        let Err(Error::Invalid(mistakes)) = put else {
             panic!("{wrong}: {put:?}")
         };
         let wanted = format!("tenants.acme.users.ada.{key}");
@@ -890,7 +890,7 @@ async fn a_sealed_value_in_another_row_does_not_open(place: Place) {
     transaction.run(swap, values).await.unwrap();
     transaction.commit().await.unwrap();
     let refused = store.objects().load().await;
-    let Err(Failure::Bug(what)) = refused else {
+    let Err(Error::Bug(what)) = refused else {
         panic!("{refused:?}")
     };
     assert_eq!(what, "the seal of server acme/b");
@@ -904,14 +904,14 @@ async fn another_master_key_is_refused(place: Place) {
     let kept = std::fs::read(&key).unwrap();
     std::fs::remove_file(&key).unwrap();
     let refused = Database::open(place.opening()).await;
-    assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     assert!(
         !key.exists(),
         "another key would hide that the right one is lost"
     );
     let other = MasterKey::new(&aws_lc_rs::rand::SystemRandom::new()).unwrap();
     std::fs::write(&key, other.text().as_bytes()).unwrap();
-    let Err(Failure::Invalid(mistakes)) = Database::open(place.opening()).await else {
+    let Err(Error::Invalid(mistakes)) = Database::open(place.opening()).await else {
         panic!("opened")
     };
     assert_eq!(mistakes[0].key, "master_key");
@@ -941,7 +941,7 @@ async fn a_key_in_the_file_is_rotated_under_a_running_store(place: Place) {
     assert!(token(&later, "acme", "b").await.is_some());
     std::fs::write(&file, old).unwrap();
     let refused = Database::open(place.opening()).await;
-    assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
 }
 
 async fn given_keys_are_rotated_to_the_first(place: Place) {
@@ -972,7 +972,7 @@ async fn given_keys_are_rotated_to_the_first(place: Place) {
         .objects()
         .put(&name, object, Expected::Any, &ada())
         .await;
-    assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
 }
 
 async fn two_stores_see_each_other(place: Place) {
@@ -1007,7 +1007,7 @@ async fn a_writer_that_never_ends_is_not_waited_for(place: Place) {
     let written = store.objects().put(&name, object, Expected::Any, &author);
     let written = tokio::time::timeout(Duration::from_secs(10), written).await;
     let failed = written.expect("gives up").map(drop);
-    assert!(matches!(failed, Err(Failure::Unavailable(_))), "{failed:?}");
+    assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
     assert_eq!(store.objects().version().await.unwrap(), 1, "readers go on");
     drop(holding);
     put(&store, tenant("b")).await;
@@ -1036,7 +1036,7 @@ async fn a_plan_changes_nothing(place: Place) {
     );
     let bad = manifest("tenants: {bad: {auth: {mode: none}}}");
     let refused = store.objects().plan(&bad, Prune::Keep).await;
-    assert!(matches!(refused, Err(Failure::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
 }
 
 async fn stores_that_are_opened_together_take_turns(place: Place) {
@@ -1065,7 +1065,7 @@ async fn a_database_that_says_nothing_is_given_up() {
     });
     let opened = tokio::time::timeout(Duration::from_secs(10), opened).await;
     let failed = opened.expect("gives up");
-    assert!(matches!(failed, Err(Failure::Unavailable(_))), "{failed:?}");
+    assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
 }
 
 #[tokio::test]
@@ -1086,7 +1086,7 @@ async fn a_database_that_is_away_is_told_apart_from_everything_else() {
         Database::open(place.opening()).await.map(drop),
     ];
     for failed in failed {
-        assert!(matches!(failed, Err(Failure::Unavailable(_))), "{failed:?}");
+        assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
     }
     place.postgres.as_mut().unwrap().resume();
     put(&store, tenant("b")).await;

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::Wrong,
-    database::pool::{Failure, Transaction},
+    database::pool::{Error, Transaction},
 };
 
 /// The master keys of an open database.
@@ -38,7 +38,7 @@ impl Vault {
         source: KeySource,
         transaction: &mut Transaction,
         now_ms: i64,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, Error> {
         let random = SystemRandom::new();
         let keys = rotation::admit(transaction, &source, &random, now_ms).await?;
         let keys = ArcSwap::from_pointee(keys);
@@ -59,9 +59,9 @@ impl Vault {
     /// # Errors
     ///
     /// The mistake in the file.
-    pub(crate) fn reload(&self) -> Result<Arc<Keyring>, Failure> {
+    pub(crate) fn reload(&self) -> Result<Arc<Keyring>, Error> {
         let keys = self.source.keyring(&self.random, Make::Never);
-        let keys = Arc::new(keys.map_err(Failure::from_mistake)?);
+        let keys = Arc::new(keys.map_err(Error::from_mistake)?);
         self.keys.store(Arc::clone(&keys));
         Ok(keys)
     }
@@ -89,16 +89,14 @@ impl Vault {
     pub(crate) async fn current_keys(
         &self,
         transaction: &mut Transaction,
-    ) -> Result<Arc<Keyring>, Failure> {
+    ) -> Result<Arc<Keyring>, Error> {
         if !rotation::is_known(transaction, &self.keys.load()).await? {
             let keys = self.source.keyring(&self.random, Make::Never);
-            let keys = keys.map_err(Failure::from_mistake)?;
+            let keys = keys.map_err(Error::from_mistake)?;
             if !rotation::is_known(transaction, &keys).await? {
                 let what = "was replaced by another one";
                 let wrong = Wrong::new(what, "start again with the key that is in use");
-                return Err(Failure::from_mistake(
-                    wrong.at("configuration", "master_key"),
-                ));
+                return Err(Error::from_mistake(wrong.at("configuration", "master_key")));
             }
             self.keys.store(Arc::new(keys));
         }

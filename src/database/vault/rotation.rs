@@ -6,7 +6,7 @@ use super::{
     master_key::{KeySource, Make},
     seal::{Keyring, MasterKey, Place, Sealer},
 };
-use crate::database::pool::{Failure, Transaction};
+use crate::database::pool::{Error, Transaction};
 use crate::{base::Random, config::Wrong};
 
 /// Reads the keys and proves that they are those of this database, which then knows the first.
@@ -17,16 +17,14 @@ pub(crate) async fn admit(
     source: &KeySource,
     random: &Random,
     now_ms: i64,
-) -> Result<Keyring, Failure> {
+) -> Result<Keyring, Error> {
     let rows = transaction.run(ALL, Vec::new()).await?;
     let make = if rows.is_empty() {
         Make::IfMissing
     } else {
         Make::Never
     };
-    let keys = source
-        .keyring(random, make)
-        .map_err(Failure::from_mistake)?;
+    let keys = source.keyring(random, make).map_err(Error::from_mistake)?;
     let mut is_proven = rows.is_empty();
     for row in &rows {
         let id: String = row.get("id")?;
@@ -34,7 +32,7 @@ pub(crate) async fn admit(
             let sealed: Vec<u8> = row.get("check_seal")?;
             let opened = keys.open(place(&id), &sealed);
             if opened.is_err() {
-                return Err(Failure::Bug(format!("the check of the master key {id}")));
+                return Err(Error::Bug(format!("the check of the master key {id}")));
             }
             is_proven = true;
         }
@@ -45,7 +43,7 @@ pub(crate) async fn admit(
             keys.first().id()
         );
         let remedy = "give the right one; what is lost without it is in docs/store.md";
-        return Err(Failure::from_key(Wrong::new(what, remedy)));
+        return Err(Error::from_key(Wrong::new(what, remedy)));
     }
     let sealer = Sealer {
         keys: &keys,
@@ -56,25 +54,22 @@ pub(crate) async fn admit(
 }
 
 /// True if the database knows the key that seals.
-pub(crate) async fn is_known(
-    transaction: &mut Transaction,
-    keys: &Keyring,
-) -> Result<bool, Failure> {
+pub(crate) async fn is_known(transaction: &mut Transaction, keys: &Keyring) -> Result<bool, Error> {
     let rows = transaction.run(ONE, vec![keys.first().id().into()]).await?;
     Ok(!rows.is_empty())
 }
 
 /// Puts a new key in front of those in the file; among given keys the first is the new one.
-pub(crate) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyring, Failure> {
+pub(crate) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyring, Error> {
     let keys = source
         .keyring(random, Make::Never)
-        .map_err(Failure::from_mistake)?;
+        .map_err(Error::from_mistake)?;
     if matches!(source, KeySource::Given(_)) {
         return Ok(keys);
     }
-    let new = MasterKey::new(random).map_err(Failure::from_key)?;
+    let new = MasterKey::new(random).map_err(Error::from_key)?;
     let keys = Keyring::of(new, keys.into_keys());
-    source.write(keys.keys()).map_err(Failure::from_key)?;
+    source.write(keys.keys()).map_err(Error::from_key)?;
     Ok(keys)
 }
 
@@ -83,7 +78,7 @@ pub(crate) async fn keep_first(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
     now_ms: i64,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     add_first(transaction, sealer, now_ms).await?;
     let id = sealer.keys.first().id();
     transaction.run(DELETE_OTHERS, vec![id.into()]).await?;
@@ -91,10 +86,10 @@ pub(crate) async fn keep_first(
 }
 
 /// Drops the old keys from the file; returns the id of the remaining one.
-pub(crate) fn end_rotation(source: &KeySource, keys: &Keyring) -> Result<String, Failure> {
+pub(crate) fn end_rotation(source: &KeySource, keys: &Keyring) -> Result<String, Error> {
     let id = keys.first().id();
     if matches!(source, KeySource::File(_)) {
-        source.write(&keys.keys()[..1]).map_err(Failure::from_key)?;
+        source.write(&keys.keys()[..1]).map_err(Error::from_key)?;
     }
     Ok(id)
 }
@@ -103,11 +98,11 @@ async fn add_first(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
     now_ms: i64,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let id = sealer.keys.first().id();
     let sealed = sealer.keys.seal(sealer.random, place(&id), CHECK);
     if sealed.is_none() {
-        return Err(Failure::no_randomness());
+        return Err(Error::no_randomness());
     }
     let values = vec![id.into(), sealed.into(), now_ms.into()];
     transaction.run(INSERT, values).await?;

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     auth::api_key,
     config::Wrong,
-    database::{Expected, Failure},
+    database::{self, Expected},
     declare::{Document, Kind, Object, ObjectName},
     http::{Front, reply::Problem},
 };
@@ -107,7 +107,7 @@ async fn write_key(
     expected: Expected,
 ) -> Outcome {
     let key = api_key::generate(&aws_lc_rs::rand::SystemRandom::new())
-        .map_err(|_| Problem::of(Failure::Bug("no randomness".to_owned()), false))?;
+        .map_err(|_| Problem::of(database::Error::Bug("no randomness".to_owned()), false))?;
     document.insert("hash".to_owned(), api_key::fingerprint(&key).into());
     let object = Object::new(Kind::ApiKey, document);
     let stored = write(front, caller, &name, object, expected, false).await?;

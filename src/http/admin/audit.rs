@@ -14,7 +14,7 @@ use super::{
     schema::{LINES, Schema, Shape, any_object, nullable_text, object, text},
 };
 use crate::{
-    database::{Cursor, Database, Entry, Failure, Filter, Record},
+    database::{self, Cursor, Database, Entry, Filter, Record},
     http::reply::Problem,
 };
 
@@ -80,7 +80,7 @@ fn export(store: Database, filter: Filter, after: Option<Cursor>) -> Body {
     let first = Some((store, filter, after));
     let pages = stream::try_unfold(first, async |state| {
         let Some((store, filter, after)) = state else {
-            return Ok::<_, Failure>(None);
+            return Ok::<_, database::Error>(None);
         };
         let page = store.audit().page(&filter, after, EXPORTED).await?;
         let mut text = String::new();

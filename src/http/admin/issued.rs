@@ -15,7 +15,7 @@ use super::{
 use crate::{
     config::Wrong,
     database::{
-        Expected, Failure, Record,
+        self, Expected, Record,
         oauth::{GrantFilter, Revoked, Schedule, SeenGrant, SeenKey},
     },
     declare::Document,
@@ -99,7 +99,7 @@ async fn rotate_signing_key(call: Call) -> Outcome {
     let tenant = call.path.tenant();
     let made = store.signing_keys().rotate(tenant, schedule, &author).await;
     let made = made.map_err(|failure| match failure {
-        Failure::Conflict => {
+        database::Error::Conflict => {
             let text = "there is a key that waits to take its turn";
             Problem::new(StatusCode::CONFLICT, text)
         }
@@ -159,7 +159,7 @@ fn grant(seen: &SeenGrant) -> Json {
 pub(super) async fn remove_client(call: Call) -> Outcome {
     // A registered client has no version, so no expected version matches.
     if !matches!(expected(&call.headers)?, None | Some(Expected::Present)) {
-        return Err(Problem::of(Failure::Conflict, true));
+        return Err(Problem::of(database::Error::Conflict, true));
     }
     let (tenant, client) = (call.path.tenant(), call.path.name());
     let store = call.front.live.store()?;

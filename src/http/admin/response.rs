@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 use super::schema::LINES;
 use crate::{
     config::Mistake,
-    database::Failure,
+    database,
     http::reply::{Problem, answer},
 };
 
@@ -61,27 +61,27 @@ impl Problem {
     }
 
     /// A failure of the database; `is_conditional` if the request named the version it expects.
-    pub(super) fn of(failure: Failure, is_conditional: bool) -> Self {
+    pub(super) fn of(failure: database::Error, is_conditional: bool) -> Self {
         match failure {
-            Failure::Unavailable(what) => {
+            database::Error::Unavailable(what) => {
                 tracing::warn!(%what, "the store does not answer");
                 Self::unavailable()
             }
-            Failure::Conflict if is_conditional => Self::new(
+            database::Error::Conflict if is_conditional => Self::new(
                 StatusCode::PRECONDITION_FAILED,
                 "it is not as If-Match or If-None-Match says: read it again",
             ),
-            Failure::Conflict => Self::new(
+            database::Error::Conflict => Self::new(
                 StatusCode::CONFLICT,
                 "there is one already, or somebody changed it at this moment",
             ),
-            Failure::LastKey => Self::new(
+            database::Error::LastKey => Self::new(
                 StatusCode::CONFLICT,
                 "no other operator key holds; make another one first",
             ),
-            Failure::NotFound => Self::not_found(),
-            Failure::Invalid(mistakes) => Self::invalid(mistakes),
-            Failure::Bug(what) => {
+            database::Error::NotFound => Self::not_found(),
+            database::Error::Invalid(mistakes) => Self::invalid(mistakes),
+            database::Error::Bug(what) => {
                 tracing::error!(%what, "a bug of the store");
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "internal error").with_retry(AGAIN)
             }
@@ -89,9 +89,9 @@ impl Problem {
     }
 }
 
-impl From<Failure> for Problem {
+impl From<database::Error> for Problem {
     /// The failure of a request without a condition.
-    fn from(failure: Failure) -> Self {
+    fn from(failure: database::Error) -> Self {
         Self::of(failure, false)
     }
 }

@@ -13,7 +13,7 @@ use http::{
 };
 use serde_json::json;
 
-use crate::database::Failure;
+use crate::database;
 
 /// A refusal. Its texts are constants, so that nothing leaks into them, and avoid the characters
 /// that RFC 6749 forbids.
@@ -120,10 +120,10 @@ impl OauthRefusal {
     }
 }
 
-impl From<Failure> for OauthRefusal {
+impl From<database::Error> for OauthRefusal {
     /// A failure of the store is never the client's fault.
-    fn from(failure: Failure) -> Self {
-        if let Failure::Unavailable(_) = &failure {
+    fn from(failure: database::Error) -> Self {
+        if let database::Error::Unavailable(_) = &failure {
             tracing::warn!(%failure, "an authorization server waits");
         } else {
             tracing::error!(%failure, "an authorization server cannot answer");
@@ -233,7 +233,7 @@ mod tests {
             ),
             ("no-store".into(), "no-cache".into(), "2".into())
         );
-        let failure = OauthRefusal::from(Failure::Bug("secret".to_owned())).into_response();
+        let failure = OauthRefusal::from(database::Error::Bug("secret".to_owned())).into_response();
         assert_eq!(failure.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
 }

@@ -23,7 +23,7 @@ use super::{
 use crate::endpoint::{self, OauthEndpoint};
 use crate::{
     database::{
-        Database, Failure, Record,
+        self, Database, Record,
         oauth::{Grant, NewCode, Person},
     },
     declare::{Provider, User},
@@ -63,8 +63,8 @@ impl From<ErrorPage> for StepRefusal {
     }
 }
 
-impl From<Failure> for StepRefusal {
-    fn from(failure: Failure) -> Self {
+impl From<database::Error> for StepRefusal {
+    fn from(failure: database::Error) -> Self {
         tracing::warn!(%failure, "a log-in finds no store");
         Self::Page(ErrorPage::away("The gateway cannot reach its store."))
     }
@@ -91,7 +91,7 @@ impl BrowserRequest {
         &self.server.tenant.name
     }
 
-    pub(crate) fn store(&self) -> Result<&Database, Failure> {
+    pub(crate) fn store(&self) -> Result<&Database, database::Error> {
         self.oauth.0.live.store()
     }
 

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     auth::REGISTERED,
-    database::{Database, Failure, oauth::Registered},
+    database::{self, Database, oauth::Registered},
     declare::{Builtin, DeclaredClient},
     oauth::base::secret,
     snapshot::Live,
@@ -78,11 +78,11 @@ pub(crate) enum ClientError {
     /// The document at the id is missing or invalid; the text is for people.
     Document(&'static str),
     /// The look-up failed for the moment.
-    Unavailable(Failure),
+    Unavailable(database::Error),
 }
 
-impl From<Failure> for ClientError {
-    fn from(failure: Failure) -> Self {
+impl From<database::Error> for ClientError {
+    fn from(failure: database::Error) -> Self {
         Self::Unavailable(failure)
     }
 }
@@ -111,7 +111,7 @@ impl Clients<'_> {
                 Ok(document) => Ok(Client::documented(id, &document)),
                 Err(DocumentError::Invalid(why)) => Err(ClientError::Document(why)),
                 Err(DocumentError::Unavailable(why)) => Err(ClientError::Unavailable(
-                    Failure::Unavailable(why.to_owned()),
+                    database::Error::Unavailable(why.to_owned()),
                 )),
             };
         }
@@ -148,7 +148,7 @@ impl Client {
         tenant: &str,
         now_ms: i64,
         used: Duration,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), database::Error> {
         let ClientSource::Registered { expires_ms } = self.kind else {
             return Ok(());
         };

@@ -11,7 +11,7 @@ use crate::endpoint::OauthEndpoint;
 use crate::{
     auth::{KeySet, Signature},
     base::Sha256,
-    database::Failure,
+    database,
     oauth::{
         base::{Form, OauthRefusal, RefusalCode, refusal::BASIC_CHALLENGE, secret},
         clients::{Client, ClientAuthMethod, ClientError, ClientProof, DocumentError, Keys},
@@ -209,7 +209,9 @@ async fn is_signed(
     };
     let get = async |is_anew| match state.documents.keys(url, is_anew).await {
         Ok(set) => Ok(set),
-        Err(DocumentError::Unavailable(what)) => Err(Failure::Unavailable(what.to_owned()).into()),
+        Err(DocumentError::Unavailable(what)) => {
+            Err(database::Error::Unavailable(what.to_owned()).into())
+        }
         Err(DocumentError::Invalid(_)) => Err(REFUSED),
     };
     let known = get(false).await?;

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{client_authentication::authenticate, jose::AccessToken};
 use crate::{
     database::{
-        Database, Failure,
+        self, Database,
         oauth::{
             Grant, NewCode, NewRefresh, Refreshed, Revoked, SigningKey, Succession, TakenCode,
         },
@@ -262,7 +262,7 @@ impl Exchange<'_> {
     }
 
     /// Extends the expiry of a registered client after its use.
-    async fn keep_client(&self) -> Result<(), Failure> {
+    async fn keep_client(&self) -> Result<(), database::Error> {
         let used = self.state.config.oauth.client_used;
         let tenant = &self.server.tenant.name;
         self.client

@@ -5,7 +5,7 @@ use crate::config::{Mistake, Wrong};
 
 /// Why the database did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub(crate) enum Error {
     /// The database does not answer; nothing is known to have changed. Try again later.
     #[error("the store is not available: {0}")]
     Unavailable(String),
@@ -26,7 +26,7 @@ pub(crate) enum Failure {
     Bug(String),
 }
 
-impl Failure {
+impl Error {
     /// A single mistake.
     pub(crate) fn from_mistake(mistake: Mistake) -> Self {
         Self::Invalid(vec![mistake])
@@ -43,7 +43,7 @@ impl Failure {
     }
 }
 
-impl From<SqlError> for Failure {
+impl From<SqlError> for Error {
     fn from(error: SqlError) -> Self {
         match error {
             SqlError::Unavailable(what) => Self::Unavailable(what),

@@ -25,7 +25,7 @@ trap finish EXIT
   >"$work/log" 2>"$work/err" </dev/null &
 gateway=$!
 url=
-for _ in $(seq 100); do
+for _ in $(seq 600); do
   bound=$(sed -n 's/.*"event":"listening".*"http":"\([^"]*\)".*/\1/p' "$work/log")
   if [ -n "$bound" ]; then url="http://$bound"; break; fi
   kill -0 "$gateway" 2>/dev/null || break
@@ -37,7 +37,7 @@ if [ -z "$url" ]; then
 fi
 export LOCKGATE_URL=$url
 # The first key may be made a moment after the gateway listens.
-for _ in $(seq 100); do
+for _ in $(seq 600); do
   LOCKGATE_KEY=$(cat "$work/data/admin.key" 2>/dev/null || true)
   export LOCKGATE_KEY
   if "$binary" tenant list >/dev/null 2>&1; then break; fi

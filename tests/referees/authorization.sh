@@ -46,11 +46,16 @@ mkfifo "$work/people"
   <"$work/people" >"$work/people.out" 2>"$work/people.err" &
 started+=("$!")
 exec {people_stdin}>"$work/people"
-for _ in $(seq 100); do
+for _ in $(seq 600); do
   issuer=$(head -n 1 "$work/people.out")
   [ -z "$issuer" ] || break
   sleep 0.1
 done
+if [ -z "$issuer" ]; then
+  echo "FAILED the OpenID provider did not start"
+  cat "$work/people.err"
+  exit 1
+fi
 
 fixture=$(realpath "$here/../fixtures/conformance/server.mjs")
 server="\"command\": \"$node\", \"args\": [\"$fixture\"], \"sandbox\": {\"profile\": \"open\"}"
@@ -95,7 +100,7 @@ JSON
   >"$work/log" 2>"$work/err" </dev/null &
 gateway=$!
 started+=("$gateway")
-for _ in $(seq 200); do
+for _ in $(seq 600); do
   if grep -q '"event":"listening"' "$work/log" 2>/dev/null; then break; fi
   if ! kill -0 "$gateway" 2>/dev/null; then
     cat "$work/log" "$work/err"

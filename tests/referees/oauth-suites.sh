@@ -21,7 +21,7 @@ through() {
   "$node" "$here/bearer-proxy.mjs" "$1" <"$name.in" >"$name.out" 2>"$name.err" &
   proxies+=("$!")
   exec {held}>"$name.in"
-  for _ in $(seq 300); do
+  for _ in $(seq 600); do
     found=$(head -n 1 "$name.out")
     [ -z "$found" ] || return 0
     kill -0 "${proxies[-1]}" 2>/dev/null || break

@@ -65,7 +65,7 @@ verdict() {
 cd "$here"
 "$node" replicas.mjs "$binary" "${REDIS_SERVER:-redis-server}" >"$work/out" 2>"$work/err" </dev/null &
 replicas=$!
-for _ in $(seq 300); do
+for _ in $(seq 600); do
   [ ! -s "$work/out" ] || break
   kill -0 "$replicas" 2>/dev/null || break
   sleep 0.1

@@ -40,7 +40,7 @@ start() {
   "$binary" run --listen 127.0.0.1:0 "$@" >"$work/$name.out" 2>"$work/$name.err" </dev/null &
   local pid=$!
   gateways+=("$pid")
-  for _ in $(seq 100); do
+  for _ in $(seq 600); do
     url=$(head -n 1 "$work/$name.out" 2>/dev/null || true)
     case $url in http://*/mcp) return 0 ;; esac
     kill -0 "$pid" 2>/dev/null || break

@@ -98,6 +98,9 @@ impl Pool {
             .synchronous(SqliteSynchronous::Normal)
             .foreign_keys(true)
             .busy_timeout(BUSY);
+        let turn = turn(file).await?;
+        migrate_sqlite(&options).await?;
+        drop(turn);
         let write = PoolOptions::new()
             .max_connections(1)
             .acquire_timeout(BUSY)
@@ -109,11 +112,7 @@ impl Pool {
                     Ok(!connection.is_in_transaction())
                 })
             })
-            .connect_with(options.clone());
-        let turn = turn(file).await?;
-        let write = timed(MIGRATION, write).await?;
-        migrated(timed_migration(Box::pin(sqlite_schema().run(&write))).await)?;
-        drop(turn);
+            .connect_lazy_with(options.clone());
         let read = PoolOptions::new()
             .max_connections(SQLITE_READERS)
             .acquire_timeout(ACQUIRE)
@@ -425,6 +424,20 @@ async fn turn(file: &Path) -> Result<std::fs::File, SqlError> {
     let late = |_| SqlError::Unavailable("another process changes the schema".to_owned());
     timeout(MIGRATION, taken).await.map_err(late)?;
     Ok(turn)
+}
+
+/// Migrates on a separate connection: a disk that takes seconds to create the file is no reason to
+/// give up, whereas a request that waits for the writer is told so after `BUSY`.
+async fn migrate_sqlite(options: &SqliteConnectOptions) -> Result<(), SqlError> {
+    let connected = PoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(MIGRATION)
+        .connect_with(options.clone());
+    let pool: SqlitePool = timed(MIGRATION, connected).await?;
+    let schema = sqlite_schema();
+    let outcome = timed_migration(Box::pin(schema.run(&pool))).await;
+    let _ = timeout(STATEMENT, pool.close()).await;
+    migrated(outcome)
 }
 
 /// Migrates on a separate connection: waiting for another replica is not a slow statement.

@@ -19,7 +19,7 @@ use crate::{
     declare::{ApiKey, AuthMode, Builtin, Catalog, External, Issued, Server, Tenant},
     endpoint::{self, Endpoint},
     error::Error,
-    snapshot::{Asked, Trail},
+    snapshot::{AuditQueue, LastPoll},
     telemetry::{Denied, Metrics},
 };
 
@@ -127,7 +127,7 @@ pub(crate) struct VerifierState {
     principals: Principals,
     pub(crate) denials: Denials,
     clock: Clock,
-    asked: Asked,
+    asked: LastPoll,
 }
 
 impl VerifierState {
@@ -157,12 +157,12 @@ impl Verifier {
     pub(crate) fn new(
         config: &Config,
         outbound: Outbound,
-        (clock, trail, asked): (Clock, Trail, Asked),
+        (clock, audit, asked): (Clock, AuditQueue, LastPoll),
         metrics: &Arc<Metrics>,
         tracker: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
-        let denials = Denials::new(Arc::clone(metrics), trail);
+        let denials = Denials::new(Arc::clone(metrics), audit);
         tracker.spawn(denials.clone().watch(stop.clone()));
         let means = KeyFetch {
             outbound,

@@ -17,7 +17,7 @@ use crate::{
     base::private_file,
     database::{self, Author, Expected},
     declare::{Catalog, Document, Kind, Object, ObjectName, OperatorKeys},
-    snapshot::Live,
+    snapshot::CurrentSnapshot,
     telemetry::Denied,
 };
 
@@ -146,13 +146,13 @@ impl Verifier {
 ///
 /// Those of the store; `Bug` if the file cannot be written.
 pub(crate) async fn ensure_operator(
-    live: &Live,
+    current: &CurrentSnapshot,
     given: Option<&str>,
     data_dir: &Path,
 ) -> Result<(), database::Error> {
-    let (store, snapshot) = (live.store()?, live.snapshot());
+    let (store, snapshot) = (current.database()?, current.load());
     let author = Author::named("start");
-    let now = u64::try_from(live.clock().now_ms() / 1000).unwrap_or(0);
+    let now = u64::try_from(current.clock().now_ms() / 1000).unwrap_or(0);
     if let Some(given) = given {
         let known = api_key::hash_of(given).and_then(|hash| snapshot.operator_keys.get(&hash));
         if !known.is_some_and(|key| key.holds(now)) {
@@ -163,7 +163,7 @@ pub(crate) async fn ensure_operator(
                 .objects()
                 .put(&name, key_object(given), Expected::Any, &author)
                 .await?;
-            live.refresh().await?;
+            current.refresh().await?;
         }
         return Ok(());
     }
@@ -174,8 +174,8 @@ pub(crate) async fn ensure_operator(
     let name = ObjectName::operator_key("first");
     let before = store.objects().get(&name).await?;
     // A refresh shows concurrent writers up to here; the expected version detects later ones.
-    live.refresh().await?;
-    if is_open(&live.snapshot().operator_keys) {
+    current.refresh().await?;
+    if is_open(&current.load().operator_keys) {
         return Ok(());
     }
     let expected = before.map_or(Expected::Absent, |before| Expected::Version(before.version));
@@ -195,7 +195,7 @@ pub(crate) async fn ensure_operator(
             tracing::info!(event = "admin.key", file = %file.display(), "an operator's API key");
         }
     }
-    live.refresh().await
+    current.refresh().await
 }
 
 fn key_object(key: &str) -> Object {

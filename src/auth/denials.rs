@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::principals::Principal;
 use crate::{
     database::Record,
-    snapshot::Trail,
+    snapshot::AuditQueue,
     telemetry::{Denied, Metrics},
 };
 
@@ -54,7 +54,7 @@ pub(crate) enum Caller {
 pub(crate) struct Denials {
     table: Arc<Table>,
     metrics: Arc<Metrics>,
-    trail: Trail,
+    audit: AuditQueue,
     settled: Arc<Settled>,
 }
 
@@ -94,18 +94,18 @@ struct Folded {
 
 impl Denials {
     /// An empty table.
-    pub(super) fn new(metrics: Arc<Metrics>, trail: Trail) -> Self {
+    pub(super) fn new(metrics: Arc<Metrics>, audit: AuditQueue) -> Self {
         Self {
             table: Arc::default(),
             metrics,
-            trail,
+            audit,
             settled: Arc::default(),
         }
     }
 
     /// Waits for a short time until all writes are in the audit trail.
     pub(crate) async fn settle(&self) {
-        self.settled.wait(self.trail.settle()).await;
+        self.settled.wait(self.audit.flush()).await;
     }
 
     /// Counts a denial, and records it if it is the caller's first at this tenant within a minute.
@@ -168,7 +168,7 @@ impl Denials {
             Caller::At(address) => ("", address.map(|address| address.to_string())),
         };
         let (tenant, server) = (&*denial.tenant, &*denial.server);
-        self.trail.note(Record {
+        self.audit.add(Record {
             tenant: (!tenant.is_empty()).then(|| tenant.to_owned()),
             kind: "denied".to_owned(),
             actor: actor.to_owned(),
@@ -233,7 +233,10 @@ mod tests {
 
     #[test]
     fn the_first_is_written_and_the_rest_is_counted() {
-        let denials = Denials::new(Arc::new(Metrics::new(None).unwrap()), Trail::none());
+        let denials = Denials::new(
+            Arc::new(Metrics::new(None).unwrap()),
+            AuditQueue::disabled(),
+        );
         let waiting = || {
             let table = denials.table.lock().unwrap();
             let mut counts: Vec<u64> = table.values().map(|folded| folded.count).collect();
@@ -281,7 +284,10 @@ mod tests {
 
     #[tokio::test]
     async fn the_table_is_bounded_and_the_last_minute_is_not_lost() {
-        let denials = Denials::new(Arc::new(Metrics::new(None).unwrap()), Trail::none());
+        let denials = Denials::new(
+            Arc::new(Metrics::new(None).unwrap()),
+            AuditQueue::disabled(),
+        );
         for number in 0..10_000_u32 {
             let who = Caller::At(Some(IpAddr::from(number.to_be_bytes())));
             denials.report(Denial { who, ..denial(1) });

@@ -24,7 +24,7 @@ use crate::{
         peers::{HopKeys, hop},
     },
     hub::Stores,
-    snapshot::{Live, Snapshot},
+    snapshot::{CurrentSnapshot, Snapshot},
     state::{
         Replica,
         redis::{Redis, Settings, Unsuitable, agreement, wake},
@@ -59,7 +59,7 @@ impl Sharing {
 
     /// Tells the other replicas of every change of what is declared and of what was revoked, and has
     /// the store asked at once when one of them does.
-    pub(crate) fn follow(&self, live: &Arc<Live>) {
+    pub(crate) fn follow(&self, live: &Arc<CurrentSnapshot>) {
         let reached = Arc::new(Reached::default());
         let (redis, live) = (self.redis.clone(), Arc::clone(live));
         let following = async move {
@@ -106,7 +106,7 @@ impl Reached {
         numbers[0] > known[0] || numbers[1] > known[1]
     }
 
-    fn heard(&self, text: Option<&str>, live: &Live) {
+    fn heard(&self, text: Option<&str>, live: &CurrentSnapshot) {
         let numbers = text.and_then(|text| {
             let (version, revocation) = text.split_once(' ')?;
             Some([version.parse().ok()?, revocation.parse().ok()?])
@@ -118,7 +118,7 @@ impl Reached {
         for (known, number) in self.0.iter().zip(numbers) {
             known.fetch_max(number, Ordering::AcqRel);
         }
-        let own = numbers_of(&live.snapshot());
+        let own = numbers_of(&live.load());
         if own[0] < numbers[0] || own[1] < numbers[1] {
             live.wake();
         }
@@ -130,8 +130,8 @@ fn numbers_of(snapshot: &Snapshot) -> [i64; 2] {
 }
 
 /// Says how far this replica has come, whenever no other has said it before.
-async fn told(redis: &Redis, live: &Live, reached: &Reached) {
-    let mut changes = live.changes();
+async fn told(redis: &Redis, live: &CurrentSnapshot, reached: &Reached) {
+    let mut changes = live.subscribe();
     while changes.changed().await.is_ok() {
         let numbers = numbers_of(&changes.borrow_and_update());
         if reached.is_news(numbers) {

@@ -10,20 +10,20 @@ use crate::{
     config::Config,
     declare::{Catalog, Offer, Server},
     hub::Hub,
-    snapshot::Live,
+    snapshot::CurrentSnapshot,
     telemetry::Metrics,
 };
 
 /// Applies new snapshots until `stop`.
 pub(super) async fn follow(
     config: Arc<Config>,
-    live: Arc<Live>,
+    current: Arc<CurrentSnapshot>,
     hub: Hub,
     metrics: Arc<Metrics>,
     offer: Offer,
     stop: CancellationToken,
 ) {
-    let mut changes = live.changes();
+    let mut changes = current.subscribe();
     changes.mark_changed();
     let (mut unenforced, mut has_operator) = (BTreeSet::new(), false);
     while let Some(Ok(())) = stop.run_until_cancelled(changes.changed()).await {
@@ -39,9 +39,9 @@ pub(super) async fn follow(
         {
             metrics.unenforced(tenant, server, key, sign);
         }
-        if live.store().is_ok() && !has_operator {
+        if current.database().is_ok() && !has_operator {
             let key = config.keeping.admin_key.as_ref().map(Secret::expose);
-            match ensure_operator(&live, key, &config.data_dir).await {
+            match ensure_operator(&current, key, &config.data_dir).await {
                 Ok(()) => has_operator = true,
                 Err(failure) => tracing::error!(%failure, "nobody may administrate yet"),
             }
@@ -51,7 +51,7 @@ pub(super) async fn follow(
     }
 }
 
-/// What servers ask for and do not get on this machine.
+/// Settings of servers that this machine cannot enforce.
 fn shortcomings(catalog: &Catalog, offer: &Offer) -> BTreeSet<(String, String, &'static str)> {
     let of = |server: &Arc<Server>| {
         let (tenant, name) = (server.tenant.clone(), server.name.clone());

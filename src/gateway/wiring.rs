@@ -30,16 +30,16 @@ use crate::{
     },
     hub::{Hub, Stores},
     oauth::Oauth,
-    snapshot::{Keeper, Live, Reach, Trail},
+    snapshot::{AuditQueue, CurrentSnapshot, Freshness, SnapshotSync},
     telemetry::{Logs, Metrics},
 };
 
 /// What is served.
 pub(crate) struct Served {
     /// What requests read.
-    pub(crate) live: Arc<Live>,
+    pub(crate) snapshot: Arc<CurrentSnapshot>,
     /// What keeps it up to date; none where it never changes.
-    pub(crate) keeper: Option<Keeper>,
+    pub(crate) sync: Option<SnapshotSync>,
     /// The master keys that replicas have in common; none without Redis.
     pub(crate) keys: Option<Keyring>,
 }
@@ -51,27 +51,31 @@ pub(crate) struct Served {
 /// What keeps it from serving at all: certificate, allow-lists, randomness.
 pub(crate) async fn run(
     config: Config,
-    Served { live, keeper, keys }: Served,
+    Served {
+        snapshot,
+        sync,
+        keys,
+    }: Served,
     launcher: Launcher,
     listeners: Listeners,
     shutdown: Shutdown,
     logs: Logs,
 ) -> anyhow::Result<()> {
-    let parts = Parts::new(config, live, logs)?;
-    let is_administered = keeper.is_some();
+    let parts = Parts::new(config, snapshot, logs)?;
+    let is_administered = sync.is_some();
     let offer = *launcher.sandbox.offer();
     let keys = keys.as_ref();
     let cluster = parts.cluster(listeners.cluster.as_ref(), keys)?;
-    let trail = parts.trail(is_administered);
+    let audit = parts.audit(is_administered);
     let disagreement = CancellationToken::new();
     let stores = parts
         .stores(cluster.as_deref(), keys, &disagreement)
         .await?;
-    let hub = parts.hub(stores, launcher, &trail);
-    parts.follow(keeper, &hub, offer);
+    let hub = parts.hub(stores, launcher, &audit);
+    parts.follow(sync, &hub, offer);
     let outbound = Outbound::new(parts.config.outbound_allow.clone());
-    let front = parts.front(&hub, &trail, &outbound, cluster.clone());
-    let oauth = is_administered.then(|| parts.oauth(&front, outbound, trail));
+    let front = parts.front(&hub, &audit, &outbound, cluster.clone());
+    let oauth = is_administered.then(|| parts.oauth(&front, outbound, audit));
     if let (Some(reached), Some(cluster)) = (listeners.cluster, cluster) {
         let app = routes::cluster(&front, cluster);
         let (stage, bounds) = (&parts.stages.cluster, bounds(REPLICAS));
@@ -120,18 +124,18 @@ pub(crate) async fn run(
 /// What the steps of the start share.
 struct Parts {
     config: Arc<Config>,
-    live: Arc<Live>,
+    snapshot: Arc<CurrentSnapshot>,
     metrics: Arc<Metrics>,
     health: Health,
     stages: Stages,
 }
 
 impl Parts {
-    fn new(config: Config, live: Arc<Live>, logs: Logs) -> anyhow::Result<Self> {
+    fn new(config: Config, snapshot: Arc<CurrentSnapshot>, logs: Logs) -> anyhow::Result<Self> {
         Ok(Self {
             stages: Stages::new(&config.drain),
             config: Arc::new(config),
-            live,
+            snapshot,
             metrics: Arc::new(Metrics::new(Some(logs)).map_err(anyhow::Error::msg)?),
             health: Health::default(),
         })
@@ -152,22 +156,22 @@ impl Parts {
             me: me.map_err(|_| anyhow::anyhow!("no randomness"))?,
             keys: cluster::hop_keys(keys),
             peers: Peers::new(stage.tasks.clone(), stage.stop.clone()),
-            clock: self.live.clock().clone(),
+            clock: self.snapshot.clock().clone(),
             release: self.stages.sessions.stop.clone(),
             halt: self.stages.children.clone(),
         })))
     }
 
     /// The audit trail; none without a database.
-    fn trail(&self, has_database: bool) -> Trail {
+    fn audit(&self, has_database: bool) -> AuditQueue {
         if !has_database {
-            return Trail::none();
+            return AuditQueue::disabled();
         }
         let counted = Arc::clone(&self.metrics);
         let dropped = Arc::new(move |count| counted.audit_dropped(count));
         let stage = &self.stages.audit;
-        Trail::new(
-            Arc::clone(&self.live),
+        AuditQueue::new(
+            Arc::clone(&self.snapshot),
             dropped,
             &stage.tasks,
             stage.stop.clone(),
@@ -191,18 +195,18 @@ impl Parts {
             stop: stage.stop.clone(),
         };
         sharing.agree(&self.config, keys, disagreement);
-        sharing.follow(&self.live);
+        sharing.follow(&self.snapshot);
         Ok(sharing.stores(&self.config, (cluster.me.clone(), keys), &self.health))
     }
 
     /// The core, with all sessions.
-    fn hub(&self, stores: Stores, launcher: Launcher, trail: &Trail) -> Hub {
+    fn hub(&self, stores: Stores, launcher: Launcher, audit: &AuditQueue) -> Hub {
         let sessions = &self.stages.sessions;
         Hub::new(
             stores,
             (Arc::clone(&self.config), Arc::new(SystemRandom::new())),
             launcher,
-            (Arc::clone(&self.live), trail.clone()),
+            (Arc::clone(&self.snapshot), audit.clone()),
             Arc::clone(&self.metrics),
             (sessions.stop.clone(), self.stages.children.clone()),
             sessions.tasks.clone(),
@@ -210,20 +214,20 @@ impl Parts {
     }
 
     /// Keeps the snapshot up to date, and applies what changes in it.
-    fn follow(&self, keeper: Option<Keeper>, hub: &Hub, offer: Offer) {
-        if !self.live.is_loaded() {
+    fn follow(&self, sync: Option<SnapshotSync>, hub: &Hub, offer: Offer) {
+        if !self.snapshot.is_loaded() {
             self.health.lost("sql", Loss::All);
         }
-        if let Some(keeper) = keeper {
+        if let Some(sync) = sync {
             let stage = &self.stages.database;
-            let keeping = keeper.run(reports(self.health.clone()), stage.stop.clone());
+            let keeping = sync.run(reports(self.health.clone()), stage.stop.clone());
             stage.tasks.spawn(keeping);
         }
-        let (config, live) = (Arc::clone(&self.config), Arc::clone(&self.live));
+        let (config, snapshot) = (Arc::clone(&self.config), Arc::clone(&self.snapshot));
         let (metrics, sessions) = (Arc::clone(&self.metrics), &self.stages.sessions);
         let following = follow(
             config,
-            live,
+            snapshot,
             hub.clone(),
             metrics,
             offer,
@@ -236,16 +240,20 @@ impl Parts {
     fn front(
         &self,
         hub: &Hub,
-        trail: &Trail,
+        audit: &AuditQueue,
         outbound: &Outbound,
         cluster: Option<Arc<Cluster>>,
     ) -> Arc<Front> {
-        let live = Arc::clone(&self.live);
+        let snapshot = Arc::clone(&self.snapshot);
         let sessions = &self.stages.sessions;
         let auth = Verifier::new(
             &self.config,
             outbound.clone(),
-            (live.clock().clone(), trail.clone(), live.asked().clone()),
+            (
+                snapshot.clock().clone(),
+                audit.clone(),
+                snapshot.last_poll().clone(),
+            ),
             &self.metrics,
             &sessions.tasks,
             &sessions.stop,
@@ -253,7 +261,7 @@ impl Parts {
         Arc::new(Front {
             hub: hub.clone(),
             auth,
-            live,
+            snapshot,
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),
             retry: Retry::new(self.config.stream.retry, Arc::new(SystemRandom::new())),
@@ -262,13 +270,13 @@ impl Parts {
     }
 
     /// The authorization servers of all tenants.
-    fn oauth(&self, front: &Front, outbound: Outbound, trail: Trail) -> Oauth {
+    fn oauth(&self, front: &Front, outbound: Outbound, audit: AuditQueue) -> Oauth {
         Oauth::new(
             Arc::clone(&self.config),
-            Arc::clone(&self.live),
+            Arc::clone(&self.snapshot),
             outbound,
-            self.live.clock().clone(),
-            trail,
+            self.snapshot.clock().clone(),
+            audit,
             front.auth.denials().clone(),
         )
     }
@@ -345,11 +353,11 @@ fn bounds(max_connections: usize) -> Bounds {
 }
 
 /// What the store's absence costs: without a snapshot everything, else what has to ask it.
-fn reports(health: Health) -> Box<dyn Fn(Reach) + Send + Sync> {
+fn reports(health: Health) -> Box<dyn Fn(Freshness) + Send + Sync> {
     Box::new(move |reach| match reach {
-        Reach::Well => health.back("sql"),
-        Reach::Stale => health.lost("sql", Loss::Some),
-        Reach::Never => health.lost("sql", Loss::All),
+        Freshness::Current => health.back("sql"),
+        Freshness::Stale => health.lost("sql", Loss::Some),
+        Freshness::Empty => health.lost("sql", Loss::All),
     })
 }
 

@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     manifest::reader,
     protocol::{Body, Message},
-    snapshot::{Live, Trail},
+    snapshot::{AuditQueue, CurrentSnapshot},
     state::SessionId,
     telemetry::Metrics,
 };
@@ -69,7 +69,7 @@ impl Bench {
             Stores::in_memory(&config, &SystemRandom::new()).unwrap(),
             (Arc::new(config), Arc::new(SystemRandom::new())),
             launcher,
-            (Live::unread(), Trail::none()),
+            (CurrentSnapshot::empty(), AuditQueue::disabled()),
             Arc::new(Metrics::new(None).unwrap()),
             (CancellationToken::new(), halt.clone()),
             tracker.clone(),

@@ -44,7 +44,7 @@ pub(super) async fn keys(
     server: AuthorizationServer,
     headers: HeaderMap,
 ) -> Response {
-    let catalog = oauth.0.live.current();
+    let catalog = oauth.0.snapshot.catalog();
     let keys = catalog.issued.keys.get(&server.tenant.name);
     let keys: Vec<Value> = keys.iter().flat_map(|keys| keys.iter()).map(jwk).collect();
     // Less than the time for which a key is published before it signs.

@@ -83,7 +83,13 @@ pub(crate) async fn remove(
         let (head, _) = request.into_parts();
         let managed = ManagedClient::find(state, &server, &head).await?;
         let (tenant, id) = (&server.tenant.name, &managed.row.client_id);
-        if !state.live.store()?.clients().remove(tenant, id).await? {
+        if !state
+            .snapshot
+            .database()?
+            .clients()
+            .remove(tenant, id)
+            .await?
+        {
             return Err(BAD_TOKEN);
         }
         let (actor, target) = (format!("client:{id}"), format!("client {id}"));
@@ -135,7 +141,7 @@ async fn add(
         created_ms: now_ms,
         expires_ms: now_ms.saturating_add(unused),
     };
-    let store = state.live.store()?;
+    let store = state.snapshot.database()?;
     let tenant = &server.tenant.name;
     if !store.clients().add(tenant, &row, settings.clients).await? {
         let what = "the tenant has too many registered clients";
@@ -176,7 +182,7 @@ impl ManagedClient {
         let id = head.uri.path().rsplit('/').next().unwrap_or_default();
         let access = bearer(&head.headers).ok_or(BAD_TOKEN)?;
         let offered = secret::hash(access);
-        let store = state.live.store()?;
+        let store = state.snapshot.database()?;
         let row = store.clients().get(&server.tenant.name, id).await?;
         let known = row.as_ref().map_or([0; 32], |row| row.access_hash);
         let is_right = secret::is_same(&known, &offered);
@@ -218,7 +224,7 @@ impl ManagedClient {
             secret_hash,
             ..self.row.clone()
         };
-        let store = state.live.store()?;
+        let store = state.snapshot.database()?;
         if !store.clients().update(&server.tenant.name, &row).await? {
             return Err(BAD_TOKEN);
         }

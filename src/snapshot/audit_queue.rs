@@ -1,92 +1,93 @@
-//! What is written to the audit trail beside changes: denials, and calls where a server says so.
+//! The queue of audit records that belong to no change: denials, and calls of servers with call
+//! auditing.
 //!
-//! One task writes, in batches; whoever adds a record waits for nothing. What finds no room, or a
-//! store that is away, is dropped and counted: no call waits for a store.
+//! One task writes the records in batches, so no request waits for the database. Records that find
+//! the queue full or the database unreachable are dropped and counted.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::live::Live;
+use super::current::CurrentSnapshot;
 use crate::database::Record;
 
-/// The way to the audit trail; clones share it.
+/// The queue of audit records; clones share it.
 #[derive(Clone)]
-pub(crate) struct Trail(Option<mpsc::Sender<Said>>, Dropped);
+pub(crate) struct AuditQueue(Option<mpsc::Sender<Queued>>, OnDropped);
 
-/// Is told how many records were dropped.
-pub(crate) type Dropped = Arc<dyn Fn(u64) + Send + Sync>;
+/// Receives the number of dropped records.
+pub(crate) type OnDropped = Arc<dyn Fn(u64) + Send + Sync>;
 
-enum Said {
-    /// Something happened.
+enum Queued {
+    /// A record to write.
     Record(Box<Record>),
-    /// Somebody waits until all before it is written.
-    Settle(oneshot::Sender<()>),
+    /// A caller that waits until all earlier records are written.
+    Flush(oneshot::Sender<()>),
 }
 
-impl Trail {
-    /// One that leads nowhere, where there is no store.
-    pub(crate) fn none() -> Self {
+impl AuditQueue {
+    /// A queue that discards every record, for gateways without a database.
+    pub(crate) fn disabled() -> Self {
         Self(None, Arc::new(|_| ()))
     }
 
-    /// One into the store of `live`; its task belongs to `tracker` and ends with `stop`, after
-    /// what was said before.
+    /// A queue into the database of `live`. Its task belongs to `tracker` and ends with `stop`,
+    /// after it has written the queued records.
     pub(crate) fn new(
-        live: Arc<Live>,
-        dropped: Dropped,
+        snapshot: Arc<CurrentSnapshot>,
+        on_dropped: OnDropped,
         tracker: &TaskTracker,
         stop: CancellationToken,
     ) -> Self {
-        let (queue, said) = mpsc::channel(QUEUE);
+        let (queue, queued) = mpsc::channel(QUEUE);
         let writer = Writer {
-            live,
-            dropped: Arc::clone(&dropped),
+            snapshot,
+            on_dropped: Arc::clone(&on_dropped),
         };
-        tracker.spawn(writer.run(said, stop));
-        Self(Some(queue), dropped)
+        tracker.spawn(writer.run(queued, stop));
+        Self(Some(queue), on_dropped)
     }
 
-    /// Adds a record.
-    pub(crate) fn note(&self, record: Record) {
-        let Self(Some(queue), dropped) = self else {
+    /// Queues a record.
+    pub(crate) fn add(&self, record: Record) {
+        let Self(Some(queue), on_dropped) = self else {
             return;
         };
-        if queue.try_send(Said::Record(Box::new(record))).is_err() {
-            dropped(1);
+        if queue.try_send(Queued::Record(Box::new(record))).is_err() {
+            on_dropped(1);
         }
     }
 
-    /// Waits until what was added before is written, but not for long.
-    pub(crate) async fn settle(&self) {
+    /// Waits until all queued records are written, at most for [`FLUSH_TIMEOUT`].
+    pub(crate) async fn flush(&self) {
         let Some(queue) = &self.0 else {
             return;
         };
-        let (done, settled) = oneshot::channel();
+        let (done, written) = oneshot::channel();
         let waiting = async {
-            queue.send(Said::Settle(done)).await.ok()?;
-            settled.await.ok()
+            queue.send(Queued::Flush(done)).await.ok()?;
+            written.await.ok()
         };
-        // A store that is away keeps nobody waiting: what is lost by it is counted.
-        let _ = tokio::time::timeout(SETTLE, waiting).await;
+        // Records that an unreachable database loses are counted, so the timeout is no error.
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, waiting).await;
     }
 }
 
 struct Writer {
-    live: Arc<Live>,
-    dropped: Dropped,
+    snapshot: Arc<CurrentSnapshot>,
+    on_dropped: OnDropped,
 }
 
 impl Writer {
-    async fn run(self, mut said: mpsc::Receiver<Said>, stop: CancellationToken) {
+    async fn run(self, mut queued: mpsc::Receiver<Queued>, stop: CancellationToken) {
         loop {
             let mut batch = Vec::new();
             let count = tokio::select! {
-                count = said.recv_many(&mut batch, BATCH) => count,
+                count = queued.recv_many(&mut batch, BATCH) => count,
                 () = stop.cancelled() => {
-                    said.close();
-                    said.recv_many(&mut batch, QUEUE).await
+                    queued.close();
+                    queued.recv_many(&mut batch, QUEUE).await
                 }
             };
             if count == 0 {
@@ -96,33 +97,33 @@ impl Writer {
         }
     }
 
-    async fn write(&self, batch: Vec<Said>) {
+    async fn write(&self, batch: Vec<Queued>) {
         let (mut records, mut waiting) = (Vec::new(), Vec::new());
-        for said in batch {
-            match said {
-                Said::Record(record) => records.push(*record),
-                Said::Settle(done) => waiting.push(done),
+        for queued in batch {
+            match queued {
+                Queued::Record(record) => records.push(*record),
+                Queued::Flush(done) => waiting.push(done),
             }
         }
         if !records.is_empty() {
-            let written = match self.live.store() {
+            let written = match self.snapshot.database() {
                 Ok(store) => store.audit().append(&records).await.is_ok(),
                 Err(_) => false,
             };
             if !written {
-                (self.dropped)(records.len() as u64);
+                (self.on_dropped)(records.len() as u64);
             }
         }
         for done in waiting {
-            // Who does not wait any more needs to know nothing.
+            // The waiting caller may have timed out.
             let _ = done.send(());
         }
     }
 }
 
-/// Records that wait to be written.
+/// Maximum number of queued records.
 const QUEUE: usize = 4096;
-/// Records of one transaction.
+/// Maximum number of records in a transaction.
 const BATCH: usize = 256;
-/// How long a denial may wait for its record.
-const SETTLE: Duration = Duration::from_millis(500);
+/// Maximum time that a denial waits for its record.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);

@@ -1,7 +1,7 @@
-//! The task that keeps snapshot, store and manifest file in step.
+//! The task that keeps database, snapshot and manifest file in step.
 //!
-//! Opens the store and tries again while it is away, applies the manifest whenever its file
-//! changes, and reads what other replicas changed. Not here: what any of that means (`store`).
+//! Opens the database and retries while it is unreachable, applies the manifest whenever its file
+//! changes, and reads changes of other replicas. Not here: the tables (`database`).
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::live::Live;
+use super::current::CurrentSnapshot;
 use crate::config::{Config, Issuing, Mistake};
 use crate::{
     base::HiddenPaths,
@@ -26,188 +26,188 @@ use crate::{
     manifest::{Declaration, objects},
 };
 
-/// A manifest in a file that is applied at the start and whenever it changes.
+/// A manifest file, applied at the start and whenever it changes.
 #[derive(Debug)]
-pub(crate) struct Applied {
-    /// The file.
+pub(crate) struct ManifestFile {
+    /// Its path.
     pub(crate) file: PathBuf,
-    /// What it said when it was read last, until that is applied.
+    /// The declaration that was read last, until it is applied.
     pub(crate) pending: Option<Declaration>,
-    /// The file's content at the last look, taken before `pending` is parsed.
+    /// The content when the file was read last, before `pending` was parsed from it.
     pub(crate) text: Option<Vec<u8>>,
-    /// What happens to objects that are not in it.
+    /// The treatment of objects that the manifest does not declare.
     pub(crate) prune: Prune,
 }
 
-/// What the store is to those who depend on it.
+/// How current the snapshot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
-    /// It answers, and what it holds is served.
-    Well,
-    /// What it held is served, not what it holds.
+pub(crate) enum Freshness {
+    /// The database is reachable, and its state is served.
+    Current,
+    /// An older state of the database is served.
     Stale,
-    /// Nothing was ever read from it.
-    Never,
+    /// No state was read yet.
+    Empty,
 }
 
-/// How far a round came.
-enum Standing {
-    /// What the store holds is served.
-    Fresh,
-    /// What it holds cannot be served here, as was said once.
-    Behind,
+/// The result of a round.
+enum Round {
+    /// The state of the database is served.
+    UpToDate,
+    /// The state of the database cannot be served here; the error was logged once.
+    Unservable,
 }
 
-/// What is told whenever [`Reach`] changes.
-pub(crate) type Report = Box<dyn Fn(Reach) + Send + Sync>;
+/// Receives every change of [`Freshness`].
+pub(crate) type Report = Box<dyn Fn(Freshness) + Send + Sync>;
 
-/// Keeps a [`Live`] up to date.
-pub(crate) struct Keeper {
-    live: Arc<Live>,
+/// Keeps a [`CurrentSnapshot`] up to date.
+pub(crate) struct SnapshotSync {
+    snapshot: Arc<CurrentSnapshot>,
     opening: Opening,
-    applied: Option<Applied>,
+    manifest: Option<ManifestFile>,
     env: BTreeMap<String, String>,
-    /// What no child may see: what manifests name comes to it.
+    /// Paths that are hidden from children; files that a manifest reads are added.
     hidden: HiddenPaths,
-    /// How long audit records stay; zero is for ever.
-    audit: Duration,
-    /// When they are looked at next.
+    /// The retention of audit records; zero keeps them for ever.
+    audit_retention: Duration,
+    /// The time of the next removal of old audit records.
     prune_at: Instant,
-    /// How signing keys follow each other.
-    issuing: Issuing,
-    /// When rows that have ended are removed next, and when old keys are replaced.
-    forget_at: Instant,
+    /// Lifetimes and rotation of signing keys.
+    oauth: Issuing,
+    /// The times of the next removal of expired rows and of the next key rotation.
+    sweep_at: Instant,
     rotate_at: Instant,
-    /// The last failure in the log, so that each stands there once.
-    said: String,
-    /// The last change that cannot be served here, so that it is read once.
+    /// The last error in the log; a repeated one is not logged.
+    logged_error: String,
+    /// The last change that cannot be served here; it is not read again.
     refused: Option<i64>,
 }
 
-impl Keeper {
-    /// Of a store that is opened as `opening` says; `env` is what manifests mean by `${env:…}`,
-    /// and what they mean by `${file:…}` becomes `hidden`.
+impl SnapshotSync {
+    /// A task for the database of `opening`. Manifests read `${env:…}` from `env`, and the files
+    /// that they name by `${file:…}` are added to `hidden`.
     pub(crate) fn new(
-        live: Arc<Live>,
+        snapshot: Arc<CurrentSnapshot>,
         opening: Opening,
-        applied: Option<Applied>,
+        manifest: Option<ManifestFile>,
         (env, hidden): (BTreeMap<String, String>, HiddenPaths),
         config: &Config,
     ) -> Self {
-        let pending = applied.iter().filter_map(|one| one.pending.as_ref());
+        let pending = manifest.iter().filter_map(|one| one.pending.as_ref());
         pending.for_each(|read| hidden.add(&read.files));
         Self {
-            live,
+            snapshot,
             opening,
-            applied,
+            manifest,
             env,
             hidden,
-            audit: config.keeping.audit,
+            audit_retention: config.keeping.audit,
             prune_at: Instant::now(),
-            issuing: config.oauth.clone(),
-            forget_at: Instant::now(),
+            oauth: config.oauth.clone(),
+            sweep_at: Instant::now(),
             rotate_at: Instant::now(),
-            said: String::new(),
+            logged_error: String::new(),
             refused: None,
         }
     }
 
-    /// The first round, before anything is served.
+    /// Runs the first round, before anything is served.
     ///
     /// # Errors
     ///
-    /// What keeps the gateway from starting. A database that is away does not: it may come back,
-    /// unless it is a file.
+    /// Those that prevent the start. An unreachable server is not among them, as it may return; an
+    /// unreachable file is.
     pub(crate) async fn start(&mut self) -> Result<(), database::Error> {
         match self.round(None).await {
-            Err(database::Error::Unavailable(what))
+            Err(database::Error::Unavailable(why))
                 if matches!(self.opening.location, Location::Url(_)) =>
             {
-                self.say("store.away", &database::Error::Unavailable(what));
+                self.log_once("store.away", &database::Error::Unavailable(why));
                 Ok(())
             }
             other => other.map(drop),
         }
     }
 
-    /// Goes on until `stop`.
+    /// Runs rounds until `stop`.
     pub(crate) async fn run(mut self, report: Report, stop: CancellationToken) {
         let (news, mut changed) = mpsc::channel(1);
-        let file = self.applied.as_ref().map(|applied| applied.file.clone());
+        let file = self.manifest.as_ref().map(|manifest| manifest.file.clone());
         let _watcher = file.as_deref().and_then(|file| watch_file(file, news));
-        // A change between the first reading and the watch is news too. The same text is none: applied
-        // again, it would undo what an administrator has changed since the gateway listens.
+        // A change between the first read and the watch counts too. An unchanged file does not:
+        // applied again, it would undo the changes of administrators since the gateway listens.
         self.reread_manifest();
-        let (tell, mut answers) = watch::channel(None);
-        let live = Arc::clone(&self.live);
-        // Beside the rounds, which may take long: what was revoked must be known soon.
-        let asking = stop.run_until_cancelled(ask(&live, &tell));
+        let (sender, mut results) = watch::channel(None);
+        let snapshot = Arc::clone(&self.snapshot);
+        // Polls run beside the rounds, which may take long: revocations must take effect soon.
+        let polling = stop.run_until_cancelled(poll_loop(&snapshot, &sender));
         let keeping = async {
-            let mut reach = None;
+            let mut freshness = None;
             loop {
-                let answer = answers.borrow_and_update().clone();
-                let now = self.turn(answer).await;
-                if reach != Some(now) {
+                let result = results.borrow_and_update().clone();
+                let now = self.step(result).await;
+                if freshness != Some(now) {
                     report(now);
-                    reach = Some(now);
+                    freshness = Some(now);
                 }
                 tokio::select! {
                     () = stop.cancelled() => break,
-                    Ok(()) = answers.changed() => {}
+                    Ok(()) = results.changed() => {}
                     Some(()) = changed.recv() => {
-                        // Editors write in several steps.
+                        // Editors write a file in several steps.
                         sleep(SETTLE).await;
                         self.reread_manifest();
                     }
                 }
             }
         };
-        tokio::join!(keeping, asking);
-        if let Ok(store) = live.store() {
-            store.close().await;
+        tokio::join!(keeping, polling);
+        if let Ok(database) = snapshot.database() {
+            database.close().await;
         }
     }
 
-    /// A round after an answer of the store, and what is to be said of it.
-    async fn turn(&mut self, answer: Option<Result<i64, String>>) -> Reach {
-        let outcome = match answer {
-            Some(Err(what)) => Err(database::Error::Unavailable(what)),
-            answer => self.round(answer.and_then(Result::ok)).await,
+    /// Runs a round after a poll, and returns how current the snapshot is.
+    async fn step(&mut self, result: Option<Result<i64, String>>) -> Freshness {
+        let outcome = match result {
+            Some(Err(why)) => Err(database::Error::Unavailable(why)),
+            result => self.round(result.and_then(Result::ok)).await,
         };
         match &outcome {
-            Ok(Standing::Fresh) if !self.said.is_empty() => {
-                self.said.clear();
+            Ok(Round::UpToDate) if !self.logged_error.is_empty() => {
+                self.logged_error.clear();
                 tracing::info!(event = "store.back", "the store is up to date again");
             }
             Ok(_) => {}
-            Err(failure) => self.say("store.away", failure),
+            Err(failure) => self.log_once("store.away", failure),
         }
         match &outcome {
-            Ok(Standing::Fresh) => Reach::Well,
-            _ if self.live.is_loaded() => Reach::Stale,
-            _ => Reach::Never,
+            Ok(Round::UpToDate) => Freshness::Current,
+            _ if self.snapshot.is_loaded() => Freshness::Stale,
+            _ => Freshness::Empty,
         }
     }
 
-    /// One round: open, apply, look for changes, forget what is old. `version` is that of the store,
-    /// if it was just asked.
-    async fn round(&mut self, version: Option<i64>) -> Result<Standing, database::Error> {
-        if self.live.store().is_err() {
-            let store = Database::open(self.opening.clone()).await?;
-            self.live.opened(store);
+    /// Runs one round: opens the database, applies the manifest, reads changes, removes old rows.
+    /// `version` is that of the database, if it was just polled.
+    async fn round(&mut self, version: Option<i64>) -> Result<Round, database::Error> {
+        if self.snapshot.database().is_err() {
+            let database = Database::open(self.opening.clone()).await?;
+            self.snapshot.set_database(database);
         }
-        let live = Arc::clone(&self.live);
-        let store = live.store()?;
-        let is_changed = self.apply(store).await?;
+        let snapshot = Arc::clone(&self.snapshot);
+        let database = snapshot.database()?;
+        let is_changed = self.apply(database).await?;
         let version = match version {
             Some(version) if !is_changed => version,
-            _ => store.objects().version().await?,
+            _ => database.objects().version().await?,
         };
-        if self.live.snapshot().version < Some(version) {
+        if self.snapshot.load().version < Some(version) {
             if self.refused == Some(version) {
-                return Ok(Standing::Behind);
+                return Ok(Round::Unservable);
             }
-            let refreshed = self.live.refresh().await;
+            let refreshed = self.snapshot.refresh().await;
             if matches!(
                 refreshed,
                 Err(database::Error::Invalid(_) | database::Error::Bug(_))
@@ -216,40 +216,40 @@ impl Keeper {
             }
             refreshed?;
         }
-        if !self.audit.is_zero() && Instant::now() >= self.prune_at {
-            self.prune_at = Instant::now() + PRUNE;
-            store.audit().prune(self.audit).await?;
+        if !self.audit_retention.is_zero() && Instant::now() >= self.prune_at {
+            self.prune_at = Instant::now() + SWEEP_INTERVAL;
+            database.audit().prune(self.audit_retention).await?;
         }
-        self.keep_keys(store).await?;
-        if Instant::now() >= self.forget_at && !store.sweep().await? {
-            self.forget_at = Instant::now() + PRUNE;
+        self.maintain_keys(database).await?;
+        if Instant::now() >= self.sweep_at && !database.sweep().await? {
+            self.sweep_at = Instant::now() + SWEEP_INTERVAL;
         }
-        Ok(Standing::Fresh)
+        Ok(Round::UpToDate)
     }
 
-    /// Sees to it that every authorization server has a key, and none for too long.
-    async fn keep_keys(&mut self, store: &Database) -> Result<(), database::Error> {
-        let catalog = self.live.current();
+    /// Creates missing signing keys of authorization servers, and rotates old ones.
+    async fn maintain_keys(&mut self, database: &Database) -> Result<(), database::Error> {
+        let catalog = self.snapshot.catalog();
         for (name, tenant) in &catalog.tenants {
             let is_builtin = matches!(tenant.auth, AuthMode::Builtin(_));
-            // Before its first token: replicas are to know the key by then.
+            // Before the first token, so that every replica knows the key by then.
             if is_builtin && !catalog.issued.keys.contains_key(name) {
-                match store.signing_keys().current(name).await {
-                    // The tenant has just gone.
+                match database.signing_keys().current(name).await {
+                    // `NotFound`: the tenant was just removed.
                     Ok(_) | Err(database::Error::NotFound) => {}
                     Err(failure) => return Err(failure),
                 }
             }
         }
-        let age = self.issuing.key_age;
+        let age = self.oauth.key_age;
         if age.is_zero() || Instant::now() < self.rotate_at {
             return Ok(());
         }
-        self.rotate_at = Instant::now() + (age / 10).min(ROTATION);
+        self.rotate_at = Instant::now() + (age / 10).min(ROTATION_CHECK);
         let age_ms = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
-        for tenant in store
+        for tenant in database
             .signing_keys()
-            .rotate_old(Schedule::of(&self.issuing), age_ms)
+            .rotate_old(Schedule::of(&self.oauth), age_ms)
             .await?
         {
             tracing::info!(
@@ -261,24 +261,24 @@ impl Keeper {
         Ok(())
     }
 
-    /// Applies what is pending, if anything is. What is wrong with it is an error only before
-    /// anything is served.
-    async fn apply(&mut self, store: &Database) -> Result<bool, database::Error> {
-        let Some(applied) = &mut self.applied else {
+    /// Applies the pending manifest, if any. A mistake in it is an error only before anything is
+    /// served.
+    async fn apply(&mut self, database: &Database) -> Result<bool, database::Error> {
+        let Some(manifest) = &mut self.manifest else {
             return Ok(false);
         };
-        let Some(pending) = &applied.pending else {
+        let Some(pending) = &manifest.pending else {
             return Ok(false);
         };
         let author = Author::named("manifest");
-        let done = store
+        let done = database
             .objects()
-            .apply(&pending.declared, applied.prune, &author)
+            .apply(&pending.declared, manifest.prune, &author)
             .await;
-        let file = &applied.file;
+        let file = &manifest.file;
         match done {
-            Err(database::Error::Unavailable(what)) => {
-                return Err(database::Error::Unavailable(what));
+            Err(database::Error::Unavailable(why)) => {
+                return Err(database::Error::Unavailable(why));
             }
             Ok(changes) => {
                 for change in &changes {
@@ -288,77 +288,80 @@ impl Keeper {
             Err(database::Error::Invalid(mistakes)) => {
                 let placed = mistakes.iter().map(|mistake| placed(pending, mistake));
                 let mistakes: Vec<Mistake> = placed.collect();
-                if !self.live.is_loaded() {
-                    applied.pending = None;
+                if !self.snapshot.is_loaded() {
+                    manifest.pending = None;
                     return Err(database::Error::Invalid(mistakes));
                 }
-                refuse(&mistakes);
+                log_mistakes(&mistakes);
             }
-            Err(failure) if !self.live.is_loaded() => return Err(failure),
+            Err(failure) if !self.snapshot.is_loaded() => return Err(failure),
             Err(failure) => {
                 tracing::error!(event = "manifest.refused", file = %file.display(), "{failure}");
             }
         }
-        applied.pending = None;
+        manifest.pending = None;
         Ok(true)
     }
 
-    /// Reads the manifest if its file has changed.
+    /// Reads the manifest again if its file has changed.
     fn reread_manifest(&mut self) {
-        let Some(applied) = &mut self.applied else {
+        let Some(manifest) = &mut self.manifest else {
             return;
         };
-        let text = read(&applied.file);
-        if text == applied.text {
+        let text = read(&manifest.file);
+        if text == manifest.text {
             return;
         }
-        applied.text = text;
-        match objects::load(&applied.file, &self.env) {
+        manifest.text = text;
+        match objects::load(&manifest.file, &self.env) {
             Ok(read) => {
-                // Before any child starts with what was in them.
+                // Before any child starts with their content.
                 self.hidden.add(&read.files);
-                applied.pending = Some(read);
+                manifest.pending = Some(read);
             }
-            Err(mistakes) => refuse(&mistakes),
+            Err(mistakes) => log_mistakes(&mistakes),
         }
     }
 
-    fn say(&mut self, event: &'static str, failure: &database::Error) {
+    fn log_once(&mut self, event: &'static str, failure: &database::Error) {
         let text = failure.to_string();
-        if text != self.said {
+        if text != self.logged_error {
             tracing::error!(event, "{text}");
-            self.said = text;
+            self.logged_error = text;
         }
     }
 }
 
-/// Asks the store again and again how far it has come, and tells.
-async fn ask(live: &Live, tell: &watch::Sender<Option<Result<i64, String>>>) {
+/// Polls the database in a loop, and sends each result to `sender`.
+async fn poll_loop(
+    snapshot: &CurrentSnapshot,
+    sender: &watch::Sender<Option<Result<i64, String>>>,
+) {
     loop {
-        // As long as there is none the rounds try to open it: that it is not open is no answer of
-        // its own, and would be an old one when it is.
-        let answer = if live.store().is_ok() {
-            let asked = live.ask().await;
-            Some(asked.map_err(|failure| match failure {
-                database::Error::Unavailable(what) => what,
+        // The rounds open the database. Until then there is no result: an error of the time before
+        // would be stale by then.
+        let result = if snapshot.database().is_ok() {
+            let polled = snapshot.poll().await;
+            Some(polled.map_err(|failure| match failure {
+                database::Error::Unavailable(why) => why,
                 other => other.to_string(),
             }))
         } else {
             None
         };
-        tell.send_replace(answer);
-        // Nobody has to say that there is news: it is seen all the same, and later.
-        let _ = timeout(POLL, live.woken()).await;
+        sender.send_replace(result);
+        // A poll follows even if no replica announces a change, only later.
+        let _ = timeout(POLL_INTERVAL, snapshot.woken()).await;
     }
 }
 
-/// A mistake in the whole, where the manifest has what it is about.
+/// The mistake at its place in the manifest.
 fn placed(pending: &Declaration, mistake: &Mistake) -> Mistake {
     let manifest = &pending.manifest;
     manifest.mistake(&mistake.key, mistake.what.as_str(), &mistake.remedy)
 }
 
-fn refuse(mistakes: &[Mistake]) {
+fn log_mistakes(mistakes: &[Mistake]) {
     for mistake in mistakes {
         tracing::error!(event = "manifest.refused", "{mistake}");
     }
@@ -368,17 +371,17 @@ fn read(file: &Path) -> Option<Vec<u8>> {
     std::fs::read(file).ok()
 }
 
-/// Tells `news` whenever something happens in the folder of `file`: editors and orchestrators put
-/// another file, or another link, in its place.
+/// Sends to `news` on every event in the folder of `file`: editors and orchestrators replace the
+/// file, or a link to it.
 fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
-    let told = move |event: notify::Result<notify::Event>| {
-        // Reading is an event too, ours among it.
+    let on_event = move |event: notify::Result<notify::Event>| {
+        // Reads are events too, including those of this process.
         let is_read = |kind: &EventKind| {
             let write = EventKind::Access(AccessKind::Close(notify::event::AccessMode::Write));
             matches!(kind, EventKind::Access(_)) && *kind != write
         };
         if event.is_ok_and(|event| !is_read(&event.kind)) {
-            // Full: there is a message already that makes the file be read.
+            // If the channel is full, a message is waiting already that causes a read.
             let _ = news.try_send(());
         }
     };
@@ -386,23 +389,22 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    let watching = notify::recommended_watcher(told).and_then(|mut watcher| {
+    let watching = notify::recommended_watcher(on_event).and_then(|mut watcher| {
         watcher.watch(folder, RecursiveMode::NonRecursive)?;
         Ok(watcher)
     });
-    let complain = |error: &notify::Error| {
+    let log = |error: &notify::Error| {
         let file = file.display();
         tracing::warn!(event = "manifest.unwatched", %file, "cannot watch the manifest: {error}");
     };
-    watching.inspect_err(complain).ok()
+    watching.inspect_err(log).ok()
 }
 
-/// How often other replicas' changes are looked for, where none says that there are any (DESIGN
-/// section 6).
-const POLL: Duration = Duration::from_millis(400);
-/// How long a file may take to be whole.
+/// The poll interval, for changes that no other replica announces.
+const POLL_INTERVAL: Duration = Duration::from_millis(400);
+/// The time that an editor may take to complete a file.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How often old audit records are removed.
-const PRUNE: Duration = Duration::from_hours(1);
-/// How often the age of signing keys is looked at, at least.
-const ROTATION: Duration = Duration::from_mins(1);
+/// The interval between removals of old rows.
+const SWEEP_INTERVAL: Duration = Duration::from_hours(1);
+/// The maximum interval between checks of the age of signing keys.
+const ROTATION_CHECK: Duration = Duration::from_mins(1);

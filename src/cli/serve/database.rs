@@ -22,7 +22,7 @@ use crate::{
     declare::{Catalog, Offer},
     gateway::Served,
     manifest::checks,
-    snapshot::{Applied, Keeper, Live},
+    snapshot::{CurrentSnapshot, ManifestFile, SnapshotSync},
 };
 
 /// Origin of the catalogue.
@@ -30,7 +30,7 @@ pub(super) enum Source {
     /// A fixed catalogue (`run`).
     Fixed(Catalog),
     /// The database, after applying this manifest to it.
-    Stored(Option<Applied>),
+    Stored(Option<ManifestFile>),
 }
 
 /// Reads the catalogue for the first time; mistakes are the operator's.
@@ -44,8 +44,8 @@ pub(super) async fn open(
     let applied = match source {
         Source::Fixed(catalog) => {
             return Ok(Ok(Served {
-                live: Live::fixed(catalog),
-                keeper: None,
+                snapshot: CurrentSnapshot::fixed(catalog),
+                sync: None,
                 keys: None,
             }));
         }
@@ -55,21 +55,21 @@ pub(super) async fn open(
     let (own, search) = (config.clone(), path_of(env).to_owned());
     let judge: Judge =
         Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
-    let live = Live::unread();
-    let opening = Opening::of(config, judge, live.clock().clone());
+    let snapshot = CurrentSnapshot::empty();
+    let opening = Opening::of(config, judge, snapshot.clock().clone());
     let source = opening.keys.clone();
-    let mut keeper = Keeper::new(
-        Arc::clone(&live),
+    let mut sync = SnapshotSync::new(
+        Arc::clone(&snapshot),
         opening,
         applied,
         (env.clone(), hidden),
         config,
     );
-    let mut started = keeper.start().await;
-    if started.is_ok() && live.is_loaded() {
+    let mut started = sync.start().await;
+    if started.is_ok() && snapshot.is_loaded() {
         // Before listening is announced: a waiting client may log in at once.
         let given = given.map(Secret::expose);
-        started = ensure_operator(&live, given, &config.data_dir).await;
+        started = ensure_operator(&snapshot, given, &config.data_dir).await;
     }
     match started {
         Ok(()) => {
@@ -78,8 +78,8 @@ pub(super) async fn open(
             let keys = keys.map(|_| source.keyring(&SystemRandom::new(), Make::Never));
             Ok(match keys.transpose() {
                 Ok(keys) => Ok(Served {
-                    live,
-                    keeper: Some(keeper),
+                    snapshot,
+                    sync: Some(sync),
                     keys,
                 }),
                 Err(mistake) => Err(vec![mistake]),

@@ -19,7 +19,7 @@ use crate::{
     config::{Config, Mistake, Separation, Sources, Wrong, gateway::environment},
     declare::{Confinement, Home, Launch, Offer, Prune, When},
     manifest::{checks, command_line, objects},
-    snapshot::Applied,
+    snapshot::ManifestFile,
 };
 
 /// `lockgate run`
@@ -218,7 +218,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     }
     let secrets = secrets(&sources, &config, file.as_deref());
     let prune = if prune { Prune::Remove } else { Prune::Keep };
-    let applied = file.map(|file| Applied {
+    let applied = file.map(|file| ManifestFile {
         file,
         pending: declaration,
         text,

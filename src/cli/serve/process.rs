@@ -140,7 +140,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         Ok(served) => served,
         Err(mistakes) => return Ok(refuse(&mistakes)),
     };
-    warn(&config, &served.live.current(), &offer);
+    warn(&config, &served.snapshot.catalog(), &offer);
     let is_temporary = is_run || offer.separation == Separation::Uid;
     let prepared = stores_of(&config, &work, is_temporary);
     let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);

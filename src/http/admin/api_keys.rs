@@ -93,7 +93,7 @@ async fn make(call: Call) -> Outcome {
 /// Replaces the text of a key; the old text is invalid from the response on.
 async fn rotate(call: Call) -> Outcome {
     let name = object_name(&call.path, Kind::ApiKey);
-    let found = call.front.live.store()?.objects().get(&name).await?;
+    let found = call.front.snapshot.database()?.objects().get(&name).await?;
     let old = found.ok_or_else(Problem::not_found)?;
     let expected = Expected::Version(old.version);
     write_key(&call.front, &call.caller, name, old.object.spec, expected).await

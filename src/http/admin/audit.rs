@@ -62,7 +62,7 @@ async fn audit(call: Call) -> Outcome {
         let text = "the parameter after: no such cursor";
         Problem::new(StatusCode::BAD_REQUEST, text)
     })?;
-    let store = call.front.live.store()?.clone();
+    let store = call.front.snapshot.database()?.clone();
     let accept = call.headers.get(ACCEPT);
     let accept = accept.and_then(|value| value.to_str().ok());
     if accept.is_some_and(|accept| accept.contains(LINES)) {

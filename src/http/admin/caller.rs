@@ -51,7 +51,7 @@ impl Caller {
         let credential = bearer::credential(&parts.headers)
             .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "Authorization is repeated"))
             .map_err(IntoResponse::into_response)?;
-        let snapshot = front.live.snapshot();
+        let snapshot = front.snapshot.load();
         if snapshot.version.is_none() {
             return Err(Problem::unavailable().into_response());
         }

@@ -165,8 +165,8 @@ async fn list_tenants(call: Call) -> Outcome {
     };
     let found = call
         .front
-        .live
-        .store()?
+        .snapshot
+        .database()?
         .objects()
         .get(&ObjectName::tenant(own))
         .await;
@@ -180,7 +180,7 @@ async fn list(call: Call, kind: Kind) -> Outcome {
         call.query.get("after"),
         call.query.limit()?,
     );
-    let store = call.front.live.store()?;
+    let store = call.front.snapshot.database()?;
     // One object more than the limit shows that there is another page.
     let mut found = store.objects().list(kind, tenant, after, limit + 1).await?;
     let is_more = found.len() > limit;
@@ -191,7 +191,7 @@ async fn list(call: Call, kind: Kind) -> Outcome {
 }
 
 async fn read(call: Call, kind: Kind) -> Outcome {
-    let store = call.front.live.store()?;
+    let store = call.front.snapshot.database()?;
     let found = store.objects().get(&object_name(&call.path, kind)).await?;
     let stored = found.ok_or_else(Problem::not_found)?;
     Ok(tagged(StatusCode::OK, &stored, &shown(&stored)))
@@ -201,7 +201,7 @@ async fn put(call: Call, kind: Kind) -> Outcome {
     let (front, name) = (call.front, object_name(&call.path, kind));
     let expected = expected(&call.headers)?;
     let mut object = Object::new(kind, spec(&front, &call.headers, call.body).await?);
-    let before = front.live.store()?.objects().get(&name).await?;
+    let before = front.snapshot.database()?.objects().get(&name).await?;
     let kept = before.as_ref().map(|stored| &stored.object);
     object.keep_secrets(&name, kept).map_err(Problem::invalid)?;
     // The kept secrets belong to this version.
@@ -240,7 +240,7 @@ pub(super) async fn write(
         // An operator's key stands in no manifest, so the check of manifests does not cover it.
         OperatorKey::read(name.name(), &object.tree()).map_err(Problem::invalid)?;
     }
-    let store = front.live.store()?;
+    let store = front.snapshot.database()?;
     let stored = store
         .objects()
         .put(name, object, expected, &caller.author())
@@ -256,7 +256,7 @@ async fn delete(call: Call, kind: Kind) -> Outcome {
     }
     let expected = expected(&call.headers)?;
     let is_conditional = expected.is_some();
-    let store = call.front.live.store()?;
+    let store = call.front.snapshot.database()?;
     let (name, author) = (object_name(&call.path, kind), call.caller.author());
     let expected = expected.unwrap_or(Expected::Present);
     let deleted = store.objects().delete(&name, expected, &author).await;
@@ -267,7 +267,7 @@ async fn delete(call: Call, kind: Kind) -> Outcome {
 
 /// Brings the snapshot up to date before the response; after a failure it follows later.
 pub(super) async fn refresh(front: &Front) {
-    if let Err(failure) = front.live.refresh().await {
+    if let Err(failure) = front.snapshot.refresh().await {
         tracing::warn!(%failure, "a change is stored and not served yet");
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn operations() -> Vec<Operation> {
 
 /// Lists the keys of a tenant, the newest first: next, current and previous.
 async fn signing_keys(call: Call) -> Outcome {
-    let store = call.front.live.store()?;
+    let store = call.front.snapshot.database()?;
     let keys = store.signing_keys().list(call.path.tenant()).await?;
     let items: Vec<Json> = keys.iter().map(signing_key).collect();
     Ok(ok(&json!({"items": items})))
@@ -95,7 +95,7 @@ fn signing_key(key: &SeenKey) -> Json {
 async fn rotate_signing_key(call: Call) -> Outcome {
     let front = &call.front;
     let schedule = Schedule::of(&front.config.oauth);
-    let (store, author) = (front.live.store()?, call.caller.author());
+    let (store, author) = (front.snapshot.database()?, call.caller.author());
     let tenant = call.path.tenant();
     let made = store.signing_keys().rotate(tenant, schedule, &author).await;
     let made = made.map_err(|failure| match failure {
@@ -111,7 +111,7 @@ async fn rotate_signing_key(call: Call) -> Outcome {
 
 /// Removes a key; the tokens that it signed become invalid.
 async fn remove_signing_key(call: Call) -> Outcome {
-    let (store, author) = (call.front.live.store()?, call.caller.author());
+    let (store, author) = (call.front.snapshot.database()?, call.caller.author());
     let (tenant, kid) = (call.path.tenant(), call.path.get("kid").unwrap_or_default());
     if !store.signing_keys().remove(tenant, kid, &author).await? {
         return Err(Problem::not_found());
@@ -133,7 +133,7 @@ async fn grants(call: Call) -> Outcome {
         })?,
     };
     let limit = query.limit()?;
-    let store = call.front.live.store()?;
+    let store = call.front.snapshot.database()?;
     // One grant more than the limit shows that there is another page.
     let mut found = store
         .grants()
@@ -162,7 +162,7 @@ pub(super) async fn remove_client(call: Call) -> Outcome {
         return Err(Problem::of(database::Error::Conflict, true));
     }
     let (tenant, client) = (call.path.tenant(), call.path.name());
-    let store = call.front.live.store()?;
+    let store = call.front.snapshot.database()?;
     let registered = store.clients().get(tenant, client).await?;
     registered.ok_or_else(Problem::not_found)?;
     let target = format!("client {tenant}/{client}");
@@ -184,7 +184,7 @@ async fn revoke(call: Call) -> Outcome {
     let tenant = call.path.tenant();
     let target = format!("{kind} {tenant}/{name}");
     let record = record(&call.caller, tenant, "grants.revoked", target);
-    let store = call.front.live.store()?;
+    let store = call.front.snapshot.database()?;
     // The record is written before the grants end.
     store.audit().append(&[record]).await?;
     store.revocations().revoke(tenant, &what).await?;
@@ -230,7 +230,7 @@ fn revoked(document: &Document) -> Result<Revoked, Problem> {
 
 /// Brings this replica up to date before the response; the other replicas follow on their own.
 async fn refresh_issued(front: &Front) {
-    if let Err(failure) = front.live.refresh_issued().await {
+    if let Err(failure) = front.snapshot.refresh_issued().await {
         tracing::warn!(%failure, "what was revoked is known a little later");
     }
 }

@@ -41,7 +41,7 @@ async fn apply(call: Call) -> Outcome {
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
     let received = objects::received("manifest", text, format);
     let wanted = received.map_err(Problem::invalid)?.declared;
-    let store = front.live.store()?;
+    let store = front.snapshot.database()?;
     let changes = if is_dry {
         store.objects().plan(&wanted, prune).await
     } else {

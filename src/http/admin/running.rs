@@ -109,7 +109,7 @@ async fn end_session(call: Call) -> Outcome {
     let how = mode(&call.query)?;
     let (tenant, id) = (call.path.tenant(), call.path.get("id").unwrap_or_default());
     let (front, caller) = (&call.front, &call.caller);
-    let store = front.live.store()?;
+    let store = front.snapshot.database()?;
     let target = format!("session {tenant}/{id}");
     let record = record(caller, tenant, "session.ended", target, how);
     if !front.hub.sessions(tenant).iter().any(|one| one.id == id) {
@@ -164,7 +164,7 @@ async fn children_of(front: &Front, path: &Path) -> Vec<SeenChild> {
 async fn restart(call: Call) -> Outcome {
     let how = mode(&call.query)?;
     let (tenant, name) = (call.path.tenant(), call.path.name());
-    let store = call.front.live.store()?;
+    let store = call.front.snapshot.database()?;
     let target = format!("server {tenant}/{name}");
     let record = record(&call.caller, tenant, "server.restarted", target, how);
     store.audit().append(&[record]).await?;

@@ -99,7 +99,7 @@ impl Admitted {
             return Err(Failure::from(error).into_response());
         }
         let no_server = || {
-            if front.live.is_loaded() {
+            if front.snapshot.is_loaded() {
                 return Failure::from(Error::NoServer).into_response();
             }
             // Nobody can say yet that there is no such server: 404 would end clients' sessions.
@@ -110,7 +110,7 @@ impl Admitted {
             Failure::from(busy).into_response()
         };
         let endpoint = Endpoint::parse(path, config.default.as_ref()).ok_or_else(no_server)?;
-        let catalog = &front.live.current();
+        let catalog = &front.snapshot.catalog();
         let tenant = catalog.tenants.get(endpoint.tenant).ok_or_else(no_server)?;
         let credential = bearer::credential(headers).map_err(Failure::into_response)?;
         let is_open = tenant.auth == AuthMode::None;

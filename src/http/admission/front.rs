@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::http::{peers::Cluster, reply::Retry};
-use crate::{auth::Verifier, config::Config, hub::Hub, snapshot::Live, telemetry::Metrics};
+use crate::{
+    auth::Verifier, config::Config, hub::Hub, snapshot::CurrentSnapshot, telemetry::Metrics,
+};
 
 /// What the routes share.
 pub(crate) struct Front {
@@ -12,7 +14,7 @@ pub(crate) struct Front {
     /// Who decides who calls.
     pub(crate) auth: Verifier,
     /// Tenants and servers, as they are right now.
-    pub(crate) live: Arc<Live>,
+    pub(crate) snapshot: Arc<CurrentSnapshot>,
     /// Settings.
     pub(crate) config: Arc<Config>,
     /// Counters.

@@ -47,7 +47,12 @@ pub(crate) async fn protected_resource(State(front): State<Arc<Front>>, uri: Uri
 fn document(front: &Front, path: &str) -> Option<Response> {
     let config = &front.config;
     let endpoint = Endpoint::of_metadata(path, &config.public_url, config.default.as_ref())?;
-    let tenant = front.live.current().tenants.get(endpoint.tenant).cloned()?;
+    let tenant = front
+        .snapshot
+        .catalog()
+        .tenants
+        .get(endpoint.tenant)
+        .cloned()?;
     let issuer = issuer(config, &tenant)?;
     let mut document = serde_json::json!({
         "resource": endpoint.url(&config.public_url),

@@ -31,7 +31,7 @@ use crate::{
     hub::{Hub, Patience, Stores, ownership::Owner, retention},
     manifest::reader,
     protocol::EventKey,
-    snapshot::{Live, Trail},
+    snapshot::{AuditQueue, CurrentSnapshot},
     state::{
         Replica,
         memory::{MemoryDirectory, MemoryLimiter, MemoryLog},
@@ -222,7 +222,7 @@ fn front(
     let manifest = json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},
         "servers": {"main": {"command": built("examples/child")}}}}});
     let manifest = reader::parse("F", &manifest.to_string(), Format::Json, &BTreeMap::new());
-    let live = Live::fixed(manifest.unwrap().catalog);
+    let snapshot = CurrentSnapshot::fixed(manifest.unwrap().catalog);
     let work = shared.work.path().join(&*me.boot);
     std::fs::create_dir(&work).unwrap();
     let launcher = Launcher {
@@ -243,16 +243,16 @@ fn front(
         stores,
         (Arc::clone(&shared.config), random.clone()),
         launcher,
-        (Arc::clone(&live), Trail::none()),
+        (Arc::clone(&snapshot), AuditQueue::disabled()),
         Arc::clone(metrics),
         (stop.clone(), stop.clone()),
         tracker.clone(),
     );
-    let asked = live.asked().clone();
+    let asked = snapshot.last_poll().clone();
     let auth = Verifier::new(
         &shared.config,
         Outbound::new(Vec::new()),
-        (Clock::system(), Trail::none(), asked),
+        (Clock::system(), AuditQueue::disabled(), asked),
         metrics,
         tracker,
         stop,
@@ -268,7 +268,7 @@ fn front(
     Front {
         hub,
         auth,
-        live,
+        snapshot,
         config: Arc::clone(&shared.config),
         metrics: Arc::clone(metrics),
         retry: Retry::new(Duration::from_secs(1), random),

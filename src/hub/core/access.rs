@@ -36,11 +36,11 @@ impl Core {
 
     /// The effect of the catalogue in force on an access.
     pub(crate) fn changed(&self, access: &Access) -> Changed {
-        if !self.live.is_loaded() {
+        if !self.snapshot.is_loaded() {
             return Changed::Not;
         }
         // The newest catalogue: an access may rest on one that no session was told of yet.
-        let renewed = access::renew(&self.live.current(), access);
+        let renewed = access::renew(&self.snapshot.catalog(), access);
         let is_same = renewed.as_ref().is_some_and(|renewed| {
             Arc::ptr_eq(renewed.server(), access.server())
                 && Arc::ptr_eq(renewed.tenant(), access.tenant())

@@ -16,7 +16,7 @@ use crate::{
         ownership::{Claims, Owner, Places, Unresponsive},
     },
     protocol::EventKey,
-    snapshot::{Live, Trail},
+    snapshot::{AuditQueue, CurrentSnapshot},
     state::{Directory, EventLog, SessionId},
     telemetry::Metrics,
 };
@@ -40,7 +40,7 @@ pub(crate) struct Core {
     /// The sessions that this replica owns.
     pub(crate) sessions: Sessions,
     /// The declared tenants and servers, as requests read them.
-    pub(crate) live: Arc<Live>,
+    pub(crate) snapshot: Arc<CurrentSnapshot>,
     /// The catalogue that sessions and children follow at present.
     pub(crate) followed: RwLock<Arc<Catalog>>,
     /// The key of event ids.
@@ -60,7 +60,7 @@ pub(crate) struct Core {
     /// The metrics of the gateway.
     pub(crate) metrics: Arc<Metrics>,
     /// The audit trail.
-    pub(crate) trail: Trail,
+    pub(crate) audit: AuditQueue,
     /// The tasks of the hub.
     pub(crate) tracker: TaskTracker,
     /// Cancelled when no session may begin any more and those without a call end.

@@ -153,7 +153,7 @@ impl Session {
         self.core.metrics.call(call.class, outcome);
         if let Some(audited) = &call.audited {
             let record = audited.record(&self.server, &self.principal, &self.id, outcome);
-            self.core.trail.note(record);
+            self.core.audit.add(record);
         }
     }
 

@@ -92,7 +92,7 @@ impl BrowserRequest {
     }
 
     pub(crate) fn store(&self) -> Result<&Database, database::Error> {
-        self.oauth.0.live.store()
+        self.oauth.0.snapshot.database()
     }
 
     pub(crate) fn now_ms(&self) -> i64 {
@@ -340,15 +340,15 @@ impl BrowserRequest {
         if let (Some(detail), serde_json::Value::Object(more)) = (detail.as_object_mut(), more) {
             detail.extend(more);
         }
-        let trail = &self.oauth.0.trail;
-        trail.note(Record {
+        let audit = &self.oauth.0.audit;
+        audit.add(Record {
             tenant: Some(self.tenant().to_owned()),
             kind: kind.to_owned(),
             actor: actor.to_owned(),
             target,
             detail,
         });
-        trail.settle().await;
+        audit.flush().await;
     }
 
     /// Seals a flow for a hidden field.
@@ -375,7 +375,7 @@ impl BrowserRequest {
 
 /// The response for a path that belongs to no authorization server.
 pub(super) fn not_found_page(oauth: &Oauth) -> Response {
-    if !oauth.0.live.is_loaded() {
+    if !oauth.0.snapshot.is_loaded() {
         return ErrorPage::away("The gateway has not read its store yet.").page("Lockgate");
     }
     let trouble = ErrorPage {

@@ -17,7 +17,7 @@ use crate::{
     database::{self, Database, oauth::Registered},
     declare::{Builtin, DeclaredClient},
     oauth::base::secret,
-    snapshot::Live,
+    snapshot::CurrentSnapshot,
 };
 
 /// A client in its current state.
@@ -97,7 +97,7 @@ pub(crate) struct Clients<'c> {
     /// Client ID metadata documents.
     pub(crate) documents: &'c Documents,
     /// The way to the store, which has the registered clients.
-    pub(crate) live: &'c Live,
+    pub(crate) snapshot: &'c CurrentSnapshot,
 }
 
 impl Clients<'_> {
@@ -119,7 +119,7 @@ impl Clients<'_> {
         if !is_registered_id(id) {
             return Err(ClientError::Unknown);
         }
-        let store = self.live.store()?;
+        let store = self.snapshot.database()?;
         let registered = store.clients().get(self.tenant, id).await?;
         let registered = registered.ok_or(ClientError::Unknown)?;
         Client::registered(registered).ok_or(ClientError::Unknown)

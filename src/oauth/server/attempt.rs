@@ -69,7 +69,7 @@ pub(crate) fn note(
     target: &str,
     detail: serde_json::Value,
 ) {
-    state.trail.note(Record {
+    state.audit.add(Record {
         tenant: Some(server.tenant.name.clone()),
         kind: kind.to_owned(),
         actor: actor.to_owned(),

@@ -30,7 +30,7 @@ impl AuthorizationServer {
     /// The authorization server of a tenant; none if the tenant does not exist or has none of its
     /// own.
     pub(crate) fn of(state: &OauthState, tenant: &str) -> Option<Self> {
-        let tenant = state.live.current().tenants.get(tenant).cloned()?;
+        let tenant = state.snapshot.catalog().tenants.get(tenant).cloned()?;
         let AuthMode::Builtin(builtin) = &tenant.auth else {
             return None;
         };
@@ -60,7 +60,7 @@ impl AuthorizationServer {
             tenant: &self.tenant.name,
             builtin: &self.builtin,
             documents: &state.documents,
-            live: &state.live,
+            snapshot: &state.snapshot,
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
         clients::Documents,
         providers::Providers,
     },
-    snapshot::{Live, Trail},
+    snapshot::{AuditQueue, CurrentSnapshot},
 };
 
 /// The state that all endpoints share; a cheap handle to clone.
@@ -25,11 +25,11 @@ pub(crate) struct OauthState {
     /// Configuration.
     pub(crate) config: Arc<Config>,
     /// The tenants as declared now, and the store.
-    pub(crate) live: Arc<Live>,
+    pub(crate) snapshot: Arc<CurrentSnapshot>,
     /// Wall time.
     pub(crate) clock: Clock,
     /// The audit trail.
-    pub(crate) trail: Trail,
+    pub(crate) audit: AuditQueue,
     /// Randomness.
     pub(crate) random: SystemRandom,
     /// Failed codes, secrets, tokens and passwords, by address.
@@ -48,19 +48,19 @@ impl Oauth {
     /// A state without entries in its caches.
     pub(crate) fn new(
         config: Arc<Config>,
-        live: Arc<Live>,
+        snapshot: Arc<CurrentSnapshot>,
         outbound: Outbound,
         clock: Clock,
-        trail: Trail,
+        audit: AuditQueue,
         denials: Denials,
     ) -> Self {
         Self(Arc::new(OauthState {
             config,
-            live,
+            snapshot,
             documents: Documents::new(outbound.clone()),
             providers: Providers::new(outbound, clock.clone()),
             clock,
-            trail,
+            audit,
             random: SystemRandom::new(),
             failures: Throttle::new(),
             registrations: Throttle::new(),
@@ -72,7 +72,7 @@ impl Oauth {
 impl OauthState {
     /// The refusal of a request that names no authorization server, or none that is loaded.
     pub(crate) fn no_server(&self) -> OauthRefusal {
-        if self.live.is_loaded() {
+        if self.snapshot.is_loaded() {
             return OauthRefusal::new(
                 RefusalCode::NotFound,
                 "there is no authorization server here",

@@ -182,7 +182,7 @@ async fn by_assertion(
         return Err(REFUSED);
     }
     // Only after the signature: unsigned assertions must not fill the record of used ones.
-    let store = state.live.store()?;
+    let store = state.snapshot.database()?;
     let used = used_name(&assertion);
     let until_ms = assertion.expires.saturating_add(KEPT).saturating_mul(1000);
     if !store

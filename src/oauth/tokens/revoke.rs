@@ -38,7 +38,7 @@ async fn end(
     let (head, form) = posted(request).await?;
     let text = form.need("token", "token is missing")?;
     let client = authenticate(state, server, &head, &form).await?;
-    let (tenant, store) = (&server.tenant.name, state.live.store()?);
+    let (tenant, store) = (&server.tenant.name, state.snapshot.database()?);
     // The prefix shows the type; the hint is ignored (section 2.1).
     let found = if text.starts_with(SecretKind::Refresh.prefix()) {
         let grant = store
@@ -47,7 +47,7 @@ async fn end(
             .await?;
         grant.map(|grant| (grant.id, grant.client_id))
     } else {
-        let catalog = state.live.current();
+        let catalog = state.snapshot.catalog();
         let keys = catalog.issued.keys.get(tenant);
         keys.and_then(|keys| jose::grant_of(text, &server.issuer, keys))
     };
@@ -60,7 +60,7 @@ async fn end(
         let (actor, target) = (format!("client:{}", client.id), format!("grant {grant}"));
         let detail = json!({"why": "its client revoked it"});
         note(state, server, "grant.revoked", &actor, &target, detail);
-        state.trail.settle().await;
+        state.audit.flush().await;
     }
     let mut response = Response::new(Body::empty());
     forbid_keeping(response.headers_mut());

@@ -64,7 +64,7 @@ async fn exchange(
         let what = "a token is for one resource";
         return Err(OauthRefusal::new(RefusalCode::InvalidTarget, what));
     }
-    let store = state.live.store()?;
+    let store = state.snapshot.database()?;
     let exchange = Exchange {
         state,
         server,
@@ -137,7 +137,7 @@ impl Exchange<'_> {
             &target,
             detail,
         );
-        self.state.trail.settle().await;
+        self.state.audit.flush().await;
         Ok(answer)
     }
 

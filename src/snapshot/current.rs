@@ -1,0 +1,369 @@
+//! The current snapshot: the declared and issued state in memory that requests read.
+//!
+//! No call waits for the database. Not here: the schedule of polls and refreshes (`sync`), and the
+//! effect of a change on sessions and children (`hub`).
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+
+use crate::{
+    base::Clock,
+    database::{self, Database},
+    declare::{Catalog, Issued, OperatorKeys, When},
+};
+
+/// The declared and issued state at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    /// The number of the last declared change; none before the first read of the database.
+    pub(crate) version: Option<i64>,
+    /// The number of the last change of `catalog.issued`.
+    pub(crate) revocation: i64,
+    /// Tenants and servers.
+    pub(crate) catalog: Arc<Catalog>,
+    /// API keys of operators, who belong to no tenant.
+    pub(crate) operator_keys: OperatorKeys,
+}
+
+/// The newest snapshot, with the database that it is read from.
+pub(crate) struct CurrentSnapshot {
+    snapshot: ArcSwap<Snapshot>,
+    changed: watch::Sender<Arc<Snapshot>>,
+    /// The database, once it is open; never in `run`.
+    database: OnceLock<Database>,
+    /// The time of the last poll.
+    last_poll: LastPoll,
+    /// Ends the wait before the next poll.
+    woken: Notify,
+    /// The time of the database, where replicas share one; else the system's.
+    clock: Clock,
+}
+
+/// The time of the last poll that the database answered, or could not be reached for; clones share
+/// it.
+///
+/// A process that was suspended misses revocations, so it must poll before it accepts a token
+/// again. An unreachable database ends no access.
+#[derive(Clone, Debug)]
+pub(crate) struct LastPoll(Arc<(Instant, AtomicU64)>);
+
+impl LastPoll {
+    fn never() -> Self {
+        Self(Arc::new((Instant::now(), AtomicU64::new(0))))
+    }
+
+    /// Reports whether the poll is recent enough that no revocation is missed.
+    pub(crate) fn is_recent(&self) -> bool {
+        self.is_recent_at(Instant::now())
+    }
+
+    fn is_recent_at(&self, now: Instant) -> bool {
+        let (began, at_ms) = &*self.0;
+        let at = Duration::from_millis(at_ms.load(Ordering::Acquire));
+        now.duration_since(*began) < at.saturating_add(MAX_POLL_AGE)
+    }
+
+    /// Records a poll at `now`.
+    fn note(&self, now: Instant) {
+        let (began, at_ms) = &*self.0;
+        let now_ms = u64::try_from(now.duration_since(*began).as_millis()).unwrap_or(u64::MAX);
+        at_ms.fetch_max(now_ms, Ordering::AcqRel);
+    }
+}
+
+/// The maximum age of the last poll at which tokens are accepted: a revocation takes effect within
+/// this time.
+const MAX_POLL_AGE: Duration = Duration::from_secs(2);
+
+impl CurrentSnapshot {
+    /// An empty snapshot, before the first read of the database.
+    pub(crate) fn empty() -> Arc<Self> {
+        Self::of(Snapshot::default())
+    }
+
+    /// A snapshot that never changes and has no database (`lockgate run`).
+    pub(crate) fn fixed(catalog: Catalog) -> Arc<Self> {
+        Self::of(Snapshot {
+            version: Some(0),
+            catalog: Arc::new(catalog),
+            ..Snapshot::default()
+        })
+    }
+
+    fn of(snapshot: Snapshot) -> Arc<Self> {
+        let snapshot = Arc::new(snapshot);
+        Arc::new(Self {
+            snapshot: ArcSwap::new(Arc::clone(&snapshot)),
+            changed: watch::Sender::new(snapshot),
+            database: OnceLock::new(),
+            last_poll: LastPoll::never(),
+            woken: Notify::new(),
+            clock: Clock::system(),
+        })
+    }
+
+    /// The time of the last poll.
+    pub(crate) fn last_poll(&self) -> &LastPoll {
+        &self.last_poll
+    }
+
+    /// The clock of everything that goes by the database's time.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Tenants and servers. A request takes them once and keeps them to its end.
+    pub(crate) fn catalog(&self) -> Arc<Catalog> {
+        Arc::clone(&self.snapshot.load().catalog)
+    }
+
+    /// The whole snapshot.
+    pub(crate) fn load(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    /// Reports whether the database was read: before that, no server can be called unknown.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.snapshot.load().version.is_some()
+    }
+
+    /// Subscribes to new snapshots. Of several in quick succession, only the last may arrive.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.changed.subscribe()
+    }
+
+    /// Starts the next poll at once: another replica has announced a change.
+    pub(crate) fn wake(&self) {
+        self.woken.notify_one();
+    }
+
+    /// Waits for [`Self::wake`]; a call before the wait counts.
+    pub(super) async fn woken(&self) {
+        self.woken.notified().await;
+    }
+
+    /// The database.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` until the database is open; always in `run`.
+    pub(crate) fn database(&self) -> Result<&Database, database::Error> {
+        let database = self.database.get();
+        database.ok_or_else(|| database::Error::Unavailable("it was not opened yet".to_owned()))
+    }
+
+    /// Sets the database, once it is open.
+    pub(crate) fn set_database(&self, database: Database) {
+        // Only `SnapshotSync` opens the database, so there is never a second one.
+        let _ = self.database.set(database);
+    }
+
+    /// Reads the database again. Every local change calls this before its response.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Objects::load`](crate::database::objects::Objects::load), and `Invalid` for a
+    /// state that cannot be served here. After an error the last snapshot stays.
+    pub(crate) async fn refresh(&self) -> Result<(), database::Error> {
+        let database = self.database()?;
+        let loaded = database.objects().load().await?;
+        let catalog = database.objects().judged(&loaded, When::Serving)?.catalog;
+        let mut catalog = catalog.keeping(&self.catalog());
+        let operators = loaded.objects.iter();
+        let operators = operators.filter(|stored| stored.name.owner().is_none());
+        // A malformed operator key grants nothing, and the other keys stay valid.
+        let operator_keys = operators
+            .filter_map(|stored| stored.operator_key().ok())
+            .collect();
+        // After the declared objects, so that no issued row is older than its tenant.
+        let (issued, revocation) = self.newer_issued(database).await?;
+        catalog.issued = issued;
+        self.publish(Snapshot {
+            version: Some(loaded.version),
+            revocation,
+            catalog: Arc::new(catalog),
+            operator_keys,
+        });
+        self.last_poll.note(Instant::now());
+        Ok(())
+    }
+
+    /// Reads newly issued and revoked rows only.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Database::issued`]. After an error the last snapshot stays.
+    pub(crate) async fn refresh_issued(&self) -> Result<(), database::Error> {
+        let (issued, revocation) = self.newer_issued(self.database()?).await?;
+        let current = self.load();
+        self.publish(Snapshot {
+            version: current.version,
+            revocation,
+            catalog: Arc::new(Catalog {
+                tenants: current.catalog.tenants.clone(),
+                issued,
+            }),
+            operator_keys: current.operator_keys.clone(),
+        });
+        Ok(())
+    }
+
+    async fn newer_issued(
+        &self,
+        database: &Database,
+    ) -> Result<(Arc<Issued>, i64), database::Error> {
+        let current = self.load();
+        let known = (&*current.catalog.issued, current.revocation);
+        let (issued, revocation) = database.issued().newer(known).await?;
+        Ok((Arc::new(issued), revocation))
+    }
+
+    /// Polls the database and reads new revocations. Returns the number of the last declared
+    /// change.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub(crate) async fn poll(&self) -> Result<i64, database::Error> {
+        let poll = async {
+            let reached = self.database()?.issued().reached().await?;
+            if self.is_loaded() && self.load().revocation < reached.revocation {
+                self.refresh_issued().await?;
+            }
+            Ok(reached.version)
+        };
+        let timed_out =
+            || database::Error::Unavailable(format!("no answer within {POLL_TIMEOUT:?}"));
+        let polled = tokio::time::timeout(POLL_TIMEOUT, poll).await;
+        let polled = polled.unwrap_or_else(|_| Err(timed_out()));
+        if matches!(polled, Ok(_) | Err(database::Error::Unavailable(_))) {
+            self.last_poll.note(Instant::now());
+        }
+        polled
+    }
+
+    /// Replaces an older snapshot. Declared and issued state are numbered separately, and the newer
+    /// of each stays.
+    fn publish(&self, mut new: Snapshot) {
+        // Refreshes may run concurrently; the lock of the watch channel orders them.
+        self.changed.send_if_modified(|current| {
+            let is_declared_newer = new.version > current.version;
+            let is_issued_newer = new.revocation > current.revocation;
+            if !is_declared_newer && !is_issued_newer {
+                return false;
+            }
+            if !is_issued_newer {
+                new.revocation = current.revocation;
+                let issued = Arc::clone(&current.catalog.issued);
+                let tenants = new.catalog.tenants.clone();
+                new.catalog = Arc::new(Catalog { tenants, issued });
+            } else if !is_declared_newer {
+                new.version = current.version;
+                new.operator_keys.clone_from(&current.operator_keys);
+                let issued = Arc::clone(&new.catalog.issued);
+                let tenants = current.catalog.tenants.clone();
+                new.catalog = Arc::new(Catalog { tenants, issued });
+            }
+            let new = Arc::new(new);
+            self.snapshot.store(Arc::clone(&new));
+            *current = new;
+            true
+        });
+    }
+}
+
+/// The timeout of a poll. Together with the poll interval it stays below [`MAX_POLL_AGE`], so that
+/// a hanging database counts as unreachable.
+const POLL_TIMEOUT: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+
+    use super::super::current::*;
+    use crate::config::Format;
+    use crate::{declare::PublicKey, manifest::reader::parse};
+
+    #[test]
+    fn an_older_snapshot_does_not_replace_a_newer_one() {
+        let snapshot = CurrentSnapshot::empty();
+        let changes = snapshot.subscribe();
+        assert!(!snapshot.is_loaded());
+        let publish = |version| {
+            snapshot.publish(Snapshot {
+                version: Some(version),
+                ..Snapshot::default()
+            });
+        };
+        publish(2);
+        publish(1);
+        assert_eq!(snapshot.load().version, Some(2));
+        assert_eq!(changes.borrow().version, Some(2));
+        assert!(snapshot.is_loaded());
+    }
+
+    #[test]
+    fn declared_and_issued_state_are_numbered_separately() {
+        let current = CurrentSnapshot::empty();
+        let snapshot = |version, revocation, tenant: &str| {
+            let key = |kid: String| PublicKey { kid, x: [0; 32] };
+            let keys = [key(format!("of {revocation}"))].into();
+            let issued = Issued {
+                keys: HashMap::from([("a".to_owned(), keys)]),
+                ..Issued::default()
+            };
+            let text = format!("tenants: {{{tenant}: {{auth: {{mode: none}}}}}}");
+            let tenants = parse("F", &text, Format::Yaml, &BTreeMap::new());
+            let tenants = tenants.unwrap().catalog.tenants;
+            let issued = Arc::new(issued);
+            Snapshot {
+                version: Some(version),
+                revocation,
+                catalog: Arc::new(Catalog { tenants, issued }),
+                operator_keys: OperatorKeys::new(),
+            }
+        };
+        let shown = || {
+            let shown = current.load();
+            let tenants: Vec<String> = shown.catalog.tenants.keys().cloned().collect();
+            let kid = shown.catalog.issued.keys["a"][0].kid.clone();
+            (shown.version, shown.revocation, tenants.join(" "), kid)
+        };
+        let is = |version, revocation, tenant: &str, kid: &str| {
+            let wanted = (Some(version), revocation, tenant.to_owned(), kid.to_owned());
+            assert_eq!(shown(), wanted);
+        };
+        current.publish(snapshot(1, 5, "one"));
+        current.publish(snapshot(2, 4, "two"));
+        is(2, 5, "two", "of 5");
+        current.publish(snapshot(1, 6, "one"));
+        is(2, 6, "two", "of 6");
+        current.publish(snapshot(2, 6, "three"));
+        is(2, 6, "two", "of 6");
+        current.publish(snapshot(3, 7, "three"));
+        is(3, 7, "three", "of 7");
+    }
+
+    #[test]
+    fn a_suspended_process_has_no_recent_poll() {
+        let (last_poll, begin) = (LastPoll::never(), Instant::now());
+        let noted = begin + Duration::from_secs(10);
+        last_poll.note(noted);
+        assert!(last_poll.is_recent_at(noted + MAX_POLL_AGE - Duration::from_millis(5)));
+        assert!(!last_poll.is_recent_at(noted + MAX_POLL_AGE + Duration::from_millis(5)));
+        // A poll that ends later than a newer one does not move the time back.
+        last_poll.note(begin);
+        assert!(last_poll.is_recent_at(noted + MAX_POLL_AGE - Duration::from_millis(5)));
+    }
+}

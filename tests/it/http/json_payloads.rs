@@ -13,7 +13,7 @@ use tokio::{net::TcpListener, time::Instant};
 
 use crate::support::{
     gauges::{Gauge, calls_stay_quick, median},
-    harness::{Events, Gateway, Session, body, child, json_of, text_of, tool_call},
+    harness::{Events, Gateway, Session, body, child, json_of, last, text_of, tool_call},
 };
 
 /// The last line that the child received before it was asked.
@@ -75,7 +75,7 @@ async fn an_escaped_key_is_the_key_for_gateway_and_child() {
     let session = gateway.session().await;
     let text = r#"{"\u006asonrpc":"2.0","m\u0065thod":"tools\/c\u0061ll","\u0069d":"a","p\u0061rams":
         {"n\u0061me":"c\u006funter","_m\u0065ta":{"progr\u0065ssToken":5}}}"#;
-    let answer = json_of(session.post_text(text).await).await;
+    let answer = last(session.post_text(text).await).await;
     assert_eq!((&answer["id"], &*text_of(&answer)), (&json!("a"), "1"));
     let heard = heard(&session).await;
     assert!(heard.contains(r#""n\u0061me":"c\u006funter""#), "{heard}");
@@ -86,7 +86,7 @@ async fn an_escaped_key_is_the_key_for_gateway_and_child() {
     let text = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"echo","arguments":{args}}}}}"#
     );
-    let answer = json_of(session.post_text(text).await).await;
+    let answer = last(session.post_text(text).await).await;
     assert_eq!(text_of(&answer), "v", "serde_json takes the last");
     assert!(self::heard(&session).await.contains(args));
 }

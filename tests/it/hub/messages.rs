@@ -418,7 +418,7 @@ async fn depth_128_is_the_last_that_is_taken() {
 /// P43, C10
 #[tokio::test]
 async fn batches_are_part_of_one_revision_only() {
-    let gateway = Gateway::start(&[]).await;
+    let gateway = Gateway::start(&["server.reply.sse_after=10s"]).await;
     let ping = |id: Value| json!({"jsonrpc": "2.0", "id": id, "method": "ping"});
     let batch = json!([ping(json!(1)), tool_call(json!("b"), "echo", json!({"text": "x"})),
         {"jsonrpc": "2.0", "method": "notifications/x"}]);
@@ -578,7 +578,7 @@ async fn accept_and_mode_decide_between_json_and_a_stream() {
         ("json", "text/html", None),
     ] {
         let mode = format!("server.reply.mode={mode}");
-        let gateway = Gateway::start(&[&mode]).await;
+        let gateway = Gateway::start(&[&mode, "server.reply.sse_after=10s"]).await;
         let mut session = gateway.session().await;
         session.accept = accept;
         let response = session.begin("echo", echo.clone()).await;

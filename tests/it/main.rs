@@ -11,6 +11,7 @@
 mod auth;
 mod backend;
 mod cli;
+mod contract;
 mod database;
 mod http;
 mod hub;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The commands of README, "Two tenants in ten commands", as they stand there: ten-commands.sh
+# The commands of README, "Several tenants", as they stand there: ten-commands.sh
 # Only the port differs, so that it may run beside another gateway, and where things are kept.
 set -euo pipefail
 

@@ -1,0 +1,218 @@
+//! The contract page and the links of all pages, compared with the tests and files that exist.
+//!
+//! A row of `docs/contract.md` has an identifier, a promise, and the tests that hold it: `room::file::function`
+//! below `tests/it`, or `src::…` for a unit test. A row without a test begins its last cell with a reason.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use crate::support::harness::package;
+
+/// The first words of a row's last cell that stand in place of a test.
+const REASONS: [&str; 3] = ["bench:", "referee:", "not yet:"];
+
+/// One row of a table of the contract.
+struct Row {
+    id: String,
+    held_by: String,
+}
+
+impl Row {
+    /// The names of tests in its last cell.
+    fn tests(&self) -> impl Iterator<Item = &str> {
+        let quoted = self.held_by.split('`').skip(1).step_by(2);
+        quoted.filter(|name| name.contains("::"))
+    }
+
+    fn has_reason(&self) -> bool {
+        let reason = REASONS.iter().find(|one| self.held_by.starts_with(**one));
+        reason.is_some_and(|reason| self.held_by.len() > reason.len() + 1)
+    }
+}
+
+/// The rows whose table begins with `| id |`.
+fn rows() -> Vec<Row> {
+    let page = std::fs::read_to_string(package().join("docs/contract.md")).unwrap();
+    let mut is_inside = false;
+    let mut rows = Vec::new();
+    for line in page.lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        match cells.as_slice() {
+            [id, .., last] if line.starts_with('|') => {
+                if is_inside && !id.starts_with("---") {
+                    let (id, held_by) = ((*id).to_owned(), (*last).to_owned());
+                    rows.push(Row { id, held_by });
+                }
+                is_inside |= *id == "id";
+            }
+            // The line below a head has no spaces around its bars.
+            _ => is_inside &= line.starts_with('|'),
+        }
+    }
+    rows
+}
+
+/// All files below a folder with this ending.
+fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path.extension().is_some_and(|one| one == ending) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The paths of all test functions below a folder, behind `prefix`.
+fn tests_below(folder: &str, prefix: &str) -> BTreeSet<String> {
+    let root = package().join(folder);
+    let mut found = BTreeSet::new();
+    for file in files(&root, "rs") {
+        let path = file.strip_prefix(&root).unwrap().with_extension("");
+        let mut module = prefix.to_owned();
+        for part in path.iter().filter(|part| *part != "mod") {
+            module += part.to_str().unwrap();
+            module += "::";
+        }
+        tests_of(
+            &std::fs::read_to_string(&file).unwrap(),
+            &module,
+            &mut found,
+        );
+    }
+    found
+}
+
+/// Adds the test functions of one file: those with an attribute, also in inner modules, and those that
+/// `on_both!` lists.
+fn tests_of(text: &str, module: &str, found: &mut BTreeSet<String>) {
+    let mut inner: Vec<(usize, &str)> = Vec::new();
+    let (mut is_test, mut is_listed) = (false, false);
+    for line in text.lines() {
+        let code = line.trim_start();
+        let indent = line.len() - code.len();
+        if code.starts_with('}') {
+            inner.retain(|(outer, _)| *outer < indent);
+            is_listed = false;
+        } else if is_listed {
+            found.extend(
+                code.split_whitespace()
+                    .map(|name| format!("{module}{name}")),
+            );
+        } else if let Some(name) = code
+            .strip_prefix("mod ")
+            .and_then(|rest| rest.strip_suffix(" {"))
+        {
+            inner.push((indent, name));
+        } else if code.starts_with("on_both! {") {
+            is_listed = true;
+        } else if code.starts_with("#[test") || code.starts_with("#[tokio::test") {
+            is_test = true;
+        } else if let Some((_, rest)) = code.split_once("fn ").filter(|_| is_test) {
+            let name = rest.split('(').next().unwrap();
+            let inner: String = inner.iter().map(|(_, name)| format!("{name}::")).collect();
+            found.insert(format!("{module}{inner}{name}"));
+            is_test = false;
+        }
+    }
+}
+
+#[test]
+fn every_test_of_the_contract_exists() {
+    let mut known = tests_below("tests/it", "");
+    known.extend(tests_below("src", "src::"));
+    let rows = rows();
+    let named: Vec<&str> = rows.iter().flat_map(Row::tests).collect();
+    assert!(named.len() > 200, "{} names read", named.len());
+    let missing: Vec<&&str> = named
+        .iter()
+        .filter(|name| !known.contains(**name))
+        .collect();
+    assert!(missing.is_empty(), "no such tests: {missing:#?}");
+}
+
+#[test]
+fn identifiers_of_the_contract_are_unique() {
+    let mut count = BTreeMap::<String, u32>::new();
+    for row in rows() {
+        *count.entry(row.id).or_default() += 1;
+    }
+    count.retain(|_, count| *count > 1);
+    assert!(count.is_empty(), "identifiers that come twice: {count:?}");
+}
+
+#[test]
+fn every_promise_has_a_test_or_a_reason() {
+    let rows = rows();
+    let bare = |row: &&Row| row.tests().next().is_none() && !row.has_reason();
+    let bare: Vec<&str> = rows
+        .iter()
+        .filter(bare)
+        .map(|row| row.id.as_str())
+        .collect();
+    assert!(
+        bare.is_empty(),
+        "name a test, or begin with one of {REASONS:?}: {bare:?}"
+    );
+}
+
+#[test]
+fn links_of_all_pages_lead_somewhere() {
+    let mut pages = files(&package().join("docs"), "md");
+    let front = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+    ];
+    pages.extend(front.map(|name| package().join(name)));
+    let mut dead = Vec::new();
+    for page in &pages {
+        let text = std::fs::read_to_string(page).unwrap();
+        for target in links(&text) {
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let file = match file {
+                "" => page.clone(),
+                file => page.with_file_name(file),
+            };
+            let is_there = file.exists()
+                && (heading.is_empty()
+                    || headings(&std::fs::read_to_string(&file).unwrap()).contains(heading));
+            if !is_there {
+                dead.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
+/// The relative targets of links in a page.
+fn links(page: &str) -> Vec<&str> {
+    let behind = page.split("](").skip(1);
+    let targets = behind.filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
+    targets
+        .filter(|target| !target.contains("://") && !target.contains(' '))
+        .collect()
+}
+
+/// The anchors of a page's headings, as GitHub makes them.
+fn headings(page: &str) -> BTreeSet<String> {
+    let mut is_code = false;
+    let mut found = BTreeSet::new();
+    for line in page.lines() {
+        is_code ^= line.starts_with("```");
+        if let Some(heading) = line.strip_prefix('#').filter(|_| !is_code) {
+            let text = heading.trim_start_matches('#').trim().to_lowercase();
+            let kept = text
+                .chars()
+                .filter(|one| one.is_alphanumeric() || " -_".contains(*one));
+            found.insert(kept.map(|one| if one == ' ' { '-' } else { one }).collect());
+        }
+    }
+    found
+}

@@ -1,4 +1,4 @@
-//! API keys, and what holds for every credential on every surface of MCP.
+//! API keys, and the rules for every credential on every MCP route.
 
 use std::process::Command;
 

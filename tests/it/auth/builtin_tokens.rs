@@ -1,6 +1,5 @@
-//! What tokens of a tenant's own authorization server are worth, and for how long: discovery,
-//! forgery, audience, revocation while streams are open, and signing keys (CONTRACT P60, P61, P67,
-//! P92, the rows on forged tokens, audience and revocation, and C15).
+//! Tokens of a tenant's own authorization server: discovery, audience, forgery, revocation while streams are
+//! open, and signing keys.
 
 use std::time::Duration;
 
@@ -438,7 +437,7 @@ async fn a_replica_that_stood_still_asks_before_it_believes() {
     assert_eq!(ground.statuses(&gone_token).await, [401; 2]);
 }
 
-/// C15, R11: tokens are good without the database, which is no reason to log anybody out.
+/// Tokens stay valid while the database is away.
 #[tokio::test]
 async fn tokens_are_good_while_the_database_is_away() {
     let mut postgres = Postgres::start();
@@ -465,7 +464,7 @@ async fn tokens_are_good_while_the_database_is_away() {
     }
 }
 
-/// P92: keys follow each other while tokens are used, and nobody notices.
+/// Signing keys rotate while tokens are used, without a failed request.
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
 async fn keys_follow(ground: Ground) {
     let app = App::public(ground.first(), "a").await;
@@ -574,7 +573,7 @@ async fn an_old_key_is_replaced() {
     }
 }
 
-/// P60, P61: nothing without a token, and how to get one.
+/// Requests without a token: no access, and a challenge that leads to the authorization server.
 #[tokio::test]
 async fn who_has_no_token_is_told_where_to_get_one() {
     let config = json!({"default": {"tenant": "a", "server": "x"}});
@@ -638,7 +637,7 @@ async fn who_has_no_token_is_told_where_to_get_one() {
     assert!(gateway.children().await.is_empty(), "a child was started");
 }
 
-/// P67, C2: all that is missing, and where to get it.
+/// The challenge names all missing scopes and the authorization server.
 #[tokio::test]
 async fn a_missing_scope_is_asked_for() {
     let gateway = gateway(json!({})).await;

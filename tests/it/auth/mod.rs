@@ -1,4 +1,4 @@
-//! API keys, tokens, policy, and the separation of tenants.
+//! Tests of API keys, tokens, policy, and the separation of tenants.
 
 pub(crate) mod api_keys;
 pub(crate) mod builtin_tokens;

@@ -1,4 +1,4 @@
-//! What of a server may be used: `policy` of the manifest, on every way in and out.
+//! Access policy of a server, on every transport and in both directions.
 
 use serde_json::{Value, json};
 
@@ -368,7 +368,7 @@ async fn a_restored_child_is_held_to_the_same_policy() {
     assert_eq!(answer["error"], unknown("Unknown tool: env"));
 }
 
-/// CONTRACT 4.3, "Key smuggling".
+/// Gateway and child read the same members, however they are written.
 #[tokio::test]
 async fn what_policy_saw_is_what_the_child_gets() {
     let policy = json!({"tools": {"deny": ["counter"]}, "resources": {"deny": ["test://two"]}});
@@ -423,7 +423,7 @@ async fn what_policy_saw_is_what_the_child_gets() {
     }
 }
 
-/// CONTRACT P09: also within one tenant a cursor belongs to whom it was given.
+/// A cursor belongs to its principal, also within one tenant.
 #[tokio::test]
 async fn a_cursor_in_other_hands_is_no_cursor() {
     for isolation in ["session", "tenant"] {

@@ -1,4 +1,4 @@
-//! What no tenant learns of another, and what nobody learns at all: CONTRACT 4.1 and 4.7.
+//! Separation of tenants: session ids, error texts and metrics.
 
 #![expect(
     clippy::too_many_lines,
@@ -34,7 +34,6 @@ fn hostile(keys: Value) -> Value {
     server
 }
 
-/// P02
 #[tokio::test]
 async fn session_ids_are_random() {
     let count = scaled("session ids", 10_000, 600);
@@ -73,7 +72,6 @@ async fn session_ids_are_random() {
     gateway.stop().await;
 }
 
-/// P05
 #[tokio::test]
 async fn without_a_tenant_there_is_nobodys_server() {
     let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": hostile(json!({}))}}});
@@ -106,7 +104,7 @@ async fn without_a_tenant_there_is_nobodys_server() {
     gateway.stop().await;
 }
 
-/// P14: after failures of every kind nothing but a fixed sentence comes back.
+/// Failures of every kind are answered with fixed sentences.
 #[tokio::test]
 async fn errors_tell_nothing() {
     let (key_a, hash_a) = key();
@@ -228,7 +226,7 @@ async fn errors_tell_nothing() {
     gateway.stop().await;
 }
 
-/// P151: whatever callers send, the metrics name no one and do not grow without bound.
+/// Metrics name no caller, and their number is bounded for any input.
 #[tokio::test]
 async fn metrics_are_bounded_and_name_nobody() {
     let count = scaled("random inputs", 10_000, 300);
@@ -293,7 +291,7 @@ async fn metrics_are_bounded_and_name_nobody() {
     gateway.stop().await;
 }
 
-/// CONTRACT C15: without the database calls go on, administration is told to come back.
+/// Without the database calls go on, and administration is 503.
 #[tokio::test]
 async fn administration_waits_for_its_database_and_calls_do_not() {
     let mut ground = Ground::postgres();

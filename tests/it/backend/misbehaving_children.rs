@@ -1,4 +1,4 @@
-//! Children that misbehave, behind the real gateway: CONTRACT 4.6.
+//! Children that misbehave behind the real gateway.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -309,7 +309,7 @@ async fn a_drained_gateway_ends_with_zero() {
     no_children(&gateway).await;
 }
 
-/// P139: only the operator's configuration says what is started.
+/// Only the operator's configuration decides which program starts.
 #[tokio::test]
 async fn no_caller_says_what_is_started() {
     let gateway = Gateway::start(&[]).await;

@@ -1,4 +1,4 @@
-//! Child processes: launch, confinement, supervision and sharing.
+//! Tests of child processes: launch, confinement, supervision and sharing.
 
 pub(crate) mod misbehaving_children;
 pub(crate) mod noisy_children;

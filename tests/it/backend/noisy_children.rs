@@ -1,4 +1,4 @@
-//! Children that say too much or come and go too often: what others notice, and what stays.
+//! Children that write too much, or come and go too often: the cost for others.
 
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use crate::support::{
     harness::{Gateway, Session, opening, tool_call, until},
 };
 
-/// P123
 #[tokio::test]
 async fn stderr_without_end_disturbs_no_call_and_takes_no_room() {
     let bytes = scaled("bytes of stderr", 1_000_000_000, 10_000_000);
@@ -34,7 +33,6 @@ async fn stderr_without_end_disturbs_no_call_and_takes_no_room() {
     assert!(logged < 1 << 20, "{logged} bytes of log");
 }
 
-/// P126
 #[tokio::test]
 async fn children_that_come_and_go_leave_nothing() {
     let count = scaled("cycles", 1000, 100);
@@ -80,19 +78,16 @@ const FLOOD: &str = r#"while read -r line; do case $line in
     printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25",' "$id"
     printf '"capabilities":{},"serverInfo":{"name":"flood","version":"1"}}}\n';; esac; done"#;
 
-/// P132
 #[tokio::test]
 async fn a_flood_of_notifications_waits_and_others_do_not() {
     flood_waits(r#"{"jsonrpc":"2.0","method":"n"}"#).await;
 }
 
-/// P132
 #[tokio::test]
 async fn a_flood_of_what_is_no_message_waits_too() {
     flood_waits(NOISE).await;
 }
 
-/// P132
 #[tokio::test]
 async fn a_flood_before_the_first_answer_waits_too() {
     for isolation in ["session", "tenant"] {
@@ -166,7 +161,6 @@ async fn says(session: &Session, line: &str) {
     assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
 }
 
-/// P133
 #[tokio::test]
 async fn answers_to_nothing_are_dropped_and_counted() {
     let gateway = Gateway::start(&[OPS]).await;

@@ -1,5 +1,5 @@
-//! What is installed once before a server's children can start: DESIGN section 4, "What a child
-//! gets". The registries are scripts here; `tests/referees` has the real ones.
+//! Preparation of servers: one installation before the first child. The registries are scripts here;
+//! `tests/referees` has the real ones.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! What a child cannot reach, under each way to separate and each profile: CONTRACT 4.6.
+//! Confinement of children, under each separation and each profile.
 
 use std::{
     collections::BTreeSet,

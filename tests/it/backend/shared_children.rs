@@ -1,4 +1,4 @@
-//! Children that several sessions share: DESIGN section 4, `isolation`.
+//! Children that several sessions share (`isolation`).
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -32,7 +32,7 @@ async fn received(session: &Session) -> Vec<Value> {
         .collect()
 }
 
-/// How much of CONTRACT's count: a hundredth at the gate.
+/// The part of the full count: a hundredth by default.
 fn scaled(count: usize) -> usize {
     let scale = std::env::var("SCALE")
         .ok()

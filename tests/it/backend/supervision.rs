@@ -1,4 +1,4 @@
-//! Children that are lost, stopped, shared, kept warm and bounded: DESIGN section 4.
+//! Supervision of children: loss, idle stops, backoff, warm children, bounds on starts.
 
 use std::{collections::BTreeSet, time::Duration};
 

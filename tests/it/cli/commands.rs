@@ -1,4 +1,4 @@
-//! The commands on a gateway: what they do to it, what they print, and how they end.
+//! Commands for a running gateway: effects, output and exit codes.
 
 use std::{fs, process::Output};
 

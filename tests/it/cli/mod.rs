@@ -1,3 +1,3 @@
-//! The commands.
+//! Tests of the commands.
 
 pub(crate) mod commands;

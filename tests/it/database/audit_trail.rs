@@ -1,5 +1,5 @@
-//! What is on record beside changes: denials, before their answer and folded; calls, where a server
-//! says so; and that a store that is away costs records and nothing else.
+//! Audit records beside changes: denials, which are written before their answer and folded; calls of servers
+//! that ask for it; and records that are lost while the database is away.
 
 use serde_json::{Value, json};
 
@@ -202,7 +202,7 @@ async fn calls_are_on_record_without_what_is_in_them(ground: Ground) {
     replica.stop().await;
 }
 
-/// DESIGN section 6: dropped with a counter, and the answer does not wait for a store that is away.
+/// Records are dropped and counted, and no answer waits for a database that is away.
 #[tokio::test]
 async fn records_that_a_lost_store_costs_are_counted() {
     let mut ground = Ground::postgres();

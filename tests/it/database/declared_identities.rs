@@ -1,5 +1,5 @@
-//! Users, clients and identity providers as operators declare them: by a manifest, by the API, by
-//! commands; and that nobody ever sees what is secret of them.
+//! Users, clients and identity providers, declared by manifest, by the API and by commands; their secrets
+//! stay hidden.
 
 #![expect(
     clippy::too_many_lines,

@@ -1,4 +1,4 @@
-//! Objects, identities and the audit trail, in SQLite and in PostgreSQL.
+//! Tests of objects, identities and the audit trail, in SQLite and in PostgreSQL.
 
 pub(crate) mod audit_trail;
 pub(crate) mod declared_identities;

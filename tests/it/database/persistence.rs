@@ -1,4 +1,4 @@
-//! `lockgate serve` with its store: what survives what, in SQLite and in PostgreSQL.
+//! `lockgate serve` with its database: restarts, outages, backups and keys, in SQLite and in PostgreSQL.
 
 use std::{
     path::{Path, PathBuf},
@@ -490,7 +490,7 @@ async fn replicas_see_each_others_changes_within_a_second() {
     other.stop().await;
 }
 
-/// CONTRACT P160 and C15: nothing was ever read.
+/// A start without the database: unready, then ready without a restart.
 #[tokio::test]
 async fn starts_without_its_database_and_recovers() {
     let mut ground = Ground {
@@ -515,7 +515,7 @@ async fn starts_without_its_database_and_recovers() {
     replica.stop().await;
 }
 
-/// CONTRACT C15: what was read is served on.
+/// A loss of the database: the last snapshot is served.
 #[tokio::test]
 async fn goes_on_while_its_database_is_away() {
     let mut ground = Ground::postgres();

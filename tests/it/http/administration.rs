@@ -1,4 +1,4 @@
-//! The administration API, on SQLite and on PostgreSQL: who may do what, and what it leads to.
+//! The administration API on SQLite and on PostgreSQL: access, changes and their effects.
 
 #![expect(
     clippy::too_many_lines,
@@ -778,7 +778,7 @@ async fn the_key_of_the_environment_gets_in(ground: Ground) {
     );
 }
 
-/// DESIGN section 2: on a listener of its own if there is one, and then only there.
+/// With `admin.listen` the API is on that listener only.
 #[tokio::test]
 async fn administration_has_a_listener_of_its_own() {
     let ground = Ground::sqlite();

@@ -1,4 +1,4 @@
-//! HTTP/2 frame by frame, over connections with prior knowledge: floods (CONTRACT P107).
+//! HTTP/2 frame by frame, over connections with prior knowledge: floods.
 
 use std::time::Duration;
 
@@ -191,7 +191,6 @@ async fn is_bearable<T>(gateway: &Gateway, flood: impl AsyncFn() -> T) -> [T; 4]
     heard
 }
 
-/// P107
 #[tokio::test]
 async fn rapid_resets_end_the_connection() {
     let count = scaled("resets", 1_000_000, 10_000);
@@ -211,7 +210,6 @@ async fn rapid_resets_end_the_connection() {
     }
 }
 
-/// P107
 #[tokio::test]
 async fn a_header_block_without_end_ends_the_connection() {
     let count = scaled("continuations", 100_000, 2000).min(20_000);
@@ -230,7 +228,7 @@ async fn a_header_block_without_end_ends_the_connection() {
     }
 }
 
-/// P107: each is answered once, or the connection ends; unread answers are no reason to queue.
+/// Each frame is answered once, or the connection ends; unread answers do not queue up.
 #[tokio::test]
 async fn settings_and_pings_without_end_take_no_memory() {
     let count = scaled("settings and pings", 2_000_000, 20_000).min(200_000);
@@ -250,7 +248,7 @@ async fn settings_and_pings_without_end_take_no_memory() {
     }
 }
 
-/// P107: a few too many are refused one by one, a flood of them ends the connection.
+/// A few excess streams are refused one by one; a flood ends the connection.
 #[tokio::test]
 async fn streams_beyond_the_bound_are_refused() {
     let gateway = Gateway::start(&[]).await;
@@ -275,7 +273,7 @@ async fn streams_beyond_the_bound_are_refused() {
     assert_eq!(session.text("counter", json!({})).await, "1");
 }
 
-/// P107: frames of data that carry nothing keep no body alive and fill no memory.
+/// Empty DATA frames neither keep a body alive nor fill memory.
 #[tokio::test]
 async fn empty_frames_are_no_body() {
     let count = scaled("empty frames", 10_000_000, 100_000);

@@ -1,4 +1,4 @@
-//! HTTPS on a real socket, and certificates that change meanwhile (CONTRACT P165).
+//! HTTPS on a real socket, and certificates that change meanwhile.
 
 use std::{path::Path, time::Duration};
 
@@ -117,7 +117,6 @@ async fn both_protocols_are_served_over_tls() {
     assert!(!said.starts_with(b"HTTP"), "{said:?}");
 }
 
-/// P165
 #[tokio::test]
 async fn a_new_certificate_drops_no_stream() {
     let folder = tempfile::tempdir().unwrap();

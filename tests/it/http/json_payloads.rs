@@ -1,4 +1,4 @@
-//! JSON that means two things, or too much of it (CONTRACT 4.3), and schemas that bite.
+//! JSON that is ambiguous or excessive, and hostile schemas.
 
 use std::{
     sync::{
@@ -50,7 +50,7 @@ const IMITATIONS: [&str; 21] = [
     r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9,"reque\u017ftId":2}}"#,
 ];
 
-/// Section 4.3, "Key smuggling".
+/// Keys in other spellings, which another parser might read as known ones.
 #[tokio::test]
 async fn a_key_that_imitates_another_is_refused_and_nothing_is_run() {
     let gateway = Gateway::start(&[]).await;
@@ -68,7 +68,7 @@ async fn a_key_that_imitates_another_is_refused_and_nothing_is_run() {
     assert_eq!(session.text("cancelled", json!({})).await, "[]");
 }
 
-/// Section 4.3, "Key smuggling": what is written in another way is the same call for both.
+/// Escaped keys mean the same call to gateway and child.
 #[tokio::test]
 async fn an_escaped_key_is_the_key_for_gateway_and_child() {
     let gateway = Gateway::start(&[]).await;
@@ -165,7 +165,7 @@ fn broken() -> Vec<(&'static str, Vec<u8>, u16)> {
     sequences.map(within).to_vec()
 }
 
-/// Section 4.3, "Deep JSON, key floods, huge numbers, bad UTF-8".
+/// Deep JSON, floods of keys, huge numbers, bad UTF-8.
 #[tokio::test]
 async fn json_in_excess_is_refused_at_once_and_costs_no_memory() {
     let gateway = Gateway::start(&[]).await;
@@ -184,7 +184,7 @@ async fn json_in_excess_is_refused_at_once_and_costs_no_memory() {
     }
 }
 
-/// Section 4.3, "huge numbers … id fidelity".
+/// Huge numbers and ids come back as they were written.
 #[tokio::test]
 async fn numbers_without_bounds_stay_as_they_were_written() {
     let gateway = Gateway::start(&[]).await;
@@ -271,7 +271,6 @@ async fn with_schema(schema: &Value) -> (Gateway, Session, Value) {
     (gateway, session, told)
 }
 
-/// P48
 #[tokio::test]
 async fn a_remote_schema_is_never_fetched() {
     let (url, hits) = canary().await;
@@ -298,7 +297,6 @@ async fn a_remote_schema_is_never_fetched() {
     assert_eq!(hits.load(Ordering::SeqCst), 0);
 }
 
-/// P49
 #[tokio::test]
 async fn a_schema_that_explodes_costs_nobody_anything() {
     let mut defs = serde_json::Map::new();

@@ -1,4 +1,4 @@
-//! The listener, HTTP/1.1 and HTTP/2, request parsing, TLS, and the administration API.
+//! Tests of the listener, HTTP/1.1 and HTTP/2, request parsing, TLS, and the administration API.
 
 pub(crate) mod administration;
 pub(crate) mod http2;

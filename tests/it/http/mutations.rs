@@ -1,4 +1,4 @@
-//! Mutated requests over the wire (CONTRACT R17).
+//! Mutated requests over the wire.
 //!
 //! `SCALE` is the part of ten million that is sent (`SCALE=1 cargo nextest run --release -E
 //! 'test(mutated)'`); without it the count is what a debug build does in a few seconds. `SEED`
@@ -19,7 +19,7 @@ use crate::support::{
     mutator::{Dice, Place, Request},
 };
 
-/// What R17 asks for.
+/// The full count of requests.
 const FULL: f64 = 1e7;
 /// What the gate sends.
 const GATE: f64 = 6e3;
@@ -281,7 +281,6 @@ fn memory(gateway: &Gateway) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// R17
 #[tokio::test]
 async fn mutated_requests_are_refused_or_served() {
     let (count, seed) = plan();

@@ -1,4 +1,4 @@
-//! The public listener over raw sockets: CONTRACT 4.5, and nothing that a client library hides.
+//! Requests over raw sockets: hosts, origins, header blocks, methods, paths, forwarded headers.
 
 use std::{collections::BTreeSet, time::Duration};
 

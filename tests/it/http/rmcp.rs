@@ -1,4 +1,4 @@
-//! The official Rust client, `rmcp`, over Streamable HTTP: whole stories, whole transcripts.
+//! The official Rust client, `rmcp`, over Streamable HTTP: complete sessions with their transcripts.
 
 #![expect(
     deprecated,

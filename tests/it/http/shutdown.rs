@@ -1,4 +1,4 @@
-//! What may hold up the end of a gateway, and what may not.
+//! Shutdown of a gateway: sessions, connections and clients that may not delay it.
 
 use std::time::Duration;
 

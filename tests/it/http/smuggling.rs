@@ -1,4 +1,4 @@
-//! Requests inside requests, and headers that pretend to come from within (CONTRACT 4.5).
+//! Request smuggling, and headers that only replicas may send.
 
 use serde_json::json;
 
@@ -111,7 +111,6 @@ const AMBIGUOUS: [(&str, &str); 35] = [
     ("X\0: a\r\n", "HIDDEN"),
 ];
 
-/// Section 4.5, "Request smuggling pack".
 #[tokio::test]
 async fn a_request_inside_a_request_is_never_run() {
     let gateway = Gateway::start(&[]).await;
@@ -173,7 +172,6 @@ const ODD: [(&str, &str); 11] = [
     ),
 ];
 
-/// Section 4.5, "Request smuggling pack".
 #[tokio::test]
 async fn what_hides_behind_a_good_request_is_never_run() {
     let gateway = Gateway::start(&[]).await;
@@ -256,7 +254,7 @@ fn stable(answer: &str) -> String {
     lines.filter(stays).collect::<Vec<_>>().join("\n")
 }
 
-/// Section 4.5, "Spoofed internal headers … Host poisoning of metadata".
+/// Spoofed headers of replicas, and hosts that would poison metadata.
 #[tokio::test]
 async fn headers_of_insiders_change_no_answer() {
     let gateway = Gateway::start(&[]).await;

@@ -1,4 +1,4 @@
-//! Connections that break anywhere, or are never read: what a resume gets (CONTRACT 4.2).
+//! Connections that break anywhere or are never read, and the resume that follows.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ async fn cut(gateway: &Gateway, session: &Session, cursor: &str, count: usize) -
     bytes
 }
 
-/// Section 4.2, "Mass forced disconnects at arbitrary byte positions"; R1.
+/// Forced disconnects at arbitrary bytes.
 #[tokio::test]
 async fn cuts_at_any_byte_lose_nothing_and_repeat_nothing() {
     let count = scaled("events", 150_000, 1500) as u64;
@@ -190,7 +190,6 @@ pub(crate) async fn wakes(mut socket: TcpStream) -> (u64, String) {
     (next, last)
 }
 
-/// Sections 4.2, "SSE client that never reads"; R9.
 #[tokio::test]
 async fn clients_that_never_read_cost_little_and_meet_no_gap() {
     let count = scaled("deaf clients", 500, 5);
@@ -247,7 +246,7 @@ async fn clients_that_never_read_cost_little_and_meet_no_gap() {
     join_all(ends).await;
 }
 
-/// Section 4.2, "Disconnect semantics by era": the work of a lost call goes on.
+/// A call goes on without its connection.
 #[tokio::test]
 async fn a_call_whose_client_is_gone_ends_and_is_kept() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;
@@ -302,7 +301,6 @@ async fn a_held_call_whose_client_is_gone_runs_to_its_end_once() {
     );
 }
 
-/// Section 4.2, "Disconnect semantics by era", HTTP+SSE.
 #[tokio::test]
 async fn a_call_of_http_sse_whose_connection_is_gone_is_collected_by_the_next() {
     let gateway = Gateway::start(&[]).await;

@@ -1,4 +1,4 @@
-//! Many at once: idle streams, sessions that nobody ends, floods of connections, slow clients.
+//! Crowds: idle streams, abandoned sessions, floods of connections, slow clients.
 
 use std::time::Duration;
 
@@ -56,7 +56,6 @@ async fn knock(gateway: &Gateway, session: &Session) -> Duration {
     .await
 }
 
-/// P25
 #[tokio::test]
 async fn idle_streams_cost_little_and_delay_nobody() {
     // A child for each: with more, the machine is what is measured.
@@ -85,7 +84,6 @@ async fn abandon(gateway: &Gateway) {
     drop(session.listen().await);
 }
 
-/// P18, R14
 #[tokio::test]
 async fn abandoned_sessions_leave_no_child_no_task_and_no_memory() {
     let count = scaled("abandoned sessions", 1000, 120);
@@ -174,7 +172,6 @@ async fn the_soft_limit_of_open_files_is_raised_for_the_gateway_alone() {
     assert_eq!(open_files(&child), ["1024", "1024"]);
 }
 
-/// P110
 #[tokio::test]
 async fn a_flood_beyond_the_descriptors_burns_no_processor() {
     let gateway = Gateway::start(&[]).await;
@@ -216,7 +213,6 @@ async fn a_flood_beyond_the_descriptors_burns_no_processor() {
     );
 }
 
-/// P110
 #[tokio::test]
 async fn what_is_beyond_the_bound_is_told_so_at_once() {
     let gateway = Gateway::start(&["http.max_connections=20"]).await;
@@ -285,7 +281,6 @@ const BEGINNINGS: [(&str, &str); 8] = [
     ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\0\0\0\x04\0"),
 ];
 
-/// P103
 #[tokio::test]
 async fn slow_heads_are_cut_off_and_delay_nobody() {
     let count = scaled("slow connections", 2000, 200);
@@ -312,7 +307,6 @@ async fn slow_heads_are_cut_off_and_delay_nobody() {
     assert!(longest.1 <= Duration::from_secs(12), "{longest:?}");
 }
 
-/// P103
 #[tokio::test]
 async fn slow_bodies_are_cut_off() {
     let gateway = Gateway::start(&[]).await;

@@ -1,5 +1,4 @@
-//! Messages: what is taken, what is refused, and how ids, tokens and clocks behave
-//! (CONTRACT sections 3, 4.1 and 4.3).
+//! Messages: accepted and refused ones, ids, progress tokens and clocks.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -32,7 +31,6 @@ async fn whole(response: Response) -> (StatusCode, String, String) {
     )
 }
 
-/// P03
 #[tokio::test]
 async fn a_session_id_is_never_the_clients_choice() {
     let gateway = Gateway::start(&[]).await;
@@ -46,7 +44,6 @@ async fn a_session_id_is_never_the_clients_choice() {
     assert_eq!(stranger.post(&ping).await.status(), StatusCode::NOT_FOUND);
 }
 
-/// P07
 #[tokio::test]
 async fn two_calls_of_one_id_both_get_their_own_answer() {
     let gateway = Gateway::start(&[]).await;
@@ -59,7 +56,6 @@ async fn two_calls_of_one_id_both_get_their_own_answer() {
     assert_eq!((&*text_of(&slow), &*text_of(&fast)), ("slept", "fast"));
 }
 
-/// P08
 #[tokio::test]
 async fn an_answer_to_nothing_never_reaches_the_child() {
     let gateway = Gateway::start(&[]).await;
@@ -76,7 +72,6 @@ async fn an_answer_to_nothing_never_reaches_the_child() {
     assert!(!session.text("received", json!({})).await.contains("4711"));
 }
 
-/// P17
 #[tokio::test]
 async fn a_second_initialize_changes_nothing() {
     let gateway = Gateway::start(&[]).await;
@@ -91,7 +86,6 @@ async fn a_second_initialize_changes_nothing() {
     assert_eq!(refusal(session.post(&batch).await).await, (400, -32600));
 }
 
-/// C5
 #[tokio::test]
 async fn without_a_session_only_initialize_is_taken() {
     let gateway = Gateway::start(&[]).await;
@@ -112,7 +106,6 @@ async fn without_a_session_only_initialize_is_taken() {
     assert!(gateway.descendants().is_empty());
 }
 
-/// C6, C7
 #[tokio::test]
 async fn sessions_that_are_gone_look_like_those_that_never_were() {
     let gateway = Gateway::start(&["server.on_loss=end"]).await;
@@ -139,7 +132,6 @@ async fn sessions_that_are_gone_look_like_those_that_never_were() {
     }
 }
 
-/// P18
 #[tokio::test]
 async fn an_idle_session_ends_in_time() {
     let gateway = Gateway::start(&["session.idle=300ms"]).await;
@@ -152,7 +144,6 @@ async fn an_idle_session_ends_in_time() {
     assert_eq!(session.post(&ping).await.status(), StatusCode::NOT_FOUND);
 }
 
-/// P18
 #[tokio::test]
 async fn an_attached_listener_keeps_an_idle_session() {
     let gateway = Gateway::start(&["session.idle=200ms", "stream.keep_alive=100ms"]).await;
@@ -164,7 +155,7 @@ async fn an_attached_listener_keeps_an_idle_session() {
     assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
 }
 
-/// P18: not from the last request, when more came after it.
+/// The idle time begins with the end of the last use, not with the last request.
 #[tokio::test]
 async fn a_session_is_idle_from_the_end_of_its_last_call_and_of_its_listener() {
     let (idle, least) = (Duration::from_secs(2), Duration::from_millis(1700));
@@ -195,7 +186,7 @@ async fn a_session_is_idle_from_the_end_of_its_last_call_and_of_its_listener() {
     tokio::join!(lives(&calls), lives(&listens));
 }
 
-/// P31, P56: what `/sse` began `/mcp` does not know, and the other way round.
+/// Sessions of `/sse` are unknown to `/mcp`, and the reverse.
 #[tokio::test]
 async fn a_session_is_of_the_transport_that_began_it() {
     let gateway = Gateway::start(&[]).await;
@@ -222,7 +213,7 @@ async fn a_session_is_of_the_transport_that_began_it() {
     assert_eq!(session.text("counter", json!({})).await, "1");
 }
 
-/// R14: what lives as long as a session.
+/// The bounds of a session's record.
 #[tokio::test]
 async fn what_a_session_keeps_of_its_client_is_bounded() {
     let gateway = Gateway::start(&[]).await;
@@ -254,7 +245,7 @@ async fn what_a_session_keeps_of_its_client_is_bounded() {
     assert_eq!(code("test://1000".into()).await, Value::Null);
 }
 
-/// Section 4.3, "Key smuggling": what a request's name has, but no request's form, and the reverse.
+/// Methods of requests without an id, and methods of notifications with one.
 #[tokio::test]
 async fn what_is_named_like_another_kind_reaches_no_child() {
     let gateway = Gateway::start(&[]).await;
@@ -281,7 +272,6 @@ async fn what_is_named_like_another_kind_reaches_no_child() {
     assert!(received.contains("notifications/of_ours"), "{received}");
 }
 
-/// C8
 #[tokio::test]
 async fn an_unknown_revision_in_the_header_is_refused() {
     let gateway = Gateway::start(&[]).await;
@@ -306,7 +296,6 @@ async fn an_unknown_revision_in_the_header_is_refused() {
     assert_eq!(session.post(&ping).await.status(), StatusCode::OK);
 }
 
-/// P41
 #[tokio::test]
 async fn a_body_beyond_the_limit_is_refused() {
     let gateway = Gateway::start(&[]).await;
@@ -343,7 +332,6 @@ fn memory(gateway: &Gateway) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// P42, P44, P55
 #[tokio::test]
 async fn what_is_no_message_is_refused_with_the_right_code() {
     let gateway = Gateway::start(&[]).await;
@@ -401,7 +389,6 @@ async fn what_is_no_message_is_refused_with_the_right_code() {
     assert_eq!(session.post_text(deep(100)).await.status(), StatusCode::OK);
 }
 
-/// P42
 #[tokio::test]
 async fn depth_128_is_the_last_that_is_taken() {
     let gateway = Gateway::start(&[]).await;
@@ -415,7 +402,6 @@ async fn depth_128_is_the_last_that_is_taken() {
     assert!(status == 400 && [-32700, -32600].contains(&code), "{code}");
 }
 
-/// P43, C10
 #[tokio::test]
 async fn batches_are_part_of_one_revision_only() {
     let gateway = Gateway::start(&["server.reply.sse_after=10s"]).await;
@@ -455,7 +441,7 @@ async fn batches_are_part_of_one_revision_only() {
     }
 }
 
-/// DESIGN section 2, "The era of a request": an array is no way past it.
+/// A batch is no way past the check of the revision.
 #[tokio::test]
 async fn a_batch_with_a_modern_request_is_refused_like_a_single_one() {
     let gateway = Gateway::start(&[]).await;
@@ -474,7 +460,6 @@ async fn a_batch_with_a_modern_request_is_refused_like_a_single_one() {
     );
 }
 
-/// P43
 #[tokio::test]
 async fn a_slow_batch_is_one_stream_with_every_answer() {
     let gateway = Gateway::start(&["server.reply.sse_after=20ms"]).await;
@@ -496,7 +481,6 @@ async fn a_slow_batch_is_one_stream_with_every_answer() {
     assert_eq!(stream.messages().await, []);
 }
 
-/// P45
 #[tokio::test]
 async fn a_body_that_does_not_say_json_is_never_executed() {
     let gateway = Gateway::start(&[]).await;
@@ -526,7 +510,6 @@ async fn a_body_that_does_not_say_json_is_never_executed() {
     assert_eq!(session.text("counter", json!({})).await, "1");
 }
 
-/// P52, C12
 #[tokio::test]
 async fn an_unknown_notification_is_taken_in_silence() {
     let gateway = Gateway::start(&[]).await;
@@ -543,7 +526,6 @@ async fn an_unknown_notification_is_taken_in_silence() {
     );
 }
 
-/// P54
 #[tokio::test]
 async fn a_uri_of_thirty_thousand_commas_takes_no_time() {
     let gateway = Gateway::start(&[]).await;
@@ -562,7 +544,6 @@ async fn a_uri_of_thirty_thousand_commas_takes_no_time() {
     assert!(times[1] < Duration::from_millis(250), "{times:?}");
 }
 
-/// C11
 #[tokio::test]
 async fn accept_and_mode_decide_between_json_and_a_stream() {
     let echo = json!({"text": "x"});
@@ -591,7 +572,7 @@ async fn accept_and_mode_decide_between_json_and_a_stream() {
     }
 }
 
-/// C11: what comes late, or after something else, becomes a stream.
+/// A response that comes late, or after another message, becomes a stream.
 #[tokio::test]
 async fn a_response_that_takes_its_time_becomes_a_stream() {
     let gateway = Gateway::start(&["server.reply.sse_after=50ms"]).await;
@@ -608,7 +589,6 @@ async fn a_response_that_takes_its_time_becomes_a_stream() {
     assert_eq!(text_of(&json_of(response).await), "done");
 }
 
-/// The row of id fidelity in section 4.3.
 #[tokio::test]
 async fn ids_come_back_as_they_were_written() {
     let gateway = Gateway::start(&[]).await;
@@ -632,7 +612,6 @@ async fn ids_come_back_as_they_were_written() {
     }
 }
 
-/// The row of progress tokens in section 4.1.
 #[tokio::test]
 async fn progress_tokens_come_back_as_they_were() {
     let gateway = Gateway::start(&[]).await;
@@ -675,7 +654,6 @@ async fn round(session: &Session, kind: &str, answer: &Value) -> (Value, Value) 
     (asked, got)
 }
 
-/// The row of requests from server to client in section 4.1.
 #[tokio::test]
 async fn what_the_child_asks_comes_back_under_its_own_id() {
     let gateway = Gateway::start(&[]).await;
@@ -702,7 +680,6 @@ async fn what_the_child_asks_comes_back_under_its_own_id() {
     assert_eq!(received.matches("ask-0").count(), 1);
 }
 
-/// The row of requests from server to client in section 4.1.
 #[tokio::test]
 async fn an_answer_of_another_session_is_not_taken() {
     let gateway = Gateway::start(&[]).await;
@@ -720,7 +697,7 @@ async fn an_answer_of_another_session_is_not_taken() {
     }
 }
 
-/// DESIGN "Clocks": an ask that nobody can carry is answered for the client.
+/// An ask without a stream that can carry it is answered by the gateway (`clocks.ask_unclaimed`).
 #[tokio::test]
 async fn an_ask_that_nobody_hears_is_refused_in_time() {
     let gateway = Gateway::start(&["server.clocks.ask_unclaimed=150ms"]).await;
@@ -732,7 +709,7 @@ async fn an_ask_that_nobody_hears_is_refused_in_time() {
     assert_eq!(got["error"]["code"], -32603);
 }
 
-/// DESIGN "Clocks": the child's time stands still while it waits for the client.
+/// The child's time stands still while it waits for the client.
 #[tokio::test]
 async fn an_ask_stops_the_clock_of_its_call() {
     let gateway = Gateway::start(&["server.clocks.call=300ms", "stream.keep_alive=100ms"]).await;
@@ -748,7 +725,7 @@ async fn an_ask_stops_the_clock_of_its_call() {
     assert!(text_of(&stream.message().await.unwrap().1).contains("ask-0"));
 }
 
-/// DESIGN "Clocks": also where the ask cannot come on the stream of its call.
+/// The same for an ask that is not on the stream of its call.
 #[tokio::test]
 async fn an_ask_on_the_listener_stops_the_clock_of_its_call() {
     let gateway = Gateway::start(&["server.clocks.call=1s", "server.reply.mode=json"]).await;
@@ -770,7 +747,7 @@ async fn an_ask_on_the_listener_stops_the_clock_of_its_call() {
     assert_eq!(late["error"]["code"], -31002, "{late}");
 }
 
-/// C14 and P141's simple half: −31002, the child is told, and lives.
+/// An overdue call: −31002 for the client, a cancellation for the child, which lives on.
 #[tokio::test]
 async fn an_overdue_call_ends_alone() {
     let gateway = Gateway::start(&["server.clocks.call=200ms"]).await;
@@ -784,7 +761,7 @@ async fn an_overdue_call_ends_alone() {
     assert_eq!(session.text("whoami", json!({})).await, pid);
 }
 
-/// C14: progress begins the time anew.
+/// Progress restarts the time of a call.
 #[tokio::test]
 async fn progress_keeps_a_call_alive() {
     let gateway = Gateway::start(&["server.clocks.call=700ms"]).await;
@@ -795,8 +772,8 @@ async fn progress_keeps_a_call_alive() {
     assert_eq!(text_of(&messages.last().unwrap().1), "done");
 }
 
-/// P141: what waits for a child is bounded, also where many share it; and one that is shared is ended
-/// for it, since nothing would ask whether it lives.
+/// Waiting writes are bounded, also of a shared child, which is then ended: no ping would notice that it
+/// does not read.
 #[tokio::test]
 async fn what_waits_for_a_child_that_does_not_read_is_bounded() {
     for isolation in ["session", "tenant"] {
@@ -826,7 +803,6 @@ async fn what_waits_for_a_child_that_does_not_read_is_bounded() {
     }
 }
 
-/// P141
 #[tokio::test]
 async fn a_child_that_answers_no_ping_after_an_overdue_call_is_ended() {
     let gateway = Gateway::start(&["server.clocks.call=150ms"]).await;

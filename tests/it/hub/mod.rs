@@ -1,4 +1,4 @@
-//! Messages, streams, quotas and capacity.
+//! Tests of messages, streams, quotas and capacity.
 
 pub(crate) mod broken_connections;
 pub(crate) mod capacity;

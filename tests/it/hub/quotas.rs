@@ -1,5 +1,4 @@
-//! How much a tenant, a principal and an address may use: `quotas` of the manifest, and
-//! `http.per_address`.
+//! Quotas of tenants and principals, and `http.per_address`.
 
 use std::time::Duration;
 
@@ -32,7 +31,7 @@ fn header<'r>(response: &'r Response, name: &str) -> &'r str {
         .unwrap()
 }
 
-/// CONTRACT C13, with the fields of the limit of that name.
+/// Asserts a 429 with `Retry-After` and the fields of the limit of that name.
 async fn assert_limited(response: Response, name: &str, bound: u64, what: &str) {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{name}");
     assert!(header(&response, "retry-after").parse::<u64>().unwrap() > 0);
@@ -424,7 +423,7 @@ async fn an_address_is_limited_before_anybody_is_known_and_probes_never_are() {
     assert!(limited(&gateway, "address_requests").await > 0);
 }
 
-/// CONTRACT P15, all at once: who runs against every limit costs another tenant no time.
+/// A tenant at every limit at once delays no other tenant.
 #[tokio::test]
 async fn a_tenant_at_every_limit_slows_no_other() {
     let quotas = json!({"sessions": 2, "streams": 3, "calls": 2, "bytes_out": "1MiB"});

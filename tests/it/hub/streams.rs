@@ -1,4 +1,4 @@
-//! Streams: delivery, resumption, routing and their ends (CONTRACT section 4.2).
+//! Streams: delivery, resumption, routing and their ends.
 
 use std::time::Duration;
 
@@ -23,7 +23,6 @@ async fn announce(session: &crate::support::harness::Session, name: &str) {
     assert_eq!(session.text("notify", args).await, "sent");
 }
 
-/// P20
 #[tokio::test]
 async fn twenty_cuts_lose_nothing_and_repeat_nothing() {
     let gateway = Gateway::start(&[]).await;
@@ -44,7 +43,6 @@ async fn twenty_cuts_lose_nothing_and_repeat_nothing() {
     assert_eq!(all.len(), 151);
 }
 
-/// P22
 #[tokio::test]
 async fn a_stream_begins_with_an_empty_event_and_an_id() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;
@@ -62,7 +60,6 @@ async fn a_stream_begins_with_an_empty_event_and_an_id() {
     assert!(stream.next().await.unwrap().is_message());
 }
 
-/// P22
 #[tokio::test]
 async fn a_polled_stream_closes_with_retry_and_goes_on() {
     let gateway = Gateway::start(&[
@@ -84,7 +81,7 @@ async fn a_polled_stream_closes_with_retry_and_goes_on() {
     assert_eq!(text_of(&messages[0].1), "slept");
 }
 
-/// P30: clients that take only a result for the end of an answer are told not to ask soon.
+/// Clients that wait for a result get a long `retry` where none will come.
 #[tokio::test]
 async fn a_stream_that_ends_without_a_result_is_not_asked_for_soon() {
     let gateway = Gateway::start(&["server.reply.mode=sse", "stream.retry=100ms"]).await;
@@ -119,7 +116,6 @@ async fn a_stream_that_ends_without_a_result_is_not_asked_for_soon() {
     );
 }
 
-/// P23
 #[tokio::test]
 async fn the_listener_never_carries_a_response() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;
@@ -136,7 +132,6 @@ async fn the_listener_never_carries_a_response() {
     assert_eq!(only["method"], "notifications/end");
 }
 
-/// P24
 #[tokio::test]
 async fn hostile_text_stays_one_event_and_the_same_text() {
     let hostile = "a\n\nevent: x\rid: 7\r\n\r\ndata: {}\u{2028}\u{2029}\u{85}: c\n\n\u{feff}retry: 1\n\0\u{1f600}";
@@ -149,7 +144,6 @@ async fn hostile_text_stays_one_event_and_the_same_text() {
     assert_eq!(text_of(&message), hostile);
 }
 
-/// P24
 #[tokio::test]
 async fn a_bare_carriage_return_of_the_child_breaks_no_event() {
     let gateway = Gateway::start(&[]).await;
@@ -172,7 +166,6 @@ async fn a_bare_carriage_return_of_the_child_breaks_no_event() {
     drop((bad, good));
 }
 
-/// P26
 #[tokio::test]
 async fn silence_is_filled_with_comments_without_id() {
     let gateway = Gateway::start(&["stream.keep_alive=100ms", "server.reply.mode=sse"]).await;
@@ -188,7 +181,6 @@ async fn silence_is_filled_with_comments_without_id() {
     }
 }
 
-/// P27
 #[tokio::test]
 async fn one_call_too_many_is_refused_and_touches_no_other() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;
@@ -214,7 +206,6 @@ async fn one_call_too_many_is_refused_and_touches_no_other() {
     assert_eq!(open[0].messages().await, []);
 }
 
-/// P28
 #[tokio::test]
 async fn a_get_that_takes_no_stream_is_refused() {
     let gateway = Gateway::start(&[]).await;
@@ -232,7 +223,6 @@ async fn a_get_that_takes_no_stream_is_refused() {
     }
 }
 
-/// P29
 #[tokio::test]
 async fn of_two_listeners_only_the_newer_hears_and_the_older_takes_over() {
     let gateway = Gateway::start(&["stream.keep_alive=50ms"]).await;
@@ -262,7 +252,6 @@ async fn of_two_listeners_only_the_newer_hears_and_the_older_takes_over() {
     assert!(message.contains("notifications/second"), "{message}");
 }
 
-/// P30
 #[tokio::test]
 async fn a_cancelled_call_ends_its_stream_without_a_response() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;
@@ -293,7 +282,6 @@ async fn a_cancelled_call_ends_its_stream_without_a_response() {
     );
 }
 
-/// P30
 #[tokio::test]
 async fn a_cancellation_of_no_call_does_nothing() {
     let gateway = Gateway::start(&[]).await;
@@ -322,7 +310,6 @@ async fn a_cancellation_of_no_call_does_nothing() {
     assert_eq!(text_of(&victim.messages().await[0].1), "slept");
 }
 
-/// P30
 #[tokio::test]
 async fn a_held_call_that_is_cancelled_is_an_empty_stream() {
     let gateway = Gateway::start(&["server.reply.sse_after=10s"]).await;
@@ -341,7 +328,6 @@ async fn a_held_call_that_is_cancelled_is_an_empty_stream() {
     assert_eq!(Events::of(response).rest().await, []);
 }
 
-/// P31
 #[tokio::test]
 async fn the_endpoint_of_http_sse_takes_only_its_own_session() {
     let gateway = Gateway::start(&[]).await;
@@ -374,7 +360,6 @@ async fn the_endpoint_of_http_sse_takes_only_its_own_session() {
     );
 }
 
-/// P32
 #[tokio::test]
 async fn no_proxy_may_keep_or_hold_a_stream() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;
@@ -392,7 +377,6 @@ async fn no_proxy_may_keep_or_hold_a_stream() {
     }
 }
 
-/// P33, C7
 #[tokio::test]
 async fn a_deleted_session_ends_its_streams_and_its_child() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;
@@ -414,7 +398,6 @@ async fn a_deleted_session_ends_its_streams_and_its_child() {
     assert_eq!(session.delete().await.status(), StatusCode::NOT_FOUND);
 }
 
-/// P35
 #[tokio::test]
 async fn the_same_cursor_gives_the_same_replay() {
     let gateway = Gateway::start(&[]).await;
@@ -433,7 +416,6 @@ async fn the_same_cursor_gives_the_same_replay() {
     assert_eq!(end.status(), StatusCode::NO_CONTENT);
 }
 
-/// C16
 #[tokio::test]
 async fn a_cursor_that_is_not_ours_always_gets_the_same_refusal() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;
@@ -456,7 +438,6 @@ async fn a_cursor_that_is_not_ours_always_gets_the_same_refusal() {
     assert!(answers.iter().all(|answer| *answer == answers[0]));
 }
 
-/// C16
 #[tokio::test]
 async fn what_retention_trimmed_is_gone_and_never_a_gap() {
     let gateway = Gateway::start(&["log.events=20"]).await;
@@ -480,7 +461,6 @@ async fn what_retention_trimmed_is_gone_and_never_a_gap() {
     assert_eq!(end.status(), StatusCode::NO_CONTENT);
 }
 
-/// C16
 #[tokio::test]
 async fn a_reader_that_falls_behind_is_cut_off_and_told_at_its_resume() {
     let gateway = Gateway::start(&["log.events=20"]).await;
@@ -506,7 +486,7 @@ async fn a_reader_that_falls_behind_is_cut_off_and_told_at_its_resume() {
     drop(hang);
 }
 
-/// The row "Replay-to-live boundary" of section 4.2.
+/// The boundary between replay and live events.
 #[tokio::test]
 async fn between_replay_and_live_nothing_is_lost_or_repeated() {
     let gateway = Gateway::start(&["log.events=100000", "log.bytes=64MiB"]).await;
@@ -527,7 +507,7 @@ async fn between_replay_and_live_nothing_is_lost_or_repeated() {
     assert_eq!(numbers, (0..12000).collect::<Vec<_>>());
 }
 
-/// Section 4.1, the rows of progress tokens and notifications.
+/// Progress tokens and notifications of sessions with the same ids.
 #[tokio::test]
 async fn six_sessions_at_once_hear_only_their_own() {
     let gateway = Gateway::start(&[]).await;
@@ -600,7 +580,7 @@ fn check_own(all: &[(String, Value)], n: u64) {
     }
 }
 
-/// P31 and the rows of resumption, for HTTP+SSE.
+/// Resumption of HTTP+SSE.
 #[tokio::test]
 async fn http_sse_goes_on_after_a_reconnect() {
     let gateway = Gateway::start(&[]).await;

@@ -1,4 +1,4 @@
-//! Client ids that are URLs (CONTRACT P63, P86, and what must not be asked).
+//! Client IDs that are URLs: metadata documents, changes to them, and addresses that are never fetched.
 
 #![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
 #![expect(
@@ -164,7 +164,6 @@ async fn a_site_that_is_away_costs_nobody_a_token() {
         .assert_refused(503, "temporarily_unavailable");
 }
 
-/// P86.
 #[tokio::test]
 async fn a_document_that_changed_is_asked_about_again() {
     let (site, gateway) = (Site::start().await, open(json!({})).await);

@@ -1,5 +1,5 @@
-//! Log-ins, tokens and clients as they age, change, come from elsewhere, or meet a store that is away
-//! (CONTRACT C15, P66, P83, P90, P97; RFC 7523).
+//! Log-ins, tokens and clients over time: expiry, cookies, guessed passwords, clients with remote keys (RFC
+//! 7523), and a store that is away.
 
 use std::sync::Arc;
 
@@ -76,13 +76,12 @@ async fn a_new_password_ends_log_ins() {
     assert_eq!(status, StatusCode::BAD_REQUEST, "no session, but let in");
 }
 
-/// P66
 #[tokio::test]
 async fn a_token_of_our_own_expires_on_sqlite() {
     expires(json!({}), &Faked::at("+0")).await;
 }
 
-/// P66, by the clock of the database.
+/// Expiry by the clock of the database.
 #[tokio::test]
 async fn a_token_of_our_own_expires_on_postgres() {
     let faked = Faked::at("+0");
@@ -122,7 +121,7 @@ async fn expires(config: Value, faked: &Faked) {
     gateway.stop().await;
 }
 
-/// P83: behind https no cookie can be set from elsewhere, or read on a page.
+/// Behind https no other host can set a cookie, and no script can read one.
 #[tokio::test]
 async fn cookies_behind_https_are_the_hosts() {
     let config = json!({"public_url": "https://gw.test", "http": {"allowed_hosts": ["127.0.0.1"]}});
@@ -157,7 +156,7 @@ fn here(gateway: &Served, mut shown: Shown) -> Shown {
     shown
 }
 
-/// P90: whoever guesses one name from many addresses is stopped as well, and the others are not.
+/// Guesses of one name from many addresses are throttled; other names are not.
 #[tokio::test]
 async fn a_name_is_not_guessed_from_many_addresses() {
     let config = json!({"oauth": {"failures": 4},
@@ -195,7 +194,7 @@ async fn a_name_is_not_guessed_from_many_addresses() {
     );
 }
 
-/// P97, with a token of our own and its browser's cookie.
+/// A child sees neither the token nor the cookie of its browser.
 #[tokio::test]
 async fn children_see_nothing_of_a_token_of_our_own() {
     let gateway = gateway(json!({})).await;
@@ -207,7 +206,7 @@ async fn children_see_nothing_of_a_token_of_our_own() {
     api_keys::are_unseen(format!("{}/t/a/x/mcp", gateway.origin()), &token, &parts).await;
 }
 
-/// C15: a store that is away is 503 at every step of a log-in, and the step works when it is back.
+/// A database that is away is 503 at every step of a log-in, and the step works when it is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_in_waits_for_its_store() {
     let cluster = Cluster::two().await;

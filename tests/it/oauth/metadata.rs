@@ -1,4 +1,4 @@
-//! Where clients find everything (CONTRACT P62, P89, P93).
+//! Authorization server metadata: issuers, endpoints, keys and CORS.
 
 #![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
 
@@ -224,7 +224,6 @@ async fn keys_are_published_with_a_tag() {
     );
 }
 
-/// P89.
 #[tokio::test]
 async fn pages_may_ask_what_machines_may() {
     let gateway = gateway(json!({"default": {"tenant": "a", "server": "x"}})).await;

@@ -1,4 +1,4 @@
-//! The authorization server over the wire.
+//! Tests of the authorization server over the wire.
 
 pub(crate) mod client_metadata_documents;
 pub(crate) mod logins;

@@ -1,4 +1,4 @@
-//! Logging in and consenting, over the wire (CONTRACT 4.4).
+//! Log-in and consent pages: forms, remembered decisions, refused requests.
 
 use reqwest::{StatusCode, header::LOCATION};
 use serde_json::{Value, json};
@@ -135,7 +135,7 @@ async fn plain() -> Served {
     gateway(json!({}), json!({})).await
 }
 
-/// P64, P81 to P85, and what comes of it.
+/// A whole log-in and consent, from the request to the code.
 async fn a_person_lets_a_client_in(config: Value) {
     let gateway = gateway(config, json!({})).await;
     let mut browser = Browser::new();
@@ -205,7 +205,6 @@ async fn a_person_lets_a_client_in_on_postgres() {
     a_person_lets_a_client_in(json!({"sql": {"url": postgres.url()}})).await;
 }
 
-/// C17, P69.
 #[tokio::test]
 async fn what_names_no_client_is_sent_nowhere() {
     let gateway = plain().await;
@@ -264,7 +263,7 @@ async fn what_names_no_client_is_sent_nowhere() {
     assert_eq!(shown.status, StatusCode::OK);
 }
 
-/// P68, P70, RFC 8707 and OpenID's prompts; every error has state and issuer.
+/// Errors of response type, PKCE, `resource` (RFC 8707) and OpenID prompts; each has state and issuer.
 #[tokio::test]
 async fn other_mistakes_are_told_to_the_client() {
     let gateway = plain().await;
@@ -312,7 +311,7 @@ async fn other_mistakes_are_told_to_the_client() {
         assert!(!answer.contains_key("code") && answer.contains_key("error_description"));
         assert_eq!(shown.header("cache-control"), "no-store");
     }
-    // The same by a form: then 303 (P81).
+    // The same by a form: then 303.
     let url = format!("{}/t/a/oauth/authorize", gateway.origin());
     let sent = |changed: &'static [(&str, &str)]| parameters(changed);
     for (changed, status) in [
@@ -330,7 +329,6 @@ async fn other_mistakes_are_told_to_the_client() {
     }
 }
 
-/// P94.
 #[tokio::test]
 async fn a_state_comes_back_as_it_was() {
     let gateway = plain().await;
@@ -364,7 +362,6 @@ async fn a_state_comes_back_as_it_was() {
     assert_eq!(browser.open(&huge).await.status, StatusCode::URI_TOO_LONG);
 }
 
-/// P85.
 #[tokio::test]
 async fn a_person_says_no() {
     let gateway = plain().await;
@@ -383,7 +380,7 @@ async fn a_person_says_no() {
     assert!(again.text.contains("name=\"decision\""), "{}", again.text);
 }
 
-/// P86: per person, per client, and per everything that was shown.
+/// Consent is remembered per person, per client, and per shown detail.
 #[tokio::test]
 async fn what_changed_is_asked_again() {
     let gateway = plain().await;
@@ -662,7 +659,7 @@ async fn servers_that_a_person_may_not_use_are_like_those_that_are_not_there() {
     }
 }
 
-/// CONTRACT: escaped against hostile metadata.
+/// Hostile metadata is escaped.
 #[tokio::test]
 async fn hostile_names_stay_names() {
     let gateway = plain().await;
@@ -811,7 +808,7 @@ impl Registered {
     }
 }
 
-/// P86: also between the page and the answer to it.
+/// A change between the page and the answer to it asks again.
 #[tokio::test]
 async fn a_client_that_changes_is_asked_about_again() {
     let gateway = plain().await;

@@ -1,5 +1,4 @@
-//! Identity providers behind a tenant: a real one, and ones that do whatever a test wants
-//! (CONTRACT P87, P88, P96, confused deputy).
+//! Log-in at identity providers: a real one, and stages that answer as a test wants.
 
 use std::time::Duration;
 
@@ -153,7 +152,6 @@ async fn returned(gateway: &Served, browser: &mut Browser, sent: &Shown, more: &
 /// What is wrong, and the ID token that a provider makes of good claims.
 type Case<'c> = (&'c str, Box<dyn Fn(&Value) -> String + 'c>);
 
-/// P87.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
 async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
@@ -259,7 +257,7 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
     assert!(!asked.to_ascii_lowercase().contains("cookie"), "{asked}");
 }
 
-/// P88: people are told apart by issuer and subject alone.
+/// People are told apart by issuer and subject alone.
 #[tokio::test]
 async fn an_address_is_nobodys_name() {
     let (one, two) = (Hostile::start().await, Hostile::start().await);
@@ -289,7 +287,7 @@ async fn an_address_is_nobodys_name() {
     assert_eq!(subjects.len(), 3, "{subjects:?}");
 }
 
-/// P96, RFC 9207, and what a callback must not do.
+/// Callbacks with foreign cookies, states or issuers (RFC 9207).
 #[tokio::test]
 async fn only_who_left_comes_back() {
     let hostile = Hostile::start().await;

@@ -1,4 +1,4 @@
-//! Clients that register themselves (CONTRACT P65, P77 to P79, and floods).
+//! Dynamic client registration (RFC 7591, RFC 7592): metadata, management, floods.
 
 #![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
 
@@ -83,7 +83,7 @@ async fn clients_register_themselves_on_postgres() {
     registers(json!({"sql": {"url": postgres.url()}})).await;
 }
 
-/// P78, and what else is no registration.
+/// Metadata that is refused.
 #[tokio::test]
 async fn what_no_client_may_be_is_refused() {
     let gateway = gateway(json!({})).await;
@@ -230,13 +230,11 @@ async fn manages(config: Value) {
         .assert_refused(401, "invalid_client");
 }
 
-/// P79.
 #[tokio::test]
 async fn clients_manage_themselves_on_sqlite() {
     manages(json!({})).await;
 }
 
-/// P79.
 #[tokio::test]
 async fn clients_manage_themselves_on_postgres() {
     let postgres = Postgres::start();

@@ -1,5 +1,5 @@
-//! The official Rust client, `rmcp`, with nothing but a URL: discovery, registration, a browser,
-//! tokens, calls, and a token that takes another's place.
+//! The official Rust client, `rmcp`, with nothing but a URL: discovery, registration, log-in, tokens, calls,
+//! and a refreshed token.
 
 use std::process::Stdio;
 

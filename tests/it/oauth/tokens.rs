@@ -1,4 +1,4 @@
-//! Codes, tokens and what becomes of them (CONTRACT P65, P68, P69, P71 to P76, P80, P90, P91, P95).
+//! Codes, access tokens and refresh tokens: exchange, refresh, revocation, client authentication, limits.
 
 #![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
 
@@ -50,7 +50,7 @@ async fn gets_tokens(config: Value) {
     }
     assert!(claims["jti"].is_string() && claims["grant"].is_string());
     assert_eq!(claims.get("nbf"), None);
-    // P91: true within 2 seconds, and at most 15 minutes.
+    // Exact to 2 s, and at most 15 minutes.
     let (expires, issued) = (
         claims["exp"].as_u64().unwrap(),
         claims["iat"].as_u64().unwrap(),
@@ -58,7 +58,7 @@ async fn gets_tokens(config: Value) {
     let expires_in = tokens.body["expires_in"].as_u64().unwrap();
     assert!((at + expires_in).abs_diff(expires) <= 2 && expires_in <= 900);
     assert!(issued.abs_diff(at) <= 2);
-    // P74: at once, again.
+    // A refresh right after the exchange.
     let next = app.refresh(&tokens.text("refresh_token"), &[]).await;
     assert_eq!(next.status, StatusCode::OK, "{}", next.body);
     next.assert_not_kept();
@@ -84,7 +84,7 @@ async fn a_code_becomes_tokens_on_postgres() {
     gets_tokens(json!({"sql": {"url": postgres.url()}})).await;
 }
 
-/// P68, and RFC 6749, section 3.1: nothing twice, nothing in the query.
+/// RFC 6749, section 3.1: no parameter twice, none in the query.
 #[tokio::test]
 async fn requests_that_are_none() {
     let gateway = gateway(json!({"oauth": {"failures": 1000}})).await;
@@ -164,7 +164,6 @@ async fn requests_that_are_none() {
     assert_eq!(got.status(), StatusCode::METHOD_NOT_ALLOWED);
 }
 
-/// P71.
 #[tokio::test]
 async fn codes_end_soon() {
     let gateway = gateway(json!({"oauth": {"code": "1s"}})).await;
@@ -176,7 +175,7 @@ async fn codes_end_soon() {
         .assert_refused(400, "invalid_grant");
 }
 
-/// P69, P72, P95: whoever comes with something wrong has nothing, and neither has who comes after.
+/// A code that is used wrongly is spent.
 async fn spoils_codes(config: Value) {
     let gateway = gateway(config).await;
     let (app, other) = (
@@ -207,7 +206,7 @@ async fn spoils_codes(config: Value) {
         let again = app.redeem(&code, &asked).await;
         again.assert_refused(400, "invalid_grant");
     }
-    // P95: another tenant has never heard of it, and it is still good where it belongs.
+    // Another tenant does not know it, and it stays valid for its own.
     let code = app.code(&asked).await;
     let there = App::public(&gateway, "b").await;
     there
@@ -259,7 +258,7 @@ async fn a_wrong_use_spoils_a_code_on_postgres() {
     spoils_codes(json!({"oauth": {"failures": 1000}, "sql": {"url": postgres.url()}})).await;
 }
 
-/// P72: at once a replay is a client that missed the answer; later it is a thief.
+/// A replay at once is a client that missed the answer; a later one is a theft.
 #[tokio::test]
 async fn a_late_replay_of_a_code_ends_what_the_first_use_got() {
     let gateway = gateway(json!({"oauth": {"replay": "1s"}})).await;
@@ -293,7 +292,6 @@ async fn a_late_replay_of_a_code_ends_what_the_first_use_got() {
     );
 }
 
-/// P73.
 async fn refreshes(config: Value) {
     let gateway = gateway(config).await;
     let app = App::public(&gateway, "a").await;
@@ -336,7 +334,7 @@ async fn refresh_tokens_are_used_once_on_postgres() {
     refreshes(json!({"oauth": {"grace": "2s"}, "sql": {"url": postgres.url()}})).await;
 }
 
-/// P75, and RFC 8707, section 2.2.
+/// Scopes and resources (RFC 8707, section 2.2) of a refresh.
 #[tokio::test]
 async fn a_refresh_asks_for_no_more_than_was_granted() {
     let gateway = gateway(json!({})).await;
@@ -363,7 +361,7 @@ async fn a_refresh_asks_for_no_more_than_was_granted() {
     assert_eq!(whole.text("scope"), "files:read files:write");
 }
 
-/// P91: tokens end, each by its own clock, and none after its grant.
+/// Tokens end, each by its own limit, and none after its grant.
 #[tokio::test]
 async fn tokens_have_ends() {
     let idle = gateway(json!({"oauth": {"refresh_idle": "1s"}})).await;
@@ -391,7 +389,7 @@ async fn tokens_have_ends() {
     }
 }
 
-/// P76: by the method that was registered, and in no other way.
+/// Client authentication by the registered method only.
 #[tokio::test]
 async fn clients_prove_who_they_are() {
     let gateway = gateway(json!({"oauth": {"failures": 1000}})).await;
@@ -554,7 +552,6 @@ fn rand_name() -> String {
     uuid::Uuid::new_v4().to_string()
 }
 
-/// P80.
 async fn revokes(config: Value) {
     let gateway = gateway(config).await;
     let (app, other) = (
@@ -614,7 +611,7 @@ async fn clients_give_their_tokens_back_on_postgres() {
     revokes(json!({"sql": {"url": postgres.url()}})).await;
 }
 
-/// P90: whoever guesses is stopped; others are not.
+/// Guesses are throttled by address; other addresses are not.
 #[tokio::test]
 async fn guesses_are_stopped() {
     for guess in ["code", "secret", "refresh", "registration"] {
@@ -655,7 +652,7 @@ async fn guesses_are_stopped() {
     }
 }
 
-/// P90: how long a refusal takes does not tell what is known.
+/// The time of a refusal does not reveal which ids exist.
 #[tokio::test]
 async fn unknown_and_wrong_take_as_long() {
     let gateway =
@@ -794,7 +791,7 @@ pub(crate) async fn refreshes_once(replicas: [&Served; 2]) {
     }
 }
 
-/// C15: what needs the database waits for it, and what does not goes on.
+/// Without the database token requests are 503, and none is lost.
 #[tokio::test]
 async fn without_the_database_nobody_loses_anything() {
     let mut postgres = Postgres::start();

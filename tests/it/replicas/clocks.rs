@@ -1,5 +1,5 @@
-//! Replicas whose clocks are wrong: a minute apart, or set by an hour while they run (CONTRACT P161,
-//! P162). The clocks are libfaketime's.
+//! Replicas with wrong clocks, a minute apart or set by an hour while they run. The clocks are those of
+//! libfaketime.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -87,7 +87,7 @@ async fn offset(url: &str) -> i64 {
 
 const DAY: i64 = 86_400;
 
-/// P161: one replica has the right time, the other one is a minute ahead.
+/// One replica has the right time, the other one is a minute ahead.
 #[expect(
     clippy::too_many_lines,
     reason = "a story is read from its beginning to its end"
@@ -177,7 +177,7 @@ async fn replicas_whose_clocks_are_a_minute_apart_believe_each_other() {
     }
 }
 
-/// P161: a code that has ended has ended for both.
+/// A code expires for both replicas at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_code_ends_at_the_same_time_for_replicas_whose_clocks_are_apart() {
     let library = library();
@@ -198,7 +198,7 @@ async fn a_code_ends_at_the_same_time_for_replicas_whose_clocks_are_apart() {
     }
 }
 
-/// P162: the clocks of both replicas are set to an hour later, then to an hour before.
+/// The clocks of both replicas are set to an hour later, then to an hour before.
 #[expect(
     clippy::too_many_lines,
     reason = "a story is read from its beginning to its end"

@@ -1,6 +1,5 @@
-//! Who may, at two replicas that share Redis and PostgreSQL: grants and tokens, what is deleted, what
-//! is counted over both, and each step of a log-in at another replica (CONTRACT P16, P27, P34, P63 and
-//! the races of 4.4).
+//! Access at two replicas that share Redis and PostgreSQL: grants, tokens, deleted tenants and users, shared
+//! limits, and log-ins whose steps meet different replicas.
 
 use std::{
     sync::{
@@ -55,7 +54,6 @@ async fn session(replica: &Served, tenant: &str, token: &str) -> Session {
     session
 }
 
-/// P34
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refreshed_token_of_the_grant_resumes_at_the_other_replica() {
     let pair = Pair::issuing(json!({})).await;
@@ -192,13 +190,11 @@ async fn is_untouched((session, mut listener, _): (Session, Events, Vec<u32>)) {
     assert_eq!(session.text("counter", json!({})).await, "2");
 }
 
-/// P16
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_tenant_is_gone_from_both_replicas_and_redis() {
     deleted("/tenants/a").await;
 }
 
-/// P16
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_user_is_gone_from_both_replicas_and_redis() {
     deleted("/tenants/a/users/ada").await;
@@ -226,7 +222,6 @@ async fn operate(pair: &Pair, path: &str) {
     assert_eq!(gone.status, StatusCode::NO_CONTENT, "{}", gone.body);
 }
 
-/// P27
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_of_a_principal_are_limited_over_both_replicas() {
     let server = json!({"command": child(), "isolation": "tenant"});
@@ -419,7 +414,6 @@ fn fresh(token: Option<&str>) -> Client {
         .unwrap()
 }
 
-/// P63
 #[tokio::test(flavor = "multi_thread")]
 async fn each_kind_of_client_connects_where_no_two_steps_meet_one_replica() {
     let replicas = Alternating::start().await;

@@ -1,5 +1,5 @@
-//! Replicas of two versions over one Redis (CONTRACT P166): what the other version wrote is made by
-//! hand, as far as it is not what this one writes.
+//! Replicas of two versions over one Redis. The other version's records are written by hand where they
+//! differ.
 
 use reqwest::{Response, StatusCode};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Several gateways over one Redis and one PostgreSQL.
+//! Tests of several gateways over one Redis and one PostgreSQL.
 
 pub(crate) mod clocks;
 pub(crate) mod grants;

@@ -1,4 +1,4 @@
-//! Sessions between replicas: how they end, and who goes on with them (DESIGN section 5).
+//! Ownership of sessions: their end, and their way from one replica to another.
 
 use std::time::Duration;
 

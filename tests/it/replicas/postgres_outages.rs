@@ -1,5 +1,5 @@
-//! PostgreSQL that is slow, silent, full, or gone in mid-commit, under two replicas (CONTRACT 4.7:
-//! P169, "Postgres loss; ambiguous commit"; R11).
+//! Outages of PostgreSQL under two replicas: slow, silent, without a free connection, or gone in the middle
+//! of a commit.
 
 use std::{
     io::{Read, Write},
@@ -118,7 +118,7 @@ async fn is_back(cluster: &Cluster) {
     .await;
 }
 
-/// P169: there is no connection left for a replica, and clients of MCP do not notice.
+/// No connection is left for a replica, and MCP clients do not notice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_without_room_is_503_at_once_and_mcp_goes_on() {
     let cluster = Cluster::two().await;
@@ -170,7 +170,7 @@ async fn a_database_without_room_is_503_at_once_and_mcp_goes_on() {
     assert_eq!(again.status, StatusCode::OK, "{}", again.body);
 }
 
-/// P169: whoever has the replica's own connections waits for a lock that somebody else holds; who
+/// All connections of the replica wait for a lock that another client holds; who
 /// comes then is told at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_all_wait_cost_the_others_a_second() {
@@ -225,7 +225,7 @@ fn seen(cluster: &Cluster, question: &str) -> usize {
     sql.run(question).len()
 }
 
-/// C15, R11: calls with valid tokens do not depend on it, whatever ails it.
+/// Calls with valid tokens go on through every kind of outage.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_with_valid_tokens_go_on_without_the_database() {
     let mut cluster = Cluster::two().await;

@@ -1,6 +1,5 @@
-//! Redis that is away at the start, breaks off, is full, takes no writes, is slow, or comes back
-//! empty, under two replicas (CONTRACT C15 and 4.7: P160, "Redis blackhole, reset, OOM, READONLY").
-//! Frozen, flushed and late ones are in `replicas`.
+//! Faults of Redis under two replicas: away at the start, broken connections, full, read-only, slow, empty
+//! after a failover. Frozen and flushed servers are in `sessions`.
 
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ use crate::{
     },
 };
 
-/// P160: nothing of what replicas share is there when they start; it comes one after the other.
+/// No shared store is there at the start; they come one after the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_start_without_their_stores_and_recover() {
     let (redis, postgres) = (Redis::prepared(Kind::Redis), Postgres::prepared());

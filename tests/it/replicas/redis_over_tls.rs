@@ -1,4 +1,4 @@
-//! Redis reached by TLS, with a certificate of a private authority, as a user of its own.
+//! Redis over TLS, with a certificate of a private authority and a user of its own.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use reqwest::StatusCode;

@@ -1,4 +1,4 @@
-//! Settings and certificates that change under two replicas while streams are open (CONTRACT P165).
+//! Settings and certificates that change under two replicas while streams are open.
 
 use std::time::Duration;
 

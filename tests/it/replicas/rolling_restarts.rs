@@ -1,5 +1,5 @@
-//! Replicas that are restarted one after the other, killed and frozen, behind a load balancer without
-//! stickiness (CONTRACT R4; 4.7, "Rolling restart under load"). Clients count what they were told.
+//! Replicas behind a load balancer without stickiness that are restarted in turn, killed and frozen. Clients
+//! count their answers.
 
 use std::{
     sync::{
@@ -201,7 +201,7 @@ impl Visitor {
             .filter(|number| heard.binary_search(number).is_err())
             .collect();
         // An answer as JSON waits for no store: it may have come before what the child had said was
-        // kept, and that was then never sent (CONTRACT section 7, "emitted"). One client has one such
+        // kept, and that was then never sent (so it was not emitted). One client has one such
         // call at a time, and there are two replicas that die.
         let bound = if self.loss == Loss::Calls { 2 } else { 0 };
         assert!(lost.len() <= bound, "lost: {lost:?} of {heard:?}");
@@ -271,7 +271,7 @@ async fn begin(replicas: &mut Replicas, balancer: &Balancer, at: usize) {
     balancer.set(at, Some(replicas.node(at).url.clone()));
 }
 
-/// R4: nobody notices.
+/// A rolling restart that no client notices.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rolling_restart_fails_no_request_and_loses_no_event() {
     let mut replicas = Replicas::with(2, &SETS, KEYS).await;

@@ -1,5 +1,5 @@
-//! Replicas that share Redis: any one serves any session, and losing one loses nothing
-//! (CONTRACT 4.2 and 4.7, DESIGN section 5). They are processes of the real binary.
+//! Sessions of replicas that share Redis: any replica serves any session, and the loss of one loses none.
+//! Replicas are processes of the real binary.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Streams of sessions that two replicas serve: cut anywhere, resumed at once and often, never read,
-//! read too late, and answered by a replica that should be dead (CONTRACT 4.2, DESIGN section 5).
+//! Streams of sessions over two replicas: cut anywhere, resumed often, never read, read too late, and owned
+//! by a replica that was frozen.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,6 @@ async fn resumed(way: &Session, cursor: &str) -> Response {
     response
 }
 
-/// P20
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_is_left_and_resumed_twenty_times_at_alternating_replicas() {
     let replicas = Replicas::two(&[]).await;
@@ -65,7 +64,7 @@ async fn a_stream_is_left_and_resumed_twenty_times_at_alternating_replicas() {
     }
 }
 
-/// P27: they are counted where the session is, whichever replica they came by.
+/// Streams are counted at the owner of the session, whichever replica they came by.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_of_a_session_are_limited_over_both_replicas() {
     let replicas = Replicas::two(&["stream.per_session=2"]).await;
@@ -148,7 +147,7 @@ async fn collect(direct: &Session, by: &Session, count: u64) -> (Vec<String>, us
     (ids, cuts)
 }
 
-/// Section 4.2, "Mass forced disconnects at arbitrary byte positions"; R1.
+/// Forced disconnects at arbitrary bytes.
 #[tokio::test(flavor = "multi_thread")]
 async fn cuts_at_any_byte_lose_nothing_and_repeat_nothing_at_two_replicas() {
     let disconnects = scaled("disconnects", 10_000, 1000);
@@ -179,7 +178,7 @@ async fn cuts_at_any_byte_lose_nothing_and_repeat_nothing_at_two_replicas() {
     assert_eq!(once.len(), ids.len(), "an id came twice");
 }
 
-/// Section 4.2, "Replay-to-live boundary under a 1 000 events/s writer".
+/// The boundary between replay and live events, under 1,000 events a second.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_replay_becomes_live_there_is_no_seam_at_either_replica() {
     let count = scaled("events", 100_000, 3000) as u64;
@@ -240,7 +239,6 @@ async fn is_gone(response: Response, number: u64) -> bool {
     false
 }
 
-/// Section 4.2, "Retention exceeded".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_longer_kept_is_gone_at_every_replica() {
     let mut replicas = Replicas::two(&["log.events=50"]).await;
@@ -327,7 +325,7 @@ async fn a_response_that_nobody_waits_for_is_in_no_log() {
     assert_eq!(kept.len(), 1, "only the second call: {kept:?}");
 }
 
-/// Section 4.2, "SSE client that never reads", by way of a replica that owns none of their sessions.
+/// Clients that never read, connected to a replica that owns none of their sessions.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
     let clients = scaled("deaf clients", 100, 1);
@@ -401,8 +399,8 @@ async fn is_stuffed(socket: &TcpStream) {
     .await;
 }
 
-/// Section 4.2, "frozen replica that wakes up (zombie)": also one that answers with JSON, for which it
-/// has to ask nobody. DESIGN section 5: deliveries and answers check the lease.
+/// A frozen replica that wakes up and would answer with JSON, for which it
+/// needs no store: deliveries and answers check the lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
     let replicas = Replicas::two(&[]).await;

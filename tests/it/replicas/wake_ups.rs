@@ -1,4 +1,4 @@
-//! What changes at one replica is told to the others by pub/sub (DESIGN section 5).
+//! Wake-ups: changes at one replica reach the others by pub/sub.
 
 use std::time::Duration;
 

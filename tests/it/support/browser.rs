@@ -1,5 +1,4 @@
-//! A browser as far as log-ins need one: cookies by origin, forms, and no redirect that the test
-//! does not follow itself.
+//! A browser for log-ins: cookies by origin, forms, and redirects that the test follows itself.
 
 use std::collections::BTreeMap;
 
@@ -156,7 +155,7 @@ impl Shown {
         value.map_or("", |value| value.to_str().unwrap())
     }
 
-    /// Asserts that it is a page of ours with all that every page carries (CONTRACT P82).
+    /// Asserts that it is a page of ours with the headers of every page.
     pub(crate) fn assert_guarded(&self) {
         let policy = self.header("content-security-policy");
         for part in [

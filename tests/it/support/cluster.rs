@@ -1,5 +1,5 @@
-//! Two replicas over one Redis and one PostgreSQL, the latter behind a forwarder that breaks what
-//! goes through it; ada may log in.
+//! Two replicas over one Redis and one PostgreSQL behind a fault-injecting forwarder; the user ada may log
+//! in.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};

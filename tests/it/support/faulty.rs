@@ -1,4 +1,4 @@
-//! A TCP forwarder that breaks what goes through it: delays, stalls, resets, at chosen places.
+//! A TCP forwarder with faults: delays, stalls and resets at chosen places.
 
 use std::{
     net::SocketAddr,

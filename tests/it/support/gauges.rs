@@ -1,4 +1,4 @@
-//! What a test reads off a running gateway: memory, processor time, descriptors, counters.
+//! Measurements of a running gateway: memory, processor time, descriptors, counters.
 
 use std::{net::SocketAddr, time::Duration};
 

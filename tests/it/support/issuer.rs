@@ -1,4 +1,4 @@
-//! Authorization servers: a real one, and one that does whatever a test wants.
+//! Authorization servers: a real one, and a scripted one.
 
 use std::{
     path::PathBuf,

@@ -1,4 +1,4 @@
-//! Shared by the tests: gateways, services, clients and injected faults.
+//! Support of the tests: gateways, services, clients and injected faults.
 
 pub(crate) mod balancer;
 pub(crate) mod browser;

@@ -1,4 +1,4 @@
-//! Valid requests, and what may become of them: the generator behind `mutations`.
+//! Valid requests and their mutations: the generator behind `mutations`.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,4 @@
-//! A client of an authorization server, headless: it registers, lets ada log in and consent, and
-//! gets its tokens.
+//! A headless client of an authorization server: registration, log-in and consent as ada, tokens.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +76,7 @@ impl Answer {
             .to_owned()
     }
 
-    /// Asserts that it is a refusal as RFC 6749, section 5.2 has it (and CONTRACT P65).
+    /// Asserts that it is a refusal of RFC 6749, section 5.2, that no cache keeps.
     pub(crate) fn assert_refused(&self, status: u16, error: &str) {
         let got = (self.status.as_u16(), self.body["error"].as_str());
         assert_eq!(got, (status, Some(error)), "{}", self.body);
@@ -87,7 +86,6 @@ impl Answer {
         assert_eq!(self.header("content-type"), "application/json");
     }
 
-    /// P65.
     pub(crate) fn assert_not_kept(&self) {
         let fields = (self.header("cache-control"), self.header("pragma"));
         assert_eq!(fields, ("no-store", "no-cache"));

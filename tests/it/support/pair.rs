@@ -1,5 +1,5 @@
-//! Two replicas over one PostgreSQL and one Redis, which serve one manifest: what production is, less
-//! the load balancer.
+//! Two replicas over one PostgreSQL and one Redis with one manifest: a production set-up without the load
+//! balancer.
 
 use serde_json::{Value, json};
 

@@ -31,7 +31,7 @@ pub(crate) struct Served {
 }
 
 /// A PostgreSQL for a gateway whose test names no database, with `IT_DATABASE=postgres`: what holds on
-/// SQLite has to hold there (CONTRACT 4.4).
+/// SQLite has to hold there.
 #[expect(
     clippy::disallowed_methods,
     reason = "a test has no configuration to read it from"

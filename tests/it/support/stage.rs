@@ -1,4 +1,4 @@
-//! An HTTP server that answers what a test says, and remembers what it was asked.
+//! An HTTP server with scripted answers, which records its requests.
 
 use std::{
     collections::HashMap,

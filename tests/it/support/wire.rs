@@ -1,4 +1,4 @@
-//! A client without a library: bytes in, bytes out, as they are.
+//! A client without a library: raw bytes in both directions.
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

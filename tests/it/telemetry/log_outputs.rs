@@ -1,4 +1,4 @@
-//! Logs that nobody takes, and a disk that is full: requests go on (CONTRACT P163).
+//! Log outputs that stall and disks that are full: requests go on.
 
 use std::{process::Stdio, time::Duration};
 
@@ -112,7 +112,7 @@ async fn goes_on(gateway: &Logging) {
     assert_eq!(other.text("counter", json!({})).await, "1");
 }
 
-/// P163: whoever reads the logs stands still.
+/// The reader of the logs stands still.
 #[tokio::test]
 async fn a_log_that_nobody_reads_holds_up_no_request() {
     let (reader, writer) = std::io::pipe().unwrap();
@@ -121,7 +121,7 @@ async fn a_log_that_nobody_reads_holds_up_no_request() {
     drop(reader);
 }
 
-/// P163: where logs go there is no room.
+/// The disk of the logs is full.
 #[tokio::test]
 async fn a_log_on_a_full_disk_fails_no_request() {
     let full = std::fs::File::options()
@@ -151,7 +151,7 @@ wait_for() { for _ in $(seq 1200); do [ -e "$1" ] && return; sleep 0.05; done; e
 exec "$@"
 "#;
 
-/// P163: the data directory's disk is full. What has to be written is 503, and all else goes on;
+/// The data directory's disk is full. Requests that must write are 503, and all else goes on;
 /// skipped where no disk can be made.
 #[expect(
     clippy::too_many_lines,

@@ -1,3 +1,3 @@
-//! Logs.
+//! Tests of logs.
 
 pub(crate) mod log_outputs;

@@ -1,7 +1,7 @@
-//! What a replica shares with the others: the connection to Redis, the stores in it, and the keys
-//! that all of them derive from their master key.
+//! Cluster wiring: the connection to Redis, the session state in it, and the keys that replicas
+//! derive from their master key.
 //!
-//! Not here: what is kept there (`store`), and what a replica does with it (`hub`, `http`).
+//! Not here: the data in Redis (`state/redis`), and requests between replicas (`http/peers`).
 
 use std::{
     sync::{
@@ -31,19 +31,19 @@ use crate::{
     },
 };
 
-/// The connection to what replicas share, and what runs for it.
+/// The connection that replicas share, and the tasks that use it.
 pub(crate) struct Sharing {
     /// The connection.
     pub(crate) redis: Redis,
-    /// Whose tasks they are.
+    /// The tracker of these tasks.
     pub(crate) tracker: TaskTracker,
-    /// Ends them.
+    /// Ends these tasks.
     pub(crate) stop: CancellationToken,
 }
 
 impl Sharing {
-    /// Says from now on which deployment this replica is of; cancels `disagreement` when at its
-    /// start the others are of another.
+    /// Registers the deployment of this replica. Cancels `disagreement` if the running replicas
+    /// belong to another deployment.
     pub(crate) fn agree(&self, config: &Config, keys: &Keyring, disagreement: &CancellationToken) {
         let fingerprints = keys.keys().iter();
         let fingerprints = fingerprints.map(|key| key.fingerprint(&config.public_url));
@@ -57,22 +57,22 @@ impl Sharing {
             .spawn(async move { stop.run_until_cancelled(agreeing).await });
     }
 
-    /// Tells the other replicas of every change of what is declared and of what was revoked, and has
-    /// the store asked at once when one of them does.
-    pub(crate) fn follow(&self, live: &Arc<CurrentSnapshot>) {
-        let reached = Arc::new(Reached::default());
-        let (redis, live) = (self.redis.clone(), Arc::clone(live));
+    /// Announces every declared or issued change to the other replicas, and polls the database at
+    /// once when another replica announces one.
+    pub(crate) fn follow(&self, snapshot: &Arc<CurrentSnapshot>) {
+        let announced = Arc::new(Announced::default());
+        let (redis, snapshot) = (self.redis.clone(), Arc::clone(snapshot));
         let following = async move {
-            let telling = told(&redis, &live, &reached);
-            let hearing = wake::listen(&redis, |text| reached.heard(text, &live));
-            tokio::join!(telling, hearing);
+            let announcing = announce(&redis, &snapshot, &announced);
+            let receiving = wake::listen(&redis, |text| announced.receive(text, &snapshot));
+            tokio::join!(announcing, receiving);
         };
         let stop = self.stop.clone();
         self.tracker
             .spawn(async move { stop.run_until_cancelled(following).await });
     }
 
-    /// The stores of replica `me`, whose heartbeats begin.
+    /// The session state of replica `me`; starts its heartbeats.
     pub(crate) fn stores(
         &self,
         config: &Config,
@@ -83,69 +83,69 @@ impl Sharing {
         let running = (&self.tracker, &self.stop);
         let stores = Stores::shared(config, &self.redis, me, &event_ids, running);
         health.lost("redis", Loss::All);
-        let beating = Arc::clone(&stores.owner).run(reports(health), self.stop.clone());
+        let beating = Arc::clone(&stores.owner).run(health_report(health), self.stop.clone());
         self.tracker.spawn(beating);
         stores
     }
 }
 
-/// How far all replicas have come, as was said: the numbers of the last changes of what is declared,
-/// and of what was issued.
-struct Reached([AtomicI64; 2]);
+/// The newest announced numbers: of the last declared change, and of the last issued one.
+struct Announced([AtomicI64; 2]);
 
-impl Default for Reached {
+impl Default for Announced {
     fn default() -> Self {
         Self([const { AtomicI64::new(i64::MIN) }; 2])
     }
 }
 
-impl Reached {
-    /// Whether nobody has said so of these yet.
-    fn is_news(&self, numbers: [i64; 2]) -> bool {
+impl Announced {
+    /// Reports whether one of the numbers was not announced yet.
+    fn is_newer(&self, numbers: [i64; 2]) -> bool {
         let known = self.0.each_ref().map(|known| known.load(Ordering::Acquire));
         numbers[0] > known[0] || numbers[1] > known[1]
     }
 
-    fn heard(&self, text: Option<&str>, live: &CurrentSnapshot) {
+    fn receive(&self, text: Option<&str>, snapshot: &CurrentSnapshot) {
         let numbers = text.and_then(|text| {
             let (version, revocation) = text.split_once(' ')?;
             Some([version.parse().ok()?, revocation.parse().ok()?])
         });
         let Some(numbers) = numbers else {
-            // Something was missed, or is of a later release.
-            return live.wake();
+            // A message was lost, or comes from a later release.
+            return snapshot.wake();
         };
         for (known, number) in self.0.iter().zip(numbers) {
             known.fetch_max(number, Ordering::AcqRel);
         }
-        let own = numbers_of(&live.load());
+        let own = change_numbers(&snapshot.load());
         if own[0] < numbers[0] || own[1] < numbers[1] {
-            live.wake();
+            snapshot.wake();
         }
     }
 }
 
-fn numbers_of(snapshot: &Snapshot) -> [i64; 2] {
+fn change_numbers(snapshot: &Snapshot) -> [i64; 2] {
     [snapshot.version.unwrap_or(i64::MIN), snapshot.revocation]
 }
 
-/// Says how far this replica has come, whenever no other has said it before.
-async fn told(redis: &Redis, live: &CurrentSnapshot, reached: &Reached) {
-    let mut changes = live.subscribe();
+/// Announces the state of this replica, unless another replica was first.
+async fn announce(redis: &Redis, snapshot: &CurrentSnapshot, announced: &Announced) {
+    let mut changes = snapshot.subscribe();
     while changes.changed().await.is_ok() {
-        let numbers = numbers_of(&changes.borrow_and_update());
-        if reached.is_news(numbers) {
+        let numbers = change_numbers(&changes.borrow_and_update());
+        if announced.is_newer(numbers) {
             let [version, revocation] = numbers;
-            wake::tell(redis, &format!("{version} {revocation}")).await;
+            wake::publish(redis, &format!("{version} {revocation}")).await;
         }
     }
 }
 
-/// Connects to Redis, again and again, until `stop`.
+/// Connects to Redis, with retries, until `stop`.
 ///
 /// # Errors
 ///
-/// What is wrong with the settings, or with the server as far as that has answered.
+/// Mistakes in the settings, and an unsuitable server, once it has answered. An unreachable server
+/// is no error.
 pub(crate) async fn connect(
     at: &gateway::Redis,
     (tracker, stop): (&TaskTracker, &CancellationToken),
@@ -160,11 +160,11 @@ pub(crate) async fn connect(
     Ok(redis)
 }
 
-/// This replica in this life.
+/// This replica, with a new boot id.
 ///
 /// # Errors
 ///
-/// When the system has no randomness.
+/// The system has no randomness.
 pub(crate) fn replica(address: &Arc<str>) -> Result<Replica, Unspecified> {
     let mut boot = [0_u8; 16];
     aws_lc_rs::rand::fill(&mut boot)?;
@@ -175,18 +175,18 @@ pub(crate) fn replica(address: &Arc<str>) -> Result<Replica, Unspecified> {
     })
 }
 
-/// What hops are signed with: of each master key, so that one can replace another.
+/// The keys that sign requests between replicas: one of each master key, to permit its rotation.
 pub(crate) fn hop_keys(keys: &Keyring) -> HopKeys {
     HopKeys::new(derived(keys, hop::LABEL).iter().map(|key| &**key))
 }
 
-/// The keys for one purpose, of each master key; they leave nothing in memory.
+/// The keys for one purpose, one of each master key; their memory is wiped on drop.
 fn derived(keys: &Keyring, purpose: &str) -> Vec<Zeroizing<[u8; 32]>> {
     keys.keys().iter().map(|key| key.derive(purpose)).collect()
 }
 
-/// Without Redis no session can be served.
-fn reports(health: &Health) -> impl Fn(bool) + use<> {
+/// Reports Redis as lost to the health endpoint; without it no session is served.
+fn health_report(health: &Health) -> impl Fn(bool) + use<> {
     let health = health.clone();
     move |has_lease| {
         if has_lease {
@@ -197,12 +197,12 @@ fn reports(health: &Health) -> impl Fn(bool) + use<> {
     }
 }
 
-async fn agree(redis: Redis, mine: Vec<String>, disagreement: CancellationToken) {
+async fn agree(redis: Redis, own: Vec<String>, disagreement: CancellationToken) {
     let mut has_agreed = false;
     loop {
-        match agreement::agree(&redis, &mine).await {
+        match agreement::agree(&redis, &own).await {
             Ok(true) => has_agreed = true,
-            // A master key is being replaced: those that start later say so.
+            // A master key is being rotated: only replicas that start later end.
             Ok(false) if has_agreed => {
                 tracing::warn!("replicas with another master key or public_url have started");
             }
@@ -213,7 +213,7 @@ async fn agree(redis: Redis, mine: Vec<String>, disagreement: CancellationToken)
             Err(_) => {}
         }
         let pause = if has_agreed {
-            agreement::EVERY
+            agreement::RENEWAL
         } else {
             Duration::from_millis(250)
         };
@@ -221,9 +221,9 @@ async fn agree(redis: Redis, mine: Vec<String>, disagreement: CancellationToken)
     }
 }
 
-/// What keeps a replica from starting.
+/// The message with which a replica refuses to start.
 pub(crate) const DISAGREEMENT: &str = "replicas with this redis.url and redis.prefix have another \
     master_key or public_url: make them the same, or give this deployment a redis.prefix of its own";
 
-/// What event ids are signed with.
+/// The purpose of the key that signs event ids.
 const EVENT_IDS: &str = "lockgate event ids v1";

@@ -8,12 +8,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{config::Drain, http::Health, hub::Hub};
 
-/// When to stop.
+/// The two signals of a shutdown.
 #[derive(Clone, Default)]
 pub(crate) struct Shutdown {
-    /// Drain: end what can end, wait for the rest.
+    /// Drain: end idle sessions, and wait for calls in flight.
     pub(crate) drain: CancellationToken,
-    /// End now.
+    /// End at once.
     pub(crate) halt: CancellationToken,
 }
 
@@ -21,9 +21,9 @@ pub(crate) struct Shutdown {
 pub(super) struct Stage {
     /// The tasks.
     pub(super) tasks: TaskTracker,
-    /// Asks them to end.
+    /// Tells the tasks to end.
     pub(super) stop: CancellationToken,
-    /// How long the end may take.
+    /// The time that their end may take.
     deadline: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Stage {
         }
     }
 
-    /// Asks the tasks to end, and waits for them until the deadline.
+    /// Cancels the tasks, and waits for them until the deadline.
     async fn end(&self) {
         self.stop.cancel();
         self.tasks.close();
@@ -44,43 +44,44 @@ impl Stage {
     }
 }
 
-/// The stages, in the order in which they end. Each uses only what ends after it.
+/// The stages, in the order of their end. Each uses only stages that end after it.
 pub(super) struct Stages {
     /// Listeners for clients and administrators, with their connections.
     pub(super) accepting: Stage,
-    /// Sessions: the stop token releases those without a call, and all after their last call.
+    /// Sessions: the token releases idle sessions at once, and others after their last call.
     pub(super) sessions: Stage,
-    /// Children and what is left of their sessions: tasks of `sessions` that end at once by this token.
+    /// The token of children. Their tasks, and those of their sessions, belong to `sessions`.
     pub(super) children: CancellationToken,
-    /// The listener for other replicas and the connections to them: needed until no session is left.
+    /// The listener for other replicas and the connections to them, needed until the last session
+    /// ends.
     pub(super) cluster: Stage,
     /// The connection to Redis: heartbeats, announcements.
     pub(super) state: Stage,
-    /// Audit records that wait to be written.
+    /// The writer of queued audit records.
     pub(super) audit: Stage,
-    /// The connection to the database: it outlives what may still write to it.
+    /// The connection to the database, which outlives all its writers.
     pub(super) database: Stage,
-    /// Health and metrics, which answer until the very end.
+    /// Health and metrics, available to the very end.
     pub(super) operations: Stage,
 }
 
 impl Stages {
-    /// Stages in which nothing runs yet; calls in flight have `drain.timeout` to end.
+    /// Stages without tasks; calls in flight have `drain.timeout` to end.
     pub(super) fn new(drain: &Drain) -> Self {
         Self {
             accepting: Stage::new(drain.timeout),
             sessions: Stage::new(drain.timeout),
             children: CancellationToken::new(),
-            cluster: Stage::new(LAST_WORDS),
-            state: Stage::new(LAST_WORDS),
-            audit: Stage::new(LAST_WORDS),
-            database: Stage::new(LAST_WORDS),
-            operations: Stage::new(LAST_WORDS),
+            cluster: Stage::new(FINISH_TIMEOUT),
+            state: Stage::new(FINISH_TIMEOUT),
+            audit: Stage::new(FINISH_TIMEOUT),
+            database: Stage::new(FINISH_TIMEOUT),
+            operations: Stage::new(FINISH_TIMEOUT),
         }
     }
 
-    /// Drains and ends everything, at once when `halt` says so: readiness, delay, listeners, sessions,
-    /// children, and then what they used.
+    /// Drains and ends all stages, at once if `halt` is cancelled: readiness, delay, listeners,
+    /// sessions, children, and then the stages that they use.
     pub(super) async fn end(
         self,
         (hub, health): (&Hub, &Health),
@@ -100,7 +101,7 @@ impl Stages {
         }
         self.children.cancel();
         let left = async { tokio::join!(self.accepting.tasks.wait(), self.sessions.tasks.wait()) };
-        let _ = tokio::time::timeout(LAST, left).await;
+        let _ = tokio::time::timeout(CHILDREN_TIMEOUT, left).await;
         self.cluster.end().await;
         self.state.end().await;
         self.audit.end().await;
@@ -109,8 +110,8 @@ impl Stages {
     }
 }
 
-/// How long children may take beyond their own stop clocks.
-const LAST: Duration = Duration::from_secs(10);
+/// The time that children may take beyond their own stop timeouts.
+const CHILDREN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection may take for its last words when the time to drain is over.
-pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
+/// The time that a connection has for its last response after the drain timeout.
+pub(super) const FINISH_TIMEOUT: Duration = Duration::from_secs(1);

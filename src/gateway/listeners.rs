@@ -1,25 +1,25 @@
-//! Listeners: sockets that the caller has bound.
+//! Listener sockets, bound by the caller.
 
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
 
-/// Sockets that the caller has bound.
+/// The bound listener sockets.
 pub(crate) struct Listeners {
     /// For clients.
     pub(crate) http: TcpListener,
     /// For health and metrics.
     pub(crate) ops: Option<TcpListener>,
-    /// For administration, where that has a listener of its own.
+    /// For administration, if that is separate.
     pub(crate) admin: Option<TcpListener>,
-    /// For other replicas, where there can be any.
-    pub(crate) cluster: Option<Reached>,
+    /// For other replicas, if there may be any.
+    pub(crate) cluster: Option<ClusterListener>,
 }
 
 /// The listener for other replicas.
-pub(crate) struct Reached {
-    /// It.
+pub(crate) struct ClusterListener {
+    /// The socket.
     pub(crate) listener: TcpListener,
-    /// Where they reach it: `host:port`.
+    /// Its address for other replicas: `host:port`.
     pub(crate) address: Arc<str>,
 }

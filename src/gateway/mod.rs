@@ -1,12 +1,12 @@
-//! A running gateway: its parts built, started and stopped in order.
+//! A running gateway: construction, start and stop of its parts.
 //!
-//! Not here: flags, sockets and signals (`cli`), and what the parts do.
+//! Not here: flags, sockets and signals (`cli`), and the work of the parts.
 //!
-//! * `wiring`: every part, built and handed to the others
+//! * `wiring`: builds every part and connects it to the others
 //! * `lifecycle`: the stages in which a gateway stops
 //! * `listeners`: the bound sockets
-//! * `snapshot_follower`: a new snapshot applied to sessions, children and metrics
-//! * `cluster`: Redis, heartbeats and keys that replicas share
+//! * `snapshot_follower`: applies new snapshots to sessions, children and metrics
+//! * `cluster`: Redis, heartbeats, and keys that replicas share
 
 mod cluster;
 mod lifecycle;
@@ -15,5 +15,5 @@ mod snapshot_follower;
 mod wiring;
 
 pub(crate) use self::lifecycle::Shutdown;
-pub(crate) use self::listeners::{Listeners, Reached};
+pub(crate) use self::listeners::{ClusterListener, Listeners};
 pub(crate) use self::wiring::{Served, run};

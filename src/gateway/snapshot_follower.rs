@@ -43,7 +43,7 @@ pub(super) async fn follow(
             let key = config.keeping.admin_key.as_ref().map(Secret::expose);
             match ensure_operator(&current, key, &config.data_dir).await {
                 Ok(()) => has_operator = true,
-                Err(failure) => tracing::error!(%failure, "nobody may administrate yet"),
+                Err(error) => tracing::error!(%error, "nobody may administrate yet"),
             }
         }
         hub.prepare(&snapshot.catalog);

@@ -1,4 +1,4 @@
-//! Wiring: builds the parts of a gateway, hands them to each other, and serves until the shutdown.
+//! Wiring: builds the parts of a gateway, connects them, and serves until the shutdown.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use url::Url;
 
 use super::{
     cluster::{self, DISAGREEMENT, Sharing},
-    lifecycle::{LAST_WORDS, Shutdown, Stage, Stages},
-    listeners::{Listeners, Reached},
+    lifecycle::{FINISH_TIMEOUT, Shutdown, Stage, Stages},
+    listeners::{ClusterListener, Listeners},
     snapshot_follower::follow,
 };
 use crate::{
@@ -34,13 +34,13 @@ use crate::{
     telemetry::{Logs, Metrics},
 };
 
-/// What is served.
+/// The state to serve.
 pub(crate) struct Served {
-    /// What requests read.
+    /// The snapshot that requests read.
     pub(crate) snapshot: Arc<CurrentSnapshot>,
-    /// What keeps it up to date; none where it never changes.
+    /// The task that refreshes it; none if it never changes.
     pub(crate) sync: Option<SnapshotSync>,
-    /// The master keys that replicas have in common; none without Redis.
+    /// The master keys that replicas share; none without Redis.
     pub(crate) keys: Option<Keyring>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Served {
 ///
 /// # Errors
 ///
-/// What keeps it from serving at all: certificate, allow-lists, randomness.
+/// Those that prevent any service: certificate, allow-lists, randomness.
 pub(crate) async fn run(
     config: Config,
     Served {
@@ -76,11 +76,11 @@ pub(crate) async fn run(
     let outbound = Outbound::new(parts.config.outbound_allow.clone());
     let front = parts.front(&hub, &audit, &outbound, cluster.clone());
     let oauth = is_administered.then(|| parts.oauth(&front, outbound, audit));
-    if let (Some(reached), Some(cluster)) = (listeners.cluster, cluster) {
+    if let (Some(listener), Some(cluster)) = (listeners.cluster, cluster) {
         let app = routes::cluster(&front, cluster);
         let (stage, bounds) = (&parts.stages.cluster, bounds(REPLICAS));
         let (stop, tasks) = (stage.stop.clone(), stage.tasks.clone());
-        let serving = accept::serve_replicas(reached.listener, app, bounds, stop, tasks);
+        let serving = accept::serve_replicas(listener.listener, app, bounds, stop, tasks);
         stage.tasks.spawn(serving);
     }
     let tls = parts.tls()?;
@@ -121,7 +121,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// What the steps of the start share.
+/// The values that the steps of the start share.
 struct Parts {
     config: Arc<Config>,
     snapshot: Arc<CurrentSnapshot>,
@@ -141,16 +141,16 @@ impl Parts {
         })
     }
 
-    /// The other replicas; none where there can be none.
+    /// The other replicas; none without a cluster.
     fn cluster(
         &self,
-        reached: Option<&Reached>,
+        listener: Option<&ClusterListener>,
         keys: Option<&Keyring>,
     ) -> anyhow::Result<Option<Arc<Cluster>>> {
-        let (Some(reached), Some(keys)) = (reached, keys) else {
+        let (Some(listener), Some(keys)) = (listener, keys) else {
             return Ok(None);
         };
-        let me = cluster::replica(&reached.address);
+        let me = cluster::replica(&listener.address);
         let stage = &self.stages.cluster;
         Ok(Some(Arc::new(Cluster {
             me: me.map_err(|_| anyhow::anyhow!("no randomness"))?,
@@ -162,7 +162,7 @@ impl Parts {
         })))
     }
 
-    /// The audit trail; none without a database.
+    /// The audit queue; disabled without a database.
     fn audit(&self, has_database: bool) -> AuditQueue {
         if !has_database {
             return AuditQueue::disabled();
@@ -178,7 +178,7 @@ impl Parts {
         )
     }
 
-    /// The state of sessions: in Redis where there are other replicas, else in memory.
+    /// The state of sessions: in Redis with a cluster, else in memory.
     async fn stores(
         &self,
         cluster: Option<&Cluster>,
@@ -199,7 +199,7 @@ impl Parts {
         Ok(sharing.stores(&self.config, (cluster.me.clone(), keys), &self.health))
     }
 
-    /// The core, with all sessions.
+    /// The hub, with all sessions.
     fn hub(&self, stores: Stores, launcher: Launcher, audit: &AuditQueue) -> Hub {
         let sessions = &self.stages.sessions;
         Hub::new(
@@ -213,14 +213,14 @@ impl Parts {
         )
     }
 
-    /// Keeps the snapshot up to date, and applies what changes in it.
+    /// Starts the tasks that refresh the snapshot and apply its changes.
     fn follow(&self, sync: Option<SnapshotSync>, hub: &Hub, offer: Offer) {
         if !self.snapshot.is_loaded() {
             self.health.lost("sql", Loss::All);
         }
         if let Some(sync) = sync {
             let stage = &self.stages.database;
-            let keeping = sync.run(reports(self.health.clone()), stage.stop.clone());
+            let keeping = sync.run(health_report(self.health.clone()), stage.stop.clone());
             stage.tasks.spawn(keeping);
         }
         let (config, snapshot) = (Arc::clone(&self.config), Arc::clone(&self.snapshot));
@@ -236,7 +236,7 @@ impl Parts {
         sessions.tasks.spawn(following);
     }
 
-    /// What the routes share.
+    /// The state that all routes share.
     fn front(
         &self,
         hub: &Hub,
@@ -281,7 +281,7 @@ impl Parts {
         )
     }
 
-    /// The certificate of the public listener, which is read anew when its files change.
+    /// The certificate of the public listener, reloaded when its files change.
     fn tls(&self) -> anyhow::Result<Option<TlsReload>> {
         let Some(files) = &self.config.http.tls else {
             return Ok(None);
@@ -297,7 +297,7 @@ impl Parts {
         Ok(Some(reload))
     }
 
-    /// The gate in front of the public listener.
+    /// The gate of the public listener.
     fn gate(&self, listener: &TcpListener, is_tls: bool) -> anyhow::Result<Arc<Gate>> {
         let http = &self.config.http;
         let url = Url::parse(&self.config.public_url)?;
@@ -306,7 +306,7 @@ impl Parts {
         Ok(self.gate_of(allowed.map_err(anyhow::Error::msg)?))
     }
 
-    /// The gate in front of a listener for administration alone.
+    /// The gate of a separate administration listener.
     fn administration_gate(&self, listener: &TcpListener) -> anyhow::Result<Arc<Gate>> {
         let (hosts, origins) = (
             &self.config.http.allowed_hosts,
@@ -322,11 +322,11 @@ impl Parts {
         Gate::new(allowed, proxies, max_body, Arc::clone(&self.metrics))
     }
 
-    /// Accepts clients.
+    /// Starts to accept clients.
     fn accept(&self, listener: TcpListener, tls: Option<TlsReload>, app: App) {
         let bounds = Bounds {
             max_connections: self.config.http.max_connections,
-            finish: self.config.drain.timeout + LAST_WORDS,
+            finish: self.config.drain.timeout + FINISH_TIMEOUT,
         };
         let stage = &self.stages.accepting;
         let (stop, tasks) = (stage.stop.clone(), stage.tasks.clone());
@@ -336,7 +336,7 @@ impl Parts {
     }
 }
 
-/// Accepts connections without TLS in a stage.
+/// Starts to accept connections without TLS, in a stage.
 fn serve(stage: &Stage, listener: TcpListener, app: App, max_connections: usize) {
     let (stop, tasks) = (stage.stop.clone(), stage.tasks.clone());
     let bounds = bounds(max_connections);
@@ -348,12 +348,13 @@ fn serve(stage: &Stage, listener: TcpListener, app: App, max_connections: usize)
 fn bounds(max_connections: usize) -> Bounds {
     Bounds {
         max_connections,
-        finish: LAST_WORDS,
+        finish: FINISH_TIMEOUT,
     }
 }
 
-/// What the store's absence costs: without a snapshot everything, else what has to ask it.
-fn reports(health: Health) -> Box<dyn Fn(Freshness) + Send + Sync> {
+/// Reports the database to the health endpoint: without a snapshot everything fails, else only
+/// operations that need the database.
+fn health_report(health: Health) -> Box<dyn Fn(Freshness) + Send + Sync> {
     Box::new(move |reach| match reach {
         Freshness::Current => health.back("sql"),
         Freshness::Stale => health.lost("sql", Loss::Some),
@@ -361,11 +362,11 @@ fn reports(health: Health) -> Box<dyn Fn(Freshness) + Send + Sync> {
     })
 }
 
-/// Connections of the listener for administration.
+/// Maximum connections of the administration listener.
 const ADMINISTRATORS: usize = 256;
 
-/// Connections of other replicas: each makes one, and another one while that drains.
+/// Maximum connections of other replicas: each has one, and a second while the first drains.
 const REPLICAS: usize = 1024;
 
-/// Connections of the operations listener: probes and scrapers.
+/// Maximum connections of the operations listener, for probes and scrapers.
 const OPERATIONS: usize = 64;

@@ -71,7 +71,7 @@ impl Hub {
                     return Ok(Place::There(replica));
                 }
                 Whose::Nobody => {
-                    self.may_claim(found.sign.is_some()).await?;
+                    self.may_claim(found.heartbeat_age.is_some()).await?;
                     if self.claim(access, &id, found.record).await? {
                         return Ok(Place::Here);
                     }

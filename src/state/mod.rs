@@ -1,4 +1,11 @@
-//! State that sessions need: event log, directory of sessions and limiter, in memory or in Redis.
+//! State of sessions: event log, session directory and limiter, in memory or in Redis.
+//!
+//! Not here: the rules of session ownership (`hub/ownership`), and the database of declared objects
+//! (`database`).
+//!
+//! * `contract`: the three traits, each with its numbered contract
+//! * `memory`: the implementation for one replica
+//! * `redis`: the implementation that replicas share
 
 pub(crate) mod contract;
 pub(crate) mod memory;
@@ -7,6 +14,6 @@ pub(crate) mod redis;
 mod tests;
 
 pub(crate) use self::contract::{
-    Account, Beat, Directory, EventLog, Fence, Found, Later, Limiter, OpenStream, Page, Record,
-    Replica, Seat, SessionId, Spot, StoreError, Streams,
+    Account, BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, Limiter, OpenStream, Page,
+    Record, Replica, Seat, SessionId, StoreError, Streams, WriteTarget,
 };

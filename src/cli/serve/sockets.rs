@@ -13,7 +13,7 @@ use url::Url;
 use crate::endpoint::Kind;
 use crate::{
     config::{Config, Wrong},
-    gateway::{Listeners, Reached},
+    gateway::{ClusterListener, Listeners},
     http::reply::page::snippets,
 };
 
@@ -31,7 +31,7 @@ pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<L
         Some(_) => {
             let listener = bind("cluster.listen", config.cluster.listen).await?;
             let address = advertised(config, listener.local_addr()?).await?;
-            Some(Reached { listener, address })
+            Some(ClusterListener { listener, address })
         }
         None => None,
     };

@@ -457,7 +457,7 @@ mod tests {
 
     use super::super::allotments::METERS;
     use super::super::quotas::*;
-    use crate::{config::Format, manifest::reader, state::Later};
+    use crate::{config::Format, manifest::reader, state::BoxFuture};
 
     /// A limiter that has to ask somebody, who takes as long as the test wants.
     struct Slow {
@@ -466,14 +466,19 @@ mod tests {
     }
 
     impl Limiter for Slow {
-        fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> Later<'static, u64> {
+        fn draw(
+            self: Arc<Self>,
+            account: Account,
+            rate: u64,
+            wanted: u64,
+        ) -> BoxFuture<'static, u64> {
             Box::pin(async move {
                 self.answers.acquire().await.unwrap().forget();
                 Arc::clone(&self.limiter).draw(account, rate, wanted).await
             })
         }
 
-        fn enter(self: Arc<Self>, account: Account, most: u64) -> Later<'static, Option<Seat>> {
+        fn enter(self: Arc<Self>, account: Account, most: u64) -> BoxFuture<'static, Option<Seat>> {
             Box::pin(async move {
                 self.answers.acquire().await.unwrap().forget();
                 Arc::clone(&self.limiter).enter(account, most).await

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
-    state::{Beat, Directory, Replica, StoreError},
+    state::{Directory, Heartbeat, Replica, StoreError},
 };
 
 /// How long a lease runs from when its heartbeat was sent; the key in the store lives longer.
@@ -176,7 +176,7 @@ impl Owner {
     }
 
     /// Sends a heartbeat.
-    pub(crate) async fn beat(&self) -> Result<Beat, StoreError> {
+    pub(crate) async fn beat(&self) -> Result<Heartbeat, StoreError> {
         let sent = self.now();
         let beat = tokio::time::timeout(ANSWER, self.directory.beat(&self.me)).await;
         let beat = beat.unwrap_or(Err(StoreError::Away))?;
@@ -184,7 +184,7 @@ impl Owner {
         Ok(beat)
     }
 
-    fn acknowledged(&self, (sent, now): (u64, u64), beat: Beat) {
+    fn acknowledged(&self, (sent, now): (u64, u64), beat: Heartbeat) {
         // The store has begun another life without the earlier writes: that counts as a lapse.
         let is_other = self.epoch.swap(beat.epoch, Ordering::AcqRel) != beat.epoch;
         if is_other || !self.runs_at(now) {
@@ -239,7 +239,7 @@ mod tests {
         Owner::new(me, Arc::new(MemoryDirectory::default()))
     }
 
-    const BEAT: Beat = Beat {
+    const BEAT: Heartbeat = Heartbeat {
         epoch: 7,
         is_recovering: false,
     };
@@ -283,7 +283,7 @@ mod tests {
         let confirmed = owner.lapses();
         owner.acknowledged((1000, 1000), BEAT);
         assert!(owner.serves_at(1000, confirmed));
-        owner.acknowledged((2000, 2000), Beat { epoch: 8, ..BEAT });
+        owner.acknowledged((2000, 2000), Heartbeat { epoch: 8, ..BEAT });
         assert!(owner.runs_at(2000) && !owner.serves_at(2000, confirmed));
     }
 

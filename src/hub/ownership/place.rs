@@ -73,7 +73,7 @@ pub(crate) fn whose(me: &Replica, found: &Found, look: &Look, is_late: bool) -> 
         }
         Some(owner) => {
             let is_refused = matches!(look, Look::Refused(replica) if replica == owner);
-            match found.sign.filter(|_| !is_refused) {
+            match found.heartbeat_age.filter(|_| !is_refused) {
                 Some(sign) => Whose::Other(owner.clone(), sign),
                 None => Whose::Nobody,
             }

@@ -15,7 +15,7 @@ use crate::{
     },
     hub::core::Transport,
     protocol::{Message, Revision, StreamId, json},
-    state::{Fence, Later, StoreError, contract},
+    state::{BoxFuture, Fence, StoreError, contract},
 };
 
 /// The state with which another backend is indistinguishable from the first for the client.
@@ -178,7 +178,7 @@ impl Remembered {
 /// The record of a session while it changes: one write at a time, so that the last one wins.
 #[derive(Default)]
 pub(super) struct Keeping {
-    under_way: Option<Later<'static, Result<(), StoreError>>>,
+    under_way: Option<BoxFuture<'static, Result<(), StoreError>>>,
     is_changed: bool,
     /// When the directory last heard of the session.
     since: Option<Instant>,
@@ -221,7 +221,11 @@ impl Keeping {
     }
 
     /// Begins a write.
-    pub(super) fn begin(&mut self, now: Instant, writing: Later<'static, Result<(), StoreError>>) {
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        writing: BoxFuture<'static, Result<(), StoreError>>,
+    ) {
         (self.since, self.is_changed) = (Some(now), false);
         self.under_way = Some(writing);
     }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use crate::{
     protocol::StreamId,
-    state::{EventLog, Fence, Later, SessionId, Spot, StoreError},
+    state::{BoxFuture, EventLog, Fence, SessionId, StoreError, WriteTarget},
 };
 
 /// The writes of one session, in order.
@@ -28,7 +28,7 @@ pub(crate) struct Writing {
 }
 
 struct Write {
-    kept: Later<'static, Result<(), StoreError>>,
+    kept: BoxFuture<'static, Result<(), StoreError>>,
     stream: StreamId,
     what: What,
 }
@@ -142,8 +142,8 @@ impl Writing {
         }
     }
 
-    fn begin(&self, stream: StreamId, what: &What) -> Later<'static, Result<(), StoreError>> {
-        let at = Spot {
+    fn begin(&self, stream: StreamId, what: &What) -> BoxFuture<'static, Result<(), StoreError>> {
+        let at = WriteTarget {
             session: self.session.clone(),
             stream,
             fence: self.fence,

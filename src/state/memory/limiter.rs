@@ -1,4 +1,4 @@
-//! Limits counted in memory: all that a gateway of one replica needs.
+//! Limits in memory, for a gateway of one replica.
 
 use std::{
     collections::HashMap,
@@ -10,30 +10,30 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::state::{Account, Later, Limiter, Seat};
+use crate::state::{Account, BoxFuture, Limiter, Seat};
 
-/// Counts in memory; never locked across an await.
+/// Limits in memory; no lock is held across an await.
 pub(crate) struct MemoryLimiter {
     clock: Box<Clock>,
     buckets: RwLock<Table<Bucket>>,
     counts: RwLock<Table<Arc<AtomicU64>>>,
 }
 
-/// What time it is.
+/// The source of the current time.
 type Clock = dyn Fn() -> Instant + Send + Sync;
 
-/// What is kept of each account that is in use.
+/// The accounts in use.
 struct Table<T> {
     accounts: HashMap<Account, T>,
-    /// With so many accounts, those that nobody uses are looked for.
-    full: usize,
+    /// The number of accounts at which unused ones are removed.
+    sweep_at: usize,
 }
 
-/// What an account may draw.
+/// The token bucket of an account.
 struct Bucket {
-    /// In thousandths.
+    /// The allowance, in thousandths.
     level: u64,
-    /// When it was last filled.
+    /// The time of the last refill.
     at: Instant,
 }
 
@@ -41,21 +41,21 @@ impl<T> Default for Table<T> {
     fn default() -> Self {
         Self {
             accounts: HashMap::new(),
-            full: LEAST,
+            sweep_at: MIN_SWEEP,
         }
     }
 }
 
 impl<T> Table<T> {
-    /// Forgets what is not in use, once the table has doubled since it last did: so each account
-    /// pays for its own end.
+    /// Removes unused accounts once the table has doubled since the last removal, so that the cost
+    /// per account is constant.
     fn sweep(&mut self, is_used: impl Fn(&T) -> bool) {
-        if self.accounts.len() < self.full {
+        if self.accounts.len() < self.sweep_at {
             return;
         }
         self.accounts.retain(|_, kept| is_used(kept));
-        self.full = (self.accounts.len() * 2).max(LEAST);
-        self.accounts.shrink_to(self.full);
+        self.sweep_at = (self.accounts.len() * 2).max(MIN_SWEEP);
+        self.accounts.shrink_to(self.sweep_at);
     }
 }
 
@@ -66,7 +66,7 @@ impl Default for MemoryLimiter {
 }
 
 impl MemoryLimiter {
-    /// Nothing is used yet.
+    /// An empty limiter.
     pub(crate) fn new(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
         Self {
             clock: Box::new(clock),
@@ -75,7 +75,7 @@ impl MemoryLimiter {
         }
     }
 
-    /// A seat at once, or none.
+    /// Takes a seat if one is free.
     pub(crate) fn seat(&self, account: &Account, most: u64) -> Option<Seat> {
         let known = {
             let counts = self.counts.read().unwrap_or_else(PoisonError::into_inner);
@@ -83,7 +83,7 @@ impl MemoryLimiter {
         };
         let count = known.unwrap_or_else(|| {
             let mut counts = self.counts.write().unwrap_or_else(PoisonError::into_inner);
-            // Each seat, and whoever is about to take one, holds its count.
+            // Each seat, and each caller about to take one, holds a reference to its count.
             counts.sweep(|count| Arc::strong_count(count) > 1);
             Arc::clone(counts.accounts.entry(account.clone()).or_default())
         });
@@ -98,12 +98,12 @@ impl MemoryLimiter {
 
     fn take(&self, account: Account, rate: u64, wanted: u64) -> u64 {
         let now = (self.clock)();
-        let full = rate.saturating_mul(1000);
+        let capacity = rate.saturating_mul(1000);
         let mut buckets = self.buckets.write().unwrap_or_else(PoisonError::into_inner);
-        // One that was left alone for a second is full, and so is one that does not exist.
+        // A bucket is full again after a second, so an absent one counts as full.
         buckets.sweep(|bucket| now.saturating_duration_since(bucket.at).as_millis() < 1000);
         let bucket = buckets.accounts.entry(account).or_insert(Bucket {
-            level: full,
+            level: capacity,
             at: now,
         });
         let passed = now.saturating_duration_since(bucket.at).as_millis();
@@ -111,11 +111,11 @@ impl MemoryLimiter {
         if passed > 0 {
             bucket.at = now;
         }
-        // A thousandth for each millisecond and unit of the rate.
+        // Each millisecond adds a thousandth per unit of the rate.
         bucket.level = bucket
             .level
             .saturating_add(passed.saturating_mul(rate))
-            .min(full);
+            .min(capacity);
         let given = wanted.min(bucket.level / 1000);
         bucket.level -= given * 1000;
         given
@@ -123,19 +123,19 @@ impl MemoryLimiter {
 }
 
 impl Limiter for MemoryLimiter {
-    fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> Later<'static, u64> {
+    fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> BoxFuture<'static, u64> {
         let given = self.take(account, rate, wanted);
         Box::pin(std::future::ready(given))
     }
 
-    fn enter(self: Arc<Self>, account: Account, most: u64) -> Later<'static, Option<Seat>> {
+    fn enter(self: Arc<Self>, account: Account, most: u64) -> BoxFuture<'static, Option<Seat>> {
         let seat = self.seat(&account, most);
         Box::pin(std::future::ready(seat))
     }
 }
 
-/// Tables below this are not worth looking through.
-const LEAST: usize = 1024;
+/// The smallest table worth sweeping.
+const MIN_SWEEP: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -235,7 +235,7 @@ mod tests {
         let counts = limiter.counts.read().unwrap().accounts.len();
         let buckets = limiter.buckets.read().unwrap().accounts.len();
         assert!(
-            counts <= 2 * LEAST && buckets <= 2 * LEAST,
+            counts <= 2 * MIN_SWEEP && buckets <= 2 * MIN_SWEEP,
             "{counts} {buckets}"
         );
         assert!(

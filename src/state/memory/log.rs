@@ -1,4 +1,4 @@
-//! Event log and directory in this process: what `lockgate run` and a single replica use.
+//! Event log and directory in memory, for `lockgate run` and a single replica.
 
 #![expect(
     clippy::disallowed_types,
@@ -17,49 +17,49 @@ use tokio::time::Instant;
 
 use crate::protocol::StreamId;
 use crate::state::{
-    Beat, Directory, EventLog, Fence, Found, Later, OpenStream, Page, Record, Replica, SessionId,
-    Spot, StoreError, Streams,
+    BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, OpenStream, Page, Record, Replica,
+    SessionId, StoreError, Streams, WriteTarget,
 };
 
-/// How much of each stream is kept.
+/// The bounds of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retention {
-    /// Events of one stream.
+    /// Maximum number of events.
     pub(crate) events: usize,
-    /// Bytes of one stream.
+    /// Maximum number of bytes.
     pub(crate) bytes: usize,
-    /// Age of an event, and of an ended stream.
+    /// Maximum age of an event, and of an ended stream.
     pub(crate) age: Duration,
 }
 
 impl Retention {
-    /// Bytes of all ended streams of a session together: some large results that came while nobody
-    /// was connected are all still there, and a session that is never resumed costs a bounded sum.
+    /// Maximum bytes of all ended streams of a session. Several large results that arrive while no
+    /// client is connected all stay, and a session that is never resumed has a bounded cost.
     pub(crate) fn of_ended(self) -> usize {
         self.bytes.saturating_mul(4)
     }
 }
 
-/// How many ended streams of a session are kept for a late resume: clients resume the
-/// streams that they were reading, and those are bounded by `stream.per_session`.
+/// Maximum number of ended streams of a session, kept for a late resume: clients resume the streams
+/// that they were reading, which `stream.per_session` bounds.
 pub(crate) const ENDED_STREAMS: usize = 256;
 
-/// What one `read` returns at most: enough to fill a socket, little enough to hold.
+/// Maximum bytes of one `read`: enough to fill a socket, little enough to hold in memory.
 pub(crate) const PAGE: usize = 256 * 1024;
 
 /// The event log in memory.
 pub(crate) struct MemoryLog {
     retention: Retention,
-    sessions: RwLock<HashMap<SessionId, Arc<Mutex<OfSession>>>>,
+    sessions: RwLock<HashMap<SessionId, Arc<Mutex<SessionStreams>>>>,
 }
 
 /// The streams of one session.
 #[derive(Default)]
-pub(crate) struct OfSession {
+pub(crate) struct SessionStreams {
     fence: Option<Fence>,
     highest: StreamId,
     streams: HashMap<StreamId, Stream>,
-    /// Ended streams, oldest first, with the bytes they still hold.
+    /// Ended streams, oldest first, with the bytes that each holds.
     ended: VecDeque<(StreamId, Instant, usize)>,
     ended_bytes: usize,
 }
@@ -68,9 +68,9 @@ pub(crate) struct OfSession {
 pub(crate) struct Stream {
     events: VecDeque<(Instant, Bytes)>,
     bytes: usize,
-    /// How many events were trimmed: the number of the first kept one is one more.
+    /// The number of trimmed events; the first kept event has the next number.
     trimmed: u64,
-    /// How many of them were never here.
+    /// How many of them were appended by another replica.
     foreign: u64,
     calls: Bytes,
     is_ended: bool,
@@ -85,7 +85,7 @@ impl MemoryLog {
         }
     }
 
-    fn session(&self, id: &SessionId) -> Option<Arc<Mutex<OfSession>>> {
+    fn session(&self, id: &SessionId) -> Option<Arc<Mutex<SessionStreams>>> {
         self.sessions
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -93,7 +93,7 @@ impl MemoryLog {
             .cloned()
     }
 
-    fn session_or_new(&self, id: &SessionId) -> Arc<Mutex<OfSession>> {
+    fn session_or_new(&self, id: &SessionId) -> Arc<Mutex<SessionStreams>> {
         self.session(id).unwrap_or_else(|| {
             let mut sessions = self
                 .sessions
@@ -105,9 +105,9 @@ impl MemoryLog {
 
     fn write(
         &self,
-        at: &Spot,
-        write: impl FnOnce(&mut OfSession) -> Result<(), StoreError>,
-    ) -> Later<'static, Result<(), StoreError>> {
+        at: &WriteTarget,
+        write: impl FnOnce(&mut SessionStreams) -> Result<(), StoreError>,
+    ) -> BoxFuture<'static, Result<(), StoreError>> {
         let session = self.session_or_new(&at.session);
         let mut session = locked(&session);
         let written = session.check(at.fence).and_then(|()| write(&mut session));
@@ -122,11 +122,11 @@ impl MemoryLog {
     }
 }
 
-fn locked(session: &Mutex<OfSession>) -> MutexGuard<'_, OfSession> {
+fn locked(session: &Mutex<SessionStreams>) -> MutexGuard<'_, SessionStreams> {
     session.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl OfSession {
+impl SessionStreams {
     fn check(&mut self, fence: Fence) -> Result<(), StoreError> {
         if self.fence.is_some_and(|last| fence < last) {
             return Err(StoreError::Fenced);
@@ -135,7 +135,7 @@ impl OfSession {
         Ok(())
     }
 
-    /// A stream that has not ended; it begins if it is not there.
+    /// Returns a stream that has not ended, and creates it if needed.
     pub(crate) fn open(&mut self, id: StreamId) -> Result<&mut Stream, StoreError> {
         self.highest = self.highest.max(id);
         let stream = self.streams.entry(id).or_default();
@@ -176,18 +176,18 @@ impl OfSession {
         stream.read(after)
     }
 
-    /// Whether a stream is here.
+    /// Reports whether a stream is present.
     pub(crate) fn has(&self, id: StreamId) -> bool {
         self.streams.contains_key(&id)
     }
 
-    /// The bytes of a stream, if it was here from its beginning.
+    /// The bytes of a stream, if all its events were appended here.
     pub(crate) fn all_bytes(&self, id: StreamId) -> Option<usize> {
         let stream = self.streams.get(&id)?;
         (stream.foreign == 0).then_some(stream.bytes)
     }
 
-    /// Ended streams go when they are too many, too large together, or too old.
+    /// Removes ended streams that are too many, too large together, or too old.
     fn drop_ended(&mut self, now: Instant, keep: Retention) {
         while let Some((id, since, bytes)) = self.ended.front().copied() {
             let is_too_old = now.duration_since(since) > keep.age;
@@ -208,8 +208,8 @@ impl Stream {
         self.trimmed + self.events.len() as u64
     }
 
-    /// The number of the oldest event that is left of what was trimmed here; 0 if nothing was.
-    pub(crate) fn cut(&self) -> u64 {
+    /// The number of the oldest event left after a local trim; 0 without one.
+    pub(crate) fn oldest_after_trim(&self) -> u64 {
         if self.trimmed > self.foreign {
             self.trimmed + 1
         } else {
@@ -222,7 +222,7 @@ impl Stream {
             return;
         }
         if number > self.last() + 1 {
-            // Numbers go on where nothing of what stood before is kept here.
+            // A gap in the numbers: no earlier event is kept here.
             (self.bytes, self.trimmed, self.foreign) = (0, number - 1, number - 1);
             self.events.clear();
         }
@@ -235,7 +235,7 @@ impl Stream {
         while let Some((since, event)) = self.events.front() {
             let is_too_much = self.events.len() > keep.events || self.bytes > keep.bytes;
             let is_too_old = now.duration_since(*since) > keep.age;
-            // The newest event always stays: it has not been sent to anybody yet.
+            // The newest event always stays, as no client has received it yet.
             if self.events.len() == 1 || !(is_too_much || is_too_old) {
                 return;
             }
@@ -267,7 +267,12 @@ impl Stream {
 }
 
 impl EventLog for MemoryLog {
-    fn open(&self, at: &Spot, last: u64, calls: Bytes) -> Later<'static, Result<(), StoreError>> {
+    fn open(
+        &self,
+        at: &WriteTarget,
+        last: u64,
+        calls: Bytes,
+    ) -> BoxFuture<'static, Result<(), StoreError>> {
         self.write(at, |session| {
             let stream = session.open(at.stream)?;
             if stream.last() == 0 {
@@ -280,11 +285,11 @@ impl EventLog for MemoryLog {
 
     fn append(
         &self,
-        at: &Spot,
+        at: &WriteTarget,
         number: u64,
         event: Bytes,
         calls: Option<Bytes>,
-    ) -> Later<'static, Result<(), StoreError>> {
+    ) -> BoxFuture<'static, Result<(), StoreError>> {
         self.write(at, |session| {
             let stream = session.open(at.stream)?;
             stream.append(number, event, Instant::now(), self.retention);
@@ -295,7 +300,7 @@ impl EventLog for MemoryLog {
         })
     }
 
-    fn end(&self, at: &Spot) -> Later<'static, Result<(), StoreError>> {
+    fn end(&self, at: &WriteTarget) -> BoxFuture<'static, Result<(), StoreError>> {
         self.write(at, |session| {
             session.end(at.stream, Instant::now(), self.retention);
             Ok(())
@@ -307,7 +312,7 @@ impl EventLog for MemoryLog {
         session: &'a SessionId,
         stream: StreamId,
         after: u64,
-    ) -> Later<'a, Result<Page, StoreError>> {
+    ) -> BoxFuture<'a, Result<Page, StoreError>> {
         let page = match self.session(session) {
             Some(session) => locked(&session).read(stream, after, Instant::now(), self.retention),
             None => Err(StoreError::Trimmed { oldest: 0 }),
@@ -315,7 +320,7 @@ impl EventLog for MemoryLog {
         Box::pin(ready(page))
     }
 
-    fn streams<'a>(&'a self, session: &'a SessionId) -> Later<'a, Result<Streams, StoreError>> {
+    fn streams<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, Result<Streams, StoreError>> {
         let found = self.session(session).map(|session| {
             let session = locked(&session);
             let open = session
@@ -335,18 +340,18 @@ impl EventLog for MemoryLog {
         Box::pin(ready(Ok(found.unwrap_or_default())))
     }
 
-    fn forget<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()> {
+    fn forget<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, ()> {
         self.drop_all(session);
         Box::pin(ready(()))
     }
 
-    /// There is no other process that could read it.
-    fn release<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()> {
+    /// No other process can read the session, so a release removes it.
+    fn release<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, ()> {
         self.forget(session)
     }
 }
 
-/// The directory in memory: all replicas that there are hold it.
+/// The directory in memory, for a single replica.
 #[derive(Default)]
 pub(crate) struct MemoryDirectory {
     records: RwLock<HashMap<SessionId, (Record, Instant)>>,
@@ -358,7 +363,7 @@ impl MemoryDirectory {
         session: &SessionId,
         fence: Fence,
         change: impl FnOnce(&mut HashMap<SessionId, (Record, Instant)>) -> T,
-    ) -> Later<'static, Result<T, StoreError>>
+    ) -> BoxFuture<'static, Result<T, StoreError>>
     where
         T: Send + 'static,
     {
@@ -371,26 +376,26 @@ impl MemoryDirectory {
     }
 }
 
-/// The one life of a store that ends with its process.
+/// The only epoch of state that ends with its process.
 pub(crate) const EPOCH: u32 = 1;
 
 impl Directory for MemoryDirectory {
-    fn beat<'a>(&'a self, _: &'a Replica) -> Later<'a, Result<Beat, StoreError>> {
-        Box::pin(ready(Ok(Beat {
+    fn beat<'a>(&'a self, _: &'a Replica) -> BoxFuture<'a, Result<Heartbeat, StoreError>> {
+        Box::pin(ready(Ok(Heartbeat {
             epoch: EPOCH,
             is_recovering: false,
         })))
     }
 
-    fn open(&self) -> Later<'_, Result<Vec<Replica>, StoreError>> {
+    fn open(&self) -> BoxFuture<'_, Result<Vec<Replica>, StoreError>> {
         Box::pin(ready(Ok(Vec::new())))
     }
 
-    fn close<'a>(&'a self, _: &'a Replica) -> Later<'a, ()> {
+    fn close<'a>(&'a self, _: &'a Replica) -> BoxFuture<'a, ()> {
         Box::pin(ready(()))
     }
 
-    fn leave<'a>(&'a self, _: &'a Replica) -> Later<'a, ()> {
+    fn leave<'a>(&'a self, _: &'a Replica) -> BoxFuture<'a, ()> {
         Box::pin(ready(()))
     }
 
@@ -399,7 +404,7 @@ impl Directory for MemoryDirectory {
         session: &'a SessionId,
         record: Record,
         _: u32,
-    ) -> Later<'a, Result<bool, StoreError>> {
+    ) -> BoxFuture<'a, Result<bool, StoreError>> {
         let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
         let is_free = records
             .get(session)
@@ -410,14 +415,17 @@ impl Directory for MemoryDirectory {
         Box::pin(ready(Ok(is_free)))
     }
 
-    fn find<'a>(&'a self, session: &'a SessionId) -> Later<'a, Result<Option<Found>, StoreError>> {
+    fn find<'a>(
+        &'a self,
+        session: &'a SessionId,
+    ) -> BoxFuture<'a, Result<Option<Found>, StoreError>> {
         let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
         let found = records.get(session).map(|(record, since)| Found {
             record: Record {
                 age: since.elapsed(),
                 ..record.clone()
             },
-            sign: record.owner.is_some().then_some(Duration::ZERO),
+            heartbeat_age: record.owner.is_some().then_some(Duration::ZERO),
         });
         Box::pin(ready(Ok(found)))
     }
@@ -427,7 +435,7 @@ impl Directory for MemoryDirectory {
         session: &'a SessionId,
         seen: &'a Record,
         me: &'a Replica,
-    ) -> Later<'a, Result<Option<Fence>, StoreError>> {
+    ) -> BoxFuture<'a, Result<Option<Fence>, StoreError>> {
         let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
         let claimed = records.get_mut(session).and_then(|(record, _)| {
             let is_same = record.owner == seen.owner && record.fence == seen.fence;
@@ -445,7 +453,7 @@ impl Directory for MemoryDirectory {
         session: &'a SessionId,
         fence: Fence,
         kept: Option<Bytes>,
-    ) -> Later<'a, Result<(), StoreError>> {
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.change(session, fence, |records| {
             if let Some(((record, _), kept)) = records.get_mut(session).zip(kept) {
                 record.kept = kept;
@@ -457,7 +465,7 @@ impl Directory for MemoryDirectory {
         &'a self,
         session: &'a SessionId,
         fence: Fence,
-    ) -> Later<'a, Result<(), StoreError>> {
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.change(session, fence, |records| {
             if let Some((record, _)) = records.get_mut(session) {
                 record.owner = None;
@@ -469,7 +477,7 @@ impl Directory for MemoryDirectory {
         &'a self,
         session: &'a SessionId,
         fence: Fence,
-    ) -> Later<'a, Result<(), StoreError>> {
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.change(session, fence, |records| {
             records.remove(session);
         })
@@ -486,8 +494,8 @@ mod tests {
         age: Duration::from_secs(60),
     };
 
-    fn spot(id: &str, stream: StreamId, fence: u64) -> Spot {
-        Spot {
+    fn spot(id: &str, stream: StreamId, fence: u64) -> WriteTarget {
+        WriteTarget {
             session: session(id),
             stream,
             fence: Fence(fence),
@@ -613,7 +621,7 @@ mod tests {
     #[test]
     fn promise_5_count_bytes_and_age_bound_a_stream() {
         let now = Instant::now();
-        let mut streams = OfSession::default();
+        let mut streams = SessionStreams::default();
         for number in 1..=10 {
             streams.open(0).unwrap().append(number, event(1), now, KEEP);
         }
@@ -653,7 +661,7 @@ mod tests {
     #[test]
     fn ended_streams_go_in_order() {
         let now = Instant::now();
-        let mut streams = OfSession::default();
+        let mut streams = SessionStreams::default();
         for id in 1..=5 {
             streams.open(id).unwrap().append(1, event(1000), now, KEEP);
         }
@@ -687,7 +695,7 @@ mod tests {
             bytes: 10 * PAGE,
             ..KEEP
         };
-        let mut streams = OfSession::default();
+        let mut streams = SessionStreams::default();
         for number in 1..=3 {
             streams
                 .open(0)

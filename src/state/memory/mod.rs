@@ -1,9 +1,12 @@
-//! Event log, directory and limiter in this process.
+//! Event log, directory and limiter in the memory of one replica.
+//!
+//! * `limiter`: limits
+//! * `log`: event log and directory
 
 mod limiter;
 mod log;
 
 pub(crate) use self::limiter::MemoryLimiter;
 pub(crate) use self::log::{
-    ENDED_STREAMS, EPOCH, MemoryDirectory, MemoryLog, OfSession, PAGE, Retention,
+    ENDED_STREAMS, EPOCH, MemoryDirectory, MemoryLog, PAGE, Retention, SessionStreams,
 };

@@ -1,38 +1,39 @@
-//! Whether the replicas that share a Redis are of one deployment: with other master keys or another
-//! public URL they could not read each other's event ids, hops and tokens (DESIGN section 5).
+//! Agreement of the replicas that share a Redis on master keys and public URL.
+//!
+//! Replicas that disagree could not read each other's event ids, hops and tokens.
 
 use std::time::Duration;
 
 use super::{client::Redis, scripts::ms};
 use crate::state::StoreError;
 
-/// How long what was agreed on outlives the last replica.
-const KEPT: Duration = Duration::from_secs(60);
-/// How often a replica says it again.
-pub(crate) const EVERY: Duration = Duration::from_secs(15);
+/// The time that the agreed deployment outlives its last replica.
+const LIFETIME: Duration = Duration::from_secs(60);
+/// The interval at which a replica renews it.
+pub(crate) const RENEWAL: Duration = Duration::from_secs(15);
 
-/// Says which deployment this replica is of; false if the others are of another.
+/// Registers this replica's deployment; returns false if the others belong to another one.
 ///
-/// `mine` are fingerprints of this one's master keys, the first in use: while one replaces another,
-/// replicas agree that have any in common.
+/// `own` are the fingerprints of this replica's master keys, the first in use. During a key
+/// rotation, one key in common is enough.
 ///
 /// # Errors
 ///
 /// `Away`.
-pub(crate) async fn agree(redis: &Redis, mine: &[String]) -> Result<bool, StoreError> {
-    let Some(first) = mine.first() else {
+pub(crate) async fn agree(redis: &Redis, own: &[String]) -> Result<bool, StoreError> {
+    let Some(first) = own.first() else {
         return Ok(true);
     };
     let key = redis.key("deployment");
-    let mut ask = redis::cmd("SET");
-    ask.arg(&key).arg(first);
-    let mut say = ask.clone();
-    ask.arg("NX").arg("GET").arg("PX").arg(ms(KEPT));
-    let known = redis.command(ask).await?;
+    let mut register = redis::cmd("SET");
+    register.arg(&key).arg(first);
+    let mut renew = register.clone();
+    register.arg("NX").arg("GET").arg("PX").arg(ms(LIFETIME));
+    let known = redis.command(register).await?;
     let known: Option<String> = redis::from_redis_value(known).map_err(|_| StoreError::Away)?;
-    if known.is_some_and(|known| !mine.contains(&known)) {
+    if known.is_some_and(|known| !own.contains(&known)) {
         return Ok(false);
     }
-    say.arg("PX").arg(ms(KEPT));
-    redis.command(say).await.map(|_| true)
+    renew.arg("PX").arg(ms(LIFETIME));
+    redis.command(renew).await.map(|_| true)
 }

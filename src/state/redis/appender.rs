@@ -1,8 +1,8 @@
-//! How writes of the event log get to Redis: in order, in batches, again and again.
+//! The appender: writes events to Redis in order, in batches, with retries.
 //!
-//! One task takes what all sessions write. The writes of a session that are in one batch are one
-//! call of a script, which does all of them or none. Those that Redis did not take, or may not
-//! have taken, come first in the next batch: to repeat a write changes nothing.
+//! One task writes for all sessions. The writes of a session in one batch are one script call,
+//! which applies all of them or none. Writes that Redis did not take, or may not have taken, come
+//! first in the next batch; repeating a write changes nothing.
 
 #![expect(
     clippy::disallowed_types,
@@ -29,38 +29,38 @@ use super::{
     scripts::{Lua, ms},
 };
 use crate::state::{
-    SessionId, Spot, StoreError,
+    SessionId, StoreError, WriteTarget,
     memory::{ENDED_STREAMS, Retention},
 };
 
-/// One write, and who waits for it.
+/// One write, with the sender of its result.
 pub(super) struct Write {
-    pub(crate) at: Spot,
-    pub(crate) what: What,
+    pub(crate) at: WriteTarget,
+    pub(crate) operation: Operation,
     pub(super) done: oneshot::Sender<Result<(), StoreError>>,
 }
 
-/// What is written.
-pub(super) enum What {
-    /// A stream begins, with its calls.
+/// The operation of a write.
+pub(super) enum Operation {
+    /// Registers a stream behind an event number, with its calls.
     Open(u64, Bytes),
-    /// An event; none is too large to be kept.
+    /// Appends an event; none if it is too large to keep.
     Append {
         number: u64,
         event: Option<Bytes>,
-        /// The number before which nothing is kept any more; 0 if that has not changed.
-        cut: u64,
+        /// The number before which the stream is trimmed; 0 for no change.
+        trim_before: u64,
         calls: Option<Bytes>,
     },
-    /// A stream ends, holding so many bytes, if that is known.
+    /// Ends a stream. `bytes` is its size, if known.
     End { bytes: Option<usize> },
-    /// Nothing of the session's streams is left.
+    /// Removes all streams of the session.
     Forget,
-    /// Nothing: done when all that was written before it is.
+    /// Writes nothing; it is done when all earlier writes are.
     Barrier,
 }
 
-impl What {
+impl Operation {
     fn bytes(&self) -> usize {
         match self {
             Self::Append { event, .. } => event.as_ref().map_or(0, Bytes::len),
@@ -68,46 +68,46 @@ impl What {
         }
     }
 
-    /// Whether it is done even if nobody waits for it any more.
-    const fn is_owed(&self) -> bool {
+    /// Reports whether the write must happen even if its caller is gone.
+    const fn is_mandatory(&self) -> bool {
         matches!(self, Self::Forget)
     }
 }
 
-/// What waits to be written. Its bound is the sessions': each has a bounded number of writes under
-/// way, and stops reading its child at it.
+/// The queue of writes. Its bound follows from that of the sessions: each has a bounded number of
+/// writes in flight, and stops reading its child at that number.
 #[derive(Default)]
 pub(super) struct Queue {
-    writes: Mutex<Waiting>,
-    news: Notify,
+    writes: Mutex<Pending>,
+    added: Notify,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct Pending {
     queue: VecDeque<Write>,
     is_closed: bool,
 }
 
 impl Queue {
-    /// Adds a write. After the end of the appender it is dropped.
+    /// Adds a write; after the end of the appender it is discarded.
     pub(crate) fn push(&self, write: Write) {
         let mut writes = self.locked();
         if !writes.is_closed {
             writes.queue.push_back(write);
             drop(writes);
-            self.news.notify_one();
+            self.added.notify_one();
         }
     }
 
-    /// Moves the next ones behind those in `batch`, until that is full.
+    /// Appends queued writes to `batch` until that is full.
     fn fill(&self, batch: &mut VecDeque<Write>) {
-        let mut bytes: usize = batch.iter().map(|write| write.what.bytes()).sum();
+        let mut bytes: usize = batch.iter().map(|write| write.operation.bytes()).sum();
         let mut writes = self.locked();
-        while batch.len() < BATCH.0 && bytes < BATCH.1 {
+        while batch.len() < MAX_BATCH.0 && bytes < MAX_BATCH.1 {
             let Some(next) = writes.queue.pop_front() else {
                 return;
             };
-            bytes += next.what.bytes();
+            bytes += next.operation.bytes();
             batch.push_back(next);
         }
     }
@@ -122,7 +122,7 @@ impl Queue {
         writes.queue.clear();
     }
 
-    fn locked(&self) -> MutexGuard<'_, Waiting> {
+    fn locked(&self) -> MutexGuard<'_, Pending> {
         self.writes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -136,32 +136,32 @@ pub(super) struct Appender {
 }
 
 impl Appender {
-    /// Writes until `halt`, and then what there is for at most a second.
+    /// Writes until `halt`, then flushes the queue for at most a second.
     pub(crate) async fn run(self, halt: CancellationToken) {
         let mut batch = VecDeque::new();
         halt.run_until_cancelled(async {
             loop {
                 if self.queue.is_empty() {
-                    self.queue.news.notified().await;
+                    self.queue.added.notified().await;
                 }
                 self.write_all(&mut batch).await;
             }
         })
         .await;
-        // What was under way when `halt` came is in the batch still: it is written again.
-        let _ = timeout(LAST, self.write_all(&mut batch)).await;
+        // A batch that `halt` interrupted is still complete, and is written again.
+        let _ = timeout(FLUSH_TIMEOUT, self.write_all(&mut batch)).await;
         self.queue.close();
     }
 
-    /// Writes until nothing is left. Cancel-safe: what is not known to be written is in the batch.
+    /// Writes until the queue is empty. Cancel-safe: `batch` keeps every write without a result.
     async fn write_all(&self, batch: &mut VecDeque<Write>) {
-        let mut delay = DELAY.0;
+        let mut delay = RETRY_DELAY.0;
         loop {
             self.queue.fill(batch);
             batch.retain(|write| {
-                let is_wanted = write.what.is_owed() || !write.done.is_closed();
+                let is_wanted = write.operation.is_mandatory() || !write.done.is_closed();
                 if !is_wanted {
-                    // It is in memory and not in Redis: only Redis is right.
+                    // The cache holds the event, and Redis does not; only Redis is authoritative.
                     self.cache.drop_all(&write.at.session);
                 }
                 is_wanted
@@ -174,53 +174,53 @@ impl Appender {
             }
             self.write(batch).await;
             if batch.is_empty() {
-                delay = DELAY.0;
+                delay = RETRY_DELAY.0;
             } else {
                 sleep(delay).await;
-                delay = (delay * 2).min(DELAY.1);
+                delay = (delay * 2).min(RETRY_DELAY.1);
             }
         }
     }
 
-    /// Writes a batch; what Redis did not take is left in it, in order.
+    /// Writes a batch. Writes that Redis did not take stay in it, in order.
     async fn write(&self, batch: &mut VecDeque<Write>) {
-        let parts = parts(batch);
-        let asked: Vec<usize> = (0..parts.len())
-            .filter(|part| {
-                parts[*part]
+        let groups = groups(batch);
+        let sent: Vec<usize> = (0..groups.len())
+            .filter(|group| {
+                groups[*group]
                     .writes
                     .iter()
-                    .any(|at| batch[*at].what.is_asked())
+                    .any(|at| batch[*at].operation.is_sent())
             })
             .collect();
-        let calls = asked.iter().map(|part| self.call(&parts[*part], batch));
+        let calls = sent.iter().map(|group| self.call(&groups[*group], batch));
         let calls: Vec<Call> = calls.collect();
-        let answers = if calls.is_empty() {
+        let replies = if calls.is_empty() {
             Vec::new()
         } else {
             match self.redis.batch(calls).await {
-                Ok(answers) => answers,
+                Ok(replies) => replies,
                 Err(_) => return,
             }
         };
-        let mut answers: HashMap<usize, _> = asked.into_iter().zip(answers).collect();
-        let mut left: Vec<Option<Write>> = batch.drain(..).map(Some).collect();
-        for (at, part) in parts.iter().enumerate() {
-            let answer = answers.remove(&at).unwrap_or(Ok(Value::Nil));
-            let answer = match answer {
-                Ok(answer) => answer,
+        let mut replies: HashMap<usize, _> = sent.into_iter().zip(replies).collect();
+        let mut remaining: Vec<Option<Write>> = batch.drain(..).map(Some).collect();
+        for (at, group) in groups.iter().enumerate() {
+            let reply = replies.remove(&at).unwrap_or(Ok(Value::Nil));
+            let reply = match reply {
+                Ok(reply) => reply,
                 Err(StoreError::Away) => continue,
                 Err(_) => Value::Int(-1),
             };
-            let writes = part.writes.iter().filter_map(|at| left[*at].take());
-            self.answer(writes, &answer);
+            let writes = group.writes.iter().filter_map(|at| remaining[*at].take());
+            self.reply(writes, &reply);
         }
-        batch.extend(left.into_iter().flatten());
+        batch.extend(remaining.into_iter().flatten());
     }
 
-    fn call(&self, part: &Part, batch: &VecDeque<Write>) -> Call {
-        let (session, epoch) = (self.redis.session(&part.session), self.redis.key("epoch"));
-        let at = &batch[part.writes[0]].at;
+    fn call(&self, group: &Group, batch: &VecDeque<Write>) -> Call {
+        let (session, epoch) = (self.redis.session(&group.session), self.redis.key("epoch"));
+        let at = &batch[group.writes[0]].at;
         let mut call = Call::new(Lua::Write, &[&session, &epoch])
             .arg(at.epoch)
             .arg(at.fence.0)
@@ -229,20 +229,20 @@ impl Appender {
             .arg(self.retention.of_ended())
             .arg(ENDED_STREAMS)
             .arg(ms(MARGIN));
-        for write in part.writes.iter().map(|at| &batch[*at]) {
+        for write in group.writes.iter().map(|at| &batch[*at]) {
             let stream = write.at.stream;
-            match &write.what {
-                What::Open(last, calls) => {
+            match &write.operation {
+                Operation::Open(last, calls) => {
                     call = call.arg("o").arg(stream).arg(*last).arg(&calls[..]);
                 }
-                What::Append {
+                Operation::Append {
                     number,
                     event,
-                    cut,
+                    trim_before,
                     calls,
                 } => {
                     let kind = if event.is_some() { "a" } else { "m" };
-                    call = call.arg(kind).arg(stream).arg(*number).arg(*cut);
+                    call = call.arg(kind).arg(stream).arg(*number).arg(*trim_before);
                     if let Some(event) = event {
                         call.add(&event[..]);
                     }
@@ -250,33 +250,33 @@ impl Appender {
                         call = call.arg("c").arg(stream).arg(&calls[..]);
                     }
                 }
-                What::End { bytes } => {
+                Operation::End { bytes } => {
                     let bytes = bytes.and_then(|bytes| i64::try_from(bytes).ok());
                     call = call.arg("e").arg(stream).arg(bytes.unwrap_or(-1));
                 }
-                What::Forget => call.add("f"),
-                What::Barrier => {}
+                Operation::Forget => call.add("f"),
+                Operation::Barrier => {}
             }
         }
         call
     }
 
-    /// Tells those who wait what became of their writes.
-    fn answer(&self, writes: impl Iterator<Item = Write>, answer: &Value) {
-        let mut results = match answer {
+    /// Sends the results to the callers.
+    fn reply(&self, writes: impl Iterator<Item = Write>, reply: &Value) {
+        let mut results = match reply {
             Value::Array(results) => results.as_slice(),
             _ => &[],
         }
         .iter();
         for write in writes {
-            let result = match (&write.what, answer) {
-                (What::Barrier, _) => Ok(()),
+            let result = match (&write.operation, reply) {
+                (Operation::Barrier, _) => Ok(()),
                 (_, Value::Int(-2)) => Err(StoreError::Flushed),
                 (_, Value::Int(_)) => Err(StoreError::Fenced),
                 _ => match results.next() {
                     Some(Value::Int(last @ 0..)) => {
-                        let is_new = *last == 0 && matches!(write.what, What::Open(..));
-                        // Nobody waits any more: the session may have been released.
+                        let is_new = *last == 0 && matches!(write.operation, Operation::Open(..));
+                        // If the caller is gone, the session may have been released.
                         if is_new && !write.done.is_closed() {
                             self.cache.open(&write.at);
                         }
@@ -288,53 +288,53 @@ impl Appender {
             if result.is_err() {
                 self.cache.drop_all(&write.at.session);
             }
-            // Who waited may be gone: it is written all the same.
+            // The caller may be gone; the write has happened anyway.
             let _ = write.done.send(result);
         }
     }
 }
 
-impl What {
-    const fn is_asked(&self) -> bool {
+impl Operation {
+    const fn is_sent(&self) -> bool {
         !matches!(self, Self::Barrier)
     }
 }
 
-/// The writes of a batch that are one call: of one session, under one fence, in one epoch.
-struct Part {
+/// The writes of a batch that form one script call: same session, fence and epoch.
+struct Group {
     session: SessionId,
-    /// Where they stand in the batch.
+    /// Their indices in the batch.
     writes: Vec<usize>,
 }
 
-fn parts(batch: &VecDeque<Write>) -> Vec<Part> {
-    let mut parts: Vec<Part> = Vec::new();
+fn groups(batch: &VecDeque<Write>) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
     let mut last: HashMap<&SessionId, usize> = HashMap::new();
     for (at, write) in batch.iter().enumerate() {
         let session = &write.at.session;
-        let known = last.get(session).copied().filter(|part| {
-            let first = &batch[parts[*part].writes[0]];
+        let known = last.get(session).copied().filter(|group| {
+            let first = &batch[groups[*group].writes[0]];
             let is_same = (first.at.fence, first.at.epoch) == (write.at.fence, write.at.epoch);
-            // Whoever waits for all waits for the last, whosever it is.
-            is_same || !write.what.is_asked()
+            // A barrier joins the last group, whatever its fence.
+            is_same || !write.operation.is_sent()
         });
-        if let Some(part) = known {
-            parts[part].writes.push(at);
+        if let Some(group) = known {
+            groups[group].writes.push(at);
         } else {
-            last.insert(session, parts.len());
-            parts.push(Part {
+            last.insert(session, groups.len());
+            groups.push(Group {
                 session: session.clone(),
                 writes: vec![at],
             });
         }
     }
-    parts
+    groups
 }
 
-/// Writes and bytes that go to Redis in one go: it answers nobody else meanwhile, and each of these bytes
-/// is copied three times on its way, into the call, the pipeline and the connection's buffer.
-const BATCH: (usize, usize) = (1024, 1024 * 1024);
-/// Before a batch is tried again, and at most.
-const DELAY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
-/// How long the last batches may take.
-const LAST: Duration = Duration::from_secs(1);
+/// Maximum writes and bytes of a batch. Redis serves no other client meanwhile, and each byte is
+/// copied three times: into the call, the pipeline and the buffer of the connection.
+const MAX_BATCH: (usize, usize) = (1024, 1024 * 1024);
+/// The delay before a failed batch is retried: the first, and the maximum.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+/// The time limit of the last flush.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,6 +1,7 @@
-//! What this process has appended itself, kept where readers find it without asking Redis.
+//! A cache of the events that this process has appended, so that readers here need no request to
+//! Redis.
 //!
-//! Not here: what others appended; the log in Redis has all.
+//! Not here: events of other replicas; the log in Redis has all.
 
 #![expect(
     clippy::disallowed_types,
@@ -17,22 +18,22 @@ use tokio::time::Instant;
 
 use crate::protocol::StreamId;
 use crate::state::{
-    Fence, Page, SessionId, Spot,
-    memory::{OfSession, Retention},
+    Fence, Page, SessionId, WriteTarget,
+    memory::{Retention, SessionStreams},
 };
 
-/// The streams of the sessions that this process owns.
+/// The streams of the sessions that this replica owns.
 pub(super) struct Cache {
     retention: Retention,
     sessions: RwLock<HashMap<SessionId, Arc<Mutex<Tenure>>>>,
 }
 
-/// What was appended to a session under one fence, in one life of the store: whatever else there
-/// is came from somebody else, or is gone.
+/// The events that were appended to a session under one fence and epoch. All other events belong to
+/// another owner, or are lost.
 struct Tenure {
     fence: Fence,
     epoch: u32,
-    streams: OfSession,
+    streams: SessionStreams,
 }
 
 impl Cache {
@@ -43,24 +44,24 @@ impl Cache {
         }
     }
 
-    /// Keeps an event. Returns the number before which the stream is no longer kept, if it was
-    /// this process that trimmed it; 0 otherwise.
-    pub(crate) fn append(&self, at: &Spot, number: u64, event: Bytes) -> u64 {
+    /// Keeps an event. Returns the number before which this process trimmed the stream; 0 if it did
+    /// not.
+    pub(crate) fn append(&self, at: &WriteTarget, number: u64, event: Bytes) -> u64 {
         let tenure = self.tenure(at);
         let mut tenure = locked(&tenure);
         let kept = tenure.streams.open(at.stream).map(|stream| {
             stream.append(number, event, Instant::now(), self.retention);
-            stream.cut()
+            stream.oldest_after_trim()
         });
         kept.unwrap_or(0)
     }
 
-    /// A stream has begun, and nobody has appended anything to it.
-    pub(crate) fn open(&self, at: &Spot) {
+    /// Registers a new, empty stream.
+    pub(crate) fn open(&self, at: &WriteTarget) {
         if let Some(tenure) = self.find(&at.session) {
             let mut tenure = locked(&tenure);
             if (tenure.fence, tenure.epoch) == (at.fence, at.epoch) {
-                // One that has ended is there already.
+                // An ended stream is present already.
                 let _ = tenure.streams.open(at.stream);
             }
             return;
@@ -68,11 +69,12 @@ impl Cache {
         let _ = locked(&self.tenure(at)).streams.open(at.stream);
     }
 
-    /// Ends a stream. Returns how many bytes it holds, if all of it is here.
-    pub(crate) fn end(&self, at: &Spot) -> Option<usize> {
+    /// Ends a stream. Returns its size, if the cache holds all of it.
+    pub(crate) fn end(&self, at: &WriteTarget) -> Option<usize> {
         let tenure = self.find(&at.session)?;
         let mut tenure = locked(&tenure);
-        // One that is not here has events elsewhere: it must not seem to end empty.
+        // A stream that is not cached has events elsewhere, so it must not end as an empty one
+        // here.
         let is_here = tenure.streams.has(at.stream);
         if !is_here || (tenure.fence, tenure.epoch) != (at.fence, at.epoch) {
             return None;
@@ -84,7 +86,7 @@ impl Cache {
         bytes
     }
 
-    /// What stands behind `after`, if all of that is here.
+    /// The events behind `after`, if the cache holds all of them.
     pub(crate) fn read(&self, session: &SessionId, stream: StreamId, after: u64) -> Option<Page> {
         let tenure = self.find(session)?;
         let page = locked(&tenure)
@@ -93,7 +95,7 @@ impl Cache {
         page.ok()
     }
 
-    /// Under which fence and epoch this process has written to a session, if it has.
+    /// The fence and epoch under which this process has written to a session.
     pub(super) fn tenure_of(&self, session: &SessionId) -> Option<(Fence, u32)> {
         let tenure = self.find(session)?;
         let tenure = locked(&tenure);
@@ -115,12 +117,12 @@ impl Cache {
             .cloned()
     }
 
-    /// The tenure that `at` belongs to; an older one ends.
-    fn tenure(&self, at: &Spot) -> Arc<Mutex<Tenure>> {
+    /// The tenure of `at`; it replaces an older one.
+    fn tenure(&self, at: &WriteTarget) -> Arc<Mutex<Tenure>> {
         let new = || Tenure {
             fence: at.fence,
             epoch: at.epoch,
-            streams: OfSession::default(),
+            streams: SessionStreams::default(),
         };
         let Some(known) = self.find(&at.session) else {
             let mut sessions = self

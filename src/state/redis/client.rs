@@ -1,6 +1,6 @@
-//! Redis (or Valkey) as the stores see it: scripts that are called, and what comes of failures.
+//! The Redis (or Valkey) client: script calls, batches, and the handling of errors.
 //!
-//! Not here: its connections (`link`), and what is kept there (`log`, `directory`, `limiter`).
+//! Not here: connections (`link`), and the data (`log`, `directory`, `limiter`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,26 +12,26 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    link::{Health, LATE, Link, PATIENCE, PATIENCE_WITH_BATCHES, Unsuitable},
+    link::{BATCH_TIMEOUT, CALL_TIMEOUT, Health, Link, TIMED_OUT, Unsuitable},
     scripts::Lua,
 };
 use crate::base::Secret;
 use crate::state::{SessionId, StoreError};
 
-/// Where Redis is, and what everything there is called.
+/// The address of Redis, and the prefix of all keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// `redis://` or `rediss://` (TLS), with user and password where there are any, and the number
-    /// of the database as path.
+    /// `redis://` or `rediss://` (TLS), with optional user and password, and the database number as
+    /// path.
     pub(crate) url: Secret,
-    /// What all keys begin with; gateways with another prefix know nothing of this one.
+    /// The prefix of all keys. Gateways with different prefixes do not see each other.
     pub(crate) prefix: String,
-    /// The authorities that its certificate may be of, as PEM; none is the usual ones.
+    /// The certificate authorities to trust, as PEM; none for the public ones.
     pub(crate) authorities: Option<Arc<[u8]>>,
 }
 
 impl Settings {
-    /// Fails for a URL that is none.
+    /// Fails for an invalid URL.
     fn client(&self) -> Result<Client, Unsuitable> {
         let url = self.url.expose();
         let opened = match &self.authorities {
@@ -46,7 +46,7 @@ impl Settings {
             }
         };
         opened.map_err(|error| {
-            // Without the text: it may hold a password.
+            // Without the error's text, which may contain a password.
             let what = error.detail().unwrap_or(error.category());
             Unsuitable::new(&format!(
                 "redis.url: is no URL of Redis ({what}): write redis://USER:PASSWORD@HOST:6379/0, \
@@ -56,22 +56,22 @@ impl Settings {
     }
 }
 
-/// A Redis that may be away. A handle.
+/// A handle for a Redis that may be unreachable.
 #[derive(Clone)]
 pub(crate) struct Redis(Arc<Shared>);
 
 struct Shared {
     prefix: String,
     client: Client,
-    /// For what somebody waits for.
+    /// For calls that a caller waits for.
     calls: Link,
-    /// For batches of events: large ones hold nobody else up.
+    /// For batches of events: large ones must not delay the calls.
     writes: Link,
     health: Arc<Health>,
 }
 
 impl Redis {
-    /// Connects in the background, again and again, until `halt`. Fails for a URL that is none.
+    /// Connects in the background, with retries, until `halt`. Fails for an invalid URL.
     pub(crate) fn open(
         settings: &Settings,
         tracker: &TaskTracker,
@@ -79,66 +79,70 @@ impl Redis {
     ) -> Result<Self, Unsuitable> {
         let client = settings.client()?;
         let health = Arc::new(Health::default());
-        let link = |patience| Link::open(&client, patience, &health, tracker, halt);
+        let link = |limit| Link::open(&client, limit, &health, tracker, halt);
         Ok(Self(Arc::new(Shared {
             prefix: format!("{}:v1:", settings.prefix),
             client: client.clone(),
-            calls: link(PATIENCE),
-            writes: link(PATIENCE_WITH_BATCHES),
+            calls: link(CALL_TIMEOUT),
+            writes: link(BATCH_TIMEOUT),
             health,
         })))
     }
 
-    /// Whether the server will do, as far as one has answered: one that is away is no error.
+    /// Checks the server's version and settings, once it has answered. An unreachable server is no
+    /// error.
     pub(crate) async fn check(&self) -> Result<(), Unsuitable> {
-        let until = Instant::now() + PATIENCE * 2;
+        let until = Instant::now() + CALL_TIMEOUT * 2;
         self.0.calls.refusal(until).await.map_or(Ok(()), Err)
     }
 
-    /// Makes connections of one's own.
+    /// The client, for separate connections.
     pub(super) fn client(&self) -> &Client {
         &self.0.client
     }
 
-    /// Runs one command whose answer nobody needs.
-    pub(super) async fn tell(&self, command: Cmd) {
-        let until = Instant::now() + PATIENCE;
+    /// Runs one command and ignores its result.
+    pub(super) async fn send(&self, command: Cmd) {
+        let until = Instant::now() + CALL_TIMEOUT;
         if let Some((mut connection, _)) = self.0.calls.connection(until).await {
-            let told = command.exec_async(&mut connection);
-            let _ = timeout_at(until, told).await;
+            let sent = command.exec_async(&mut connection);
+            let _ = timeout_at(until, sent).await;
         }
     }
 
-    /// The key of what is kept once.
+    /// The key of a singleton.
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{}{name}", self.0.prefix)
     }
 
-    /// The key of a session; those of its streams begin with it.
+    /// The key of a session; the keys of its streams begin with it.
     pub(crate) fn session(&self, session: &SessionId) -> String {
         format!("{}{{{}}}", self.0.prefix, session.as_str())
     }
 
-    /// Runs a script, within half a second. One whose answer is lost with its connection runs
-    /// again: all that are called here may.
+    /// Runs a script within half a second. If its reply is lost with the connection, it runs again:
+    /// every script tolerates that.
     pub(super) async fn call(&self, call: Call) -> Result<Value, StoreError> {
         let (link, health) = (&self.0.calls, &self.0.health);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + CALL_TIMEOUT;
         let mut lost = Ok(());
         for _ in 0..2 {
-            let (mut connection, life) = link.connection(until).await.ok_or(StoreError::Away)?;
+            let (mut connection, generation) =
+                link.connection(until).await.ok_or(StoreError::Away)?;
             let Ok(answer) = timeout_at(until, call.run(&mut connection)).await else {
-                return Err(was_late(link, life, health));
+                return Err(timed_out(link, generation, health));
             };
             match answer {
                 Ok(value) => {
                     health.answered(call.lua);
                     return Ok(value);
                 }
-                Err(error) if error.is_timeout() => return Err(was_late(link, life, health)),
+                Err(error) if error.is_timeout() => {
+                    return Err(timed_out(link, generation, health));
+                }
                 Err(error) if is_broken(&error) => {
                     lost = Err(error);
-                    link.broke(life);
+                    link.close(generation);
                 }
                 Err(error) => {
                     lost = Err(error);
@@ -152,14 +156,14 @@ impl Redis {
         Err(StoreError::Away)
     }
 
-    /// All fields of a hash; none where there is none.
+    /// All fields of a hash; none if it does not exist.
     pub(super) async fn hash(&self, key: &str) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         let mut command = redis::cmd("HGETALL");
         command.arg(key);
         redis::from_redis_value(self.command(command).await?).map_err(|_| StoreError::Away)
     }
 
-    /// Runs one command that may run twice.
+    /// Runs one idempotent command.
     pub(crate) async fn command(&self, command: Cmd) -> Result<Value, StoreError> {
         let lua = Lua::Read;
         self.call(Call { lua, command }).await
@@ -172,48 +176,48 @@ impl Redis {
         self.command(command).await.map(drop)
     }
 
-    /// Runs scripts in order, in one go. Where the answer is lost it is unknown which of them ran.
-    /// A call that would fail for ever is `Fenced`: nobody waits for it.
+    /// Runs scripts in order, in one pipeline. If the reply is lost, any of them may have run. A
+    /// call that would fail every time yields `Fenced`, so that it is not retried.
     pub(crate) async fn all(
         &self,
         calls: Vec<Call>,
     ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
-        self.pipe(&self.0.calls, PATIENCE, calls).await
+        self.run_pipeline(&self.0.calls, CALL_TIMEOUT, calls).await
     }
 
-    /// Likewise, of some megabytes.
+    /// Runs scripts like [`Self::all`], with up to some megabytes of arguments.
     pub(super) async fn batch(
         &self,
         calls: Vec<Call>,
     ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
         let link = &self.0.writes;
-        self.pipe(link, PATIENCE_WITH_BATCHES, calls).await
+        self.run_pipeline(link, BATCH_TIMEOUT, calls).await
     }
 
-    async fn pipe(
+    async fn run_pipeline(
         &self,
         link: &Link,
-        patience: Duration,
+        limit: Duration,
         calls: Vec<Call>,
     ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
         let health = &self.0.health;
-        let until = Instant::now() + patience;
-        let (mut connection, life) = link.connection(until).await.ok_or(StoreError::Away)?;
+        let until = Instant::now() + limit;
+        let (mut connection, generation) = link.connection(until).await.ok_or(StoreError::Away)?;
         let luas: Vec<Lua> = calls.iter().map(|call| call.lua).collect();
         let mut pipeline = Pipeline::with_capacity(calls.len());
         for call in calls {
             pipeline.add_command(call.command);
         }
         pipeline.ignore_errors();
-        let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
-        let answers = match timeout_at(until, asked).await {
+        let sent = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
+        let answers = match timeout_at(until, sent).await {
             Ok(Ok(answers)) => answers,
             Ok(Err(error)) if !error.is_timeout() => {
                 health.failed(&error.to_string());
-                link.broke(life);
+                link.close(generation);
                 return Err(StoreError::Away);
             }
-            _ => return Err(was_late(link, life, health)),
+            _ => return Err(timed_out(link, generation, health)),
         };
         let mut results = Vec::with_capacity(answers.len());
         for (answer, lua) in answers.into_iter().zip(luas) {
@@ -222,19 +226,19 @@ impl Redis {
                     health.answered(lua);
                     Ok(value)
                 }
-                Err(error) if is_unknown(&error) => {
-                    // Its caller comes again.
-                    let _ = timeout(PATIENCE, lua.load().exec_async(&mut connection)).await;
+                Err(error) if is_missing_script(&error) => {
+                    // The caller retries.
+                    let _ = timeout(CALL_TIMEOUT, lua.load().exec_async(&mut connection)).await;
                     Err(StoreError::Away)
                 }
-                Err(error) if is_wrong(&error) => {
+                Err(error) if is_permanent(&error) => {
                     tracing::error!(event = "redis.wrong", why = %error, "a script fails");
                     Err(StoreError::Fenced)
                 }
                 Err(error) => {
                     health.failed(&error.to_string());
                     if is_broken(&error) {
-                        link.broke(life);
+                        link.close(generation);
                     }
                     Err(StoreError::Away)
                 }
@@ -244,13 +248,13 @@ impl Redis {
     }
 }
 
-fn was_late(link: &Link, life: u64, health: &Health) -> StoreError {
-    health.failed(LATE);
-    link.was_late(life);
+fn timed_out(link: &Link, generation: u64, health: &Health) -> StoreError {
+    health.failed(TIMED_OUT);
+    link.timed_out(generation);
     StoreError::Away
 }
 
-/// One call of a script.
+/// One script call.
 pub(crate) struct Call {
     lua: Lua,
     command: Cmd,
@@ -266,7 +270,7 @@ impl Call {
         Self { lua, command }
     }
 
-    /// With one more argument.
+    /// Adds one argument.
     pub(super) fn arg(mut self, arg: impl ToRedisArgs) -> Self {
         self.add(arg);
         self
@@ -278,7 +282,7 @@ impl Call {
 
     async fn run(&self, connection: &mut MultiplexedConnection) -> RedisResult<Value> {
         match self.command.query_async(connection).await {
-            Err(error) if is_unknown(&error) => {
+            Err(error) if is_missing_script(&error) => {
                 self.lua.load().exec_async(connection).await?;
                 self.command.query_async(connection).await
             }
@@ -287,21 +291,21 @@ impl Call {
     }
 }
 
-/// Whether to connect again: the connection is gone, or leads to a server that takes no writes and
-/// whose name may belong to another one by now.
+/// Reports whether to reconnect: the connection is lost, or its server takes no writes, and its
+/// name may point to another server by now.
 fn is_broken(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
 }
 
-/// Whether it is not the server's state but what was asked, or what is kept there.
-fn is_wrong(error: &RedisError) -> bool {
+/// Reports whether the call or the stored data is at fault, not the server's state.
+fn is_permanent(error: &RedisError) -> bool {
     matches!(error.code(), Some("ERR" | "WRONGTYPE"))
 }
 
-/// Whether the server does not have the script: it was restarted, or flushed.
-fn is_unknown(error: &RedisError) -> bool {
+/// Reports whether the server lacks the script, after a restart or a flush.
+fn is_missing_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// For how long keys outlive what they are for: clocks and scripts take a moment.
+/// The time that keys outlive their purpose, to allow for clocks and the duration of scripts.
 pub(super) const MARGIN: Duration = Duration::from_secs(60);

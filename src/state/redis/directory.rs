@@ -1,4 +1,4 @@
-//! The directory in Redis: a hash per session, a heartbeat per replica, and the store's epoch.
+//! The directory in Redis: a hash per session, a heartbeat per replica, and the epoch.
 
 use std::{
     sync::{
@@ -15,19 +15,21 @@ use super::{
     client::{Call, MARGIN, Redis},
     scripts::{Lua, ms},
 };
-use crate::state::{Beat, Directory, Fence, Found, Later, Record, Replica, SessionId, StoreError};
+use crate::state::{
+    BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, SessionId, StoreError,
+};
 
-/// The directory that all replicas share.
+/// The directory that replicas share.
 pub(crate) struct RedisDirectory {
     redis: Redis,
-    /// The life of the store that this replica knows; 0 for none.
+    /// The epoch that this replica knows; 0 for none.
     epoch: AtomicU32,
-    /// Whether it begins no more sessions.
+    /// This replica accepts no new sessions.
     is_closed: AtomicBool,
 }
 
 impl RedisDirectory {
-    /// The directory of one replica.
+    /// The directory, as one replica uses it.
     pub(crate) const fn new(redis: Redis) -> Self {
         Self {
             redis,
@@ -36,29 +38,29 @@ impl RedisDirectory {
         }
     }
 
-    /// Asks for a change by the owner. Where a first answer was lost, the second says that a
-    /// session is not there though it was this caller who removed it: `is_gone_done`.
+    /// Runs a change by the owner. With `is_gone_done`, a missing session counts as success: the
+    /// reply to a first removal may have been lost.
     async fn change(&self, call: Call, is_gone_done: bool) -> Result<(), StoreError> {
-        match self.ask(call).await? {
+        match self.call(call).await? {
             1 => Ok(()),
             0 if is_gone_done => Ok(()),
             _ => Err(StoreError::Fenced),
         }
     }
 
-    async fn ask<T: FromRedisValue>(&self, call: Call) -> Result<T, StoreError> {
+    async fn call<T: FromRedisValue>(&self, call: Call) -> Result<T, StoreError> {
         read(self.redis.call(call).await?)
     }
 
     /// The epoch that this replica knows; empty for none.
-    fn known(&self) -> String {
+    fn known_epoch(&self) -> String {
         match self.epoch.load(Ordering::Relaxed) {
             0 => String::new(),
             epoch => epoch.to_string(),
         }
     }
 
-    fn on(&self, lua: Lua, session: &SessionId) -> Call {
+    fn call_for(&self, lua: Lua, session: &SessionId) -> Call {
         Call::new(lua, &[&self.redis.session(session)])
     }
 }
@@ -68,7 +70,7 @@ fn read<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
 }
 
 impl Directory for RedisDirectory {
-    fn beat<'a>(&'a self, replica: &'a Replica) -> Later<'a, Result<Beat, StoreError>> {
+    fn beat<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, Result<Heartbeat, StoreError>> {
         Box::pin(async move {
             let keys = [
                 self.redis.key("epoch"),
@@ -78,23 +80,23 @@ impl Directory for RedisDirectory {
             ];
             let call = Call::new(Lua::Beat, &keys.each_ref().map(String::as_str))
                 .arg(&*replica.address)
-                .arg(ms(STANDS))
+                .arg(ms(HEARTBEAT_TTL))
                 .arg(new_epoch())
-                .arg(self.known())
-                .arg(ms(EPOCH))
+                .arg(self.known_epoch())
+                .arg(ms(EPOCH_TTL))
                 .arg(ms(RECOVERY))
                 .arg(&*replica.boot)
                 .arg(u8::from(!self.is_closed.load(Ordering::Relaxed)));
-            let (epoch, is_recovering): (u32, bool) = self.ask(call).await?;
+            let (epoch, is_recovering): (u32, bool) = self.call(call).await?;
             self.epoch.store(epoch, Ordering::Relaxed);
-            Ok(Beat {
+            Ok(Heartbeat {
                 epoch,
                 is_recovering,
             })
         })
     }
 
-    fn open(&self) -> Later<'_, Result<Vec<Replica>, StoreError>> {
+    fn open(&self) -> BoxFuture<'_, Result<Vec<Replica>, StoreError>> {
         Box::pin(async move {
             let mut command = redis::cmd("ZRANGE");
             command.arg(self.redis.key("open")).arg(0).arg(-1);
@@ -108,18 +110,18 @@ impl Directory for RedisDirectory {
         })
     }
 
-    fn close<'a>(&'a self, replica: &'a Replica) -> Later<'a, ()> {
+    fn close<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, ()> {
         self.is_closed.store(true, Ordering::Relaxed);
-        // Where Redis is away the next heartbeat says it.
+        // If Redis is away, the next heartbeat carries the change.
         Box::pin(async move {
             let _ = self.beat(replica).await;
         })
     }
 
-    fn leave<'a>(&'a self, replica: &'a Replica) -> Later<'a, ()> {
+    fn leave<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             let key = self.redis.key(&format!("replica:{}", replica.boot));
-            // Where Redis is away both end by themselves.
+            // If Redis is away, both expire.
             let _ = self.redis.remove(&key).await;
             let mut command = redis::cmd("ZREM");
             let name = format!("{} {}", replica.boot, replica.address);
@@ -133,7 +135,7 @@ impl Directory for RedisDirectory {
         session: &'a SessionId,
         record: Record,
         epoch: u32,
-    ) -> Later<'a, Result<bool, StoreError>> {
+    ) -> BoxFuture<'a, Result<bool, StoreError>> {
         Box::pin(async move {
             let keys = [self.redis.session(session), self.redis.key("epoch")];
             let (address, boot) = owner(record.owner.as_ref());
@@ -148,19 +150,22 @@ impl Directory for RedisDirectory {
                 .arg(ms(record.ttl))
                 .arg(ms(record.age))
                 .arg(ms(MARGIN));
-            match self.ask::<i64>(call).await? {
+            match self.call::<i64>(call).await? {
                 -2 => Err(StoreError::Flushed),
                 is_added => Ok(is_added == 1),
             }
         })
     }
 
-    fn find<'a>(&'a self, session: &'a SessionId) -> Later<'a, Result<Option<Found>, StoreError>> {
+    fn find<'a>(
+        &'a self,
+        session: &'a SessionId,
+    ) -> BoxFuture<'a, Result<Option<Found>, StoreError>> {
         Box::pin(async move {
             let keys = [self.redis.session(session), self.redis.key("epoch")];
             let call = Call::new(Lua::Find, &keys.each_ref().map(String::as_str))
                 .arg(self.redis.key("replica:"))
-                .arg(self.known());
+                .arg(self.known_epoch());
             match self.redis.call(call).await? {
                 Value::Int(_) => Err(StoreError::Flushed),
                 Value::Nil | Value::Boolean(false) => Ok(None),
@@ -174,17 +179,17 @@ impl Directory for RedisDirectory {
         session: &'a SessionId,
         seen: &'a Record,
         me: &'a Replica,
-    ) -> Later<'a, Result<Option<Fence>, StoreError>> {
+    ) -> BoxFuture<'a, Result<Option<Fence>, StoreError>> {
         Box::pin(async move {
             let (_, boot) = owner(seen.owner.as_ref());
             let call = self
-                .on(Lua::Claim, session)
+                .call_for(Lua::Claim, session)
                 .arg(boot)
                 .arg(seen.fence.0)
                 .arg(&*me.address)
                 .arg(&*me.boot)
                 .arg(ms(MARGIN));
-            let fence: u64 = self.ask(call).await?;
+            let fence: u64 = self.call(call).await?;
             Ok((fence > 0).then_some(Fence(fence)))
         })
     }
@@ -194,8 +199,8 @@ impl Directory for RedisDirectory {
         session: &'a SessionId,
         fence: Fence,
         kept: Option<Bytes>,
-    ) -> Later<'a, Result<(), StoreError>> {
-        let mut call = self.on(Lua::Change, session).arg(fence.0).arg("keep");
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let mut call = self.call_for(Lua::Change, session).arg(fence.0).arg("keep");
         call.add(ms(MARGIN));
         if let Some(kept) = kept {
             call.add(&kept[..]);
@@ -207,8 +212,11 @@ impl Directory for RedisDirectory {
         &'a self,
         session: &'a SessionId,
         fence: Fence,
-    ) -> Later<'a, Result<(), StoreError>> {
-        let call = self.on(Lua::Change, session).arg(fence.0).arg("release");
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let call = self
+            .call_for(Lua::Change, session)
+            .arg(fence.0)
+            .arg("release");
         Box::pin(self.change(call, false))
     }
 
@@ -216,21 +224,24 @@ impl Directory for RedisDirectory {
         &'a self,
         session: &'a SessionId,
         fence: Fence,
-    ) -> Later<'a, Result<(), StoreError>> {
-        let call = self.on(Lua::Change, session).arg(fence.0).arg("remove");
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let call = self
+            .call_for(Lua::Change, session)
+            .arg(fence.0)
+            .arg("remove");
         Box::pin(self.change(call, true))
     }
 }
 
-/// Address and boot id; empty where nobody owns it.
+/// Address and boot id; both empty without an owner.
 fn owner(owner: Option<&Replica>) -> (&str, &str) {
     owner.map_or(("", ""), |owner| (&*owner.address, &*owner.boot))
 }
 
-/// What `find.lua` returned.
+/// Reads the reply of `find.lua`.
 fn found(answer: Value) -> Result<Found, StoreError> {
     type Row = (String, String, String, String, u64, Vec<u8>, u64, u64, i64);
-    let (principal, server, address, boot, fence, kept, ttl, age, stands): Row = read(answer)?;
+    let (principal, server, address, boot, fence, kept, ttl, age, ttl_left): Row = read(answer)?;
     let owner = (!boot.is_empty()).then(|| Replica {
         address: address.into(),
         boot: boot.into(),
@@ -244,22 +255,22 @@ fn found(answer: Value) -> Result<Found, StoreError> {
         ttl: Duration::from_millis(ttl),
         age: Duration::from_millis(age),
     };
-    let stands = u64::try_from(stands).ok().map(Duration::from_millis);
+    let ttl_left = u64::try_from(ttl_left).ok().map(Duration::from_millis);
     Ok(Found {
         record,
-        sign: stands.map(|left| STANDS.saturating_sub(left)),
+        heartbeat_age: ttl_left.map(|left| HEARTBEAT_TTL.saturating_sub(left)),
     })
 }
 
-/// Random, and never 0.
+/// A random epoch, never 0.
 fn new_epoch() -> u32 {
     let random = uuid::Uuid::new_v4().as_fields().0;
     random.max(1)
 }
 
-/// How long a heartbeat stands.
-const STANDS: Duration = Duration::from_secs(5);
-/// How long owners have to register their sessions again.
+/// The lifetime of a heartbeat.
+const HEARTBEAT_TTL: Duration = Duration::from_secs(5);
+/// The time in which owners register lost sessions again.
 const RECOVERY: Duration = Duration::from_secs(5);
-/// How long an epoch outlives the last replica: longer than any session.
-const EPOCH: Duration = Duration::from_hours(24 * 90);
+/// The time that an epoch outlives the last replica: longer than any session.
+const EPOCH_TTL: Duration = Duration::from_hours(24 * 90);

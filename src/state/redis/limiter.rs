@@ -1,7 +1,7 @@
-//! Limits counted for all replicas together, in Redis.
+//! Limits that all replicas share, in Redis.
 //!
-//! While Redis is away each replica counts for itself: together they may give as many times the
-//! limit as there are replicas.
+//! While Redis is away each replica counts alone, so together they may give the limit once per
+//! replica.
 
 #![expect(
     clippy::disallowed_types,
@@ -26,15 +26,15 @@ use super::{
     scripts::{Lua, ms},
 };
 use crate::base::{hex, sha256};
-use crate::state::{Account, Later, Limiter, Seat, memory::MemoryLimiter};
+use crate::state::{Account, BoxFuture, Limiter, Seat, memory::MemoryLimiter};
 
-/// Limits of all replicas together.
+/// The limits of all replicas together.
 ///
-/// 1. What is drawn comes from a bucket in Redis; while that is away, from one of this replica.
-/// 2. Seats are counted in Redis per replica, as absolute numbers: one task writes the number of
-///    an account after each change, and again from time to time, so that what was lost comes
-///    right by itself. Replicas without a heartbeat do not count. While Redis is away, an account
-///    has as many seats as this replica knows of.
+/// 1. Allotments come from a bucket in Redis, or from a local one while Redis is away.
+/// 2. Redis counts seats per replica, as absolute numbers. One task writes the number of an account
+///    after each change, and all of them from time to time, so that lost numbers are restored.
+///    Replicas without a heartbeat do not count. While Redis is away, an account has as many seats
+///    as this replica knows of.
 pub(crate) struct RedisLimiter {
     redis: Redis,
     local: Arc<MemoryLimiter>,
@@ -42,7 +42,7 @@ pub(crate) struct RedisLimiter {
 }
 
 impl RedisLimiter {
-    /// The limits of the replica that beats under `boot`; its task runs until `halt`.
+    /// The limits of the replica with the boot id `boot`; its task runs until `halt`.
     pub(crate) fn new(
         redis: Redis,
         boot: Arc<str>,
@@ -50,15 +50,15 @@ impl RedisLimiter {
         halt: CancellationToken,
     ) -> Self {
         let seats = Arc::new(Seats::default());
-        let clerk = Clerk {
+        let reporter = Reporter {
             redis: redis.clone(),
             boot,
             seats: Arc::clone(&seats),
         };
         tracker.spawn(async move {
-            halt.run_until_cancelled(clerk.run()).await;
-            // What is out comes back with the heartbeat; nobody is told of more.
-            clerk.seats.close();
+            halt.run_until_cancelled(reporter.run()).await;
+            // Seats that are taken lapse with the heartbeat; later requests get no answer.
+            reporter.seats.close();
         });
         Self {
             redis,
@@ -69,7 +69,7 @@ impl RedisLimiter {
 }
 
 impl Limiter for RedisLimiter {
-    fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> Later<'static, u64> {
+    fn draw(self: Arc<Self>, account: Account, rate: u64, wanted: u64) -> BoxFuture<'static, u64> {
         Box::pin(async move {
             let key = self.redis.key(&name("rate:", &account));
             let call = Call::new(Lua::Draw, &[&key]).arg(rate).arg(wanted);
@@ -81,16 +81,16 @@ impl Limiter for RedisLimiter {
         })
     }
 
-    fn enter(self: Arc<Self>, account: Account, most: u64) -> Later<'static, Option<Seat>> {
+    fn enter(self: Arc<Self>, account: Account, most: u64) -> BoxFuture<'static, Option<Seat>> {
         Box::pin(async move {
             let (given, seat) = oneshot::channel();
-            self.seats.ask(account, Ask { most, given });
+            self.seats.request(account, SeatRequest { most, given });
             seat.await.ok().flatten()
         })
     }
 }
 
-/// What an account is called in Redis: of a bounded length, and naming nobody.
+/// The name of an account in Redis: of bounded length, and without personal data.
 fn name(kind: &str, account: &Account) -> String {
     kind.to_owned() + &hex(&sha256(account.0.as_bytes())[..16])
 }
@@ -99,27 +99,27 @@ fn name(kind: &str, account: &Account) -> String {
 #[derive(Default)]
 struct Seats {
     table: Mutex<Table>,
-    news: Notify,
+    changes: Notify,
 }
 
 #[derive(Default)]
 struct Table {
-    accounts: HashMap<Account, Held>,
-    /// Those whose number in Redis may be another one, each once.
+    accounts: HashMap<Account, Usage>,
+    /// Accounts whose number in Redis may be outdated, each once.
     changed: VecDeque<Account>,
     is_closed: bool,
 }
 
-/// What this replica has of an account.
+/// The use of one account by this replica.
 #[derive(Default)]
-struct Held {
-    out: u64,
-    asks: VecDeque<Ask>,
+struct Usage {
+    taken: u64,
+    requests: VecDeque<SeatRequest>,
     is_changed: bool,
 }
 
-/// Somebody wants a seat.
-struct Ask {
+/// A request for a seat.
+struct SeatRequest {
     most: u64,
     given: oneshot::Sender<Option<Seat>>,
 }
@@ -129,81 +129,83 @@ impl Seats {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, account: Account, ask: Ask) {
+    fn request(&self, account: Account, request: SeatRequest) {
         let mut table = self.locked();
         if table.is_closed {
             return;
         }
-        let held = table.accounts.entry(account.clone()).or_default();
-        held.asks.push_back(ask);
+        let usage = table.accounts.entry(account.clone()).or_default();
+        usage.requests.push_back(request);
         table.change(account);
         drop(table);
-        self.news.notify_one();
+        self.changes.notify_one();
     }
 
     fn leave(&self, account: Account) {
         let mut table = self.locked();
-        if let Some(held) = table.accounts.get_mut(&account) {
-            held.out = held.out.saturating_sub(1);
+        if let Some(usage) = table.accounts.get_mut(&account) {
+            usage.taken = usage.taken.saturating_sub(1);
             table.change(account);
             drop(table);
-            self.news.notify_one();
+            self.changes.notify_one();
         }
     }
 
-    /// Some accounts that have changed, with how many seats are out and who wants one.
-    fn take(&self) -> Vec<Round> {
+    /// Takes some changed accounts, with their number of seats and pending requests.
+    fn take(&self) -> Vec<Update> {
         let mut table = self.locked();
-        let mut rounds = Vec::new();
-        while rounds.len() < ROUNDS {
+        let mut updates = Vec::new();
+        while updates.len() < MAX_UPDATES {
             let Some(account) = table.changed.pop_front() else {
                 break;
             };
-            let Some(held) = table.accounts.get_mut(&account) else {
+            let Some(usage) = table.accounts.get_mut(&account) else {
                 continue;
             };
-            held.is_changed = false;
-            let mut asks = std::mem::take(&mut held.asks);
-            asks.retain(|ask| !ask.given.is_closed());
-            rounds.push(Round {
+            usage.is_changed = false;
+            let mut requests = std::mem::take(&mut usage.requests);
+            requests.retain(|request| !request.given.is_closed());
+            updates.push(Update {
                 account,
-                out: held.out,
-                asks,
+                taken: usage.taken,
+                requests,
             });
         }
-        rounds
+        updates
     }
 
-    /// What came of a round: which asks get a seat. Without an answer it has to be told again.
-    fn settle(self: &Arc<Self>, round: Round, answer: Option<Vec<bool>>) {
+    /// Applies the reply to an update: gives seats, and repeats the update if there is no reply.
+    fn apply(self: &Arc<Self>, update: Update, reply: Option<Vec<bool>>) {
         let mut given = Vec::new();
         let mut table = self.locked();
-        let Some(held) = table.accounts.get_mut(&round.account) else {
+        let Some(usage) = table.accounts.get_mut(&update.account) else {
             return;
         };
-        let is_known = answer.is_some();
-        let mut answer = answer.into_iter().flatten();
-        for ask in round.asks {
-            let has_seat = answer.next().unwrap_or(!is_known && held.out < ask.most);
-            held.out += u64::from(has_seat);
-            given.push((ask.given, has_seat));
+        let is_known = reply.is_some();
+        let mut reply = reply.into_iter().flatten();
+        for request in update.requests {
+            let has_seat = reply
+                .next()
+                .unwrap_or(!is_known && usage.taken < request.most);
+            usage.taken += u64::from(has_seat);
+            given.push((request.given, has_seat));
         }
-        let is_used = held.out > 0 || !held.asks.is_empty() || held.is_changed;
+        let is_used = usage.taken > 0 || !usage.requests.is_empty() || usage.is_changed;
         if !is_known {
-            table.change(round.account.clone());
+            table.change(update.account.clone());
         } else if !is_used {
-            table.accounts.remove(&round.account);
+            table.accounts.remove(&update.account);
         }
-        // A seat that nobody takes any more is dropped, which takes the lock again.
+        // A seat whose caller is gone is dropped at once, which takes the lock again.
         drop(table);
-        for (ask, has_seat) in given {
-            let (seats, account) = (Arc::clone(self), round.account.clone());
+        for (request, has_seat) in given {
+            let (seats, account) = (Arc::clone(self), update.account.clone());
             let seat = has_seat.then(|| Seat::new(move || seats.leave(account)));
-            let _ = ask.send(seat);
+            let _ = request.send(seat);
         }
     }
 
-    /// All numbers are to be told again.
+    /// Marks all accounts as changed.
     fn change_all(&self) {
         let mut table = self.locked();
         let all: Vec<Account> = table.accounts.keys().cloned().collect();
@@ -212,104 +214,104 @@ impl Seats {
         }
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_sent(&self) -> bool {
         self.locked().changed.is_empty()
     }
 
     fn close(&self) {
         let mut table = self.locked();
         table.is_closed = true;
-        for held in table.accounts.values_mut() {
-            held.asks.clear();
+        for usage in table.accounts.values_mut() {
+            usage.requests.clear();
         }
     }
 }
 
 impl Table {
     fn change(&mut self, account: Account) {
-        if let Some(held) = self.accounts.get_mut(&account)
-            && !held.is_changed
+        if let Some(usage) = self.accounts.get_mut(&account)
+            && !usage.is_changed
         {
-            held.is_changed = true;
+            usage.is_changed = true;
             self.changed.push_back(account);
         }
     }
 }
 
-/// One account that is told to Redis.
-struct Round {
+/// The update of one account in Redis.
+struct Update {
     account: Account,
-    out: u64,
-    asks: VecDeque<Ask>,
+    taken: u64,
+    requests: VecDeque<SeatRequest>,
 }
 
-/// The task that tells Redis what changed.
-struct Clerk {
+/// The task that writes the numbers to Redis.
+struct Reporter {
     redis: Redis,
     boot: Arc<str>,
     seats: Arc<Seats>,
 }
 
-impl Clerk {
+impl Reporter {
     async fn run(&self) {
-        let mut told = Instant::now();
+        let mut renewed = Instant::now();
         loop {
-            if self.seats.is_settled() {
-                let left = AGAIN.saturating_sub(told.elapsed());
-                let _ = timeout(left, self.seats.news.notified()).await;
+            if self.seats.is_sent() {
+                let left = RENEWAL.saturating_sub(renewed.elapsed());
+                let _ = timeout(left, self.seats.changes.notified()).await;
             }
-            if told.elapsed() >= AGAIN {
-                told = Instant::now();
+            if renewed.elapsed() >= RENEWAL {
+                renewed = Instant::now();
                 self.seats.change_all();
             }
-            let rounds = self.seats.take();
-            if !rounds.is_empty() && !self.tell(rounds).await {
-                sleep(DELAY).await;
+            let updates = self.seats.take();
+            if !updates.is_empty() && !self.send(updates).await {
+                sleep(RETRY_DELAY).await;
             }
         }
     }
 
-    /// Whether Redis knows.
-    async fn tell(&self, rounds: Vec<Round>) -> bool {
-        let calls = rounds.iter().map(|round| self.call(round)).collect();
-        let Ok(answers) = self.redis.all(calls).await else {
-            for round in rounds {
-                self.seats.settle(round, None);
+    /// Returns whether Redis took all updates.
+    async fn send(&self, updates: Vec<Update>) -> bool {
+        let calls = updates.iter().map(|update| self.call(update)).collect();
+        let Ok(replies) = self.redis.all(calls).await else {
+            for update in updates {
+                self.seats.apply(update, None);
             }
             return false;
         };
-        let mut is_told = true;
-        for (round, answer) in rounds.into_iter().zip(answers) {
-            let answer = answer.ok().and_then(read);
-            is_told &= answer.is_some();
-            self.seats.settle(round, answer);
+        let mut is_complete = true;
+        for (update, reply) in updates.into_iter().zip(replies) {
+            let reply = reply.ok().and_then(read);
+            is_complete &= reply.is_some();
+            self.seats.apply(update, reply);
         }
-        is_told
+        is_complete
     }
 
-    fn call(&self, round: &Round) -> Call {
-        let key = self.redis.key(&name("seats:", &round.account));
+    fn call(&self, update: &Update) -> Call {
+        let key = self.redis.key(&name("seats:", &update.account));
         let mut call = Call::new(Lua::Seats, &[&key])
             .arg(self.redis.key("replica:"))
             .arg(&*self.boot)
-            .arg(round.out)
-            .arg(ms(STANDS));
-        for ask in &round.asks {
-            call.add(ask.most);
+            .arg(update.taken)
+            .arg(ms(COUNT_TTL));
+        for request in &update.requests {
+            call.add(request.most);
         }
         call
     }
 }
 
-fn read(answer: Value) -> Option<Vec<bool>> {
-    Vec::<bool>::from_redis_value(answer).ok()
+fn read(reply: Value) -> Option<Vec<bool>> {
+    Vec::<bool>::from_redis_value(reply).ok()
 }
 
-/// Accounts that are told to Redis in one go.
-const ROUNDS: usize = 256;
-/// How long a number in Redis stands without being told again.
-const STANDS: Duration = Duration::from_secs(120);
-/// When all numbers are told again.
-const AGAIN: Duration = Duration::from_secs(30);
-/// Before Redis is told again what it did not take.
-const DELAY: Duration = Duration::from_millis(100);
+/// Maximum number of accounts in one pipeline.
+const MAX_UPDATES: usize = 256;
+/// The time that a number in Redis is valid without a renewal.
+const COUNT_TTL: Duration = Duration::from_secs(120);
+/// The interval at which all numbers are renewed.
+const RENEWAL: Duration = Duration::from_secs(30);
+/// The delay before a failed update is retried.
+const RETRY_DELAY: Duration = Duration::from_millis(100);

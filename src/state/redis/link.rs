@@ -1,6 +1,6 @@
-//! One connection to Redis, kept up: which servers will do, and what is said of one that is away.
+//! One connection to Redis: reconnects, server checks, and the log entries of an outage.
 //!
-//! Not here: what is asked over it (`redis`).
+//! Not here: the commands (`client`).
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::scripts::Lua;
 
-/// Why a server will not do, or a URL: the option, what is wrong, and what to do.
+/// The reason why a server or URL cannot be used: the option, the mistake, and its remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Unsuitable(Arc<str>);
@@ -33,7 +33,7 @@ impl Unsuitable {
     }
 }
 
-/// One connection, made again when it breaks.
+/// One connection, re-established when it breaks.
 pub(super) struct Link {
     state: watch::Sender<State>,
     broken: Arc<Notify>,
@@ -41,20 +41,20 @@ pub(super) struct Link {
 
 #[derive(Clone)]
 pub(crate) enum State {
-    /// Being made, for the first time since there was one; waited for until then at most.
+    /// Being established. After a time-out, callers wait for it until the instant at most.
     Connecting(Option<Instant>),
-    /// There, in its so-manieth life.
+    /// Established; the number counts the connections of this link.
     Up(MultiplexedConnection, u64),
-    /// Tried, and not there.
+    /// The last attempt failed.
     Away,
-    /// There, and not to be used.
+    /// Reachable, but unusable.
     Refused(Unsuitable),
 }
 
 impl Link {
     pub(crate) fn open(
         client: &Client,
-        patience: Duration,
+        timeout_of_calls: Duration,
         health: &Arc<Health>,
         tracker: &TaskTracker,
         halt: &CancellationToken,
@@ -63,20 +63,20 @@ impl Link {
             state: watch::Sender::new(State::Connecting(None)),
             broken: Arc::new(Notify::new()),
         };
-        let keeper = Keeper {
+        let connector = Connector {
             client: client.clone(),
-            patience,
+            timeout_of_calls,
             state: link.state.clone(),
             broken: Arc::clone(&link.broken),
             health: Arc::clone(health),
         };
         let halt = halt.clone();
-        tracker.spawn(async move { halt.run_until_cancelled(keeper.run()).await });
+        tracker.spawn(async move { halt.run_until_cancelled(connector.run()).await });
         link
     }
 
-    /// The connection, and its life. While one is being made, waits for it until then at most;
-    /// where that failed already, does not wait.
+    /// The connection and its number. While one is being established, waits until `until` at most;
+    /// after a failed attempt, does not wait.
     pub(super) async fn connection(&self, until: Instant) -> Option<(MultiplexedConnection, u64)> {
         let mut state = self.state.subscribe();
         let until = match *state.borrow_and_update() {
@@ -86,12 +86,12 @@ impl Link {
         let is_known = |state: &State| !matches!(state, State::Connecting(_));
         let known = timeout_at(until, state.wait_for(is_known)).await;
         match &*known.ok()?.ok()? {
-            State::Up(connection, life) => Some((connection.clone(), *life)),
+            State::Up(connection, generation) => Some((connection.clone(), *generation)),
             _ => None,
         }
     }
 
-    /// Why its server will not do; none while that is not known.
+    /// The reason why the server cannot be used; none while that is unknown.
     pub(super) async fn refusal(&self, until: Instant) -> Option<Unsuitable> {
         let mut state = self.state.subscribe();
         let is_known = |state: &State| !matches!(state, State::Connecting(_));
@@ -102,24 +102,24 @@ impl Link {
         }
     }
 
-    /// The connection of that life is of no use any more.
-    pub(super) fn broke(&self, life: u64) {
-        self.end(life, None);
+    /// Drops the connection with this number.
+    pub(super) fn close(&self, generation: u64) {
+        self.end(generation, None);
     }
 
-    /// Likewise, because its server does not answer: who has waited for that already, as
-    /// `initialize` for its place, does not wait so long again.
-    pub(super) fn was_late(&self, life: u64) {
-        self.end(life, Some(Instant::now() + AGAIN));
+    /// Drops the connection because its server does not answer. Callers that have just waited, as
+    /// `initialize` does for its seat, wait for the next one only briefly.
+    pub(super) fn timed_out(&self, generation: u64) {
+        self.end(generation, Some(Instant::now() + RECONNECT_WAIT));
     }
 
-    fn end(&self, life: u64, until: Option<Instant>) {
+    fn end(&self, generation: u64, until: Option<Instant>) {
         let is_changed = self.state.send_if_modified(|state| {
-            let is_it = matches!(state, State::Up(_, known) if *known == life);
-            if is_it {
+            let is_current = matches!(state, State::Up(_, known) if *known == generation);
+            if is_current {
                 *state = State::Connecting(until);
             }
-            is_it
+            is_current
         });
         if is_changed {
             self.broken.notify_one();
@@ -127,24 +127,24 @@ impl Link {
     }
 }
 
-/// Makes the connection of a link.
-struct Keeper {
+/// The task that maintains the connection of a link.
+struct Connector {
     client: Client,
-    patience: Duration,
+    timeout_of_calls: Duration,
     state: watch::Sender<State>,
     broken: Arc<Notify>,
     health: Arc<Health>,
 }
 
-impl Keeper {
+impl Connector {
     async fn run(self) {
-        let mut delay = DELAY.0;
-        let mut life = 0;
+        let mut delay = RETRY_DELAY.0;
+        let mut generation = 0;
         loop {
             match self.connect().await {
                 Ok(connection) => {
-                    (life, delay) = (life + 1, DELAY.0);
-                    self.state.send_replace(State::Up(connection, life));
+                    (generation, delay) = (generation + 1, RETRY_DELAY.0);
+                    self.state.send_replace(State::Up(connection, generation));
                     self.broken.notified().await;
                     continue;
                 }
@@ -158,29 +158,29 @@ impl Keeper {
                 }
             }
             sleep(delay).await;
-            delay = (delay * 2).min(DELAY.1);
+            delay = (delay * 2).min(RETRY_DELAY.1);
         }
     }
 
     async fn connect(&self) -> Result<MultiplexedConnection, Refusal> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE * 2))
-            .set_response_timeout(Some(self.patience));
-        let greeted = async {
+            .set_connection_timeout(Some(CALL_TIMEOUT * 2))
+            .set_response_timeout(Some(self.timeout_of_calls));
+        let prepared = async {
             let connection = self
                 .client
                 .get_multiplexed_async_connection_with_config(&config);
             let mut connection = connection.await.map_err(|error| Refusal::of(&error))?;
-            greet(&mut connection).await?;
+            prepare(&mut connection).await?;
             Ok(connection)
         };
-        // Several round trips, over a line that may be slow.
-        let greeted = timeout(PATIENCE * 3, greeted).await;
-        greeted.unwrap_or_else(|_| Err(Refusal::Away(LATE.into())))
+        // Several round trips, maybe over a slow network.
+        let prepared = timeout(CALL_TIMEOUT * 3, prepared).await;
+        prepared.unwrap_or_else(|_| Err(Refusal::Away(TIMED_OUT.into())))
     }
 }
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 enum Refusal {
     Away(String),
     Unsuitable(Unsuitable),
@@ -201,8 +201,8 @@ impl Refusal {
     }
 }
 
-/// Looks whether the server will do, and leaves the scripts there.
-async fn greet(connection: &mut MultiplexedConnection) -> Result<(), Refusal> {
+/// Checks the server, and loads the scripts.
+async fn prepare(connection: &mut MultiplexedConnection) -> Result<(), Refusal> {
     let mut pipeline = Pipeline::new();
     pipeline.cmd("INFO").arg("server");
     pipeline.cmd("INFO").arg("memory");
@@ -210,20 +210,20 @@ async fn greet(connection: &mut MultiplexedConnection) -> Result<(), Refusal> {
         pipeline.add_command(lua.load());
     }
     pipeline.ignore_errors();
-    let answers = pipeline
+    let replies = pipeline
         .query_async::<Vec<RedisResult<String>>>(connection)
         .await
         .map_err(|error| Refusal::of(&error))?;
-    let mut texts = Vec::new();
-    for answer in answers {
-        texts.push(answer.map_err(|error| Refusal::of(&error))?);
+    let mut replies_text = Vec::new();
+    for reply in replies {
+        replies_text.push(reply.map_err(|error| Refusal::of(&error))?);
     }
-    let facts = texts.iter().take(2).flat_map(|text| text.lines());
-    judge(&facts).map_err(Refusal::Unsuitable)
+    let facts = replies_text.iter().take(2).flat_map(|text| text.lines());
+    check(&facts).map_err(Refusal::Unsuitable)
 }
 
-/// What `INFO` says of a server, against what is needed.
-fn judge<'a>(facts: &(impl Iterator<Item = &'a str> + Clone)) -> Result<(), Unsuitable> {
+/// Checks the server's `INFO` against the requirements.
+fn check<'a>(facts: &(impl Iterator<Item = &'a str> + Clone)) -> Result<(), Unsuitable> {
     let fact = |name: &str| {
         let mut pairs = facts.clone().filter_map(|line| line.split_once(':'));
         pairs.find_map(|(key, value)| (key == name).then(|| value.trim()))
@@ -256,7 +256,7 @@ fn judge<'a>(facts: &(impl Iterator<Item = &'a str> + Clone)) -> Result<(), Unsu
     Ok(())
 }
 
-/// Whether Redis is away, told to the log once each time.
+/// The availability of Redis; each outage is logged once.
 #[derive(Default)]
 pub(super) struct Health {
     is_away: AtomicBool,
@@ -269,7 +269,7 @@ impl Health {
         }
     }
 
-    /// A full or read-only Redis still answers what changes nothing.
+    /// A full or read-only Redis still serves reads, so those do not end an outage.
     pub(super) fn answered(&self, lua: Lua) {
         if matches!(lua, Lua::Find | Lua::Read) || !self.is_away.load(Ordering::Relaxed) {
             return;
@@ -280,17 +280,17 @@ impl Health {
     }
 }
 
-pub(super) const LATE: &str = "it does not answer in time";
+pub(super) const TIMED_OUT: &str = "it does not answer in time";
 
-/// How long a call may take.
-pub(super) const PATIENCE: Duration = Duration::from_millis(500);
-/// How long a batch of some megabytes may.
-pub(super) const PATIENCE_WITH_BATCHES: Duration = Duration::from_secs(1);
-/// How long a connection to a server that was late is waited for.
-const AGAIN: Duration = Duration::from_millis(100);
-/// Before the first attempt to connect again, and at most: with the attempt itself, well within
-/// the 2 s in which all is to be well again.
-const DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(300));
+/// The timeout of a call.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_millis(500);
+/// The timeout of a batch of some megabytes.
+pub(super) const BATCH_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time that callers wait for a reconnect after a time-out.
+const RECONNECT_WAIT: Duration = Duration::from_millis(100);
+/// The delay before a reconnect: the first, and the maximum. With the attempt itself it stays well
+/// within the 2 s in which service must resume.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(300));
 
 #[cfg(test)]
 mod tests {
@@ -315,7 +315,7 @@ mod tests {
             ),
         ];
         for (facts, refusal) in table {
-            match judge(&facts.lines()) {
+            match check(&facts.lines()) {
                 Ok(()) => assert_eq!(refusal, "", "{facts}"),
                 Err(why) => {
                     let why = why.to_string();

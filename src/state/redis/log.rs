@@ -1,6 +1,6 @@
-//! The event log in Redis: a Redis Stream per stream, and what this process appended in memory.
+//! The event log in Redis: a Redis Stream per stream, with a cache of this process's own events.
 //!
-//! Not here: how writes get there (`redis_appender`).
+//! Not here: the queue of writes (`appender`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,21 +10,21 @@ use tokio::{sync::oneshot, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    appender::{Appender, Queue, What, Write},
+    appender::{Appender, Operation, Queue, Write},
     cache::Cache,
     client::{Call, Redis},
     scripts::Lua,
 };
 use crate::protocol::{LISTENER, StreamId};
 use crate::state::{
-    EventLog, Fence, Later, OpenStream, Page, SessionId, Spot, StoreError, Streams,
+    BoxFuture, EventLog, Fence, OpenStream, Page, SessionId, StoreError, Streams, WriteTarget,
     memory::{PAGE, Retention},
 };
 
-/// The event log that all replicas share.
+/// The event log that replicas share.
 ///
-/// What a session's owner appends is also kept in its memory, within the same bounds: its readers
-/// do not ask Redis.
+/// The events of a session's owner are also kept in its memory, within the same bounds, so its
+/// readers need no request to Redis.
 pub(crate) struct RedisLog {
     redis: Redis,
     cache: Arc<Cache>,
@@ -33,10 +33,10 @@ pub(crate) struct RedisLog {
 }
 
 impl RedisLog {
-    /// A log whose appender runs until `halt`, and then for up to a second until all is written.
+    /// A log whose appender runs until `halt`, and then flushes for at most a second.
     ///
-    /// Of an event of more than `max_event` bytes only its number is kept in Redis: whoever reads
-    /// it there gets `Trimmed`.
+    /// Of an event of more than `max_event` bytes only the number is kept in Redis: readers of it
+    /// there get `Trimmed`.
     pub(crate) fn new(
         redis: Redis,
         retention: Retention,
@@ -61,52 +61,61 @@ impl RedisLog {
         }
     }
 
-    fn write(&self, at: &Spot, what: What) -> oneshot::Receiver<Result<(), StoreError>> {
-        let (done, kept) = oneshot::channel();
+    fn write(
+        &self,
+        at: &WriteTarget,
+        operation: Operation,
+    ) -> oneshot::Receiver<Result<(), StoreError>> {
+        let (done, written) = oneshot::channel();
         self.queue.push(Write {
             at: at.clone(),
-            what,
+            operation,
             done,
         });
-        kept
+        written
     }
 }
 
-/// Ready when the write is; a write that the end of the process overtook is away.
+/// Resolves when the write is done; `Away` if the process ends first.
 fn outcome(
-    kept: oneshot::Receiver<Result<(), StoreError>>,
-) -> Later<'static, Result<(), StoreError>> {
-    Box::pin(async move { kept.await.unwrap_or(Err(StoreError::Away)) })
+    written: oneshot::Receiver<Result<(), StoreError>>,
+) -> BoxFuture<'static, Result<(), StoreError>> {
+    Box::pin(async move { written.await.unwrap_or(Err(StoreError::Away)) })
 }
 
 impl EventLog for RedisLog {
-    fn open(&self, at: &Spot, last: u64, calls: Bytes) -> Later<'static, Result<(), StoreError>> {
-        outcome(self.write(at, What::Open(last, calls)))
+    fn open(
+        &self,
+        at: &WriteTarget,
+        last: u64,
+        calls: Bytes,
+    ) -> BoxFuture<'static, Result<(), StoreError>> {
+        outcome(self.write(at, Operation::Open(last, calls)))
     }
 
     fn append(
         &self,
-        at: &Spot,
+        at: &WriteTarget,
         number: u64,
         event: Bytes,
         calls: Option<Bytes>,
-    ) -> Later<'static, Result<(), StoreError>> {
-        let cut = self.cache.append(at, number, event.clone());
+    ) -> BoxFuture<'static, Result<(), StoreError>> {
+        let trim_before = self.cache.append(at, number, event.clone());
         let event = (event.len() <= self.max_event).then_some(event);
         outcome(self.write(
             at,
-            What::Append {
+            Operation::Append {
                 number,
                 event,
-                cut,
+                trim_before,
                 calls,
             },
         ))
     }
 
-    fn end(&self, at: &Spot) -> Later<'static, Result<(), StoreError>> {
+    fn end(&self, at: &WriteTarget) -> BoxFuture<'static, Result<(), StoreError>> {
         let bytes = self.cache.end(at);
-        outcome(self.write(at, What::End { bytes }))
+        outcome(self.write(at, Operation::End { bytes }))
     }
 
     fn read<'a>(
@@ -114,7 +123,7 @@ impl EventLog for RedisLog {
         session: &'a SessionId,
         stream: StreamId,
         after: u64,
-    ) -> Later<'a, Result<Page, StoreError>> {
+    ) -> BoxFuture<'a, Result<Page, StoreError>> {
         if let Some(page) = self.cache.read(session, stream, after) {
             return Box::pin(std::future::ready(Ok(page)));
         }
@@ -127,7 +136,7 @@ impl EventLog for RedisLog {
         })
     }
 
-    fn streams<'a>(&'a self, session: &'a SessionId) -> Later<'a, Result<Streams, StoreError>> {
+    fn streams<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, Result<Streams, StoreError>> {
         Box::pin(async move {
             let key = self.redis.session(session);
             let found = self.redis.hash(&key).await?;
@@ -135,31 +144,32 @@ impl EventLog for RedisLog {
         })
     }
 
-    fn forget<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()> {
-        // Who has not written to it has nothing to forget; who lost it must not.
+    fn forget<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, ()> {
+        // A replica that never wrote to the session has nothing to forget, and one that lost it
+        // must not remove it.
         let Some((fence, epoch)) = self.cache.tenure_of(session) else {
             return Box::pin(std::future::ready(()));
         };
         self.cache.drop_all(session);
-        let at = spot(session, fence, epoch);
-        let kept = self.write(&at, What::Forget);
-        // While Redis is away it stays to be done, and nobody waits.
-        Box::pin(async move { drop(timeout(PATIENCE, kept).await) })
+        let at = whole_session(session, fence, epoch);
+        let written = self.write(&at, Operation::Forget);
+        // While Redis is away the removal stays queued, and the caller continues.
+        Box::pin(async move { drop(timeout(WAIT_LIMIT, written).await) })
     }
 
-    fn release<'a>(&'a self, session: &'a SessionId) -> Later<'a, ()> {
+    fn release<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, ()> {
         let (fence, epoch) = self.cache.tenure_of(session).unwrap_or((Fence(0), 0));
-        let kept = self.write(&spot(session, fence, epoch), What::Barrier);
+        let written = self.write(&whole_session(session, fence, epoch), Operation::Barrier);
         Box::pin(async move {
-            let _ = timeout(PATIENCE, kept).await;
+            let _ = timeout(WAIT_LIMIT, written).await;
             self.cache.drop_all(session);
         })
     }
 }
 
-/// A place that stands for the whole session.
-fn spot(session: &SessionId, fence: Fence, epoch: u32) -> Spot {
-    Spot {
+/// A target that stands for the whole session.
+fn whole_session(session: &SessionId, fence: Fence, epoch: u32) -> WriteTarget {
+    WriteTarget {
         session: session.clone(),
         stream: LISTENER,
         fence,
@@ -167,9 +177,9 @@ fn spot(session: &SessionId, fence: Fence, epoch: u32) -> Spot {
     }
 }
 
-/// What `read.lua` returned.
-fn page(answer: Value, after: u64) -> Result<Page, StoreError> {
-    let Value::Array(items) = answer else {
+/// Reads the reply of `read.lua`.
+fn page(reply: Value, after: u64) -> Result<Page, StoreError> {
+    let Value::Array(items) = reply else {
         return Err(StoreError::Away);
     };
     let number = |at: usize| match items.get(at) {
@@ -196,7 +206,7 @@ fn page(answer: Value, after: u64) -> Result<Page, StoreError> {
     })
 }
 
-/// What a session's hash says of its streams; other fields are not for here.
+/// Reads the streams from a session's hash, and ignores its other fields.
 fn streams(fields: &[(String, Vec<u8>)]) -> Streams {
     let number = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.parse::<u64>().ok();
     let mut found = Streams::default();
@@ -219,5 +229,5 @@ fn streams(fields: &[(String, Vec<u8>)]) -> Streams {
     found
 }
 
-/// For how long somebody waits for the end of what need not be waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The time limit of a wait that is not required.
+const WAIT_LIMIT: Duration = Duration::from_secs(1);

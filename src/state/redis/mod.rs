@@ -1,4 +1,15 @@
 //! Event log, directory and limiter in Redis, shared by replicas.
+//!
+//! * `agreement`: agreement of replicas on keys and public URL
+//! * `appender`: the queue of event writes
+//! * `cache`: the events of this process
+//! * `client`: script calls and batches
+//! * `directory`: the session directory
+//! * `limiter`: limits
+//! * `link`: the connection
+//! * `log`: the event log
+//! * `scripts`: the Lua scripts
+//! * `wake`: change announcements by pub/sub
 
 pub(crate) mod agreement;
 mod appender;

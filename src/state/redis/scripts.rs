@@ -1,10 +1,10 @@
-//! Lua scripts: the commands that the stores run in Redis.
+//! The Lua scripts that run in Redis.
 
 use std::{sync::LazyLock, time::Duration};
 
 use redis::{Cmd, Script};
 
-/// The scripts; what each does stands at its beginning.
+/// The scripts; the head of each file describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lua {
     Beat,
@@ -51,7 +51,7 @@ impl Lua {
         &SCRIPTS[self as usize]
     }
 
-    /// The command that leaves it with the server.
+    /// The command that loads the script into the server.
     pub(crate) fn load(self) -> Cmd {
         let mut command = redis::cmd("SCRIPT");
         command.arg("LOAD").arg(self.text());
@@ -59,7 +59,7 @@ impl Lua {
     }
 }
 
-/// Milliseconds, for scripts.
+/// Milliseconds, as scripts take them.
 pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

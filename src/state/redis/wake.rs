@@ -1,6 +1,7 @@
-//! What replicas tell each other by pub/sub: that something changed in a store that they all read.
+//! Change announcements between replicas by pub/sub.
 //!
-//! Only to be fast. A message may be lost, and come twice; what it says is looked up elsewhere.
+//! They only save time: a message may be lost or repeated, and its receiver reads the changed state
+//! itself.
 
 use std::time::Duration;
 
@@ -11,30 +12,30 @@ use redis::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::{client::Redis, link::PATIENCE};
+use super::{client::Redis, link::CALL_TIMEOUT};
 
-/// The channel, behind the prefix of all keys.
+/// The channel name, behind the prefix of all keys.
 const CHANNEL: &str = "wake";
 
-/// Tells all replicas that listen, this one among them.
-pub(crate) async fn tell(redis: &Redis, text: &str) {
+/// Publishes a text to all subscribed replicas, this one included.
+pub(crate) async fn publish(redis: &Redis, text: &str) {
     let mut command = redis::cmd("PUBLISH");
     command.arg(redis.key(CHANNEL)).arg(text);
-    redis.tell(command).await;
+    redis.send(command).await;
 }
 
-/// Calls `heard` with each text that a replica told, and with none whenever some may have been
-/// missed. Goes on for ever, over a connection of its own.
-pub(crate) async fn listen(redis: &Redis, heard: impl Fn(Option<&str>)) {
-    let mut is_said = false;
+/// Calls `on_message` with each text, and with none whenever messages may have been lost. Runs for
+/// ever, on a separate connection.
+pub(crate) async fn listen(redis: &Redis, on_message: impl Fn(Option<&str>)) {
+    let mut is_logged = false;
     loop {
-        match timeout(PATIENCE * 3, subscribe(redis)).await {
+        match timeout(CALL_TIMEOUT * 3, subscribe(redis)).await {
             Ok(Ok(connection)) => {
-                heard(None);
-                hear(redis, connection, &heard).await;
+                on_message(None);
+                receive(redis, connection, &on_message).await;
             }
-            Ok(Err(error)) if error.code() == Some("NOPERM") && !is_said => {
-                is_said = true;
+            Ok(Err(error)) if error.code() == Some("NOPERM") && !is_logged => {
+                is_logged = true;
                 let why = error.detail().unwrap_or_default();
                 tracing::warn!(
                     why,
@@ -43,7 +44,7 @@ pub(crate) async fn listen(redis: &Redis, heard: impl Fn(Option<&str>)) {
             }
             Ok(Err(_)) | Err(_) => {}
         }
-        sleep(AGAIN).await;
+        sleep(RETRY_DELAY).await;
     }
 }
 
@@ -53,23 +54,23 @@ async fn subscribe(redis: &Redis) -> Result<(PubSubSink, PubSubStream), RedisErr
     Ok((sink, stream))
 }
 
-/// Until the connection breaks, or does not answer.
-async fn hear(
+/// Receives messages until the connection breaks or stops answering.
+async fn receive(
     redis: &Redis,
     (mut sink, mut stream): (PubSubSink, PubSubStream),
-    heard: &impl Fn(Option<&str>),
+    on_message: &impl Fn(Option<&str>),
 ) {
     loop {
-        match timeout(SILENCE, stream.next()).await {
+        match timeout(IDLE_TIMEOUT, stream.next()).await {
             Ok(Some(message)) => {
                 let text: Option<String> = message.get_payload().ok();
-                heard(text.as_deref());
+                on_message(text.as_deref());
             }
             Ok(None) => return,
             Err(_) => {
-                // The same again changes nothing, and has an answer.
-                let asked = timeout(PATIENCE, sink.subscribe(redis.key(CHANNEL))).await;
-                if !matches!(asked, Ok(Ok(()))) {
+                // Subscribing again changes nothing, and has a reply.
+                let reply = timeout(CALL_TIMEOUT, sink.subscribe(redis.key(CHANNEL))).await;
+                if !matches!(reply, Ok(Ok(()))) {
                     return;
                 }
             }
@@ -77,7 +78,7 @@ async fn hear(
     }
 }
 
-/// Silence after which the connection is asked for a sign.
-const SILENCE: Duration = Duration::from_secs(5);
-/// Between two attempts to connect.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The idle time after which the connection is probed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The delay between attempts to connect.
+const RETRY_DELAY: Duration = Duration::from_secs(1);

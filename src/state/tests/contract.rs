@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::state::{
-    Directory, EventLog, Fence, OpenStream, Record, Replica, SessionId, Spot, StoreError,
+    Directory, EventLog, Fence, OpenStream, Record, Replica, SessionId, StoreError, WriteTarget,
     memory::{MemoryDirectory, MemoryLog, Retention},
     redis::{Redis, RedisDirectory, RedisLog, Settings},
 };
@@ -111,8 +111,8 @@ impl Side {
         claimed.unwrap().unwrap().0
     }
 
-    pub(crate) fn spot(&self, id: &str, stream: StreamId, fence: u64) -> Spot {
-        Spot {
+    pub(crate) fn spot(&self, id: &str, stream: StreamId, fence: u64) -> WriteTarget {
+        WriteTarget {
             session: session(id),
             stream,
             fence: Fence(fence),
@@ -361,7 +361,7 @@ async fn sessions_are_added_once_and_found(side: &Side, other: &Replica) {
     assert_eq!((&*known.principal, &*known.server), ("ada", "files"));
     assert_eq!((known.owner, known.fence), (expected.owner, Fence(1)));
     assert_eq!((known.kept, known.ttl), (expected.kept, expected.ttl));
-    assert!(known.age < Duration::from_secs(5) && found.sign.is_some());
+    assert!(known.age < Duration::from_secs(5) && found.heartbeat_age.is_some());
 }
 
 async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
@@ -392,7 +392,7 @@ async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
     assert_eq!(directory.keep(&id, Fence(2), None).await, Ok(()));
     assert_eq!(directory.release(&id, Fence(2)).await, Ok(()));
     let found = directory.find(&id).await.unwrap().unwrap();
-    assert!(found.record.owner.is_none() && found.sign.is_none());
+    assert!(found.record.owner.is_none() && found.heartbeat_age.is_none());
     assert_eq!(found.record.kept, kept);
     let claimed = directory.claim(&id, &found.record, &side.me).await;
     assert_eq!(claimed, Ok(Some(Fence(3))));

@@ -11,13 +11,13 @@ use super::contract::{
     KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, replica, session, until,
 };
 use crate::state::{
-    Directory, Fence, Later, StoreError,
+    BoxFuture, Directory, Fence, StoreError,
     memory::Retention,
     redis::{Redis, RedisDirectory, Settings},
 };
 use crate::{base::Secret, protocol::StreamId};
 
-type Kept = Later<'static, Result<(), StoreError>>;
+type Kept = BoxFuture<'static, Result<(), StoreError>>;
 
 fn append(side: &Side, numbers: impl Iterator<Item = u64>) -> Vec<Kept> {
     let at = side.spot("s", 0, 1);

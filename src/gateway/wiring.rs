@@ -25,7 +25,7 @@ use crate::{
         edge::{Allowed, App, Bounds, Files, Gate, TlsReload, accept},
         ops,
         peers::{Cluster, Peers},
-        reply::Retry,
+        reply::RetryDelay,
         routes,
     },
     hub::{Hub, Stores},
@@ -264,7 +264,7 @@ impl Parts {
             snapshot,
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),
-            retry: Retry::new(self.config.stream.retry, Arc::new(SystemRandom::new())),
+            retry: RetryDelay::new(self.config.stream.retry, Arc::new(SystemRandom::new())),
             cluster,
         })
     }

@@ -1,13 +1,13 @@
-//! HTTP: listeners, gates, admission and all routes.
+//! HTTP: listeners, gates, admission and routes.
 //!
 //! Not here: sessions and streams (`hub`), credentials (`auth`), the authorization server (`oauth`).
 //!
 //! * `routes`: all routes of the gateway, by listener
-//! * `ops`: health, metrics and lists of what runs, for operators
+//! * `ops`: health, metrics and lists of children, for operators
 //! * `admin`: administration API
 //! * `mcp`: MCP endpoints
 //! * `replicas`: requests for sessions of other replicas
-//! * `admission`: checks that every request passes before its endpoint
+//! * `admission`: checks before every MCP endpoint
 //! * `edge`: connections, TLS and the gates of the listeners
 //! * `peers`: connections to other replicas and the proof they carry
 //! * `reply`: responses

@@ -19,27 +19,28 @@ use super::{
 };
 use crate::endpoint::{Endpoint, Kind, PROTECTED_RESOURCE};
 
-/// Every route of MCP endpoints. Each is one service: axum clones and boxes a layer, a choice by
-/// method and a handler for each request.
+/// Routes of MCP endpoints. Each route is one service, because axum clones and boxes a layer, a
+/// method router and a handler for each request.
 fn mcp_routes(front: &Arc<Front>) -> Router {
     let routes = route(Router::new(), front, Kind::Mcp, mcp);
     let routes = route(routes, front, Kind::Sse, sse);
     route(routes, front, Kind::Messages, messages)
 }
 
-/// The two paths of a kind of endpoint: with tenant and server, and that of the default ones.
-fn route<A>(
+/// Adds the two paths of a kind of endpoint: one with tenant and server, and one for the default
+/// server.
+fn route<F>(
     routes: Router,
     front: &Arc<Front>,
     kind: Kind,
-    answer: fn(Arc<Front>, Request) -> A,
+    handler: fn(Arc<Front>, Request) -> F,
 ) -> Router
 where
-    A: Future<Output = Response> + Send + 'static,
+    F: Future<Output = Response> + Send + 'static,
 {
     let front = Arc::clone(front);
     let service =
-        service_fn(move |request| answer(Arc::clone(&front), request).map(Ok::<_, Infallible>));
+        service_fn(move |request| handler(Arc::clone(&front), request).map(Ok::<_, Infallible>));
     routes
         .route_service(
             &Endpoint::new("{tenant}", "{server}", kind).path(),
@@ -71,7 +72,7 @@ async fn messages(front: Arc<Front>, request: Request) -> Response {
     }
 }
 
-/// Every route of the public listener.
+/// Routes of the public listener.
 pub(crate) fn public(front: Arc<Front>, health: ops::Health) -> Router {
     let others = Router::new()
         .route(
@@ -85,13 +86,13 @@ pub(crate) fn public(front: Arc<Front>, health: ops::Health) -> Router {
         .merge(ops::public(health))
 }
 
-/// Every route of the cluster listener: the MCP endpoints, for requests of other replicas.
+/// Routes of the cluster listener: the MCP endpoints, for requests of other replicas.
 pub(crate) fn cluster(front: &Arc<Front>, cluster: Arc<Cluster>) -> App {
     let routes = mcp_routes(front).fallback(async || refusal(StatusCode::NOT_FOUND, "not found"));
     App::of_replicas(routes, cluster)
 }
 
-/// Routes of others, under the limits of every route.
+/// Puts routes that are no MCP endpoints under the rate limit of client addresses.
 pub(crate) fn limited(routes: Router, front: Arc<Front>) -> Router {
-    routes.layer(from_fn_with_state(front, rates::pass))
+    routes.layer(from_fn_with_state(front, rates::limit))
 }

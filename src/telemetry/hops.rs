@@ -1,73 +1,71 @@
-//! Metrics of requests that go to other replicas.
-//!
-//! A part of `telemetry`, in a file of its own; decides nothing either.
+//! Metrics of hops: requests that are forwarded to other replicas.
 
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Counter, Histogram, Meter};
 
-/// What became of a hop.
+/// Outcome of a hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hopped {
-    /// The other replica answered.
+pub(crate) enum HopOutcome {
+    /// The other replica responded.
     Ok,
-    /// Nobody listens there, or it never took the request.
+    /// The other replica refused the connection or never took the request.
     Refused,
-    /// It is not the owner of the session.
+    /// The other replica is not the owner of the session.
     Moved,
-    /// It was lost after it was sent.
+    /// The request was sent, and then the connection broke.
     Broken,
-    /// As many are under way as may be.
+    /// The limit of concurrent requests to the other replica is reached.
     Full,
 }
 
-impl Hopped {
-    /// The values of the label, in the order of the variants: change both together.
+impl HopOutcome {
+    /// Label values in the order of the variants. Change both together.
     const LABELS: [&str; 5] = ["ok", "refused", "moved", "broken", "full"];
 }
 
-/// The instruments.
+/// Instruments for hops.
 #[derive(Debug)]
 pub(crate) struct Hops {
     hops: Counter<u64>,
     durations: Histogram<f64>,
-    labels: [[KeyValue; 1]; Hopped::LABELS.len()],
-    spliced: Counter<u64>,
+    labels: [[KeyValue; 1]; HopOutcome::LABELS.len()],
+    resumed_streams: Counter<u64>,
 }
 
 impl Hops {
-    /// Makes them.
+    /// Creates the instruments.
     pub(crate) fn new(meter: &Meter) -> Self {
         let durations = meter.f64_histogram(DURATION);
         Self {
             hops: meter.u64_counter(HOPS).build(),
             durations: durations.with_boundaries(BUCKETS.to_vec()).build(),
-            labels: Hopped::LABELS.map(|value| [KeyValue::new("outcome", value)]),
-            spliced: meter.u64_counter(SPLICED).build(),
+            labels: HopOutcome::LABELS.map(|value| [KeyValue::new("outcome", value)]),
+            resumed_streams: meter.u64_counter(RESUMED_STREAMS).build(),
         }
     }
 
-    /// A hop is over, or its response begins, `took` after it began.
-    pub(crate) fn hop(&self, what: Hopped, took: Duration) {
-        let labels = &self.labels[what as usize];
+    /// Records a hop that failed or whose response began after `elapsed`.
+    pub(crate) fn record(&self, outcome: HopOutcome, elapsed: Duration) {
+        let labels = &self.labels[outcome as usize];
         self.hops.add(1, labels);
-        self.durations.record(took.as_secs_f64(), labels);
+        self.durations.record(elapsed.as_secs_f64(), labels);
     }
 
-    /// A stream whose hop broke goes on.
-    pub(crate) fn spliced(&self) {
-        self.spliced.add(1, &[]);
+    /// Counts a stream that continues after its hop broke.
+    pub(crate) fn stream_resumed(&self) {
+        self.resumed_streams.add(1, &[]);
     }
 }
 
-/// Requests that were sent to other replicas, by outcome.
+/// Requests forwarded to other replicas, by outcome.
 pub(crate) const HOPS: &str = "lockgate_hops";
-/// Seconds until their response began.
+/// Seconds until the response of a hop began.
 pub(crate) const DURATION: &str = "lockgate_hop_duration_seconds";
-/// Streams that went on after their hop broke.
-pub(crate) const SPLICED: &str = "lockgate_streams_spliced";
-/// The server's own time is in it: from a hop alone to a long call.
+/// Streams that continued after their hop broke.
+pub(crate) const RESUMED_STREAMS: &str = "lockgate_streams_spliced";
+/// Buckets from a hop alone to a long call: the duration includes the server's own time.
 const BUCKETS: [f64; 14] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
 ];

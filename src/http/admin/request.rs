@@ -13,7 +13,7 @@ use crate::{
     config::{Format, Node, Value, Wrong, reader::nearest},
     database::Expected,
     declare::Document,
-    http::{Front, admission::body, reply::Failure, reply::Problem},
+    http::{Front, admission::body, reply::McpRefusal, reply::Problem},
 };
 
 /// The parameters of a path by name.
@@ -208,7 +208,7 @@ pub(super) async fn spec(
     document(headers, body, front.config.http.max_body).await
 }
 
-fn unread(failure: &Failure) -> Problem {
+fn unread(failure: &McpRefusal) -> Problem {
     let (status, text) = failure.parts();
     Problem::new(status, text)
 }

@@ -24,7 +24,7 @@ use crate::http::{
     Front,
     admission::rates,
     reply::{
-        Failure, Problem,
+        McpRefusal, Problem,
         header_name::{RATE_LIMIT, RATE_LIMIT_POLICY},
     },
 };
@@ -76,10 +76,10 @@ async fn served_document() -> Response {
 
 /// Refuses an address above its rate limit, before its API key is checked.
 async fn pass(State(front): Shared, request: Request, next: Next) -> Response {
-    match rates::address(&front, request.extensions()) {
+    match rates::count(&front, request.extensions()) {
         Ok(()) => next.run(request).await,
         Err(error) => {
-            let refused = Failure::from(error);
+            let refused = McpRefusal::from(error);
             let (status, text) = refused.parts();
             let mut response = Problem::new(status, text).into_response();
             let fields = refused.into_response();

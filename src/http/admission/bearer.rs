@@ -4,25 +4,25 @@
 
 use http::{HeaderMap, HeaderValue, StatusCode, header::AUTHORIZATION};
 
-use crate::{auth::Credential, http::reply::Failure};
+use crate::{auth::Credential, http::reply::McpRefusal};
 
-/// What a request carries to show who calls: the header, and nothing of query or body (2025-11-25
+/// Reads the credential of a request from its header, never from query or body (2025-11-25
 /// authorization, "Token Requirements").
-pub(crate) fn credential(headers: &HeaderMap) -> Result<Credential<'_>, Failure> {
+pub(crate) fn credential(headers: &HeaderMap) -> Result<Credential<'_>, McpRefusal> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (first, more) = (values.next(), values.next());
     if more.is_some() {
         let text = "Authorization is repeated";
-        return Err(Failure::http(StatusCode::BAD_REQUEST, text));
+        return Err(McpRefusal::http(StatusCode::BAD_REQUEST, text));
     }
     let Some(value) = first else {
         return Ok(Credential::None);
     };
     let Some((scheme, token)) = split(value) else {
-        // Another scheme proves nothing here.
         return Ok(Credential::None);
     };
     if !scheme.eq_ignore_ascii_case("bearer") {
+        // Other schemes are not supported.
         return Ok(Credential::None);
     }
     // b64token (RFC 6750, section 2.1)
@@ -33,7 +33,7 @@ pub(crate) fn credential(headers: &HeaderMap) -> Result<Credential<'_>, Failure>
     Ok(Credential::Bearer(token))
 }
 
-/// The scheme of a value, and what follows the blanks behind it.
+/// Splits a value into its scheme and the text behind the spaces.
 fn split(value: &HeaderValue) -> Option<(&str, &str)> {
     let text = value.to_str().ok()?;
     let (scheme, rest) = text.split_once(' ').unwrap_or((text, ""));

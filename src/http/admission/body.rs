@@ -1,4 +1,4 @@
-//! Request bodies, read whole within their bounds of size and time.
+//! Request bodies, read whole within limits of size and time.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 
-use crate::{http::reply::Failure, protocol::headers};
+use crate::{http::reply::McpRefusal, protocol::headers};
 
-/// Reads a body that says that it is JSON, within its bounds of size and time.
-pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, Failure> {
+/// Reads a body whose `Content-Type` is JSON, within the limits of size and time.
+pub(crate) async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, McpRefusal> {
     let content_type = headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok());
     if !content_type.is_some_and(headers::is_json) {
         let text = "Content-Type must be application/json";
-        return Err(Failure::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
+        return Err(McpRefusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
     }
     whole(body, max).await
 }
 
-/// Reads a body within its bounds of size and time.
-pub(crate) async fn whole(body: Body, max: usize) -> Result<Bytes, Failure> {
-    let late = Failure::http(
+/// Reads a body within the limits of size and time.
+pub(crate) async fn whole(body: Body, max: usize) -> Result<Bytes, McpRefusal> {
+    let late = McpRefusal::http(
         StatusCode::REQUEST_TIMEOUT,
         "the body did not arrive in time",
     );
@@ -32,19 +32,19 @@ pub(crate) async fn whole(body: Body, max: usize) -> Result<Bytes, Failure> {
         .unwrap_or(Err(late))
 }
 
-/// Keeps the pieces as they come and joins them at the end: a body that turns out too large
-/// never costs more than its limit.
-async fn collect(mut body: Body, max: usize) -> Result<Bytes, Failure> {
-    // Most bodies are one frame: that one is not copied.
+/// Collects frames and joins them at the end, so that a body that is too large never costs more than
+/// the limit.
+async fn collect(mut body: Body, max: usize) -> Result<Bytes, McpRefusal> {
+    // Most bodies are a single frame, which is not copied.
     let (mut first, mut rest, mut length) = (Bytes::new(), Vec::new(), 0);
     while let Some(frame) = body.frame().await {
-        let broken = Failure::http(StatusCode::BAD_REQUEST, "the body ends early");
+        let broken = McpRefusal::http(StatusCode::BAD_REQUEST, "the body ends early");
         let Ok(data) = frame.map_err(|_| broken)?.into_data() else {
             continue;
         };
         length += data.len();
         if length > max {
-            return Err(Failure::http(
+            return Err(McpRefusal::http(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "the body is too large",
             ));
@@ -66,5 +66,5 @@ async fn collect(mut body: Body, max: usize) -> Result<Bytes, Failure> {
     Ok(joined.freeze())
 }
 
-/// How long a client may take for a body (CONTRACT P103).
+/// Time limit for a body.
 const BODY: Duration = Duration::from_secs(30);

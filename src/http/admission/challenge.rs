@@ -1,4 +1,4 @@
-//! `WWW-Authenticate`: the challenges of RFC 6750, with the metadata and scopes they name.
+//! `WWW-Authenticate` challenges (RFC 6750), with metadata and scopes.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE};
@@ -6,10 +6,10 @@ use http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE};
 use crate::{
     declare::{AuthMode, Tenant},
     endpoint::Endpoint,
-    http::reply::Failure,
+    http::reply::McpRefusal,
 };
 
-/// C1: how to get credentials, and whether those that came are good for nothing.
+/// Makes a 401. It tells where to get credentials, and whether the token of the request was refused.
 pub(crate) fn unauthorized(
     public_url: &str,
     endpoint: &Endpoint<'_>,
@@ -34,8 +34,8 @@ pub(crate) fn unauthorized(
         challenge.push_str(member);
     }
     let text = "credentials are needed, or are not good here";
-    let mut response = Failure::http(StatusCode::UNAUTHORIZED, text).into_response();
-    // Paths are plain here, and scopes are tokens: the value is always well-formed.
+    let mut response = McpRefusal::http(StatusCode::UNAUTHORIZED, text).into_response();
+    // Paths are canonical and scopes are tokens, so the value is always well-formed.
     if let Ok(challenge) = HeaderValue::try_from(challenge) {
         response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
     }
@@ -63,20 +63,20 @@ pub(crate) fn scopes<'t>(tenant: &'t Tenant, server: &str) -> Vec<&'t str> {
     all
 }
 
-/// Challenges a caller whose token lacks scopes (RFC 6750, section 3.1; 2025-11-25 authorization,
-/// "Runtime Insufficient Scope Errors"); `scopes` are all that it should have. Without metadata
-/// there is no authorization server that could give out more.
+/// Makes the challenge for a token that lacks scopes (RFC 6750, section 3.1; 2025-11-25
+/// authorization, "Runtime Insufficient Scope Errors"). `scopes` are all scopes that the token needs.
+/// Metadata is absent if no authorization server could grant more.
 pub(crate) fn insufficient_scope(
     resource_metadata: Option<&str>,
     scopes: &[String],
 ) -> HeaderValue {
-    // A token's scopes are its issuer's text: what is no `scope-token` would end the quotes.
-    let fits = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
-    let fitting = scopes
+    // Scopes of a token are the issuer's text, and one that is no `scope-token` would end the quotes.
+    let is_allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
+    let valid = scopes
         .iter()
-        .filter(|scope| scope.bytes().all(fits))
+        .filter(|scope| scope.bytes().all(is_allowed))
         .map(String::as_str);
-    let scopes = fitting.collect::<Vec<_>>().join(" ");
+    let scopes = valid.collect::<Vec<_>>().join(" ");
     let mut text = format!(r#"Bearer error="insufficient_scope", scope="{scopes}""#);
     if let Some(url) = resource_metadata {
         text.push_str(&format!(r#", resource_metadata="{url}""#));
@@ -84,7 +84,7 @@ pub(crate) fn insufficient_scope(
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(BARE))
 }
 
-/// For a URL that is none.
+/// Fallback if the text is no header value.
 const BARE: &str = r#"Bearer error="insufficient_scope""#;
 
 #[cfg(test)]

@@ -2,25 +2,25 @@
 
 use std::sync::Arc;
 
-use crate::http::{peers::Cluster, reply::Retry};
+use crate::http::{peers::Cluster, reply::RetryDelay};
 use crate::{
     auth::Verifier, config::Config, hub::Hub, snapshot::CurrentSnapshot, telemetry::Metrics,
 };
 
-/// What the routes share.
+/// State that all routes share.
 pub(crate) struct Front {
-    /// The core.
+    /// Sessions and their streams.
     pub(crate) hub: Hub,
-    /// Who decides who calls.
+    /// Verifier of credentials.
     pub(crate) auth: Verifier,
-    /// Tenants and servers, as they are right now.
+    /// Current tenants and servers.
     pub(crate) snapshot: Arc<CurrentSnapshot>,
-    /// Settings.
+    /// Configuration of the gateway.
     pub(crate) config: Arc<Config>,
-    /// Counters.
+    /// Metrics.
     pub(crate) metrics: Arc<Metrics>,
-    /// When clients come again whose connection is closed.
-    pub(crate) retry: Retry,
-    /// The other replicas; none is one gateway alone.
+    /// Delay before clients reconnect.
+    pub(crate) retry: RetryDelay,
+    /// The cluster; `None` for a single gateway.
     pub(crate) cluster: Option<Arc<Cluster>>,
 }

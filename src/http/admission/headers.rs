@@ -4,27 +4,27 @@ use http::{HeaderMap, StatusCode, header};
 
 use crate::{
     error::Error,
-    http::reply::Failure,
+    http::reply::McpRefusal,
     protocol::{Accepts, Version, headers},
 };
 
-/// The one value of a header; two different ones are a mistake.
+/// Returns the only value of a header field; different values are refused.
 pub(crate) fn single<'a>(
     headers: &'a HeaderMap,
     name: &'static str,
-) -> Result<Option<&'a str>, Failure> {
+) -> Result<Option<&'a str>, McpRefusal> {
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else {
         return Ok(None);
     };
-    let bad = Failure::http(StatusCode::BAD_REQUEST, "a header is repeated or not ASCII");
+    let bad = McpRefusal::http(StatusCode::BAD_REQUEST, "a header is repeated or not ASCII");
     if values.any(|value| value != first) {
         return Err(bad);
     }
     first.to_str().map(Some).map_err(|_| bad)
 }
 
-/// What the client takes.
+/// Reads the content types that the client accepts.
 pub(crate) fn accepts(headers: &HeaderMap) -> Accepts {
     Accepts::parse(
         headers
@@ -34,12 +34,12 @@ pub(crate) fn accepts(headers: &HeaderMap) -> Accepts {
     )
 }
 
-/// The era rules that need no body (DESIGN section 2, rows 1 and 2).
-pub(crate) fn check_version(headers: &HeaderMap) -> Result<(), Failure> {
+/// Checks the protocol version as far as the header alone decides it.
+pub(crate) fn check_version(headers: &HeaderMap) -> Result<(), McpRefusal> {
     match Version::parse(single(headers, headers::PROTOCOL_VERSION)?) {
-        // Until the modern front exists its requests are legacy ones without a session.
+        // Modern revisions are not supported yet: their requests are legacy ones without a session.
         Version::Modern => Err(no_session_id()),
-        Version::Unknown => Err(Failure::http(
+        Version::Unknown => Err(McpRefusal::http(
             StatusCode::BAD_REQUEST,
             "no such MCP-Protocol-Version",
         )),
@@ -47,12 +47,12 @@ pub(crate) fn check_version(headers: &HeaderMap) -> Result<(), Failure> {
     }
 }
 
-/// The session id of a request that needs one (CONTRACT C5).
-pub(crate) fn session_id(headers: &HeaderMap) -> Result<&str, Failure> {
+/// Returns the session id of a request that needs one.
+pub(crate) fn session_id(headers: &HeaderMap) -> Result<&str, McpRefusal> {
     single(headers, headers::SESSION_ID)?.ok_or_else(no_session_id)
 }
 
-/// What a request without a session is told.
-pub(crate) fn no_session_id() -> Failure {
+/// Makes the refusal of a request without a session.
+pub(crate) fn no_session_id() -> McpRefusal {
     Error::Invalid("Mcp-Session-Id is missing; begin with initialize").into()
 }

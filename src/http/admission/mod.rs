@@ -1,6 +1,6 @@
-//! Admission: checks that every request passes before its endpoint, and the readers of requests.
+//! Admission: checks before every MCP endpoint, and readers of headers and bodies.
 //!
-//! Not here: the value of credentials (`auth`), counting (`hub::limits`), endpoints (`mcp`).
+//! Not here: verification of credentials (`auth`), counting (`hub::limits`), endpoints (`mcp`).
 //!
 //! * `front`: the state that all routes share
 //! * `admitted`: admission to an MCP endpoint

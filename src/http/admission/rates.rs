@@ -1,4 +1,4 @@
-//! Rates of client addresses: the limit before any credentials are read.
+//! Rate limit of client addresses, applied before credentials are read.
 
 use std::sync::Arc;
 
@@ -10,26 +10,26 @@ use axum::{
 use http::Extensions;
 
 use super::front::Front;
-use crate::{config::ClientAddress, error::Error, http::reply::Failure};
+use crate::{config::ClientAddress, error::Error, http::reply::McpRefusal};
 
-/// Refuses addresses that ask too often; what is no MCP endpoint has it as a layer.
-pub(crate) async fn pass(
+/// Middleware that refuses addresses beyond their rate, for routes that are no MCP endpoints.
+pub(crate) async fn limit(
     State(front): State<Arc<Front>>,
     request: Request,
     next: Next,
 ) -> Response {
-    match address(&front, request.extensions()) {
+    match count(&front, request.extensions()) {
         Ok(()) => next.run(request).await,
-        Err(error) => Failure::from(error).into_response(),
+        Err(error) => McpRefusal::from(error).into_response(),
     }
 }
 
-/// Counts a request of an address.
+/// Counts a request against the rate of its client address.
 ///
 /// # Errors
 ///
-/// `Quota` if it asks too often.
-pub(crate) fn address(front: &Front, extensions: &Extensions) -> Result<(), Error> {
+/// `Quota` if the address is beyond its rate.
+pub(crate) fn count(front: &Front, extensions: &Extensions) -> Result<(), Error> {
     let address = extensions.get::<ClientAddress>();
     match front.config.http.per_address.zip(address) {
         Some((bound, address)) => front.hub.limits().address(address.0, bound),

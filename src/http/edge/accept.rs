@@ -1,9 +1,9 @@
-//! The accept loop: from a listening socket to requests of the router.
+//! Accept loop: from a listener socket to requests.
 //!
-//! Bounds connections, handshakes and header blocks; knows no route and checks no header.
+//! Limits connections, handshakes and header blocks. Not here: routes, and checks of header fields.
 //!
-//! hyper-util's `auto` builder was the alternative: it waits for the first bytes without any
-//! deadline, and costs 8 KiB more per idle connection than choosing the protocol here.
+//! Rejected: hyper-util's `auto` builder. It waits for the first bytes without a deadline, and costs
+//! 8 KiB more per idle connection than the choice of the protocol here.
 
 use std::convert::Infallible;
 use std::io;
@@ -33,18 +33,18 @@ use super::app::App;
 use super::tls::TlsReload;
 use super::wire::Wire;
 
-/// What one listener may use.
+/// Limits of one listener.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Connections at once; one more is told 503 and closed.
+    /// Concurrent connections; a further one gets a 503 and is closed.
     pub(crate) max_connections: usize,
-    /// How long a connection may take to finish once it has to.
+    /// Time limit for a connection to finish its requests at shutdown.
     pub(crate) finish: Duration,
 }
 
 /// Serves `app` on `listener` until `stop`, then lets open connections finish their requests.
 ///
-/// Returns when nothing more is accepted; the connections themselves are tasks of `tracker`.
+/// Returns when no more connections are accepted. The connections are tasks of `tracker`.
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<TlsReload>,
@@ -57,7 +57,7 @@ pub(crate) async fn serve(
     accept(listener, tls, app, bounds, protocols, (stop, tracker)).await;
 }
 
-/// The same for other replicas, each of which sends all that it has over one connection.
+/// Serves `app` to other replicas, each of which sends all its requests over one connection.
 pub(crate) async fn serve_replicas(
     listener: TcpListener,
     app: App,
@@ -77,7 +77,7 @@ async fn accept(
     protocols: Protocols,
     (stop, tracker): (CancellationToken, TaskTracker),
 ) {
-    let places = Arc::new(Semaphore::new(bounds.max_connections));
+    let permits = Arc::new(Semaphore::new(bounds.max_connections));
     let protocols = Arc::new(protocols);
     let mut pause = FIRST_PAUSE;
     let mut is_full = false;
@@ -90,7 +90,7 @@ async fn accept(
             Ok(accepted) => accepted,
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
-                // EMFILE, ENFILE, ENOBUFS, ENOMEM stay true until something else closes.
+                // EMFILE, ENFILE, ENOBUFS and ENOMEM persist until something else is closed.
                 tracing::warn!(%error, "cannot accept; pausing");
                 tokio::select! { () = stop.cancelled() => return, () = sleep(pause) => {} }
                 pause = (pause * 2).min(LAST_PAUSE);
@@ -98,7 +98,7 @@ async fn accept(
             }
         };
         pause = FIRST_PAUSE;
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
             if !is_full {
                 tracing::warn!(
                     max = bounds.max_connections,
@@ -110,43 +110,43 @@ async fn accept(
             continue;
         };
         is_full = false;
-        prepare(&stream);
+        set_options(&stream);
         let connection = Connection {
             peer,
             app: app.clone(),
             protocols: Arc::clone(&protocols),
             stop: stop.clone(),
             finish: bounds.finish,
-            _place: place,
+            _permit: permit,
         };
         match &tls {
-            // Boxed, so that the larger state of a TLS connection is not paid for by a plain one.
+            // Boxed, so that a plain connection does not pay for the larger state of a TLS one.
             Some(tls) => drop(tracker.spawn(Box::pin(connection.secure(stream, tls.load_full())))),
             None => drop(tracker.spawn(connection.plain(stream))),
         }
     }
 }
 
-/// One accepted connection and what it holds.
+/// One accepted connection.
 struct Connection {
-    /// The other end.
+    /// Address of the peer.
     peer: SocketAddr,
-    /// What answers its requests.
+    /// Routes that answer its requests.
     app: App,
-    /// The settings of hyper, shared by all.
+    /// Settings of hyper, shared by all connections.
     protocols: Arc<Protocols>,
-    /// Tells it to finish.
+    /// Cancelled when the connection is to finish.
     stop: CancellationToken,
-    /// How long it may take for that.
+    /// Time limit for finishing.
     finish: Duration,
-    /// Its place among `max_connections`.
-    _place: OwnedSemaphorePermit,
+    /// Permit of `max_connections`.
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
     async fn plain(self, stream: TcpStream) {
         let began = Instant::now();
-        match self.begin(speaks_http2(&stream)).await {
+        match self.with_deadline(speaks_http2(&stream)).await {
             Some(Ok(true)) => Box::pin(self.http2(stream)).await,
             Some(Ok(false)) => Box::pin(self.http1(stream, began.elapsed())).await,
             Some(Err(_)) | None => {}
@@ -155,7 +155,7 @@ impl Connection {
 
     async fn secure(self, stream: TcpStream, config: Arc<rustls::ServerConfig>) {
         let handshake = tokio_rustls::TlsAcceptor::from(config).accept(stream);
-        let stream = match self.begin(handshake).await {
+        let stream = match self.with_deadline(handshake).await {
             Some(Ok(stream)) => stream,
             Some(Err(error)) => {
                 tracing::debug!(%error, "TLS handshake failed");
@@ -170,15 +170,16 @@ impl Connection {
         }
     }
 
-    /// Waits for what comes before any request; a gateway that stops does not.
-    async fn begin<T>(&self, first: impl Future<Output = T>) -> Option<T> {
+    /// Runs a step before the first request, within its time limit and until `stop`.
+    async fn with_deadline<T>(&self, step: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             () = self.stop.cancelled() => None,
-            first = timeout(HANDSHAKE, first) => first.ok(),
+            step = timeout(HANDSHAKE, step) => step.ok(),
         }
     }
 
-    /// `waited` for the first byte counts for the header block: together they get 10 s (P103).
+    /// Serves HTTP/1. The time already `waited` for the first byte counts towards the limit of the
+    /// header block.
     async fn http1<S>(self, stream: S, waited: Duration)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -189,15 +190,15 @@ impl Connection {
             protocols,
             stop,
             finish,
-            _place,
+            _permit,
         } = self;
-        let asked = Arc::new(AtomicBool::new(false));
-        let service = watched(app, peer, Arc::clone(&asked));
+        let has_request = Arc::new(AtomicBool::new(false));
+        let service = service(app, peer, Arc::clone(&has_request));
         let connection = protocols.http1.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
-        let driven = pin!(drive(connection, stop, finish));
-        let limit = HANDSHAKE.saturating_sub(waited).max(NOTICED);
-        if_asked(driven, &asked, limit).await;
+        let connection = pin!(run(connection, stop, finish));
+        let limit = HANDSHAKE.saturating_sub(waited).max(FIRST_REQUEST_MIN);
+        await_first_request(connection, &has_request, limit).await;
     }
 
     async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S) {
@@ -207,45 +208,47 @@ impl Connection {
             protocols,
             stop,
             finish,
-            _place,
+            _permit,
         } = self;
-        let asked = Arc::new(AtomicBool::new(false));
-        let service = watched(app, peer, Arc::clone(&asked));
+        let has_request = Arc::new(AtomicBool::new(false));
+        let service = service(app, peer, Arc::clone(&has_request));
         let connection = protocols.http2.serve_connection(Wire::new(stream), service);
         let connection = pin!(connection);
-        let driven = pin!(drive(connection, stop, finish));
-        if_asked(driven, &asked, HANDSHAKE).await;
+        let connection = pin!(run(connection, stop, finish));
+        await_first_request(connection, &has_request, HANDSHAKE).await;
     }
 }
 
-/// Requests of one connection, the first of which is noted.
-fn watched(
+/// Makes the service of one connection, which sets `has_request` at its first request.
+fn service(
     app: App,
     peer: SocketAddr,
-    asked: Arc<AtomicBool>,
+    has_request: Arc<AtomicBool>,
 ) -> impl hyper::service::Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
 {
     service_fn(move |request| {
-        asked.store(true, Ordering::Relaxed);
+        has_request.store(true, Ordering::Relaxed);
         call(app.clone(), peer, request)
     })
 }
 
-/// Runs a connection, but without a first request only for so long: for the preface and the first
-/// header block hyper has either no deadline or that of an idle connection.
+/// Runs a connection to its end, or to `limit` if no request came by then.
 ///
-/// Pinned by the caller: a future that is moved into another one stands in it twice.
-async fn if_asked(
-    mut driven: Pin<&mut impl Future<Output = ()>>,
-    asked: &AtomicBool,
+/// For the preface and the first header block hyper has either no deadline or that of an idle
+/// connection. The caller pins the future, because a future that is moved into another one takes its
+/// space twice.
+async fn await_first_request(
+    mut connection: Pin<&mut impl Future<Output = ()>>,
+    has_request: &AtomicBool,
     limit: Duration,
 ) {
-    if timeout(limit, &mut driven).await.is_err() && asked.load(Ordering::Relaxed) {
-        driven.await;
+    if timeout(limit, &mut connection).await.is_err() && has_request.load(Ordering::Relaxed) {
+        connection.await;
     }
 }
 
-/// Hands one request to what answers it. Boxed: hyper keeps room for it as long as the connection lives.
+/// Passes one request to the routes. Boxed, because hyper reserves space for the future as long as
+/// the connection lives.
 fn call(
     app: App,
     peer: SocketAddr,
@@ -254,9 +257,9 @@ fn call(
     Box::pin(async move { Ok(app.answer(peer, request.map(Body::new)).await) })
 }
 
-/// Runs a connection to its end; from `stop` on it takes no further request, and has until
-/// `finish` for those that it took: a peer that reads nothing keeps no gateway from its end.
-async fn drive<C>(mut connection: Pin<&mut C>, stop: CancellationToken, finish: Duration)
+/// Runs a connection to its end. From `stop` on it takes no further request and has `finish` for the
+/// open ones, so that a peer that reads nothing cannot delay the shutdown.
+async fn run<C>(mut connection: Pin<&mut C>, stop: CancellationToken, finish: Duration)
 where
     C: GracefulConnection,
     C::Error: std::fmt::Display,
@@ -274,7 +277,7 @@ where
     }
 }
 
-/// Whether the first bytes are the preface of HTTP/2; leaves them in the socket.
+/// Returns whether the connection begins with the HTTP/2 preface; leaves the bytes in the socket.
 async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
     let mut first = [0; PREFACE.len()];
     let mut pause = PEEK_AGAIN;
@@ -289,14 +292,14 @@ async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
         if seen == PREFACE.len() {
             return Ok(true);
         }
-        // What was peeked at stays readable, so readiness cannot be awaited a second time.
+        // The peeked bytes keep the socket readable, so its readiness cannot be awaited again.
         sleep(pause).await;
         pause *= 2;
     }
 }
 
-/// Settings of the socket; none of them is worth losing the connection for.
-fn prepare(stream: &TcpStream) {
+/// Sets the socket options. Failures are logged only: no option is worth the connection.
+fn set_options(stream: &TcpStream) {
     let nodelay = stream.set_nodelay(true);
     let timeout = rustix::net::sockopt::set_tcp_user_timeout(stream, PEER_GONE_MS);
     if nodelay.is_err() || timeout.is_err() {
@@ -304,21 +307,22 @@ fn prepare(stream: &TcpStream) {
     }
 }
 
-/// One attempt to say why, without waiting; over TLS there is no time for a handshake.
+/// Sends a 503 without waiting. A TLS connection is closed without one, because the handshake would
+/// take time.
 fn refuse(stream: &TcpStream, is_tls: bool) {
     if is_tls {
         return;
     }
-    // Past tokio, which refuses before it has heard from the kernel that a new socket takes bytes.
+    // Bypasses tokio, which fails until the kernel has reported a new socket as writable.
     if rustix::net::send(stream, FULL, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err() {
         tracing::debug!("could not say 503 before closing");
     }
-    // A request that lies unread makes a reset of the end, which takes the answer away.
+    // An unread request would turn the close into a reset, which discards the response.
     let mut request = [0_u8; 4096];
     _ = rustix::net::recv(stream, &mut request, RecvFlags::DONTWAIT);
 }
 
-/// Whether `accept` failed for the connection that it was about to return, and only for that.
+/// Returns whether `accept` failed because of the connection that it was about to return.
 fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -328,19 +332,19 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// hyper's settings for both protocols.
+/// Settings of hyper for both protocols.
 struct Protocols {
-    /// For everything that does not begin with the preface of HTTP/2.
+    /// For connections that do not begin with the HTTP/2 preface.
     http1: http1::Builder,
-    /// By ALPN, or with prior knowledge.
+    /// For ALPN `h2` and prior knowledge.
     http2: http2::Builder<TokioExecutor>,
 }
 
 impl Protocols {
     fn new() -> Self {
         let mut http1 = http1::Builder::new();
-        // `max_headers` stays unset: its default is the 100 of C11, and to set it costs an
-        // allocation per request.
+        // `max_headers` stays unset: its default is the promised limit of 100, and setting it costs
+        // an allocation per request.
         http1
             .timer(TokioTimer::new())
             .header_read_timeout(KEEP_ALIVE)
@@ -369,44 +373,44 @@ impl Protocols {
         protocols
             .http2
             .max_concurrent_streams(REPLICA_STREAMS)
-            // The other end says that it lives more often; here a dead one only holds places.
+            // The other replica pings more often; here a dead one only occupies permits.
             .keep_alive_interval(REPLICA_SILENCE)
             .keep_alive_timeout(REPLICA_SILENCE)
-            // No request waits because another one's body is not read.
+            // An unread body must not stop other requests.
             .initial_connection_window_size((1 << 31) - 1)
-            // When a crowd of clients goes, so do all their streams at once: that is no attack.
+            // Many clients may disconnect at once and reset all their streams; that is no attack.
             .max_pending_accept_reset_streams(REPLICA_STREAMS as usize)
             .max_local_error_reset_streams(REPLICA_STREAMS as usize);
         protocols
     }
 }
 
-/// For the TLS handshake, for the first byte, and for a header block (P103).
+/// Time limit for the TLS handshake, for the first byte, and for a header block.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a connection may be idle between requests, the next header block included. Longer than
-/// the minute for which load balancers keep theirs: who closes first must be the one who sends.
+/// Time limit of an idle connection, the next header block included. It exceeds the minute for which
+/// load balancers keep idle connections: the side that sends requests must close first.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
-/// A shorter wait for the first byte is not worth settings of its own.
-const NOTICED: Duration = Duration::from_millis(500);
-/// Requests and responses of one other replica at a time; it keeps to the same bound (`peers`).
+/// Shortest time limit for the first request, however late the first byte came.
+const FIRST_REQUEST_MIN: Duration = Duration::from_millis(500);
+/// Concurrent requests of one other replica; `peers` has the same limit.
 const REPLICA_STREAMS: u32 = 10_000;
-/// Between signs of life of another replica, and for its answer.
+/// Interval between pings to another replica, and time limit for the response.
 const REPLICA_SILENCE: Duration = Duration::from_secs(5);
-/// C11.
+/// Longest header block.
 const HEADER_BLOCK: usize = 64 << 10;
 const HEADER_BLOCK_H2: u32 = 64 << 10;
-/// No method but HTTP/2's `PRI` begins like this.
+/// Beginning of the HTTP/2 preface; no HTTP/1 request begins like this.
 const PREFACE: &[u8; 4] = b"PRI ";
-/// Only for a client that sends its first bytes one by one; doubled each time, because a crowd
-/// of clients that stop after a `P` (of `POST` as well) must not keep a processor busy.
+/// First pause between peeks, for clients that send their first bytes one by one. It doubles each
+/// time: many clients that stop after a `P` (also of `POST`) must not keep a processor busy.
 const PEEK_AGAIN: Duration = Duration::from_millis(10);
-/// A peer that acknowledges nothing for so long is gone.
+/// Time without acknowledgement after which the kernel drops a connection.
 const PEER_GONE_MS: u32 = 30_000;
-/// After the first failed accept.
+/// Pause after the first failed accept.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Between accepts that go on failing.
+/// Longest pause between failing accepts.
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// What a connection beyond the bound is told.
+/// Response to a connection beyond the limit.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\
 content-type: application/json\r\nx-content-type-options: nosniff\r\ncache-control: no-store\r\n\
 content-length: 45\r\n\r\n{\"error\":{\"message\":\"too many connections\"}}\n";

@@ -11,14 +11,14 @@ use crate::endpoint;
 
 /// Access log of one listener.
 pub(super) struct AccessLog {
-    /// Makes request ids of one process differ from those of every other.
+    /// Part of request ids that differs between processes.
     boot: u64,
-    /// Makes them differ from each other.
+    /// Part of request ids that differs within a process.
     next: AtomicU64,
 }
 
 impl AccessLog {
-    /// An access log with a random boot number.
+    /// Makes an access log with a random boot number.
     pub(super) fn new() -> Self {
         Self {
             boot: uuid::Uuid::new_v4().as_u64_pair().1,
@@ -26,7 +26,7 @@ impl AccessLog {
         }
     }
 
-    /// The line of a request that arrives now.
+    /// Begins the line of a request that arrives now.
     pub(super) fn begin(&self, head: &Parts, address: IpAddr) -> Line<'_> {
         Line {
             log: self,
@@ -37,15 +37,15 @@ impl AccessLog {
         }
     }
 
-    /// The name of one request in logs. A random one would cost a system call; this one is as
-    /// unique. It is no secret, and nothing is looked up by it.
+    /// Makes a request id for logs. A random id would cost a system call and be no more unique. The
+    /// id is no secret and no key for lookups.
     fn request_id(&self) -> String {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
         format!("{:016x}{next:08x}", self.boot)
     }
 }
 
-/// The log line of one request: no query, no header, no session id.
+/// Log line of one request, without query, header fields and session id.
 pub(super) struct Line<'l> {
     log: &'l AccessLog,
     method: Method,
@@ -55,7 +55,7 @@ pub(super) struct Line<'l> {
 }
 
 impl Line<'_> {
-    /// The path of the request.
+    /// Returns the path of the request.
     pub(super) fn path(&self) -> &str {
         self.uri.path()
     }
@@ -65,11 +65,11 @@ impl Line<'_> {
         if !tracing::enabled!(target: "lockgate::http", tracing::Level::INFO) {
             return;
         }
-        // An unknown method is the client's text and may be long.
+        // Methods and paths are the client's text and may be long.
         let method = self.method.as_str();
-        let method = method.get(..METHOD_LOGGED).unwrap_or(method);
+        let method = method.get(..METHOD_MAX).unwrap_or(method);
         let path = self.uri.path();
-        let logged = path.char_indices().nth(PATH_LOGGED);
+        let logged = path.char_indices().nth(PATH_MAX);
         let logged = logged.map_or(path, |(end, _)| &path[..end]);
         let (tenant, server) = names(logged);
         let (id, code) = (&*self.log.request_id(), status.as_u16());
@@ -92,7 +92,7 @@ impl Line<'_> {
     }
 }
 
-/// The tenant and the server that a path names.
+/// Returns the tenant and the server that a path names.
 fn names(path: &str) -> (Option<&str>, Option<&str>) {
     match path.strip_prefix("/api/v1/tenants/") {
         None => endpoint::names(path),
@@ -103,10 +103,10 @@ fn names(path: &str) -> (Option<&str>, Option<&str>) {
     }
 }
 
-/// No method of ours is longer.
-const METHOD_LOGGED: usize = 16;
-/// No path of ours is longer.
-const PATH_LOGGED: usize = 256;
+/// Logged part of a method, longer than all supported ones.
+const METHOD_MAX: usize = 16;
+/// Logged part of a path, longer than all valid ones.
+const PATH_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
-//! Names and addresses in a request: which hosts, origins, paths and proxies are believed.
+//! Checks of hosts, origins, paths and forwarded client addresses.
 //!
-//! Pure functions and one table; answers nothing itself.
+//! Pure functions and one table; not here: responses.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -12,48 +12,51 @@ use ipnet::IpNet;
 use url::Url;
 
 use crate::config::address::is_trustworthy;
+use crate::http::reply::header_name::X_FORWARDED_FOR;
 
-/// The hosts and origins by which a listener may be addressed.
+/// Allowed hosts and origins of a listener.
 #[derive(Clone, Debug)]
 pub(crate) struct Allowed {
-    /// Each host with the port that it needs.
+    /// Allowed hosts, each with its port.
     hosts: HashSet<(String, u16)>,
-    /// The port with which any address of this machine is ours; none where its names are known.
+    /// Port on which any IP address is an allowed host; `None` if the hosts are known.
     any_address: Option<u16>,
-    /// The port that a host without one means.
+    /// Port of a host without one.
     default_port: u16,
-    /// Origins in the form that a browser sends.
+    /// Allowed origins, in the form that browsers send.
     origins: HashSet<String>,
-    /// Whether browsers trust the way to the public URL.
+    /// Whether browsers treat the public URL as potentially trustworthy.
     is_trustworthy: bool,
 }
 
-/// How a request names its host.
+/// Result of the host check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HostCheck {
-    /// One of ours.
+    /// The host is allowed.
     Ours,
-    /// Well-formed, but not ours: 403.
+    /// The host is well-formed but not allowed: 403.
     Foreign,
-    /// Missing, repeated, malformed or contradictory: 400.
+    /// The host is missing, repeated, malformed or contradictory: 400.
     Malformed,
 }
 
-/// Where a request says that it comes from.
+/// Result of the origin check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OriginCheck {
-    /// Not from a web page.
+    /// The request has no origin, so no web page sent it.
     Absent,
-    /// From a page that may call us.
+    /// The origin is allowed.
     Ours,
-    /// From any other page: 403.
+    /// The origin is not allowed: 403.
     Foreign,
 }
 
 impl Allowed {
-    /// The table for one listener; `bound` is the address that it really has.
+    /// Makes the table for one listener; `bound` is the actual address of its socket.
     ///
-    /// An entry that could never match is a mistake of the configuration and is named.
+    /// # Errors
+    ///
+    /// The entry of the configuration that could never match.
     pub(crate) fn new(
         public_url: &Url,
         bound: SocketAddr,
@@ -97,10 +100,10 @@ impl Allowed {
         Ok(allowed)
     }
 
-    /// The table of a listener for operators, which has no public URL.
+    /// Makes the table for a listener for operators, which has no public URL.
     ///
-    /// Bound to every address (`0.0.0.0`, in a container) it is known by all of them, whichever
-    /// they are. A page that rebinds its name to one of them (DNS rebinding) still sends that name.
+    /// A listener on all addresses (`0.0.0.0`, in a container) allows any IP address as the host. A
+    /// page that uses DNS rebinding still sends its own name.
     pub(crate) fn for_operators(
         bound: SocketAddr,
         more_hosts: &[String],
@@ -115,15 +118,15 @@ impl Allowed {
         Ok(allowed)
     }
 
-    /// Whether browsers trust the way to the public URL.
+    /// Returns whether browsers treat the public URL as potentially trustworthy.
     pub(crate) fn is_trustworthy(&self) -> bool {
         self.is_trustworthy
     }
 
-    /// Compares what the target, `:authority` and `Host` say with each other and with the table.
+    /// Compares the target, `:authority` and `Host` with each other and with the table.
     pub(crate) fn host(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> HostCheck {
-        let mut named = headers.get_all(HOST).iter();
-        let header = match (named.next(), named.next()) {
+        let mut hosts = headers.get_all(HOST).iter();
+        let header = match (hosts.next(), hosts.next()) {
             (None, _) => None,
             (Some(host), None) => match host.to_str().ok().and_then(authority) {
                 Some(host) => Some(host),
@@ -140,7 +143,7 @@ impl Allowed {
         };
         let (host, port) = match (header, target) {
             (None, None) => return HostCheck::Malformed,
-            // RFC 9112 3.2: HTTP/1.1 needs `Host` even when its target is absolute.
+            // RFC 9112, section 3.2: HTTP/1.1 needs `Host` even if the target is absolute.
             (None, Some(_)) if version < Version::HTTP_2 => return HostCheck::Malformed,
             (Some(one), None) | (None, Some(one)) => one,
             (Some(header), Some(target)) => {
@@ -160,10 +163,10 @@ impl Allowed {
         }
     }
 
-    /// Looks at `Origin`: one, and exactly allowed, or none.
+    /// Checks `Origin`; a repeated field is foreign.
     pub(crate) fn origin(&self, headers: &HeaderMap) -> OriginCheck {
-        let mut named = headers.get_all(ORIGIN).iter();
-        match (named.next(), named.next()) {
+        let mut origins = headers.get_all(ORIGIN).iter();
+        match (origins.next(), origins.next()) {
             (None, _) => OriginCheck::Absent,
             (Some(origin), None) => {
                 let origin = origin.to_str().ok().and_then(origin_of);
@@ -181,15 +184,15 @@ impl Allowed {
     }
 }
 
-/// Whether every host that a request names is this machine, by a name that it has for itself only.
+/// Returns whether every host that a request names is a loopback name of this machine.
 ///
-/// A page whose own name was made to lead here (DNS rebinding) has its browser name that one. The port
-/// is whoever's that forwards to us.
+/// A page that uses DNS rebinding sends its own name. The port is not compared, because a port
+/// forwarder may use another one.
 pub(crate) fn is_to_loopback(uri: &Uri, headers: &HeaderMap) -> bool {
-    let named = headers.get_all(HOST).iter();
-    let named = named.map(|host| host.to_str().unwrap_or_default());
-    let mut named = named.chain(uri.authority().map(uri::Authority::as_str));
-    named.all(|name| authority(name).is_some_and(|(host, _)| is_loopback(&host)))
+    let hosts = headers.get_all(HOST).iter();
+    let hosts = hosts.map(|host| host.to_str().unwrap_or_default());
+    let mut hosts = hosts.chain(uri.authority().map(uri::Authority::as_str));
+    hosts.all(|host| authority(host).is_some_and(|(host, _)| is_loopback(&host)))
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -198,7 +201,7 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
-/// Takes `host[:port]` apart, in lower case; nothing else is an authority here.
+/// Parses `host[:port]` into lower case; user information is not allowed.
 pub(crate) fn authority(text: &str) -> Option<(String, Option<u16>)> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (inside, after) = rest.split_once(']')?;
@@ -220,7 +223,7 @@ pub(crate) fn authority(text: &str) -> Option<(String, Option<u16>)> {
     }
     let port = match port {
         None => None,
-        // `parse` alone would take "+80".
+        // `parse` alone would accept "+80".
         Some(port) if port.bytes().all(|byte| byte.is_ascii_digit()) => {
             Some(port.parse::<u16>().ok().filter(|port| *port != 0)?)
         }
@@ -229,14 +232,14 @@ pub(crate) fn authority(text: &str) -> Option<(String, Option<u16>)> {
     Some((host.to_ascii_lowercase(), port))
 }
 
-/// The one spelling of an origin: lower case, no default port; `None` if it is none.
+/// Normalizes an origin: lower case, no default port. `None` if the text is no origin.
 fn origin_of(text: &str) -> Option<String> {
     let (scheme, rest) = text.split_once("://")?;
     let scheme = scheme.to_ascii_lowercase();
     let default = match scheme.as_str() {
         "http" => 80,
         "https" => 443,
-        // Extensions and editors have schemes of their own: compared as they are.
+        // Extensions and editors have their own schemes, which are compared verbatim.
         _ if rest.is_empty() || rest.contains(['/', ',', ' ']) => return None,
         _ => return Some(text.to_owned()),
     };
@@ -247,12 +250,12 @@ fn origin_of(text: &str) -> Option<String> {
     })
 }
 
-/// Whether a path is spelt in the only way that our routes know.
+/// Returns whether a path is in canonical form, the only form that routes accept.
 ///
-/// Everything else would have to be decoded or cut to be compared, and two readers of one path
-/// (we, a proxy before us, an authorization rule) would decode it differently.
-pub(crate) fn canonical(path: &str) -> bool {
-    // An @ stands for itself in a path (RFC 3986, section 3.3): users may be called so.
+/// Any other path would have to be decoded before it is compared, and the gateway, a proxy in front
+/// of it and an authorization rule could decode it differently.
+pub(crate) fn is_canonical(path: &str) -> bool {
+    // `@` needs no encoding in a path (RFC 3986, section 3.3), and user names may contain it.
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._~-/@".contains(&byte);
     let Some(rest) = path.strip_prefix('/') else {
         return false;
@@ -264,25 +267,25 @@ pub(crate) fn canonical(path: &str) -> bool {
             .enumerate()
             .all(|(at, segment)| match segment {
                 "." | ".." => false,
-                // Only the end of the path may be empty: "/" and "/a/".
+                // Only the last segment may be empty: "/" and "/a/".
                 "" => at == last,
                 _ => true,
             })
 }
 
-/// Who calls: the peer, or whom the proxies that we trust name.
+/// Returns the address of the client: the peer, or the address that trusted proxies forward.
 ///
-/// From the right, each address that is a trusted proxy's is passed over; the first other one is
-/// the client. What stands further left was written by the client and is never read.
-pub(crate) fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
+/// `X-Forwarded-For` is read from the right. Addresses of trusted proxies are skipped, and the first
+/// other one is the client. The rest was written by the client and is never read.
+pub(crate) fn client_address(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
     let is_trusted = |ip: IpAddr| trusted.iter().any(|net| net.contains(&ip));
     let mut client = peer.to_canonical();
     if !is_trusted(client) {
         return client;
     }
-    let lines = headers.get_all("x-forwarded-for").iter().rev();
+    let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
     for entry in lines.flat_map(|line| line.to_str().unwrap_or("").rsplit(',')) {
-        // An entry that is no address ends the chain: what is left of it cannot be believed.
+        // An entry that is no address ends the chain: entries further left cannot be trusted.
         let Some(ip) = forwarded(entry.trim()) else {
             break;
         };
@@ -294,7 +297,7 @@ pub(crate) fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> Ip
     client
 }
 
-/// An address as proxies write it: bare, or with a port.
+/// Parses an address as proxies write it, with or without a port.
 fn forwarded(entry: &str) -> Option<IpAddr> {
     let bare = entry
         .strip_prefix('[')
@@ -306,7 +309,7 @@ fn forwarded(entry: &str) -> Option<IpAddr> {
     ip.ok().map(|ip: IpAddr| ip.to_canonical())
 }
 
-/// The names of this machine to itself.
+/// Loopback names of this machine.
 const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 #[cfg(test)]
@@ -525,7 +528,7 @@ mod tests {
             "/a.b_c~d-e",
             "/users/ada@example.com",
         ] {
-            assert!(canonical(path), "{path}");
+            assert!(is_canonical(path), "{path}");
         }
         for path in [
             "",
@@ -549,7 +552,7 @@ mod tests {
             "/\u{e4}",
             "/a//",
         ] {
-            assert!(!canonical(path), "{path}");
+            assert!(!is_canonical(path), "{path}");
         }
     }
 
@@ -577,7 +580,7 @@ mod tests {
             ("fd00::1", &["2001:db8::1"], "2001:db8::1"),
         ] {
             let peer: IpAddr = peer.parse().expect("ip");
-            let found = client(peer, &headers("x-forwarded-for", lines), &trusted);
+            let found = client_address(peer, &headers("x-forwarded-for", lines), &trusted);
             assert_eq!(
                 found,
                 expected.parse::<IpAddr>().expect("ip"),
@@ -592,7 +595,7 @@ mod tests {
             let _ = authority(&text);
             let _ = origin_of(&text);
             let _ = forwarded(&text);
-            if canonical(&text) {
+            if is_canonical(&text) {
                 prop_assert!(text.starts_with('/') && !text.contains('%') && !text.contains("//"));
             }
             if let Ok(value) = HeaderValue::from_bytes(&bytes) {
@@ -603,7 +606,7 @@ mod tests {
                 }
                 let _ = table.host(Version::HTTP_11, &Uri::from_static("/"), &map);
                 let _ = table.origin(&map);
-                let _ = client("10.0.0.1".parse().expect("ip"), &map, &["10.0.0.0/8".parse().expect("net")]);
+                let _ = client_address("10.0.0.1".parse().expect("ip"), &map, &["10.0.0.0/8".parse().expect("net")]);
             }
         }
 

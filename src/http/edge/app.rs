@@ -1,4 +1,4 @@
-//! Routes of one listener, behind the gate of that listener.
+//! Routes of one listener, behind its gate.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,62 +12,63 @@ use http::{HeaderValue, Method};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::gate::Gate;
-use super::panic::{called, panicked};
+use super::panic::{call, panic_response};
 use super::{hops, operators};
 use crate::http::peers::Cluster;
 
-/// What one listener serves. A handle.
+/// Routes of one listener with its gate; a handle.
 ///
-/// What stands before is no layer of the router: axum clones and boxes a layer for each route and request.
+/// The gate is no layer of the router, because axum clones and boxes a layer for each route and
+/// request.
 #[derive(Clone)]
 pub(crate) struct App {
     routes: Router,
-    before: Before,
+    gate: ListenerGate,
 }
 
-/// What every request of a listener passes first.
+/// Gate of a listener, which every request passes first.
 #[derive(Clone)]
-enum Before {
-    /// The check of who may be an operator, with the address that the listener has.
+enum ListenerGate {
+    /// Gate for operators, with the address of the listener.
     Operators(SocketAddr),
-    Gate(Arc<Gate>),
-    /// The check of what another replica says.
-    Hops(Arc<Cluster>),
+    Public(Arc<Gate>),
+    /// Gate for other replicas.
+    Replicas(Arc<Cluster>),
 }
 
 impl App {
-    /// Routes that need no gate: nobody but operators reaches the listener at `bound`, save web pages
-    /// in their browsers. With the net for panics.
+    /// Makes the app of a listener for operators. Only operators and web pages in their browsers can
+    /// reach that listener.
     pub(crate) fn of_operators(routes: Router, bound: SocketAddr) -> Self {
         Self {
-            routes: routes.layer(CatchPanicLayer::custom(panicked)),
-            before: Before::Operators(bound),
+            routes: routes.layer(CatchPanicLayer::custom(panic_response)),
+            gate: ListenerGate::Operators(bound),
         }
     }
 
-    /// What other replicas ask for.
+    /// Makes the app of the cluster listener.
     pub(crate) fn of_replicas(routes: Router, cluster: Arc<Cluster>) -> Self {
-        let before = Before::Hops(cluster);
-        Self { routes, before }
+        let gate = ListenerGate::Replicas(cluster);
+        Self { routes, gate }
     }
 
-    /// Routes behind `gate`.
+    /// Makes the app of the public listener.
     pub(crate) fn of_public(routes: Router, gate: Arc<Gate>) -> Self {
-        let before = Before::Gate(gate);
-        Self { routes, before }
+        let gate = ListenerGate::Public(gate);
+        Self { routes, gate }
     }
 
-    /// Answers one request that came from `peer`.
+    /// Answers one request from `peer`.
     pub(crate) async fn answer(self, peer: SocketAddr, request: Request) -> Response {
-        let Self { routes, before } = self;
+        let Self { routes, gate } = self;
         let is_head = request.method() == Method::HEAD;
-        let response = match before {
-            Before::Operators(bound) => match operators::check(bound, &request) {
-                Ok(()) => called(routes, request).await,
+        let response = match gate {
+            ListenerGate::Operators(bound) => match operators::check(bound, &request) {
+                Ok(()) => call(routes, request).await,
                 Err(refused) => refused,
             },
-            Before::Gate(gate) => gate.pass(peer, request, routes).await,
-            Before::Hops(cluster) => hops::pass(&cluster, request, routes).await,
+            ListenerGate::Public(gate) => gate.pass(peer, request, routes).await,
+            ListenerGate::Replicas(cluster) => hops::pass(&cluster, request, routes).await,
         };
         if is_head {
             without_body(response)
@@ -77,13 +78,15 @@ impl App {
     }
 }
 
-/// The answer to HEAD: what GET would say, save its body. Whatever refuses need not know; hyper itself
-/// keeps the body back over HTTP/1 only, and over HTTP/2 that is an error of the protocol.
+/// Turns a response into one to HEAD: the same header fields, but no body.
+///
+/// Done here for all responses, refusals included. hyper drops the body over HTTP/1 only, and over
+/// HTTP/2 a body is a protocol error.
 fn without_body(response: Response) -> Response {
     let (mut head, body) = response.into_parts();
     if let Some(length @ 1..) = body.size_hint().exact() {
-        let said = head.headers.entry(CONTENT_LENGTH);
-        said.or_insert(HeaderValue::from(length));
+        let field = head.headers.entry(CONTENT_LENGTH);
+        field.or_insert(HeaderValue::from(length));
     }
     Response::from_parts(head, Body::empty())
 }

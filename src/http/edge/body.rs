@@ -1,6 +1,7 @@
-//! The body of a request on its way to a route: bounded in size and in time.
+//! Limits of request bodies: size and stalls.
 //!
-//! Does not collect or parse; a route reads it as it likes and sees an error at a bound.
+//! Wraps the body that a route reads; at a limit the route gets an error. Not here: collecting and
+//! parsing.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,84 +14,84 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-/// How far the reading of a body has come; shared by the body and the gate.
+/// State of a body, shared by the body and the gate.
 #[derive(Clone, Debug)]
-pub(crate) struct Progress(Arc<AtomicU8>);
+pub(crate) struct BodyState(Arc<AtomicU8>);
 
-/// What became of a body.
+/// How far a body was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Read {
-    /// Something of it may still be in the connection.
-    Partly,
-    /// To its end.
-    Whole,
-    /// It went beyond `max_body`.
+pub(crate) enum ReadState {
+    /// Parts of the body may still be in the connection.
+    Partial,
+    /// The body was read to its end.
+    Complete,
+    /// The body exceeded `max_body`.
     TooLarge,
-    /// It stood still.
+    /// The body stalled.
     Stalled,
 }
 
-impl Progress {
-    /// What became of the body so far.
-    pub(crate) fn read(&self) -> Read {
+impl BodyState {
+    /// Returns how far the body was read.
+    pub(crate) fn get(&self) -> ReadState {
         match self.0.load(Ordering::Relaxed) {
-            0 => Read::Partly,
-            1 => Read::Whole,
-            2 => Read::TooLarge,
-            _ => Read::Stalled,
+            0 => ReadState::Partial,
+            1 => ReadState::Complete,
+            2 => ReadState::TooLarge,
+            _ => ReadState::Stalled,
         }
     }
 
-    fn set(&self, read: Read) {
-        self.0.store(read as u8, Ordering::Relaxed);
+    fn set(&self, state: ReadState) {
+        self.0.store(state as u8, Ordering::Relaxed);
     }
 }
 
-/// A body with its bounds.
-struct Metered {
+/// A body under its limits.
+struct LimitedBody {
     inner: Body,
-    progress: Progress,
-    /// How many bytes may still come.
+    state: BodyState,
+    /// Bytes that may still come.
     left: u64,
-    /// How many bytes came since the deadline was last moved.
+    /// Bytes since the deadline was last moved.
     fresh: usize,
-    /// Made at the first wait: most bodies are there at once.
+    /// Created at the first wait, because most bodies arrive at once.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-/// Why a body ended early; the route need not look, the gate answers 413 or 408 itself.
+/// Reason why a body ended early. The route may ignore it: the gate sends 413 or 408 itself.
 #[derive(Debug, thiserror::Error)]
-enum Cut {
+enum BodyError {
     #[error("body too large")]
     TooLarge,
     #[error("body stalled")]
     Stalled,
 }
 
-/// Puts a body under its bounds.
-pub(crate) fn meter(inner: Body, max: u64) -> (Body, Progress) {
-    let progress = Progress(Arc::new(AtomicU8::new(Read::Partly as u8)));
+/// Puts a body under its limits.
+pub(crate) fn limit(inner: Body, max: u64) -> (Body, BodyState) {
+    let state = BodyState(Arc::new(AtomicU8::new(ReadState::Partial as u8)));
     if inner.is_end_stream() {
-        progress.set(Read::Whole);
-        return (inner, progress);
+        state.set(ReadState::Complete);
+        return (inner, state);
     }
-    let metered = Metered {
+    let limited = LimitedBody {
         inner,
-        progress: progress.clone(),
+        state: state.clone(),
         left: max,
         fresh: 0,
         deadline: None,
     };
-    (Body::new(metered), progress)
+    (Body::new(limited), state)
 }
 
-impl Metered {
+impl LimitedBody {
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let fresh = std::mem::take(&mut self.fresh);
         match &mut self.deadline {
             None => self.deadline = Some(Box::pin(tokio::time::sleep(STALL))),
             Some(deadline) if fresh >= STEP => deadline.as_mut().reset(Instant::now() + STALL),
-            // A few bytes do not move the deadline, so a body cannot be dripped in for ever.
+            // A few bytes do not move the deadline, so a slow drip cannot keep the request open.
             Some(_) => self.fresh = fresh,
         }
         self.deadline
@@ -98,18 +99,18 @@ impl Metered {
             .map_or(Poll::Pending, |deadline| deadline.as_mut().poll(cx))
     }
 
-    fn taken(&mut self, size: usize) -> Result<(), Cut> {
+    fn count(&mut self, size: usize) -> Result<(), BodyError> {
         self.fresh = self.fresh.saturating_add(size);
         let Some(left) = self.left.checked_sub(size as u64) else {
-            self.progress.set(Read::TooLarge);
-            return Err(Cut::TooLarge);
+            self.state.set(ReadState::TooLarge);
+            return Err(BodyError::TooLarge);
         };
         self.left = left;
         Ok(())
     }
 }
 
-impl HttpBody for Metered {
+impl HttpBody for LimitedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -121,23 +122,23 @@ impl HttpBody for Metered {
         match Pin::new(&mut this.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let size = frame.data_ref().map_or(0, Bytes::len);
-                if let Err(cut) = this.taken(size) {
-                    return Poll::Ready(Some(Err(axum::Error::new(cut))));
+                if let Err(error) = this.count(size) {
+                    return Poll::Ready(Some(Err(axum::Error::new(error))));
                 }
                 if this.inner.is_end_stream() {
-                    this.progress.set(Read::Whole);
+                    this.state.set(ReadState::Complete);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(None) => {
-                this.progress.set(Read::Whole);
+                this.state.set(ReadState::Complete);
                 Poll::Ready(None)
             }
             Poll::Ready(error) => Poll::Ready(error),
             Poll::Pending => {
                 std::task::ready!(this.poll_deadline(cx));
-                this.progress.set(Read::Stalled);
-                Poll::Ready(Some(Err(axum::Error::new(Cut::Stalled))))
+                this.state.set(ReadState::Stalled);
+                Poll::Ready(Some(Err(axum::Error::new(BodyError::Stalled))))
             }
         }
     }
@@ -151,7 +152,7 @@ impl HttpBody for Metered {
     }
 }
 
-/// C11 and P103 allow 30 s for a body that stands still.
+/// Time limit for the next [`STEP`] bytes, within the promised 30 s.
 const STALL: Duration = Duration::from_secs(20);
-/// What must arrive for the deadline to move.
+/// Bytes that must arrive for the deadline to move.
 const STEP: usize = 16 << 10;

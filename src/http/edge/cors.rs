@@ -1,6 +1,6 @@
-//! What a page of an allowed origin may ask and read.
+//! Cross-origin requests: preflights and response header fields.
 //!
-//! Whether the origin is allowed was decided before: `address.rs`.
+//! Not here: the check of the origin (`address`).
 
 use axum::body::Body;
 use axum::response::Response;
@@ -12,16 +12,17 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use crate::endpoint::{OauthEndpoint, is_well_known};
+use crate::protocol::{LAST_EVENT_ID, SESSION_ID, headers::PROTOCOL_VERSION};
 
-/// Whether this is a browser's question before a request, and not a request.
+/// Returns whether a request is a CORS preflight.
 pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// The answer to it; the origin itself is added by [`mark`], as to every response.
+/// Answers a preflight. [`allow_origin`] adds the origin, as to every response.
 pub(crate) fn preflight(headers: &HeaderMap) -> Response {
-    let mut allowed = String::from(HEADERS);
-    // SEP-2243 lets a server name headers of its own: they cannot be listed beforehand.
+    let mut allowed = REQUEST_HEADERS.join(", ");
+    // SEP-2243 lets a server name its own header fields, which cannot be listed in advance.
     headers
         .get_all(ACCESS_CONTROL_REQUEST_HEADERS)
         .iter()
@@ -40,7 +41,7 @@ pub(crate) fn preflight(headers: &HeaderMap) -> Response {
         ACCESS_CONTROL_ALLOW_METHODS,
         HeaderValue::from_static("GET, POST, DELETE"),
     );
-    // Tokens and commas only, so the value is always well-formed.
+    // The value consists of tokens and commas, so it is always well-formed.
     if let Ok(allowed) = HeaderValue::try_from(allowed) {
         answer.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
     }
@@ -52,8 +53,8 @@ pub(crate) fn preflight(headers: &HeaderMap) -> Response {
     response
 }
 
-/// Lets the page of `origin` read the response; says to caches that others may not.
-pub(crate) fn mark(headers: &mut HeaderMap, origin: Option<HeaderValue>) {
+/// Lets pages of `origin` read the response, and keeps caches from serving it to other origins.
+pub(crate) fn allow_origin(headers: &mut HeaderMap, origin: Option<HeaderValue>) {
     headers.append(VARY, HeaderValue::from_static("Origin"));
     if let Some(origin) = origin {
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
@@ -64,8 +65,8 @@ pub(crate) fn mark(headers: &mut HeaderMap, origin: Option<HeaderValue>) {
     }
 }
 
-/// Whether pages of every origin may read what is at a path (CONTRACT P89): documents, and what a
-/// client that is a page asks an authorization server; never what a person sees.
+/// Returns whether pages of every origin may read a path: metadata documents and the OAuth endpoints
+/// that browser-based clients call, but no page for people.
 pub(crate) fn is_public(path: &str) -> bool {
     is_well_known(path)
         || matches!(
@@ -80,15 +81,15 @@ pub(crate) fn is_public(path: &str) -> bool {
         )
 }
 
-/// Lets every page read the response, without credentials.
-pub(crate) fn mark_public(headers: &mut HeaderMap) {
+/// Lets pages of every origin read the response, without credentials.
+pub(crate) fn allow_any_origin(headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(
         ACCESS_CONTROL_EXPOSE_HEADERS,
         HeaderValue::from_static("WWW-Authenticate, Retry-After"),
     );
     if headers.contains_key(ACCESS_CONTROL_ALLOW_METHODS) {
-        // Registrations are replaced too (RFC 7592, section 2.2).
+        // PUT replaces a registration (RFC 7592, section 2.2).
         let methods = HeaderValue::from_static("GET, POST, PUT, DELETE");
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, methods);
     }
@@ -98,10 +99,19 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// What MCP clients send.
-const HEADERS: &str = "content-type, accept, authorization, mcp-session-id, \
-mcp-protocol-version, last-event-id, mcp-method, mcp-name";
-/// A tool has few parameters; a list without end would be an amplifier.
+/// Header fields that MCP clients send.
+const REQUEST_HEADERS: [&str; 8] = [
+    "content-type",
+    "accept",
+    "authorization",
+    SESSION_ID,
+    PROTOCOL_VERSION,
+    LAST_EVENT_ID,
+    "mcp-method",
+    "mcp-name",
+];
+/// Limit on `Mcp-Param-` fields in a response, so that preflights are no amplifier. Tools have few
+/// parameters.
 const PARAMS_MAX: usize = 32;
 
 #[cfg(test)]
@@ -109,7 +119,7 @@ mod tests {
     use super::super::cors::*;
 
     #[test]
-    fn what_every_page_may_read() {
+    fn public_paths() {
         for path in [
             "/.well-known/oauth-authorization-server",
             "/.well-known/oauth-authorization-server/t/a",

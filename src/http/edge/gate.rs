@@ -1,7 +1,6 @@
-//! What stands in front of every route of the public listener.
+//! Gate of the public listener: checks of the request head, and header fields of every response.
 //!
-//! Refuses what no route should see, and says on every response what no route should forget; who
-//! calls, and what they may do, is decided behind it.
+//! Not here: credentials and permissions, which are checked behind the gate.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,8 +17,8 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use ipnet::IpNet;
 
 use super::access_log::AccessLog;
-use super::address::{Allowed, HostCheck, OriginCheck, canonical, client};
-use super::body::{Read, meter};
+use super::address::{Allowed, HostCheck, OriginCheck, client_address, is_canonical};
+use super::body::{self, ReadState};
 use super::cors;
 use super::own_form;
 use super::panic::route;
@@ -31,22 +30,21 @@ use crate::http::reply::{
 };
 use crate::telemetry::{Metrics, Route};
 
-/// What the gate of one listener needs to know.
+/// Gate of the public listener.
 pub(crate) struct Gate {
-    /// The hosts and origins that are ours.
+    /// Allowed hosts and origins.
     allowed: Allowed,
-    /// Whose `X-Forwarded-For` is believed.
+    /// Proxies whose `X-Forwarded-For` is trusted.
     proxies: Vec<IpNet>,
-    /// The largest request body, in bytes.
+    /// Largest request body in bytes.
     max_body: u64,
-    /// Counts every answer, refusals too.
+    /// Counts all responses, refusals included.
     metrics: Arc<Metrics>,
-    /// Writes a line for each request.
     log: AccessLog,
 }
 
 impl Gate {
-    /// A gate in front of the public listener.
+    /// Makes the gate.
     pub(crate) fn new(
         allowed: Allowed,
         proxies: Vec<IpNet>,
@@ -62,7 +60,7 @@ impl Gate {
         })
     }
 
-    /// Everything that is refused by the head of the request alone, in this order.
+    /// Checks the head of a request, and returns its allowed origin, if it has one.
     fn check(&self, head: &Parts) -> Result<Option<HeaderValue>, Response> {
         let target = head
             .uri
@@ -72,7 +70,7 @@ impl Gate {
             return Err(refusal(StatusCode::URI_TOO_LONG, "request target too long"));
         }
         if head.headers.contains_key(HOP) {
-            // Only replicas say that, and only on the cluster listener.
+            // Only replicas send this field, and only to the cluster listener.
             return Err(refusal(StatusCode::FORBIDDEN, "header not allowed"));
         }
         check_size(&head.headers)?;
@@ -86,7 +84,7 @@ impl Gate {
         let origin = match self.allowed.origin(&head.headers) {
             OriginCheck::Absent => None,
             OriginCheck::Ours => head.headers.get(ORIGIN).cloned(),
-            // Documents for everybody, which tell no page more than anybody may know.
+            // Responses of public paths contain nothing that a page may not know.
             OriginCheck::Foreign if cors::is_public(head.uri.path()) => None,
             OriginCheck::Foreign if own_form::is_own_form(head, self.allowed.is_trustworthy()) => {
                 None
@@ -95,16 +93,16 @@ impl Gate {
                 return Err(refusal(StatusCode::FORBIDDEN, "origin not allowed"));
             }
         };
-        // From here on a page of an allowed origin must be able to read the refusal.
-        self.check_rest(head).map_err(|mut refused| {
-            cors::mark(refused.headers_mut(), origin.clone());
+        // From here on a page of an allowed origin may read the refusal.
+        self.check_content(head).map_err(|mut refused| {
+            cors::allow_origin(refused.headers_mut(), origin.clone());
             refused
         })?;
         Ok(origin)
     }
 
-    fn check_rest(&self, head: &Parts) -> Result<(), Response> {
-        if !canonical(head.uri.path()) {
+    fn check_content(&self, head: &Parts) -> Result<(), Response> {
+        if !is_canonical(head.uri.path()) {
             return Err(refusal(StatusCode::NOT_FOUND, "not found"));
         }
         let is_encoded = head.headers.get_all(CONTENT_ENCODING).iter().any(|coding| {
@@ -117,14 +115,14 @@ impl Gate {
             let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             return Err(refusal(status, "content coding not supported"));
         }
-        // Before the body is polled: only then hyper sends `100 Continue` (P105).
+        // Checked before the body is polled, because hyper then sends `100 Continue`.
         let length = head
             .headers
             .get(CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok());
         if length
             .and_then(|length| length.parse().ok())
-            .is_some_and(|l: u64| l > self.max_body)
+            .is_some_and(|length: u64| length > self.max_body)
         {
             return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large"));
         }
@@ -133,19 +131,19 @@ impl Gate {
 }
 
 impl Gate {
-    /// One request through the gate and back.
+    /// Passes a request through the gate to its route, and the response back.
     pub(super) async fn pass(
         &self,
         peer: SocketAddr,
         request: Request,
         routes: Router,
     ) -> Response {
-        let address = client(peer.ip(), request.headers(), &self.proxies);
+        let address = client_address(peer.ip(), request.headers(), &self.proxies);
         let (mut head, body) = request.into_parts();
         let line = self.log.begin(&head, address);
         let path = line.path();
         let version = head.version;
-        let (body, progress) = meter(body, self.max_body);
+        let (body, state) = body::limit(body, self.max_body);
         let response = match self.check(&head) {
             Err(refused) => in_form_of(path, refused),
             Ok(origin) => {
@@ -154,32 +152,34 @@ impl Gate {
                 } else {
                     head.extensions.insert(ClientAddress(address));
                     let response = route(routes, Request::from_parts(head, body)).await;
-                    // The route saw an error and cannot know which; its answer gives way.
-                    let refused = match progress.read() {
-                        Read::TooLarge => refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large"),
-                        Read::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
-                        Read::Partly | Read::Whole => response,
+                    // The route cannot tell the limits apart, so its response is replaced.
+                    let response = match state.get() {
+                        ReadState::TooLarge => {
+                            refusal(StatusCode::PAYLOAD_TOO_LARGE, "body too large")
+                        }
+                        ReadState::Stalled => refusal(StatusCode::REQUEST_TIMEOUT, "body stalled"),
+                        ReadState::Partial | ReadState::Complete => response,
                     };
-                    in_form_of(path, refused)
+                    in_form_of(path, response)
                 };
                 if cors::is_public(path) {
-                    cors::mark_public(response.headers_mut());
+                    cors::allow_any_origin(response.headers_mut());
                 } else {
-                    cors::mark(response.headers_mut(), origin);
+                    cors::allow_origin(response.headers_mut(), origin);
                 }
                 response
             }
         };
-        let response = finish(response, version, progress.read());
+        let response = finish(response, version, state.get());
         let status = response.status();
-        self.metrics.request(kind(path), status.as_u16());
+        self.metrics.request(route_label(path), status.as_u16());
         line.write(status);
         response
     }
 }
 
-/// What a request is counted as.
-fn kind(path: &str) -> Route {
+/// Returns the label under which a request is counted.
+fn route_label(path: &str) -> Route {
     if matches!(path, "/livez" | "/readyz") {
         return Route::Health;
     }
@@ -190,18 +190,18 @@ fn kind(path: &str) -> Route {
     }
 }
 
-/// What every response carries.
-fn finish(mut response: Response, version: Version, read: Read) -> Response {
+/// Adds the header fields of every response.
+fn finish(mut response: Response, version: Version, body: ReadState) -> Response {
     let headers = response.headers_mut();
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // What is left of a body must never be read as the next request (P114). HTTP/2 has frames.
-    if read != Read::Whole && version < Version::HTTP_2 {
+    // The rest of a body must never be read as the next request. HTTP/2 has frames for that.
+    if body != ReadState::Complete && version < Version::HTTP_2 {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
 
-/// C11, for HTTP/2 too, where hyper counts bytes but not fields.
+/// Checks the number and the length of header fields. Over HTTP/2 hyper limits only the total size.
 fn check_size(headers: &HeaderMap) -> Result<(), Response> {
     let is_long = |value: &HeaderValue| value.len() > FIELD_MAX;
     if headers.len() > FIELDS_MAX || headers.values().any(is_long) {
@@ -215,8 +215,8 @@ fn check_size(headers: &HeaderMap) -> Result<(), Response> {
     Ok(())
 }
 
-/// hyper looks at the last transfer coding only; whoever stands before us may look at the first,
-/// and see another end of the body (RFC 9112, section 6.1: chunked is applied once).
+/// Refuses several transfer codings (RFC 9112, section 6.1: chunked is applied once). hyper reads the
+/// last one only; a proxy may read the first and find another end of the body.
 fn check_framing(headers: &HeaderMap) -> Result<(), Response> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let is_chunked = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"chunked");
@@ -227,8 +227,8 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Response> {
     }
 }
 
-/// Methods that no route has: those that tunnel or echo, and those that we do not know. RFC 9110
-/// has 501 for the latter, but no such status is ever an answer to a client's input (C18).
+/// Refuses methods that no route has: CONNECT, TRACE and unknown ones. RFC 9110 has 501 for the
+/// latter, but the gateway promises never to answer a client's mistake with it.
 fn check_method(method: &Method) -> Result<(), Response> {
     match method.as_str() {
         "GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS" => Ok(()),
@@ -241,9 +241,9 @@ fn check_method(method: &Method) -> Result<(), Response> {
     }
 }
 
-/// C11.
+/// Longest request target.
 const TARGET_MAX: usize = 8 << 10;
-/// C11.
+/// Most header fields.
 const FIELDS_MAX: usize = 100;
-/// A single field of 60 KiB is refused (P102); the largest useful one is a token.
+/// Longest header field; the longest useful one is a token.
 const FIELD_MAX: usize = 16 << 10;

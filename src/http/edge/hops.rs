@@ -1,8 +1,7 @@
-//! The gate of the cluster listener: checks that a request comes from another replica.
-
+//! Gate of the cluster listener, which admits requests of other replicas only.
 //!
-//! Routes check credentials and requests here once more, as if the client had come itself; host,
-//! origin and rates were checked and counted by the replica that forwarded the request.
+//! Routes verify credentials again. Host, origin and rates were checked by the replica that forwarded
+//! the request.
 
 use axum::{Router, body::Body, extract::Request, response::Response};
 use http::{StatusCode, header::CONTENT_LENGTH};
@@ -11,23 +10,23 @@ use super::panic::route;
 use crate::{
     config::ClientAddress,
     http::{
-        peers::{Cluster, no_route},
+        peers::{Cluster, mark_refused},
         reply::{header_name::HOP, refusal::refusal},
     },
 };
 
-/// One request of another replica.
+/// Passes a request of another replica to its route.
 pub(super) async fn pass(cluster: &Cluster, mut request: Request, routes: Router) -> Response {
     let hop = match cluster.verify(&request) {
         Ok(hop) => hop,
-        Err(worthless) => {
-            tracing::warn!(%worthless, "refused a request on the cluster listener");
-            return no_route(refusal(StatusCode::FORBIDDEN, "no valid hop"));
+        Err(invalid) => {
+            tracing::warn!(worthless = %invalid, "refused a request on the cluster listener");
+            return mark_refused(refusal(StatusCode::FORBIDDEN, "no valid hop"));
         }
     };
     request.headers_mut().remove(HOP);
     if !request.headers().contains_key(CONTENT_LENGTH) {
-        // None was signed.
+        // A body without a length is not covered by the signature.
         *request.body_mut() = Body::empty();
     }
     if let Some(client) = hop.client {

@@ -1,20 +1,20 @@
-//! The edge: connections and the gates of the listeners, before any route.
+//! The edge: connections and the gates of the listeners, in front of all routes.
 //!
 //! Not here: credentials and rates (`admission`), routes.
 //!
 //! * `accept`: the accept loop
 //! * `tls`: certificates and their reload
 //! * `wire`: a socket with a lingering close
-//! * `app`: routes of one listener behind its gate
+//! * `app`: routes of one listener, behind its gate
 //! * `gate`: gate of the public listener
 //! * `hops`: gate of the cluster listener
 //! * `operators`: gate of listeners for operators
 //! * `address`: hosts, origins, paths and client addresses
-//! * `body`: bounds of a request body
+//! * `body`: limits of request bodies
 //! * `cors`: cross-origin requests
 //! * `own_form`: forms of the gateway's own pages
 //! * `access_log`: access log
-//! * `panic`: calls of routes, with a net for panics
+//! * `panic`: calls of routes that survive panics
 
 pub(crate) mod accept;
 mod access_log;

@@ -1,4 +1,4 @@
-//! The gate of listeners for operators, which web pages in their browsers must not pass.
+//! Gate of the listeners for operators, which refuses web pages in their browsers.
 
 use std::net::SocketAddr;
 
@@ -10,11 +10,11 @@ use http::header::ORIGIN;
 use super::address::is_to_loopback;
 use crate::http::reply::refusal::refusal;
 
-/// Refuses what a web page sends: no scraper, no probe and no operator names an origin. A page whose
-/// own name was made to lead here (DNS rebinding) needs none, but its browser names that host.
+/// Refuses requests of web pages.
 ///
-/// Only on loopback can that be told: elsewhere a scraper may call us by any name, those of pods and
-/// services among them.
+/// Scrapers, probes and operators send no `Origin`. A page that uses DNS rebinding sends none either,
+/// but its browser sends the name of its host. Hosts are checked on loopback only: elsewhere a
+/// scraper may use any name, for example that of a pod or a service.
 pub(super) fn check(bound: SocketAddr, request: &Request) -> Result<(), Response> {
     if request.headers().contains_key(ORIGIN) {
         return Err(refusal(StatusCode::FORBIDDEN, "origin not allowed"));

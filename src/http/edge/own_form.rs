@@ -1,30 +1,32 @@
-//! Which requests are forms of our own pages, though they name no origin of ours.
+//! Forms of the gateway's own pages, which browsers send without an origin.
 //!
-//! Not here: what a form holds, which is sealed for one browser (`oauth/flow`).
+//! Not here: the content of a form, which is sealed for one browser (`oauth::browser`).
 
 use http::{HeaderName, Method, header::ORIGIN, request::Parts};
 
 use crate::{endpoint::OauthEndpoint, http::reply::header_name::SEC_FETCH_SITE};
 
-/// Whether a browser sends a form of one of our own pages. Those say `no-referrer` (CONTRACT P82),
-/// and then browsers name no origin (Fetch, section 3.1, "append a request Origin header"); that it
-/// is the same they say elsewhere, where no page can write. But they say that to a trustworthy URL
-/// alone (Fetch Metadata, section 2): to others nothing. There the form itself has to do, with a
-/// cookie that no other site's form brings along (`SameSite=Lax`).
+/// Returns whether a request is a form of one of the gateway's own pages.
+///
+/// The pages set `no-referrer`, and browsers then send `Origin: null` (Fetch, section 3.1, "append a
+/// request Origin header"). `Sec-Fetch-Site`, which no page can write, tells that the origin is the
+/// same. Browsers send that field to trustworthy URLs only (Fetch Metadata, section 2). For other
+/// URLs the form itself is the proof, with a cookie that forms of other sites do not carry
+/// (`SameSite=Lax`).
 pub(super) fn is_own_form(head: &Parts, is_trustworthy: bool) -> bool {
-    let only = |name: HeaderName, wanted: &str| {
+    let is_only = |name: HeaderName, expected: &str| {
         let mut values = head.headers.get_all(name).iter();
-        values.next().is_some_and(|value| value == wanted) && values.next().is_none()
+        values.next().is_some_and(|value| value == expected) && values.next().is_none()
     };
     let is_form = matches!(
         OauthEndpoint::parse(head.uri.path()),
         Some(OauthEndpoint::Authorize | OauthEndpoint::Login | OauthEndpoint::Consent)
     );
-    let is_silent = !is_trustworthy && !head.headers.contains_key(SEC_FETCH_SITE);
+    let lacks_metadata = !is_trustworthy && !head.headers.contains_key(SEC_FETCH_SITE);
     head.method == Method::POST
         && is_form
-        && only(ORIGIN, "null")
-        && (is_silent || only(SEC_FETCH_SITE, "same-origin"))
+        && is_only(ORIGIN, "null")
+        && (lacks_metadata || is_only(SEC_FETCH_SITE, "same-origin"))
 }
 
 #[cfg(test)]

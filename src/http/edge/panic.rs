@@ -1,4 +1,4 @@
-//! Calls a route; a panic there costs its request and nothing else.
+//! Calls of routes, whose panics end one request only.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -13,24 +13,27 @@ use tower::Service;
 
 use crate::http::reply::refusal::refusal;
 
-/// Hands a request to its route; a panic there costs this request and nothing else.
+/// Passes a request to its route and turns a panic into a response.
 pub(super) async fn route(routes: Router, request: Request) -> Response {
-    let answer = AssertUnwindSafe(called(routes, request));
-    answer.catch_unwind().await.unwrap_or_else(panicked)
+    let response = AssertUnwindSafe(call(routes, request));
+    response
+        .catch_unwind()
+        .await
+        .unwrap_or_else(panic_response)
 }
 
-/// Hands a request to its route.
-pub(super) async fn called(mut routes: Router, request: Request) -> Response {
-    let answer = routes.call(request).await;
-    answer.unwrap_or_else(|never| match never {})
+/// Passes a request to its route.
+pub(super) async fn call(mut routes: Router, request: Request) -> Response {
+    let response = routes.call(request).await;
+    response.unwrap_or_else(|never| match never {})
 }
 
-/// A panic is our fault and passes; 503 says so, and no 500 is ever a correct answer (C18).
+/// Makes the response after a panic. It is a 503, because the gateway promises never to send a 500.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "the signature is tower-http's"
 )]
-pub(super) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+pub(super) fn panic_response(panic: Box<dyn Any + Send + 'static>) -> Response {
     let text = panic
         .downcast_ref::<&str>()
         .copied()

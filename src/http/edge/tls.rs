@@ -1,6 +1,6 @@
-//! TLS of a listener: from PEM files to a configuration that can be replaced while serving.
+//! TLS of a listener: certificates from PEM files, reloaded when the files change.
 //!
-//! Client certificates are not asked for: who calls is known from the token alone.
+//! Client certificates are not requested: only the token identifies the caller.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_util::sync::CancellationToken;
 
-/// The configuration for the next handshake; connections keep the one they began with.
+/// Configuration for new handshakes; open connections keep theirs.
 pub(crate) type TlsReload = Arc<ArcSwap<ServerConfig>>;
 
-/// Why a certificate cannot be used; the text is for the log.
+/// Reason why a certificate cannot be used; the text is for the log.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
     Unreadable(PathBuf, std::io::Error),
-    /// A file is not the PEM that it should be.
+    /// A file has no usable PEM section of the expected kind.
     #[error("{0} has no usable {1}")]
     NotPem(PathBuf, &'static str),
     /// Certificate and key are well-formed but not usable together.
@@ -30,49 +30,49 @@ pub(crate) enum TlsError {
     Unusable(rustls::Error),
 }
 
-/// The two files of a listener.
+/// Paths of the certificate and its key.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
-    /// The chain, the server's own certificate first.
+    /// Certificate chain, the server's own certificate first.
     pub(crate) cert: PathBuf,
-    /// Its private key: PKCS #8, PKCS #1 or SEC 1.
+    /// Private key: PKCS #8, PKCS #1 or SEC 1.
     pub(crate) key: PathBuf,
 }
 
-/// What the files held when they were last looked at.
+/// Contents of the files at their last read.
 #[derive(PartialEq)]
-struct Held {
+struct Contents {
     cert: Vec<u8>,
     key: Vec<u8>,
 }
 
 impl Files {
-    /// Reads both files for the first time; here a mistake is fatal.
+    /// Reads both files for the first time; an error is fatal here.
     pub(crate) fn load(&self) -> Result<TlsReload, TlsError> {
         let read = |path: &Path| {
             std::fs::read(path).map_err(|error| TlsError::Unreadable(path.to_owned(), error))
         };
-        let held = Held {
+        let contents = Contents {
             cert: read(&self.cert)?,
             key: read(&self.key)?,
         };
-        Ok(Arc::new(ArcSwap::new(self.config(&held)?)))
+        Ok(Arc::new(ArcSwap::new(self.config(&contents)?)))
     }
 
-    /// Looks at the files every five seconds until `stop`; a bad new pair is logged once and the
-    /// old one kept.
+    /// Reloads the files every five seconds until `stop`. A bad new pair is logged once, and the old
+    /// pair stays in use.
     pub(crate) async fn watch(self, reload: TlsReload, stop: CancellationToken) {
         self.watch_every(EVERY, reload, stop).await;
     }
 
     async fn watch_every(self, every: Duration, reload: TlsReload, stop: CancellationToken) {
-        // Not what `load` read: a change between the two must not be missed.
-        let mut last: Option<Held> = None;
+        // Starts without the contents from `load`, so that no change in between is missed.
+        let mut last: Option<Contents> = None;
         loop {
             match self.read().await {
-                Ok(held) if last.as_ref() != Some(&held) => {
+                Ok(contents) if last.as_ref() != Some(&contents) => {
                     let is_first = last.is_none();
-                    match self.config(&held) {
+                    match self.config(&contents) {
                         Ok(config) => {
                             reload.store(config);
                             if !is_first {
@@ -83,22 +83,22 @@ impl Files {
                             tracing::error!(%error, "new TLS certificate refused; keeping the old");
                         }
                     }
-                    last = Some(held);
+                    last = Some(contents);
                 }
                 Ok(_) => {}
-                // In the middle of being replaced, or taken away: the old pair goes on serving.
+                // The files are being replaced, or are gone: the old pair stays in use.
                 Err(error) => tracing::warn!(%error, "cannot look at the TLS certificate"),
             }
             tokio::select! { () = stop.cancelled() => return, () = tokio::time::sleep(every) => {} }
         }
     }
 
-    async fn read(&self) -> Result<Held, TlsError> {
+    async fn read(&self) -> Result<Contents, TlsError> {
         let unreadable = |path: &Path| {
             let path = path.to_owned();
             move |error| TlsError::Unreadable(path, error)
         };
-        Ok(Held {
+        Ok(Contents {
             cert: tokio::fs::read(&self.cert)
                 .await
                 .map_err(unreadable(&self.cert))?,
@@ -108,15 +108,15 @@ impl Files {
         })
     }
 
-    fn config(&self, held: &Held) -> Result<Arc<ServerConfig>, TlsError> {
-        let chain = CertificateDer::pem_slice_iter(&held.cert)
+    fn config(&self, contents: &Contents) -> Result<Arc<ServerConfig>, TlsError> {
+        let chain = CertificateDer::pem_slice_iter(&contents.cert)
             .collect::<Result<Vec<_>, _>>()
             .ok()
             .filter(|chain| !chain.is_empty())
             .ok_or_else(|| TlsError::NotPem(self.cert.clone(), CERTIFICATE))?;
-        let key = PrivateKeyDer::from_pem_slice(&held.key)
+        let key = PrivateKeyDer::from_pem_slice(&contents.key)
             .map_err(|_| TlsError::NotPem(self.key.clone(), "private key"))?;
-        // The provider is named, not the process default: tests run several gateways.
+        // The process default provider is not used, because tests run several gateways.
         let mut config =
             ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
                 .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
@@ -127,10 +127,10 @@ impl Files {
     }
 }
 
-/// What the first of the two files lacks.
+/// Name of the certificate in [`TlsError::NotPem`].
 pub(crate) const CERTIFICATE: &str = "certificate";
 
-/// Certificates change every few weeks; watching by inotify misses mounts of Kubernetes secrets.
+/// Interval of reloads. Files are polled because inotify misses mounts of Kubernetes secrets.
 const EVERY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

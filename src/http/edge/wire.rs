@@ -1,6 +1,4 @@
-//! One connection's bytes, between hyper and the socket.
-//!
-//! Adds a lingering close to what `TokioIo` does; parses nothing.
+//! Socket with a lingering close, between hyper and the network.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,15 +13,15 @@ use tokio::time::Sleep;
 
 /// A socket that is closed in two steps.
 ///
-/// Closing a socket whose peer is still sending makes the kernel send a reset, and a reset can
-/// overtake the answer that explains why we closed (413, 408). So after our side is shut, what
-/// the peer still sends is read and thrown away for a moment; nothing of it reaches the parser.
+/// If a socket is closed while the peer is still sending, the kernel sends a reset, which can overtake
+/// the response (413, 408). After the write side is shut down, input is therefore discarded for a
+/// moment; none of it reaches the parser.
 pub(crate) struct Wire<S> {
-    /// The socket or TLS stream.
+    /// Socket or TLS stream.
     io: TokioIo<S>,
-    /// Whether our side is shut, and until when we listen to theirs.
+    /// Deadline of the lingering close; set when the write side is shut down.
     linger: Option<Pin<Box<Sleep>>>,
-    /// How much was thrown away.
+    /// Bytes discarded so far.
     discarded: usize,
 }
 
@@ -39,7 +37,7 @@ impl<S> Wire<S> {
 }
 
 impl<S: AsyncRead + Unpin> Wire<S> {
-    /// Reads and forgets until the peer closes, the time is over or the bound is reached.
+    /// Discards input until the peer closes, the time is over or the limit is reached.
     fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut scratch = [MaybeUninit::uninit(); DISCARD_CHUNK];
         while self.discarded < DISCARD_MAX {
@@ -105,9 +103,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Wire<S> {
     }
 }
 
-/// Long enough for an answer to cross the world, short enough to hold no connection for long.
+/// Duration of a lingering close: longer than any round trip.
 const LINGER: Duration = Duration::from_secs(1);
-/// A peer that sends more than this after our answer gets its reset.
+/// Limit of discarded bytes, beyond which the peer gets a reset.
 const DISCARD_MAX: usize = 16 << 20;
-/// On the stack of the worker, not in the connection.
+/// Size of the buffer, which lies on the stack of the worker and not in the connection.
 const DISCARD_CHUNK: usize = 8 << 10;

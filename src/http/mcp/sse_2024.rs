@@ -1,5 +1,5 @@
-//! HTTP+SSE of 2024-11-05: one connection carries everything to the client, and what the
-//! client says comes by POST to the endpoint that the connection names first.
+//! HTTP+SSE of 2024-11-05: one connection carries all messages to the client, and the client posts
+//! its messages to the endpoint that the first event names.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use http::{HeaderMap, Method, StatusCode};
 use crate::http::{
     admission::{Admitted, Front, body, headers, not_allowed},
     replicas::forward,
-    reply::{Failure, Writing, event_stream, page},
+    reply::{McpRefusal, StreamOptions, event_stream, page},
 };
 use crate::{
     endpoint::{self, Kind},
     error::Error,
     hub::{Answer, Form, Transport},
-    protocol::{Body as Said, LAST_EVENT_ID, event::push_endpoint},
+    protocol::{Body as Messages, LAST_EVENT_ID, event::push_endpoint},
 };
 
-/// GET: a new session, or the living one of a `Last-Event-ID`.
+/// GET: opens a session, or resumes the one of a `Last-Event-ID`.
 pub(crate) async fn connect(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     if page::is_browser(request.method(), request.headers()) {
         return page::page(admitted.endpoint(), &front.config.public_url);
@@ -30,7 +30,7 @@ pub(crate) async fn connect(front: Arc<Front>, admitted: Admitted, request: Requ
     if request.method() == Method::HEAD {
         return not_allowed(&request);
     }
-    let request = match forward::place(&front, &admitted, resumed, request).await {
+    let request = match forward::to_owner(&front, &admitted, resumed_session, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
     };
@@ -39,15 +39,15 @@ pub(crate) async fn connect(front: Arc<Front>, admitted: Admitted, request: Requ
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-/// The session of the event behind which a connection reads on; without one it begins a session.
-fn resumed(request: &Request) -> Option<String> {
+/// Returns the session that a `Last-Event-ID` resumes; `None` opens a new session.
+fn resumed_session(request: &Request) -> Option<String> {
     let cursor = headers::single(request.headers(), LAST_EVENT_ID).ok()??;
     let (id, _) = cursor.split_once('.')?;
     Some(id.to_owned())
 }
 
-/// The session that a message is for.
-fn addressed(request: &Request) -> Option<String> {
+/// Returns the session of a posted message.
+fn posted_session(request: &Request) -> Option<String> {
     session_id(request.uri().query()?).map(str::to_owned)
 }
 
@@ -55,18 +55,18 @@ async fn listen(
     front: &Front,
     admitted: &Admitted,
     headers: &HeaderMap,
-) -> Result<Response, Failure> {
+) -> Result<Response, McpRefusal> {
     let access = &admitted.access;
     if !headers::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";
-        return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
+        return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
     let (id, reading) = match headers::single(headers, LAST_EVENT_ID)? {
         None => {
             let (id, reading) = front.hub.connect(access).await?;
             (id.as_str().to_owned(), reading)
         }
-        // Event ids of this transport begin with the session, which no header names.
+        // Event ids of this transport begin with the session id, because no header carries it.
         Some(cursor) => {
             let (id, cursor) = cursor.split_once('.').ok_or(Error::NoCursor)?;
             let reading = front
@@ -87,7 +87,7 @@ async fn listen(
     Ok(event_stream::respond(
         &front.metrics,
         reading,
-        Writing {
+        StreamOptions {
             keep_alive,
             retry,
             close_at: None,
@@ -98,32 +98,32 @@ async fn listen(
     ))
 }
 
-/// POST: one message of the client; what is to be answered comes over the connection.
+/// POST: takes one message of the client; responses go over the connection of the session.
 pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
-    let request = match forward::place(&front, &admitted, addressed, request).await {
+    let request = match forward::to_owner(&front, &admitted, posted_session, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
     };
     let (parts, body) = request.into_parts();
-    let taken = async {
+    let accepted = async {
         let body = body::read(&parts.headers, body, front.config.http.max_body).await?;
         let id = session_id(parts.uri.query().unwrap_or_default())
             .ok_or(Error::Invalid("session_id is missing"))?;
-        let said = Said::parse(body)?;
+        let messages = Messages::parse(body)?;
         let pending = front
             .hub
-            .deliver(&admitted.access, (Transport::Sse2024, id), said, Form::Sse)
+            .deliver(&admitted.access, (Transport::Sse2024, id), messages, Form::Sse)
             .await
-            .map_err(|error| admitted.refused(&front, error))?;
+            .map_err(|error| admitted.refusal(&front, error))?;
         match pending.answer().await {
-            Answer::Refused(error) => Err(Failure::from(error)),
+            Answer::Refused(error) => Err(McpRefusal::from(error)),
             _ => Ok(StatusCode::ACCEPTED),
         }
     };
-    taken.await.into_response()
+    accepted.await.into_response()
 }
 
-/// The one `session_id` of a query; ids need no decoding.
+/// Returns the only `session_id` of a query; ids need no decoding.
 fn session_id(query: &str) -> Option<&str> {
     let mut ids = query
         .split('&')

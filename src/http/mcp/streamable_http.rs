@@ -1,5 +1,5 @@
-//! Streamable HTTP for 2025-03-26, 2025-06-18 and 2025-11-25: POST, GET and DELETE of the
-//! MCP endpoint.
+//! Streamable HTTP of 2025-03-26, 2025-06-18 and 2025-11-25: POST, GET and DELETE of the MCP
+//! endpoint.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::http::{
     admission::{Admitted, Front, body, headers, not_allowed},
     replicas::forward,
-    reply::{Failure, Writing, event_stream, json, page},
+    reply::{McpRefusal, StreamOptions, event_stream, json, page},
 };
 use crate::{
     auth::Access,
@@ -23,14 +23,14 @@ use crate::{
     error::Error,
     hub::{Answer, Form, Transport, stream::Reading},
     protocol::{
-        Accepts, Body as Said, Kind, LAST_EVENT_ID, Message, Method, Revision, SESSION_ID,
+        Accepts, Body as Messages, Kind, LAST_EVENT_ID, Message, Method, Revision, SESSION_ID,
         event::{push_message, push_priming},
     },
 };
 
-/// POST: one message of the client, or a batch.
+/// POST: takes a message or a batch of the client.
 pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
-    let request = match forward::place(&front, &admitted, named, request).await {
+    let request = match forward::to_owner(&front, &admitted, session, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
     };
@@ -40,10 +40,10 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-/// The session that a request names; one that names it badly is refused where it is read.
-fn named(request: &Request) -> Option<String> {
-    let named = headers::single(request.headers(), SESSION_ID).ok()?;
-    named.map(str::to_owned)
+/// Returns the session of a request. A malformed header is refused later, where it is read.
+fn session(request: &Request) -> Option<String> {
+    let id = headers::single(request.headers(), SESSION_ID).ok()?;
+    id.map(str::to_owned)
 }
 
 async fn take(
@@ -51,37 +51,37 @@ async fn take(
     admitted: &Admitted,
     headers: &HeaderMap,
     body: Body,
-) -> Result<Response, Failure> {
+) -> Result<Response, McpRefusal> {
     let access = &admitted.access;
     let accepts = headers::accepts(headers);
     let body = body::read(headers, body, front.config.http.max_body).await?;
     if !accepts.json && !accepts.sse {
         let text = "Accept must permit application/json or text/event-stream";
-        return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
+        return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    let said = Said::parse(body)?;
+    let messages = Messages::parse(body)?;
     headers::check_version(headers)?;
     let form = form(access.server().reply.mode, accepts);
-    match said {
-        said if said.is_modern() => Err(headers::no_session_id()),
-        Said::One(message)
+    match messages {
+        messages if messages.is_modern() => Err(headers::no_session_id()),
+        Messages::One(message)
             if message.method() == Method::Initialize && message.kind() == Kind::Request =>
         {
             initialize(front, access, headers, message, (form, accepts)).await
         }
-        said => {
+        messages => {
             let id = headers::session_id(headers)?;
             let pending = front
                 .hub
-                .deliver(access, (Transport::Streamable, id), said, form)
+                .deliver(access, (Transport::Streamable, id), messages, form)
                 .await;
-            let pending = pending.map_err(|error| admitted.refused(front, error))?;
-            answered(front, access, accepts, pending.answer().await)
+            let pending = pending.map_err(|error| admitted.refusal(front, error))?;
+            respond(front, access, accepts, pending.answer().await)
         }
     }
 }
 
-/// What the server's mode and the client's `Accept` leave.
+/// Chooses the form of the response by the server's mode and the client's `Accept`.
 fn form(mode: ReplyMode, accepts: Accepts) -> Form {
     match (accepts.json, accepts.sse, mode) {
         (true, false, _) | (true, true, ReplyMode::Json) => Form::Json,
@@ -96,7 +96,7 @@ async fn initialize(
     headers: &HeaderMap,
     message: Message,
     (form, accepts): (Form, Accepts),
-) -> Result<Response, Failure> {
+) -> Result<Response, McpRefusal> {
     if let Some(id) = headers::single(headers, SESSION_ID)?
         && front.hub.has(access, id)
     {
@@ -122,12 +122,12 @@ async fn initialize(
     Ok(response)
 }
 
-fn answered(
+fn respond(
     front: &Front,
     access: &Access,
     accepts: Accepts,
     answer: Answer,
-) -> Result<Response, Failure> {
+) -> Result<Response, McpRefusal> {
     match answer {
         Answer::Json(line) | Answer::Failed(line) => {
             front.hub.limits().flow(access).wrote(line.len());
@@ -137,24 +137,24 @@ fn answered(
             let close_after = access.server().reply.close_after;
             Ok(open(front, access, *reading, close_after))
         }
-        // Cancelled before anything was sent: a stream that ends, without a message.
+        // The call was cancelled before anything was sent: the stream ends without a message.
         Answer::Silent if accepts.sse => Ok(event_stream::event_stream(Body::empty())),
         Answer::Accepted | Answer::Silent => Ok(StatusCode::ACCEPTED.into_response()),
         Answer::Refused(error) => Err(error.into()),
     }
 }
 
-/// GET: the listener, or a stream to be resumed.
+/// GET: opens the listener stream or resumes a stream.
 pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
     let (method, access) = (request.method(), &admitted.access);
     if page::is_browser(method, request.headers()) {
         return page::page(admitted.endpoint(), &front.config.public_url);
     }
     if method == HttpMethod::HEAD {
-        // It would attach a connection that cannot be read.
+        // HEAD would attach a connection that cannot be read.
         return not_allowed(&request);
     }
-    let request = match forward::place(&front, &admitted, named, request).await {
+    let request = match forward::to_owner(&front, &admitted, session, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
     };
@@ -163,10 +163,10 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn listen(front: &Front, access: &Access, headers: &HeaderMap) -> Result<Response, Failure> {
+async fn listen(front: &Front, access: &Access, headers: &HeaderMap) -> Result<Response, McpRefusal> {
     if !headers::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";
-        return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
+        return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
     headers::check_version(headers)?;
     let id = headers::session_id(headers)?;
@@ -181,9 +181,9 @@ async fn listen(front: &Front, access: &Access, headers: &HeaderMap) -> Result<R
     }
 }
 
-/// DELETE: the end of the session (2025-11-25 transports, "Session Management" 5).
+/// DELETE: ends the session (2025-11-25 transports, "Session Management" 5).
 pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Request) -> Response {
-    let request = match forward::place(&front, &admitted, named, request).await {
+    let request = match forward::to_owner(&front, &admitted, session, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
     };
@@ -192,7 +192,7 @@ pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Reque
         headers::check_version(headers)?;
         let id = headers::session_id(headers)?;
         front.hub.end(&admitted.access, id).await?;
-        Ok::<_, Failure>(StatusCode::NO_CONTENT)
+        Ok::<_, McpRefusal>(StatusCode::NO_CONTENT)
     };
     ended.await.into_response()
 }
@@ -206,7 +206,7 @@ fn open(front: &Front, access: &Access, reading: Reading, close_after: Duration)
         push_priming(&mut first, &id, front.retry.at(&id));
     }
     let is_polled = has_priming && !close_after.is_zero();
-    let writing = Writing {
+    let options = StreamOptions {
         keep_alive: stream.keep_alive,
         retry: front.retry.clone(),
         close_at: is_polled.then(|| Instant::now() + close_after),
@@ -214,10 +214,11 @@ fn open(front: &Front, access: &Access, reading: Reading, close_after: Duration)
         prefix: String::new(),
         flow: front.hub.limits().flow(access),
     };
-    event_stream::respond(&front.metrics, reading, writing)
+    event_stream::respond(&front.metrics, reading, options)
 }
 
-/// A response for a client that takes nothing but SSE, before there is a stream to resume.
+/// Makes a response to `initialize` for a client that accepts only SSE: an event without an id,
+/// because there is no stream to resume yet.
 fn one_event(line: &[u8]) -> Response {
     let mut event = BytesMut::new();
     push_message(&mut event, "", line);

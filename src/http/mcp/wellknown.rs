@@ -1,8 +1,8 @@
-//! Protected resource metadata (RFC 9728): one document for each URL by which a server is reached.
+//! Protected resource metadata (RFC 9728): one document for each URL of a server.
 //!
-//! Whether a server of a tenant exists is nobody's business before they have proved who they are:
-//! each name has its document. One whose calls need scopes shows itself by them: clients must know
-//! what to ask for.
+//! Every server name has a document, so that clients without credentials cannot find out which
+//! servers exist. Servers whose calls need scopes are the exception: clients must know which scopes
+//! to request.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use http::{
 
 use crate::http::{
     admission::{Front, challenge},
-    reply::Failure,
+    reply::McpRefusal,
 };
 use crate::{
     config::Config,
@@ -27,7 +27,7 @@ use crate::{
     error::Error,
 };
 
-/// The issuer of a tenant's access tokens, which metadata names; none where there is none.
+/// Returns the issuer of a tenant's access tokens, if it has one.
 pub(crate) fn issuer(config: &Config, tenant: &Tenant) -> Option<String> {
     match &tenant.auth {
         AuthMode::None | AuthMode::Keys => None,
@@ -39,9 +39,9 @@ pub(crate) fn issuer(config: &Config, tenant: &Tenant) -> Option<String> {
     }
 }
 
-/// GET: the document about the resource whose path follows.
+/// GET: returns the metadata of the resource whose path follows.
 pub(crate) async fn protected_resource(State(front): State<Arc<Front>>, uri: Uri) -> Response {
-    document(&front, uri.path()).unwrap_or_else(|| Failure::from(Error::NoServer).into_response())
+    document(&front, uri.path()).unwrap_or_else(|| McpRefusal::from(Error::NoServer).into_response())
 }
 
 fn document(front: &Front, path: &str) -> Option<Response> {

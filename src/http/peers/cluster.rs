@@ -6,59 +6,59 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     connections::Peers,
-    hop::{Asked, Hop, HopKeys, Worthless},
+    hop::{SignedRequest, Hop, HopKeys, InvalidHop},
 };
 use crate::{base::Clock, http::reply::header_name::HOP, state::Replica};
 
-/// This replica among the others.
+/// This replica and its view of the cluster.
 pub(crate) struct Cluster {
-    /// It.
+    /// Identity of this replica.
     pub(crate) me: Replica,
-    /// What hops are signed with.
+    /// Signing keys of hops.
     pub(crate) keys: HopKeys,
-    /// The others.
+    /// Connections to the other replicas.
     pub(crate) peers: Peers,
-    /// What time it is.
+    /// Clock of the database.
     pub(crate) clock: Clock,
-    /// Connections that may end, do.
+    /// Cancelled when resumable connections are to end.
     pub(crate) release: CancellationToken,
-    /// All of them do.
+    /// Cancelled when all connections are to end.
     pub(crate) halt: CancellationToken,
 }
 
 impl Cluster {
-    /// The hop that a request proves.
+    /// Verifies the hop header of a request.
     ///
     /// # Errors
     ///
-    /// Why the request is to be refused.
-    pub(crate) fn verify(&self, request: &Request) -> Result<Hop, Worthless> {
+    /// The reason why the header proves nothing.
+    pub(crate) fn verify(&self, request: &Request) -> Result<Hop, InvalidHop> {
         let headers = request.headers();
         let mut hops = headers.get_all(HOP).iter();
         let (Some(hop), None) = (hops.next(), hops.next()) else {
-            return Err(Worthless::Forged);
+            return Err(InvalidHop::Forged);
         };
         let length = match headers.get(CONTENT_LENGTH).map(HeaderValue::to_str) {
             None => 0,
             Some(length) => {
                 let length = length.ok().and_then(|length| length.parse().ok());
-                length.ok_or(Worthless::Forged)?
+                length.ok_or(InvalidHop::Forged)?
             }
         };
         let target = request.uri().path_and_query();
-        let asked = Asked {
+        let signed = SignedRequest {
             method: request.method(),
             target: target.map_or("", |target| target.as_str()),
             length,
         };
         let now = self.clock.now_ms();
-        self.keys.verify(hop, asked, &self.me.boot, now)
+        self.keys.verify(hop, signed, &self.me.boot, now)
     }
 }
 
-/// Marks a response as one that no route gave, so that the replica that forwarded the request does
-/// not take it for the owner's answer.
-pub(crate) fn no_route(mut response: Response) -> Response {
+/// Marks the refusal of a hop, so that the forwarding replica does not take it for the owner's
+/// response.
+pub(crate) fn mark_refused(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(HOP, HeaderValue::from_static("refused"));
     response

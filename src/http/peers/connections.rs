@@ -1,7 +1,7 @@
-//! Connections to other replicas: HTTP/2 with prior knowledge, one to each, shared by all requests.
+//! Connections to other replicas: HTTP/2 with prior knowledge, one per replica, shared by all
+//! requests.
 //!
-//! Knows nothing of sessions and does not try again; it tells apart what the caller may do about
-//! a request that was not answered.
+//! Not here: sessions and retries. An error tells the caller whether a retry is safe.
 
 use std::{
     collections::HashMap,
@@ -37,7 +37,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-/// All other replicas; a handle.
+/// Connections to all other replicas; a handle.
 #[derive(Clone)]
 pub(crate) struct Peers(Arc<Pool>);
 
@@ -51,48 +51,56 @@ struct Pool {
 /// Another replica, by its address; a handle.
 #[derive(Clone)]
 struct Peer {
-    /// Requests and responses that may be under way.
-    places: Arc<Semaphore>,
-    /// The open connection, as far as is known.
-    open: Arc<RwLock<Option<Sender>>>,
-    /// Asks the task that owns the connection for one; beyond [`WAITING`] that waits.
-    asks: mpsc::Sender<oneshot::Sender<Result<Sender, NotSent>>>,
-    /// Whether it was used since somebody looked.
-    is_used: Arc<AtomicBool>,
+    state: Arc<PeerState>,
+    /// Requests for a connection, sent to the task that owns it. Senders wait beyond
+    /// [`QUEUED_MAX`].
+    connection_requests: mpsc::Sender<ConnectionRequest>,
 }
 
+/// State of a peer that its task shares. The task must not hold the sender of its own channel:
+/// it ends when the last sender is gone.
+struct PeerState {
+    /// Permits for concurrent requests and responses.
+    permits: Arc<Semaphore>,
+    /// The open connection, as far as is known.
+    open: RwLock<Option<Sender>>,
+    /// Whether the connection was used since the last idle check.
+    is_used: AtomicBool,
+}
+
+type ConnectionRequest = oneshot::Sender<Result<Sender, SendError>>;
 type Sender = SendRequest<Full<Bytes>>;
 
-/// Why there is no answer.
+/// Reason why a request has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotSent {
-    /// Nobody listens at the address: no replica saw the request.
+pub(crate) enum SendError {
+    /// The connection was refused: no replica saw the request.
     Refused,
     /// There was no connection, or the replica never took the request.
     NotTaken,
-    /// As many are under way as may be; the replica did not see it.
+    /// The limit of concurrent requests is reached; the replica did not see the request.
     Full,
-    /// It was sent, and may have had its effect.
+    /// The request was sent and may have been executed.
     Broken,
-    /// Likewise, and the replica does not answer: it is frozen, or cut off.
+    /// The request was sent, and the replica does not respond: it is frozen or cut off.
     Silent,
 }
 
-/// The body of an answer; the place among those that are under way is held until it is dropped.
+/// Body of a response. It holds its permit for a concurrent request until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ResponseBody {
     body: Incoming,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// The connection broke before the end of the answer.
+/// The connection broke before the end of the response.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the connection to another replica broke")]
-pub(crate) struct Cut;
+pub(crate) struct BrokenResponse;
 
-impl Answer {
-    /// The next bytes; none at the end. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Cut> {
+impl ResponseBody {
+    /// Returns the next bytes, or `None` at the end. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, BrokenResponse> {
         loop {
             match self.body.frame().await {
                 Some(Ok(frame)) => {
@@ -100,16 +108,16 @@ impl Answer {
                         return Ok(Some(data));
                     }
                 }
-                // hyper takes a reset without an error for the end; only one that was said is one.
+                // hyper takes a reset with `NO_ERROR` for the end; only END_STREAM is one.
                 None if self.body.is_end_stream() => return Ok(None),
-                Some(Err(_)) | None => return Err(Cut),
+                Some(Err(_)) | None => return Err(BrokenResponse),
             }
         }
     }
 }
 
 impl Peers {
-    /// No connections yet. They are tasks of `tracker`, and break at `stop`.
+    /// Makes an empty pool. Its connections run as tasks of `tracker` and break at `stop`.
     pub(crate) fn new(tracker: TaskTracker, stop: CancellationToken) -> Self {
         let peers = RwLock::default();
         Self(Arc::new(Pool {
@@ -119,29 +127,29 @@ impl Peers {
         }))
     }
 
-    /// Sends a request to the replica at `address` (`host:port`) and waits for the head of its
-    /// answer; the request's URI must be absolute.
+    /// Sends a request to the replica at `address` (`host:port`) and waits for the head of the
+    /// response. The URI of the request must be absolute.
     ///
     /// # Errors
     ///
-    /// Why there is none, and so whether it may be sent again.
+    /// The reason why there is no response, which tells whether the request may be sent again.
     pub(crate) async fn send(
         &self,
         address: &Arc<str>,
         request: Request<Full<Bytes>>,
-    ) -> Result<Response<Answer>, NotSent> {
+    ) -> Result<Response<ResponseBody>, SendError> {
         let peer = self.peer(address);
-        let place = Arc::clone(&peer.places).try_acquire_owned();
-        let place = place.map_err(|_| NotSent::Full)?;
-        peer.is_used.store(true, Ordering::Relaxed);
+        let permit = Arc::clone(&peer.state.permits).try_acquire_owned();
+        let permit = permit.map_err(|_| SendError::Full)?;
+        peer.state.is_used.store(true, Ordering::Relaxed);
         let mut sender = peer.sender().await?;
         match sender.try_send_request(request).await {
-            Ok(response) => Ok(response.map(|body| Answer {
+            Ok(response) => Ok(response.map(|body| ResponseBody {
                 body,
-                _place: place,
+                _permit: permit,
             })),
-            Err(error) if error.message().is_some() => Err(NotSent::NotTaken),
-            Err(error) => Err(why(error.error())),
+            Err(error) if error.message().is_some() => Err(SendError::NotTaken),
+            Err(error) => Err(classify(error.error())),
         }
     }
 
@@ -153,145 +161,142 @@ impl Peers {
         }
         drop(known);
         let mut peers = pool.peers.write().unwrap_or_else(PoisonError::into_inner);
-        // Each deploy brings new addresses; those that nobody asks for any more are forgotten.
-        peers.retain(|_, peer| !peer.is_idle());
+        // Each deployment brings new addresses; unused ones are removed here.
+        peers.retain(|_, peer| !peer.state.is_idle());
         let peer = peers.entry(Arc::clone(address)).or_insert_with(|| {
-            let (asks, asked) = mpsc::channel(WAITING);
-            let peer = Peer {
-                places: Arc::new(Semaphore::new(PLACES)),
-                open: Arc::default(),
-                asks,
-                is_used: Arc::new(AtomicBool::new(true)),
-            };
-            let keep = keep(Arc::clone(address), peer.weak(), Arc::clone(pool), asked);
-            pool.tracker.spawn(keep);
-            peer
+            let (connection_requests, requests) = mpsc::channel(QUEUED_MAX);
+            let state = Arc::new(PeerState {
+                permits: Arc::new(Semaphore::new(MAX_CONCURRENT)),
+                open: RwLock::default(),
+                is_used: AtomicBool::new(true),
+            });
+            let (address, shared) = (Arc::clone(address), Arc::clone(&state));
+            let task = own_connection(address, shared, Arc::clone(pool), requests);
+            pool.tracker.spawn(task);
+            Peer {
+                state,
+                connection_requests,
+            }
         });
         peer.clone()
     }
 }
 
-/// What the task of a peer has of it: not what it ends by.
-struct Weak {
-    places: Arc<Semaphore>,
-    open: Arc<RwLock<Option<Sender>>>,
-    is_used: Arc<AtomicBool>,
+impl Peer {
+    /// Returns a working connection, and opens one if there is none.
+    async fn sender(&self) -> Result<Sender, SendError> {
+        if let Some(sender) = self.state.sender() {
+            return Ok(sender);
+        }
+        let (reply, response) = oneshot::channel();
+        let sent = self.connection_requests.send(reply).await;
+        sent.map_err(|_| SendError::NotTaken)?;
+        response.await.unwrap_or(Err(SendError::NotTaken))
+    }
 }
 
-impl Peer {
-    fn weak(&self) -> Weak {
-        Weak {
-            places: Arc::clone(&self.places),
-            open: Arc::clone(&self.open),
-            is_used: Arc::clone(&self.is_used),
-        }
+impl PeerState {
+    fn is_unused(&self) -> bool {
+        self.permits.available_permits() == MAX_CONCURRENT
     }
 
     fn is_idle(&self) -> bool {
-        self.places.available_permits() == PLACES && current(&self.open).is_none()
+        self.is_unused() && self.sender().is_none()
     }
 
-    /// The connection; a new one where there is none that works.
-    async fn sender(&self) -> Result<Sender, NotSent> {
-        if let Some(sender) = current(&self.open) {
-            return Ok(sender);
-        }
-        let (reply, answer) = oneshot::channel();
-        let asked = self.asks.send(reply).await;
-        asked.map_err(|_| NotSent::NotTaken)?;
-        answer.await.unwrap_or(Err(NotSent::NotTaken))
+    /// Returns the open connection if it works.
+    fn sender(&self) -> Option<Sender> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        open.as_ref().filter(|sender| !sender.is_closed()).cloned()
+    }
+
+    fn set_sender(&self, sender: Option<Sender>) {
+        *self.open.write().unwrap_or_else(PoisonError::into_inner) = sender;
     }
 }
 
-fn current(open: &RwLock<Option<Sender>>) -> Option<Sender> {
-    let open = open.read().unwrap_or_else(PoisonError::into_inner);
-    open.as_ref().filter(|sender| !sender.is_closed()).cloned()
-}
-
-/// Owns the connection to one peer: makes one when it is asked to and there is none, and lets go
-/// of one that nobody uses.
-async fn keep(
+/// Owns the connection to one peer: opens it on request, and closes it when it is idle.
+async fn own_connection(
     address: Arc<str>,
-    peer: Weak,
+    peer: Arc<PeerState>,
     pool: Arc<Pool>,
-    mut asked: mpsc::Receiver<oneshot::Sender<Result<Sender, NotSent>>>,
+    mut requests: mpsc::Receiver<ConnectionRequest>,
 ) {
-    let put = |sender: Option<Sender>| {
-        *peer.open.write().unwrap_or_else(PoisonError::into_inner) = sender;
-    };
     loop {
         let reply = tokio::select! {
             () = pool.stop.cancelled() => break,
-            asked = timeout(IDLE, asked.recv()) => match asked {
+            request = timeout(IDLE, requests.recv()) => match request {
                 Ok(Some(reply)) => reply,
                 Ok(None) => break,
                 Err(_) => {
                     let is_used = peer.is_used.swap(false, Ordering::Relaxed);
-                    if !is_used && peer.places.available_permits() == PLACES {
-                        put(None);
+                    if !is_used && peer.is_unused() {
+                        peer.set_sender(None);
                     }
                     continue;
                 }
             },
         };
-        let connected = match current(&peer.open) {
+        let connected = match peer.sender() {
             Some(sender) => Ok(sender),
             None => pool.connect(&address).await,
         };
-        put(connected.as_ref().ok().cloned());
-        // All that wait by now waited for this attempt: none of them begins one of its own.
+        peer.set_sender(connected.as_ref().ok().cloned());
+        // All requests that are queued by now waited for this attempt, so they share its result.
         let _ = reply.send(connected.clone());
-        while let Ok(reply) = asked.try_recv() {
+        while let Ok(reply) = requests.try_recv() {
             let _ = reply.send(connected.clone());
         }
     }
-    put(None);
+    peer.set_sender(None);
 }
 
 impl Pool {
-    async fn connect(&self, address: &str) -> Result<Sender, NotSent> {
+    async fn connect(&self, address: &str) -> Result<Sender, SendError> {
         let connected = timeout(CONNECT, self.open(address)).await;
         match connected {
             Ok(Ok(sender)) => Ok(sender),
-            Ok(Err(Open::Socket(error))) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                tracing::debug!(address, "nobody listens at the address of a replica");
-                Err(NotSent::Refused)
+            Ok(Err(ConnectError::Socket(error)))
+                if error.kind() == io::ErrorKind::ConnectionRefused =>
+            {
+                tracing::debug!(address, "a replica refused the connection");
+                Err(SendError::Refused)
             }
             Ok(Err(error)) => {
                 tracing::debug!(address, %error, "cannot connect to a replica");
-                Err(NotSent::NotTaken)
+                Err(SendError::NotTaken)
             }
             Err(_) => {
                 tracing::debug!(address, "a replica does not answer");
-                Err(NotSent::NotTaken)
+                Err(SendError::NotTaken)
             }
         }
     }
 
-    async fn open(&self, address: &str) -> Result<Sender, Open> {
-        let stream = TcpStream::connect(address).await.map_err(Open::Socket)?;
+    async fn open(&self, address: &str) -> Result<Sender, ConnectError> {
+        let stream = TcpStream::connect(address).await.map_err(ConnectError::Socket)?;
         let set = stream.set_nodelay(true);
-        set.map_err(Open::Socket)?;
+        set.map_err(ConnectError::Socket)?;
         let tracked = Tracked(self.tracker.clone());
         let mut builder = http2::Builder::new(tracked.clone());
         builder
             .timer(TokioTimer::new())
-            // A stream whose reader is slow stops alone: it never uses up what others share. With
-            // it goes h2's budget for small frames that wait, which is a half of it.
+            // A slow reader stops only its own stream, because the shared window is never used up.
+            // h2's budget for small waiting frames is half of that window.
             .initial_connection_window_size(CONNECTION_WINDOW)
             .initial_stream_window_size(STREAM_WINDOW)
             .adaptive_window(false)
             .max_send_buf_size(64 << 10)
-            // A frozen peer is noticed within about four seconds, also before it is needed.
+            // A frozen peer is noticed within about four seconds, even on an idle connection.
             .keep_alive_interval(PING)
             .keep_alive_timeout(PONG)
             .keep_alive_while_idle(true);
-        let stream = Breaking {
+        let stream = StoppableStream {
             stream,
             stop: Box::pin(self.stop.child_token().cancelled_owned()),
         };
-        let shaken = builder.handshake(TokioIo::new(stream)).await;
-        let (sender, connection) = shaken.map_err(Open::Handshake)?;
+        let handshake = builder.handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.map_err(ConnectError::Handshake)?;
         tracked.execute(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "the connection to a replica ended");
@@ -301,16 +306,16 @@ impl Pool {
     }
 }
 
-/// Why there is no connection.
+/// Reason why a connection could not be opened.
 #[derive(Debug, thiserror::Error)]
-enum Open {
+enum ConnectError {
     #[error("{0}")]
     Socket(io::Error),
     #[error("{0}")]
     Handshake(hyper::Error),
 }
 
-/// Runs what belongs to connections, and ends with them: there is a task for each request.
+/// Executor that spawns the tasks of hyper, one per request, on the tracker.
 #[derive(Clone)]
 struct Tracked(TaskTracker);
 
@@ -320,13 +325,13 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tracked {
     }
 }
 
-/// A socket that breaks at `stop`, and with it all that is under way on it.
-struct Breaking {
+/// A socket that fails at `stop`, together with all requests on it.
+struct StoppableStream {
     stream: TcpStream,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-impl Breaking {
+impl StoppableStream {
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.stop.as_mut().poll(cx).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -335,7 +340,7 @@ impl Breaking {
     }
 }
 
-impl AsyncRead for Breaking {
+impl AsyncRead for StoppableStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -346,7 +351,7 @@ impl AsyncRead for Breaking {
     }
 }
 
-impl AsyncWrite for Breaking {
+impl AsyncWrite for StoppableStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -378,40 +383,40 @@ impl AsyncWrite for Breaking {
     }
 }
 
-/// Whether a request that failed after it was handed to the connection may have been taken
-/// (RFC 9113, sections 6.8 and 8.7).
-fn why(error: &hyper::Error) -> NotSent {
+/// Classifies the error of a request that was handed to the connection, by whether the peer may have
+/// taken it (RFC 9113, sections 6.8 and 8.7).
+fn classify(error: &hyper::Error) -> SendError {
     if error.is_timeout() {
-        return NotSent::Silent;
+        return SendError::Silent;
     }
     let mut source = error.source();
     while let Some(cause) = source {
         if let Some(error) = cause.downcast_ref::<h2::Error>() {
             let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
-            // h2 says so of the streams behind the last one that the peer names, and of no other.
+            // h2 reports this error only for streams above the last one that the peer names.
             let is_behind = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
             if error.is_remote() && (is_refused || is_behind) {
-                return NotSent::NotTaken;
+                return SendError::NotTaken;
             }
         }
         source = cause.source();
     }
-    NotSent::Broken
+    SendError::Broken
 }
 
-/// To connect, a name to be looked up included.
+/// Time limit for connecting, name resolution included.
 const CONNECT: Duration = Duration::from_millis(500);
-/// Silence after which a connection is asked for a sign.
+/// Silence after which a ping is sent.
 const PING: Duration = Duration::from_secs(1);
-/// How long it has for that.
+/// Time limit for the response to a ping.
 const PONG: Duration = Duration::from_secs(3);
-/// A connection that nobody used for twice as long at most is closed.
+/// Interval of idle checks: an unused connection is closed after one to two of them.
 const IDLE: Duration = Duration::from_secs(60);
-/// The most that HTTP/2 allows.
+/// The largest window that HTTP/2 allows.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-/// What waits here for a slow client at most; the rest waits in the owner's log.
+/// Bytes buffered here for a slow client; further events stay in the owner's log.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// Requests and responses under way to one replica: as many as it takes of one connection.
-pub(crate) const PLACES: usize = 10_000;
-/// Requests that wait for a connection to be made; more wait for their turn to wait.
-const WAITING: usize = 64;
+/// Concurrent requests to one replica; its listener has the same limit per connection.
+pub(crate) const MAX_CONCURRENT: usize = 10_000;
+/// Queued requests for a connection that is being opened; further senders wait.
+const QUEUED_MAX: usize = 64;

@@ -1,8 +1,8 @@
-//! The header by which a replica tells another that a request is its client's.
+//! Signed header of a forwarded request, by which one replica trusts another.
 //!
-//! It says that limits were counted, where the client is, and that the request must not be
-//! forwarded once more; it is signed, and holds for one request to one life of one replica. Pure:
-//! who sends and who checks is `forward` and `cluster`.
+//! It carries the client's address, marks the request as counted against the limits, and forbids
+//! further forwarding. It is valid for one request to one boot of one replica. This file does no IO:
+//! `http::replicas` sends the header, and `cluster` checks it.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -12,131 +12,136 @@ use aws_lc_rs::{constant_time, hmac};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{HeaderValue, Method};
 
-/// What the key is derived for.
+/// Label under which the key is derived from the master key.
 pub(crate) const LABEL: &str = "lockgate hop v1";
 
-/// What one replica tells another of a request.
+/// Facts about a request that one replica states to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hop {
-    /// The life of the replica that it is for.
+    /// Boot id of the receiving replica.
     pub(crate) target: Arc<str>,
-    /// The life of the replica that sends it.
+    /// Boot id of the sending replica.
     pub(crate) sender: Arc<str>,
-    /// Where the client is, as the first replica saw it.
+    /// Address of the client, as the sending replica saw it.
     pub(crate) client: Option<IpAddr>,
-    /// Whether the client spoke TLS to the first replica.
+    /// Whether the client spoke TLS to the sending replica.
     pub(crate) is_tls: bool,
-    /// The request's `traceparent`; empty without.
+    /// The request's `traceparent`, or an empty string.
     pub(crate) trace: String,
 }
 
-/// The request that a header holds for.
+/// Parts of the request that the signature covers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'r> {
-    /// Its method.
+pub(crate) struct SignedRequest<'r> {
+    /// HTTP method.
     pub(crate) method: &'r Method,
-    /// Its path and query.
+    /// Path and query.
     pub(crate) target: &'r str,
-    /// The bytes of its body.
+    /// Length of the body in bytes.
     pub(crate) length: u64,
 }
 
-/// Why a header is worth nothing here.
+/// Reason why a hop header proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Worthless {
-    /// It does not look like one, or another key or another request was signed.
+pub(crate) enum InvalidHop {
+    /// The header is malformed, or signed with another key or for another request.
     #[error("forged")]
     Forged,
-    /// It is too old, or of a clock that is far ahead.
+    /// The header is too old, or the sender's clock is far ahead.
     #[error("expired")]
     Expired,
-    /// It is for another replica, or for an earlier life of this one.
+    /// The header is for another replica, or for an earlier boot of this one.
     #[error("for another replica")]
     Elsewhere,
 }
 
-/// The keys of all replicas; a handle.
+/// Signing keys, the same on all replicas; a handle.
 #[derive(Clone)]
 pub(crate) struct HopKeys(Arc<[hmac::Key]>);
 
 impl HopKeys {
-    /// From 32 bytes derived of each master key: the first signs, all verify, so that a master key
-    /// can be changed while replicas run.
+    /// Makes keys from 32 bytes derived from each master key. The first key signs and all keys
+    /// verify, so that the master key can be rotated while replicas run.
     pub(crate) fn new<'k>(keys: impl IntoIterator<Item = &'k [u8; 32]>) -> Self {
         let key = |key: &[u8; 32]| hmac::Key::new(hmac::HMAC_SHA256, key);
         Self(keys.into_iter().map(key).collect())
     }
 
-    /// The header of a request that leaves now; none if there is no key.
-    pub(crate) fn sign(&self, hop: &Hop, asked: Asked<'_>, now_ms: i64) -> Option<HeaderValue> {
-        let expires = now_ms.saturating_add(LIFE_MS);
-        let mut text = said(hop, asked.length, expires);
-        let mac = mac(self.0.first()?, &text, asked);
+    /// Signs a header for a request that is sent now; `None` if there is no key.
+    pub(crate) fn sign(
+        &self,
+        hop: &Hop,
+        request: SignedRequest<'_>,
+        now_ms: i64,
+    ) -> Option<HeaderValue> {
+        let expires = now_ms.saturating_add(LIFETIME_MS);
+        let mut text = encode(hop, request.length, expires);
+        let mac = mac(self.0.first()?, &text, request);
         text.push(';');
         text.push_str(&mac);
         let mut header = HeaderValue::try_from(text).ok()?;
-        // In no table of HPACK: each request has another one, which would only push out what
-        // they have in common (RFC 7541, section 7.1.3).
+        // Kept out of the HPACK table: the value differs for each request and would only evict
+        // common fields (RFC 7541, section 7.1.3).
         header.set_sensitive(true);
         Some(header)
     }
 
-    /// What a request with this header is, for the replica whose life is `me`.
+    /// Verifies the header of a request to the replica with boot id `me`.
     ///
     /// # Errors
     ///
-    /// Why it is to be refused.
+    /// The reason why the header proves nothing.
     pub(crate) fn verify(
         &self,
         header: &HeaderValue,
-        asked: Asked<'_>,
+        request: SignedRequest<'_>,
         me: &str,
         now_ms: i64,
-    ) -> Result<Hop, Worthless> {
-        let text = header.to_str().map_err(|_| Worthless::Forged)?;
-        let (said, given) = text.rsplit_once(';').ok_or(Worthless::Forged)?;
+    ) -> Result<Hop, InvalidHop> {
+        let text = header.to_str().map_err(|_| InvalidHop::Forged)?;
+        let (fields, given) = text.rsplit_once(';').ok_or(InvalidHop::Forged)?;
         let is_signed = self.0.iter().any(|key| {
-            let own = mac(key, said, asked);
+            let own = mac(key, fields, request);
             constant_time::verify_slices_are_equal(own.as_bytes(), given.as_bytes()).is_ok()
         });
         if !is_signed {
-            return Err(Worthless::Forged);
+            return Err(InvalidHop::Forged);
         }
-        let (hop, length, expires) = parse(said).ok_or(Worthless::Forged)?;
-        if length != asked.length {
-            return Err(Worthless::Forged);
+        let (hop, length, expires) = decode(fields).ok_or(InvalidHop::Forged)?;
+        if length != request.length {
+            return Err(InvalidHop::Forged);
         }
         let left = expires.saturating_sub(now_ms);
-        if !(-SKEW_MS..=LIFE_MS + SKEW_MS).contains(&left) {
-            return Err(Worthless::Expired);
+        if !(-SKEW_MS..=LIFETIME_MS + SKEW_MS).contains(&left) {
+            return Err(InvalidHop::Expired);
         }
         if &*hop.target != me {
-            return Err(Worthless::Elsewhere);
+            return Err(InvalidHop::Elsewhere);
         }
         Ok(hop)
     }
 }
 
-/// All but the MAC. No field can hold the sign between them: a boot id and a `traceparent` are
-/// hexadecimal, the others are made here.
-fn said(hop: &Hop, length: u64, expires: i64) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-    let plain = |text: &str| text.len() <= TRACE && text.bytes().all(is_plain);
-    let [target, sender, trace] =
-        [&*hop.target, &*hop.sender, &hop.trace].map(|text| if plain(text) { text } else { "" });
-    let mut said = String::with_capacity(HEADER);
-    // Nothing fails that is written to a string.
-    let _ = write!(said, "{VERSION};{target};{sender};{length};");
+/// Writes all fields but the MAC. No field can contain the separator: boot ids and `traceparent` are
+/// hexadecimal, and the others are made here.
+fn encode(hop: &Hop, length: u64, expires: i64) -> String {
+    let is_plain_byte = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_plain = |text: &str| text.len() <= FIELD_MAX && text.bytes().all(is_plain_byte);
+    let [target, sender, trace] = [&*hop.target, &*hop.sender, &hop.trace]
+        .map(|text| if is_plain(text) { text } else { "" });
+    let mut fields = String::with_capacity(HEADER);
+    // Writing to a string cannot fail.
+    let _ = write!(fields, "{VERSION};{target};{sender};{length};");
     let _ = match hop.client {
-        Some(client) => write!(said, "{client}"),
-        None => said.write_char('-'),
+        Some(client) => write!(fields, "{client}"),
+        None => fields.write_char('-'),
     };
-    let _ = write!(said, ";{};{trace};{expires}", u8::from(hop.is_tls));
-    said
+    let _ = write!(fields, ";{};{trace};{expires}", u8::from(hop.is_tls));
+    fields
 }
 
-fn parse(said: &str) -> Option<(Hop, u64, i64)> {
-    let mut fields = said.split(';');
+fn decode(text: &str) -> Option<(Hop, u64, i64)> {
+    let mut fields = text.split(';');
     let mut eight = [""; 8];
     for field in &mut eight {
         *field = fields.next()?;
@@ -153,14 +158,14 @@ fn parse(said: &str) -> Option<(Hop, u64, i64)> {
         trace: trace.to_owned(),
     };
     let length = length.parse().ok()?;
-    let is_whole = version == VERSION && fields.next().is_none();
-    is_whole.then_some((hop, length, expires.parse().ok()?))
+    let is_complete = version == VERSION && fields.next().is_none();
+    is_complete.then_some((hop, length, expires.parse().ok()?))
 }
 
-/// Over every part with its length, so that none runs into the next.
-fn mac(key: &hmac::Key, said: &str, asked: Asked<'_>) -> String {
+/// Computes the MAC. Each part is preceded by its length, so that parts cannot run into each other.
+fn mac(key: &hmac::Key, fields: &str, request: SignedRequest<'_>) -> String {
     let mut context = hmac::Context::with_key(key);
-    for part in [said, asked.method.as_str(), asked.target] {
+    for part in [fields, request.method.as_str(), request.target] {
         context.update(&(part.len() as u64).to_be_bytes());
         context.update(part.as_bytes());
     }
@@ -168,13 +173,14 @@ fn mac(key: &hmac::Key, said: &str, asked: Asked<'_>) -> String {
 }
 
 const VERSION: &str = "v1";
-/// How long a header holds: it outlives every wait before a request is read, and no log.
-const LIFE_MS: i64 = 120_000;
-/// How far the clocks of two replicas may be apart (P161).
+/// Lifetime of a header: longer than any wait before a request is read, and shorter than logs are
+/// kept.
+const LIFETIME_MS: i64 = 120_000;
+/// Largest difference between the clocks of two replicas.
 const SKEW_MS: i64 = 60_000;
-/// A boot id has 32 characters, a `traceparent` 55.
-const TRACE: usize = 64;
-/// As long as one is, with its MAC.
+/// Longest text field: a boot id has 32 characters, a `traceparent` 55.
+const FIELD_MAX: usize = 64;
+/// Capacity for a header with its MAC.
 const HEADER: usize = 256;
 
 #[cfg(test)]
@@ -199,34 +205,34 @@ mod tests {
         }
     }
 
-    const ASKED: Asked<'static> = Asked {
+    const REQUEST: SignedRequest<'static> = SignedRequest {
         method: &Method::POST,
         target: "/t/a/b/messages?session_id=x",
         length: 17,
     };
 
     fn signed() -> HeaderValue {
-        keys().sign(&hop(), ASKED, NOW).unwrap()
+        keys().sign(&hop(), REQUEST, NOW).unwrap()
     }
 
-    fn check(header: &HeaderValue, asked: Asked<'_>) -> Result<Hop, Worthless> {
+    fn check(header: &HeaderValue, asked: SignedRequest<'_>) -> Result<Hop, InvalidHop> {
         keys().verify(header, asked, "aaaa", NOW)
     }
 
     #[test]
     fn holds_for_the_request_that_it_was_made_for() {
-        assert_eq!(check(&signed(), ASKED), Ok(hop()));
+        assert_eq!(check(&signed(), REQUEST), Ok(hop()));
         assert!(signed().is_sensitive(), "it would fill the table of HPACK");
         let other = |asked| check(&signed(), asked);
-        let forged = Err(Worthless::Forged);
+        let forged = Err(InvalidHop::Forged);
         let method = &Method::GET;
-        assert_eq!(other(Asked { method, ..ASKED }), forged);
+        assert_eq!(other(SignedRequest { method, ..REQUEST }), forged);
         let target = "/t/a/b/messages?session_id=y";
-        assert_eq!(other(Asked { target, ..ASKED }), forged);
+        assert_eq!(other(SignedRequest { target, ..REQUEST }), forged);
         assert_eq!(
-            other(Asked {
+            other(SignedRequest {
                 length: 18,
-                ..ASKED
+                ..REQUEST
             }),
             forged
         );
@@ -235,22 +241,22 @@ mod tests {
     #[test]
     fn holds_for_one_life_of_one_replica() {
         let header = signed();
-        let at = |me: &str| keys().verify(&header, ASKED, me, NOW);
-        assert_eq!(at("cccc"), Err(Worthless::Elsewhere));
+        let at = |me: &str| keys().verify(&header, REQUEST, me, NOW);
+        assert_eq!(at("cccc"), Err(InvalidHop::Elsewhere));
         let other = HopKeys::new([&[8; 32]]);
         assert_eq!(
-            other.verify(&header, ASKED, "aaaa", NOW),
-            Err(Worthless::Forged)
+            other.verify(&header, REQUEST, "aaaa", NOW),
+            Err(InvalidHop::Forged)
         );
         let changed = HopKeys::new([&[8; 32], &[7; 32]]);
-        assert_eq!(changed.verify(&header, ASKED, "aaaa", NOW), Ok(hop()));
-        assert!(HopKeys::new([]).sign(&hop(), ASKED, NOW).is_none());
+        assert_eq!(changed.verify(&header, REQUEST, "aaaa", NOW), Ok(hop()));
+        assert!(HopKeys::new([]).sign(&hop(), REQUEST, NOW).is_none());
     }
 
     #[test]
     fn holds_for_two_minutes_whatever_the_clocks() {
         let header = signed();
-        let at = |now| keys().verify(&header, ASKED, "aaaa", now).is_ok();
+        let at = |now| keys().verify(&header, REQUEST, "aaaa", now).is_ok();
         for (after, is_good) in [
             (-60_001, false),
             (-60_000, true),
@@ -282,7 +288,7 @@ mod tests {
             let mut changed = fields.clone();
             changed[at] = value;
             let changed = HeaderValue::try_from(changed.join(";")).unwrap();
-            assert_eq!(check(&changed, ASKED), Err(Worthless::Forged), "{at}");
+            assert_eq!(check(&changed, REQUEST), Err(InvalidHop::Forged), "{at}");
         }
     }
 
@@ -291,9 +297,9 @@ mod tests {
         let mut hop = hop();
         hop.trace = "00;1;2".to_owned();
         hop.client = None;
-        let header = keys().sign(&hop, ASKED, NOW).unwrap();
+        let header = keys().sign(&hop, REQUEST, NOW).unwrap();
         hop.trace = String::new();
-        assert_eq!(check(&header, ASKED), Ok(hop));
+        assert_eq!(check(&header, REQUEST), Ok(hop));
     }
 
     proptest! {
@@ -304,13 +310,13 @@ mod tests {
             prop_assume!(text[at..=at] != to);
             text.replace_range(at..=at, &to);
             let header = HeaderValue::try_from(text).unwrap();
-            prop_assert_eq!(check(&header, ASKED), Err(Worthless::Forged));
+            prop_assert_eq!(check(&header, REQUEST), Err(InvalidHop::Forged));
         }
 
         #[test]
         fn any_text_is_forged(text in "[ -~]{0,200}") {
             let header = HeaderValue::try_from(text).unwrap();
-            prop_assert_eq!(check(&header, ASKED), Err(Worthless::Forged));
+            prop_assert_eq!(check(&header, REQUEST), Err(InvalidHop::Forged));
         }
     }
 }

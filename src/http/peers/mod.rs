@@ -1,4 +1,4 @@
-//! Other replicas: connections to them, and the proof that a request comes from one.
+//! Other replicas: connections to them, and proof that a request comes from one.
 //!
 //! Not here: which replica owns a session (`hub::ownership`), forwarding (`replicas`).
 //!
@@ -10,8 +10,8 @@ mod cluster;
 mod connections;
 pub(crate) mod hop;
 
-pub(crate) use self::cluster::{Cluster, no_route};
+pub(crate) use self::cluster::{Cluster, mark_refused};
 #[cfg(test)]
-pub(crate) use self::connections::PLACES;
-pub(crate) use self::connections::{Answer, Cut, NotSent, Peers};
-pub(crate) use self::hop::{Asked, Hop, HopKeys};
+pub(crate) use self::connections::MAX_CONCURRENT;
+pub(crate) use self::connections::{ResponseBody, BrokenResponse, SendError, Peers};
+pub(crate) use self::hop::{SignedRequest, Hop, HopKeys};

@@ -1,8 +1,8 @@
-//! What a replica that is about to end no longer begins: sessions (DESIGN section 5, "SIGTERM" 1).
+//! New sessions while this replica drains: forwarded to a successor.
 //!
-//! Another one begins them, by a hop: the client that came here, because its load balancer does not
-//! know yet, notices nothing, and its child does not end with this replica. Where there is no other,
-//! they begin here as ever, until the listener closes.
+//! A load balancer may still send clients here. The hop keeps that invisible to them, and their
+//! children do not end with this replica. Without a successor, sessions begin here until the listener
+//! closes.
 
 use std::sync::Arc;
 
@@ -13,16 +13,18 @@ use axum::{
 };
 use http::Method;
 
-use super::request::{Errand, Missed, Parcel, busy, not_here};
+use super::request::{ForwardedRequest, Forwarding, HopError, not_owner, owner_unreachable};
 use crate::endpoint;
 use crate::http::{
     admission::{Admitted, Front, body},
-    peers::{Cluster, Hop, NotSent},
+    peers::{Cluster, Hop, SendError},
 };
-use crate::protocol::{Body as Said, Kind, Method as Asked};
+use crate::protocol::{Body as Messages, Kind, Method as RpcMethod};
 
-/// Gives a request without a session back that is to be served here; else its answer.
-pub(crate) async fn place(
+/// Forwards a request that begins a session if this replica is draining.
+///
+/// Returns the request if it is to be served here, and otherwise the response as an error.
+pub(crate) async fn to_successor(
     front: &Arc<Front>,
     cluster: &Arc<Cluster>,
     admitted: &Admitted,
@@ -30,12 +32,12 @@ pub(crate) async fn place(
 ) -> Result<Request, Response> {
     let kind = endpoint::Kind::of(request.uri().path());
     let is_2024 = request.method() == Method::GET && kind == Some(endpoint::Kind::Sse);
-    let is_begun = is_2024 || request.method() == Method::POST;
-    if !front.hub.is_closed() || !is_begun {
+    let may_begin = is_2024 || request.method() == Method::POST;
+    if !front.hub.is_closed() || !may_begin {
         return Ok(request);
     }
     if request.extensions().get::<Hop>().is_some() {
-        return Err(not_here());
+        return Err(not_owner());
     }
     let successors = front.hub.successors().await;
     if successors.is_empty() {
@@ -44,27 +46,32 @@ pub(crate) async fn place(
     let (parts, unread) = request.into_parts();
     let body = body::whole(unread, front.config.http.max_body).await;
     let body = body.map_err(IntoResponse::into_response)?;
-    let is_initialize = Said::parse(body.clone()).is_ok_and(|said| {
-        matches!(said, Said::One(message)
-            if message.method() == Asked::Initialize && message.kind() == Kind::Request)
+    let is_initialize = Messages::parse(body.clone()).is_ok_and(|messages| {
+        matches!(messages, Messages::One(message)
+            if message.method() == RpcMethod::Initialize && message.kind() == Kind::Request)
     });
     if is_2024 || is_initialize {
-        let errand = Errand {
+        let forwarding = Forwarding {
             front: Arc::clone(front),
             cluster: Arc::clone(cluster),
             access: admitted.access.clone(),
             session: String::new(),
-            parcel: Parcel::of(&parts, body.clone()),
+            request: ForwardedRequest::of(&parts, body.clone()),
         };
         for successor in successors {
             let answer = tokio::select! {
-                answer = errand.hop(&successor, &errand.parcel) => answer,
-                () = cluster.halt.cancelled() => return Err(busy()),
+                answer = forwarding.hop(&successor, &forwarding.request) => answer,
+                () = cluster.halt.cancelled() => return Err(owner_unreachable()),
             };
             match answer {
-                Ok(answer) => return Err(errand.relay(answer).await.unwrap_or_else(|_| busy())),
-                // It may have begun one: its client has no id of that, and comes again.
-                Err(Missed::Not(NotSent::Broken | NotSent::Silent)) => return Err(busy()),
+                Ok(answer) => {
+                    let relayed = forwarding.relay(answer).await;
+                    return Err(relayed.unwrap_or_else(|_| owner_unreachable()));
+                }
+                // The successor may have begun a session. The client has no id of it and retries.
+                Err(HopError::Send(SendError::Broken | SendError::Silent)) => {
+                    return Err(owner_unreachable());
+                }
                 Err(_) => {}
             }
         }

@@ -1,7 +1,8 @@
-//! Forwarding: sends a request for a session of another replica to the owner, and its answer back.
+//! Forwarding of requests to the session owner, with retries.
 //!
-//! A request goes on before any route has read it, and comes back as if the owner were here. A
-//! request that no replica has taken is sent once more; one that may have been taken never is.
+//! A request is forwarded before any route reads it, and the client cannot tell the owner's response
+//! from one of this replica. A request that no replica has taken is sent once more. A request that
+//! may have been taken is never sent again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,12 +17,14 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     draining, relay,
-    request::{Errand, Missed, Parcel, UNREACHED, busy, not_here},
+    request::{
+        ForwardedRequest, Forwarding, HopError, OWNER_UNREACHABLE, not_owner, owner_unreachable,
+    },
 };
 use crate::http::{
     admission::{Admitted, Front, body, headers},
-    peers::{Answer, Cut, Hop, NotSent},
-    reply::{Failure, event_stream, json},
+    peers::{ResponseBody, BrokenResponse, Hop, SendError},
+    reply::{McpRefusal, event_stream, json},
 };
 use crate::{
     auth::Access,
@@ -32,11 +35,12 @@ use crate::{
     state::Replica,
 };
 
-/// Gives a request back that is to be served here; else its answer.
+/// Forwards a request whose session another replica owns.
 ///
-/// Call it before anything of the body is read. `session_of` finds the session that a request
-/// names; one that names none stays here.
-pub(crate) async fn place(
+/// Returns the request if it is to be served here, and otherwise the response as an error. Call it
+/// before the body is read. `session_of` returns the session that the request names; a request
+/// without a session stays here unless this replica is draining.
+pub(crate) async fn to_owner(
     front: &Arc<Front>,
     admitted: &Admitted,
     session_of: impl FnOnce(&Request) -> Option<String>,
@@ -46,55 +50,56 @@ pub(crate) async fn place(
         return Ok(request);
     };
     let Some(session) = session_of(&request) else {
-        return draining::place(front, cluster, admitted, request).await;
+        return draining::to_successor(front, cluster, admitted, request).await;
     };
     let is_hop = request.extensions().get::<Hop>().is_some();
     let is_resume = request.headers().contains_key(LAST_EVENT_ID);
-    let owner = match owner(front, &admitted.access, &session, Look::Known).await {
+    let owner = match other_owner(front, &admitted.access, &session, Look::Known).await {
         Ok(None) => return Ok(request),
-        // A replica that ends claims nothing; whoever sent it here may.
-        Ok(Some(_)) | Err(Error::Draining) if is_hop => return Err(not_here()),
+        // A draining replica claims no sessions; the replica that sent the hop may.
+        Ok(Some(_)) | Err(Error::Draining) if is_hop => return Err(not_owner()),
         Ok(Some(owner)) => Ok(owner),
         Err(error) if is_hop || !(is_resume || matches!(error, Error::Draining)) => {
-            return Err(Failure::from(error).into_response());
+            return Err(McpRefusal::from(error).into_response());
         }
         Err(error) => Err(error),
     };
     let owner = match owner {
-        // This replica claims nothing any more; that one does.
+        // This replica claims no more sessions; a successor does.
         Err(Error::Draining) => front.hub.successors().await.pop().ok_or(Error::Draining),
         owner => owner,
     };
     let (parts, unread) = request.into_parts();
-    // Whole before it leaves: it may have to be sent once more, and if the owner is lost with it, its
-    // requests are to be answered by their ids.
+    // The whole body is read first: it may have to be sent again, and if the owner is lost, each
+    // JSON-RPC request in it gets an error with its id.
     let body = body::whole(unread, front.config.http.max_body).await;
     let body = body.map_err(IntoResponse::into_response)?;
-    let errand = Errand {
+    let forwarding = Forwarding {
         front: Arc::clone(front),
         cluster: Arc::clone(cluster),
         access: admitted.access.clone(),
         session,
-        parcel: Parcel::of(&parts, body.clone()),
+        request: ForwardedRequest::of(&parts, body.clone()),
     };
-    let answering = async {
+    let forward = async {
         match owner {
-            Ok(owner) => errand.run(owner).await,
-            Err(error) => Some(errand.refused(error).await),
+            Ok(owner) => forwarding.send_with_retries(owner).await,
+            Err(error) => Some(forwarding.without_owner(error).await),
         }
     };
-    let ran = tokio::select! {
-        ran = answering => ran,
-        () = cluster.halt.cancelled() => Some(errand.lost()),
+    let response = tokio::select! {
+        response = forward => response,
+        () = cluster.halt.cancelled() => Some(forwarding.owner_lost()),
     };
-    match ran {
-        Some(answer) => Err(answer),
+    match response {
+        Some(response) => Err(response),
         None => Ok(Request::from_parts(parts, Body::from(body))),
     }
 }
 
-/// The other replica that owns a session; none if it is to be served, or refused, here.
-async fn owner(
+/// Finds the other replica that owns a session; `None` if the request is to be served, or refused,
+/// here.
+async fn other_owner(
     front: &Front,
     access: &Access,
     session: &str,
@@ -102,46 +107,47 @@ async fn owner(
 ) -> Result<Option<Replica>, Error> {
     match front.hub.locate(access, session, look).await {
         Ok(Place::There(owner)) => Ok(Some(owner)),
-        // The route says so, in its own words; `initialize` needs no session.
+        // The route refuses an unknown session itself, and `initialize` needs none.
         Ok(Place::Here) | Err(Error::NoSession) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-impl Errand {
-    /// The answer of the owner, or of whoever owns the session then; none if that is here.
-    async fn run(&self, mut owner: Replica) -> Option<Response> {
-        let (mut tries, deadline) = (0, Instant::now() + PATIENCE);
+impl Forwarding {
+    /// Returns the response of the owner, or of the next owner; `None` if that is this replica.
+    async fn send_with_retries(&self, mut owner: Replica) -> Option<Response> {
+        let (mut tries, deadline) = (0, Instant::now() + RELEASE_TIMEOUT);
         while tries < TRIES {
             tries += 1;
-            let missed = match self.sent(&owner).await {
+            let error = match self.send(&owner).await {
                 Ok(answer) => match self.relay(answer).await {
                     Ok(response) => return Some(response),
-                    Err(Cut) => Missed::Not(NotSent::Broken),
+                    Err(BrokenResponse) => HopError::Send(SendError::Broken),
                 },
-                Err(missed) => missed,
+                Err(error) => error,
             };
             let before = owner.clone();
-            let look = match missed {
-                Missed::Not(NotSent::Full) => break,
-                // To listen once more does nothing twice.
-                Missed::Not(NotSent::Broken | NotSent::Silent)
-                    if self.parcel.method != Method::GET =>
+            let look = match error {
+                HopError::Send(SendError::Full) => break,
+                // A repeated GET has no second effect.
+                HopError::Send(SendError::Broken | SendError::Silent)
+                    if self.request.method != Method::GET =>
                 {
-                    return Some(self.lost());
+                    return Some(self.owner_lost());
                 }
-                missed => missed.look(owner),
+                error => error.look(owner),
             };
-            match self::owner(&self.front, &self.access, &self.session, look).await {
+            match other_owner(&self.front, &self.access, &self.session, look).await {
                 Ok(Some(next)) => {
-                    // It says that it is not, and the directory that it is: it is about to let go.
-                    let is_leaving = missed == Missed::Moved && next == before;
-                    if self.parcel.is_resume() && next == before && !is_leaving {
+                    // The replica denies ownership and the directory confirms it: the replica is
+                    // about to release the session.
+                    let is_releasing = error == HopError::NotOwner && next == before;
+                    if self.request.is_resume() && next == before && !is_releasing {
                         break;
                     }
-                    if is_leaving && Instant::now() < deadline {
+                    if is_releasing && Instant::now() < deadline {
                         tries = 1;
-                        tokio::time::sleep(LEAVING).await;
+                        tokio::time::sleep(RELEASE_POLL).await;
                     }
                     owner = next;
                 }
@@ -149,51 +155,51 @@ impl Errand {
                 Err(Error::Draining) => {
                     let mut others = self.front.hub.successors().await.into_iter();
                     let Some(next) = others.find(|next| *next != before) else {
-                        return Some(self.refused(Error::Draining).await);
+                        return Some(self.without_owner(Error::Draining).await);
                     };
                     owner = next;
                 }
-                Err(error) => return Some(self.refused(error).await),
+                Err(error) => return Some(self.without_owner(error).await),
             }
         }
-        Some(self.refused(UNREACHED).await)
+        Some(self.without_owner(OWNER_UNREACHABLE).await)
     }
 
-    /// One attempt of [`Self::run`]. What only reads on is in the log, if the owner takes too long.
-    async fn sent(&self, owner: &Replica) -> Result<http::Response<Answer>, Missed> {
-        let hop = self.hop(owner, &self.parcel);
-        if !self.parcel.is_resume() {
+    /// Makes one attempt. A resume has a deadline, because the log can serve it without the owner.
+    async fn send(&self, owner: &Replica) -> Result<http::Response<ResponseBody>, HopError> {
+        let hop = self.hop(owner, &self.request);
+        if !self.request.is_resume() {
             return hop.await;
         }
-        let late = Err(Missed::Not(NotSent::Broken));
-        timeout(RESUME, hop).await.unwrap_or(late)
+        let late = Err(HopError::Send(SendError::Broken));
+        timeout(RESUME_TIMEOUT, hop).await.unwrap_or(late)
     }
 
-    /// The answer while the owner cannot be reached: a stream can be read without it.
-    async fn refused(&self, error: Error) -> Response {
-        if self.parcel.is_resume() && matches!(error, Error::Busy { .. }) {
-            return relay::read_on(self.clone())
+    /// Makes the response while the owner cannot be reached. A resume is served from the log.
+    async fn without_owner(&self, error: Error) -> Response {
+        if self.request.is_resume() && matches!(error, Error::Busy { .. }) {
+            return relay::from_log(self.clone())
                 .await
                 .unwrap_or_else(IntoResponse::into_response);
         }
-        Failure::from(error).into_response()
+        McpRefusal::from(error).into_response()
     }
 
-    /// The answer to a request that may have been taken, and whose owner is gone.
-    fn lost(&self) -> Response {
-        let lines = self.parcel.losses();
-        let is_2024 = self.parcel.kind() == Some(endpoint::Kind::Messages);
+    /// Makes the response to a request that may have been taken by an owner that is gone.
+    fn owner_lost(&self) -> Response {
+        let lines = self.request.owner_lost_errors();
+        let is_2024 = self.request.kind() == Some(endpoint::Kind::Messages);
         if lines.is_empty() || is_2024 {
-            return busy();
+            return owner_unreachable();
         }
-        if !headers::accepts(&self.parcel.headers).json {
+        if !headers::accepts(&self.request.headers).json {
             let mut events = BytesMut::new();
             for line in &lines {
                 push_message(&mut events, "", line);
             }
             return event_stream::event_stream(Body::from(events.freeze()));
         }
-        let is_batch = self.parcel.body.trim_ascii_start().starts_with(b"[");
+        let is_batch = self.request.body.trim_ascii_start().starts_with(b"[");
         let body = match lines.as_slice() {
             [line] if !is_batch => line.clone(),
             lines => [b"[", &*lines.join(&b","[..]), b"]"].concat().into(),
@@ -202,11 +208,12 @@ impl Errand {
     }
 }
 
-/// A request is sent once, and once more if nobody took it.
+/// Attempts per request: one, and one more if no replica took it.
 const TRIES: usize = 2;
-/// How long a replica may take to let go of a session, and between two looks whether it has.
-const PATIENCE: Duration = Duration::from_secs(1);
-const LEAVING: Duration = Duration::from_millis(20);
-/// How long an owner may take to attach a connection that reads on: longer than its own look into
-/// the log, and much shorter than a frozen one takes to be noticed.
-const RESUME: Duration = Duration::from_secs(1);
+/// Time limit for a replica to release a session.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval between checks for that release.
+const RELEASE_POLL: Duration = Duration::from_millis(20);
+/// Time limit for an owner to attach a resumed connection: longer than a read of the log, and much
+/// shorter than the detection of a frozen replica.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,12 +1,12 @@
-//! Requests for sessions of other replicas: sent to the owner, and its answer relayed.
+//! Requests for sessions of other replicas: forwarded to the owner, and the response relayed.
 //!
 //! Not here: connections (`peers`), ownership (`hub::ownership`).
 //!
-//! * `forward`: a request that belongs to another replica
-//! * `request`: a request that goes to another replica
-//! * `draining`: new sessions while this replica ends
-//! * `relay`: a stream of another replica
-//! * `sse_parser`: server-sent events cut into whole ones
+//! * `forward`: forwarding to the session owner, with retries
+//! * `request`: a forwarded request and a single hop
+//! * `draining`: new sessions while this replica shuts down
+//! * `relay`: event streams of other replicas, continued after a lost connection
+//! * `sse_parser`: parser that splits a byte stream into whole server-sent events
 
 mod draining;
 pub(crate) mod forward;

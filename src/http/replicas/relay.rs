@@ -1,7 +1,8 @@
-//! A stream of another replica as an HTTP body, which goes on when that replica is lost.
+//! Relay of another replica's response, which survives the loss of that replica.
 //!
-//! The client's connection is here and still good: what the next owner, or the log, has behind the
-//! last event that the client got is written to it as if nothing had happened.
+//! The client is connected to this replica, so its connection outlives the owner. The stream
+//! continues on it, behind the last event that the client received, from the next owner or from the
+//! log.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -16,13 +17,16 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{
-    request::{Errand, Missed, strip},
-    sse_parser::Cutter,
+    request::{Forwarding, HopError, strip_hop_by_hop},
+    sse_parser::SseParser,
 };
 use crate::http::{
     admission::headers,
-    peers::{Answer, Cut, NotSent},
-    reply::{Failure, Writing, event_stream},
+    peers::{ResponseBody, BrokenResponse, SendError},
+    reply::{
+        McpRefusal, StreamOptions,
+        event_stream::{self, EVENT_STREAM},
+    },
 };
 use crate::{
     endpoint,
@@ -40,85 +44,79 @@ use crate::{
     state::Replica,
 };
 
-/// One connection of a client while it is written.
-struct Splice {
-    errand: Errand,
-    cutter: Cutter,
+/// An event stream that is being relayed to a client.
+struct Relay {
+    forwarding: Forwarding,
+    parser: SseParser,
     source: Source,
 }
 
-/// Where its events come from.
+/// Source of the events.
 enum Source {
-    /// Another replica.
-    There(Answer),
-    /// This one.
-    Here(Body),
-    /// The log, until somebody is found who has the rest.
-    Log(Box<Waiting>),
-    /// Nowhere any more.
-    Over,
+    /// The response of another replica.
+    Remote(ResponseBody),
+    /// A stream of this replica.
+    Local(Body),
+    /// The log, until an owner is found.
+    Log(Box<LogSource>),
+    Ended,
 }
 
-/// A stream without an owner that can be reached.
-struct Waiting {
+/// A stream whose owner cannot be reached.
+struct LogSource {
     log: Unowned,
     flow: Flow,
-    /// What comes first.
+    /// Bytes to be sent first.
     first: BytesMut,
-    /// What is known of the owner.
+    /// Where to look for the owner.
     look: Look,
-    /// When the client was last told anything.
-    told: Instant,
-    /// When it is to come again instead.
-    until: Instant,
+    /// Time of the last bytes sent to the client.
+    last_sent: Instant,
+    /// Time at which the client is asked to reconnect.
+    deadline: Instant,
 }
 
-/// What came of looking for the rest of a stream.
-enum Found {
-    /// It goes on.
-    Rest(Source),
-    /// The client has all of it.
-    End,
-    /// Nowhere; a resume says why.
-    Nowhere,
-    /// Nobody can say yet.
-    Later(Look),
+/// Result of a search for the rest of a stream.
+enum Lookup {
+    /// The stream continues from this source.
+    Found(Source),
+    /// The client has received the whole stream.
+    Complete,
+    /// The stream cannot be continued; the client's own resume gets the reason.
+    Failed,
+    /// The owner is not known yet.
+    Pending(Look),
 }
 
-/// The answer to `errand` as a body.
-fn stream(errand: Errand, answer: Answer) -> Body {
-    chunks(errand, Source::There(answer))
-}
-
-fn chunks(errand: Errand, source: Source) -> Body {
-    let splice = Splice {
-        errand,
-        cutter: Cutter::default(),
+fn body(forwarding: Forwarding, source: Source) -> Body {
+    let relay = Relay {
+        forwarding,
+        parser: SseParser::default(),
         source,
     };
-    let chunks = unfold(splice, async |mut splice| {
-        let chunk = splice.next().await?;
-        Some((Ok::<_, Infallible>(chunk), splice))
+    let chunks = unfold(relay, async |mut relay| {
+        let chunk = relay.next().await?;
+        Some((Ok::<_, Infallible>(chunk), relay))
     });
     Body::from_stream(chunks)
 }
 
-/// The answer to a request that reads on behind an event, while nobody can reach the owner: what is in
-/// the log, and then the rest.
-pub(super) async fn read_on(errand: Errand) -> Result<Response, Failure> {
-    let Errand {
+/// Serves a resume while the owner cannot be reached: first from the log, and then from the next
+/// owner.
+pub(super) async fn from_log(forwarding: Forwarding) -> Result<Response, McpRefusal> {
+    let Forwarding {
         front,
         access,
         session,
-        parcel,
+        request,
         ..
-    } = &errand;
-    if !headers::accepts(&parcel.headers).sse {
+    } = &forwarding;
+    if !headers::accepts(&request.headers).sse {
         let text = "Accept must permit text/event-stream";
-        return Err(Failure::http(StatusCode::NOT_ACCEPTABLE, text));
+        return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));
     }
-    headers::check_version(&parcel.headers)?;
-    let cursor = headers::single(&parcel.headers, LAST_EVENT_ID)?.unwrap_or_default();
+    headers::check_version(&request.headers)?;
+    let cursor = headers::single(&request.headers, LAST_EVENT_ID)?.unwrap_or_default();
     let read = front.hub.read_on(access, session, cursor.as_bytes());
     let Some(log) = read.await? else {
         return Ok(StatusCode::NO_CONTENT.into_response());
@@ -129,80 +127,80 @@ pub(super) async fn read_on(errand: Errand) -> Result<Response, Failure> {
         push_priming(&mut first, &id, front.retry.at(&id));
     }
     let now = Instant::now();
-    let waiting = Waiting {
+    let source = LogSource {
         log,
         flow: front.hub.limits().flow(access),
         first,
         look: Look::Anew,
-        told: now,
-        until: now + WAIT,
+        last_sent: now,
+        deadline: now + LOG_TIMEOUT,
     };
-    let source = Source::Log(Box::new(waiting));
-    Ok(event_stream::event_stream(chunks(errand, source)))
+    let source = Source::Log(Box::new(source));
+    Ok(event_stream::event_stream(body(forwarding, source)))
 }
 
-impl Splice {
+impl Relay {
     async fn next(&mut self) -> Option<Bytes> {
-        // The owner goes on, and this connection ends with this replica: one that only listens at
-        // once, as it would at its owner's end.
-        let cluster = &self.errand.cluster;
-        let until = if self.errand.parcel.method == Method::GET {
+        // The connection ends with this replica, though the owner goes on. A GET ends as soon as
+        // this replica drains, as it does on a draining owner.
+        let cluster = &self.forwarding.cluster;
+        let stop = if self.forwarding.request.method == Method::GET {
             cluster.release.clone()
         } else {
             cluster.halt.clone()
         };
         loop {
             let chunk = match &mut self.source {
-                Source::Over => return None,
-                Source::Here(body) => match body.frame().await {
+                Source::Ended => return None,
+                Source::Local(body) => match body.frame().await {
                     Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
                     Some(Err(_)) | None => return None,
                 },
                 Source::Log(_) => {
                     tokio::select! {
-                        chunk = self.wait() => chunk,
-                        () = until.cancelled() => self.release(),
+                        chunk = self.next_from_log() => chunk,
+                        () = stop.cancelled() => self.close(),
                     }
                 }
-                Source::There(answer) => {
+                Source::Remote(answer) => {
                     let next = tokio::select! {
                         biased;
                         next = answer.next() => Some(next),
-                        () = until.cancelled() => None,
+                        () = stop.cancelled() => None,
                     };
                     match next {
-                        Some(Ok(Some(data))) => self.cutter.push(data),
+                        Some(Ok(Some(data))) => self.parser.push(data),
                         Some(Ok(None)) => return None,
-                        Some(Err(_)) => self.mend().await,
-                        None => self.release(),
+                        Some(Err(_)) => self.reconnect().await,
+                        None => self.close(),
                     }
                 }
             };
-            if self.cutter.last_id().is_some() && !self.errand.parcel.body.is_empty() {
-                // From here on it can be resumed; what was asked for is no more needed.
-                self.errand.parcel.body = Bytes::new();
+            if self.parser.last_id().is_some() && !self.forwarding.request.body.is_empty() {
+                // The stream can be resumed from here on, so the request body is not needed.
+                self.forwarding.request.body = Bytes::new();
             }
-            // A frame without bytes says nothing, and HTTP/2 counts them.
+            // Empty frames are skipped: HTTP/2 peers count them as abuse.
             if !chunk.is_empty() {
                 return Some(chunk);
             }
         }
     }
 
-    /// What is in the log by now; else looks whether the session has an owner again.
-    async fn wait(&mut self) -> Bytes {
-        let Source::Log(waiting) = &mut self.source else {
+    /// Reads the next events of the log. If there are none, looks for an owner.
+    async fn next_from_log(&mut self) -> Bytes {
+        let Source::Log(source) = &mut self.source else {
             return Bytes::new();
         };
-        if !waiting.first.is_empty() {
-            let first = waiting.first.split().freeze();
-            return self.cutter.push(first);
+        if !source.first.is_empty() {
+            let first = source.first.split().freeze();
+            return self.parser.push(first);
         }
-        if let Some(pause) = waiting.flow.pause() {
+        if let Some(pause) = source.flow.pause() {
             sleep(pause.min(LAST_PAUSE)).await;
             return Bytes::new();
         }
-        match waiting.log.next().await {
+        match source.log.next().await {
             Ok(Some(events)) if events.is_empty() => {}
             Ok(Some(events)) => {
                 let mut chunk = BytesMut::new();
@@ -210,115 +208,117 @@ impl Splice {
                     push_message(&mut chunk, &id, &data);
                 }
                 let now = Instant::now();
-                (waiting.told, waiting.until) = (now, now + WAIT);
-                waiting.flow.wrote(chunk.len());
-                return self.cutter.push(chunk.freeze());
+                (source.last_sent, source.deadline) = (now, now + LOG_TIMEOUT);
+                source.flow.wrote(chunk.len());
+                return self.parser.push(chunk.freeze());
             }
             Ok(None) => {
-                self.source = Source::Over;
+                self.source = Source::Ended;
                 return Bytes::new();
             }
             Err(Error::Busy { .. }) => {}
-            // It was trimmed meanwhile: a resume says so.
-            Err(_) => return self.release(),
+            // The log was trimmed meanwhile; the client's resume gets that error.
+            Err(_) => return self.close(),
         }
         self.find_owner().await
     }
 
+    /// Makes one attempt to leave the log for an owner; returns bytes for the client.
     async fn find_owner(&mut self) -> Bytes {
-        let Source::Log(waiting) = &mut self.source else {
+        let Source::Log(source) = &mut self.source else {
             return Bytes::new();
         };
-        let (cursor, look) = (waiting.log.id(), waiting.look.clone());
-        let looking = self.errand.look(look, Some(&cursor));
-        let found = timeout(LOOK, looking).await;
-        match found.unwrap_or(Found::Later(Look::Anew)) {
-            Found::Rest(source) => {
-                self.errand.front.metrics.hops.spliced();
-                self.source = source;
-                self.cutter.resumed();
-            }
-            Found::End => self.source = Source::Over,
-            Found::Later(look) if Instant::now() < waiting.until => {
-                waiting.look = look;
-                let keep_alive = self.errand.front.config.stream.keep_alive;
-                if !keep_alive.is_zero() && waiting.told.elapsed() >= keep_alive {
-                    waiting.told = Instant::now();
+        let (cursor, look) = (source.log.id(), source.look.clone());
+        let lookup = timeout(LOOKUP_TIMEOUT, self.forwarding.locate(look, Some(&cursor))).await;
+        match lookup.unwrap_or(Lookup::Pending(Look::Anew)) {
+            Lookup::Found(source) => self.continue_from(source),
+            Lookup::Complete => self.source = Source::Ended,
+            Lookup::Pending(look) if Instant::now() < source.deadline => {
+                source.look = look;
+                let keep_alive = self.forwarding.front.config.stream.keep_alive;
+                if !keep_alive.is_zero() && source.last_sent.elapsed() >= keep_alive {
+                    source.last_sent = Instant::now();
                     return Bytes::from_static(KEEP_ALIVE);
                 }
-                sleep(PAUSE).await;
+                sleep(LOOKUP_INTERVAL).await;
             }
-            Found::Later(_) | Found::Nowhere => return self.release(),
+            Lookup::Pending(_) | Lookup::Failed => return self.close(),
         }
         Bytes::new()
     }
 
-    /// Looks for the rest of the stream; what is returned is to be written before it.
-    async fn mend(&mut self) -> Bytes {
-        self.source = Source::Over;
-        self.cutter.broke();
-        let parcel = &self.errand.parcel;
-        let named = parcel.headers.get(LAST_EVENT_ID);
-        let named = named.filter(|_| parcel.method == Method::GET);
-        let named = named.and_then(|id| id.to_str().ok());
-        let cursor = self.cutter.last_id().or(named).map(str::to_owned);
-        if cursor.is_none() && parcel.method != Method::GET {
-            return self.lost();
+    /// Looks for the rest of the stream after the connection to the owner broke; returns bytes for
+    /// the client.
+    async fn reconnect(&mut self) -> Bytes {
+        self.source = Source::Ended;
+        self.parser.discard_partial();
+        let request = &self.forwarding.request;
+        let requested = request.headers.get(LAST_EVENT_ID);
+        let requested = requested.filter(|_| request.method == Method::GET);
+        let requested = requested.and_then(|id| id.to_str().ok());
+        let cursor = self.parser.last_id().or(requested).map(str::to_owned);
+        if cursor.is_none() && request.method != Method::GET {
+            return self.owner_lost();
         }
-        let deadline = Instant::now() + MEND;
+        let deadline = Instant::now() + RECONNECT_TIMEOUT;
         let (mut look, mut pause) = (Look::Anew, FIRST_PAUSE);
         loop {
-            let found = timeout_at(deadline, self.errand.look(look, cursor.as_deref())).await;
-            match found.unwrap_or(Found::Nowhere) {
-                Found::Rest(source) => {
-                    self.errand.front.metrics.hops.spliced();
-                    self.source = source;
-                    self.cutter.resumed();
+            let lookup = self.forwarding.locate(look, cursor.as_deref());
+            let lookup = timeout_at(deadline, lookup).await;
+            match lookup.unwrap_or(Lookup::Failed) {
+                Lookup::Found(source) => {
+                    self.continue_from(source);
                     return Bytes::new();
                 }
-                Found::End => return Bytes::new(),
-                Found::Later(next) if Instant::now() + pause < deadline => look = next,
-                Found::Later(_) | Found::Nowhere => break,
+                Lookup::Complete => return Bytes::new(),
+                Lookup::Pending(next) if Instant::now() + pause < deadline => look = next,
+                Lookup::Pending(_) | Lookup::Failed => break,
             }
             sleep(pause).await;
             pause = (pause * 2).min(LAST_PAUSE);
         }
-        self.release()
+        self.close()
     }
 
-    /// Ends the connection: its client is to come again, unless it could not read on.
-    fn release(&mut self) -> Bytes {
-        self.source = Source::Over;
-        if self.cutter.last_id().is_none() && self.errand.parcel.method != Method::GET {
-            return self.lost();
+    fn continue_from(&mut self, source: Source) {
+        self.forwarding.front.metrics.hops.stream_resumed();
+        self.source = source;
+        self.parser.resume();
+    }
+
+    /// Ends the connection with a `retry`, or with errors if the client cannot resume the stream.
+    fn close(&mut self) -> Bytes {
+        self.source = Source::Ended;
+        if self.parser.last_id().is_none() && self.forwarding.request.method != Method::GET {
+            return self.owner_lost();
         }
         let mut chunk = BytesMut::new();
-        push_retry(&mut chunk, self.errand.front.retry.next());
+        push_retry(&mut chunk, self.forwarding.front.retry.next());
         chunk.freeze()
     }
 
-    /// Nothing of the stream is resumable: its calls end here.
-    fn lost(&self) -> Bytes {
+    /// Makes the last events of a stream that cannot be resumed: an error for each call.
+    fn owner_lost(&self) -> Bytes {
         let mut events = BytesMut::new();
-        for line in self.errand.parcel.losses() {
+        for line in self.forwarding.request.owner_lost_errors() {
             push_message(&mut events, "", &line);
         }
         events.freeze()
     }
 }
 
-impl Errand {
-    /// The owner's answer as that of this replica.
-    pub(super) async fn relay(&self, answer: http::Response<Answer>) -> Result<Response, Cut> {
-        let (head, body) = answer.into_parts();
+impl Forwarding {
+    /// Turns the owner's response into one of this replica.
+    pub(super) async fn relay(&self, answer: http::Response<ResponseBody>) -> Result<Response, BrokenResponse> {
+        let (head, answer) = answer.into_parts();
         let mut headers = head.headers;
-        strip(&mut headers);
-        let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-        let is_stream = kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"));
+        strip_hop_by_hop(&mut headers);
+        let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let is_stream = content_type.is_some_and(|kind| kind.starts_with(EVENT_STREAM.as_bytes()));
         let body = if is_stream && head.status == StatusCode::OK {
-            stream(self.clone(), body)
+            body(self.clone(), Source::Remote(answer))
         } else {
-            held(body).await?
+            buffered(answer).await?
         };
         let mut response = Response::new(body);
         *response.status_mut() = head.status;
@@ -326,8 +326,8 @@ impl Errand {
         Ok(response)
     }
 
-    /// Finds who has the rest of a stream behind `cursor`.
-    async fn look(&self, look: Look, cursor: Option<&str>) -> Found {
+    /// Finds the source of the stream behind `cursor`.
+    async fn locate(&self, look: Look, cursor: Option<&str>) -> Lookup {
         let Self {
             front,
             access,
@@ -335,23 +335,23 @@ impl Errand {
             ..
         } = self;
         match front.hub.locate(access, session, look).await {
-            Ok(Place::Here) => self.attach(cursor).await,
-            Ok(Place::There(owner)) => self.resume(owner, cursor).await,
-            Err(error) => later(&error),
+            Ok(Place::Here) => self.resume_here(cursor).await,
+            Ok(Place::There(owner)) => self.resume_at(owner, cursor).await,
+            Err(error) => Lookup::after(&error),
         }
     }
 
-    /// Reads on here: the session is this replica's now, or its log is readable.
-    async fn attach(&self, cursor: Option<&str>) -> Found {
+    /// Resumes the stream on this replica, which owns the session now or can read its log.
+    async fn resume_here(&self, cursor: Option<&str>) -> Lookup {
         let Self {
             front,
             access,
             session,
-            parcel,
+            request,
             ..
         } = self;
-        // Event ids of HTTP+SSE begin with the session.
-        let (transport, prefix) = if parcel.kind() == Some(endpoint::Kind::Sse) {
+        // Event ids of HTTP+SSE begin with the session id.
+        let (transport, prefix) = if request.kind() == Some(endpoint::Kind::Sse) {
             (Transport::Sse2024, format!("{session}."))
         } else {
             (Transport::Streamable, String::new())
@@ -361,10 +361,10 @@ impl Errand {
         let attached = front.hub.attach(access, id, bare.map(str::as_bytes));
         let reading = match attached.await {
             Ok(Some(reading)) => reading,
-            Ok(None) => return Found::End,
-            Err(error) => return later(&error),
+            Ok(None) => return Lookup::Complete,
+            Err(error) => return Lookup::after(&error),
         };
-        let writing = Writing {
+        let options = StreamOptions {
             keep_alive: front.config.stream.keep_alive,
             retry: front.retry.clone(),
             close_at: None,
@@ -372,36 +372,37 @@ impl Errand {
             prefix,
             flow: front.hub.limits().flow(access),
         };
-        let response = event_stream::respond(&front.metrics, reading, writing);
-        Found::Rest(Source::Here(response.into_body()))
+        let response = event_stream::respond(&front.metrics, reading, options);
+        Lookup::Found(Source::Local(response.into_body()))
     }
 
-    /// Reads on at the next owner.
-    async fn resume(&self, owner: Replica, cursor: Option<&str>) -> Found {
-        let parcel = self.parcel.resume(cursor);
-        let hopped = timeout(LOOK, self.hop(&owner, &parcel)).await;
-        let answer = match hopped.unwrap_or(Err(Missed::Not(NotSent::Broken))) {
+    /// Resumes the stream at the next owner.
+    async fn resume_at(&self, owner: Replica, cursor: Option<&str>) -> Lookup {
+        let request = self.request.resume(cursor);
+        let hop = timeout(LOOKUP_TIMEOUT, self.hop(&owner, &request)).await;
+        let answer = match hop.unwrap_or(Err(HopError::Send(SendError::Broken))) {
             Ok(answer) => answer,
-            Err(Missed::Not(NotSent::Full)) => return Found::Nowhere,
-            Err(missed) => return Found::Later(missed.look(owner)),
+            Err(HopError::Send(SendError::Full)) => return Lookup::Failed,
+            Err(error) => return Lookup::Pending(error.look(owner)),
         };
         match answer.status() {
-            StatusCode::OK => Found::Rest(Source::There(answer.into_body())),
-            StatusCode::NO_CONTENT => Found::End,
+            StatusCode::OK => Lookup::Found(Source::Remote(answer.into_body())),
+            StatusCode::NO_CONTENT => Lookup::Complete,
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
-                Found::Later(Look::Anew)
+                Lookup::Pending(Look::Anew)
             }
-            _ => Found::Nowhere,
+            _ => Lookup::Failed,
         }
     }
 }
 
-/// An answer that is no stream, whole: so that what breaks in its middle is still answered.
-async fn held(mut answer: Answer) -> Result<Body, Cut> {
+/// Reads a response that is no stream whole, so that an early end can still become an error response.
+/// Beyond [`BUFFERED_MAX`] the rest is streamed.
+async fn buffered(mut answer: ResponseBody) -> Result<Body, BrokenResponse> {
     let mut pieces = BytesMut::new();
     while let Some(piece) = answer.next().await? {
         pieces.extend_from_slice(&piece);
-        if pieces.len() > HELD {
+        if pieces.len() > BUFFERED_MAX {
             let first = Some(pieces.freeze());
             let rest = unfold((first, Some(answer)), async |(first, answer)| {
                 let mut answer = answer?;
@@ -420,35 +421,38 @@ async fn held(mut answer: Answer) -> Result<Body, Cut> {
     Ok(Body::from(pieces.freeze()))
 }
 
-/// Whether what cannot be had now may be had soon.
-fn later(error: &Error) -> Found {
-    match error {
-        Error::Busy { .. } | Error::Limit { .. } | Error::Quota(_) | Error::Moved => {
-            Found::Later(Look::Anew)
+impl Lookup {
+    /// Result of a search that failed: pending for errors that pass by themselves.
+    fn after(error: &Error) -> Self {
+        match error {
+            Error::Busy { .. } | Error::Limit { .. } | Error::Quota(_) | Error::Moved => {
+                Self::Pending(Look::Anew)
+            }
+            Error::NoSession
+            | Error::NoServer
+            | Error::Invalid(_)
+            | Error::NotJson(_)
+            | Error::NoCursor
+            | Error::Gone
+            | Error::Scopes(_)
+            | Error::Draining
+            | Error::Bug(_) => Self::Failed,
         }
-        Error::NoSession
-        | Error::NoServer
-        | Error::Invalid(_)
-        | Error::NotJson(_)
-        | Error::NoCursor
-        | Error::Gone
-        | Error::Scopes(_)
-        | Error::Draining
-        | Error::Bug(_) => Found::Nowhere,
     }
 }
 
-/// For so long a stream waits for its next owner; its client's own attempt costs it no more.
-const MEND: Duration = Duration::from_secs(10);
-/// For so long a stream without an owner waits for another event, or for somebody who claims it.
-const WAIT: Duration = Duration::from_secs(30);
-/// How long one look for an owner may take, and from one to the next.
-const LOOK: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_millis(250);
-/// After the first look.
+/// Time limit for finding the next owner. Beyond it the client's own attempt is as good.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for which a stream without an owner waits for another event or for a new owner.
+const LOG_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit of one search for an owner.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval between searches while the log is read.
+const LOOKUP_INTERVAL: Duration = Duration::from_millis(250);
+/// Pause after the first failed search.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Between later ones.
+/// Longest pause between searches.
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest answer that is held; one that breaks behind it breaks its client's connection. As
-/// long as the longest line of a child by default.
-const HELD: usize = 16 << 20;
+/// Longest response that is buffered: the default limit for a line of a child. If a longer response
+/// breaks, so does the client's connection.
+const BUFFERED_MAX: usize = 16 << 20;

@@ -1,9 +1,9 @@
-//! A request that goes to another replica, and the answers where it does not arrive.
+//! Forwarded request: its copy, a single hop to another replica, and the errors of a failed hop.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
     header::{self, CONTENT_TYPE},
@@ -14,8 +14,13 @@ use tokio::time::Instant;
 
 use crate::http::{
     admission::Front,
-    peers::{Answer, Asked, Cluster, Hop, NotSent, no_route},
-    reply::{Failure, header_name::HOP, refusal::refusal},
+    peers::{ResponseBody, Cluster, Hop, SendError, SignedRequest, mark_refused},
+    reply::{
+        McpRefusal,
+        event_stream::EVENT_STREAM,
+        header_name::{HOP, KEEP_ALIVE, PROXY_CONNECTION, TRACEPARENT},
+        refusal::refusal,
+    },
 };
 use crate::{
     auth::Access,
@@ -23,24 +28,25 @@ use crate::{
     endpoint,
     error::Error,
     hub::ownership::Look,
-    protocol::{Body as Said, Kind, LAST_EVENT_ID, Message},
+    protocol::{Body as Messages, Kind, LAST_EVENT_ID, Message, jsonrpc::push_error},
     state::Replica,
-    telemetry::Hopped,
+    telemetry::HopOutcome,
 };
 
-/// A request on its way, and on whose behalf.
+/// A client's request that is being forwarded, with its caller and session.
 #[derive(Clone)]
-pub(crate) struct Errand {
+pub(crate) struct Forwarding {
     pub(crate) front: Arc<Front>,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) access: Access,
+    /// Session id; empty for a request that begins a session.
     pub(crate) session: String,
-    pub(super) parcel: Parcel,
+    pub(super) request: ForwardedRequest,
 }
 
-/// What is sent.
+/// Copy of a client's request as it is sent to another replica.
 #[derive(Clone)]
-pub(crate) struct Parcel {
+pub(crate) struct ForwardedRequest {
     pub(crate) method: Method,
     /// Path and query.
     pub(crate) target: String,
@@ -49,41 +55,41 @@ pub(crate) struct Parcel {
     client: Option<IpAddr>,
 }
 
-/// Why a hop has no answer.
+/// Reason why a hop has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Missed {
-    /// Nobody saw it.
-    Not(NotSent),
+pub(crate) enum HopError {
+    /// The connection to the other replica failed.
+    Send(SendError),
     /// The other replica is not the owner.
-    Moved,
+    NotOwner,
 }
 
-impl Errand {
-    /// Sends `parcel` to a replica; returns when the head of an answer is there.
+impl Forwarding {
+    /// Sends `request` to a replica and waits for the head of the response.
     pub(crate) async fn hop(
         &self,
         to: &Replica,
-        parcel: &Parcel,
-    ) -> Result<http::Response<Answer>, Missed> {
+        request: &ForwardedRequest,
+    ) -> Result<http::Response<ResponseBody>, HopError> {
         let began = Instant::now();
-        let request = self.request(to, parcel).ok_or(Missed::Moved)?;
-        let sent = self.cluster.peers.send(&to.address, request).await;
-        let sent = sent.map_err(Missed::Not).and_then(|answer| {
-            // No route answered it: it knows another owner, or is another life of that replica.
+        let signed = self.sign(to, request).ok_or(HopError::NotOwner)?;
+        let sent = self.cluster.peers.send(&to.address, signed).await;
+        let sent = sent.map_err(HopError::Send).and_then(|answer| {
+            // The replica refused the hop: it is not the owner, or it was restarted.
             if answer.headers().contains_key(HOP) {
-                return Err(Missed::Moved);
+                return Err(HopError::NotOwner);
             }
             Ok(answer)
         });
         let outcome = match &sent {
-            Ok(_) => Hopped::Ok,
-            Err(Missed::Moved) => Hopped::Moved,
-            Err(Missed::Not(NotSent::Refused | NotSent::NotTaken)) => Hopped::Refused,
-            Err(Missed::Not(NotSent::Full)) => Hopped::Full,
-            Err(Missed::Not(NotSent::Broken | NotSent::Silent)) => Hopped::Broken,
+            Ok(_) => HopOutcome::Ok,
+            Err(HopError::NotOwner) => HopOutcome::Moved,
+            Err(HopError::Send(SendError::Refused | SendError::NotTaken)) => HopOutcome::Refused,
+            Err(HopError::Send(SendError::Full)) => HopOutcome::Full,
+            Err(HopError::Send(SendError::Broken | SendError::Silent)) => HopOutcome::Broken,
         };
-        self.front.metrics.hops.hop(outcome, began.elapsed());
-        if let Err(Missed::Not(NotSent::Silent)) = &sent {
+        self.front.metrics.hops.record(outcome, began.elapsed());
+        if let Err(HopError::Send(SendError::Silent)) = &sent {
             self.front.hub.mark_unresponsive(to);
         }
         if let Err(missed) = &sent {
@@ -98,56 +104,64 @@ impl Errand {
         sent
     }
 
-    fn request(&self, to: &Replica, parcel: &Parcel) -> Option<http::Request<Full<Bytes>>> {
-        let trace = parcel.headers.get("traceparent");
+    /// Makes the HTTP request of a hop; `None` if it cannot be signed.
+    fn sign(
+        &self,
+        to: &Replica,
+        forwarded: &ForwardedRequest,
+    ) -> Option<http::Request<Full<Bytes>>> {
+        let trace = forwarded.headers.get(TRACEPARENT);
         let hop = Hop {
             target: Arc::clone(&to.boot),
             sender: Arc::clone(&self.cluster.me.boot),
-            client: parcel.client,
+            client: forwarded.client,
             is_tls: self.front.config.http.tls.is_some(),
             trace: trace
                 .and_then(|trace| trace.to_str().ok())
                 .unwrap_or_default()
                 .to_owned(),
         };
-        let asked = Asked {
-            method: &parcel.method,
-            target: &parcel.target,
-            length: parcel.body.len() as u64,
+        let signed = SignedRequest {
+            method: &forwarded.method,
+            target: &forwarded.target,
+            length: forwarded.body.len() as u64,
         };
         let now = self.cluster.clock.now_ms();
-        let signed = self.cluster.keys.sign(&hop, asked, now)?;
-        let uri = format!("http://{}{}", to.address, parcel.target);
+        let proof = self.cluster.keys.sign(&hop, signed, now)?;
+        let uri = format!("http://{}{}", to.address, forwarded.target);
         let request = http::Request::builder()
-            .method(parcel.method.clone())
+            .method(forwarded.method.clone())
             .uri(uri);
-        let mut request = request.body(Full::new(parcel.body.clone())).ok()?;
+        let mut request = request.body(Full::new(forwarded.body.clone())).ok()?;
         let headers = request.headers_mut();
-        headers.clone_from(&parcel.headers);
-        if !parcel.body.is_empty() {
-            let length = HeaderValue::from(parcel.body.len());
+        headers.clone_from(&forwarded.headers);
+        if !forwarded.body.is_empty() {
+            let length = HeaderValue::from(forwarded.body.len());
             headers.insert(header::CONTENT_LENGTH, length);
         }
-        headers.insert(HOP, signed);
+        headers.insert(HOP, proof);
         Some(request)
     }
 }
 
-impl Missed {
-    /// What is known of a session whose owner was `owner`.
+impl HopError {
+    /// Returns how to look for the owner after a failed hop to `owner`.
     pub(super) fn look(self, owner: Replica) -> Look {
         match self {
-            Self::Not(NotSent::Refused) => Look::Refused(owner),
-            Self::Not(NotSent::NotTaken | NotSent::Full | NotSent::Broken | NotSent::Silent)
-            | Self::Moved => Look::Anew,
+            Self::Send(SendError::Refused) => Look::Refused(owner),
+            Self::Send(
+                SendError::NotTaken | SendError::Full | SendError::Broken | SendError::Silent,
+            )
+            | Self::NotOwner => Look::Anew,
         }
     }
 }
 
-impl Parcel {
+impl ForwardedRequest {
+    /// Copies a request, without its hop-by-hop header fields.
     pub(crate) fn of(parts: &Parts, body: Bytes) -> Self {
         let mut headers = parts.headers.clone();
-        strip(&mut headers);
+        strip_hop_by_hop(&mut headers);
         let target = parts.uri.path_and_query();
         let client = parts.extensions.get::<ClientAddress>();
         Self {
@@ -159,13 +173,12 @@ impl Parcel {
         }
     }
 
-    /// A request to read on behind `cursor` what the answer to this one was.
+    /// Makes the GET that resumes the response to this request behind `cursor`.
     pub(super) fn resume(&self, cursor: Option<&str>) -> Self {
         let mut headers = self.headers.clone();
         headers.remove(CONTENT_TYPE);
         headers.remove(LAST_EVENT_ID);
-        let accept = HeaderValue::from_static("text/event-stream");
-        headers.insert(header::ACCEPT, accept);
+        headers.insert(header::ACCEPT, HeaderValue::from_static(EVENT_STREAM));
         if let Some(cursor) = cursor.and_then(|cursor| HeaderValue::try_from(cursor).ok()) {
             headers.insert(LAST_EVENT_ID, cursor);
         }
@@ -178,35 +191,38 @@ impl Parcel {
         }
     }
 
-    /// Whether it reads on behind an event, and nothing else. HTTP+SSE does not: it begins with
-    /// what only the owner says.
+    /// Returns whether this request resumes a stream and can be served from the log alone. HTTP+SSE
+    /// cannot: its streams begin with an event that only the owner sends.
     pub(super) fn is_resume(&self) -> bool {
-        let is_named = self.headers.contains_key(LAST_EVENT_ID);
-        self.method == Method::GET && is_named && self.kind() == Some(endpoint::Kind::Mcp)
+        let has_cursor = self.headers.contains_key(LAST_EVENT_ID);
+        self.method == Method::GET && has_cursor && self.kind() == Some(endpoint::Kind::Mcp)
     }
 
-    /// Kind of the endpoint.
+    /// Returns the kind of the endpoint.
     pub(super) fn kind(&self) -> Option<endpoint::Kind> {
         endpoint::Kind::of(self.target.split('?').next()?)
     }
 
-    /// An error for each request in the body: it may have had its effect, and nobody knows.
-    pub(super) fn losses(&self) -> Vec<Bytes> {
+    /// Makes an `owner_lost` error for each JSON-RPC request in the body: the owner may have executed
+    /// it.
+    pub(super) fn owner_lost_errors(&self) -> Vec<Bytes> {
         let line = |message: &Message| {
             let id = message.id().filter(|_| message.kind() == Kind::Request)?;
-            Some([b"{\"jsonrpc\":\"2.0\",\"id\":", id, LOST].concat().into())
+            let mut line = BytesMut::new();
+            push_error(id, OWNER_LOST, OWNER_LOST_TEXT, Some(OWNER_LOST_DATA), &mut line);
+            Some(line.freeze())
         };
-        match Said::parse(self.body.clone()) {
-            Ok(Said::One(message)) => line(&message).into_iter().collect(),
-            Ok(Said::Batch(items)) => items.iter().flatten().filter_map(line).collect(),
+        match Messages::parse(self.body.clone()) {
+            Ok(Messages::One(message)) => line(&message).into_iter().collect(),
+            Ok(Messages::Batch(items)) => items.iter().flatten().filter_map(line).collect(),
             Err(_) => Vec::new(),
         }
     }
 }
 
-/// Takes off what belongs to one connection (RFC 9110, section 7.6.1), what only a replica may say,
-/// and what is said anew for each connection.
-pub(super) fn strip(headers: &mut HeaderMap) {
+/// Removes hop-by-hop header fields (RFC 9110, section 7.6.1), the proof of a hop, and fields that
+/// each connection sets for itself.
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -214,44 +230,44 @@ pub(super) fn strip(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    for name in named.iter().chain(&OF_ONE_CONNECTION) {
-        headers.remove(name);
-    }
-    for name in ["keep-alive", "proxy-connection"] {
+    for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
 }
 
-/// The answer to a hop whose session is not here; its body is not read.
-pub(super) fn not_here() -> Response {
-    no_route(refusal(StatusCode::MISDIRECTED_REQUEST, "not the owner"))
+/// Makes the response to a hop whose session is not on this replica; its body is not read.
+pub(super) fn not_owner() -> Response {
+    mark_refused(refusal(StatusCode::MISDIRECTED_REQUEST, "not the owner"))
 }
 
-/// The session goes on, and nobody can say where.
-pub(crate) fn busy() -> Response {
-    Failure::from(UNREACHED).into_response()
+/// Makes the response for a session that exists but whose owner cannot be reached.
+pub(crate) fn owner_unreachable() -> Response {
+    McpRefusal::from(OWNER_UNREACHABLE).into_response()
 }
 
-pub(super) const UNREACHED: Error = Error::Busy {
+pub(super) const OWNER_UNREACHABLE: Error = Error::Busy {
     what: "the replica that has the session cannot be reached",
-    retry: AGAIN,
+    retry: RETRY_AFTER,
 };
 
-const OF_ONE_CONNECTION: [HeaderName; 11] = [
+const HOP_BY_HOP: [HeaderName; 13] = [
     HOP,
     header::CONNECTION,
     header::CONTENT_LENGTH,
     header::EXPECT,
     header::HOST,
+    KEEP_ALIVE,
     header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION,
+    PROXY_CONNECTION,
     header::TE,
     header::TRAILER,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
-/// When to come back.
-const AGAIN: Duration = Duration::from_secs(1);
-/// Behind the id of a request whose owner is lost (DESIGN section 10, "Errors of ours").
-const LOST: &[u8] = b",\"error\":{\"code\":-31001,\"message\":\"the replica that had the call is \
-gone\",\"data\":{\"reason\":\"owner_lost\",\"retryable\":false}}}";
+/// Delay after which a client retries.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Error of a request whose owner is lost.
+const OWNER_LOST: i32 = -31001;
+const OWNER_LOST_TEXT: &str = "the replica that had the call is gone";
+const OWNER_LOST_DATA: &str = r#"{"reason":"owner_lost","retryable":false}"#;

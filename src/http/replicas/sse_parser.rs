@@ -1,72 +1,74 @@
-//! Server-Sent Events of another replica, cut into whole events.
+//! Parser that splits the byte stream of another replica into whole server-sent events.
 //!
-//! A connection can break in the middle of an event, and whoever reads on elsewhere gets that event
-//! again from its beginning: so only whole ones are passed on. Pure; reads no more than where events
-//! end and what their ids are, of the form that `protocol::event` writes.
+//! A connection can break in the middle of an event, and the next source sends that event again from
+//! its beginning. Only whole events are passed on for that reason. The parser does no IO and finds
+//! only the ends and the ids of events, in the form that `protocol::event` writes.
 
 use bytes::{Bytes, BytesMut};
 
-/// One stream of bytes while it is cut.
+/// Parser state of one stream.
 #[derive(Debug, Default)]
-pub(super) struct Cutter {
-    /// The beginning of an event. As long as the longest one: what it comes from is another replica,
-    /// which bounds what children say.
+pub(super) struct SseParser {
+    /// An incomplete event. Its length is bounded because the sender is another replica, which
+    /// bounds the messages of children.
     rest: BytesMut,
-    /// How much of `rest` was looked at.
-    seen: usize,
+    /// Bytes of `rest` that were searched already.
+    searched: usize,
     last_id: Option<String>,
+    /// The source has changed, and its first event is not read yet.
     is_resumed: bool,
 }
 
-impl Cutter {
-    /// Takes what came and returns the events that are whole by now.
+impl SseParser {
+    /// Takes the next bytes and returns the events that they complete.
     pub(crate) fn push(&mut self, data: Bytes) -> Bytes {
         let mut whole = if self.rest.is_empty() && data.ends_with(END) {
-            // As owners write it: nothing is copied.
+            // Owners write whole events, so the usual case copies nothing.
             data
         } else {
             self.rest.extend_from_slice(&data);
-            let from = self.seen.saturating_sub(END.len() - 1);
+            let from = self.searched.saturating_sub(END.len() - 1);
             let found = memchr::memmem::rfind(&self.rest[from..], END);
             let Some(at) = found else {
-                self.seen = self.rest.len();
+                self.searched = self.rest.len();
                 return Bytes::new();
             };
             let whole = self.rest.split_to(from + at + END.len()).freeze();
-            self.seen = self.rest.len();
+            self.searched = self.rest.len();
             whole
         };
         if self.is_resumed && !whole.is_empty() {
             self.is_resumed = false;
             let end = memchr::memmem::find(&whole, END).map_or(0, |at| at + END.len());
-            if says_nothing(&whole[..end]) {
-                self.note(&whole.split_to(end));
+            if is_preamble(&whole[..end]) {
+                self.record_last_id(&whole.split_to(end));
             }
         }
-        self.note(&whole);
+        self.record_last_id(&whole);
         whole
     }
 
-    /// The connection broke: what is not whole will come again.
-    pub(crate) fn broke(&mut self) {
+    /// Discards an incomplete event after the connection broke; the next source sends it again.
+    pub(crate) fn discard_partial(&mut self) {
         self.rest.clear();
-        self.seen = 0;
+        self.searched = 0;
     }
 
-    /// What comes now is another connection's, which begins with an event that says where it is.
-    pub(crate) fn resumed(&mut self) {
+    /// Prepares for another connection, whose preamble event the client has had already.
+    pub(crate) fn resume(&mut self) {
         self.is_resumed = true;
     }
 
-    /// The id of the last whole event that has one.
+    /// Id of the last whole event that has one.
     pub(super) fn last_id(&self) -> Option<&str> {
         self.last_id.as_deref()
     }
 
-    fn note(&mut self, events: &[u8]) {
-        // The last one counts: from the end, and data is one line that begins with `data:`.
+    fn record_last_id(&mut self, events: &[u8]) {
+        // The last id counts, so the search runs backwards. Data cannot be mistaken for an id: it is
+        // one line that begins with `data:`.
         for line in events.rsplit(|byte| *byte == b'\n') {
-            // An empty one says that there is nothing to resume.
+            // An empty id means that the event cannot be resumed from.
             if let Some(id) = line.strip_prefix(b"id: ").filter(|id| !id.is_empty()) {
                 if self.last_id.as_deref().map(str::as_bytes) != Some(id) {
                     self.last_id = std::str::from_utf8(id).ok().map(str::to_owned);
@@ -77,14 +79,14 @@ impl Cutter {
     }
 }
 
-/// Whether an event is a priming one or names an endpoint: the client has had it.
-fn says_nothing(event: &[u8]) -> bool {
+/// Returns whether an event opens a connection: a priming event or the `endpoint` event of HTTP+SSE.
+fn is_preamble(event: &[u8]) -> bool {
     let mut lines = event.split(|byte| *byte == b'\n');
     event.starts_with(b"event: endpoint\n")
         || (event.starts_with(b"id: ") && lines.any(|line| matches!(line, b"data: " | b"data:")))
 }
 
-/// Of an event.
+/// End of an event.
 const END: &[u8] = b"\n\n";
 
 #[cfg(test)]
@@ -117,49 +119,49 @@ mod tests {
             let end = end.min(all.len());
             cuts.push(end);
             cuts.sort_unstable();
-            let (mut cutter, mut got, mut from) = (Cutter::default(), Vec::new(), 0);
+            let (mut parser, mut got, mut from) = (SseParser::default(), Vec::new(), 0);
             for cut in cuts {
                 let cut = cut.min(end);
-                let whole = cutter.push(Bytes::copy_from_slice(&all[from..cut]));
+                let whole = parser.push(Bytes::copy_from_slice(&all[from..cut]));
                 prop_assert!(whole.is_empty() || whole.ends_with(END));
                 got.extend_from_slice(&whole);
                 from = cut;
             }
             prop_assert!(all.starts_with(&got));
-            // All that is whole was given out, and its last id is known.
+            // All whole events were returned, and the last id is known.
             let whole = memchr::memmem::rfind(&all[..end], END).map_or(0, |at| at + 2);
             prop_assert_eq!(got.len(), whole);
             let id = if got.len() == all.len() { Some("m2") } else if got.len() > 27 { Some("m1") }
                 else if got.is_empty() { None } else { Some("p0") };
-            prop_assert_eq!(cutter.last_id(), id);
+            prop_assert_eq!(parser.last_id(), id);
         }
 
         #[test]
         fn never_panics(pieces in prop::collection::vec("[id: \\nx]{0,9}", 0..20), resumed: bool) {
-            let mut cutter = Cutter::default();
+            let mut parser = SseParser::default();
             if resumed {
-                cutter.resumed();
+                parser.resume();
             }
             for piece in pieces {
-                cutter.push(Bytes::from(piece));
+                parser.push(Bytes::from(piece));
             }
-            cutter.broke();
+            parser.discard_partial();
         }
     }
 
     #[test]
-    fn what_was_cut_off_comes_again_whole_and_its_beginning_does_not() {
+    fn a_resumed_stream_repeats_the_cut_event_but_not_the_preamble() {
         let all = stream();
         for (first, dropped) in [(stream(), true), (endpoint(), true), (message(), false)] {
-            let mut cutter = Cutter::default();
-            let whole = cutter.push(Bytes::copy_from_slice(&all[..all.len() - 3]));
+            let mut parser = SseParser::default();
+            let whole = parser.push(Bytes::copy_from_slice(&all[..all.len() - 3]));
             assert!(whole.ends_with(KEEP_ALIVE));
-            assert_eq!(cutter.last_id(), Some("m1"));
-            cutter.broke();
-            cutter.resumed();
+            assert_eq!(parser.last_id(), Some("m1"));
+            parser.discard_partial();
+            parser.resume();
             let begins = Bytes::copy_from_slice(&first[..5]);
-            assert!(cutter.push(begins).is_empty());
-            let got = cutter.push(first.clone().freeze().slice(5..));
+            assert!(parser.push(begins).is_empty());
+            let got = parser.push(first.clone().freeze().slice(5..));
             let rest = memchr::memmem::find(&first, END).unwrap() + 2;
             let wanted = if dropped { &first[rest..] } else { &first[..] };
             assert_eq!(got, wanted);
@@ -180,14 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_many_pieces_is_looked_at_once() {
-        let mut cutter = Cutter::default();
-        assert!(cutter.push(Bytes::from_static(b"id: a\ndata: ")).is_empty());
+    fn an_event_of_many_pieces_is_searched_once() {
+        let mut parser = SseParser::default();
+        assert!(parser.push(Bytes::from_static(b"id: a\ndata: ")).is_empty());
         for _ in 0..10_000 {
-            assert!(cutter.push(Bytes::from(vec![b'x'; 1000])).is_empty());
+            assert!(parser.push(Bytes::from(vec![b'x'; 1000])).is_empty());
         }
-        assert!(cutter.push(Bytes::from_static(b"\n")).is_empty());
-        assert_eq!(cutter.push(Bytes::from_static(b"\n")).len(), 10_000_014);
-        assert_eq!(cutter.last_id(), Some("a"));
+        assert!(parser.push(Bytes::from_static(b"\n")).is_empty());
+        assert_eq!(parser.push(Bytes::from_static(b"\n")).len(), 10_000_014);
+        assert_eq!(parser.last_id(), Some("a"));
     }
 }

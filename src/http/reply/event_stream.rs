@@ -1,5 +1,6 @@
-//! A stream as an HTTP body: events as they come, comments in silence, and a `retry:`
-//! before the gateway itself closes the connection.
+//! Event streams as HTTP bodies, with keep-alive comments and `retry:` fields.
+//!
+//! A `retry:` precedes each end that the gateway itself decides.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -30,46 +31,46 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// How a connection is written.
-pub(crate) struct Writing {
+/// Settings of one connection.
+pub(crate) struct StreamOptions {
     /// Silence after which a comment is sent.
     pub(crate) keep_alive: Duration,
-    /// What a client waits before it comes again.
-    pub(crate) retry: Retry,
-    /// When the connection is closed to be polled.
+    /// Delay before a client reconnects.
+    pub(crate) retry: RetryDelay,
+    /// Time at which the connection is closed so that the client polls.
     pub(crate) close_at: Option<Instant>,
-    /// What comes first: the priming event, or the endpoint of HTTP+SSE.
+    /// First bytes: the priming event, or the `endpoint` event of HTTP+SSE.
     pub(crate) first: BytesMut,
-    /// What stands before each event id.
+    /// Prefix of each event id.
     pub(crate) prefix: String,
-    /// The bytes that may be written.
+    /// Limit on the bytes that may be written.
     pub(crate) flow: Flow,
 }
 
-/// How long clients wait before they come again; a handle.
+/// Delay before clients reconnect, with jitter; a handle.
 #[derive(Clone)]
-pub(crate) struct Retry {
+pub(crate) struct RetryDelay {
     usual: Duration,
     random: Arc<Random>,
 }
 
-impl Retry {
-    /// About `usual` (`stream.retry`).
+impl RetryDelay {
+    /// Makes a delay of about `usual` (`stream.retry`).
     pub(crate) fn new(usual: Duration, random: Arc<Random>) -> Self {
         Self { usual, random }
     }
 
-    /// A time from a half of the usual one to one and a half: what is closed at once must not come
-    /// back at once (P168).
+    /// Returns a random delay between 0.5 and 1.5 times the usual one, so that connections closed
+    /// together do not return together.
     pub(crate) fn next(&self) -> Duration {
         let mut bytes = [0; 2];
-        // Without randomness all of them take the shortest time: correct, and the more crowded.
+        // Without randomness every client gets the shortest delay, which is correct but unspread.
         let _ = self.random.fill(&mut bytes);
         self.share(u16::from_le_bytes(bytes))
     }
 
-    /// Such a time for a connection that begins at this event id, always the same: so is what is
-    /// replayed from there.
+    /// Returns a delay in the same range that depends on the event id alone, so that a replay sends
+    /// the same bytes.
     pub(crate) fn at(&self, id: &str) -> Duration {
         let sum = id.bytes().fold(0_u16, |sum, byte| {
             sum.wrapping_mul(31).wrapping_add(byte.into())
@@ -86,37 +87,41 @@ impl Retry {
 /// One connection while it is being written.
 struct Connection {
     reading: Reading,
-    writing: Writing,
-    /// The latest message of what answers a request.
+    options: StreamOptions,
+    /// Latest message of a stream that answers a request.
     last: Bytes,
-    is_over: bool,
-    _open: Open,
+    is_ended: bool,
+    _open: OpenStream,
 }
 
-/// Counts a connection as long as it lives.
-struct Open(Arc<Metrics>);
+/// Counts an open stream until it is dropped.
+struct OpenStream(Arc<Metrics>);
 
-impl Open {
+impl OpenStream {
     fn count(metrics: &Arc<Metrics>) -> Self {
         metrics.stream_opened();
         Self(Arc::clone(metrics))
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.0.stream_closed();
     }
 }
 
-/// The response whose body is `reading`.
-pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reading, writing: Writing) -> Response {
+/// Makes a response that streams `reading`.
+pub(crate) fn respond(
+    metrics: &Arc<Metrics>,
+    reading: Reading,
+    options: StreamOptions,
+) -> Response {
     let connection = Connection {
         reading,
-        writing,
+        options,
         last: Bytes::new(),
-        is_over: false,
-        _open: Open::count(metrics),
+        is_ended: false,
+        _open: OpenStream::count(metrics),
     };
     let chunks = unfold(connection, |mut connection| async move {
         connection
@@ -127,11 +132,11 @@ pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reading, writing: Writing
     event_stream(Body::from_stream(chunks))
 }
 
-/// A response of the type `text/event-stream` that no proxy may keep (CONTRACT P32).
+/// Makes a `text/event-stream` response that no proxy may store or buffer.
 pub(crate) fn event_stream(body: Body) -> Response {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
     response
@@ -139,19 +144,19 @@ pub(crate) fn event_stream(body: Body) -> Response {
 
 impl Connection {
     async fn next(&mut self) -> Option<Bytes> {
-        if self.is_over {
+        if self.is_ended {
             return None;
         }
-        if !self.writing.first.is_empty() {
-            return Some(self.writing.first.split().freeze());
+        if !self.options.first.is_empty() {
+            return Some(self.options.first.split().freeze());
         }
-        let silence = Instant::now() + self.writing.keep_alive;
-        let close = self.writing.close_at;
+        let silence = Instant::now() + self.options.keep_alive;
+        let close = self.options.close_at;
         loop {
-            // The log keeps what waits for its turn, within its bounds; a connection that falls
-            // behind them ends like that of any other slow reader, and its resume is told.
+            // Events that must wait stay in the log, within its bounds. A connection that falls
+            // behind them ends like that of any slow reader, and its resume gets the error.
             let pause = self
-                .writing
+                .options
                 .flow
                 .pause()
                 .map(|pause| Instant::now() + pause);
@@ -159,9 +164,9 @@ impl Connection {
                 biased;
                 next = self.reading.next(), if pause.is_none() => return self.write(next),
                 () = sleep_until(close.unwrap_or(silence)), if close.is_some() => {
-                    return Some(self.release());
+                    return Some(self.close());
                 }
-                () = sleep_until(silence), if !self.writing.keep_alive.is_zero() => {
+                () = sleep_until(silence), if !self.options.keep_alive.is_zero() => {
                     self.reading.took();
                     return Some(Bytes::from_static(KEEP_ALIVE));
                 }
@@ -180,40 +185,45 @@ impl Connection {
                     self.last = last.clone();
                 }
                 for (id, data) in events {
-                    push_message(&mut chunk, &format!("{}{id}", self.writing.prefix), &data);
+                    push_message(&mut chunk, &format!("{}{id}", self.options.prefix), &data);
                 }
-                self.writing.flow.wrote(chunk.len());
+                self.options.flow.wrote(chunk.len());
                 Some(chunk.freeze())
             }
             Next::Finished => self.end(),
-            Next::Released => Some(self.release()),
+            Next::Released => Some(self.close()),
         }
     }
 
-    /// The end of a stream. Official clients take only a result for the end of an answer, and come
-    /// back behind an error, or behind what they cancelled, although nothing follows: not so soon
-    /// (CONTRACT P30). Not where no stream begins with the usual time, which takes this back.
+    /// Ends a finished stream.
+    ///
+    /// Official clients take only a result as the end of a response. After an error or a
+    /// cancellation they reconnect, though nothing follows, so this end sends a long `retry`. Streams
+    /// that do not begin with the usual delay get none, because nothing would reset it.
     fn end(&mut self) -> Option<Bytes> {
-        self.is_over = true;
+        self.is_ended = true;
         let begins_with_retry = self.reading.revision().is_some_and(Revision::has_priming);
         let is_answer = begins_with_retry && !self.reading.is_listener();
         if !is_answer || json::get(&self.last, "result").is_some() {
             return None;
         }
         let mut chunk = BytesMut::new();
-        push_retry(&mut chunk, QUIET + self.writing.retry.next());
+        push_retry(&mut chunk, RETRY_AFTER_END + self.options.retry.next());
         Some(chunk.freeze())
     }
 
-    /// 2025-11-25 transports, "Sending Messages to the Server" 6: a `retry` before closing.
-    fn release(&mut self) -> Bytes {
-        self.is_over = true;
+    /// Closes the connection of an unfinished stream, with the `retry` of 2025-11-25 transports,
+    /// "Sending Messages to the Server" 6.
+    fn close(&mut self) -> Bytes {
+        self.is_ended = true;
         let mut chunk = BytesMut::new();
-        push_retry(&mut chunk, self.writing.retry.next());
+        push_retry(&mut chunk, self.options.retry.next());
         chunk.freeze()
     }
 }
 
-/// How long clients wait at least before they ask again for a stream that has ended without a
-/// result. The next stream that begins tells them the usual time.
-const QUIET: Duration = Duration::from_secs(15);
+/// Media type of server-sent events.
+pub(crate) const EVENT_STREAM: &str = "text/event-stream";
+/// Shortest delay before clients ask again for a stream that ended without a result. The next stream
+/// that begins resets it to the usual delay.
+const RETRY_AFTER_END: Duration = Duration::from_secs(15);

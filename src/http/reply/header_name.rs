@@ -1,4 +1,4 @@
-//! Names of header fields that neither the `http` crate nor MCP defines.
+//! Names of header fields that neither the `http` crate nor the MCP specification defines.
 
 use http::HeaderName;
 
@@ -6,10 +6,18 @@ use http::HeaderName;
 pub(crate) const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 /// Remainder of that quota: `"requests";r=0;t=1`.
 pub(crate) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-/// Proof of a forwarded request between replicas. The public listener refuses it in requests; in a
-/// response it says that no route answered.
+/// Proof of a forwarded request between replicas. The public listener refuses requests with it. A
+/// response with it comes from no route: the replica refused the hop.
 pub(crate) const HOP: HeaderName = HeaderName::from_static("lockgate-hop");
-/// Turns off response buffering in nginx and proxies that follow it.
+/// Connection parameters of HTTP/1.0 (RFC 9112, appendix C.2.2).
+pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+/// Obsolete relative of `Connection`, which some clients send to proxies.
+pub(crate) const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+/// Trace context of a request (W3C Trace Context, section 3.2).
+pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// Client address and proxies, as each proxy appends them.
+pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// Switch for response buffering in nginx and proxies that follow it.
 pub(super) const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// Relation of the requesting page to the target (Fetch Metadata).
 pub(crate) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");

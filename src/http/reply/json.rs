@@ -1,4 +1,4 @@
-//! JSON responses, which no cache may keep.
+//! JSON responses that no cache may store.
 
 use axum::{body::Body, response::Response};
 use http::{
@@ -6,17 +6,20 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
 
-/// A response of the type `application/json`; `body` is JSON already.
+/// Makes a JSON response from serialized JSON.
 pub(crate) fn text(status: StatusCode, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-/// A response with `body` in its JSON text.
+/// Makes a JSON response from a value.
 pub(crate) fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
     text(status, body.to_string())
 }
+
+/// Media type of JSON.
+pub(crate) const JSON: &str = "application/json";

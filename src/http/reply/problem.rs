@@ -1,6 +1,7 @@
-//! Problem details (RFC 9457): the form of errors of the administration API.
+//! Problem details (RFC 9457), the form of refusals of the administration API.
 //!
-//! Errors of MCP endpoints have another form. Not here: which failure gives which problem.
+//! Not here: refusals of MCP endpoints (`mcp_refusal`), and the choice of a problem for an error
+//! (`http::admin`).
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use serde_json::json;
 use super::json::answer;
 use crate::config::Mistake;
 
-/// An error of the administration API.
+/// A refusal of the administration API.
 #[derive(Debug)]
 pub(crate) struct Problem {
     status: StatusCode,
@@ -24,7 +25,7 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// A problem with one sentence.
+    /// Makes a problem with one sentence.
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self {
             status,
@@ -34,12 +35,12 @@ impl Problem {
         }
     }
 
-    /// Lists the mistakes of a document.
+    /// Adds the mistakes of a document.
     pub(crate) fn with_errors(self, errors: Vec<Mistake>) -> Self {
         Self { errors, ..self }
     }
 
-    /// Asks the client to try again after `delay`.
+    /// Adds a `Retry-After` of `delay`.
     pub(crate) fn with_retry(self, delay: Duration) -> Self {
         let retry = Some(delay);
         Self { retry, ..self }
@@ -68,5 +69,5 @@ impl IntoResponse for Problem {
     }
 }
 
-/// The media type of problem details.
+/// Media type of problem details.
 pub(crate) const PROBLEM: &str = "application/problem+json";

@@ -1,4 +1,4 @@
-//! `RateLimit` and `RateLimit-Policy` of a response (draft-ietf-httpapi-ratelimit-headers-10).
+//! `RateLimit` and `RateLimit-Policy` header fields (draft-ietf-httpapi-ratelimit-headers-10).
 //!
 //! Not here: counting and deciding (`hub::limits`).
 
@@ -10,14 +10,14 @@ use crate::{
     hub::limits::Left,
 };
 
-/// Tells whoever is about to be refused.
-pub(crate) fn tell(headers: &mut HeaderMap, left: Left) {
+/// Adds the fields that warn a caller whose quota is almost used up.
+pub(crate) fn add_warning(headers: &mut HeaderMap, left: Left) {
     let (policy, left) = fields(left.limit, left.bound.get(), left.left);
     headers.entry(RATE_LIMIT_POLICY).or_insert(policy);
     headers.entry(RATE_LIMIT).or_insert(left);
 }
 
-/// The two fields of a quota that is used up.
+/// Makes the two fields of a quota that is used up.
 pub(crate) fn used_up(quota: &Quota) -> [(HeaderName, HeaderValue); 2] {
     let (policy, left) = fields(quota.limit, quota.bound.get(), 0);
     [(RATE_LIMIT_POLICY, policy), (RATE_LIMIT, left)]
@@ -25,14 +25,14 @@ pub(crate) fn used_up(quota: &Quota) -> [(HeaderName, HeaderValue); 2] {
 
 fn fields(limit: Limit, bound: u64, left: u64) -> (HeaderValue, HeaderValue) {
     let name = limit.name();
-    // A window is of rates; what is counted at one time has none.
+    // Only rates have a window; concurrent uses have none.
     let (window, time) = if limit.is_rate() {
         (";w=1", ";t=1")
     } else {
         ("", "")
     };
     let field = |text: String| {
-        // Names are constants of ours and the rest digits.
+        // The text consists of constant names and digits, so the conversion cannot fail.
         HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("\"limit\""))
     };
     (

@@ -1,31 +1,31 @@
-//! The answer to a request that never reaches a route.
+//! Refusals of requests that never reach a route.
 //!
-//! Errors of MCP and JSON-RPC are not made here: `reply.rs` makes them.
+//! Not here: errors of MCP endpoints (`mcp_refusal`).
 
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header::CONTENT_LENGTH};
 
 use super::{json, problem::Problem};
 
-/// A status with one fixed sentence; fixed, so that nothing of ours or of another leaks into it.
+/// Makes a refusal with one sentence, a constant so that no internal detail leaks into it.
 pub(crate) fn refusal(status: StatusCode, message: &'static str) -> Response {
     let body = format!("{{\"error\":{{\"message\":\"{message}\"}}}}\n");
     let mut response = json::text(status, body);
-    response.extensions_mut().insert(Sentence(message));
+    response.extensions_mut().insert(RefusalText(message));
     response
 }
 
-/// A refusal in the words of the surface that `path` belongs to: the administration API knows one
-/// form of errors (RFC 9457), whoever makes them.
+/// Converts a refusal into the form of the surface that `path` belongs to: all errors of the
+/// administration API are problem details (RFC 9457).
 pub(crate) fn in_form_of(path: &str, refused: Response) -> Response {
-    let sentence = refused.extensions().get::<Sentence>();
-    let Some(Sentence(sentence)) = sentence.filter(|_| path.starts_with("/api/")) else {
+    let text = refused.extensions().get::<RefusalText>();
+    let Some(RefusalText(text)) = text.filter(|_| path.starts_with("/api/")) else {
         return refused;
     };
-    let mut response = Problem::new(refused.status(), *sentence).into_response();
+    let mut response = Problem::new(refused.status(), *text).into_response();
     let headers = response.headers_mut();
     for (name, value) in refused.headers() {
-        // The length is of the text that gives way.
+        // The old length does not fit the new body.
         if name != CONTENT_LENGTH && !headers.contains_key(name) {
             headers.append(name, value.clone());
         }
@@ -33,6 +33,6 @@ pub(crate) fn in_form_of(path: &str, refused: Response) -> Response {
     response
 }
 
-/// What a refusal says, for whoever says it in another form.
+/// Text of a refusal, kept with the response for its conversion into another form.
 #[derive(Clone, Copy)]
-struct Sentence(&'static str);
+struct RefusalText(&'static str);

@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
     edge::{App, Bounds, accept::serve_replicas},
-    peers::{NotSent, PLACES, Peers},
+    peers::{SendError, MAX_CONCURRENT, Peers},
 };
 
 struct Other {
@@ -74,7 +74,7 @@ impl Bench {
         &self,
         address: &Arc<str>,
         path: &str,
-    ) -> Result<http::Response<crate::http::peers::Answer>, NotSent> {
+    ) -> Result<http::Response<crate::http::peers::ResponseBody>, SendError> {
         let request = Request::builder().uri(format!("http://{address}{path}"));
         let request = request.body(Full::default()).unwrap();
         self.peers.send(address, request).await
@@ -113,7 +113,7 @@ async fn nobody_listens() {
     let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
     drop(listener);
     let asked = bench.get(&address, "/quick").await;
-    assert_eq!(asked.err(), Some(NotSent::Refused));
+    assert_eq!(asked.err(), Some(SendError::Refused));
     bench.ends().await;
 }
 
@@ -130,12 +130,12 @@ async fn what_a_draining_replica_never_took_may_be_sent_again() {
         let asked = bench.get(&other.address, "/quick").await;
         let why = asked.err();
         assert!(
-            matches!(why, None | Some(NotSent::NotTaken | NotSent::Refused)),
+            matches!(why, None | Some(SendError::NotTaken | SendError::Refused)),
             "{why:?}"
         );
     }
     // It was taken, and then its time was over.
-    assert_eq!(waiting.await.err(), Some(NotSent::Broken));
+    assert_eq!(waiting.await.err(), Some(SendError::Broken));
     bench.ends().await;
 }
 
@@ -146,7 +146,7 @@ async fn a_frozen_replica_is_noticed() {
     let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
     let began = Instant::now();
     let asked = bench.get(&address, "/quick").await;
-    assert_eq!(asked.err(), Some(NotSent::Silent));
+    assert_eq!(asked.err(), Some(SendError::Silent));
     let took = began.elapsed();
     assert!(
         took > Duration::from_secs(3) && took < Duration::from_secs(6),
@@ -202,14 +202,14 @@ async fn a_slow_reader_stops_nobody_else() {
 async fn what_is_too_much_is_refused_at_once() {
     let (bench, other) = (bench(), other(Duration::ZERO).await);
     // Full of requests that are never answered: one poll of each sends it.
-    let all: Vec<_> = (0..PLACES)
+    let all: Vec<_> = (0..MAX_CONCURRENT)
         .map(|_| Box::pin(bench.get(&other.address, "/never")))
         .collect();
     let all = futures_util::future::join_all(all);
     tokio::pin!(all);
     assert!(timeout(Duration::from_secs(2), &mut all).await.is_err());
     let asked = bench.get(&other.address, "/quick").await;
-    assert_eq!(asked.err(), Some(NotSent::Full));
+    assert_eq!(asked.err(), Some(SendError::Full));
     bench.ends().await;
 }
 

@@ -16,8 +16,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::http::{
     Front, Health,
     edge::{Allowed, App, Bounds, Gate, accept},
-    peers::{Asked, Cluster, Hop, HopKeys, Peers},
-    reply::Retry,
+    peers::{SignedRequest, Cluster, Hop, HopKeys, Peers},
+    reply::RetryDelay,
     routes,
 };
 use crate::{
@@ -271,7 +271,7 @@ fn front(
         snapshot,
         config: Arc::clone(&shared.config),
         metrics: Arc::clone(metrics),
-        retry: Retry::new(Duration::from_secs(1), random),
+        retry: RetryDelay::new(Duration::from_secs(1), random),
         cluster: Some(Arc::new(cluster)),
     }
 }
@@ -551,7 +551,7 @@ async fn nobody_but_a_replica_is_heard_on_the_cluster_listener() {
             is_tls: false,
             trace: String::new(),
         };
-        let asked = Asked {
+        let asked = SignedRequest {
             method: &Method::POST,
             target: PATH,
             length: 2,

@@ -1,20 +1,23 @@
-//! What the client reads when something went wrong: the one place where an [`Error`]
-//! becomes a status and a JSON-RPC code (CONTRACT section 3).
+//! Refusals of MCP endpoints: the only place that turns an [`Error`] into a status and a JSON-RPC
+//! code.
+//!
+//! `docs/contract.md` lists the promised codes.
 
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
+use bytes::BytesMut;
 use http::{HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use super::{header_name::HOP, json, rate_limit};
 use crate::{
     error::{Error, Quota},
-    protocol::Refusal,
+    protocol::{Refusal, jsonrpc::push_error},
 };
 
-/// An answer that is not a success; the texts are fixed, so that nothing leaks into them.
+/// A refusal. All texts are constants, so that no internal detail leaks into them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct McpRefusal {
     status: StatusCode,
     code: i32,
     message: &'static str,
@@ -22,8 +25,8 @@ pub(crate) struct Failure {
     fields: Vec<(HeaderName, HeaderValue)>,
 }
 
-impl Failure {
-    /// A refusal by the HTTP rules of the endpoint (CONTRACT C11).
+impl McpRefusal {
+    /// Makes a refusal by the HTTP rules of the endpoint.
     pub(crate) const fn http(status: StatusCode, message: &'static str) -> Self {
         Self {
             status,
@@ -34,7 +37,8 @@ impl Failure {
         }
     }
 
-    /// A replica that forwarded the request may send it to another one; a client has to come again.
+    /// Makes the refusal of a session that is about to change its owner. A replica that forwarded
+    /// the request may forward it to another one; a client retries.
     fn moved() -> Self {
         let what = "the session is about to be another replica's";
         let retry = Duration::from_secs(1);
@@ -42,20 +46,20 @@ impl Failure {
         busy.with(HOP, HeaderValue::from_static("refused"))
     }
 
-    /// Its status and text, for an answer of another form.
+    /// Returns the status and the text, for a response in another form.
     pub(crate) fn parts(&self) -> (StatusCode, &'static str) {
         (self.status, self.message)
     }
 
-    /// The same with a further header field.
+    /// Adds a header field.
     pub(crate) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.fields.push((name, value));
         self
     }
 }
 
-impl From<Error> for Failure {
-    /// The status table. When you add an error, decide here whose fault it is.
+impl From<Error> for McpRefusal {
+    /// Table of statuses. When you add an error, decide here whose fault it is.
     fn from(error: Error) -> Self {
         let (status, code, message, retry) = match error {
             Error::NoSession => (StatusCode::NOT_FOUND, -32600, "no such session", None),
@@ -69,7 +73,7 @@ impl From<Error> for Failure {
                 "the events behind that id are gone",
                 None,
             ),
-            // Its front adds the challenge, which names the resource.
+            // Admission adds the challenge, which names the resource.
             Error::Scopes(_) => (
                 StatusCode::FORBIDDEN,
                 -32600,
@@ -111,8 +115,8 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<Quota> for Failure {
-    /// CONTRACT C13, with the fields of draft-ietf-httpapi-ratelimit-headers-10.
+impl From<Quota> for McpRefusal {
+    /// Adds the header fields of draft-ietf-httpapi-ratelimit-headers-10.
     fn from(quota: Quota) -> Self {
         Self {
             status: StatusCode::TOO_MANY_REQUESTS,
@@ -124,7 +128,7 @@ impl From<Quota> for Failure {
     }
 }
 
-impl From<Refusal> for Failure {
+impl From<Refusal> for McpRefusal {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::NotJson(why) => Error::NotJson(why).into(),
@@ -133,7 +137,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for McpRefusal {
     fn into_response(self) -> Response {
         let Self {
             status,
@@ -142,13 +146,12 @@ impl IntoResponse for Failure {
             retry,
             fields,
         } = self;
-        let error = serde_json::json!({
-            "jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message},
-        });
-        let mut response = json::answer(status, &error);
+        let mut error = BytesMut::new();
+        push_error(b"null", code, message, None, &mut error);
+        let mut response = json::text(status, error.freeze());
         let headers = response.headers_mut();
         if let Some(retry) = retry {
-            // Rounded up: whoever comes back at that time must not be early.
+            // Rounded up, so that a client that retries at that time is not early.
             let seconds = retry.as_millis().div_ceil(1000).max(1);
             let seconds = u64::try_from(seconds).unwrap_or(u64::MAX);
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -162,7 +165,7 @@ impl IntoResponse for Failure {
 mod tests {
     use std::num::NonZeroU64;
 
-    use super::super::failure::*;
+    use super::super::mcp_refusal::*;
     use crate::error::Limit;
 
     #[test]
@@ -197,7 +200,7 @@ mod tests {
         .map(|error| {
             let name = format!("{error:?}");
             let name = name.split(['(', ' ']).next().unwrap_or_default().to_owned();
-            let Failure {
+            let McpRefusal {
                 status,
                 code,
                 message,

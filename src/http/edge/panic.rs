@@ -16,10 +16,7 @@ use crate::http::reply::refusal::refusal;
 /// Passes a request to its route and turns a panic into a response.
 pub(super) async fn route(routes: Router, request: Request) -> Response {
     let response = AssertUnwindSafe(call(routes, request));
-    response
-        .catch_unwind()
-        .await
-        .unwrap_or_else(panic_response)
+    response.catch_unwind().await.unwrap_or_else(panic_response)
 }
 
 /// Passes a request to its route.

@@ -112,7 +112,12 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
         let messages = Messages::parse(body)?;
         let pending = front
             .hub
-            .deliver(&admitted.access, (Transport::Sse2024, id), messages, Form::Sse)
+            .deliver(
+                &admitted.access,
+                (Transport::Sse2024, id),
+                messages,
+                Form::Sse,
+            )
             .await
             .map_err(|error| admitted.refusal(&front, error))?;
         match pending.answer().await {

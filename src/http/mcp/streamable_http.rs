@@ -163,7 +163,11 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn listen(front: &Front, access: &Access, headers: &HeaderMap) -> Result<Response, McpRefusal> {
+async fn listen(
+    front: &Front,
+    access: &Access,
+    headers: &HeaderMap,
+) -> Result<Response, McpRefusal> {
     if !headers::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";
         return Err(McpRefusal::http(StatusCode::NOT_ACCEPTABLE, text));

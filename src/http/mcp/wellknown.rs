@@ -41,7 +41,8 @@ pub(crate) fn issuer(config: &Config, tenant: &Tenant) -> Option<String> {
 
 /// GET: returns the metadata of the resource whose path follows.
 pub(crate) async fn protected_resource(State(front): State<Arc<Front>>, uri: Uri) -> Response {
-    document(&front, uri.path()).unwrap_or_else(|| McpRefusal::from(Error::NoServer).into_response())
+    document(&front, uri.path())
+        .unwrap_or_else(|| McpRefusal::from(Error::NoServer).into_response())
 }
 
 fn document(front: &Front, path: &str) -> Option<Response> {

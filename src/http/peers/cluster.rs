@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     connections::Peers,
-    hop::{SignedRequest, Hop, HopKeys, InvalidHop},
+    hop::{Hop, HopKeys, InvalidHop, SignedRequest},
 };
 use crate::{base::Clock, http::reply::header_name::HOP, state::Replica};
 

@@ -274,7 +274,9 @@ impl Pool {
     }
 
     async fn open(&self, address: &str) -> Result<Sender, ConnectError> {
-        let stream = TcpStream::connect(address).await.map_err(ConnectError::Socket)?;
+        let stream = TcpStream::connect(address)
+            .await
+            .map_err(ConnectError::Socket)?;
         let set = stream.set_nodelay(true);
         set.map_err(ConnectError::Socket)?;
         let tracked = Tracked(self.tracker.clone());

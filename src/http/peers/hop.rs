@@ -127,8 +127,8 @@ impl HopKeys {
 fn encode(hop: &Hop, length: u64, expires: i64) -> String {
     let is_plain_byte = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     let is_plain = |text: &str| text.len() <= FIELD_MAX && text.bytes().all(is_plain_byte);
-    let [target, sender, trace] = [&*hop.target, &*hop.sender, &hop.trace]
-        .map(|text| if is_plain(text) { text } else { "" });
+    let [target, sender, trace] =
+        [&*hop.target, &*hop.sender, &hop.trace].map(|text| if is_plain(text) { text } else { "" });
     let mut fields = String::with_capacity(HEADER);
     // Writing to a string cannot fail.
     let _ = write!(fields, "{VERSION};{target};{sender};{length};");

@@ -13,5 +13,5 @@ pub(crate) mod hop;
 pub(crate) use self::cluster::{Cluster, mark_refused};
 #[cfg(test)]
 pub(crate) use self::connections::MAX_CONCURRENT;
-pub(crate) use self::connections::{ResponseBody, BrokenResponse, SendError, Peers};
-pub(crate) use self::hop::{SignedRequest, Hop, HopKeys};
+pub(crate) use self::connections::{BrokenResponse, Peers, ResponseBody, SendError};
+pub(crate) use self::hop::{Hop, HopKeys, SignedRequest};

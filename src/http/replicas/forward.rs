@@ -23,7 +23,7 @@ use super::{
 };
 use crate::http::{
     admission::{Admitted, Front, body, headers},
-    peers::{ResponseBody, BrokenResponse, Hop, SendError},
+    peers::{BrokenResponse, Hop, ResponseBody, SendError},
     reply::{McpRefusal, event_stream, json},
 };
 use crate::{

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::http::{
     admission::headers,
-    peers::{ResponseBody, BrokenResponse, SendError},
+    peers::{BrokenResponse, ResponseBody, SendError},
     reply::{
         McpRefusal, StreamOptions,
         event_stream::{self, EVENT_STREAM},
@@ -309,7 +309,10 @@ impl Relay {
 
 impl Forwarding {
     /// Turns the owner's response into one of this replica.
-    pub(super) async fn relay(&self, answer: http::Response<ResponseBody>) -> Result<Response, BrokenResponse> {
+    pub(super) async fn relay(
+        &self,
+        answer: http::Response<ResponseBody>,
+    ) -> Result<Response, BrokenResponse> {
         let (head, answer) = answer.into_parts();
         let mut headers = head.headers;
         strip_hop_by_hop(&mut headers);

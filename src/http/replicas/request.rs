@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::http::{
     admission::Front,
-    peers::{ResponseBody, Cluster, Hop, SendError, SignedRequest, mark_refused},
+    peers::{Cluster, Hop, ResponseBody, SendError, SignedRequest, mark_refused},
     reply::{
         McpRefusal,
         event_stream::EVENT_STREAM,
@@ -209,7 +209,13 @@ impl ForwardedRequest {
         let line = |message: &Message| {
             let id = message.id().filter(|_| message.kind() == Kind::Request)?;
             let mut line = BytesMut::new();
-            push_error(id, OWNER_LOST, OWNER_LOST_TEXT, Some(OWNER_LOST_DATA), &mut line);
+            push_error(
+                id,
+                OWNER_LOST,
+                OWNER_LOST_TEXT,
+                Some(OWNER_LOST_DATA),
+                &mut line,
+            );
             Some(line.freeze())
         };
         match Messages::parse(self.body.clone()) {

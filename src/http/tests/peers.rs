@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
     edge::{App, Bounds, accept::serve_replicas},
-    peers::{SendError, MAX_CONCURRENT, Peers},
+    peers::{MAX_CONCURRENT, Peers, SendError},
 };
 
 struct Other {

@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::http::{
     Front, Health,
     edge::{Allowed, App, Bounds, Gate, accept},
-    peers::{SignedRequest, Cluster, Hop, HopKeys, Peers},
+    peers::{Cluster, Hop, HopKeys, Peers, SignedRequest},
     reply::RetryDelay,
     routes,
 };

@@ -1,4 +1,4 @@
-//! Commands of the program, and the dispatch of a command line to its command.
+//! Commands of the program, and their dispatch.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use super::{
     serve::{RunArgs, ServeArgs, process},
 };
 
-/// Puts stdio MCP servers on the network.
+/// A gateway that puts stdio MCP servers on the network
 #[derive(Parser)]
 #[command(name = "lockgate", version, about)]
 struct Cli {
@@ -23,43 +23,44 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve one stdio server on loopback, without configuration; the demo without COMMAND
+    /// Serve one stdio server on loopback, without configuration; without COMMAND, a demo server
     Run(RunArgs),
-    /// Serve what configuration and manifest say
+    /// Serve the tenants and servers of a manifest or a database
     Serve(ServeArgs),
-    /// Report every mistake in configuration and manifest, and what this kernel offers
+    /// Report every mistake in configuration and manifest, and the sandboxing features of this
+    /// machine
     Check(check::CheckArgs),
-    /// Bring the schema of the store up to date
-    Migrate(database::StoreArgs),
-    /// Copy the SQLite store into a new file
+    /// Update the database schema
+    Migrate(database::DatabaseArgs),
+    /// Copy the SQLite database into a new file
     Backup(database::CopyArgs),
-    /// Put a copy of the SQLite store in its place
+    /// Replace the SQLite database by a copy
     Restore(database::CopyArgs),
-    /// Make what a gateway has declared what a manifest says, and show the difference
+    /// Change a gateway's tenants and servers to those of a manifest, and show the changes
     Apply(ApplyArgs),
     /// Tenants of a gateway
     Tenant(TenantArgs),
     /// Servers of a tenant, and their children
     Server(ServerArgs),
-    /// People who log in at a tenant with a password
+    /// Users who log in at a tenant with a password
     User(ObjectArgs<Users>),
-    /// Clients of a tenant that need not register
+    /// OAuth clients of a tenant that need no registration
     Client(ObjectArgs<Clients>),
-    /// Identity providers at which people of a tenant log in
+    /// Identity providers where users of a tenant log in
     Provider(ObjectArgs<Providers>),
     /// Sessions of a tenant
     Session(SessionArgs),
-    /// Who changed what
+    /// The audit trail
     Audit(AuditArgs),
     /// Print the description of the administration API (openapi.json)
     Openapi {
-        /// As a page for people
+        /// Print it as Markdown
         #[arg(long)]
         markdown: bool,
     },
     /// Print the JSON schema of manifests
     Schema,
-    /// Turn an mcp.json into a manifest on stdout
+    /// Convert an mcp.json into a manifest on stdout
     Import(import::ImportArgs),
     /// API keys, and the master key
     #[command(subcommand)]
@@ -71,21 +72,21 @@ enum Command {
 
 #[derive(Subcommand)]
 enum KeyCommand {
-    /// Print a new API key, and its hash for a manifest; asks nobody
+    /// Print a new API key and its hash for a manifest, without a gateway
     New,
-    /// Replace the master key, and seal every secret of the store anew
-    Rotate(database::StoreArgs),
+    /// Replace the master key, and seal every stored secret again
+    Rotate(database::DatabaseArgs),
     #[command(flatten)]
     Remote(remote::KeyCommand),
 }
 
 /// Runs the command line of this process.
 ///
-/// Exit codes: 0 for success, also after a signal; 1 for a failure; 2 for a mistake in usage,
+/// Exit codes: 0 after success or a signal; 1 after an error; 2 after a mistake in usage,
 /// configuration or manifest.
 #[must_use]
 pub fn main() -> ExitCode {
-    // Fails only if a provider is installed already.
+    // Fails only if a provider is installed already, which is fine.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match Cli::parse().command {
         Command::Run(args) => process::run(args),

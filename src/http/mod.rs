@@ -13,12 +13,12 @@
 //! * `reply`: responses
 
 pub(crate) mod admin;
-mod admission;
+pub(crate) mod admission;
 pub(crate) mod edge;
 mod mcp;
 pub(crate) mod ops;
 pub(crate) mod peers;
-mod replicas;
+pub(crate) mod replicas;
 pub(crate) mod reply;
 pub(crate) mod routes;
 #[cfg(test)]

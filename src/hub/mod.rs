@@ -15,7 +15,7 @@ pub(crate) mod limits;
 mod listing;
 pub(crate) mod ownership;
 mod requests;
-mod session;
+pub(crate) mod session;
 pub(crate) mod stream;
 mod takeover;
 #[cfg(test)]

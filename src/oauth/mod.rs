@@ -14,13 +14,13 @@
 //! * `routes`: every endpoint, on one page.
 
 mod base;
-mod browser;
+pub(crate) mod browser;
 mod clients;
 mod discovery;
 mod providers;
 mod registration;
 mod routes;
 mod server;
-mod tokens;
+pub(crate) mod tokens;
 
 pub(crate) use self::server::Oauth;

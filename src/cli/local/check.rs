@@ -1,6 +1,6 @@
 //! `lockgate check`: every mistake, or a summary of the gateway and of this machine.
 //!
-//! Not here: the checks themselves (`config`, `declare`).
+//! Not here: the checks themselves (`config`, `manifest`).
 
 use std::{
     path::{Path, PathBuf},
@@ -36,7 +36,7 @@ pub(crate) struct CheckArgs {
     set: Vec<String>,
 }
 
-/// Reports on stderr or stdout; the manifest without a flag is that of `LOCKGATE_APPLY`.
+/// Prints the report. Without a flag, the manifest is that of `LOCKGATE_APPLY`.
 pub(crate) fn check(args: CheckArgs) -> ExitCode {
     let sources = Sources {
         file: args.config,
@@ -64,14 +64,14 @@ fn report(
     apply: Option<&Path>,
     kernel: &Kernel,
 ) -> Result<String, Vec<Mistake>> {
-    let named = sources
+    let default_manifest = sources
         .env
         .get("LOCKGATE_APPLY")
         .filter(|path| !path.is_empty())
         .map(Path::new);
     let config = Config::load(sources).map_err(|error| error.mistakes);
     let manifest = apply
-        .or(named)
+        .or(default_manifest)
         .map(|file| objects::load(file, &sources.env).map(|read| read.manifest))
         .transpose();
     match (config, manifest) {
@@ -129,7 +129,7 @@ fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> Strin
             format!("{tenant}/{name}: prepared once: {}", recipe.subject())
         });
         let lines = std::iter::once(served).chain(prepared);
-        lines.chain(walls(server, offer))
+        lines.chain(sandbox_lines(server, offer))
     }));
     if let Some((tenant, server)) = &config.default {
         lines.push(format!(
@@ -157,7 +157,7 @@ fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> Strin
     lines.join("\n") + "\n"
 }
 
-/// Summary of this machine, and of the means that children get.
+/// Describes this machine, and the sandboxing that children get.
 fn machine(kernel: &Kernel, offer: &Offer) -> String {
     let offered = |is_offered| if is_offered { "yes" } else { "no" };
     let landlock = match kernel.landlock {
@@ -209,15 +209,15 @@ fn machine(kernel: &Kernel, offer: &Offer) -> String {
         + "\n"
 }
 
-/// Summary of the walls around the children of one server.
-fn walls(server: &Server, offer: &Offer) -> Vec<String> {
+/// Describes the sandbox of one server's children.
+fn sandbox_lines(server: &Server, offer: &Offer) -> Vec<String> {
     let name = format!("{}/{}", server.tenant, server.name);
-    let asked = &server.launch.confinement;
-    let profile = match asked.profile {
+    let wanted = &server.launch.confinement;
+    let profile = match wanted.profile {
         Profile::Standard => "standard",
         Profile::Open => "open",
     };
-    let tcp = match &asked.tcp {
+    let tcp = match &wanted.tcp {
         Tcp::Any => "any TCP".to_owned(),
         Tcp::Off => "no TCP".to_owned(),
         Tcp::Ports(ports) => format!("TCP ports {ports:?}"),

@@ -1,6 +1,6 @@
 //! Commands on the database: `migrate`, `backup`, `restore` and `key rotate`.
 //!
-//! Not here: the database of a gateway that serves (`serve/database`).
+//! Not here: the database of a serving gateway (`serve/database`).
 
 use std::{
     fs::{self, File},
@@ -20,9 +20,9 @@ use crate::{
     database::{self, Database, Judge, Location, Opening, pool::sql::inspect},
 };
 
-/// Where the store is.
+/// The database that a command works on.
 #[derive(Args)]
-pub(crate) struct StoreArgs {
+pub(crate) struct DatabaseArgs {
     /// Configuration file
     #[arg(long, value_name = "F")]
     config: Option<PathBuf>,
@@ -34,19 +34,19 @@ pub(crate) struct StoreArgs {
 /// `lockgate backup` and `restore`
 #[derive(Args)]
 pub(crate) struct CopyArgs {
-    /// The copy
+    /// The copy of the database
     #[arg(value_name = "F")]
     file: PathBuf,
     #[command(flatten)]
-    store: StoreArgs,
+    database: DatabaseArgs,
 }
 
 /// `lockgate migrate`
-pub(crate) fn migrate(args: StoreArgs) -> ExitCode {
-    done(args, async |config: &Config| {
-        let store = Database::open(opening(config)).await?;
-        let version = store.objects().version().await?;
-        store.close().await;
+pub(crate) fn migrate(args: DatabaseArgs) -> ExitCode {
+    run(args, async |config: &Config| {
+        let database = Database::open(opening(config)).await?;
+        let version = database.objects().version().await?;
+        database.close().await;
         Ok(format!(
             "the schema is up to date; changes so far: {version}"
         ))
@@ -54,11 +54,11 @@ pub(crate) fn migrate(args: StoreArgs) -> ExitCode {
 }
 
 /// `lockgate key rotate`
-pub(crate) fn rotate(args: StoreArgs) -> ExitCode {
-    done(args, async |config: &Config| {
-        let store = Database::open(opening(config)).await?;
-        let id = store.rotate().await?;
-        store.close().await;
+pub(crate) fn rotate(args: DatabaseArgs) -> ExitCode {
+    run(args, async |config: &Config| {
+        let database = Database::open(opening(config)).await?;
+        let id = database.rotate().await?;
+        database.close().await;
         Ok(format!(
             "everything is sealed under the master key {id}, and no other is needed"
         ))
@@ -68,14 +68,14 @@ pub(crate) fn rotate(args: StoreArgs) -> ExitCode {
 /// `lockgate backup F`
 pub(crate) fn backup(args: CopyArgs) -> ExitCode {
     let target = args.file;
-    done(args.store, async |config: &Config| {
-        of_file(config)?;
-        let store = Database::open(opening(config)).await?;
+    run(args.database, async |config: &Config| {
+        sqlite_file(config)?;
+        let database = Database::open(opening(config)).await?;
         let at = |error: &io::Error| wrong(&target, format!("cannot be made: {error}"), NEW_FILE);
-        // SQLite fills an empty file; created here with access for its owner only.
+        // SQLite fills the empty file, which only its owner can read.
         private_file::create_new(&target).map_err(|error| at(&error))?;
-        let copied = store.copy_to(&target).await;
-        store.close().await;
+        let copied = database.copy_to(&target).await;
+        database.close().await;
         if copied.is_err() {
             let _ = fs::remove_file(&target);
         }
@@ -97,8 +97,8 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
 /// `lockgate restore F`
 pub(crate) fn restore(args: CopyArgs) -> ExitCode {
     let copy = args.file;
-    done(args.store, async |config: &Config| {
-        let file = of_file(config)?;
+    run(args.database, async |config: &Config| {
+        let file = sqlite_file(config)?;
         fs::create_dir_all(&config.data_dir)
             .map_err(|error| wrong(&config.data_dir, error.to_string(), "make it writable"))?;
         let lock = lock_file(&config.data_dir)
@@ -110,17 +110,18 @@ pub(crate) fn restore(args: CopyArgs) -> ExitCode {
         inspect(&copy)
             .await
             .map_err(|error| wrong(&copy, error.to_string(), "name a file that backup made"))?;
-        let put = put_back(&copy, &file);
-        put.map_err(|error| wrong(&file, format!("cannot be written: {error}"), "make room"))?;
+        let replaced = replace_file(&copy, &file);
+        replaced
+            .map_err(|error| wrong(&file, format!("cannot be written: {error}"), "make room"))?;
         // Reports a missing master key now rather than at the next start of a gateway.
-        let store = Database::open(opening(config)).await?;
-        store.close().await;
+        let database = Database::open(opening(config)).await?;
+        database.close().await;
         Ok(format!("{} is as {} was", file.display(), copy.display()))
     })
 }
 
 /// Replaces the database file by a copy, atomically.
-fn put_back(copy: &Path, file: &Path) -> io::Result<()> {
+fn replace_file(copy: &Path, file: &Path) -> io::Result<()> {
     let new = file.with_extension("db.new");
     let beside = |end: &str| PathBuf::from(format!("{}{end}", file.display()));
     let remove = |path: &Path| match fs::remove_file(path) {
@@ -144,7 +145,7 @@ fn opening(config: &Config) -> Opening {
     Opening::of(config, judge, Clock::system())
 }
 
-fn of_file(config: &Config) -> Result<PathBuf, database::Error> {
+fn sqlite_file(config: &Config) -> Result<PathBuf, database::Error> {
     match Location::of(config) {
         Location::File(file) => Ok(file),
         Location::Url(_) => {
@@ -163,8 +164,8 @@ fn wrong(path: &Path, what: String, remedy: &str) -> database::Error {
 }
 
 /// Runs a command on the database that the configuration names, and prints its result.
-fn done(
-    args: StoreArgs,
+fn run(
+    args: DatabaseArgs,
     act: impl AsyncFnOnce(&Config) -> Result<String, database::Error>,
 ) -> ExitCode {
     let sources = Sources {
@@ -180,21 +181,21 @@ fn done(
             return ExitCode::from(2);
         }
     };
-    let done = match wait(act(&config)) {
-        Ok(done) => done,
+    let result = match wait(act(&config)) {
+        Ok(result) => result,
         Err(code) => return code,
     };
-    match done {
-        Ok(said) => {
-            println!("{said}");
+    match result {
+        Ok(message) => {
+            println!("{message}");
             ExitCode::SUCCESS
         }
-        Err(failure @ database::Error::Invalid(_)) => {
-            eprintln!("{failure}");
+        Err(error @ database::Error::Invalid(_)) => {
+            eprintln!("{error}");
             ExitCode::from(2)
         }
-        Err(failure) => {
-            eprintln!("lockgate: {failure}");
+        Err(error) => {
+            eprintln!("lockgate: {error}");
             ExitCode::FAILURE
         }
     }

@@ -1,5 +1,6 @@
-//! The demo server: a small stdio MCP server, started like any other child, so that
-//! `lockgate run` without a command shows everything at work.
+//! The demo server: a small stdio MCP server, started like any other child.
+//!
+//! It lets `lockgate run` show every feature without a command.
 
 use std::{
     collections::HashMap,
@@ -16,16 +17,16 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// Waiting requests of the demo to its client, by id.
+/// Pending requests of the demo to its client, by id.
 #[expect(
     clippy::disallowed_types,
     reason = "plain threads; nothing here is async"
 )]
-type Answers = Arc<std::sync::Mutex<HashMap<u64, mpsc::Sender<Value>>>>;
+type PendingRequests = Arc<std::sync::Mutex<HashMap<u64, mpsc::Sender<Value>>>>;
 
 /// Serves stdin and stdout until stdin ends.
 pub(crate) fn run() -> ExitCode {
-    let answers = Answers::default();
+    let answers = PendingRequests::default();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         let Ok(message) = serde_json::from_str::<Value>(&line) else {
@@ -34,32 +35,32 @@ pub(crate) fn run() -> ExitCode {
         if message.get("method").is_some() {
             request(message, &answers);
         } else if let Some(id) = message["id"].as_u64() {
-            let asked = answers
+            let pending = answers
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .remove(&id);
-            if let Some(asked) = asked {
-                // The call that asked may have ended.
-                let _ = asked.send(message);
+            if let Some(pending) = pending {
+                // The tool call behind the request may have ended.
+                let _ = pending.send(message);
             }
         }
     }
     ExitCode::SUCCESS
 }
 
-fn request(message: Value, answers: &Answers) {
+fn request(message: Value, answers: &PendingRequests) {
     let id = message["id"].clone();
     if id.is_null() {
         return;
     }
     let result = match message["method"].as_str().unwrap_or_default() {
         "initialize" => {
-            let asked = message["params"]["protocolVersion"]
+            let requested = message["params"]["protocolVersion"]
                 .as_str()
                 .unwrap_or_default();
             let known = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
-            let revision = if known.contains(&asked) {
-                asked
+            let revision = if known.contains(&requested) {
+                requested
             } else {
                 "2025-11-25"
             };
@@ -86,7 +87,7 @@ fn request(message: Value, answers: &Answers) {
 }
 
 fn respond(id: &Value, outcome: Result<Value, (i32, &str)>) {
-    say(&match outcome {
+    send(&match outcome {
         Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
         Err((code, text)) => {
             json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}})
@@ -94,9 +95,9 @@ fn respond(id: &Value, outcome: Result<Value, (i32, &str)>) {
     });
 }
 
-fn say(message: &Value) {
+fn send(message: &Value) {
     let mut out = std::io::stdout().lock();
-    // Without a client this process ends at the end of its stdin.
+    // Without a client this process ends, as its stdin ends too.
     let _ = writeln!(out, "{message}").and_then(|()| out.flush());
 }
 
@@ -111,11 +112,11 @@ fn tools() -> Value {
     ]})
 }
 
-fn call(params: &Value, answers: &Answers) -> Result<Value, (i32, &'static str)> {
+fn call(params: &Value, answers: &PendingRequests) -> Result<Value, (i32, &'static str)> {
     let arguments = &params["arguments"];
     match params["name"].as_str().unwrap_or_default() {
         "echo" => match arguments["text"].as_str() {
-            Some(said) => Ok(text(said)),
+            Some(input) => Ok(text(input)),
             None => Err((-32602, "echo needs text")),
         },
         "slow" => {
@@ -124,7 +125,7 @@ fn call(params: &Value, answers: &Answers) -> Result<Value, (i32, &'static str)>
             for step in 1..=steps {
                 thread::sleep(Duration::from_millis(250));
                 if !token.is_null() {
-                    say(
+                    send(
                         &json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {
                         "progressToken": token, "progress": step, "total": steps}}),
                     );
@@ -137,7 +138,7 @@ fn call(params: &Value, answers: &Answers) -> Result<Value, (i32, &'static str)>
     }
 }
 
-fn greet(answers: &Answers) -> Value {
+fn greet(answers: &PendingRequests) -> Value {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     let (answered, answer) = mpsc::channel();
@@ -145,7 +146,7 @@ fn greet(answers: &Answers) -> Value {
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .insert(id, answered);
-    say(
+    send(
         &json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": {
         "message": "What is your name?",
         "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}}),

@@ -1,6 +1,6 @@
 //! `lockgate import`: conversion of a desktop client's `mcp.json` into a manifest.
 //!
-//! Every dropped or changed part is noted on stderr.
+//! Every dropped or changed part is reported on stderr.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +27,7 @@ use crate::{
 pub(crate) struct ImportArgs {
     /// mcp.json, claude_desktop_config.json or VS Code's mcp.json
     file: PathBuf,
-    /// The tenant that gets the servers
+    /// The tenant of the servers
     #[arg(long, value_name = "T")]
     tenant: String,
 }
@@ -42,7 +42,8 @@ pub(crate) fn import(args: &ImportArgs) -> ExitCode {
     )
 }
 
-/// Writes the manifest for `tenant` to `out`, and changed or dropped parts to `notes`.
+/// Writes the manifest for `tenant` to `out`, and a note on each changed or dropped part to
+/// `notes`.
 fn convert_file(file: &Path, tenant: &str, out: &mut dyn Write, notes: &mut dyn Write) -> ExitCode {
     let (manifest, lines, code) = match read(file, tenant) {
         Ok((manifest, lines)) => (manifest, lines, 0),
@@ -52,11 +53,11 @@ fn convert_file(file: &Path, tenant: &str, out: &mut dyn Write, notes: &mut dyn 
             USAGE,
         ),
     };
-    let told = lines.iter().try_for_each(|line| writeln!(notes, "{line}"));
+    let noted = lines.iter().try_for_each(|line| writeln!(notes, "{line}"));
     let written = out
         .write_all(manifest.as_bytes())
         .and_then(|()| out.flush());
-    ExitCode::from(if told.and(written).is_ok() { code } else { 1 })
+    ExitCode::from(if noted.and(written).is_ok() { code } else { 1 })
 }
 
 fn read(file: &Path, tenant: &str) -> Result<(String, Vec<String>), Vec<Mistake>> {
@@ -110,7 +111,7 @@ fn convert(file: &str, text: &str, tenant: &str) -> Result<(String, Vec<String>)
     Ok((format!("{head}{servers}{body}"), import.notes))
 }
 
-/// Notes and taken names of a conversion.
+/// The notes of a conversion, and the names that are taken.
 #[derive(Default)]
 struct Import {
     notes: Vec<String>,
@@ -205,7 +206,7 @@ impl Import {
         String::new()
     }
 
-    /// A name that a URL can hold and that no other server has.
+    /// Returns a unique name that is valid in a URL.
     fn server_name(&mut self, original: &str, node: &Node) -> String {
         let letter = |c: char| {
             if c.is_ascii_alphanumeric() {
@@ -239,7 +240,7 @@ impl Import {
         name
     }
 
-    /// Converts variables of other programs to `${env:NAME}`, and every other `$` to `$$`.
+    /// Converts variables of other clients' syntaxes to `${env:NAME}`, and escapes every other `$`.
     fn variables(&mut self, text: &str, node: &Node, server: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
@@ -302,7 +303,7 @@ fn member<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
         .map(|(_, member)| member)
 }
 
-/// A text, or a scalar that clients convert into one.
+/// A text, or a scalar that clients convert into text.
 fn plain(node: &Node) -> Option<String> {
     match &node.value {
         Value::Text(text) => Some(text.clone()),
@@ -317,7 +318,7 @@ fn is_variable(text: &str) -> bool {
     text.starts_with(starts) && text.chars().all(|c| starts(c) || c.is_ascii_digit())
 }
 
-/// Name of a variable for the id of an input: `api-key` becomes `API_KEY`.
+/// The variable name for the id of an input: `api-key` becomes `API_KEY`.
 fn variable_name(id: &str) -> String {
     let letter = |c: char| {
         if c.is_ascii_alphanumeric() {

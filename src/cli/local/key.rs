@@ -6,7 +6,7 @@ use aws_lc_rs::rand::SystemRandom;
 
 use crate::auth::api_key;
 
-/// Prints a new key, which cannot be shown again, and its hash for a manifest.
+/// Prints a new key and its hash for a manifest. The key cannot be shown again.
 pub(crate) fn new(out: &mut impl Write) -> ExitCode {
     let Ok(key) = api_key::generate(&SystemRandom::new()) else {
         eprintln!("lockgate: no randomness");

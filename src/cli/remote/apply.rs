@@ -1,6 +1,6 @@
 //! `lockgate apply`: replaces the declared objects of a gateway by those of a manifest.
 //!
-//! The command reads the manifest: `${env:…}` and `${file:…}` are those of the caller.
+//! The command reads the manifest, so `${env:…}` and `${file:…}` refer to the caller's machine.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -9,7 +9,7 @@ use reqwest::Method;
 use serde_json::Value as Json;
 
 use super::{
-    client::{Ask, Client, Connection, run},
+    client::{Client, Connection, RequestOptions, run},
     document::text_of,
     table::{plain, pretty},
 };
@@ -18,13 +18,13 @@ use crate::{config::gateway::environment, manifest::objects};
 /// The command line of `lockgate apply`.
 #[derive(Args)]
 pub(crate) struct ApplyArgs {
-    /// The manifest; - reads YAML or JSON from stdin
+    /// Manifest; - reads YAML or JSON from stdin
     #[arg(short = 'f', long = "file", value_name = "F")]
     file: PathBuf,
-    /// Only show what would change
+    /// Only show the changes
     #[arg(long)]
     dry_run: bool,
-    /// Remove what is stored and not in the manifest
+    /// Remove stored objects that are not in the manifest
     #[arg(long)]
     prune: bool,
     #[command(flatten)]
@@ -32,22 +32,22 @@ pub(crate) struct ApplyArgs {
 }
 
 impl ApplyArgs {
-    /// Sends the manifest and shows the difference.
+    /// Sends the manifest and prints the changes.
     pub(crate) fn run(&self) -> ExitCode {
         run(&self.to, async |client: &Client| {
             let (file, text, format) = text_of(&self.file)?;
             let read = objects::parse(&file, &text, format, &environment())?;
             let flags = [("dry_run", self.dry_run), ("prune", self.prune)];
-            let ask = Ask {
+            let options = RequestOptions {
                 query: flags.map(|(name, is)| (name, is.to_string())).to_vec(),
                 body: Some(read.declared.json()),
-                ..Ask::default()
+                ..RequestOptions::default()
             };
-            let answer = client.json(Method::POST, &["apply"], ask).await?;
+            let reply = client.json(Method::POST, &["apply"], options).await?;
             if client.json {
-                return Ok(pretty(&answer));
+                return Ok(pretty(&reply));
             }
-            let changes = answer["changes"].as_array();
+            let changes = reply["changes"].as_array();
             let line = |change: &Json| plain(change["change"].as_str().unwrap_or_default()) + "\n";
             let lines: String = changes.into_iter().flatten().map(line).collect();
             if lines.is_empty() {

@@ -6,29 +6,29 @@ use clap::Args;
 
 use super::{
     client::{Client, Connection, run},
-    object::listed,
+    object::format_list,
     table::Column,
 };
 
 /// The command line of `lockgate audit`.
 #[derive(Args)]
 pub(crate) struct AuditArgs {
-    /// Only what concerns this tenant
+    /// Only records of this tenant
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Only records of this kind
     #[arg(long, value_name = "KIND")]
     kind: Option<String>,
-    /// Only what this administrator did
+    /// Only actions of this administrator
     #[arg(long, value_name = "ACTOR")]
     actor: Option<String>,
-    /// Only from this point in time on, like 2027-01-31T12:00:00Z
+    /// Only records since this time, like 2027-01-31T12:00:00Z
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
-    /// Only until this point in time
+    /// Only records until this time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Records at most
+    /// Maximum number of records
     #[arg(
         long,
         value_name = "N",
@@ -36,7 +36,7 @@ pub(crate) struct AuditArgs {
         conflicts_with = "export"
     )]
     limit: u16,
-    /// Every record, as lines of JSON
+    /// Print every record, as lines of JSON
     #[arg(long)]
     export: bool,
     #[command(flatten)]
@@ -63,7 +63,7 @@ impl AuditArgs {
             }
             let most = usize::from(self.limit.max(1));
             let items = client.items(&["audit"], &query, most).await?;
-            Ok(listed(client, &items, &COLUMNS))
+            Ok(format_list(client, &items, &COLUMNS))
         })
     }
 }

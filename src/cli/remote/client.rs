@@ -1,6 +1,6 @@
-//! The HTTP client of the administration API, and the outcome of a command.
+//! The HTTP client of the administration API, and the result of a command.
 //!
-//! Not here: the commands, and the form of their output (`table`).
+//! Not here: the commands, and the format of their output (`table`).
 
 use std::{fs, io::Write, process::ExitCode, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::config::{Config, Mistake, Sources, gateway::environment};
 /// The flags of every command: gateway, API key and output format.
 #[derive(Args)]
 pub(crate) struct Connection {
-    /// Where the administration API is
+    /// URL of the gateway's administration API
     #[arg(
         long,
         global = true,
@@ -25,7 +25,7 @@ pub(crate) struct Connection {
         default_value = "http://127.0.0.1:8080"
     )]
     url: String,
-    /// API key of an administrator; without it, that in `{data_dir}/admin.key`
+    /// API key of an administrator; default: the key in `{data_dir}/admin.key`
     #[arg(
         long,
         global = true,
@@ -34,48 +34,48 @@ pub(crate) struct Connection {
         hide_env_values = true
     )]
     key: Option<String>,
-    /// Print what the API answers, as JSON
+    /// Print the JSON of the API
     #[arg(long, global = true)]
     json: bool,
 }
 
-/// The failure of a command.
+/// The error of a command.
 #[derive(Debug)]
-pub(crate) enum Failure {
-    /// The gateway cannot execute the command, or refuses it to this caller.
-    Cannot(String),
-    /// The command has mistakes: one line each.
-    Mistaken(Vec<String>),
+pub(crate) enum Error {
+    /// The gateway is unreachable, or refuses the command.
+    Failed(String),
+    /// The mistakes in the command, one line each.
+    Mistakes(Vec<String>),
 }
 
-impl Failure {
+impl Error {
     /// A single mistake in a flag or an argument.
     pub(super) fn usage(key: &str, what: &str, remedy: &str) -> Self {
-        Self::Mistaken(vec![format!("{key}: {what}; {remedy}")])
+        Self::Mistakes(vec![format!("{key}: {what}; {remedy}")])
     }
 }
 
-impl From<Vec<Mistake>> for Failure {
+impl From<Vec<Mistake>> for Error {
     fn from(mistakes: Vec<Mistake>) -> Self {
-        Self::Mistaken(mistakes.iter().map(Mistake::to_string).collect())
+        Self::Mistakes(mistakes.iter().map(Mistake::to_string).collect())
     }
 }
 
-/// The rest of a request, behind method and path.
+/// The query, body and headers of a request.
 #[derive(Default)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct RequestOptions<'a> {
     /// Parameters of the query.
     pub(super) query: Vec<(&'a str, String)>,
     /// The JSON body.
     pub(crate) body: Option<Json>,
-    /// Refuses what is there already (RFC 9110, section 13.1.2).
+    /// Refuses to replace an existing object (RFC 9110, section 13.1.2).
     pub(super) only_new: bool,
-    /// Asks for lines of JSON in place of a page.
+    /// Requests lines of JSON instead of a page.
     pub(crate) lines: bool,
 }
 
-impl Ask<'_> {
-    /// Asks to end something, now or when its calls have ended.
+impl RequestOptions<'_> {
+    /// A request to end sessions or children, at once or after their calls.
     pub(super) fn ending(now: bool) -> Self {
         let mode = if now { "now" } else { "drain" };
         Self {
@@ -90,27 +90,27 @@ pub(crate) struct Client {
     http: reqwest::Client,
     base: Url,
     key: String,
-    /// Output is the JSON of the API.
+    /// Prints the JSON of the API.
     pub(crate) json: bool,
 }
 
 impl Client {
-    fn of(to: &Connection) -> Result<Self, Failure> {
+    fn of(to: &Connection) -> Result<Self, Error> {
         let base = Url::parse(&to.url).ok();
         let base = base.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
         let remedy = "write it like https://gateway.example.com";
-        let base = base.ok_or_else(|| Failure::usage("--url", "is no URL of a gateway", remedy))?;
+        let base = base.ok_or_else(|| Error::usage("--url", "is no URL of a gateway", remedy))?;
         let mut builder = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT)
             .read_timeout(READ);
         if base.host_str().is_some_and(is_loopback) {
-            // The loopback of a proxy is another one.
+            // A proxy would connect to its own loopback.
             builder = builder.no_proxy();
         }
         let http = builder
             .build()
-            .map_err(|error| Failure::Cannot(format!("cannot speak HTTP: {error}")))?;
+            .map_err(|error| Error::Failed(format!("cannot speak HTTP: {error}")))?;
         Ok(Self {
             http,
             base,
@@ -119,33 +119,36 @@ impl Client {
         })
     }
 
-    /// Sends a request; a status other than success is a failure.
+    /// Sends a request; a status other than success is an error.
     pub(crate) async fn send(
         &self,
         method: Method,
         path: &[&str],
-        ask: Ask<'_>,
-    ) -> Result<Response, Failure> {
+        options: RequestOptions<'_>,
+    ) -> Result<Response, Error> {
         let mut url = self.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().extend(["api", "v1"]).extend(path);
         }
-        if !ask.query.is_empty() {
-            url.query_pairs_mut().extend_pairs(&ask.query);
+        if !options.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&options.query);
         }
         let mut request = self.http.request(method, url).bearer_auth(&self.key);
-        if let Some(body) = &ask.body {
+        if let Some(body) = &options.body {
             request = request.json(body);
         }
-        if ask.only_new {
+        if options.only_new {
             request = request.header("if-none-match", "*");
         }
-        if ask.lines {
+        if options.lines {
             request = request.header(ACCEPT, "application/x-ndjson");
         } else {
             request = request.timeout(WHOLE);
         }
-        let response = request.send().await.map_err(|error| self.broken(&error))?;
+        let response = request
+            .send()
+            .await
+            .map_err(|error| self.transport_error(&error))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -157,35 +160,35 @@ impl Client {
         &self,
         method: Method,
         path: &[&str],
-        ask: Ask<'_>,
-    ) -> Result<Json, Failure> {
-        let response = self.send(method, path, ask).await?;
+        options: RequestOptions<'_>,
+    ) -> Result<Json, Error> {
+        let response = self.send(method, path, options).await?;
         let body = response
             .bytes()
             .await
-            .map_err(|error| self.broken(&error))?;
+            .map_err(|error| self.transport_error(&error))?;
         serde_json::from_slice(&body)
-            .map_err(|_| Failure::Cannot(format!("{} does not answer with JSON", self.base)))
+            .map_err(|_| Error::Failed(format!("{} does not answer with JSON", self.base)))
     }
 
-    /// The items of all pages of a list, at most `most`.
+    /// The items of all pages of a list, up to `most`.
     pub(crate) async fn items(
         &self,
         path: &[&str],
         query: &[(&str, String)],
         most: usize,
-    ) -> Result<Vec<Json>, Failure> {
+    ) -> Result<Vec<Json>, Error> {
         let (mut items, mut after) = (Vec::new(), None);
         loop {
             let limit = (most - items.len()).min(PAGE);
             let mut query = query.to_vec();
             query.push(("limit", limit.to_string()));
             query.extend(after.map(|after| ("after", after)));
-            let ask = Ask {
+            let options = RequestOptions {
                 query,
-                ..Ask::default()
+                ..RequestOptions::default()
             };
-            let mut page = self.json(Method::GET, path, ask).await?;
+            let mut page = self.json(Method::GET, path, options).await?;
             if let Json::Array(found) = page["items"].take() {
                 items.extend(found);
             }
@@ -196,24 +199,24 @@ impl Client {
         }
     }
 
-    /// Reads a response of lines, and prints for each line the result of `each`.
+    /// Reads a response of lines, and prints the result of `each` for each.
     pub(crate) async fn lines(
         &self,
         path: &[&str],
         query: Vec<(&str, String)>,
         mut each: impl FnMut(&str) -> String,
-    ) -> Result<(), Failure> {
-        let ask = Ask {
+    ) -> Result<(), Error> {
+        let options = RequestOptions {
             query,
             lines: true,
-            ..Ask::default()
+            ..RequestOptions::default()
         };
-        let mut response = self.send(Method::GET, path, ask).await?;
+        let mut response = self.send(Method::GET, path, options).await?;
         let mut rest = Vec::new();
         while let Some(chunk) = response
             .chunk()
             .await
-            .map_err(|error| self.broken(&error))?
+            .map_err(|error| self.transport_error(&error))?
         {
             rest.extend_from_slice(&chunk);
             let Some(end) = rest.iter().rposition(|byte| *byte == b'\n') else {
@@ -221,19 +224,19 @@ impl Client {
             };
             let whole: Vec<u8> = rest.drain(..=end).collect();
             let whole = String::from_utf8_lossy(&whole);
-            let shown: String = whole.lines().map(|line| each(line) + "\n").collect();
-            print(&shown)?;
+            let output: String = whole.lines().map(|line| each(line) + "\n").collect();
+            print(&output)?;
         }
         Ok(())
     }
 
-    fn broken(&self, error: &reqwest::Error) -> Failure {
+    fn transport_error(&self, error: &reqwest::Error) -> Error {
         let mut why: &dyn std::error::Error = error;
         while let Some(source) = why.source() {
             why = source;
         }
         let base = &self.base;
-        Failure::Cannot(match error {
+        Error::Failed(match error {
             _ if error.is_connect() => format!("cannot reach {base}: {why}"),
             _ if error.is_timeout() => format!("{base} did not answer in time"),
             _ => format!("the answer of {base} broke off: {why}"),
@@ -241,7 +244,7 @@ impl Client {
     }
 
     /// The failure in a problem (RFC 9457).
-    async fn problem(&self, response: Response) -> Failure {
+    async fn problem(&self, response: Response) -> Error {
         let status = response.status();
         let body = response.bytes().await.unwrap_or_default();
         let problem: Json = serde_json::from_slice(&body).unwrap_or_default();
@@ -252,10 +255,10 @@ impl Client {
         let errors = problem["errors"].as_array();
         let errors: Vec<String> = errors.into_iter().flatten().map(error).collect();
         if status == StatusCode::UNPROCESSABLE_ENTITY && !errors.is_empty() {
-            return Failure::Mistaken(errors);
+            return Error::Mistakes(errors);
         }
         let detail = problem["detail"].as_str();
-        let said = detail.map_or_else(
+        let message = detail.map_or_else(
             || format!("{} answered {status}", self.base),
             |detail| format!("{} ({})", plain(detail), status.as_u16()),
         );
@@ -263,8 +266,8 @@ impl Client {
             StatusCode::BAD_REQUEST
             | StatusCode::PAYLOAD_TOO_LARGE
             | StatusCode::UNSUPPORTED_MEDIA_TYPE
-            | StatusCode::UNPROCESSABLE_ENTITY => Failure::Mistaken(vec![said]),
-            _ => Failure::Cannot(said),
+            | StatusCode::UNPROCESSABLE_ENTITY => Error::Mistakes(vec![message]),
+            _ => Error::Failed(message),
         }
     }
 }
@@ -272,7 +275,7 @@ impl Client {
 /// Runs a command on a gateway and prints its result.
 pub(crate) fn run(
     to: &Connection,
-    act: impl AsyncFnOnce(&Client) -> Result<String, Failure>,
+    act: impl AsyncFnOnce(&Client) -> Result<String, Error>,
 ) -> ExitCode {
     let done = match wait(async { act(&Client::of(to)?).await }) {
         Ok(done) => done,
@@ -280,11 +283,11 @@ pub(crate) fn run(
     };
     match done.and_then(|text| print(&text)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Cannot(why)) => {
+        Err(Error::Failed(why)) => {
             eprintln!("lockgate: {why}");
             ExitCode::FAILURE
         }
-        Err(Failure::Mistaken(lines)) => {
+        Err(Error::Mistakes(lines)) => {
             for line in lines {
                 eprintln!("{line}");
             }
@@ -298,14 +301,14 @@ pub(crate) fn page(items: &[Json]) -> Json {
     json!({"items": items, "next": null})
 }
 
-fn print(text: &str) -> Result<(), Failure> {
+fn print(text: &str) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|error| Failure::Cannot(format!("cannot write: {error}")))
+    written.map_err(|error| Error::Failed(format!("cannot write: {error}")))
 }
 
 /// The API key of the caller: given, or stored on this machine by the gateway's first start.
-fn key(to: &Connection) -> Result<String, Failure> {
+fn key(to: &Connection) -> Result<String, Error> {
     if let Some(key) = to.key.as_ref().filter(|key| !key.is_empty()) {
         return Ok(key.trim().to_owned());
     }
@@ -317,7 +320,7 @@ fn key(to: &Connection) -> Result<String, Failure> {
             env,
             ..Sources::default()
         };
-        let config = Config::load(&sources).map_err(|error| Failure::from(error.mistakes))?;
+        let config = Config::load(&sources).map_err(|error| Error::from(error.mistakes))?;
         config.data_dir.join("admin.key")
     };
     let key = fs::read_to_string(&file).map_err(|error| {
@@ -325,7 +328,7 @@ fn key(to: &Connection) -> Result<String, Failure> {
             "was not named, and {} cannot be read: {error}",
             file.display()
         );
-        Failure::usage("--key", &what, "set LOCKGATE_KEY")
+        Error::usage("--key", &what, "set LOCKGATE_KEY")
     })?;
     Ok(key.trim().to_owned())
 }

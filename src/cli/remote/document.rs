@@ -4,24 +4,24 @@ use std::{fs, io::Read, path::Path};
 
 use serde_json::Value as Json;
 
-use super::client::Failure;
+use super::client::Error;
 use crate::{
     config::{Format, gateway::environment},
     manifest::objects,
 };
 
 /// The document of an object, with the values of the caller's environment.
-pub(super) fn document(file: &Path) -> Result<Json, Failure> {
+pub(super) fn document(file: &Path) -> Result<Json, Error> {
     let (file, text, format) = text_of(file)?;
     let document = objects::document(&file, &text, format, &environment())?;
     Ok(Json::Object(document))
 }
 
 /// The name of a file in mistakes, its text and its format.
-pub(super) fn text_of(path: &Path) -> Result<(String, String, Format), Failure> {
+pub(super) fn text_of(path: &Path) -> Result<(String, String, Format), Error> {
     let file = path.display().to_string();
     let unreadable = |error: std::io::Error| {
-        Failure::usage(
+        Error::usage(
             &file,
             &format!("cannot be read: {error}"),
             "name a readable file",
@@ -35,7 +35,7 @@ pub(super) fn text_of(path: &Path) -> Result<(String, String, Format), Failure> 
     }
     let remedy = "name it .yaml, .yml, .toml or .json";
     let format = Format::of(path)
-        .ok_or_else(|| Failure::usage(&file, "its ending names no format", remedy))?;
+        .ok_or_else(|| Error::usage(&file, "its ending names no format", remedy))?;
     let text = fs::read_to_string(path).map_err(unreadable)?;
     Ok((file, text, format))
 }

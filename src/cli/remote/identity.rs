@@ -1,7 +1,7 @@
 //! `lockgate user`, `client` and `provider`: users, clients and identity providers of a tenant.
 //!
-//! Passwords and secrets come from stdin, the environment or a document: other users of a machine
-//! can read arguments. Not here: API keys (`keys`).
+//! Passwords and secrets come from stdin, the environment or a document, because other users of a
+//! machine can read arguments. Not here: API keys (`keys`).
 
 use std::{io::Read, path::PathBuf};
 
@@ -9,20 +9,20 @@ use clap::Args;
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    client::{Client, Failure},
+    client::{Client, Error},
     document::document,
     object::{Help, InTenant, Kind, NameInTenant, Place, declare},
     table::Column,
 };
 use crate::config::gateway::environment;
 
-/// Users, as their commands need them.
+/// Users as a kind of object.
 pub(crate) struct Users;
 
-/// Clients, as their commands need them.
+/// Clients as a kind of object.
 pub(crate) struct Clients;
 
-/// Identity providers, as their commands need them.
+/// Identity providers as a kind of object.
 pub(crate) struct Providers;
 
 const HELP: Help = Help {
@@ -36,19 +36,19 @@ const HELP: Help = Help {
 pub(crate) struct AddUser {
     #[command(flatten)]
     which: NameInTenant,
-    /// Its document, in place of all flags; - for stdin
+    /// Document, instead of all flags; - for stdin
     file: Option<PathBuf>,
-    /// A group that it is in
+    /// Group of the user
     #[arg(long, value_name = "GROUP", conflicts_with = "file")]
     group: Vec<String>,
-    /// Read its password from the first line of stdin, else from the environment
+    /// Read the password from the first line of stdin, else from the environment
     /// (`LOCKGATE_USER_PASSWORD`, or the file that `LOCKGATE_USER_PASSWORD_FILE` names)
     #[arg(long, conflicts_with = "file")]
     password_stdin: bool,
-    /// It may do nothing yet
+    /// Reject every log-in of the user
     #[arg(long, conflicts_with = "file")]
     disabled: bool,
-    /// Take the place of the one that is there; without a password that stays as it is
+    /// Replace an existing user; without a new password, keep the old one
     #[arg(long)]
     replace: bool,
 }
@@ -57,19 +57,19 @@ pub(crate) struct AddUser {
 pub(crate) struct AddClient {
     #[command(flatten)]
     which: NameInTenant,
-    /// Its document, in place of all flags; - for stdin
+    /// Document, instead of all flags; - for stdin
     #[arg(required_unless_present = "redirect_uri")]
     file: Option<PathBuf>,
-    /// Where its answers may go
+    /// Redirect URI
     #[arg(long, value_name = "URI", conflicts_with = "file")]
     redirect_uri: Vec<String>,
-    /// What people are shown
+    /// Title shown to users
     #[arg(long, value_name = "TITLE", conflicts_with = "file")]
     title: Option<String>,
-    /// Read its secret from the first line of stdin; without one it is a public client
+    /// Read the secret from the first line of stdin; without a secret the client is public
     #[arg(long, conflicts_with = "file")]
     secret_stdin: bool,
-    /// Take the place of the one that is there
+    /// Replace an existing client
     #[arg(long)]
     replace: bool,
 }
@@ -78,9 +78,9 @@ pub(crate) struct AddClient {
 pub(crate) struct AddProvider {
     #[command(flatten)]
     which: NameInTenant,
-    /// Its document; - for stdin
+    /// Document; - for stdin
     file: PathBuf,
-    /// Take the place of the one that is there
+    /// Replace an existing provider
     #[arg(long)]
     replace: bool,
 }
@@ -97,7 +97,7 @@ impl Kind for Users {
         &USERS
     }
 
-    async fn add(client: &Client, add: &AddUser) -> Result<String, Failure> {
+    async fn add(client: &Client, add: &AddUser) -> Result<String, Error> {
         let path = add.which.path(Self::SEGMENT)?;
         declare(client, &path, add.document()?, add.replace).await
     }
@@ -115,7 +115,7 @@ impl Kind for Clients {
         &CLIENTS
     }
 
-    async fn add(client: &Client, add: &AddClient) -> Result<String, Failure> {
+    async fn add(client: &Client, add: &AddClient) -> Result<String, Error> {
         let path = add.which.path(Self::SEGMENT)?;
         declare(client, &path, add.document()?, add.replace).await
     }
@@ -133,14 +133,14 @@ impl Kind for Providers {
         &PROVIDERS
     }
 
-    async fn add(client: &Client, add: &AddProvider) -> Result<String, Failure> {
+    async fn add(client: &Client, add: &AddProvider) -> Result<String, Error> {
         let path = add.which.path(Self::SEGMENT)?;
         declare(client, &path, document(&add.file)?, add.replace).await
     }
 }
 
 impl AddUser {
-    fn document(&self) -> Result<Json, Failure> {
+    fn document(&self) -> Result<Json, Error> {
         if let Some(file) = &self.file {
             return document(file);
         }
@@ -150,7 +150,7 @@ impl AddUser {
         } else if let Some(file) = env.get(PASSWORD_FILE) {
             let unreadable = |error: std::io::Error| {
                 let what = format!("{file} cannot be read: {error}");
-                Failure::usage(PASSWORD_FILE, &what, "name a readable file")
+                Error::usage(PASSWORD_FILE, &what, "name a readable file")
             };
             let file = std::fs::File::open(file).map_err(unreadable)?;
             Some(first_line(PASSWORD_FILE, file)?)
@@ -160,7 +160,7 @@ impl AddUser {
         self.declared(password)
     }
 
-    fn declared(&self, password: Option<String>) -> Result<Json, Failure> {
+    fn declared(&self, password: Option<String>) -> Result<Json, Error> {
         let mut document = Map::new();
         match password {
             Some(password) => document.insert("password".to_owned(), word(&password)),
@@ -168,7 +168,7 @@ impl AddUser {
             None if self.replace => document.insert("password".to_owned(), Json::Null),
             None => {
                 let remedy = format!("write it to stdin, or set {PASSWORD}");
-                return Err(Failure::usage("--password-stdin", "no password", &remedy));
+                return Err(Error::usage("--password-stdin", "no password", &remedy));
             }
         };
         if !self.group.is_empty() {
@@ -182,7 +182,7 @@ impl AddUser {
 }
 
 impl AddClient {
-    fn document(&self) -> Result<Json, Failure> {
+    fn document(&self) -> Result<Json, Error> {
         if let Some(file) = &self.file {
             return document(file);
         }
@@ -198,20 +198,20 @@ impl AddClient {
     }
 }
 
-/// A literal text in the syntax of manifests: "$$" is "$".
+/// A literal text in the syntax of manifests, where "$$" is "$".
 fn word(text: impl AsRef<str>) -> Json {
     text.as_ref().replace('$', "$$").into()
 }
 
-fn first_line(key: &str, source: impl Read) -> Result<String, Failure> {
+fn first_line(key: &str, source: impl Read) -> Result<String, Error> {
     let mut text = String::new();
     if let Err(error) = source.take(MOST).read_to_string(&mut text) {
         let what = format!("cannot be read: {error}");
-        return Err(Failure::usage(key, &what, "write UTF-8 to it"));
+        return Err(Error::usage(key, &what, "write UTF-8 to it"));
     }
     match text.lines().next() {
         Some(line) if !line.is_empty() => Ok(line.to_owned()),
-        _ => Err(Failure::usage(
+        _ => Err(Error::usage(
             key,
             "nothing is there",
             "write it there, on one line",
@@ -221,9 +221,9 @@ fn first_line(key: &str, source: impl Read) -> Result<String, Failure> {
 
 /// The variable that holds the password of a new user.
 const PASSWORD: &str = "LOCKGATE_USER_PASSWORD";
-/// The variable that names the file with it.
+/// The variable that names the file with the password.
 const PASSWORD_FILE: &str = "LOCKGATE_USER_PASSWORD_FILE";
-/// Bytes of a password or secret at most.
+/// Maximum bytes of a password or secret.
 const MOST: u64 = 64 << 10;
 
 const USERS: [Column; 4] = [
@@ -262,14 +262,14 @@ mod tests {
             disabled: replace,
             replace,
         };
-        let made = adding(false).declared(Some("a$b".to_owned())).unwrap();
-        assert_eq!(made, json!({"password": "a$$b", "groups": ["g$$"]}));
+        let created = adding(false).declared(Some("a$b".to_owned())).unwrap();
+        assert_eq!(created, json!({"password": "a$$b", "groups": ["g$$"]}));
         let kept = adding(true).declared(None).unwrap();
         let wanted = json!({"password": null, "groups": ["g$$"], "disabled": true});
         assert_eq!(kept, wanted);
         assert!(matches!(
             adding(false).declared(None),
-            Err(Failure::Mistaken(_))
+            Err(Error::Mistakes(_))
         ));
     }
 }

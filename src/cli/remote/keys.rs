@@ -1,4 +1,4 @@
-//! `lockgate key`, on a gateway: API keys of tenants, and with `--operators` those of operators.
+//! `lockgate key` on a gateway: API keys of tenants, and with `--operators` those of operators.
 //!
 //! Not here: keys without a gateway, and the master key (`local`).
 
@@ -9,7 +9,7 @@ use reqwest::Method;
 use serde_json::{Value as Json, json};
 
 use super::{
-    client::{Ask, Client, Connection, Failure, run},
+    client::{Client, Connection, Error, RequestOptions, run},
     object::{Help, Kind, ObjectCommand, Place},
     table::{Column, pretty},
 };
@@ -19,11 +19,11 @@ use super::{
 pub(crate) enum KeyCommand {
     #[command(flatten)]
     Object(ObjectCommand<ApiKeys>),
-    /// Put another text in the place of a tenant's API key, and print it
+    /// Replace the secret of a tenant's API key, and print the new key
     Renew(Key),
 }
 
-/// API keys, as their commands need them.
+/// API keys as a kind of object.
 pub(crate) struct ApiKeys;
 
 /// The API keys of a tenant, or those of operators.
@@ -32,7 +32,7 @@ pub(crate) struct Keys {
     /// The tenant
     #[arg(required_unless_present = "operators", conflicts_with = "operators")]
     tenant: Option<String>,
-    /// Those of operators, who belong to no tenant
+    /// List the keys of operators, who belong to no tenant
     #[arg(long)]
     operators: bool,
     #[command(flatten)]
@@ -42,10 +42,10 @@ pub(crate) struct Keys {
 /// The name of an API key.
 #[derive(Args)]
 pub(crate) struct Key {
-    /// The tenant, unless the key is an operator's; and the name of the key
+    /// The tenant, unless the key is an operator's, and the name of the key
     #[arg(value_names = ["TENANT", "NAME"], num_args = 1..=2, required = true)]
     names: Vec<String>,
-    /// It is an operator's
+    /// The key is an operator's
     #[arg(long)]
     operators: bool,
     #[command(flatten)]
@@ -56,22 +56,22 @@ pub(crate) struct Key {
 pub(crate) struct AddKey {
     #[command(flatten)]
     key: Key,
-    /// Whom it acts for; else the key's own name
+    /// Subject of the key; default: its name
     #[arg(long, value_name = "SUBJECT", conflicts_with = "operators")]
     subject: Option<String>,
-    /// A server that it may use; * for all of them
+    /// Server that the key may use; * for all
     #[arg(long, value_name = "NAME", conflicts_with = "operators")]
     server: Vec<String>,
-    /// An OAuth scope that it carries; admin administrates the tenant
+    /// OAuth scope of the key; admin administrates the tenant
     #[arg(long, value_name = "SCOPE", conflicts_with = "operators")]
     scope: Vec<String>,
-    /// From when on it is worth nothing, like 2027-01-31T12:00:00Z
+    /// Expiry, like 2027-01-31T12:00:00Z
     #[arg(long, value_name = "TIME")]
     expires: Option<String>,
 }
 
 impl Place for Keys {
-    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Error> {
         Ok(match &self.tenant {
             Some(tenant) => vec!["tenants", tenant, segment],
             None => vec!["operator-keys"],
@@ -80,7 +80,7 @@ impl Place for Keys {
 }
 
 impl Place for Key {
-    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Error> {
         let (mut path, name) = self.parts(segment)?;
         path.push(name);
         Ok(path)
@@ -89,17 +89,17 @@ impl Place for Key {
 
 impl Key {
     /// The path of its collection, and its name.
-    fn parts<'a>(&'a self, segment: &'a str) -> Result<(Vec<&'a str>, &'a str), Failure> {
+    fn parts<'a>(&'a self, segment: &'a str) -> Result<(Vec<&'a str>, &'a str), Error> {
         match (self.operators, self.names.as_slice()) {
             (false, [tenant, name]) => Ok((vec!["tenants", tenant, segment], name)),
             (true, [name]) => Ok((vec!["operator-keys"], name)),
             (false, _) => {
                 let remedy = "write TENANT NAME, or --operators NAME";
-                Err(Failure::usage("TENANT", "is missing", remedy))
+                Err(Error::usage("TENANT", "is missing", remedy))
             }
             (true, _) => {
                 let remedy = "write --operators NAME";
-                Err(Failure::usage("TENANT", "operators belong to none", remedy))
+                Err(Error::usage("TENANT", "operators belong to none", remedy))
             }
         }
     }
@@ -126,9 +126,9 @@ impl Kind for ApiKeys {
         }
     }
 
-    async fn add(client: &Client, add: &AddKey) -> Result<String, Failure> {
+    async fn add(client: &Client, add: &AddKey) -> Result<String, Error> {
         let (path, name) = add.key.parts(Self::SEGMENT)?;
-        make(client, &path, Some(add.document(name))).await
+        create(client, &path, Some(add.document(name))).await
     }
 }
 
@@ -151,18 +151,18 @@ impl KeyCommand {
     }
 }
 
-async fn renew(client: &Client, key: &Key) -> Result<String, Failure> {
+async fn renew(client: &Client, key: &Key) -> Result<String, Error> {
     let (mut path, name) = key.parts(ApiKeys::SEGMENT)?;
     if key.operators {
         let remedy = "add another one, then remove this";
-        return Err(Failure::usage(
+        return Err(Error::usage(
             "--operators",
             "such keys are not renewed",
             remedy,
         ));
     }
     path.extend([name, "rotate"]);
-    make(client, &path, None).await
+    create(client, &path, None).await
 }
 
 impl AddKey {
@@ -181,16 +181,16 @@ impl AddKey {
 }
 
 /// Makes a key. Only the key goes to stdout, where a shell can read it.
-async fn make(client: &Client, path: &[&str], body: Option<Json>) -> Result<String, Failure> {
-    let ask = Ask {
+async fn create(client: &Client, path: &[&str], body: Option<Json>) -> Result<String, Error> {
+    let options = RequestOptions {
         body,
-        ..Ask::default()
+        ..RequestOptions::default()
     };
-    let made = client.json(Method::POST, path, ask).await?;
+    let created = client.json(Method::POST, path, options).await?;
     if client.json {
-        return Ok(pretty(&made));
+        return Ok(pretty(&created));
     }
-    let key = made["key"].as_str().unwrap_or_default();
+    let key = created["key"].as_str().unwrap_or_default();
     eprintln!("nothing can show this key again:");
     Ok(format!("{key}\n"))
 }

@@ -4,7 +4,7 @@
 //!
 //! * `apply`: `lockgate apply`
 //! * `audit`: `lockgate audit`
-//! * `client`: the HTTP client of the administration API, and the outcome of a command
+//! * `client`: the HTTP client of the administration API, and the result of a command
 //! * `document`: documents in files and on stdin
 //! * `identity`: `lockgate user`, `client` and `provider`
 //! * `keys`: `lockgate key`, on a gateway

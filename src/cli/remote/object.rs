@@ -1,7 +1,7 @@
 //! The commands of every kind of declared object: list, show, add and remove.
 //!
-//! A kind of object gives a [`Kind`]; the commands follow from it. Not here: the flags of a single
-//! kind, and the commands that only one kind has.
+//! A kind of object implements [`Kind`]; the commands follow from it. Not here: flags and commands
+//! of a single kind.
 
 use std::process::ExitCode;
 
@@ -10,11 +10,11 @@ use reqwest::Method;
 use serde_json::Value as Json;
 
 use super::{
-    client::{Ask, Client, Connection, Failure, page, run},
+    client::{Client, Connection, Error, RequestOptions, page, run},
     table::{Column, object, pretty, table},
 };
 
-/// A kind of declared object, as its commands need it.
+/// A kind of declared object.
 pub(crate) trait Kind {
     /// The arguments that name a collection.
     type Collection: Args + Place;
@@ -23,7 +23,7 @@ pub(crate) trait Kind {
     /// The arguments that declare an object.
     type Add: Args;
 
-    /// The segment of the API's path that collections of this kind have in a tenant.
+    /// The path segment of this kind's collections in a tenant.
     const SEGMENT: &'static str;
     const HELP: Help;
 
@@ -31,7 +31,7 @@ pub(crate) trait Kind {
     fn columns(collection: &Self::Collection) -> &'static [Column];
 
     /// Declares an object.
-    async fn add(client: &Client, add: &Self::Add) -> Result<String, Failure>;
+    async fn add(client: &Client, add: &Self::Add) -> Result<String, Error>;
 }
 
 /// The help of the commands of a kind.
@@ -42,10 +42,10 @@ pub(crate) struct Help {
     pub(super) remove: &'static str,
 }
 
-/// The place of a collection or an object in the API.
+/// The path of a collection or an object in the API.
 pub(crate) trait Place {
     /// The path behind `/api/v1`.
-    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure>;
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Error>;
 }
 
 /// A collection of a tenant.
@@ -65,18 +65,18 @@ pub(crate) struct NameInTenant {
 }
 
 impl Place for InTenant {
-    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Error> {
         Ok(vec!["tenants", &self.tenant, segment])
     }
 }
 
 impl Place for NameInTenant {
-    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Error> {
         Ok(vec!["tenants", &self.tenant, segment, &self.name])
     }
 }
 
-/// A command of every kind.
+/// The commands of every kind.
 #[derive(Subcommand)]
 pub(crate) enum ObjectCommand<K: Kind> {
     #[command(about = K::HELP.list)]
@@ -90,8 +90,8 @@ pub(crate) enum ObjectCommand<K: Kind> {
 }
 
 impl<K: Kind> ObjectCommand<K> {
-    /// Executes the command; the result is shown.
-    pub(super) async fn execute(&self, client: &Client) -> Result<String, Failure> {
+    /// Executes the command, and returns its output.
+    pub(super) async fn execute(&self, client: &Client) -> Result<String, Error> {
         match self {
             Self::List(collection) => {
                 let path = collection.path(K::SEGMENT)?;
@@ -99,20 +99,24 @@ impl<K: Kind> ObjectCommand<K> {
             }
             Self::Show(name) => {
                 let path = name.path(K::SEGMENT)?;
-                let found = client.json(Method::GET, &path, Ask::default()).await?;
-                Ok(shown(client, &found))
+                let found = client
+                    .json(Method::GET, &path, RequestOptions::default())
+                    .await?;
+                Ok(output(client, &found))
             }
             Self::Add(add) => K::add(client, add).await,
             Self::Remove(name) => {
                 let path = name.path(K::SEGMENT)?;
-                client.send(Method::DELETE, &path, Ask::default()).await?;
+                client
+                    .send(Method::DELETE, &path, RequestOptions::default())
+                    .await?;
                 Ok(String::new())
             }
         }
     }
 }
 
-/// The command line of a kind without commands of its own.
+/// The command line of a kind without other commands.
 #[derive(Args)]
 pub(crate) struct ObjectArgs<K: Kind> {
     #[command(subcommand)]
@@ -130,19 +134,19 @@ impl<K: Kind> ObjectArgs<K> {
     }
 }
 
-/// Shows all items of a list.
+/// Lists all items.
 pub(super) async fn list(
     client: &Client,
     path: &[&str],
     query: &[(&str, String)],
     columns: &[Column],
-) -> Result<String, Failure> {
+) -> Result<String, Error> {
     let items = client.items(path, query, usize::MAX).await?;
-    Ok(listed(client, &items, columns))
+    Ok(format_list(client, &items, columns))
 }
 
-/// Items as a table, or as JSON if the caller wants that.
-pub(super) fn listed(client: &Client, items: &[Json], columns: &[Column]) -> String {
+/// Formats items as a table, or as JSON if requested.
+pub(super) fn format_list(client: &Client, items: &[Json], columns: &[Column]) -> String {
     if client.json {
         pretty(&page(items))
     } else {
@@ -150,23 +154,23 @@ pub(super) fn listed(client: &Client, items: &[Json], columns: &[Column]) -> Str
     }
 }
 
-/// Declares an object by its document, and shows it.
+/// Declares an object, and returns its output.
 pub(super) async fn declare(
     client: &Client,
     path: &[&str],
     spec: Json,
     replace: bool,
-) -> Result<String, Failure> {
-    let ask = Ask {
+) -> Result<String, Error> {
+    let options = RequestOptions {
         body: Some(spec),
         only_new: !replace,
-        ..Ask::default()
+        ..RequestOptions::default()
     };
-    let made = client.json(Method::PUT, path, ask).await?;
-    Ok(shown(client, &made))
+    let created = client.json(Method::PUT, path, options).await?;
+    Ok(output(client, &created))
 }
 
-fn shown(client: &Client, found: &Json) -> String {
+fn output(client: &Client, found: &Json) -> String {
     if client.json {
         pretty(found)
     } else {

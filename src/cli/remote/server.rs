@@ -7,7 +7,7 @@ use reqwest::Method;
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    client::{Ask, Client, Connection, Failure, run},
+    client::{Client, Connection, Error, RequestOptions, run},
     document::document,
     object::{Help, InTenant, Kind, ObjectCommand, Place, declare},
     table::{Column, plain, pretty, table},
@@ -27,7 +27,7 @@ pub(crate) struct ServerArgs {
 enum ServerCommand {
     #[command(flatten)]
     Object(ObjectCommand<Servers>),
-    /// Replace the children of a server when their calls have ended
+    /// Replace the children of a server after their calls
     Restart {
         #[command(flatten)]
         server: Server,
@@ -35,13 +35,13 @@ enum ServerCommand {
         #[arg(long)]
         now: bool,
     },
-    /// The last that the children of a server wrote to stderr
+    /// Print the last lines that the children of a server wrote to stderr
     Logs(Server),
-    /// Children of a server on the replica that answers
+    /// List the children of a server on the replica that answers
     Children(Server),
 }
 
-/// Servers, as their commands need them.
+/// Servers as a kind of object.
 struct Servers;
 
 /// The name of a server.
@@ -57,13 +57,13 @@ struct Server {
 struct AddServer {
     #[command(flatten)]
     server: Server,
-    /// Its document; - for stdin
+    /// Document; - for stdin
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     file: Option<PathBuf>,
-    /// Environment of the server: NAME=VALUE, or NAME to pass one's own
+    /// Environment variable of the server: NAME=VALUE, or NAME to pass it on
     #[arg(long, value_name = "NAME[=VALUE]", conflicts_with = "file")]
     env: Vec<String>,
-    /// Take the place of the one that is there
+    /// Replace an existing server
     #[arg(long)]
     replace: bool,
     /// The server and its arguments
@@ -72,7 +72,7 @@ struct AddServer {
 }
 
 impl Place for Server {
-    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Error> {
         Ok(vec!["tenants", &self.tenant, segment, &self.name])
     }
 }
@@ -101,7 +101,7 @@ impl Kind for Servers {
         &COLUMNS
     }
 
-    async fn add(client: &Client, add: &AddServer) -> Result<String, Failure> {
+    async fn add(client: &Client, add: &AddServer) -> Result<String, Error> {
         let spec = match &add.file {
             Some(file) => document(file)?,
             None => launch(&add.command, &add.env)?,
@@ -123,18 +123,20 @@ impl ServerArgs {
     }
 }
 
-async fn restart(client: &Client, server: &Server, now: bool) -> Result<String, Failure> {
+async fn restart(client: &Client, server: &Server, now: bool) -> Result<String, Error> {
     let path = server.part("restart");
-    let answer = client.json(Method::POST, &path, Ask::ending(now)).await?;
+    let reply = client
+        .json(Method::POST, &path, RequestOptions::ending(now))
+        .await?;
     Ok(if client.json {
-        pretty(&answer)
+        pretty(&reply)
     } else {
-        format!("children to be replaced: {}\n", answer["children"])
+        format!("children to be replaced: {}\n", reply["children"])
     })
 }
 
-async fn logs(client: &Client, server: &Server) -> Result<String, Failure> {
-    let shown = |line: &str| {
+async fn logs(client: &Client, server: &Server) -> Result<String, Error> {
+    let output = |line: &str| {
         if client.json {
             return line.to_owned();
         }
@@ -143,23 +145,25 @@ async fn logs(client: &Client, server: &Server) -> Result<String, Failure> {
         format!("{}: {}", line["child"], plain(text))
     };
     let path = server.part("logs");
-    let logs = client.lines(&path, Vec::new(), shown);
+    let logs = client.lines(&path, Vec::new(), output);
     logs.await.map(|()| String::new())
 }
 
-async fn children(client: &Client, server: &Server) -> Result<String, Failure> {
+async fn children(client: &Client, server: &Server) -> Result<String, Error> {
     let path = server.part("children");
-    let answer = client.json(Method::GET, &path, Ask::default()).await?;
+    let reply = client
+        .json(Method::GET, &path, RequestOptions::default())
+        .await?;
     if client.json {
-        return Ok(pretty(&answer));
+        return Ok(pretty(&reply));
     }
-    let items = answer["items"].as_array();
+    let items = reply["items"].as_array();
     Ok(table(&CHILDREN, items.map_or(&[], Vec::as_slice)))
 }
 
 /// The document of a server with this command, whose words are literal.
-fn launch(command: &[String], variables: &[String]) -> Result<Json, Failure> {
-    // The manifest's syntax: "$$" is "$".
+fn launch(command: &[String], variables: &[String]) -> Result<Json, Error> {
+    // In the manifest's syntax "$$" is "$".
     let word = |text: &String| Json::String(text.replace('$', "$$"));
     let own = environment();
     let mut env = Map::new();
@@ -169,7 +173,7 @@ fn launch(command: &[String], variables: &[String]) -> Result<Json, Failure> {
         } else {
             let value = own.get(variable).cloned().ok_or_else(|| {
                 let what = format!("{variable} is not set here");
-                Failure::usage("--env", &what, "write NAME=VALUE")
+                Error::usage("--env", &what, "write NAME=VALUE")
             })?;
             (variable.as_str(), value)
         };
@@ -221,6 +225,6 @@ mod tests {
         });
         assert_eq!(spec.unwrap(), wanted);
         let unset = launch(&words(&["x"]), &words(&["LOCKGATE_TEST_OF_NOTHING"]));
-        assert!(matches!(unset, Err(Failure::Mistaken(_))));
+        assert!(matches!(unset, Err(Error::Mistakes(_))));
     }
 }

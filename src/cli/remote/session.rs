@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use reqwest::Method;
 
 use super::{
-    client::{Ask, Client, Connection, run},
+    client::{Client, Connection, RequestOptions, run},
     object::list,
     table::Column,
 };
@@ -22,19 +22,19 @@ pub(crate) struct SessionArgs {
 
 #[derive(Subcommand)]
 enum SessionCommand {
-    /// Sessions of a tenant on the replica that answers
+    /// List the sessions of a tenant on the replica that answers
     List {
         /// The tenant
         tenant: String,
-        /// Only those of this server
+        /// Only sessions of this server
         #[arg(long, value_name = "NAME")]
         server: Option<String>,
     },
-    /// End a session when its calls have ended
+    /// End a session after its calls
     End {
         /// The tenant
         tenant: String,
-        /// The session, as list names it
+        /// Session id, as printed by list
         id: String,
         /// Do not wait for calls
         #[arg(long)]
@@ -55,7 +55,7 @@ impl SessionArgs {
             SessionCommand::End { tenant, id, now } => {
                 let path = ["tenants", tenant, "sessions", id];
                 client
-                    .send(Method::DELETE, &path, Ask::ending(*now))
+                    .send(Method::DELETE, &path, RequestOptions::ending(*now))
                     .await?;
                 Ok(String::new())
             }

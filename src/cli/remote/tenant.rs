@@ -7,7 +7,7 @@ use reqwest::Method;
 use serde_json::json;
 
 use super::{
-    client::{Ask, Client, Connection, Failure, run},
+    client::{Client, Connection, Error, RequestOptions, run},
     document::document,
     object::{Help, Kind, ObjectCommand, Place, declare},
     table::{Column, pretty},
@@ -26,11 +26,11 @@ pub(crate) struct TenantArgs {
 enum TenantCommand {
     #[command(flatten)]
     Object(ObjectCommand<Tenants>),
-    /// What a tenant may use, and uses on the replica that answers
+    /// Show the quotas of a tenant, and their use on the replica that answers
     Quotas(Tenant),
 }
 
-/// Tenants, as their commands need them.
+/// Tenants as a kind of object.
 struct Tenants;
 
 /// The collection of all tenants.
@@ -48,9 +48,9 @@ struct Tenant {
 struct AddTenant {
     #[command(flatten)]
     tenant: Tenant,
-    /// Its document, less servers and API keys; - for stdin
+    /// Document without servers and API keys; - for stdin
     file: Option<PathBuf>,
-    /// How its callers prove who they are, where no document says so
+    /// Authentication mode, without a document
     #[arg(
         long,
         value_name = "MODE",
@@ -58,19 +58,19 @@ struct AddTenant {
         conflicts_with = "file"
     )]
     auth: String,
-    /// Take the place of the one that is there
+    /// Replace an existing tenant
     #[arg(long)]
     replace: bool,
 }
 
 impl Place for AllTenants {
-    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Error> {
         Ok(vec![segment])
     }
 }
 
 impl Place for Tenant {
-    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Failure> {
+    fn path<'a>(&'a self, segment: &'a str) -> Result<Vec<&'a str>, Error> {
         Ok(vec![segment, &self.tenant])
     }
 }
@@ -92,7 +92,7 @@ impl Kind for Tenants {
         &COLUMNS
     }
 
-    async fn add(client: &Client, add: &AddTenant) -> Result<String, Failure> {
+    async fn add(client: &Client, add: &AddTenant) -> Result<String, Error> {
         let spec = match &add.file {
             Some(file) => document(file)?,
             None => json!({"auth": {"mode": add.auth}}),
@@ -109,8 +109,10 @@ impl TenantArgs {
             TenantCommand::Object(command) => command.execute(client).await,
             TenantCommand::Quotas(tenant) => {
                 let path = ["tenants", &tenant.tenant, "quotas"];
-                let answer = client.json(Method::GET, &path, Ask::default()).await?;
-                Ok(pretty(&answer))
+                let reply = client
+                    .json(Method::GET, &path, RequestOptions::default())
+                    .await?;
+                Ok(pretty(&reply))
             }
         })
     }

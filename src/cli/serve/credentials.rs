@@ -1,4 +1,4 @@
-//! Certificates and keys in the settings, checked before the start.
+//! Checks of the certificates and keys in the settings, before the start.
 //!
 //! Not here: reading the settings (`config`).
 

@@ -1,4 +1,4 @@
-//! Database of a gateway that serves: locked, opened and read for the first time.
+//! The database of a serving gateway: lock, opening and first read.
 //!
 //! Not here: commands on a database (`local/database`).
 
@@ -25,15 +25,15 @@ use crate::{
     snapshot::{CurrentSnapshot, ManifestFile, SnapshotSync},
 };
 
-/// Origin of the catalogue.
+/// The source of the catalogue.
 pub(super) enum Source {
     /// A fixed catalogue (`run`).
     Fixed(Catalog),
-    /// The database, after applying this manifest to it.
+    /// The database, with a manifest to apply to it.
     Stored(Option<ManifestFile>),
 }
 
-/// Reads the catalogue for the first time; mistakes are the operator's.
+/// Reads the catalogue for the first time. The inner error lists the operator's mistakes.
 pub(super) async fn open(
     source: Source,
     config: &Config,
@@ -41,7 +41,7 @@ pub(super) async fn open(
     offer: Offer,
     hidden: HiddenPaths,
 ) -> anyhow::Result<Result<Served, Vec<Mistake>>> {
-    let applied = match source {
+    let manifest = match source {
         Source::Fixed(catalog) => {
             return Ok(Ok(Served {
                 snapshot: CurrentSnapshot::fixed(catalog),
@@ -49,9 +49,9 @@ pub(super) async fn open(
                 keys: None,
             }));
         }
-        Source::Stored(applied) => applied,
+        Source::Stored(manifest) => manifest,
     };
-    let given = config.keeping.admin_key.as_ref();
+    let admin_key = config.keeping.admin_key.as_ref();
     let (own, search) = (config.clone(), path_of(env).to_owned());
     let judge: Judge =
         Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
@@ -61,19 +61,19 @@ pub(super) async fn open(
     let mut sync = SnapshotSync::new(
         Arc::clone(&snapshot),
         opening,
-        applied,
+        manifest,
         (env.clone(), hidden),
         config,
     );
-    let mut started = sync.start().await;
-    if started.is_ok() && snapshot.is_loaded() {
-        // Before listening is announced: a waiting client may log in at once.
-        let given = given.map(Secret::expose);
-        started = ensure_operator(&snapshot, given, &config.data_dir).await;
+    let mut result = sync.start().await;
+    if result.is_ok() && snapshot.is_loaded() {
+        // Before the gateway announces its listeners: a waiting client may log in at once.
+        let admin_key = admin_key.map(Secret::expose);
+        result = ensure_operator(&snapshot, admin_key, &config.data_dir).await;
     }
-    match started {
+    match result {
         Ok(()) => {
-            // All replicas sign with the same keys; a key file exists by now.
+            // Replicas sign with the same keys; a key file exists by now.
             let keys = config.redis.as_ref();
             let keys = keys.map(|_| source.keyring(&SystemRandom::new(), Make::Never));
             Ok(match keys.transpose() {
@@ -86,29 +86,29 @@ pub(super) async fn open(
             })
         }
         Err(database::Error::Invalid(mistakes)) => Ok(Err(mistakes)),
-        Err(failure) => Err(anyhow::Error::new(failure).context("cannot use the store")),
+        Err(error) => Err(anyhow::Error::new(error).context("cannot use the store")),
     }
 }
 
-/// Ports of PostgreSQL and Redis, refused to children.
+/// The ports of PostgreSQL and Redis, which children may not reach.
 pub(super) fn ports(config: &Config) -> impl Iterator<Item = u16> {
     let redis = config.redis.as_ref().map(|redis| &redis.url);
     let urls = [
         (config.keeping.sql_url.as_ref(), POSTGRES),
         (redis, sockets::REDIS),
     ];
-    urls.into_iter().filter_map(|(url, usual)| {
+    urls.into_iter().filter_map(|(url, default)| {
         let url = Url::parse(url?.expose()).ok()?;
-        Some(url.port().unwrap_or(usual))
+        Some(url.port().unwrap_or(default))
     })
 }
 
-/// Locks the data directory against `restore` while the file is held.
+/// Locks the data directory against `restore`, for the lifetime of the returned file.
 ///
 /// # Errors
 ///
-/// The file system's; a `restore` under way.
-pub(super) fn hold(config: &Config) -> anyhow::Result<File> {
+/// File system errors; a `restore` in progress.
+pub(super) fn lock(config: &Config) -> anyhow::Result<File> {
     let file = lock_file(&config.data_dir)?;
     match file.try_lock_shared() {
         Ok(()) => Ok(file),
@@ -126,12 +126,12 @@ pub(super) fn hold(config: &Config) -> anyhow::Result<File> {
 ///
 /// # Errors
 ///
-/// The file system's.
+/// File system errors.
 pub(crate) fn lock_file(data_dir: &Path) -> anyhow::Result<File> {
     let path = data_dir.join("lockgate.lock");
     let opened = private_file::open_or_create(&path);
     opened.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Default port of PostgreSQL.
+/// The default port of PostgreSQL.
 const POSTGRES: u16 = 5432;

@@ -1,4 +1,4 @@
-//! Limit of open files, and the number of connections that it allows.
+//! The limit of open files, and the number of connections that it permits.
 //!
 //! Not here: the limit of a child (`limits.files`).
 
@@ -10,22 +10,22 @@ use crate::config::Config;
 pub(crate) fn raise() {
     let hard = rustix::process::getrlimit(Resource::Nofile).maximum;
     let (current, maximum) = (hard, hard);
-    // Never refused up to the hard limit; if it is, the shortage is handled anyway.
+    // The kernel permits every value up to the hard limit; if not, the shortage is handled anyway.
     _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current, maximum });
 }
 
-/// Shortage of open files for the configured connections.
+/// A limit of open files that is too low for the configured connections.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Shortage {
-    /// Possible connections.
+    /// The number of connections that it permits.
     pub(crate) connections: usize,
     /// Key, problem and remedy.
     pub(crate) what: String,
 }
 
-/// Shortage if `files` may be open.
+/// Returns the shortage if `files` may be open.
 ///
-/// Without a lower limit of connections no listener could accept any more, not even for probes.
+/// Without the lower number no listener could accept, not even for probes.
 pub(crate) fn shortage(config: &Config, files: u64) -> Option<Shortage> {
     let wanted = config.http.max_connections;
     let files = usize::try_from(files).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! Private directories of the gateway.
+//! The private directories of the gateway.
 //!
 //! Not here: their contents (`database`, `backend`).
 
@@ -13,21 +13,21 @@ use anyhow::Context;
 
 use crate::config::{Config, Mistake, Wrong};
 
-/// Creates the data directory, or makes an existing one of the gateway private.
+/// Creates the data directory, or makes an existing one private.
 ///
-/// A directory in use by others is never changed: neither /srv, nor one of another user.
+/// A directory that others use is never changed, such as /srv or the home of another user.
 ///
 /// # Errors
 ///
-/// The file system's.
+/// File system errors.
 pub(super) fn claim(config: &Config) -> anyhow::Result<Result<(), Mistake>> {
-    let made = made(&config.data_dir)?;
-    Ok(made.map_err(|wrong| wrong.at(config.place("data_dir"), "data_dir")))
+    let checked = checked(&config.data_dir)?;
+    Ok(checked.map_err(|wrong| wrong.at(config.place("data_dir"), "data_dir")))
 }
 
-fn made(path: &Path) -> anyhow::Result<Result<(), Wrong>> {
-    if let Some(found) = there(path)? {
-        let what = whose(path, &found)?;
+fn checked(path: &Path) -> anyhow::Result<Result<(), Wrong>> {
+    if let Some(found) = metadata(path)? {
+        let what = foreign_reason(path, &found)?;
         if let Some(what) = what {
             let what = format!("{} {what}", path.display());
             return Ok(Err(Wrong::new(what, REMEDY)));
@@ -43,15 +43,15 @@ pub(super) fn private(path: &Path) -> anyhow::Result<()> {
         .mode(0o700)
         .create(path)
         .with_context(|| format!("cannot create the directory {}", path.display()))?;
-    if fs::metadata(path)?.mode() & OTHERS != 0 {
-        // An existing directory; children with another uid must not enter it.
+    if fs::metadata(path)?.mode() & OTHERS_MODE != 0 {
+        // The directory existed. Children with another uid must not enter it.
         fs::set_permissions(path, Permissions::from_mode(0o700))
             .with_context(|| format!("cannot close the directory {}", path.display()))?;
     }
     Ok(())
 }
 
-fn there(path: &Path) -> anyhow::Result<Option<Metadata>> {
+fn metadata(path: &Path) -> anyhow::Result<Option<Metadata>> {
     match fs::metadata(path) {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -61,14 +61,14 @@ fn there(path: &Path) -> anyhow::Result<Option<Metadata>> {
     }
 }
 
-/// Reason why a directory does not belong to the gateway.
-fn whose(path: &Path, found: &Metadata) -> anyhow::Result<Option<&'static str>> {
+/// The reason why a directory does not belong to the gateway, if any.
+fn foreign_reason(path: &Path, found: &Metadata) -> anyhow::Result<Option<&'static str>> {
     let own = rustix::process::geteuid();
     let is_owner = found.uid() == own.as_raw();
     if !is_owner && !own.is_root() {
         return Ok(Some("belongs to another user"));
     }
-    if found.mode() & OTHERS == 0 {
+    if found.mode() & OTHERS_MODE == 0 {
         return Ok(None);
     }
     let names = fs::read_dir(path).and_then(|entries| {
@@ -76,19 +76,21 @@ fn whose(path: &Path, found: &Metadata) -> anyhow::Result<Option<&'static str>> 
         entries.map(name).collect::<io::Result<Vec<_>>>()
     });
     let names = names.with_context(|| format!("data_dir: cannot read {}", path.display()))?;
-    let is_own = names.iter().any(|name| OWN.iter().any(|own| name == own));
-    // A new file system contains this directory.
+    let is_own = names
+        .iter()
+        .any(|name| GATEWAY_FILES.iter().any(|own| name == own));
+    // The root of a new file system contains this directory.
     let is_empty = names.iter().all(|name| name == "lost+found");
-    // Directories right below / are shared by the system.
+    // The system shares the directories right below /.
     let is_shared = !is_owner || fs::canonicalize(path).is_ok_and(|path| path.iter().count() <= 2);
-    let is_theirs = is_shared && !is_own && !is_empty;
-    Ok(is_theirs.then_some("is open to others and holds what is theirs"))
+    let is_foreign = is_shared && !is_own && !is_empty;
+    Ok(is_foreign.then_some("is open to others and holds what is theirs"))
 }
 
-/// Rights of group and others.
-const OTHERS: u32 = 0o077;
+/// The permission bits of group and others.
+const OTHERS_MODE: u32 = 0o077;
 /// Files that only a gateway creates.
-const OWN: [&str; 3] = ["lockgate.lock", "lockgate.db", "master.key"];
+const GATEWAY_FILES: [&str; 3] = ["lockgate.lock", "lockgate.db", "master.key"];
 const REMEDY: &str = "name a directory below it, which is made for the gateway alone";
 
 #[cfg(test)]
@@ -121,11 +123,11 @@ mod tests {
             ("with its manifest", 0o755, &["manifest.yaml"]),
         ] {
             let path = at(name, bits, holds);
-            assert_eq!(made(&path).unwrap(), Ok(()), "{name}");
-            assert_eq!(mode(&path) & OTHERS, 0, "{name}");
+            assert_eq!(checked(&path).unwrap(), Ok(()), "{name}");
+            assert_eq!(mode(&path) & OTHERS_MODE, 0, "{name}");
         }
         let new = dir.path().join("empty/a/b");
-        assert_eq!(made(&new).unwrap(), Ok(()));
+        assert_eq!(checked(&new).unwrap(), Ok(()));
         assert_eq!((mode(&new), mode(new.parent().unwrap())), (0o700, 0o700));
     }
 
@@ -143,13 +145,13 @@ mod tests {
         }
         for path in [theirs, Path::new("/usr")] {
             let before = mode(path);
-            let wrong = made(path).unwrap().unwrap_err();
+            let wrong = checked(path).unwrap().unwrap_err();
             assert!(wrong.what.ends_with(why), "{wrong:?}");
             assert_eq!(mode(path), before);
         }
         if is_root {
             fs::remove_file(dir.path().join("index.html")).unwrap();
-            assert_eq!(made(dir.path()).unwrap(), Ok(()));
+            assert_eq!(checked(dir.path()).unwrap(), Ok(()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Capabilities of this machine: probed once, and offered to children as the settings say.
+//! The sandboxing features of this machine, and those that children get by the settings.
 //!
 //! Not here: the probes themselves (`backend::sandbox`).
 
@@ -10,26 +10,26 @@ use crate::{
     declare::Offer,
 };
 
-/// Means of separation and confinement that this machine has, and those that children get.
+/// The kernel features of this machine, and those that children get.
 ///
 /// # Errors
 ///
-/// The mistake of settings that ask for more.
+/// The mistake in settings that require more.
 pub(super) fn probe(config: &Config) -> Result<(Kernel, Offer), Vec<Mistake>> {
     let kernel = kernel();
     offer(&kernel, config).map(|offer| (kernel, offer))
 }
 
-/// Means of separation and confinement that this machine has.
+/// The kernel features of this machine.
 pub(crate) fn kernel() -> Kernel {
     Kernel::probe(offers_namespaces(Path::new(OWN_BINARY)))
 }
 
-/// Means of `kernel` that children get.
+/// The features of `kernel` that children get.
 ///
 /// # Errors
 ///
-/// The mistake of settings that ask for more.
+/// The mistake in settings that require more.
 pub(crate) fn offer(kernel: &Kernel, config: &Config) -> Result<Offer, Vec<Mistake>> {
     let offer = kernel.offer(config.sandbox.separation, config.sandbox.uids);
     offer.map_err(|(key, what)| {
@@ -38,10 +38,10 @@ pub(crate) fn offer(kernel: &Kernel, config: &Config) -> Result<Offer, Vec<Mista
     })
 }
 
-/// Search path of an environment.
+/// The search path in an environment.
 pub(super) fn path_of(env: &BTreeMap<String, String>) -> &str {
     env.get("PATH").map_or("", String::as_str)
 }
 
-/// Binary of this process, even after its file was replaced.
+/// The binary of this process, even after its file was replaced.
 pub(super) const OWN_BINARY: &str = "/proc/self/exe";

@@ -1,6 +1,6 @@
-//! Plan of a gateway: its configuration, its catalogue and what confines its children, all checked.
+//! The plan of a gateway: configuration, catalogue and sandboxing, all checked.
 //!
-//! Not here: carrying it out (`process`).
+//! Not here: its execution (`process`).
 
 use std::{
     collections::BTreeMap,
@@ -28,10 +28,10 @@ pub(crate) struct RunArgs {
     /// Address to listen on; loopback only
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
-    /// Environment of the server: NAME=VALUE, or NAME to pass one's own
+    /// Environment variable of the server: NAME=VALUE, or NAME to pass it on
     #[arg(long, value_name = "NAME[=VALUE]")]
     env: Vec<String>,
-    /// An Origin that browsers may call from
+    /// Origin of web pages that may call the gateway
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
     /// Any key of the configuration, or server.KEY of the server
@@ -51,7 +51,7 @@ pub(crate) struct ServeArgs {
     /// Manifest of tenants and servers
     #[arg(long, value_name = "F")]
     apply: Option<PathBuf>,
-    /// Remove what is stored and not in the manifest
+    /// Remove stored objects that are not in the manifest
     #[arg(long, requires = "apply")]
     prune: bool,
     /// Address to listen on
@@ -62,27 +62,28 @@ pub(crate) struct ServeArgs {
     set: Vec<String>,
 }
 
-/// A gateway to start, free of mistakes.
+/// A gateway to start, checked for mistakes.
 pub(super) struct Plan {
-    /// Settings of the gateway.
+    /// The settings of the gateway.
     pub(super) config: Config,
-    /// Origin of the catalogue.
+    /// The source of the catalogue.
     pub(super) source: Source,
-    /// Environment of this process.
+    /// The environment of this process.
     pub(super) env: BTreeMap<String, String>,
-    /// Directory for the private files of children, removed with the gateway; `data_dir/work` if none.
+    /// The directory for private files of children, removed with the gateway; `data_dir/work` if
+    /// none.
     pub(super) work: Option<PathBuf>,
-    /// Means of separation and confinement that this machine has.
+    /// The kernel features of this machine.
     pub(super) kernel: Kernel,
-    /// Those that children get.
+    /// The features that children get.
     pub(super) offer: Offer,
     /// Files hidden from children.
     pub(super) secrets: Vec<PathBuf>,
-    /// `lockgate run`: prints URL and snippets instead of a log line, and keeps nothing.
+    /// `lockgate run`: prints URL and snippets instead of a log line, and stores nothing.
     pub(super) is_run: bool,
 }
 
-/// Plan of `lockgate run`.
+/// The plan of `lockgate run`.
 ///
 /// # Errors
 ///
@@ -145,19 +146,19 @@ pub(super) fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
     })
 }
 
-/// Environment that `--env` gives the server of `run`: values, and variables passed on.
+/// The environment that `--env` gives the server of `run`: given values, and variables passed on.
 fn environment_of(
     passed: Vec<String>,
     own: &BTreeMap<String, String>,
 ) -> Result<BTreeMap<String, String>, Vec<Mistake>> {
     let (mut env, mut mistakes) = (BTreeMap::new(), Vec::new());
     for pair in passed {
-        let named = match pair.split_once('=') {
+        let variable = match pair.split_once('=') {
             Some((name, value)) => Some((name.to_owned(), value.to_owned())),
             None => own.get(&pair).map(|value| (pair.clone(), value.clone())),
         };
         let wrong = || Wrong::new("is not set here", "write NAME=VALUE, or set it");
-        match named {
+        match variable {
             Some((name, value)) => _ = env.insert(name, value),
             None => mistakes.push(wrong().at("--env", &pair)),
         }
@@ -169,7 +170,7 @@ fn environment_of(
     }
 }
 
-/// Plan of `lockgate serve`.
+/// The plan of `lockgate serve`.
 ///
 /// # Errors
 ///
@@ -190,12 +191,12 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
         listen,
         run: false,
     };
-    let named = || {
+    let default_manifest = || {
         env.get("LOCKGATE_APPLY")
             .filter(|path| !path.is_empty())
             .map(PathBuf::from)
     };
-    let file = apply.or_else(named);
+    let file = apply.or_else(default_manifest);
     let text = file.as_deref().and_then(|file| std::fs::read(file).ok());
     let loaded = file.as_deref().map(|file| objects::load(file, &env));
     let config = Config::load(&sources).map_err(|error| error.mistakes);
@@ -218,7 +219,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     }
     let secrets = secrets(&sources, &config, file.as_deref());
     let prune = if prune { Prune::Remove } else { Prune::Keep };
-    let applied = file.map(|file| ManifestFile {
+    let manifest = file.map(|file| ManifestFile {
         file,
         pending: declaration,
         text,
@@ -226,9 +227,9 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     });
     Ok(Plan {
         config,
-        source: Source::Stored(applied),
+        source: Source::Stored(manifest),
         env,
-        // A child with a uid of its own cannot pass through the data directory.
+        // A child with a separate uid cannot enter the data directory.
         work: (offer.separation == Separation::Uid).then(temporary),
         kernel,
         offer,
@@ -237,7 +238,7 @@ pub(super) fn plan_serve(args: ServeArgs) -> Result<Plan, Vec<Mistake>> {
     })
 }
 
-/// Both values, or the mistakes of both.
+/// Both values, or all mistakes.
 fn both<A, B>(
     one: Result<A, Vec<Mistake>>,
     other: Result<B, Vec<Mistake>>,
@@ -252,19 +253,20 @@ fn both<A, B>(
     }
 }
 
-/// Directory for the private files of children outside the data directory.
+/// A directory outside the data directory, for the private files of children.
 fn temporary() -> PathBuf {
     std::env::temp_dir().join(format!("lockgate-{}", uuid::Uuid::new_v4().simple()))
 }
 
-/// Files hidden from children besides the data and work directories: configuration, manifest, keys.
+/// Files hidden from children besides the data and work directories: configuration, manifest and
+/// key files.
 fn secrets(sources: &Sources, config: &Config, manifest: Option<&Path>) -> Vec<PathBuf> {
     let tls = config.http.tls.as_ref().map(|tls| tls.key.clone());
     let is_file = |name: &str| name.starts_with("LOCKGATE_") && name.ends_with("_FILE");
     let variables = sources.env.iter().filter(|(name, _)| is_file(name));
     let files = variables.map(|(_, file)| PathBuf::from(file));
-    let named = [sources.file(), manifest.map(Path::to_owned), tls];
-    files.chain(named.into_iter().flatten()).collect()
+    let others = [sources.file(), manifest.map(Path::to_owned), tls];
+    files.chain(others.into_iter().flatten()).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Process of a gateway: from flags to its exit code.
+//! The process of a gateway, from flags to its exit code.
 //!
-//! Not here: what is checked before (`plan`), and what the gateway does (`gateway`).
+//! Not here: the checks before the start (`plan`), and the gateway itself (`gateway`).
 
 use std::{
     collections::BTreeMap,
@@ -58,7 +58,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // Memory, environment and descriptors are private, also from children with the same uid.
+    // Hides memory, environment and descriptors, also from children with the same uid.
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         eprintln!("lockgate: cannot protect its memory: {error}");
         return ExitCode::FAILURE;
@@ -75,12 +75,12 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
         .context("cannot start the runtime")
         .and_then(|runtime| {
             let outcome = runtime.block_on(gateway(plan, logs.clone()));
-            // Blocked tasks have had their time.
+            // Blocking tasks have had their time to end.
             runtime.shutdown_timeout(Duration::from_millis(200));
             outcome
         });
     if let Some(work) = work {
-        // Nothing should be left: private directories are removed with their children.
+        // Private directories are removed with their children, so it should be empty.
         let _ = removal::remove(&work);
     }
     logs.flush(Duration::from_millis(500));
@@ -93,7 +93,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     }
 }
 
-/// Prints mistakes that prevent a start.
+/// Prints the mistakes that prevent a start.
 fn refuse(mistakes: &[Mistake]) -> ExitCode {
     for mistake in mistakes {
         eprintln!("{mistake}");
@@ -121,16 +121,16 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     if !is_run && let Err(mistake) = directory::claim(&config)? {
         return Ok(refuse(&[mistake]));
     }
-    let _held = (!is_run).then(|| database::hold(&config)).transpose()?;
+    let _lock = (!is_run).then(|| database::lock(&config)).transpose()?;
     directory::private(&work)?;
     if offer.separation == Separation::Uid {
-        // Children pass through it to their own directories.
+        // Children must be able to reach their own directories below it.
         std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;
     }
     let mut ports = sockets::ports(&listeners)?;
     ports.extend(database::ports(&config));
-    // `run` keeps nothing to hide. Hiding lists all files beside the hidden ones: it costs every
-    // start, and files created there later would be invisible.
+    // `run` stores nothing to hide. Hiding lists all files next to the hidden ones: it slows down
+    // every start, and hides files created there later.
     let own = [config.data_dir.clone(), work.clone()];
     let hidden = HiddenPaths::new(own.into_iter().chain(secrets));
     let hide = (!is_run).then(|| hidden.clone());
@@ -142,7 +142,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     };
     warn(&config, &served.snapshot.catalog(), &offer);
     let is_temporary = is_run || offer.separation == Separation::Uid;
-    let prepared = stores_of(&config, &work, is_temporary);
+    let prepared = prepared_dir(&config, &work, is_temporary);
     let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
     let shutdown = Shutdown::default();
     let signals = signals::signals(shutdown.clone())?;
@@ -155,14 +155,14 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Directory of prepared stores: children with their own uid cannot pass through the data
-/// directory, and `run` has none.
-fn stores_of(config: &Config, work: &Path, is_temporary: bool) -> PathBuf {
+/// The directory of prepared stores. Children with separate uids cannot enter the data directory,
+/// and `run` has none.
+fn prepared_dir(config: &Config, work: &Path, is_temporary: bool) -> PathBuf {
     let base = if is_temporary { work } else { &config.data_dir };
     base.join("prepared")
 }
 
-/// Warns of unsafe settings and of walls that are not enforced.
+/// Warns of unsafe settings, and of sandboxing that is not enforced.
 fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
     if config.sandbox.shared_uid && offer.separation == Separation::None {
         tracing::warn!("sandbox.shared_uid: nothing separates the processes of tenants");

@@ -1,4 +1,4 @@
-//! SIGTERM, SIGINT and SIGHUP: the first one drains, the second one halts.
+//! SIGTERM, SIGINT and SIGHUP: the first drains, the second ends at once.
 //!
 //! Not here: draining (`gateway`).
 
@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::gateway::Shutdown;
 
-/// Cancels `drain` at the first SIGTERM, SIGINT or SIGHUP, and `halt` at the second one.
+/// Cancels `drain` at the first SIGTERM, SIGINT or SIGHUP, and `halt` at the second.
 pub(super) fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
@@ -27,7 +27,7 @@ pub(super) fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output =
             }
             token.cancel();
         }
-        // Guards end all remaining children once this process is gone.
+        // When this process is gone, guards end all remaining children.
     })
 }
 
@@ -38,7 +38,7 @@ async fn received(signal: Option<&mut Signal>) {
     }
 }
 
-/// Whether this process was started with SIGHUP ignored.
+/// Reports whether this process was started with SIGHUP ignored.
 fn is_ignored() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! Listener sockets of a gateway, and the addresses that it announces and advertises.
+//! Listener sockets of a gateway, and the addresses that it announces.
 
 use std::{
     io::{ErrorKind, Write},
@@ -20,13 +20,13 @@ use crate::{
 /// Binds all configured listeners.
 pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<Listeners> {
     let bind = async |key, address| bind(config, key, address).await;
-    let maybe = async |key, address: Option<SocketAddr>| match address {
+    let bind_optional = async |key, address: Option<SocketAddr>| match address {
         Some(address) => bind(key, address).await.map(Some),
         None => Ok(None),
     };
     let http = bind("http.listen", config.http.listen).await?;
-    let ops = maybe("ops.listen", config.ops.listen).await?;
-    let admin = maybe("admin.listen", config.admin.listen.filter(|_| !is_run)).await?;
+    let ops = bind_optional("ops.listen", config.ops.listen).await?;
+    let admin = bind_optional("admin.listen", config.admin.listen.filter(|_| !is_run)).await?;
     let cluster = match &config.redis {
         Some(_) => {
             let listener = bind("cluster.listen", config.cluster.listen).await?;
@@ -43,7 +43,7 @@ pub(super) async fn listeners(config: &Config, is_run: bool) -> anyhow::Result<L
     })
 }
 
-/// Listens on the address of a key; never on another port instead.
+/// Binds the address of a key. There is no fallback to another port.
 async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let remedy = match error.kind() {
@@ -58,7 +58,7 @@ async fn bind(config: &Config, key: &str, address: SocketAddr) -> anyhow::Result
     })
 }
 
-/// Ports of the listeners, refused to children.
+/// The ports of the listeners, which children may not reach.
 pub(super) fn ports(listeners: &Listeners) -> anyhow::Result<Vec<u16>> {
     let Listeners {
         http,
@@ -66,7 +66,7 @@ pub(super) fn ports(listeners: &Listeners) -> anyhow::Result<Vec<u16>> {
         admin,
         cluster,
     } = listeners;
-    let cluster = cluster.as_ref().map(|reached| &reached.listener);
+    let cluster = cluster.as_ref().map(|cluster| &cluster.listener);
     let others = [ops.as_ref(), admin.as_ref(), cluster];
     let all = std::iter::once(http).chain(others.into_iter().flatten());
     let port = |listener: &TcpListener| Ok(listener.local_addr()?.port());
@@ -86,8 +86,8 @@ pub(super) fn announce(config: &Config, listeners: &Listeners, is_run: bool) -> 
             http = %listeners.http.local_addr()?,
             ops = of(listeners.ops.as_ref())?,
             admin = of(listeners.admin.as_ref())?,
-            cluster = of(cluster.map(|reached| &reached.listener))?,
-            advertised = cluster.map(|reached| &*reached.address),
+            cluster = of(cluster.map(|cluster| &cluster.listener))?,
+            advertised = cluster.map(|cluster| &*cluster.address),
             "listening"
         );
         return Ok(());
@@ -104,7 +104,7 @@ pub(super) fn announce(config: &Config, listeners: &Listeners, is_run: bool) -> 
     Ok(())
 }
 
-/// Address at which other replicas reach the cluster listener.
+/// The address at which other replicas reach the cluster listener.
 async fn advertised(config: &Config, bound: SocketAddr) -> anyhow::Result<Arc<str>> {
     if let Some(written) = &config.cluster.advertise {
         return Ok(written.as_str().into());
@@ -117,8 +117,8 @@ async fn advertised(config: &Config, bound: SocketAddr) -> anyhow::Result<Arc<st
     Ok(SocketAddr::new(own, bound.port()).to_string().into())
 }
 
-/// Address of this machine on the network of Redis; if Redis is local or its name unknown, the
-/// address of the host name or of the default route.
+/// The address of this machine on the network of Redis. If Redis is local or its name does not
+/// resolve, the address of the host name or of the default route.
 async fn own_address(config: &Config) -> Option<IpAddr> {
     let url = config.redis.as_ref().map(|redis| redis.url.expose());
     let url = url.and_then(|url| Url::parse(url).ok());
@@ -126,11 +126,11 @@ async fn own_address(config: &Config) -> Option<IpAddr> {
         let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
         Some((host, url.port().unwrap_or(REDIS)))
     });
-    let towards = match redis {
+    let towards_redis = match redis {
         Some(redis) => from(redis).await,
         None => None,
     };
-    if let Some(own) = towards.filter(|own| !own.is_loopback()) {
+    if let Some(own) = towards_redis.filter(|own| !own.is_loopback()) {
         return Some(own);
     }
     let name = rustix::system::uname();
@@ -147,11 +147,11 @@ async fn own_address(config: &Config) -> Option<IpAddr> {
             return Some(own);
         }
     }
-    // Loopback only: other replicas run on this machine too.
-    towards
+    // Loopback only: other replicas run on this machine.
+    towards_redis
 }
 
-/// Local address of the route to another machine; no packet is sent.
+/// The local address of the route to another machine; no packet is sent.
 async fn from(there: (String, u16)) -> Option<IpAddr> {
     let there = lookup_host(there).await.ok()?.next()?;
     let any: IpAddr = if there.is_ipv4() {
@@ -164,7 +164,7 @@ async fn from(there: (String, u16)) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Default port of Redis.
+/// The default port of Redis.
 pub(super) const REDIS: u16 = 6379;
 /// Documentation addresses (RFC 5737, RFC 3849), reached by the default route.
 const ELSEWHERE: [IpAddr; 2] = [

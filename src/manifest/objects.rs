@@ -82,7 +82,7 @@ impl Declared {
         if !open.is_empty() {
             return Err(open);
         }
-        reader::read(Some(&self.tree()), Vec::new(), &BTreeMap::new())
+        reader::stored(&self.tenants())
     }
 
     /// The whole manifest as JSON, secrets included: what is sent to a gateway that is to apply it.
@@ -92,6 +92,15 @@ impl Declared {
     }
 
     fn tree(&self) -> Node {
+        let node = |value: Value| Node::new(PLACE, value);
+        node(Value::Map(vec![
+            ("version".to_owned(), node(Value::Whole(1))),
+            ("tenants".to_owned(), node(Value::Map(self.tenants()))),
+        ]))
+    }
+
+    /// Each tenant with the lists of its objects, as a manifest writes it.
+    fn tenants(&self) -> Vec<(String, Node)> {
         let node = |value: Value| Node::new(PLACE, value);
         // An object comes behind its tenant, whose last list it belongs to, or to a new one.
         let mut tenants: Vec<(String, Vec<(String, Node)>)> = Vec::new();
@@ -122,11 +131,7 @@ impl Declared {
             }
         }
         let tenant = |(name, members)| (name, node(Value::Map(members)));
-        let tenants = tenants.into_iter().map(tenant).collect();
-        node(Value::Map(vec![
-            ("version".to_owned(), node(Value::Whole(1))),
-            ("tenants".to_owned(), node(Value::Map(tenants))),
-        ]))
+        tenants.into_iter().map(tenant).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     config::{Mistake, Mistakes, Node, Wrong, reader::name},
-    declare::{Catalog, Tenant},
+    declare::{Catalog, PLACE, Tenant},
 };
 
 /// A manifest that was read without a mistake.
@@ -43,6 +43,16 @@ pub(crate) fn read(
     let mistakes = Mistakes::from(mistakes);
     let mut reader = Reader::new(env, &mistakes);
     let catalog = tree.map(|tree| reader.root(tree)).unwrap_or_default();
+    let places = reader.places;
+    mistakes.result(Manifest { catalog, places })
+}
+
+/// The tenants of stored objects; nothing of the environment is left open in them.
+pub(super) fn stored(tenants: &[(String, Node)]) -> Result<Manifest, Vec<Mistake>> {
+    let (env, mistakes) = (BTreeMap::new(), Mistakes::from(Vec::new()));
+    let mut reader = Reader::new(&env, &mistakes);
+    reader.places.insert(String::new(), PLACE.to_owned());
+    let catalog = reader.catalog(tenants.iter().map(|(name, node)| (name.as_str(), node)));
     let places = reader.places;
     mistakes.result(Manifest { catalog, places })
 }

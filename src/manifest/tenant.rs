@@ -1,10 +1,6 @@
 //! Reader of `tenants` and `quotas`.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    num::NonZeroU64,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, num::NonZeroU64, sync::Arc};
 
 use super::{
     identity::{known_server, useless_grants},
@@ -22,22 +18,29 @@ impl Reader<'_> {
         let fields = Fields::of(tree, "", self.mistakes);
         self.places.insert(String::new(), fields.place.clone());
         fields.read("version", (), only_version);
-        let mut tenants = HashMap::new();
+        let mut catalog = Catalog::default();
         if let Some(node) = fields.member("tenants") {
             self.places.insert("tenants".to_owned(), node.place.clone());
             let members = Fields::of(node, "tenants", self.mistakes);
-            for (tenant_name, node) in members.members() {
-                let key = members.key(tenant_name);
-                self.name(tenant_name, node, &key);
-                let tenant = self.tenant(node, &key, tenant_name);
-                tenants.insert(tenant_name.to_owned(), Arc::new(tenant));
-            }
+            catalog = self.catalog(members.members());
         }
         fields.end();
-        Catalog {
-            tenants,
-            ..Catalog::default()
+        catalog
+    }
+
+    /// The tenants of a manifest, or of stored objects.
+    pub(super) fn catalog<'n>(
+        &mut self,
+        tenants: impl IntoIterator<Item = (&'n str, &'n Node)>,
+    ) -> Catalog {
+        let mut catalog = Catalog::default();
+        for (name, node) in tenants {
+            let key = format!("tenants.{name}");
+            self.name(name, node, &key);
+            let tenant = self.tenant(node, &key, name);
+            catalog.tenants.insert(name.to_owned(), Arc::new(tenant));
         }
+        catalog
     }
 
     fn tenant(&mut self, node: &Node, key: &str, tenant: &str) -> Tenant {

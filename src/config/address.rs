@@ -1,6 +1,6 @@
-//! Addresses, hosts, origins and URLs as operators write them.
+//! Addresses, hosts, origins and URLs in settings.
 //!
-//! Not here: comparing them with what requests say.
+//! Not here: comparison with those in requests (`http/edge/address`).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,12 +9,12 @@ use url::{Host, Url};
 
 use super::reader::Wrong;
 
-/// The address that a request is accounted to; in the extensions of the request.
+/// The address that a request is accounted to, stored in the extensions of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClientAddress(pub(crate) IpAddr);
 
-/// Whether nobody on the way to a URL can read along, as browsers see it (Secure Contexts, section
-/// 3.1): by TLS, or since it does not leave the machine.
+/// Reports whether connections to a URL are confidential, by TLS or because they stay on this
+/// machine: a potentially trustworthy URL (Secure Contexts, section 3.1).
 pub(crate) fn is_trustworthy(url: &Url) -> bool {
     url.scheme() == "https"
         || match url.host() {
@@ -25,14 +25,14 @@ pub(crate) fn is_trustworthy(url: &Url) -> bool {
         }
 }
 
-/// An IP address with its port.
+/// Parses an IP address with its port.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, Wrong> {
     let remedy = "write an IP address and a port like 127.0.0.1:8080 or [::1]:8080";
     text.parse()
         .map_err(|_| Wrong::new(format!("{text:?} is no address"), remedy))
 }
 
-/// A network in CIDR, or a single address.
+/// Parses a network in CIDR, or a single address.
 pub(crate) fn network(text: &str) -> Result<IpNet, Wrong> {
     let single = text.parse::<IpAddr>().map(IpNet::from);
     let wrong = || {
@@ -44,7 +44,7 @@ pub(crate) fn network(text: &str) -> Result<IpNet, Wrong> {
     text.parse().or(single).map_err(|_| wrong())
 }
 
-/// A host, with its port or without.
+/// Parses a host with an optional port.
 pub(crate) fn host(text: &str) -> Result<String, Wrong> {
     let parsed = Url::parse(&format!("http://{text}/")).ok();
     let is_host = parsed.is_some_and(|url| {
@@ -60,13 +60,13 @@ pub(crate) fn host(text: &str) -> Result<String, Wrong> {
     ))
 }
 
-/// An origin as browsers send it, since it is compared exactly.
+/// Parses an origin. It must be spelled as browsers send it, because it is compared exactly.
 pub(crate) fn origin(text: &str) -> Result<String, Wrong> {
     let wrong = |remedy: String| Wrong::new(format!("{text:?} is no origin"), remedy);
     let Ok(url) = Url::parse(text) else {
         return Err(wrong("write it like https://example.com".to_owned()));
     };
-    // Origins with schemes of their own (vscode-file://…, chrome-extension://…) are opaque to url.
+    // Origins with custom schemes (vscode-file://…, chrome-extension://…) are opaque to `url`.
     let sent = match url.origin() {
         tuple @ url::Origin::Tuple(..) => tuple.ascii_serialization(),
         url::Origin::Opaque(_) if url.host_str().is_some() && url.path().is_empty() => {
@@ -83,7 +83,7 @@ pub(crate) fn origin(text: &str) -> Result<String, Wrong> {
     }
 }
 
-/// An http or https URL without what cannot be part of a base.
+/// Parses an http or https URL that can be a base.
 pub(crate) fn public_url(text: &str) -> Result<String, Wrong> {
     let wrong = |what: &str, remedy: &str| Wrong::new(format!("{text:?} {what}"), remedy);
     let like = "write it like https://mcp.example.com";

@@ -1,6 +1,6 @@
-//! Settings of replicas: what they share, how they reach each other, how one of them ends.
+//! Settings of replicas: shared state, connections to each other, and shutdown.
 //!
-//! Not here: Redis itself (`store`), and requests between replicas (`http`).
+//! Not here: the Redis client (`state/redis`), and requests between replicas (`http/replicas`).
 
 use crate::base::Secret;
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
@@ -18,19 +18,19 @@ use super::{
     sources::Layers,
 };
 
-/// What replicas share.
+/// The Redis that replicas share.
 #[derive(Clone, Debug)]
 pub(crate) struct Redis {
-    /// Where it is; a secret, since it may hold a password.
+    /// The URL; a secret, because it may contain a password.
     pub(crate) url: Secret,
-    /// What stands before every key.
+    /// The prefix of all keys.
     pub(crate) prefix: String,
-    /// The authorities that its certificate may be of, as PEM; none is the usual ones.
+    /// The certificate authorities to trust, as PEM; none for the public ones.
     pub(crate) authorities: Option<Arc<[u8]>>,
 }
 
 impl Redis {
-    /// The keys `redis.url` (else `REDIS_URL`), `redis.prefix` and `redis.ca_file`; none without a
+    /// Reads `redis.url` (else `REDIS_URL`), `redis.prefix` and `redis.ca_file`; none without a
     /// URL.
     pub(crate) fn read(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Self> {
         if let Some(url) = env.get("REDIS_URL").filter(|url| !url.is_empty())
@@ -42,7 +42,7 @@ impl Redis {
         let url = layers.leaf("redis.url", |node| {
             let text = node.text()?;
             if !text.is_empty() && !is_redis(&text) {
-                // Without the text: it may hold a password.
+                // Without the text, which may contain a password.
                 let what = "is no URL of Redis";
                 let remedy = "write redis://HOST:6379 or rediss://…, or \"\" for memory";
                 return Err(Wrong::new(what, remedy));
@@ -76,24 +76,23 @@ impl Redis {
     }
 }
 
-/// How replicas reach each other, and what one does that is cut off from what they share.
+/// Connections between replicas, and the timeouts of a replica that loses Redis.
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
-    /// Where other replicas reach this one; bound only with Redis.
+    /// The address of the cluster listener, which is bound only with Redis.
     pub(crate) listen: SocketAddr,
-    /// The same as others see it, `host:port`; none is to be found out.
+    /// The address for other replicas, `host:port`; none to detect it.
     pub(crate) advertise: Option<String>,
-    /// When the children of a replica that is cut off end.
+    /// The time after which a replica without Redis ends its children.
     pub(crate) orphan_after: Duration,
-    /// When its streams end.
+    /// The time after which it ends its streams.
     pub(crate) close_after: Duration,
 }
 
 impl Cluster {
-    /// The keys `cluster.…`; `sql` is where all replicas keep what is declared, none is a file of
-    /// each.
+    /// Reads the keys of `cluster`. `sql` is the database that all replicas share, if there is one.
     pub(crate) fn read(layers: &mut Layers, redis: Option<&Redis>, sql: Option<&Secret>) -> Self {
-        // Only to be compared: nobody here counts replicas.
+        // Used for this check only: the gateway does not count replicas.
         let replicas = layers.leaf("cluster.replicas", |node| node.count(0));
         if replicas > 1 && redis.is_none() {
             let what = "is more than 1, and redis.url is not set";
@@ -116,18 +115,18 @@ impl Cluster {
 /// Bounds of the event log, per stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
-    /// Events that are kept.
+    /// Maximum number of kept events.
     pub(crate) events: usize,
-    /// Bytes that are kept.
+    /// Maximum number of kept bytes.
     pub(crate) bytes: u64,
-    /// How long they are kept; zero is without end.
+    /// Maximum age of kept events; zero is unlimited.
     pub(crate) age: Duration,
-    /// The largest event that is kept in Redis, in bytes.
+    /// Maximum bytes of an event that is kept in Redis.
     pub(crate) max_event: u64,
 }
 
 impl Log {
-    /// The keys `log.…`.
+    /// Reads the keys of `log`.
     pub(crate) fn read(layers: &mut Layers) -> Self {
         Self {
             events: layers.leaf("log.events", Node::at_least_one),
@@ -138,28 +137,28 @@ impl Log {
     }
 }
 
-/// How the gateway ends.
+/// The timeouts of a shutdown.
 #[derive(Clone, Debug)]
 pub(crate) struct Drain {
-    /// How long it still accepts.
+    /// The time that the gateway continues to accept requests.
     pub(crate) delay: Duration,
-    /// How long calls may take to end.
+    /// The time that calls in flight have to end.
     pub(crate) timeout: Duration,
 }
 
 impl Drain {
-    /// The keys `drain.…`; a replica has others that take over, once load balancers know.
+    /// Reads the keys of `drain`. With Redis, other replicas take over once load balancers know.
     pub(crate) fn read(layers: &mut Layers, redis: Option<&Redis>) -> Self {
         let delay = layers.leaf("drain.delay", Node::duration);
-        let is_usual = redis.is_some() && layers.is_default("drain.delay");
+        let is_default = redis.is_some() && layers.is_default("drain.delay");
         Self {
-            delay: if is_usual { DELAY } else { delay },
+            delay: if is_default { DEFAULT_DELAY } else { delay },
             timeout: layers.leaf("drain.timeout", Node::duration),
         }
     }
 }
 
-/// Whether it is a URL of which the part that connects makes something.
+/// Reports whether the Redis client can use the URL.
 fn is_redis(text: &str) -> bool {
     let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme));
     let Some(url) = Url::parse(text).ok().filter(|_| is_known) else {
@@ -171,7 +170,7 @@ fn is_redis(text: &str) -> bool {
     url.scheme().ends_with("unix") || (has_host && is_number)
 }
 
-/// What may stand before keys: nothing that Redis or its tools read something into.
+/// Parses a prefix of keys, without characters that Redis or its tools interpret.
 fn prefix(node: &Node) -> Result<String, Wrong> {
     let text = node.text()?;
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
@@ -182,7 +181,7 @@ fn prefix(node: &Node) -> Result<String, Wrong> {
     Err(Wrong::new(format!("{text:?} is no prefix"), remedy))
 }
 
-/// What is in a file of certificates; empty is none.
+/// Reads a file of certificates; none if empty.
 fn authorities(node: &Node) -> Result<Option<Arc<[u8]>>, Wrong> {
     let file = node.text()?;
     if file.is_empty() {
@@ -204,7 +203,7 @@ fn authorities(node: &Node) -> Result<Option<Arc<[u8]>>, Wrong> {
     Ok(Some(text.into()))
 }
 
-/// A host with its port; empty is none.
+/// Parses a host with its port; none if empty.
 fn advertised(node: &Node) -> Result<Option<String>, Wrong> {
     let text = node.text()?;
     if text.is_empty() {
@@ -227,10 +226,10 @@ const SCHEMES: [&str; 7] = [
     "valkeys://",
     "valkey+unix://",
 ];
-/// Those with TLS.
+/// The schemes with TLS.
 const ENCRYPTED: [&str; 2] = ["rediss://", "valkeys://"];
-/// What load balancers take to notice.
-const DELAY: Duration = Duration::from_secs(5);
+/// The time that load balancers need to notice.
+const DEFAULT_DELAY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -254,7 +253,7 @@ mod tests {
             layers.add_set(set);
         }
         let redis = Redis::read(&mut layers, &env);
-        let sql = super::super::storage::Keeping::read(&mut layers, &env).sql_url;
+        let sql = super::super::storage::Storage::read(&mut layers, &env).sql_url;
         let cluster = Cluster::read(&mut layers, redis.as_ref(), sql.as_ref());
         let drain = Drain::read(&mut layers, redis.as_ref());
         let mistakes = layers.mistakes.iter().map(ToString::to_string).collect();
@@ -360,7 +359,7 @@ mod tests {
     fn draining_takes_longer_where_others_take_over() {
         let delay = |set: &[&str]| read(false, &[], set).drain.delay;
         assert_eq!(delay(&[]), Duration::ZERO);
-        assert_eq!(delay(&["redis.url=redis://h"]), DELAY);
+        assert_eq!(delay(&["redis.url=redis://h"]), DEFAULT_DELAY);
         let written = ["redis.url=redis://h", "drain.delay=0s"];
         assert_eq!(delay(&written), Duration::ZERO);
     }

@@ -1,6 +1,6 @@
-//! Documents in TOML, YAML or JSON as one tree, in which every value knows its place.
+//! Documents in TOML, YAML or JSON as one tree, in which every value has its place.
 //!
-//! Not here: the meaning of any key (`reader` and its callers).
+//! Not here: the meaning of keys (`reader` and its callers).
 
 use std::{fmt, path::Path};
 
@@ -9,22 +9,22 @@ use serde_json::value::RawValue;
 use serde_saphyr::{DuplicateKeyPolicy, Spanned};
 use toml::de::{DeTable, DeValue};
 
-/// A value and where it was written.
+/// A value and its place.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// `FILE:LINE`, the name of a variable, or a flag; for a member of a map, that of its key.
+    /// `FILE:LINE`, a variable, or a flag; for a member of a map, the place of its key.
     pub(crate) place: String,
-    /// What was written.
+    /// The parsed value.
     pub(crate) value: Value,
-    /// The same as plain text where the source is untyped (flags and the environment), so
-    /// that a text which looks like a number can still be a text.
+    /// The plain text, if the source is untyped (flags and the environment): a text that looks like
+    /// a number can still be read as a text.
     pub(crate) word: Option<String>,
 }
 
-/// What can be written in all three formats.
+/// The values that all three formats can express.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// `null`, or a key with nothing behind it.
+    /// `null`, or a key without a value.
     Nothing,
     /// true or false.
     Flag(bool),
@@ -36,19 +36,19 @@ pub(crate) enum Value {
     List(Vec<Node>),
     /// Keys and values in the order of the document; a key may occur twice.
     Map(Vec<(String, Node)>),
-    /// What no setting is made of (fractions, dates), by its name.
+    /// A value that no setting accepts (fractions, dates), by its name.
     Other(&'static str),
 }
 
 impl PartialEq for Node {
-    /// Equal by value, wherever it was written.
+    /// Compares values, not places.
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value
     }
 }
 
 impl Node {
-    /// A node that was written at `place`.
+    /// A node with its place.
     pub(crate) fn new(place: &str, value: Value) -> Self {
         Self {
             place: place.to_owned(),
@@ -57,7 +57,7 @@ impl Node {
         }
     }
 
-    /// The node of an untyped text: a TOML value if it reads as one, else the text itself.
+    /// The node of an untyped text: a TOML value if it parses as one, else the text itself.
     pub(crate) fn from_word(place: &str, text: &str) -> Self {
         let value = match DeValue::parse(text) {
             Ok(parsed) => toml_value(parsed.get_ref(), &|_| place.to_owned()),
@@ -70,7 +70,7 @@ impl Node {
         }
     }
 
-    /// What it is, for messages.
+    /// The name of its type, for messages.
     pub(crate) fn kind(&self) -> &'static str {
         match &self.value {
             Value::Nothing => "nothing",
@@ -84,16 +84,16 @@ impl Node {
     }
 }
 
-/// Why a document could not be read, and where.
+/// A syntax error and its line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SyntaxError {
-    /// Its line, from 1.
+    /// The line, from 1.
     pub(crate) line: usize,
-    /// What the parser said, in one line.
+    /// The parser's message, on one line.
     pub(crate) what: String,
 }
 
-/// How a document is written.
+/// The format of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// `.toml`
@@ -105,7 +105,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// The format that a file's ending names.
+    /// The format by a file's extension.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "toml" => Some(Self::Toml),
@@ -115,10 +115,10 @@ impl Format {
         }
     }
 
-    /// The tree of `text`, which stands in `file`.
+    /// Parses `text`, the content of `file`.
     ///
-    /// TOML goes on behind a mistake, so that the mistakes behind it are found in one run;
-    /// the other two formats have no tree then.
+    /// TOML continues after an error, so that one run reports all mistakes; the other formats
+    /// return no tree then.
     pub(crate) fn parse(self, file: &str, text: &str) -> (Option<Node>, Vec<SyntaxError>) {
         let parsed = match self {
             Self::Toml => return parse_toml(file, text),
@@ -132,7 +132,7 @@ impl Format {
     }
 }
 
-/// The words of a dotted TOML key (`a."b.c".d`).
+/// The segments of a dotted TOML key (`a."b.c".d`).
 pub(crate) fn key_path(text: &str) -> Option<Vec<String>> {
     if text.contains(['\n', '#']) {
         return None;
@@ -192,8 +192,8 @@ fn toml_value(value: &DeValue<'_>, place: &dyn Fn(usize) -> String) -> Value {
 }
 
 fn parse_yaml(file: &str, text: &str) -> Result<Node, SyntaxError> {
-    // PassThrough: a key that occurs twice is reported with all other mistakes, not alone.
-    // Strict booleans: `no` is a country and a text, as in YAML 1.2.
+    // PassThrough: a duplicate key is reported together with all other mistakes.
+    // Strict booleans: `no` is a text, as in YAML 1.2.
     let options = serde_saphyr::options! {
         duplicate_keys: DuplicateKeyPolicy::PassThrough,
         strict_booleans: true,
@@ -210,7 +210,7 @@ fn parse_yaml(file: &str, text: &str) -> Result<Node, SyntaxError> {
     Ok(yaml_node(file, tree))
 }
 
-/// What serde sees of a YAML document.
+/// The tree that serde reads from a YAML document.
 enum Tree {
     Leaf(Value),
     List(Vec<Spanned<Tree>>),
@@ -320,13 +320,13 @@ fn parse_json(file: &str, text: &str) -> Result<Node, SyntaxError> {
         line: e.line().max(1),
         what: one_line(&e.to_string()),
     };
-    // The whole text first: the lines in errors of its parts count from the part.
+    // The whole text first: errors in its parts count lines from the part.
     let raw: &RawValue = serde_json::from_str(text).map_err(|e| syntax(&e))?;
     json_node(file, text, raw, MAX_DEPTH)
 }
 
-/// Takes one level of the document apart; raw values lend from `text`, so that their address
-/// tells their line. Each level is scanned once per level above it: manifests are flat.
+/// Parses one level of the document. Raw values borrow from `text`, so that their address gives
+/// their line. Each level is scanned once per level above it; manifests are flat.
 fn json_node(file: &str, text: &str, raw: &RawValue, depth: usize) -> Result<Node, SyntaxError> {
     let offset = (raw.get().as_ptr() as usize).saturating_sub(text.as_ptr() as usize);
     let line = line_at(text, offset);
@@ -363,7 +363,7 @@ fn json_node(file: &str, text: &str, raw: &RawValue, depth: usize) -> Result<Nod
     Ok(Node::new(&format!("{file}:{line}"), value))
 }
 
-/// The members of a JSON object with those that occur twice.
+/// The members of a JSON object, including duplicates.
 struct Entries<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de> Deserialize<'de> for Entries<'de> {
@@ -390,18 +390,18 @@ impl<'de> Visitor<'de> for EntriesVisitor {
     }
 }
 
-/// The line of a byte, from 1.
+/// The line of a byte offset, from 1.
 fn line_at(text: &str, offset: usize) -> usize {
     let before = &text.as_bytes()[..offset.min(text.len())];
     before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// Parsers' messages have several lines; a mistake has one.
+/// Joins the lines of a parser's message: a mistake has one line.
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Deepest JSON; a manifest has eight levels. Bounds the stack.
+/// The maximum depth of JSON, which bounds the stack; a manifest has eight levels.
 const MAX_DEPTH: usize = 64;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The gateway's own configuration: defaults, then a file, the environment, and flags.
+//! The settings of one gateway: from defaults, a file, the environment, and flags.
 //!
-//! Only here are the environment and the configuration file read. Not here: tenants and
-//! servers, which stand in the manifest (`control/manifest`).
+//! No other file reads the environment or the configuration file. Not here: tenants and servers
+//! (`manifest`).
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +17,10 @@ use tracing_subscriber::EnvFilter;
 
 pub(crate) use super::cluster::{Cluster, Drain, Log, Redis};
 use super::listeners::{Admin, Ops};
-pub(crate) use super::oauth::Issuing;
+pub(crate) use super::oauth::OauthSettings;
 pub(crate) use super::reader::Mistake;
 pub(crate) use super::sources::Override;
-pub(crate) use super::storage::Keeping;
+pub(crate) use super::storage::Storage;
 use super::{
     address::{address, host, network, origin, public_url},
     document::Node,
@@ -32,9 +32,9 @@ use super::{
 /// The checked settings of one gateway.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    /// The URL under which clients reach it, without a slash at the end.
+    /// The base URL for clients, without a trailing slash.
     pub(crate) public_url: String,
-    /// Where files are kept; empty if nothing says where, which only `run` allows.
+    /// The directory of all files; empty if unknown, which only `run` permits.
     pub(crate) data_dir: PathBuf,
     /// The public listener.
     pub(crate) http: Http,
@@ -42,60 +42,60 @@ pub(crate) struct Config {
     pub(crate) ops: Ops,
     /// The administration API.
     pub(crate) admin: Admin,
-    /// Tenant and server that `/mcp` means.
+    /// The tenant and server behind `/mcp`.
     pub(crate) default: Option<(String, String)>,
-    /// Who may call.
+    /// Authentication of callers.
     pub(crate) auth: Auth,
-    /// Special-purpose networks that may be asked for documents all the same.
+    /// Special-purpose networks that outbound requests may reach.
     pub(crate) outbound_allow: Vec<IpNet>,
-    /// How long sessions live.
+    /// Lifetimes of sessions.
     pub(crate) session: Session,
-    /// How streams are written.
+    /// Settings of streams.
     pub(crate) stream: Stream,
     /// Bounds of the event log.
     pub(crate) log: Log,
-    /// How the gateway ends.
+    /// Timeouts of the shutdown.
     pub(crate) drain: Drain,
-    /// What replicas share; none is one gateway alone, in memory.
+    /// The Redis that replicas share; none for a single gateway with state in memory.
     pub(crate) redis: Option<Redis>,
-    /// How replicas reach each other.
+    /// Connections between replicas.
     pub(crate) cluster: Cluster,
-    /// How many children, and how fast.
+    /// Limits of children and their starts.
     pub(crate) spawn: Spawn,
-    /// What separates children.
+    /// Separation of children.
     pub(crate) sandbox: Sandbox,
-    /// What is kept.
-    pub(crate) keeping: Keeping,
-    /// What the authorization servers of tenants issue.
-    pub(crate) oauth: Issuing,
-    /// What is logged.
+    /// Location, encryption and retention of stored data.
+    pub(crate) storage: Storage,
+    /// Settings of the tenants' authorization servers.
+    pub(crate) oauth: OauthSettings,
+    /// Logs.
     pub(crate) telemetry: Telemetry,
     /// Keys of the one server of `run`, in the order of the flags; empty in `serve`.
     pub(crate) server: Vec<Override>,
-    /// Whether nobody wrote `public_url`, so that it follows the listener.
+    /// `public_url` is not set, so it follows the listener.
     is_url_derived: bool,
-    /// Where keys are written that are not left to their defaults.
+    /// The places of all keys that are set.
     written: BTreeMap<String, String>,
 }
 
 /// The public listener.
 #[derive(Clone, Debug)]
 pub(crate) struct Http {
-    /// Where it listens; port 0 is a free one.
+    /// Its address; port 0 for a free one.
     pub(crate) listen: SocketAddr,
-    /// Further hosts that requests may name.
+    /// Additional hosts that requests may name.
     pub(crate) allowed_hosts: Vec<String>,
-    /// Further origins that may call.
+    /// Additional origins that may call.
     pub(crate) allowed_origins: Vec<String>,
-    /// Whose `X-Forwarded-For` is believed.
+    /// Proxies whose `X-Forwarded-For` is trusted.
     pub(crate) trusted_proxies: Vec<IpNet>,
-    /// Largest body of a request, in bytes.
+    /// Maximum bytes of a request body.
     pub(crate) max_body: usize,
-    /// Connections at once.
+    /// Maximum number of connections.
     pub(crate) max_connections: usize,
-    /// Requests a second of one address; none is without bound.
+    /// Maximum requests per second of one address; none for no limit.
     pub(crate) per_address: Option<NonZeroU64>,
-    /// Certificate and key; none is plain HTTP.
+    /// Certificate and key; none for plain HTTP.
     pub(crate) tls: Option<Tls>,
 }
 
@@ -108,77 +108,77 @@ pub(crate) struct Tls {
     pub(crate) key: PathBuf,
 }
 
-/// Who may call.
+/// Authentication of callers.
 #[derive(Clone, Debug)]
 pub(crate) struct Auth {
-    /// Whether tenants without authentication may be served beyond loopback.
+    /// Tenants without authentication may be served beyond loopback.
     pub(crate) insecure: bool,
 }
 
-/// How many children, and how fast.
+/// Limits of children and their starts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spawn {
-    /// Children that are starting at a time.
+    /// Maximum number of children that start at the same time.
     pub(crate) parallel: usize,
-    /// How long a start may wait for its turn.
+    /// Maximum time that a start waits for its slot.
     pub(crate) wait: Duration,
-    /// Children of the whole gateway.
+    /// Maximum number of children of the gateway.
     pub(crate) children: usize,
 }
 
-/// How long sessions live; zero is without end.
+/// Lifetimes of sessions; zero is unlimited.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    /// Without a request or an attached listener.
+    /// Maximum time without a request or a listener stream.
     pub(crate) idle: Duration,
-    /// At most.
+    /// Maximum lifetime.
     pub(crate) max: Duration,
 }
 
-/// How streams are written.
+/// Settings of streams.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
-    /// Silence before a comment; zero is never.
+    /// Idle time before a keep-alive comment; zero is never.
     pub(crate) keep_alive: Duration,
-    /// When clients should connect again.
+    /// The reconnect delay for clients.
     pub(crate) retry: Duration,
-    /// Open streams of one session.
+    /// Maximum number of open streams of a session.
     pub(crate) per_session: usize,
 }
 
-/// What separates children.
+/// Separation of children.
 #[derive(Clone, Debug)]
 pub(crate) struct Sandbox {
-    /// Whether several tenants may share one user id.
+    /// Several tenants may share one user id.
     pub(crate) shared_uid: bool,
-    /// User ids for children.
+    /// User ids of children.
     pub(crate) uids: Option<Uids>,
-    /// The one way to keep children apart; none is the first that works.
+    /// The required means of separation; none for the strongest available.
     pub(crate) separation: Option<Separation>,
 }
 
-/// What is logged.
+/// Logs.
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
-    /// Filter directives; they parse.
+    /// Valid filter directives.
     pub(crate) log: String,
-    /// How a line looks.
+    /// The format of log lines.
     pub(crate) format: LogFormat,
 }
 
-/// How a line of the log looks.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogFormat {
     /// One JSON object.
     Json,
-    /// For people.
+    /// Text for people.
     Text,
 }
 
-/// Where settings come from, beside the defaults.
+/// The sources of settings besides the defaults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
-    /// `--config`; without it `LOCKGATE_CONFIG`, in `serve`.
+    /// `--config`; `serve` falls back to `LOCKGATE_CONFIG`.
     pub(crate) file: Option<PathBuf>,
     /// The environment, as [`environment`] reads it.
     pub(crate) env: BTreeMap<String, String>,
@@ -186,20 +186,20 @@ pub(crate) struct Sources {
     pub(crate) set: Vec<String>,
     /// `--listen ADDR`.
     pub(crate) listen: Option<String>,
-    /// Whether this is `lockgate run`: its defaults, its limits, and the keys `server.…`.
+    /// This is `lockgate run`, with other defaults, limits, and the keys `server.…`.
     pub(crate) run: bool,
 }
 
 impl Sources {
-    /// The configuration file, if anybody names one.
+    /// The configuration file, if one is named.
     pub(crate) fn file(&self) -> Option<PathBuf> {
-        let named = self.env.get("LOCKGATE_CONFIG").filter(|_| !self.run);
-        let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
-        self.file.clone().or(named)
+        let from_env = self.env.get("LOCKGATE_CONFIG").filter(|_| !self.run);
+        let from_env = from_env.filter(|path| !path.is_empty()).map(PathBuf::from);
+        self.file.clone().or(from_env)
     }
 }
 
-/// Everything that keeps the gateway from starting.
+/// The mistakes that prevent the start.
 #[derive(Debug)]
 pub(crate) struct LoadError {
     /// At least one mistake.
@@ -216,7 +216,7 @@ impl fmt::Display for LoadError {
 impl std::error::Error for LoadError {}
 
 impl Config {
-    /// The settings that `sources` amount to.
+    /// Reads the settings from `sources`.
     ///
     /// # Errors
     ///
@@ -243,21 +243,21 @@ impl Config {
         }
     }
 
-    /// What is wrong if there is more than this one replica: they would share sessions, and neither
-    /// users nor revocations.
-    pub(crate) fn separate_stores(&self) -> Option<&'static str> {
-        let is_separate = self.redis.is_some() && self.keeping.sql_url.is_none();
-        is_separate.then_some(SEPARATE_STORES)
+    /// The mistake of a gateway with Redis and a local database: several replicas would share
+    /// sessions, but neither users nor revocations.
+    pub(crate) fn separate_databases(&self) -> Option<&'static str> {
+        let is_separate = self.redis.is_some() && self.storage.sql_url.is_none();
+        is_separate.then_some(SEPARATE_DATABASES)
     }
 
-    /// Where this key is written: for mistakes that only show when its value is used.
+    /// The place of a key, for mistakes that appear only when its value is used.
     pub(crate) fn place(&self, key: &str) -> &str {
         self.written
             .get(key)
             .map_or("configuration", String::as_str)
     }
 
-    /// Makes the public URL true once it is known which port was bound.
+    /// Completes a derived public URL with the bound port.
     pub(crate) fn bind(&mut self, bound: SocketAddr) {
         if self.is_url_derived {
             self.public_url = derived_url(bound, self.http.tls.is_some());
@@ -265,13 +265,13 @@ impl Config {
     }
 }
 
-/// Key, what, and remedy.
-const SEPARATE_STORES: &str = "sql.url: is not set while redis.url is: each replica has users, keys, \
+/// Key, mistake, and remedy.
+const SEPARATE_DATABASES: &str = "sql.url: is not set while redis.url is: each replica has users, keys, \
     servers and revocations of its own; write sql.url, the same PostgreSQL for all, or leave \
     redis.url out";
 
-/// The process's environment; values that are not UTF-8 are replaced in part and so refused
-/// where they are used.
+/// The environment of the process. Invalid UTF-8 is replaced, and therefore refused where the value
+/// is used.
 #[must_use]
 pub(crate) fn environment() -> BTreeMap<String, String> {
     let lossy = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
@@ -280,14 +280,14 @@ pub(crate) fn environment() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// How the merged layers become settings.
+/// The conversion of merged layers into settings.
 impl Layers {
     fn read(&mut self, env: &BTreeMap<String, String>) -> Config {
         let http = self.http(env);
         let (public_url, is_url_derived) = self.public_url(&http);
         let ops = Ops::read(self, http.listen);
         let redis = Redis::read(self, env);
-        let keeping = Keeping::read(self, env);
+        let storage = Storage::read(self, env);
         Config {
             admin: Admin::read(self, http.listen, ops.listen),
             public_url,
@@ -310,7 +310,7 @@ impl Layers {
             },
             log: Log::read(self),
             drain: Drain::read(self, redis.as_ref()),
-            cluster: Cluster::read(self, redis.as_ref(), keeping.sql_url.as_ref()),
+            cluster: Cluster::read(self, redis.as_ref(), storage.sql_url.as_ref()),
             redis,
             spawn: Spawn {
                 parallel: self.leaf("spawn.parallel", Node::at_least_one),
@@ -322,8 +322,8 @@ impl Layers {
                 uids: self.leaf("sandbox.uids", Uids::read),
                 separation: self.leaf("sandbox.separation", Separation::read),
             },
-            keeping,
-            oauth: Issuing::read(self),
+            storage,
+            oauth: OauthSettings::read(self),
             telemetry: Telemetry {
                 log: self.leaf("telemetry.log", filter),
                 format: self.leaf("telemetry.format", |node| {
@@ -407,7 +407,7 @@ impl Layers {
                 path
             }
             Ok(path) => path,
-            // Nothing is written there in `run`.
+            // `run` writes nothing there.
             Err(_) if self.run => PathBuf::new(),
             Err(wrong) => {
                 self.mistake("data_dir", &wrong.what, &wrong.remedy);
@@ -440,7 +440,7 @@ impl Layers {
     }
 }
 
-/// Whether only this machine can reach an address.
+/// Reports whether only this machine can reach an address.
 pub(crate) fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
@@ -476,7 +476,7 @@ fn filter(node: &Node) -> Result<String, Wrong> {
     }
 }
 
-/// `~/` is the home directory.
+/// Expands `~/` to the home directory.
 fn expand(text: &str, env: &BTreeMap<String, String>) -> Result<PathBuf, Wrong> {
     let Some(rest) = text.strip_prefix("~/") else {
         return Ok(PathBuf::from(text));

@@ -1,4 +1,4 @@
-//! Settings of the listeners that are not for clients.
+//! Settings of the operations and administration listeners.
 
 use std::net::SocketAddr;
 
@@ -7,14 +7,14 @@ use super::{address::address, document::Node, reader::Wrong, sources::Layers};
 /// The operations listener.
 #[derive(Clone, Debug)]
 pub(crate) struct Ops {
-    /// Where it listens, if it does.
+    /// Its address, if enabled.
     pub(crate) listen: Option<SocketAddr>,
 }
 
 impl Ops {
-    /// The key `ops.listen`.
+    /// Reads `ops.listen`.
     pub(crate) fn read(layers: &mut Layers, http: SocketAddr) -> Self {
-        let listen = layers.leaf("ops.listen", maybe_address);
+        let listen = layers.leaf("ops.listen", optional_address);
         if listen.is_some_and(|ops| ops == http && ops.port() != 0) {
             let what = "is http.listen too";
             layers.mistake("ops.listen", what, "choose another port");
@@ -26,14 +26,14 @@ impl Ops {
 /// The administration API.
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
-    /// A listener of its own; none is the public one.
+    /// The address of a separate listener; none for the public listener.
     pub(crate) listen: Option<SocketAddr>,
 }
 
 impl Admin {
-    /// The key `admin.listen`.
+    /// Reads `admin.listen`.
     pub(crate) fn read(layers: &mut Layers, http: SocketAddr, ops: Option<SocketAddr>) -> Self {
-        let listen: Option<SocketAddr> = layers.leaf("admin.listen", maybe_address);
+        let listen: Option<SocketAddr> = layers.leaf("admin.listen", optional_address);
         if listen.is_some_and(|own| own.port() != 0 && [Some(http), ops].contains(&Some(own))) {
             let what = "is http.listen or ops.listen too";
             layers.mistake("admin.listen", what, "choose another port");
@@ -42,7 +42,7 @@ impl Admin {
     }
 }
 
-fn maybe_address(node: &Node) -> Result<Option<SocketAddr>, Wrong> {
+fn optional_address(node: &Node) -> Result<Option<SocketAddr>, Wrong> {
     let text = node.text()?;
     if text.is_empty() {
         return Ok(None);

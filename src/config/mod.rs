@@ -1,6 +1,17 @@
 //! The gateway's configuration: sources, reader, and one file per section.
 //!
-//! Not here: what an operator declares about tenants and servers (`declare`).
+//! Not here: tenants and servers (`declare`).
+//!
+//! * `gateway`: the settings of one gateway, read from all sources
+//! * `sources`: defaults, file, environment and flags, merged
+//! * `document`: TOML, YAML and JSON documents as one tree
+//! * `reader`: types and units of values, and mistakes with their remedies
+//! * `address`: addresses, hosts, origins and URLs
+//! * `listeners`: `ops` and `admin`
+//! * `cluster`: `redis`, `cluster`, `log` and `drain`
+//! * `storage`: `sql`, `master_key` and `audit`
+//! * `oauth`: `oauth`
+//! * `separation`: `sandbox.separation` and `sandbox.uids`
 
 pub(crate) mod address;
 mod cluster;
@@ -17,7 +28,7 @@ pub(crate) use self::address::ClientAddress;
 pub(crate) use self::cluster::Drain;
 pub(crate) use self::document::{Format, Node, Value};
 pub(crate) use self::gateway::{Config, LogFormat, RUN_SERVER, RUN_TENANT, Sources};
-pub(crate) use self::oauth::Issuing;
+pub(crate) use self::oauth::OauthSettings;
 pub(crate) use self::reader::{Fields, Mistake, Mistakes, Wrong};
 pub(crate) use self::separation::{Separation, Uids};
 pub(crate) use self::sources::Override;

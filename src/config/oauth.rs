@@ -1,52 +1,52 @@
-//! Settings of the authorization servers of tenants.
+//! Settings of the tenants' authorization servers.
 //!
-//! Not here: what an operator declares for one tenant (`control/builtin`).
+//! Not here: the declaration of one authorization server (`declare/authorization_server`).
 
 use std::time::Duration;
 
 use super::{document::Node, reader::Wrong, sources::Layers};
 
-/// How long what is issued holds, and how much may be asked for.
+/// Lifetimes of codes, tokens and keys, and limits of registrations.
 #[derive(Clone, Debug)]
-pub(crate) struct Issuing {
-    /// An access token; at most 15 minutes (CONTRACT P91).
+pub(crate) struct OauthSettings {
+    /// Lifetime of access tokens, at most 15 minutes.
     pub(crate) access: Duration,
-    /// An authorization code; at most 10 minutes (RFC 6749, section 4.1.2).
+    /// Lifetime of authorization codes, at most 10 minutes (RFC 6749, section 4.1.2).
     pub(crate) code: Duration,
-    /// After how long the replay of a code ends what its first use got.
+    /// Time within which a replayed code does not revoke the grant of its first use.
     pub(crate) replay: Duration,
-    /// How long a refresh token that was used gives the same successor again.
+    /// Time within which a used refresh token yields the same successor again.
     pub(crate) grace: Duration,
-    /// A refresh token that is not used.
+    /// Lifetime of an unused refresh token.
     pub(crate) refresh_idle: Duration,
-    /// A grant, however often it is refreshed.
+    /// Maximum lifetime of a grant, with refreshes.
     pub(crate) refresh_max: Duration,
-    /// A registered client that was never used.
+    /// Lifetime of a registered client that is never used.
     pub(crate) client_unused: Duration,
-    /// A registered client, from its last use on.
+    /// Lifetime of a registered client after its last use.
     pub(crate) client_used: Duration,
-    /// Registered clients of one tenant.
+    /// Maximum number of registered clients of a tenant.
     pub(crate) clients: u32,
-    /// Registrations a minute of one address.
+    /// Maximum registrations per minute of one address.
     pub(crate) registrations_address: u32,
-    /// Registrations a minute for one redirect host.
+    /// Maximum registrations per minute for one redirect host.
     pub(crate) registrations_host: u32,
-    /// Registrations a minute in all.
+    /// Maximum registrations per minute in total.
     pub(crate) registrations: u32,
-    /// Wrong codes, secrets, tokens and passwords a minute of one address.
+    /// Maximum wrong codes, secrets, tokens and passwords per minute of one address.
     pub(crate) failures: u32,
-    /// How long a browser stays logged in.
+    /// Lifetime of a browser's log-in.
     pub(crate) login: Duration,
-    /// How long a person may take from the authorization request to the consent.
+    /// Maximum time from the authorization request to the consent.
     pub(crate) flow: Duration,
-    /// How old a signing key gets before another takes its place; zero is for ever.
+    /// Age at which a signing key is rotated; zero is never.
     pub(crate) key_age: Duration,
-    /// How long a signing key is published before it signs.
+    /// Time that a signing key is published before its first use.
     pub(crate) key_ahead: Duration,
 }
 
-impl Issuing {
-    /// The keys below `oauth`.
+impl OauthSettings {
+    /// Reads the keys below `oauth`.
     pub(crate) fn read(layers: &mut Layers) -> Self {
         let some = |max: Duration| {
             move |node: &Node| {

@@ -13,9 +13,9 @@ pub(crate) struct Mistake {
     pub(crate) place: String,
     /// The key, dotted.
     pub(crate) key: String,
-    /// What is wrong.
+    /// The mistake.
     pub(crate) what: String,
-    /// What to do about it.
+    /// The remedy.
     pub(crate) remedy: String,
 }
 
@@ -32,9 +32,9 @@ impl fmt::Display for Mistake {
 /// A mistake in a value, without its place and key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
-    /// What is wrong.
+    /// The mistake.
     pub(crate) what: String,
-    /// What to do about it.
+    /// The remedy.
     pub(crate) remedy: String,
 }
 
@@ -99,13 +99,13 @@ impl Node {
         }
     }
 
-    /// The node as a number, at least `least`.
-    pub(crate) fn count(&self, least: u32) -> Result<u32, Wrong> {
+    /// The node as a number of at least `min`.
+    pub(crate) fn count(&self, min: u32) -> Result<u32, Wrong> {
         let Value::Whole(whole) = self.value else {
             return Err(self.unexpected("a whole number"));
         };
-        let count = u32::try_from(whole).ok().filter(|count| *count >= least);
-        let range = || format!("write a number from {least} to {}", u32::MAX);
+        let count = u32::try_from(whole).ok().filter(|count| *count >= min);
+        let range = || format!("write a number from {min} to {}", u32::MAX);
         count.ok_or_else(|| Wrong::new(format!("{whole} is out of range"), range()))
     }
 
@@ -140,7 +140,7 @@ impl Node {
         }
     }
 
-    /// Its items; a plain word of a flag or a variable is split at commas.
+    /// Its items; an untyped text of a flag or a variable is split at commas.
     pub(crate) fn items(&self) -> Result<Vec<Self>, Wrong> {
         match (&self.value, &self.word) {
             (Value::List(items), _) => Ok(items.clone()),
@@ -157,7 +157,7 @@ impl Node {
     }
 }
 
-/// The mistakes of one document, which all its tables share.
+/// The mistakes of one document, shared by all its tables.
 #[derive(Debug, Default)]
 pub(crate) struct Mistakes(RefCell<Vec<Mistake>>);
 
@@ -198,7 +198,7 @@ impl From<Vec<Mistake>> for Mistakes {
 pub(crate) struct Fields<'a> {
     /// The table's own key, dotted; empty at the root.
     pub(crate) path: String,
-    /// Where the table is written.
+    /// The place of the table.
     pub(crate) place: String,
     entries: BTreeMap<&'a str, &'a Node>,
     mistakes: &'a Mistakes,
@@ -241,12 +241,12 @@ impl<'a> Fields<'a> {
         dotted(&self.path, name)
     }
 
-    /// The place of a member, without taking it as known.
+    /// The place of a member, without marking it as known.
     pub(crate) fn place_of(&self, name: &str) -> Option<&'a str> {
         self.entries.get(name).map(|node| node.place.as_str())
     }
 
-    /// Makes `names` known, in this order: for tables whose keys are read in another one.
+    /// Marks `names` as known, in this order: for tables whose keys are read with another table.
     pub(crate) fn order(&self, names: &[&'static str]) {
         let mut known = self.known.borrow_mut();
         for name in names {
@@ -262,7 +262,7 @@ impl<'a> Fields<'a> {
         self.entries.get(name).copied()
     }
 
-    /// All members in the order of their names, where the names are the operator's choice.
+    /// All members, sorted by name, where the operator chooses the names.
     pub(crate) fn members(&self) -> impl Iterator<Item = (&'a str, &'a Node)> {
         self.entries.iter().map(|(name, node)| (*name, *node))
     }
@@ -273,7 +273,7 @@ impl<'a> Fields<'a> {
         Some(Self::of(node, &self.key(name), self.mistakes))
     }
 
-    /// The members of a table whose name is the operator's choice.
+    /// The members of a table whose name the operator chooses.
     pub(crate) fn table(&self, name: &str, node: &'a Node) -> Self {
         Self::of(node, &self.key(name), self.mistakes)
     }
@@ -305,7 +305,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Adds a mistake of the member `name`, which is written at `place`.
+    /// Adds a mistake in the member `name`, written at `place`.
     pub(crate) fn wrong(&self, name: &str, place: &str, wrong: Wrong) {
         self.mistakes.add(wrong.at(place, &self.key(name)));
     }
@@ -333,7 +333,7 @@ fn dotted(path: &str, name: &str) -> String {
     }
 }
 
-/// The mistake of a key that is none of `known`.
+/// The mistake of a key that is not in `known`.
 pub(crate) fn unknown_key<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> Wrong {
     let remedy = match nearest(name, known.clone()) {
         Some(near) => format!("did you mean {near}?"),
@@ -342,17 +342,17 @@ pub(crate) fn unknown_key<'a>(name: &str, known: impl Iterator<Item = &'a str> +
     Wrong::new("unknown key", remedy)
 }
 
-/// The known name nearest to `name`, if one is near enough to be meant.
+/// The known name nearest to `name`, if it is near enough to be intended.
 pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let farthest = (name.chars().count() / 3).clamp(1, 3);
+    let max_distance = (name.chars().count() / 3).clamp(1, 3);
     known
         .map(|candidate| (distance(name, candidate), candidate))
-        .filter(|(distance, _)| *distance <= farthest)
+        .filter(|(distance, _)| *distance <= max_distance)
         .min()
         .map(|(_, candidate)| candidate)
 }
 
-/// Letters to insert, remove or replace until `a` is `b` (Levenshtein).
+/// The Levenshtein distance of two texts.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -379,7 +379,7 @@ pub(crate) fn name(text: &str) -> Result<String, Wrong> {
     Err(Wrong::new(format!("{text:?} is not a name"), remedy))
 }
 
-/// One of a few words.
+/// Parses one of a few words.
 pub(crate) fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, Wrong> {
     let found = choices
         .iter()
@@ -396,7 +396,7 @@ pub(crate) fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, Wr
     })
 }
 
-/// A duration: numbers with `d`, `h`, `m`, `s`, `ms`, the larger first; `""` is zero.
+/// Parses a duration: numbers with `d`, `h`, `m`, `s`, `ms`, in descending order; `""` is zero.
 pub(crate) fn duration(text: &str) -> Result<Duration, Wrong> {
     let wrong = |why: &str| Wrong::new(format!("{text:?} {why}"), DURATION_REMEDY);
     let mut total: u64 = 0;
@@ -430,7 +430,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, Wrong> {
     Ok(Duration::from_millis(total))
 }
 
-/// A size in bytes: a number, alone or with `B`, `KiB`, `MiB`, `GiB`, `TiB`; `""` is zero.
+/// Parses a size in bytes: a number, alone or with `B`, `KiB`, `MiB`, `GiB`, `TiB`; `""` is zero.
 pub(crate) fn size(text: &str) -> Result<u64, Wrong> {
     if text.is_empty() {
         return Ok(0);
@@ -445,14 +445,14 @@ pub(crate) fn size(text: &str) -> Result<u64, Wrong> {
         "TiB" => 1 << 40,
         _ => return Err(wrong("is not a size")),
     };
-    // Half the range: file offsets and rlimits are signed in the kernel.
+    // File offsets and rlimits are signed in the kernel, so half the range.
     let bytes = number.and_then(|number| number.checked_mul(unit));
     bytes
         .filter(|bytes| i64::try_from(*bytes).is_ok())
         .ok_or_else(|| wrong("is too large"))
 }
 
-/// The digits in front and what follows them; the number is none if it is too large.
+/// The leading digits and the rest; the number is none if it is too large.
 fn leading_number(text: &str) -> Option<(Option<u64>, &str)> {
     let end = text
         .find(|c: char| !c.is_ascii_digit())
@@ -463,7 +463,7 @@ fn leading_number(text: &str) -> Option<(Option<u64>, &str)> {
 
 const DURATION_REMEDY: &str = "write it like \"250ms\", \"30s\" or \"1m30s\"";
 const SIZE_REMEDY: &str = "write it like \"64KiB\", \"4MiB\" or \"1GiB\"";
-/// Ten years: adding it to any clock cannot overflow.
+/// Ten years: no clock overflows by adding it.
 const MAX_DURATION_MS: u64 = 10 * 365 * 86_400_000;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! What keeps children apart from each other: the ways that there are, and their settings.
+//! Separation of children: the means, and their settings.
 //!
-//! Not here: which of them this machine offers (`backend/sandbox`).
+//! Not here: the means that this machine supports (`backend/sandbox`).
 
 use std::fmt;
 
@@ -9,21 +9,22 @@ use super::{
     reader::{Wrong, choice},
 };
 
-/// How the processes of one child are kept from those of another, the strongest first.
+/// The means that separates the processes of one child from those of another, the strongest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Separation {
-    /// A uid and gid of its own for each child, out of `sandbox.uids`.
+    /// A separate uid and gid for each child, from `sandbox.uids`.
     Uid,
-    /// A user, pid and mount namespace of its own for each child.
+    /// A separate user, pid and mount namespace for each child.
     Namespace,
-    /// A Landlock domain of its own for each child, which ends signals, ptrace and `/proc`.
+    /// A separate Landlock domain for each child, which prevents signals, ptrace and access to
+    /// `/proc`.
     Landlock,
-    /// Nothing.
+    /// None.
     None,
 }
 
 impl Separation {
-    /// The word for it in `sandbox.separation`.
+    /// The word in `sandbox.separation`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Uid => "uid",
@@ -33,7 +34,7 @@ impl Separation {
         }
     }
 
-    /// `sandbox.separation`; none is `auto`.
+    /// Reads `sandbox.separation`; none is `auto`.
     pub(crate) fn read(node: &Node) -> Result<Option<Self>, Wrong> {
         choice(&node.text()?, &WORDS)
     }
@@ -45,17 +46,17 @@ impl fmt::Display for Separation {
     }
 }
 
-/// User ids, and group ids of the same numbers, that belong to the children of this gateway.
+/// The user ids, and equal group ids, that are reserved for children of this gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uids {
-    /// The first of them; never 0.
+    /// The first id; never 0.
     pub(crate) first: u32,
-    /// How many there are; at least one.
+    /// The number of ids; at least one.
     pub(crate) count: u32,
 }
 
 impl Uids {
-    /// `sandbox.uids`: `"100000-165535"`; none where that is empty.
+    /// Reads `sandbox.uids` (`"100000-165535"`); none if empty.
     pub(crate) fn read(node: &Node) -> Result<Option<Self>, Wrong> {
         let text = node.text()?;
         if text.is_empty() {
@@ -69,11 +70,11 @@ impl Uids {
         let (Ok(first), Ok(last)) = (number(first), number(last)) else {
             return Err(wrong("is not a range"));
         };
-        if first < LEAST_UID || last == u32::MAX {
+        if first < MIN_UID || last == u32::MAX {
             return Err(wrong("has uids that may belong to somebody"));
         }
         match last.checked_sub(first) {
-            Some(more) if more < MOST_UIDS => Ok(Some(Self {
+            Some(more) if more < MAX_UIDS => Ok(Some(Self {
                 first,
                 count: more + 1,
             })),
@@ -93,11 +94,11 @@ const WORDS: [(&str, Option<Separation>); 5] = [
 
 const UIDS_REMEDY: &str = "write a range that nobody else uses, like \"100000-165535\"";
 
-/// Below stand the system and the people of a machine (`login.defs`, `UID_MIN`).
-const LEAST_UID: u32 = 1000;
+/// Lower ids belong to the system and its users (`login.defs`, `UID_MIN`).
+const MIN_UID: u32 = 1000;
 
-/// One bit each is kept of them.
-const MOST_UIDS: u32 = 1 << 20;
+/// Each id takes one bit of memory.
+const MAX_UIDS: u32 = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,7 @@
 //! The sources of the configuration, merged: defaults, file, environment, flags.
 //!
-//! Knows which keys there are, since `config.default.toml` has them all. Not here: what a value
-//! means (`config`).
+//! The known keys are those of `config.default.toml`, which contains all. Not here: the meaning of
+//! values (`gateway`).
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -10,20 +10,20 @@ use super::{
     reader::{Mistake, Wrong, syntax_mistakes, unknown_key},
 };
 
-/// All keys with the value that counts so far, and the mistakes so far.
+/// The merged value of every key, and the mistakes so far.
 pub(crate) struct Layers {
-    /// Keys of the one server of `run`, which flags name, in order.
+    /// Keys of the one server of `run`, from flags, in order.
     pub(crate) server: Vec<Override>,
-    /// What is wrong so far.
+    /// The mistakes so far.
     pub(crate) mistakes: Vec<Mistake>,
-    /// Whether this is `lockgate run`.
+    /// This is `lockgate run`.
     pub(crate) run: bool,
     leaves: BTreeMap<String, Node>,
     defaults: BTreeMap<String, Node>,
 }
 
 impl Layers {
-    /// The defaults alone.
+    /// The defaults only.
     pub(crate) fn new(run: bool) -> Self {
         let (tree, errors) = Format::Toml.parse(DEFAULT_PLACE, DEFAULTS);
         let mut defaults = BTreeMap::new();
@@ -46,7 +46,7 @@ impl Layers {
         }
     }
 
-    /// Puts a TOML file over what there is.
+    /// Merges a TOML file.
     pub(crate) fn add_file(&mut self, path: &Path) {
         let file = path.display().to_string();
         let text = match fs::read_to_string(path) {
@@ -74,7 +74,7 @@ impl Layers {
         }
     }
 
-    /// Puts the variables that are keys over what there is.
+    /// Merges the environment variables of keys.
     pub(crate) fn add_env(&mut self, env: &BTreeMap<String, String>) {
         if let Some(filter) = env.get("RUST_LOG").filter(|filter| !filter.is_empty()) {
             self.add("telemetry.log", text_node("RUST_LOG", filter));
@@ -85,7 +85,7 @@ impl Layers {
             .collect();
         for (name, value) in env.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
             let base = name.strip_suffix("_FILE").unwrap_or(name);
-            if ELSEWHERE.contains(&&base[PREFIX.len().min(base.len())..]) {
+            if READ_ELSEWHERE.contains(&&base[PREFIX.len().min(base.len())..]) {
                 continue;
             }
             if let Some(key) = variables.get(name) {
@@ -100,7 +100,7 @@ impl Layers {
                 let mut wrong = unknown_key(base, known);
                 "unknown variable".clone_into(&mut wrong.what);
                 if wrong.remedy.starts_with("known") {
-                    wrong.remedy = format!("unset it; {SEE}");
+                    wrong.remedy = format!("unset it; {SEE_DEFAULTS}");
                 }
                 self.mistakes.push(wrong.at(name, &dotted(base)));
             }
@@ -121,7 +121,7 @@ impl Layers {
         }
     }
 
-    /// Puts one `--set KEY=VALUE` over what there is.
+    /// Merges one `--set KEY=VALUE`.
     pub(crate) fn add_set(&mut self, set: &str) {
         let split = set.split_once('=');
         let path = split.and_then(|(key, _)| key_path(key.trim()));
@@ -150,7 +150,7 @@ impl Layers {
         self.defaults.keys().map(String::as_str)
     }
 
-    /// Puts a value, or a table of values, over what there is.
+    /// Merges a value, or a table of values.
     pub(crate) fn add(&mut self, key: &str, node: Node) {
         if self.defaults.contains_key(key) {
             self.leaves.insert(key.to_owned(), node);
@@ -160,7 +160,7 @@ impl Layers {
         if !self.keys().any(|known| known.starts_with(&inside)) {
             let mut wrong = unknown_key(key, self.keys());
             if wrong.remedy.starts_with("known") {
-                SEE.clone_into(&mut wrong.remedy);
+                SEE_DEFAULTS.clone_into(&mut wrong.remedy);
             }
             return self.mistakes.push(wrong.at(&node.place, key));
         }
@@ -179,7 +179,7 @@ impl Layers {
         }
     }
 
-    /// The key as `parse` reads it; its default where it is wrong.
+    /// The value of a key as `parse` reads it; its default after a mistake.
     pub(crate) fn leaf<T>(&mut self, key: &str, parse: impl Fn(&Node) -> Result<T, Wrong>) -> T {
         let node = self.leaves.get(key).expect("every key has a default");
         match parse(node) {
@@ -191,7 +191,7 @@ impl Layers {
         }
     }
 
-    /// Where each key is written that is not left to its default.
+    /// The places of all keys that are set.
     pub(crate) fn written(&self) -> BTreeMap<String, String> {
         let places = self.leaves.iter().map(|(key, node)| (key, &node.place));
         let written = places.filter(|(_, place)| *place != DEFAULT_PLACE);
@@ -200,14 +200,14 @@ impl Layers {
             .collect()
     }
 
-    /// Whether nobody wrote this key.
+    /// Reports whether a key has its default.
     pub(crate) fn is_default(&self, key: &str) -> bool {
         self.leaves
             .get(key)
             .is_none_or(|node| node.place == DEFAULT_PLACE)
     }
 
-    /// A mistake in the value of this key, wherever that was written.
+    /// Adds a mistake in the value of a key, at its place.
     pub(crate) fn mistake(&mut self, key: &str, what: &str, remedy: &str) {
         let place = self
             .leaves
@@ -217,10 +217,10 @@ impl Layers {
     }
 }
 
-/// A key of the one server of `run`, which the manifest part reads.
+/// A key of the one server of `run`, read together with the manifest.
 #[derive(Clone, Debug)]
 pub(crate) struct Override {
-    /// Its words behind `server.`.
+    /// The segments of its path behind `server.`.
     pub(crate) path: Vec<String>,
     /// Its value, with the flag as its place.
     pub(crate) value: Node,
@@ -251,7 +251,7 @@ fn text_node(place: &str, text: &str) -> Node {
     Node::new(place, Value::Text(text.to_owned()))
 }
 
-/// A variable and the file of the same, of which nobody can say which counts.
+/// The mistake of a variable that is set together with its `_FILE` variant.
 pub(crate) fn twice(variable: &str) -> Wrong {
     Wrong::new(
         format!("is set, and {variable} is too"),
@@ -259,10 +259,11 @@ pub(crate) fn twice(variable: &str) -> Wrong {
     )
 }
 
-/// Whether the kubelet sets it, in every container of a namespace with a Service whose name begins
-/// with `lockgate` (Kubernetes, "Service", "Environment variables").
+/// Reports whether the kubelet sets the variable, as it does in every container of a namespace with
+/// a Service named `lockgate…` (Kubernetes, "Service", "Environment variables").
 ///
-/// None of ours is among them. A bare `…_PORT` must be a URL: with a number it is somebody's guess.
+/// No variable of the gateway has this form. A bare `…_PORT` must be a URL: with a number it is a
+/// mistaken setting.
 fn is_service_link(name: &str, value: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     if name.contains("__") || !name.bytes().all(is_plain) {
@@ -305,17 +306,17 @@ fn dotted(variable: &str) -> String {
 
 const DEFAULTS: &str = include_str!("config.default.toml");
 const DEFAULT_PLACE: &str = "(default)";
-/// What differs in `run`: it ends quickly, opens one port, and is read by people.
+/// The defaults that differ in `run`: it ends quickly, opens one port, and logs for people.
 const RUN_DEFAULTS: [(&str, &str); 4] = [
     ("drain.timeout", "2s"),
     ("ops.listen", ""),
     ("sandbox.separation", "none"),
     ("telemetry.format", "text"),
 ];
-const SEE: &str = "see config.default.toml for all keys";
+const SEE_DEFAULTS: &str = "see config.default.toml for all keys";
 const PREFIX: &str = "LOCKGATE_";
-/// Variables that are flags or secrets of other parts, not keys of the configuration.
-const ELSEWHERE: [&str; 6] = [
+/// Variables that other parts read: flags and secrets, not keys of the configuration.
+const READ_ELSEWHERE: [&str; 6] = [
     "CONFIG",
     "APPLY",
     "URL",

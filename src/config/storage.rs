@@ -1,6 +1,6 @@
-//! Settings of what is kept: where, under which key, and for how long.
+//! Settings of stored data: location, master key, and retention.
 //!
-//! Not here: the store itself (`control/store`).
+//! Not here: the database itself (`database`).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,21 +13,21 @@ use super::{
 };
 use crate::base::Secret;
 
-/// What is kept.
+/// Location, encryption and retention of stored data.
 #[derive(Clone, Debug)]
-pub(crate) struct Keeping {
-    /// The URL of PostgreSQL; none is a file in the data directory.
+pub(crate) struct Storage {
+    /// The URL of PostgreSQL; none for a SQLite file in the data directory.
     pub(crate) sql_url: Option<Secret>,
-    /// The master keys, the first in use; none is a file in the data directory.
+    /// The master keys, the first in use; none for a key file in the data directory.
     pub(crate) master_key: Option<Secret>,
-    /// How long records of the audit trail stay; zero is for ever.
+    /// The retention of audit records; zero keeps them for ever.
     pub(crate) audit: Duration,
-    /// The API key of an operator, from the environment alone.
+    /// The API key of an operator, from the environment only.
     pub(crate) admin_key: Option<Secret>,
 }
 
-impl Keeping {
-    /// The keys `sql.url` (else `DATABASE_URL`), `master_key` and `audit.keep`.
+impl Storage {
+    /// Reads `sql.url` (else `DATABASE_URL`), `master_key` and `audit.keep`.
     pub(crate) fn read(layers: &mut Layers, env: &BTreeMap<String, String>) -> Self {
         if let Some(url) = env.get("DATABASE_URL").filter(|url| !url.is_empty())
             && layers.is_default("sql.url")
@@ -41,7 +41,7 @@ impl Keeping {
                 let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme))
                     && Url::parse(&text).is_ok();
                 if !text.is_empty() && !is_known {
-                    // Without the text: it may hold a password.
+                    // Without the text, which may contain a password.
                     let what = "is no URL of PostgreSQL";
                     let remedy = "write postgres://USER:PASSWORD@HOST/DATABASE, or \"\" for a file";
                     return Err(Wrong::new(what, remedy));
@@ -55,7 +55,7 @@ impl Keeping {
     }
 }
 
-/// `LOCKGATE_ADMIN_KEY`, or what is in the file that `LOCKGATE_ADMIN_KEY_FILE` names.
+/// Returns `LOCKGATE_ADMIN_KEY`, or the content of the file in `LOCKGATE_ADMIN_KEY_FILE`.
 fn admin_key(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Secret> {
     let of = |name: &str| env.get(name).filter(|text| !text.is_empty());
     if let Some(key) = of("LOCKGATE_ADMIN_KEY") {
@@ -85,7 +85,7 @@ const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
 mod tests {
     use super::super::storage::*;
 
-    fn read(env: &[(&str, &str)], set: &[&str]) -> (Keeping, Vec<String>) {
+    fn read(env: &[(&str, &str)], set: &[&str]) -> (Storage, Vec<String>) {
         let pairs = env
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -95,15 +95,15 @@ mod tests {
         for set in set {
             layers.add_set(set);
         }
-        let keeping = Keeping::read(&mut layers, &env);
+        let storage = Storage::read(&mut layers, &env);
         let mistakes = layers.mistakes.iter().map(ToString::to_string);
-        (keeping, mistakes.collect())
+        (storage, mistakes.collect())
     }
 
     fn url(env: &[(&str, &str)], set: &[&str]) -> Option<String> {
-        let (keeping, mistakes) = read(env, set);
+        let (storage, mistakes) = read(env, set);
         assert!(mistakes.is_empty(), "{mistakes:?}");
-        keeping.sql_url.map(|url| url.expose().to_owned())
+        storage.sql_url.map(|url| url.expose().to_owned())
     }
 
     #[test]
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn secrets_are_read_and_not_shown() {
-        let (keeping, mistakes) = read(
+        let (storage, mistakes) = read(
             &[
                 ("LOCKGATE_MASTER_KEY", "s3cret"),
                 ("DATABASE_URL", "mysql://u:s3cret@h"),
@@ -145,8 +145,8 @@ mod tests {
             &["audit.keep=1d"],
         );
         assert_eq!(mistakes.len(), 1);
-        assert!(!format!("{keeping:?}{mistakes:?}").contains("s3cret"));
-        assert_eq!(keeping.master_key.unwrap().expose(), "s3cret");
-        assert_eq!(keeping.audit, Duration::from_hours(24));
+        assert!(!format!("{storage:?}{mistakes:?}").contains("s3cret"));
+        assert_eq!(storage.master_key.unwrap().expose(), "s3cret");
+        assert_eq!(storage.audit, Duration::from_hours(24));
     }
 }

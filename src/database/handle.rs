@@ -34,7 +34,7 @@ pub(crate) enum Location {
 impl Location {
     /// The location in the configuration.
     pub(crate) fn of(config: &Config) -> Self {
-        match &config.keeping.sql_url {
+        match &config.storage.sql_url {
             Some(url) => Self::Url(url.clone()),
             None => Self::File(config.data_dir.join(FILE)),
         }
@@ -57,7 +57,7 @@ pub(crate) struct Opening {
 impl Opening {
     /// Location and keys in the configuration.
     pub(crate) fn of(config: &Config, judge: Judge, clock: Clock) -> Self {
-        let keys = match &config.keeping.master_key {
+        let keys = match &config.storage.master_key {
             Some(text) => KeySource::Given(text.clone()),
             None => KeySource::File(config.data_dir.join(KEY_FILE)),
         };

@@ -40,7 +40,7 @@ pub(super) async fn follow(
             metrics.unenforced(tenant, server, key, sign);
         }
         if current.database().is_ok() && !has_operator {
-            let key = config.keeping.admin_key.as_ref().map(Secret::expose);
+            let key = config.storage.admin_key.as_ref().map(Secret::expose);
             match ensure_operator(&current, key, &config.data_dir).await {
                 Ok(()) => has_operator = true,
                 Err(error) => tracing::error!(%error, "nobody may administrate yet"),

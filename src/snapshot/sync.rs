@@ -18,7 +18,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::current::CurrentSnapshot;
-use crate::config::{Config, Issuing, Mistake};
+use crate::config::{Config, Mistake, OauthSettings};
 use crate::{
     base::HiddenPaths,
     database::{self, Author, Database, Location, Opening, oauth::Schedule},
@@ -74,7 +74,7 @@ pub(crate) struct SnapshotSync {
     /// The time of the next removal of old audit records.
     prune_at: Instant,
     /// Lifetimes and rotation of signing keys.
-    oauth: Issuing,
+    oauth: OauthSettings,
     /// The times of the next removal of expired rows and of the next key rotation.
     sweep_at: Instant,
     rotate_at: Instant,
@@ -102,7 +102,7 @@ impl SnapshotSync {
             manifest,
             env,
             hidden,
-            audit_retention: config.keeping.audit,
+            audit_retention: config.storage.audit,
             prune_at: Instant::now(),
             oauth: config.oauth.clone(),
             sweep_at: Instant::now(),

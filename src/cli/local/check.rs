@@ -146,7 +146,7 @@ fn summary(config: &Config, manifest: Option<&Manifest>, offer: &Offer) -> Strin
     }
     lines.extend(
         config
-            .separate_stores()
+            .separate_databases()
             .map(|what| format!("warning: {what}")),
     );
     if config.sandbox.shared_uid && offer.separation == Separation::None {

@@ -82,7 +82,7 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
         copied?;
         let synced = File::open(&target).and_then(|file| file.sync_all());
         synced.map_err(|error| at(&error))?;
-        let key = if config.keeping.master_key.is_some() {
+        let key = if config.storage.master_key.is_some() {
             "the master key"
         } else {
             "master.key"

@@ -26,11 +26,11 @@ pub(crate) fn mistakes(config: &Config) -> Vec<Mistake> {
         };
         Some(Wrong::new(error.to_string(), remedy).at(config.place(key), key))
     });
-    let master = config.keeping.master_key.as_ref().and_then(|text| {
+    let master = config.storage.master_key.as_ref().and_then(|text| {
         let wrong = Keyring::parse(text.expose()).err()?;
         Some(wrong.at(config.place("master_key"), "master_key"))
     });
-    let admin = config.keeping.admin_key.as_ref().and_then(|key| {
+    let admin = config.storage.admin_key.as_ref().and_then(|key| {
         let wrong = Wrong::new("is no API key", "write one that lockgate key new prints");
         let is_key = api_key::hash_of(key.expose()).is_some();
         (!is_key).then(|| wrong.at("environment", "LOCKGATE_ADMIN_KEY"))

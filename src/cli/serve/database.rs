@@ -51,7 +51,7 @@ pub(super) async fn open(
         }
         Source::Stored(manifest) => manifest,
     };
-    let admin_key = config.keeping.admin_key.as_ref();
+    let admin_key = config.storage.admin_key.as_ref();
     let (own, search) = (config.clone(), path_of(env).to_owned());
     let judge: Judge =
         Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
@@ -94,7 +94,7 @@ pub(super) async fn open(
 pub(super) fn ports(config: &Config) -> impl Iterator<Item = u16> {
     let redis = config.redis.as_ref().map(|redis| &redis.url);
     let urls = [
-        (config.keeping.sql_url.as_ref(), POSTGRES),
+        (config.storage.sql_url.as_ref(), POSTGRES),
         (redis, sockets::REDIS),
     ];
     urls.into_iter().filter_map(|(url, default)| {

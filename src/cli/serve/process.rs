@@ -172,7 +172,7 @@ fn warn(config: &Config, catalog: &Catalog, offer: &Offer) {
             "auth.insecure: tenants without authentication are open to everybody who reaches this gateway"
         );
     }
-    if let Some(what) = config.separate_stores() {
+    if let Some(what) = config.separate_databases() {
         tracing::warn!("{what}");
     }
     if !config.outbound_allow.is_empty() {

@@ -21,7 +21,7 @@ use zeroize::Zeroizing;
 use super::revocations;
 use crate::{
     base::sha256,
-    config::Issuing,
+    config::OauthSettings,
     database::{
         pool::{Author, Error, Pool, Record, Row, Transaction, audit},
         vault::{Place, Sealer, Vault},
@@ -62,11 +62,11 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// The schedule in the settings.
-    pub(crate) fn of(issuing: &Issuing) -> Self {
+    pub(crate) fn of(settings: &OauthSettings) -> Self {
         let ms = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         Self {
-            ahead_ms: ms(issuing.key_ahead),
-            keep_ms: ms(issuing.access).saturating_add(MARGIN_MS),
+            ahead_ms: ms(settings.key_ahead),
+            keep_ms: ms(settings.access).saturating_add(MARGIN_MS),
         }
     }
 }

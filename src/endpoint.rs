@@ -1,12 +1,12 @@
 //! Endpoints and their URLs: the only place that builds or parses the paths of MCP endpoints, of
 //! authorization servers and of their well-known documents.
 //!
-//! All paths lie below the path of the public URL, which a proxy takes off. Pure; whether a tenant
-//! or a server exists is decided elsewhere.
+//! All paths lie below the path of the public URL, which a proxy removes. Pure; not here: the lookup
+//! of tenants and servers.
 
 use url::Url;
 
-/// Tenant and server of the aliases (`[default]`).
+/// Tenant and server of the alias paths (`[default]`).
 pub(crate) type Default<'p> = Option<&'p (String, String)>;
 
 /// Kind of an MCP endpoint, by the last segment of its path.
@@ -24,7 +24,7 @@ impl Kind {
     /// All kinds.
     pub(crate) const ALL: [Self; 3] = [Self::Mcp, Self::Sse, Self::Messages];
 
-    /// The last segment of the path.
+    /// Returns the last segment of the path.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Mcp => "mcp",
@@ -33,17 +33,17 @@ impl Kind {
         }
     }
 
-    /// The path of the default server's endpoint.
+    /// Returns the path of the default server's endpoint.
     pub(crate) fn alias(self) -> String {
         format!("/{}", self.name())
     }
 
-    /// The kind whose name ends a path that is an alias or lies below `/t/`; no other part of the
-    /// path is checked.
+    /// Returns the kind of a path that is an alias or lies below `/t/`. Only the last segment is
+    /// parsed.
     pub(crate) fn of(path: &str) -> Option<Self> {
         let (parent, name) = path.rsplit_once('/')?;
-        let is_served = parent.is_empty() || parent.starts_with(TENANTS);
-        Self::named(name).filter(|_| is_served)
+        let is_endpoint = parent.is_empty() || parent.starts_with(TENANTS);
+        Self::named(name).filter(|_| is_endpoint)
     }
 
     fn named(name: &str) -> Option<Self> {
@@ -54,13 +54,13 @@ impl Kind {
 /// An MCP endpoint of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint<'p> {
-    /// The tenant.
+    /// Name of the tenant.
     pub(crate) tenant: &'p str,
-    /// The server.
+    /// Name of the server.
     pub(crate) server: &'p str,
-    /// The kind.
+    /// Kind of the endpoint.
     pub(crate) kind: Kind,
-    /// The form of the path.
+    /// Form of the path.
     pub(crate) form: Form,
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum Form {
 }
 
 impl<'p> Endpoint<'p> {
-    /// The endpoint with the path `/t/{tenant}/{server}/{kind}`.
+    /// Makes the endpoint with the path `/t/{tenant}/{server}/{kind}`.
     pub(crate) const fn new(tenant: &'p str, server: &'p str, kind: Kind) -> Self {
         let form = Form::Named;
         Self {
@@ -85,7 +85,7 @@ impl<'p> Endpoint<'p> {
         }
     }
 
-    /// The endpoint with a path; an alias is that of `default`.
+    /// Parses a path; an alias names `default`.
     pub(crate) fn parse(path: &'p str, default: Default<'p>) -> Option<Self> {
         let endpoint = if path.starts_with(TENANTS) {
             let (tenant, server, kind) = parts(path)?;
@@ -106,17 +106,17 @@ impl<'p> Endpoint<'p> {
         (is_name(endpoint.tenant) && is_name(endpoint.server)).then_some(endpoint)
     }
 
-    /// The endpoint with a URL below the public one.
+    /// Parses a URL below the public URL.
     pub(crate) fn parse_url(public_url: &str, url: &'p str, default: Default<'p>) -> Option<Self> {
         Self::parse(url.strip_prefix(public_url)?, default)
     }
 
-    /// The same server's endpoint of another kind, in the same form.
+    /// Returns the endpoint of another kind of the same server, in the same form.
     pub(crate) const fn with(self, kind: Kind) -> Self {
         Self { kind, ..self }
     }
 
-    /// The resource that access tokens are for: messages belong to the event stream.
+    /// Returns the resource of access tokens: messages belong to the event stream.
     pub(crate) const fn resource(self) -> Self {
         match self.kind {
             Kind::Mcp | Kind::Sse => self,
@@ -124,12 +124,12 @@ impl<'p> Endpoint<'p> {
         }
     }
 
-    /// Whether access tokens can be for this endpoint.
+    /// Returns whether this endpoint is a resource of access tokens.
     pub(crate) const fn is_resource(self) -> bool {
         matches!(self.kind, Kind::Mcp | Kind::Sse)
     }
 
-    /// The path.
+    /// Builds the path.
     pub(crate) fn path(&self) -> String {
         let (tenant, server, kind) = (self.tenant, self.server, self.kind.name());
         match self.form {
@@ -138,20 +138,20 @@ impl<'p> Endpoint<'p> {
         }
     }
 
-    /// The URL.
+    /// Builds the URL.
     pub(crate) fn url(&self, public_url: &str) -> String {
         format!("{public_url}{}", self.path())
     }
 
-    /// The URL of the protected resource metadata: its path follows the well-known one (RFC 9728,
-    /// section 3.1), that of the public URL included.
+    /// Builds the URL of the protected resource metadata. The path of the resource follows the
+    /// well-known path (RFC 9728, section 3.1) and includes the path of the public URL.
     pub(crate) fn metadata_url(&self, public_url: &str) -> String {
         let (origin, base) = split(public_url);
         let path = self.resource().path();
         format!("{origin}{PROTECTED_RESOURCE}{base}{path}")
     }
 
-    /// The resource whose metadata has this path.
+    /// Parses a path of protected resource metadata into the resource.
     pub(crate) fn of_metadata(
         path: &'p str,
         public_url: &str,
@@ -163,14 +163,15 @@ impl<'p> Endpoint<'p> {
     }
 }
 
-/// Tenant, server and kind of `/t/{tenant}/{server}/{kind}`; the names are not checked.
+/// Splits `/t/{tenant}/{server}/{kind}`; the names are not checked.
 fn parts(path: &str) -> Option<(&str, &str, Kind)> {
     let (tenant, rest) = of_tenant(path)?;
     let (server, kind) = rest.split_once('/')?;
     Some((tenant, server, Kind::named(kind)?))
 }
 
-/// Tenant and server that a path names, for logs: texts of the client, unchecked.
+/// Returns the tenant and the server that a path names, for logs. They are the client's text and
+/// unchecked.
 pub(crate) fn names(path: &str) -> (Option<&str>, Option<&str>) {
     if let Some((tenant, server, _)) = parts(path) {
         return (Some(tenant), Some(server));
@@ -205,7 +206,7 @@ pub(crate) enum OauthEndpoint<'p> {
 }
 
 impl<'p> OauthEndpoint<'p> {
-    /// The endpoint with a path, of any tenant.
+    /// Parses a path of any tenant.
     pub(crate) fn parse(path: &'p str) -> Option<Self> {
         let aliases = [Self::Authorize, Self::Register, Self::Token];
         if let Some(found) = aliases
@@ -231,7 +232,7 @@ impl<'p> OauthEndpoint<'p> {
         })
     }
 
-    /// The path for `tenant`.
+    /// Builds the path for `tenant`.
     pub(crate) fn path(self, tenant: &str) -> String {
         let path = format!("{TENANTS}{tenant}/{OAUTH}");
         match self {
@@ -247,12 +248,12 @@ impl<'p> OauthEndpoint<'p> {
         }
     }
 
-    /// The URL for `tenant`.
+    /// Builds the URL for `tenant`.
     pub(crate) fn url(self, public_url: &str, tenant: &str) -> String {
         format!("{public_url}{}", self.path(tenant))
     }
 
-    /// The path for the default tenant, which clients without metadata guess (2025-03-26
+    /// Returns the path for the default tenant, which clients without metadata assume (2025-03-26
     /// authorization, "Fallbacks for Servers without Metadata Discovery").
     pub(crate) const fn alias(self) -> Option<&'static str> {
         match self {
@@ -269,7 +270,7 @@ impl<'p> OauthEndpoint<'p> {
     }
 }
 
-/// The tenant whose authorization server has this path; an alias is that of `default`.
+/// Returns the tenant of an authorization server's path; an alias names `default`.
 pub(crate) fn oauth_tenant<'p>(path: &'p str, default: Default<'p>) -> Option<&'p str> {
     if path.starts_with(TENANTS) {
         return Some(of_tenant(path)?.0);
@@ -277,7 +278,7 @@ pub(crate) fn oauth_tenant<'p>(path: &'p str, default: Default<'p>) -> Option<&'
     Some(&default?.0)
 }
 
-/// The one issuer of a tenant: the public URL itself for the default tenant, else
+/// Builds the issuer of a tenant: the public URL itself for the default tenant, otherwise
 /// `{public_url}/t/{tenant}`. Clients compare it byte for byte.
 pub(crate) fn issuer(public_url: &str, default: Default<'_>, tenant: &str) -> String {
     match default {
@@ -286,8 +287,9 @@ pub(crate) fn issuer(public_url: &str, default: Default<'_>, tenant: &str) -> St
     }
 }
 
-/// The tenant whose issuer has metadata at this path: inserted (RFC 8414, section 3.1) or, for
-/// `OpenID` Connect, appended too. The base path before an appended one was taken off by the proxy.
+/// Returns the tenant whose issuer has metadata at this path. The well-known path is inserted (RFC
+/// 8414, section 3.1) or, for `OpenID` Connect, appended. The proxy has removed the base path in
+/// front of an appended one.
 pub(crate) fn issuer_tenant<'p>(
     path: &'p str,
     public_url: &str,
@@ -306,8 +308,8 @@ pub(crate) fn issuer_tenant<'p>(
     }
 }
 
-/// URLs where the metadata of any issuer may be: RFC 8414, section 3.1, then `OpenID` Connect with
-/// the path inserted and appended (2025-11-25 authorization, "Authorization Server Metadata
+/// Builds the URLs where an issuer may have metadata: RFC 8414, section 3.1, then `OpenID` Connect
+/// with the path inserted and appended (2025-11-25 authorization, "Authorization Server Metadata
 /// Discovery").
 pub(crate) fn issuer_metadata_urls(issuer: &str) -> Vec<String> {
     let Ok(mut url) = Url::parse(issuer) else {
@@ -328,29 +330,29 @@ pub(crate) fn issuer_metadata_urls(issuer: &str) -> Vec<String> {
     urls
 }
 
-/// The path of the `OpenID` configuration that follows the issuer of `tenant`.
+/// Builds the path of the `OpenID` configuration appended to the issuer of `tenant`.
 pub(crate) fn appended_configuration(tenant: &str) -> String {
     format!("{TENANTS}{tenant}{OPENID_CONFIGURATION}")
 }
 
-/// Whether a path is that of a well-known document, of the origin or of a tenant.
+/// Returns whether a path is that of a well-known document, of the origin or of a tenant.
 pub(crate) fn is_well_known(path: &str) -> bool {
     let appended = || Some(OPENID_CONFIGURATION.strip_prefix('/')? == of_tenant(path)?.1);
     path.starts_with("/.well-known/") || appended().unwrap_or_default()
 }
 
-/// The path of a public URL, without a slash at the end.
+/// Returns the path of a public URL, without a slash at the end.
 pub(crate) fn base_path(public_url: &str) -> &str {
     split(public_url).1
 }
 
-/// A public URL as its origin and its path, both without a slash at the end.
+/// Splits a public URL into origin and path, both without a slash at the end.
 fn split(public_url: &str) -> (&str, &str) {
     let path = Url::parse(public_url).map_or(0, |url| url.path().trim_end_matches('/').len());
     public_url.split_at(public_url.len() - path)
 }
 
-/// A tenant and the path below it.
+/// Splits a path into the tenant and the path below it.
 fn of_tenant(path: &str) -> Option<(&str, &str)> {
     path.strip_prefix(TENANTS)?.split_once('/')
 }
@@ -362,9 +364,9 @@ pub(crate) const AUTHORIZATION_SERVER: &str = "/.well-known/oauth-authorization-
 /// `OpenID` Connect Discovery; RFC 8414, section 5, inserts it too.
 pub(crate) const OPENID_CONFIGURATION: &str = "/.well-known/openid-configuration";
 
-/// All tenants.
+/// Path prefix of all tenants.
 const TENANTS: &str = "/t/";
-/// The authorization server of a tenant.
+/// Path of a tenant's authorization server, below the tenant.
 const OAUTH: &str = "oauth/";
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! What went wrong, and whose fault it is.
+//! Errors of the core, by what the caller can do about them.
 //!
-//! Knows neither HTTP nor JSON-RPC: `http/reply.rs` turns each variant into an answer.
+//! Not here: statuses and JSON-RPC codes (`http::reply`).
 
 use std::{num::NonZeroU64, time::Duration};
 
-/// Why the gateway could not do what it was asked; the text is for the log, not the client.
+/// Reason why the gateway could not execute a request; the text is for the log, not for the client.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// No such session for this caller: unknown, ended, or another principal's.
@@ -13,47 +13,47 @@ pub(crate) enum Error {
     /// No such server for this caller.
     #[error("no such server")]
     NoServer,
-    /// The message cannot be accepted as it stands.
+    /// The message is invalid.
     #[error("invalid message: {0}")]
     Invalid(&'static str),
     /// The bytes are not JSON.
     #[error("not JSON: {0}")]
     NotJson(&'static str),
-    /// A cursor that is malformed, foreign, or was never given out.
+    /// A cursor that is malformed, foreign, or was never issued.
     #[error("no such cursor")]
     NoCursor,
     /// A cursor whose events are no longer kept.
     #[error("events behind the cursor are gone")]
     Gone,
-    /// The caller's credentials do not allow it: all scopes that it should have.
+    /// The credentials lack scopes; holds all scopes that the request needs.
     #[error("scopes are missing")]
     Scopes(Vec<String>),
-    /// A quota of the caller's tenant, of the caller or of its address.
+    /// A quota of the caller's tenant, of the caller or of its address is used up.
     #[error("quota reached: {}", .0.limit.as_str())]
     Quota(Quota),
-    /// The caller's own limit.
+    /// A limit of the caller's session is reached.
     #[error("limit reached: {what}")]
     Limit {
-        /// Which limit.
+        /// Text of the limit for the client.
         what: &'static str,
-        /// When to come back.
+        /// Delay before a retry.
         retry: Duration,
     },
-    /// The gateway or the child cannot take more now.
+    /// The gateway or the child is overloaded.
     #[error("overloaded: {what}")]
     Busy {
-        /// What is busy.
+        /// Text of the reason for the client.
         what: &'static str,
-        /// When to come back.
+        /// Delay before a retry.
         retry: Duration,
     },
-    /// The session has just gone to another replica, which has not seen the request.
+    /// The session has just moved to another replica, which has not seen the request.
     #[error("the session is another replica's now")]
     Moved,
-    /// The gateway is about to end.
+    /// The gateway is shutting down.
     #[error("draining")]
     Draining,
-    /// A bug of ours.
+    /// A bug of the gateway.
     #[error("bug: {0}")]
     Bug(&'static str),
 }
@@ -61,26 +61,26 @@ pub(crate) enum Error {
 /// A quota that is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
-    /// Of what.
+    /// The limited resource.
     pub(crate) limit: Limit,
-    /// How much of it there is, or how much a second.
+    /// Size of the quota, in total or per second.
     pub(crate) bound: NonZeroU64,
-    /// When to come back.
+    /// Delay before a retry.
     pub(crate) retry: Duration,
 }
 
-/// What is limited, and for whom.
+/// A limited resource of a tenant, a principal or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// Requests a second of an address, before anybody is known.
+    /// Requests per second of an address, before authentication.
     AddressRequests,
-    /// Requests a second of a tenant.
+    /// Requests per second of a tenant.
     Requests,
-    /// Requests a second of a principal.
+    /// Requests per second of a principal.
     PrincipalRequests,
-    /// Bytes a second to the clients of a tenant.
+    /// Bytes per second to the clients of a tenant.
     BytesOut,
-    /// Bytes a second to a principal.
+    /// Bytes per second to a principal.
     PrincipalBytesOut,
     /// Calls in flight of a tenant.
     Calls,
@@ -101,7 +101,7 @@ pub(crate) enum Limit {
 }
 
 impl Limit {
-    /// What the client reads.
+    /// Returns the text for the client.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::AddressRequests => "requests of the address",
@@ -120,7 +120,7 @@ impl Limit {
         }
     }
 
-    /// Its name in header fields and metrics.
+    /// Returns the name in header fields and metrics.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::AddressRequests => "address_requests",
@@ -139,7 +139,7 @@ impl Limit {
         }
     }
 
-    /// Whether its bound is that of one second; else it is of one time.
+    /// Returns whether the bound is per second; otherwise it is a total at one time.
     pub(crate) const fn is_rate(self) -> bool {
         match self {
             Self::AddressRequests

@@ -1,18 +1,20 @@
-//! The decision on each request, and the proof of it.
+//! Access decisions: the verifier of requests and the proof that it makes.
 //!
 //! Methods of the hub take an [`Access`], which only this module can make: an unchecked call does
 //! not compile. `api_key`, `builtin` and `external` identify the principal behind a bearer
 //! credential; this file decides which servers the principal may use.
 
-use super::api_key;
-use super::builtin;
-use super::denials;
-use super::external;
-use super::principals;
 use std::{sync::Arc, time::Duration};
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use super::{
+    api_key,
+    builtin::{self, Groups, Tokens},
+    denials::{self, Denials},
+    external::{self, Issuers, KeyFetch, TokenError},
+    principals::{self, Principal, Principals},
+};
 use crate::{
     base::{Clock, Outbound},
     config::Config,
@@ -22,12 +24,6 @@ use crate::{
     snapshot::{AuditQueue, LastPoll},
     telemetry::{Denied, Metrics},
 };
-
-use super::builtin::{Groups, Tokens};
-use super::denials::Denials;
-use super::external::{Issuers, KeyFetch, TokenError};
-use super::principals::Principal;
-use super::principals::Principals;
 
 /// Proof that a principal may use a server.
 #[derive(Clone, Debug)]
@@ -43,7 +39,7 @@ pub(crate) struct Access {
 /// The credential that an access rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum AccessBasis {
-    /// None: the tenant has no authentication.
+    /// No credential: the tenant has no authentication.
     Open,
     /// The API key with this hash.
     ApiKey([u8; 32]),
@@ -74,8 +70,8 @@ impl Access {
         &self.server
     }
 
-    /// This access, extended by the basis of `other`, which has the same principal; none if that
-    /// adds nothing.
+    /// Extends this access by the basis of `other`, which has the same principal. Returns `None` if
+    /// that adds nothing.
     pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
         let (AccessBasis::Own(own), AccessBasis::Own(theirs)) = (&self.basis, &other.basis) else {
             return None;
@@ -91,7 +87,7 @@ impl Access {
 /// The credential of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credential<'r> {
-    /// None.
+    /// The request has no credential.
     None,
     /// A bearer token: an API key, or an access token.
     Bearer(&'r str),
@@ -111,11 +107,11 @@ pub(crate) enum AccessRefusal {
         /// Set if the request had a credential.
         had_token: bool,
     },
-    /// The decision is not possible for the moment.
+    /// The decision is temporarily impossible.
     Later(Error),
 }
 
-/// Decides on requests; clones share one state.
+/// Verifier of requests; a handle.
 #[derive(Clone)]
 pub(crate) struct Verifier(pub(crate) Arc<VerifierState>);
 
@@ -131,7 +127,7 @@ pub(crate) struct VerifierState {
 }
 
 impl VerifierState {
-    /// Wall time, in seconds since the epoch.
+    /// Returns the wall-clock time in seconds since 1970.
     pub(crate) fn now(&self) -> u64 {
         u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0)
     }
@@ -139,11 +135,11 @@ impl VerifierState {
 
 /// An unverified request for a server.
 pub(crate) struct AccessRequest<'r> {
-    /// The name in the path.
+    /// Name of the tenant in the path.
     pub(crate) tenant: &'r str,
-    /// The name in the path.
+    /// Name of the server in the path.
     pub(crate) server: &'r str,
-    /// Its credential.
+    /// Credential of the request.
     pub(crate) credential: Credential<'r>,
     /// The client address, for the audit.
     pub(crate) from: Option<std::net::IpAddr>,
@@ -152,8 +148,8 @@ pub(crate) struct AccessRequest<'r> {
 }
 
 impl Verifier {
-    /// A verifier that fetches keys through `outbound`; its tasks belong to `tracker` and end with
-    /// `stop`. `asked` tells the age of the known revocations.
+    /// Makes a verifier that fetches keys through `outbound`. Its tasks belong to `tracker` and end
+    /// at `stop`. `asked` tells the age of the known revocations.
     pub(crate) fn new(
         config: &Config,
         outbound: Outbound,
@@ -164,7 +160,7 @@ impl Verifier {
     ) -> Self {
         let denials = Denials::new(Arc::clone(metrics), audit);
         tracker.spawn(denials.clone().watch(stop.clone()));
-        let means = KeyFetch {
+        let fetch = KeyFetch {
             outbound,
             tracker: tracker.clone(),
             stop: stop.clone(),
@@ -172,7 +168,7 @@ impl Verifier {
         Self(Arc::new(VerifierState {
             public_url: config.public_url.clone(),
             default: config.default.clone(),
-            issuers: Issuers::new(means),
+            issuers: Issuers::new(fetch),
             tokens: Tokens::new(),
             principals: Principals::default(),
             denials,
@@ -200,23 +196,23 @@ impl Verifier {
             .tenants
             .get(request.tenant)
             .ok_or(AccessRefusal::NoServer)?;
-        let admitted = self.admitted(catalog, tenant, request).await;
-        if admitted.is_err() {
+        let decision = self.decide(catalog, tenant, request).await;
+        if decision.is_err() {
             // The denial is in the audit trail before the response is sent.
             self.0.denials.settle().await;
         }
-        admitted
+        decision
     }
 
-    async fn admitted(
+    async fn decide(
         &self,
         catalog: &Catalog,
         tenant: &Arc<Tenant>,
         request: &AccessRequest<'_>,
     ) -> Result<Access, AccessRefusal> {
-        let named = tenant.servers.get(request.server);
+        let server = tenant.servers.get(request.server);
         let known = self.identify(catalog, tenant, request).await?;
-        let access = named.and_then(|server| known.access(tenant, server));
+        let access = server.and_then(|server| known.access(tenant, server));
         access.ok_or_else(|| {
             // Without authentication there are no denials.
             if known.basis != AccessBasis::Open {
@@ -227,7 +223,7 @@ impl Verifier {
         })
     }
 
-    /// The principal behind the request.
+    /// Authenticates the principal behind the request.
     async fn identify(
         &self,
         catalog: &Catalog,
@@ -253,7 +249,7 @@ impl Verifier {
             Credential::Bearer(text) => text,
         };
         let now = self.0.now();
-        if api_key::is_meant(text) {
+        if api_key::has_prefix(text) {
             let found = api_key::find(tenant, text, now);
             let (hash, key) = found.ok_or_else(|| bad("an API key that is not known here"))?;
             let principal = self.0.principals.by_key(tenant, hash, &key);
@@ -362,7 +358,7 @@ impl Authenticated {
         Self {
             principal: verified.principal(&tenant.name, &issuer.issuer),
             scopes: Arc::clone(&claims.scopes),
-            groups: Groups::Said(Arc::clone(&claims.groups)),
+            groups: Groups::Claimed(Arc::clone(&claims.groups)),
             basis: AccessBasis::Token,
             key: None,
         }
@@ -374,12 +370,12 @@ impl Authenticated {
         verified: &builtin::OwnToken,
     ) -> Result<Self, &'static str> {
         let (principal, basis) = (&verified.principal, &verified.basis);
-        let said = Groups::Said(Arc::clone(&verified.claims.groups));
+        let claimed = Groups::Claimed(Arc::clone(&verified.claims.groups));
         let at = (tenant.name.as_str(), builtin);
         Ok(Self {
             principal: principal.clone(),
             scopes: Arc::clone(&verified.claims.scopes),
-            groups: builtin::groups(at, issued, principal, basis, &said)?,
+            groups: builtin::groups(at, issued, principal, basis, &claimed)?,
             basis: AccessBasis::Own(basis.clone()),
             key: None,
         })
@@ -389,13 +385,11 @@ impl Authenticated {
     fn access(&self, tenant: &Arc<Tenant>, server: &Arc<Server>) -> Option<Access> {
         let reaches = |key: &Arc<ApiKey>| key.servers.contains(&server.name);
         let (subject, client) = (self.principal.subject(), self.principal.client());
-        let fits = match (&server.grants, subject) {
-            // Without authentication, principals cannot be told apart.
-            (None, _) | (_, None) => true,
-            (Some(grants), Some(subject)) => grants.fit(subject, &self.groups, client),
-        };
-        let may = fits && self.key.as_ref().is_none_or(reaches);
-        may.then(|| Access {
+        // Without authentication there is no subject, and grants cannot tell principals apart.
+        let is_admitted =
+            subject.is_none_or(|subject| server.admits(subject, &self.groups, client));
+        let is_allowed = is_admitted && self.key.as_ref().is_none_or(reaches);
+        is_allowed.then(|| Access {
             principal: self.principal.clone(),
             tenant: Arc::clone(tenant),
             server: Arc::clone(server),
@@ -406,12 +400,14 @@ impl Authenticated {
     }
 }
 
-/// Renews an access after a change of the catalog. None if its tenant or server is gone, its API
-/// key was removed or has another subject, its issuer is no longer trusted, its grant was revoked,
-/// or its server is no longer granted. Expiry is not checked.
+/// Renews an access after a change of the catalog.
+///
+/// Returns `None` if the tenant or the server is gone, the API key was removed or has another
+/// subject, the issuer is no longer trusted, the grant was revoked, or the server is no longer
+/// granted. Expiry is not checked.
 pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
     let (tenant, server) = catalog.find(&access.tenant.name, &access.server.name)?;
-    let as_it_was = |groups| Authenticated {
+    let unchanged_but = |groups| Authenticated {
         principal: access.principal.clone(),
         scopes: Arc::clone(&access.scopes),
         groups,
@@ -431,14 +427,14 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access) -> Option<Access> {
         }
         (AccessBasis::Own(basis), AuthMode::Builtin(builtin)) => {
             let at = (tenant.name.as_str(), &**builtin);
-            let said = &access.groups;
-            let groups = builtin::groups(at, &catalog.issued, &access.principal, basis, said);
-            as_it_was(groups.ok()?)
+            let claimed = &access.groups;
+            let groups = builtin::groups(at, &catalog.issued, &access.principal, basis, claimed);
+            unchanged_but(groups.ok()?)
         }
         (AccessBasis::Token, AuthMode::External(issuer))
             if Some(issuer.issuer.as_str()) == access.principal.issuer() =>
         {
-            as_it_was(access.groups.clone())
+            unchanged_but(access.groups.clone())
         }
         _ => return None,
     };
@@ -451,7 +447,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 impl Access {
-    /// The access of a person of the tenant, whoever checked it.
+    /// Makes the access of a person of the tenant, without a check.
     pub(crate) fn of(tenant: &Arc<Tenant>, server: &Arc<Server>, subject: &str) -> Self {
         Self {
             principal: Principal::new(&tenant.name, Some("test"), Some(subject), None),
@@ -463,7 +459,7 @@ impl Access {
         }
     }
 
-    /// The same with these scopes.
+    /// Replaces the scopes.
     pub(crate) fn with_scopes(mut self, scopes: &[&str]) -> Self {
         self.scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
         self
@@ -511,7 +507,7 @@ mod tests {
         let known = Authenticated {
             principal,
             scopes: Arc::default(),
-            groups: Groups::Said(groups.iter().map(|group| (*group).to_owned()).collect()),
+            groups: Groups::Claimed(groups.iter().map(|group| (*group).to_owned()).collect()),
             basis: AccessBasis::Token,
             key: None,
         };

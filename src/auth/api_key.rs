@@ -1,8 +1,9 @@
-//! API keys: generation, syntax and look-up.
+//! API keys: generation, syntax and lookup.
 //!
-//! A key is `lgk_`, 43 random letters and digits (256 bits), and a checksum of 6, so that scanners
-//! find leaked keys and mistyped ones cost no look-up. Only the SHA-256 of the whole text is
-//! stored: that suffices for a random secret, and a look-up by it leaks nothing through timing.
+//! A key is `lgk_`, 43 random letters and digits (256 bits), and a checksum of 6. The prefix lets
+//! scanners find leaked keys, and the checksum spares the lookup of mistyped ones. Only the SHA-256 of
+//! the whole text is stored: that suffices for a random secret, and a lookup by it leaks nothing
+//! through timing.
 
 use std::sync::Arc;
 
@@ -11,15 +12,15 @@ use aws_lc_rs::{error::Unspecified, rand::SecureRandom};
 use crate::base::{hex, sha256};
 use crate::declare::{ApiKey, Tenant};
 
-/// A new key; its text is shown once and not stored.
+/// Generates a key; its text is shown once and not stored.
 pub(crate) fn generate(random: &dyn SecureRandom) -> Result<String, Unspecified> {
     let mut text = PREFIX.to_owned();
     let mut bytes = [0; 64];
     while text.len() < PREFIX.len() + RANDOM {
         random.fill(&mut bytes)?;
-        // Bytes above the last whole multiple would favour the first letters.
-        let fair = bytes.iter().filter(|byte| usize::from(**byte) < 62 * 4);
-        let letters = fair.map(|byte| char::from(LETTERS[usize::from(*byte) % 62]));
+        // Bytes above the last multiple of 62 would favour the first letters.
+        let unbiased = bytes.iter().filter(|byte| usize::from(**byte) < 62 * 4);
+        let letters = unbiased.map(|byte| char::from(LETTERS[usize::from(*byte) % 62]));
         text.extend(letters.take(PREFIX.len() + RANDOM - text.len()));
     }
     let sum = checksum(&text);
@@ -32,7 +33,7 @@ pub(crate) fn fingerprint(key: &str) -> String {
 }
 
 /// Reports whether a credential has the prefix of API keys, valid or not.
-pub(super) fn is_meant(text: &str) -> bool {
+pub(super) fn has_prefix(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
 
@@ -41,8 +42,8 @@ pub(super) fn find(tenant: &Tenant, text: &str, now: u64) -> Option<([u8; 32], A
     let hash = hash_of(text)?;
     let key = tenant.api_keys.get(&hash)?;
     // No leeway: operator and gateway use the same clock.
-    let holds = key.expires.is_none_or(|expires| now < expires);
-    holds.then(|| (hash, Arc::clone(key)))
+    let is_valid = key.expires.is_none_or(|expires| now < expires);
+    is_valid.then(|| (hash, Arc::clone(key)))
 }
 
 /// The digest of a well-formed key.

@@ -1,7 +1,7 @@
 //! Access tokens of the tenant's own authorization server, verified without requests.
 //!
-//! A token is valid as long as the snapshot says so: its signing key is the tenant's, its grant is
-//! not revoked, and its subject and client are still declared. Not here: the issue of tokens
+//! The snapshot decides on the validity of a token: its signing key belongs to the tenant, its grant
+//! is not revoked, and its subject and client are still declared. Not here: the issue of tokens
 //! (`oauth`), and updates of revocations (`snapshot`).
 
 use std::{ops::Deref, sync::Arc, time::Duration};
@@ -14,7 +14,7 @@ use super::{
     principals::Principal,
 };
 use crate::base::sha256;
-use crate::declare::{Algorithm, Builtin, Issued, Tenant, User};
+use crate::declare::{Algorithm, Builtin, Issued, Subject, Tenant, User};
 
 /// Verified tokens, so that a repeated token costs a hash.
 pub(super) struct Tokens {
@@ -42,14 +42,14 @@ impl GrantBasis {
         Self(Arc::new([(grant, kid.into())]))
     }
 
-    /// The union with `other`; none if that adds nothing.
+    /// Returns the union with `other`, or `None` if that adds nothing.
     pub(super) fn joined(&self, other: &Self) -> Option<Self> {
         let is_new = |one: &&(Uuid, Arc<str>)| !self.0.contains(one);
         let new: Vec<_> = other.0.iter().filter(is_new).cloned().collect();
         if new.is_empty() {
             return None;
         }
-        // The oldest are dropped first, against a flood of them.
+        // The oldest are dropped first, so that a flood of tokens cannot grow the list.
         let all = self.0.iter().cloned().chain(new);
         let excess = all.clone().count().saturating_sub(JOINED);
         Some(Self(all.skip(excess).collect()))
@@ -60,14 +60,14 @@ impl GrantBasis {
 #[derive(Clone, Debug)]
 pub(super) enum Groups {
     /// As claimed by a token.
-    Said(Arc<[String]>),
+    Claimed(Arc<[String]>),
     /// As currently declared.
-    Of(Arc<User>),
+    Declared(Arc<User>),
 }
 
 impl Default for Groups {
     fn default() -> Self {
-        Self::Said(Arc::default())
+        Self::Claimed(Arc::default())
     }
 }
 
@@ -76,8 +76,8 @@ impl Deref for Groups {
 
     fn deref(&self) -> &[String] {
         match self {
-            Self::Said(groups) => groups,
-            Self::Of(user) => &user.groups,
+            Self::Claimed(groups) => groups,
+            Self::Declared(user) => &user.groups,
         }
     }
 }
@@ -157,8 +157,8 @@ impl Tokens {
     }
 }
 
-/// The current groups of a principal with a token of `tenant`; `said` are those that the token
-/// claims.
+/// Returns the current groups of a principal with a token of `tenant`; `claimed` are those that the
+/// token claims.
 ///
 /// # Errors
 ///
@@ -168,7 +168,7 @@ pub(super) fn groups(
     issued: &Issued,
     principal: &Principal,
     basis: &GrantBasis,
-    said: &Groups,
+    claimed: &Groups,
 ) -> Result<Groups, &'static str> {
     if let Some(revoked) = issued.revoked.get(tenant) {
         let mut all = basis.0.iter();
@@ -183,19 +183,14 @@ pub(super) fn groups(
         return Err("a client that is gone");
     }
     let subject = principal.subject().ok_or("no sub")?;
-    // Local names cannot contain this character.
-    if subject.contains('#') {
-        let is_let_in = builtin.still_lets_in(subject, said);
-        let groups = is_let_in.then(|| said.clone());
-        return groups.ok_or("of nobody whom a provider lets in");
-    }
-    let user = builtin.users.get(subject).filter(|user| !user.disabled);
-    let user = user.ok_or("a user that is gone or disabled")?;
-    Ok(Groups::Of(Arc::clone(user)))
+    Ok(match builtin.subject(subject, claimed)? {
+        Subject::User(user) => Groups::Declared(user),
+        Subject::OfProvider => claimed.clone(),
+    })
 }
 
-/// Reports whether a client may still exist: revocation ends registered clients, the operator's
-/// declaration the others.
+/// Reports whether a client may still exist. Registered clients are removed by revocation, the others
+/// by a change of the declaration.
 fn is_client(builtin: &Builtin, client: &str) -> bool {
     // Documents may be fetched without TLS where `outbound.allow` permits it.
     if client.starts_with("https://") || client.starts_with("http://") {
@@ -514,7 +509,7 @@ mod tests {
     fn whom_and_what_a_token_names_must_still_be_there() {
         let (grant, other) = (Uuid::now_v7(), Uuid::now_v7());
         let basis = GrantBasis::of(grant, "k");
-        let said = Groups::Said(["said".to_owned()].into());
+        let said = Groups::Claimed(["said".to_owned()].into());
         let of = |builtin: &Builtin, issued: &Issued, subject: &str, client: &str| {
             let principal = Principal::new("a", Some(ISSUER), Some(subject), Some(client));
             let groups = groups(("a", builtin), issued, &principal, &basis, &said)?;

@@ -1,6 +1,6 @@
-//! Audit of denied requests: the first is recorded at once, repetitions are folded.
+//! Audit of denied requests: the first one is recorded at once, repetitions are aggregated.
 //!
-//! A client in a loop, or a guesser, must not fill the log. Not here: the decision to deny.
+//! A client in a loop or a password guesser must not fill the log. Not here: the decision to deny.
 
 use std::{
     collections::HashMap,
@@ -49,7 +49,7 @@ pub(crate) enum Caller {
     At(Option<IpAddr>),
 }
 
-/// The denials of the last minute; a handle to one shared table.
+/// Denials of the last minute; a handle.
 #[derive(Clone)]
 pub(crate) struct Denials {
     table: Arc<Table>,
@@ -58,8 +58,7 @@ pub(crate) struct Denials {
     settled: Arc<Settled>,
 }
 
-/// Progress of the audit trail. Counters, so that concurrent callers all wait, whichever asks
-/// first.
+/// Progress of the audit trail. Counters instead of a flag, so that all concurrent callers wait.
 #[derive(Default)]
 struct Settled {
     /// Records written.
@@ -83,10 +82,10 @@ impl Settled {
     clippy::disallowed_types,
     reason = "held for a few instructions, never across an await"
 )]
-type Table = std::sync::Mutex<HashMap<(Caller, Arc<str>), Folded>>;
+type Table = std::sync::Mutex<HashMap<(Caller, Arc<str>), Aggregate>>;
 
 /// The repetitions of a denial.
-struct Folded {
+struct Aggregate {
     began: Instant,
     count: u64,
     last: Denial,
@@ -115,25 +114,25 @@ impl Denials {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let mut key = (denial.who.clone(), Arc::clone(&denial.tenant));
         if table.len() >= CALLERS && !table.contains_key(&key) {
-            // So many callers at once are one attack.
+            // So many callers at once are treated as one attack.
             key.0 = Caller::At(None);
         }
-        if let Some(folded) = table.get_mut(&key) {
-            folded.count += 1;
-            folded.last = denial;
+        if let Some(aggregate) = table.get_mut(&key) {
+            aggregate.count += 1;
+            aggregate.last = denial;
             return;
         }
-        let folded = Folded {
+        let aggregate = Aggregate {
             began: now,
             count: 0,
             last: denial.clone(),
         };
-        table.insert(key, folded);
+        table.insert(key, aggregate);
         drop(table);
         self.write(&denial, 1);
     }
 
-    /// Records folded denials once a minute per caller, and the rest at `stop`.
+    /// Records aggregated denials once a minute per caller, and the rest at `stop`.
     pub(super) async fn watch(self, stop: CancellationToken) {
         loop {
             let ended = tokio::time::timeout(SWEEP, stop.cancelled()).await.is_ok();
@@ -148,15 +147,15 @@ impl Denials {
     fn sweep(&self, age: Duration) -> usize {
         let now = Instant::now();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = table.extract_if(|_, folded| now - folded.began >= age);
-        let old: Vec<Folded> = old.map(|(_, folded)| folded).collect();
+        let old = table.extract_if(|_, aggregate| now - aggregate.began >= age);
+        let old: Vec<Aggregate> = old.map(|(_, aggregate)| aggregate).collect();
         if table.capacity() > 64 && table.len() < table.capacity() / 4 {
             table.shrink_to_fit();
         }
         drop(table);
-        let folded = old.iter().filter(|folded| folded.count > 0);
-        folded
-            .map(|folded| self.write(&folded.last, folded.count))
+        let aggregate = old.iter().filter(|aggregate| aggregate.count > 0);
+        aggregate
+            .map(|aggregate| self.write(&aggregate.last, aggregate.count))
             .count()
     }
 
@@ -209,7 +208,7 @@ fn log(denial: &Denial, count: u64) {
     );
 }
 
-/// Time for which denials of one caller are folded.
+/// Time for which denials of one caller are aggregated.
 const MINUTE: Duration = Duration::from_mins(1);
 /// Interval between sweeps of the table.
 const SWEEP: Duration = Duration::from_secs(5);
@@ -239,7 +238,7 @@ mod tests {
         );
         let waiting = || {
             let table = denials.table.lock().unwrap();
-            let mut counts: Vec<u64> = table.values().map(|folded| folded.count).collect();
+            let mut counts: Vec<u64> = table.values().map(|aggregate| aggregate.count).collect();
             counts.sort_unstable();
             counts
         };

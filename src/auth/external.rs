@@ -25,15 +25,15 @@ use crate::{
     endpoint::issuer_metadata_urls,
 };
 
-/// The issuers in use; clones share them.
+/// Issuers in use; a handle.
 #[derive(Clone)]
 pub(super) struct Issuers {
     /// Tenants with equal settings share an issuer's public keys. Access is decided per tenant.
     known: Cache<Arc<External>, Arc<Issuer>>,
-    means: KeyFetch,
+    key_fetch: KeyFetch,
 }
 
-/// The means to fetch keys.
+/// Dependencies of key fetches.
 #[derive(Clone)]
 pub(super) struct KeyFetch {
     /// The HTTP client.
@@ -54,12 +54,12 @@ pub(super) enum TokenError {
 }
 
 impl Issuers {
-    pub(super) fn new(means: KeyFetch) -> Self {
+    pub(super) fn new(key_fetch: KeyFetch) -> Self {
         let known = Cache::builder()
             .max_capacity(ISSUERS)
             .time_to_idle(ISSUER_IDLE)
             .build();
-        Self { known, means }
+        Self { known, key_fetch }
     }
 
     /// Verifies an access token of the issuer for a resource that `is_audience` accepts.
@@ -70,7 +70,7 @@ impl Issuers {
         now: u64,
         is_audience: impl Fn(&str) -> bool,
     ) -> Result<Arc<ExternalToken>, TokenError> {
-        let make = async { Issuer::new(Arc::clone(settings), self.means.clone()) };
+        let make = async { Issuer::new(Arc::clone(settings), self.key_fetch.clone()) };
         let issuer = self.known.get_with_by_ref(settings, make).await;
         let is_meant = |claims: &Claims| {
             claims.hold(now).map_err(TokenError::Invalid)?;
@@ -88,7 +88,7 @@ impl Issuers {
             return Ok(known);
         }
         let token = Token::parse(text, (&**settings).into()).map_err(TokenError::Invalid)?;
-        // Checked before keys: a useless token costs the issuer nothing.
+        // Checked before the keys, so that a useless token causes no request to the issuer.
         is_meant(&token.claims)?;
         let key = issuer.signer(&token).await?;
         let verified = Arc::new(ExternalToken {
@@ -128,7 +128,7 @@ impl ExternalToken {
 /// One issuer.
 struct Issuer {
     settings: Arc<External>,
-    means: KeyFetch,
+    key_fetch: KeyFetch,
     state: KeyStateLock,
     /// Verified tokens by SHA-256, so that a repeated token costs a hash.
     verified: Cache<KeyId, Arc<ExternalToken>>,
@@ -157,11 +157,11 @@ struct KeyState {
 }
 
 impl Issuer {
-    fn new(settings: Arc<External>, means: KeyFetch) -> Arc<Self> {
+    fn new(settings: Arc<External>, key_fetch: KeyFetch) -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self {
             settings,
-            means,
+            key_fetch,
             state: KeyStateLock::new(KeyState {
                 keys: None,
                 flight: None,
@@ -212,7 +212,7 @@ impl Issuer {
             None => self.first().await?,
         };
         let outcome = match keys.check(&token.jws) {
-            Signature::NoKey if self.may_ask(token.kid()) => match self.newer(&keys).await {
+            Signature::NoKey if self.may_fetch_for(token.kid()) => match self.newer(&keys).await {
                 Some(keys) => {
                     let outcome = keys.check(&token.jws);
                     self.remember(token.kid(), &outcome);
@@ -237,19 +237,19 @@ impl Issuer {
             TokenError::Unavailable(again.max(Duration::from_secs(1)))
         };
         let flight = self.fetch(now).ok_or_else(unavailable)?;
-        landed(flight).await;
+        wait_for(flight).await;
         self.current().ok_or_else(unavailable)
     }
 
     /// Keys newer than `old`, if a fetch returns any.
     async fn newer(self: &Arc<Self>, old: &Arc<KeySet>) -> Option<Arc<KeySet>> {
-        landed(self.fetch(Instant::now())?).await;
+        wait_for(self.fetch(Instant::now())?).await;
         self.current().filter(|keys| !Arc::ptr_eq(keys, old))
     }
 
     /// Reports whether a token with an unknown key may cause a fetch: not for a key id that was not
     /// found recently, and otherwise at a limited rate.
-    fn may_ask(&self, kid: Option<&str>) -> bool {
+    fn may_fetch_for(&self, kid: Option<&str>) -> bool {
         let now = Instant::now();
         self.with(|state| {
             // During backoff nothing is fetched, and the allowance is kept.
@@ -303,21 +303,21 @@ impl Issuer {
             return running;
         }
         let issuer = Arc::clone(self);
-        self.means.tracker.spawn(async move {
+        self.key_fetch.tracker.spawn(async move {
             let fetched = tokio::select! {
-                fetched = tokio::time::timeout(FETCH, issuer.ask()) => {
+                fetched = tokio::time::timeout(FETCH, issuer.fetch_keys()) => {
                     fetched.unwrap_or_else(|_| Err("no answer in time".to_owned()))
                 }
-                () = issuer.means.stop.cancelled() => Err("the gateway ends".to_owned()),
+                () = issuer.key_fetch.stop.cancelled() => Err("the gateway ends".to_owned()),
             };
-            issuer.land(fetched);
+            issuer.finish(fetched);
             // All receivers may be gone.
             let _ = ended.send(true);
         });
         Some(flight)
     }
 
-    fn land(&self, fetched: Result<KeySet, String>) {
+    fn finish(&self, fetched: Result<KeySet, String>) {
         let now = Instant::now();
         self.with(|state| {
             state.flight = None;
@@ -338,13 +338,13 @@ impl Issuer {
     }
 
     /// Fetches metadata, then keys.
-    async fn ask(&self) -> Result<KeySet, String> {
+    async fn fetch_keys(&self) -> Result<KeySet, String> {
         let mut last = "no metadata".to_owned();
         for url in issuer_metadata_urls(&self.settings.issuer) {
-            match self.means.outbound.json(&url, METADATA_BYTES).await {
+            match self.key_fetch.outbound.json(&url, METADATA_BYTES).await {
                 Ok(document) => match jwks_uri(&document, &self.settings.issuer) {
                     Ok(uri) => {
-                        let keys = self.means.outbound.json(&uri, KEYS_BYTES).await;
+                        let keys = self.key_fetch.outbound.json(&uri, KEYS_BYTES).await;
                         let keys = keys.map_err(|error| format!("jwks_uri: {error}"))?;
                         return KeySet::parse(&keys).map_err(|error| format!("jwks_uri: {error}"));
                     }
@@ -358,7 +358,7 @@ impl Issuer {
 }
 
 /// Waits for the end of a fetch, which has its own deadline; this one covers scheduling.
-async fn landed(mut flight: watch::Receiver<bool>) {
+async fn wait_for(mut flight: watch::Receiver<bool>) {
     let _ = tokio::time::timeout(FETCH * 2, flight.wait_for(|ended| *ended)).await;
 }
 
@@ -397,7 +397,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// Maximum fetches at once for unknown keys, and the interval at which one more is allowed.
 const ALLOWANCE: u32 = 4;
 const ALLOWANCE_EVERY: Duration = Duration::from_secs(15);
-/// Maximum remembered unknown key ids; more are a flood of invented ones.
+/// Maximum remembered unknown key ids; a larger number suggests a flood of invented ones.
 const MISSING: usize = 256;
 const MISSING_FOR: Duration = Duration::from_secs(30);
 /// Maximum size of metadata in bytes.

@@ -103,12 +103,12 @@ pub(crate) fn denied(policy: &Policy, message: &Message) -> Option<PolicyRefusal
             Some(no_resource(message.uri()))
         }
         Method::Complete => completion(policy, message),
-        Method::Other => stranger(policy, &message.method_name()),
+        Method::Other => other_method(policy, &message.method_name()),
         _ => None,
     }
 }
 
-/// The name in a refusal, shortened, unless it is allowed.
+/// Returns the shortened name for a refusal, unless the name is allowed.
 fn unless_allowed(names: &Names, raw: Option<&[u8]>) -> Option<String> {
     if names.is_open() {
         return None;
@@ -119,7 +119,7 @@ fn unless_allowed(names: &Names, raw: Option<&[u8]>) -> Option<String> {
     (!is_allowed).then(|| name.chars().take(REPEATED).collect())
 }
 
-/// 2025-11-25 tools, "Error Handling"; prompts, "Error Handling".
+/// Makes the error of 2025-11-25 tools, "Error Handling", and prompts, "Error Handling".
 fn unknown(message: String) -> PolicyRefusal {
     let (code, data) = (-32602, None);
     PolicyRefusal {
@@ -129,7 +129,7 @@ fn unknown(message: String) -> PolicyRefusal {
     }
 }
 
-/// 2025-11-25 resources, "Error Handling".
+/// Makes the error of 2025-11-25 resources, "Error Handling".
 fn no_resource(uri: Option<&[u8]>) -> PolicyRefusal {
     let uri = uri.filter(|uri| uri.len() <= REPEATED);
     let uri = uri.and_then(|uri| std::str::from_utf8(uri).ok());
@@ -140,8 +140,7 @@ fn no_resource(uri: Option<&[u8]>) -> PolicyRefusal {
     }
 }
 
-/// Checks both members of a reference, whatever its type: a server may go by the members rather
-/// than the type.
+/// Checks both members of a reference, regardless of its type, because a server may ignore the type.
 fn completion(policy: &Policy, message: &Message) -> Option<PolicyRefusal> {
     if policy.prompts.is_open() && policy.resources.is_open() {
         return None;
@@ -165,8 +164,9 @@ fn completion(policy: &Policy, message: &Message) -> Option<PolicyRefusal> {
     })
 }
 
-/// Unknown methods might reach guarded objects: where policy guards their kind, they are refused.
-fn stranger(policy: &Policy, method: &str) -> Option<PolicyRefusal> {
+/// Refuses an unknown method whose kind of object the policy restricts: it might reach a denied
+/// object.
+fn other_method(policy: &Policy, method: &str) -> Option<PolicyRefusal> {
     let is_open = |kind: &str| match kind {
         "tools" => policy.tools.is_open() && !policy.has_scopes(),
         "prompts" => policy.prompts.is_open(),
@@ -198,8 +198,8 @@ pub(crate) fn is_muted(policy: &Policy, message: &Message) -> bool {
         && unless_allowed(&policy.resources, message.uri()).is_some()
 }
 
-/// The scopes that a body needs beyond those of the access: none, or all that the caller should
-/// have, including present ones (2025-11-25 authorization, "Runtime Insufficient Scope Errors", the
+/// Returns all scopes that the caller should have, present ones included, if the body needs more
+/// than the access has (2025-11-25 authorization, "Runtime Insufficient Scope Errors", the
 /// recommended approach).
 pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>> {
     let policy = &access.server().policy;
@@ -214,7 +214,7 @@ pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>
         let name = message.name();
         let needed: Vec<&String> = match &name {
             Some(name) => policy.scopes_of(name).collect(),
-            // An unreadable name may be any.
+            // An unreadable name may stand for any tool.
             None => policy.all_scopes().into_iter().collect(),
         };
         for scope in needed {
@@ -256,7 +256,7 @@ pub(crate) fn filtered(policy: &Policy, listed: Listed, answer: Bytes) -> Bytes 
     out.freeze()
 }
 
-/// A list without its denied entries; none if all are allowed.
+/// Removes denied entries from a list; `None` if all entries are allowed.
 fn kept(policy: &Policy, listed: Listed, answer: &[u8], list: Span) -> Option<BytesMut> {
     let (_, name) = listed.members();
     let text = list.of(answer);

@@ -9,7 +9,7 @@ use std::{
 
 use crate::declare::{ApiKey, Tenant};
 
-/// The authenticated caller, to whom sessions belong. A cheap handle to clone.
+/// An authenticated caller, to whom sessions belong; a handle.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Principal(Arc<Identity>);
 
@@ -32,7 +32,7 @@ impl Principal {
         subject: Option<&str>,
         client: Option<&str>,
     ) -> Self {
-        // As JSON, in which no part can run into the next. Serialization of strings cannot fail.
+        // JSON keeps the parts apart. Serialization of strings cannot fail.
         let key = serde_json::to_string(&(tenant, issuer, subject, client)).unwrap_or_default();
         let own = |text: Option<&str>| text.map(str::to_owned);
         Self(Arc::new(Identity {
@@ -74,11 +74,11 @@ impl Principal {
 #[derive(Default)]
 pub(super) struct Principals {
     anonymous: RwLock<HashMap<String, Principal>>,
-    keys: RwLock<HashMap<[u8; 32], OfKey>>,
+    keys: RwLock<HashMap<[u8; 32], KeyPrincipal>>,
 }
 
-/// The API key of a principal: a changed key with the same hash makes a new one.
-type OfKey = (Arc<ApiKey>, Principal);
+/// A principal with its API key: a changed key with the same hash makes a new principal.
+type KeyPrincipal = (Arc<ApiKey>, Principal);
 
 impl Principals {
     /// The anonymous principal, cached.
@@ -96,7 +96,7 @@ impl Principals {
             .anonymous
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        bound(&mut known);
+        clear_if_full(&mut known);
         known.insert(tenant.name.clone(), new.clone());
         new
     }
@@ -114,7 +114,7 @@ impl Principals {
         drop(known);
         let new = by_key(tenant, key);
         let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        bound(&mut known);
+        clear_if_full(&mut known);
         known.insert(hash, (Arc::clone(key), new.clone()));
         new
     }
@@ -135,14 +135,14 @@ pub(super) fn by_key(tenant: &Tenant, key: &ApiKey) -> Principal {
 const API_KEY_ISSUER: &str = "lockgate:api-key";
 
 /// Clears a full cache; stale entries stay until then.
-fn bound<K, V>(known: &mut HashMap<K, V>) {
-    if known.len() >= MOST {
+fn clear_if_full<K, V>(known: &mut HashMap<K, V>) {
+    if known.len() >= CACHED_MAX {
         known.clear();
     }
 }
 
 /// Maximum cached principals: about 300 bytes each.
-const MOST: usize = 100_000;
+const CACHED_MAX: usize = 100_000;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
-//! Wall time, passed in.
+//! Wall-clock time, passed in, and corrected by the clock of the database.
 //!
-//! For what is written down; how long things take is measured by tokio's clock.
+//! For stored and transmitted times; durations are measured with tokio's clock.
 
 use std::{
     sync::Arc,
@@ -10,30 +10,30 @@ use std::{
 use arc_swap::ArcSwapOption;
 use tokio::time::Instant;
 
-/// Tells what time it is; a handle.
+/// A clock; a handle.
 ///
-/// Codes, tokens and revocations have times that any replica may have written. So replicas go by the
-/// clock of the database that they share, and one whose own clock is wrong, or is set meanwhile,
-/// agrees with the others (CONTRACT P161, P162).
+/// Codes, tokens and revocations carry times that any replica may have written. Replicas therefore
+/// follow the clock of the shared database, so that a replica whose own clock is wrong or changes
+/// agrees with the others.
 #[derive(Clone)]
 pub(crate) struct Clock {
     own: Arc<dyn Fn() -> i64 + Send + Sync>,
-    /// What the database said; none for a clock that goes by nothing else.
-    shared: Option<Arc<ArcSwapOption<Said>>>,
+    /// Latest time of the database; `None` for a clock that ignores it.
+    shared: Option<Arc<ArcSwapOption<Reading>>>,
 }
 
-/// It was this time then.
-struct Said {
+/// A reading of the database's clock.
+struct Reading {
     now_ms: i64,
-    then: Instant,
+    at: Instant,
 }
 
-/// By how much the clocks may differ before the time is corrected: answers of a database are late,
-/// now more and now less, and nobody needs a time that goes back and forth.
+/// Largest difference that is not corrected. The delay of a database varies, and without a tolerance
+/// the time would jump back and forth.
 const TOLERANCE_MS: u64 = 250;
 
 impl Clock {
-    /// The clock of this machine, until another one is set.
+    /// Makes a clock that shows the time of this machine until [`Self::set`].
     #[expect(clippy::disallowed_methods, reason = "the one place that reads it")]
     pub(crate) fn system() -> Self {
         let own = || {
@@ -46,7 +46,7 @@ impl Clock {
         }
     }
 
-    /// A clock that says what `now` says, whatever others say.
+    /// Makes a clock that shows the time of `now` and ignores [`Self::set`].
     #[cfg(test)]
     pub(crate) fn of(now: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
         Self {
@@ -55,33 +55,33 @@ impl Clock {
         }
     }
 
-    /// Milliseconds since 1970.
+    /// Returns the time in milliseconds since 1970.
     pub(crate) fn now_ms(&self) -> i64 {
         self.at(Instant::now())
     }
 
     fn at(&self, now: Instant) -> i64 {
-        let said = self.shared.as_ref().and_then(|shared| shared.load_full());
-        match said {
-            Some(said) => said
+        let reading = self.shared.as_ref().and_then(|shared| shared.load_full());
+        match reading {
+            Some(reading) => reading
                 .now_ms
-                .saturating_add(ms(now.saturating_duration_since(said.then))),
+                .saturating_add(ms(now.saturating_duration_since(reading.at))),
             None => (self.own)(),
         }
     }
 
-    /// From now on this handle and its clones go by a clock that was asked at `asked`, and has just
-    /// answered that it was `now_ms`.
-    pub(crate) fn set(&self, now_ms: i64, asked: Instant) {
-        self.answered(now_ms, asked, Instant::now());
+    /// Sets this handle and its clones to the clock of the database: a query sent at `sent` has just
+    /// returned `now_ms`.
+    pub(crate) fn set(&self, now_ms: i64, sent: Instant) {
+        self.correct(now_ms, sent, Instant::now());
     }
 
-    fn answered(&self, now_ms: i64, asked: Instant, answered: Instant) {
+    fn correct(&self, now_ms: i64, sent: Instant, received: Instant) {
         let Some(shared) = &self.shared else { return };
-        let then = asked + (answered - asked) / 2;
-        let is_right = shared.load().is_some() && self.at(then).abs_diff(now_ms) <= TOLERANCE_MS;
+        let at = sent + (received - sent) / 2;
+        let is_right = shared.load().is_some() && self.at(at).abs_diff(now_ms) <= TOLERANCE_MS;
         if !is_right {
-            shared.store(Some(Arc::new(Said { now_ms, then })));
+            shared.store(Some(Arc::new(Reading { now_ms, at })));
         }
     }
 }
@@ -110,7 +110,7 @@ mod tests {
         let after = |ms| began + Duration::from_millis(ms);
         assert_eq!(other.at(began), 5);
         // It said so on half of the way.
-        clock.answered(1_000, began, after(200));
+        clock.correct(1_000, began, after(200));
         assert_eq!(other.at(after(200)), 1_100);
         assert_eq!(other.at(after(1_200)), 2_100, "it runs");
         let now = after(1_200);
@@ -120,11 +120,11 @@ mod tests {
             (2_351, 2_351),
             (2_100, 2_100),
         ] {
-            clock.answered(said, now, now);
+            clock.correct(said, now, now);
             assert_eq!(other.at(now), wanted, "{said}");
         }
         let fixed = Clock::of(|| 7);
-        fixed.answered(1_000, began, began);
+        fixed.correct(1_000, began, began);
         assert_eq!(fixed.at(now), 7);
     }
 }

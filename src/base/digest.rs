@@ -2,38 +2,38 @@
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
 
-/// The SHA-256 of `bytes`.
+/// Computes the SHA-256 digest of `bytes`.
 pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     array(digest(&SHA256, bytes).as_ref())
 }
 
-/// A SHA-256 over several parts.
+/// SHA-256 digest over several parts.
 pub(crate) struct Sha256(Context);
 
 impl Sha256 {
-    /// A digest of nothing yet.
+    /// Begins an empty digest.
     pub(crate) fn new() -> Self {
         Self(Context::new(&SHA256))
     }
 
-    /// Adds bytes as they are.
+    /// Adds bytes without their length.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Adds the length of `bytes` and then `bytes`, so that no part runs into the next.
+    /// Adds `bytes` after their length, so that parts cannot run into each other.
     pub(crate) fn add_part(&mut self, bytes: &[u8]) {
         self.add(&(bytes.len() as u64).to_le_bytes());
         self.add(bytes);
     }
 
-    /// The digest of everything added.
+    /// Returns the digest of all added bytes.
     pub(crate) fn finish(self) -> [u8; 32] {
         array(self.0.finish().as_ref())
     }
 }
 
-/// `bytes` in lowercase hexadecimal.
+/// Encodes `bytes` in lowercase hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

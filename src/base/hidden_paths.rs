@@ -1,6 +1,6 @@
-//! The gateway's own files, which no child may see.
+//! Paths of the gateway's own files, which no child may see.
 //!
-//! Not here: how a child is kept from them (`backend/sandbox`).
+//! Not here: the isolation of children (`backend::sandbox`).
 
 use std::{
     collections::BTreeSet,
@@ -10,18 +10,18 @@ use std::{
 
 use tokio::sync::watch;
 
-/// Paths of files and directories; clones share them, and each child that starts reads them anew.
+/// Paths of files and directories; a handle. Each child that starts reads them again.
 ///
-/// Paths are only added: a file that a manifest no longer names still holds a secret.
+/// Paths are never removed: a file that a manifest no longer names still holds a secret.
 #[derive(Clone, Debug)]
 pub(crate) struct HiddenPaths(Arc<watch::Sender<BTreeSet<PathBuf>>>);
 
 impl HiddenPaths {
-    /// Begins with these paths.
+    /// Makes a set of these paths; empty ones are ignored.
     pub(crate) fn new(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         let paths = paths.into_iter();
-        let named = paths.filter(|path| !path.as_os_str().is_empty());
-        Self(Arc::new(watch::Sender::new(named.collect())))
+        let paths = paths.filter(|path| !path.as_os_str().is_empty());
+        Self(Arc::new(watch::Sender::new(paths.collect())))
     }
 
     /// Adds paths.
@@ -30,13 +30,15 @@ impl HiddenPaths {
             .send_modify(|all| all.extend(paths.into_iter().cloned()));
     }
 
-    /// Those that exist now, resolved: files are replaced, and links lead elsewhere.
-    pub(crate) fn found(&self) -> Vec<PathBuf> {
+    /// Returns the paths that exist now, with links resolved. They are resolved for each child,
+    /// because files are replaced and links change.
+    pub(crate) fn existing(&self) -> Vec<PathBuf> {
         let all = self.0.borrow().clone();
-        let real = all.iter().filter_map(|path| path.canonicalize().ok());
-        // Every child needs devices, and its own part of `/proc`.
-        let is_kept = |path: &Path| !path.starts_with("/proc") && (path.is_file() || path.is_dir());
-        real.filter(|path| is_kept(path)).collect()
+        let resolved = all.iter().filter_map(|path| path.canonicalize().ok());
+        // Devices and `/proc` are left out, because every child needs them.
+        let is_hidden =
+            |path: &Path| !path.starts_with("/proc") && (path.is_file() || path.is_dir());
+        resolved.filter(|path| is_hidden(path)).collect()
     }
 }
 

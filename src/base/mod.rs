@@ -1,14 +1,14 @@
-//! Tools that every room uses; they know nothing of the domain.
+//! Tools that every room uses, independent of the domain.
 //!
 //! Not here: anything that imports from another room.
 //!
-//! * `clock`: wall time, the system's or the database's
+//! * `clock`: wall-clock time, corrected by the clock of the database
 //! * `digest`: SHA-256 and hexadecimal text
-//! * `hidden_paths`: the gateway's own files, which no child may see
-//! * `outbound`: HTTP requests to other servers
+//! * `hidden_paths`: paths of the gateway's own files, which no child may see
+//! * `outbound`: HTTP client for addresses named by others
 //! * `private_file`: files that only their owner may read
-//! * `random`: the source of random numbers
-//! * `secret`: a text that is never shown
+//! * `random`: source of random numbers
+//! * `secret`: texts that are never printed
 
 mod clock;
 mod digest;
@@ -21,6 +21,6 @@ mod secret;
 pub(crate) use self::clock::Clock;
 pub(crate) use self::digest::{Sha256, hex, sha256};
 pub(crate) use self::hidden_paths::HiddenPaths;
-pub(crate) use self::outbound::{Document, Outbound, Refused};
+pub(crate) use self::outbound::{Document, Outbound, OutboundError};
 pub(crate) use self::random::Random;
 pub(crate) use self::secret::Secret;

@@ -1,7 +1,7 @@
-//! The one HTTP client for what others name: documents of issuers, and their keys.
+//! HTTP client for addresses named by others: metadata, keys and tokens of issuers and clients.
 //!
-//! Proof against request forgery: it connects to public addresses only, and follows nobody. Not
-//! here: what a document means.
+//! To prevent server-side request forgery it connects to public addresses only and follows no
+//! redirects. Not here: the meaning of documents.
 
 use std::{
     fmt,
@@ -20,52 +20,52 @@ use reqwest::{
 };
 use url::{Host, Url};
 
-/// The client; clones share one state.
+/// HTTP client for addresses named by others; a handle.
 #[derive(Clone, Debug)]
 pub(crate) struct Outbound(Arc<State>);
 
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The only special-purpose networks that may be asked, by http too.
+    /// Special-purpose networks that are allowed, over http too.
     allow: Arc<[IpNet]>,
-    /// For https, and for http: made at the first use, since that reads the system's certificates.
+    /// Clients for https and for http. Created at their first use, because that reads the system's
+    /// certificates.
     clients: [OnceLock<Option<Client>>; 2],
 }
 
-/// Why a document was not got; the text is for the log.
+/// Reason why a request failed; the text is for the log.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// The URL must not be asked: its scheme, its address, or a user name in it.
+pub(crate) enum OutboundError {
+    /// The URL is not allowed because of its scheme, its address, or a user name in it.
     Url(&'static str),
-    /// No connection, or no answer in time.
+    /// There is no connection, or no response in time.
     Unreachable(String),
-    /// An answer other than a document.
-    Answer(String),
+    /// The response is not the expected document.
+    Response(String),
 }
 
-/// What was got.
+/// A document and its freshness.
 #[derive(Debug)]
 pub(crate) struct Document {
-    /// Its bytes.
+    /// Content of the document.
     pub(crate) body: Bytes,
-    /// How long it may be kept, by what its server says (RFC 9111, section 4.2.1); none says
-    /// nothing about that.
+    /// Freshness lifetime that the server stated (RFC 9111, section 4.2.1).
     pub(crate) fresh: Option<Duration>,
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for OutboundError {}
 
-impl fmt::Display for Refused {
+impl fmt::Display for OutboundError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Url(what) => f.write_str(what),
-            Self::Unreachable(what) | Self::Answer(what) => f.write_str(what),
+            Self::Unreachable(what) | Self::Response(what) => f.write_str(what),
         }
     }
 }
 
 impl Outbound {
-    /// A client that also asks the networks `allow`.
+    /// Makes a client that may also connect to the networks `allow`.
     pub(crate) fn new(allow: Vec<IpNet>) -> Self {
         Self(Arc::new(State {
             allow: allow.into(),
@@ -73,73 +73,76 @@ impl Outbound {
         }))
     }
 
-    /// The JSON document at `url`, of at most `max` bytes.
+    /// Fetches the JSON document at `url`, of at most `max` bytes.
     ///
     /// # Errors
     ///
-    /// Whatever is not a 200 with JSON in time: redirects are not followed.
-    pub(crate) async fn json(&self, url: &str, max: usize) -> Result<Bytes, Refused> {
+    /// Any response but a 200 with JSON in time; redirects are not followed.
+    pub(crate) async fn json(&self, url: &str, max: usize) -> Result<Bytes, OutboundError> {
         Ok(self.document(url, max).await?.body)
     }
 
-    /// The same, with how long it may be kept.
+    /// Fetches the JSON document at `url` with its freshness.
     ///
     /// # Errors
     ///
     /// Those of [`Self::json`].
-    pub(crate) async fn document(&self, url: &str, max: usize) -> Result<Document, Refused> {
-        let url = Url::parse(url).map_err(|_| Refused::Url("no URL"))?;
+    pub(crate) async fn document(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
+        let url = Url::parse(url).map_err(|_| OutboundError::Url("no URL"))?;
         let client = self.client(&url)?;
-        let asked = client.get(url).header(ACCEPT, "application/json").send();
-        let answer = asked.await.map_err(unreachable)?;
-        let status = answer.status();
+        let sent = client.get(url).header(ACCEPT, "application/json").send();
+        let response = sent.await.map_err(unreachable)?;
+        let status = response.status();
         if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
-            // It may have the document and cannot say so now.
-            return Err(Refused::Unreachable(format!(
+            // A temporary failure: the document may exist.
+            return Err(OutboundError::Unreachable(format!(
                 "answered {}",
                 status.as_u16()
             )));
         }
         if status != StatusCode::OK {
-            return Err(Refused::Answer(format!("answered {}", status.as_u16())));
+            return Err(OutboundError::Response(format!(
+                "answered {}",
+                status.as_u16()
+            )));
         }
-        if !is_json(answer.headers()) {
-            return Err(Refused::Answer("answered no JSON".to_owned()));
+        if !is_json(response.headers()) {
+            return Err(OutboundError::Response("answered no JSON".to_owned()));
         }
-        let fresh = freshness(answer.headers());
-        let body = body(answer, max).await?;
+        let fresh = freshness(response.headers());
+        let body = body(response, max).await?;
         Ok(Document { body, fresh })
     }
 
-    /// Whether a URL may be asked at all, as far as its text says.
+    /// Checks whether a URL is allowed, without resolving its host.
     ///
     /// # Errors
     ///
-    /// Why not.
-    pub(crate) fn check(&self, url: &Url) -> Result<(), Refused> {
+    /// The reason why the URL is not allowed.
+    pub(crate) fn check(&self, url: &Url) -> Result<(), OutboundError> {
         self.client(url).map(drop)
     }
 
-    /// Sends a request of OAuth to a server of another, and takes whatever it answers in JSON,
-    /// errors too (RFC 6749, section 5.2), of at most `max` bytes.
+    /// Sends an OAuth request to another authorization server and returns its JSON response of at
+    /// most `max` bytes, also an error (RFC 6749, section 5.2).
     ///
     /// # Errors
     ///
-    /// An answer that is no JSON, or none in time: redirects are not followed.
+    /// A response that is no JSON, or none in time; redirects are not followed.
     pub(crate) async fn exchange(
         &self,
         request: http::Request<Vec<u8>>,
         max: usize,
-    ) -> Result<http::Response<Vec<u8>>, Refused> {
-        let (head, sent) = request.into_parts();
-        let url = Url::parse(&head.uri.to_string()).map_err(|_| Refused::Url("no URL"))?;
-        let asked = self.client(&url)?.request(head.method, url);
-        let asked = asked.headers(head.headers).body(sent).send();
-        let answer = asked.await.map_err(unreachable)?;
+    ) -> Result<http::Response<Vec<u8>>, OutboundError> {
+        let (head, content) = request.into_parts();
+        let url = Url::parse(&head.uri.to_string()).map_err(|_| OutboundError::Url("no URL"))?;
+        let request = self.client(&url)?.request(head.method, url);
+        let sent = request.headers(head.headers).body(content).send();
+        let answer = sent.await.map_err(unreachable)?;
         let (status, headers) = (answer.status(), answer.headers().clone());
         if status.is_redirection() || status.is_server_error() || !is_json(&headers) {
             let what = format!("answered {} without JSON of its own", status.as_u16());
-            return Err(Refused::Answer(what));
+            return Err(OutboundError::Response(what));
         }
         let mut response = http::Response::new(body(answer, max).await?.to_vec());
         *response.status_mut() = status;
@@ -147,27 +150,27 @@ impl Outbound {
         Ok(response)
     }
 
-    /// The client for a URL that may be asked at all.
-    fn client(&self, url: &Url) -> Result<&Client, Refused> {
+    /// Returns the client for a URL, if the URL is allowed.
+    fn client(&self, url: &Url) -> Result<&Client, OutboundError> {
         let reach = match url.scheme() {
             "https" => Reach::Public,
             "http" if !self.0.allow.is_empty() => Reach::Allowed,
-            _ => return Err(Refused::Url("not https")),
+            _ => return Err(OutboundError::Url("not https")),
         };
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(Refused::Url("a user name in a URL"));
+            return Err(OutboundError::Url("a user name in a URL"));
         }
-        // Literals never pass the resolver. All spellings of an IPv4 address are one here.
+        // The resolver never sees IP addresses. `Host` has normalized all spellings of IPv4.
         let literal = match url.host() {
             Some(Host::Ipv4(v4)) => Some(IpAddr::V4(v4)),
             Some(Host::Ipv6(v6)) => Some(IpAddr::V6(v6)),
             Some(Host::Domain(_)) => None,
-            None => return Err(Refused::Url("no host")),
+            None => return Err(OutboundError::Url("no host")),
         };
         if literal.is_some_and(|ip| !reach.contains(ip, &self.0.allow)) {
-            return Err(Refused::Url("an address that is not public"));
+            return Err(OutboundError::Url("an address that is not public"));
         }
-        let made = self.0.clients[reach as usize].get_or_init(|| {
+        let client = self.0.clients[reach as usize].get_or_init(|| {
             let resolver = Resolver {
                 reach,
                 allow: Arc::clone(&self.0.allow),
@@ -176,17 +179,18 @@ impl Outbound {
                 .inspect_err(|error| tracing::error!(%error, "no client for outbound requests"))
                 .ok()
         });
-        let none = || Refused::Unreachable("no client: certificates cannot be read".to_owned());
-        made.as_ref().ok_or_else(none)
+        let none =
+            || OutboundError::Unreachable("no client: certificates cannot be read".to_owned());
+        client.as_ref().ok_or_else(none)
     }
 }
 
-/// What one of the two clients may connect to.
+/// Addresses that one of the two clients may connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// Public addresses, and networks that were allowed.
+    /// Public addresses and allowed networks, for https.
     Public,
-    /// Networks that were allowed, and nothing else: for http.
+    /// Allowed networks only, for http.
     Allowed,
 }
 
@@ -208,13 +212,13 @@ fn build(resolver: Resolver) -> Result<Client, reqwest::Error> {
         .user_agent(concat!("lockgate/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT)
         .timeout(TOTAL)
-        // Documents are asked for every few minutes at most.
+        // Documents are fetched every few minutes at most, so idle connections are useless.
         .pool_max_idle_per_host(0)
         .build()
 }
 
-/// Resolves once and gives only what may be connected to: there is no second look-up that could
-/// answer otherwise (rebinding).
+/// Resolver that returns only addresses that may be connected to. There is no second lookup that
+/// could return others (DNS rebinding).
 #[derive(Debug)]
 struct Resolver {
     reach: Reach,
@@ -226,29 +230,31 @@ impl Resolve for Resolver {
         let (reach, allow) = (self.reach, Arc::clone(&self.allow));
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let fits = |address: &SocketAddr| reach.contains(address.ip(), &allow);
-            let fitting: Vec<SocketAddr> = found.filter(fits).take(ADDRESSES).collect();
-            if fitting.is_empty() {
+            let is_allowed = |address: &SocketAddr| reach.contains(address.ip(), &allow);
+            let allowed: Vec<SocketAddr> = found.filter(is_allowed).take(ADDRESSES).collect();
+            if allowed.is_empty() {
                 return Err("the name has no public address".into());
             }
-            Ok(Box::new(fitting.into_iter()) as Addrs)
+            Ok(Box::new(allowed.into_iter()) as Addrs)
         })
     }
 }
 
-/// The body, which is cut off where it grows too large.
-async fn body(mut answer: reqwest::Response, max: usize) -> Result<Bytes, Refused> {
+/// Reads a body of at most `max` bytes.
+async fn body(mut response: reqwest::Response, max: usize) -> Result<Bytes, OutboundError> {
     let mut all = BytesMut::new();
-    while let Some(chunk) = answer.chunk().await.map_err(unreachable)? {
+    while let Some(chunk) = response.chunk().await.map_err(unreachable)? {
         if all.len() + chunk.len() > max {
-            return Err(Refused::Answer(format!("answered more than {max} bytes")));
+            return Err(OutboundError::Response(format!(
+                "answered more than {max} bytes"
+            )));
         }
         all.extend_from_slice(&chunk);
     }
     Ok(all.freeze())
 }
 
-/// `application/json`, or a type that is JSON by its suffix (RFC 6839, section 3.1).
+/// Returns whether the type is `application/json` or has the suffix `+json` (RFC 6839, section 3.1).
 fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers
         .get(CONTENT_TYPE)
@@ -258,8 +264,8 @@ fn is_json(headers: &HeaderMap) -> bool {
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
-/// What `Cache-Control` and `Age` make of it; we keep it for ourselves, so that `private` and
-/// `s-maxage` do not matter.
+/// Returns the freshness lifetime by `Cache-Control` and `Age`. The cache is private, so `private`
+/// and `s-maxage` do not matter.
 fn freshness(headers: &HeaderMap) -> Option<Duration> {
     let lines = headers.get_all(CACHE_CONTROL).iter();
     let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
@@ -274,7 +280,7 @@ fn freshness(headers: &HeaderMap) -> Option<Duration> {
     }
     let word = words.find(|word| is_word(word, "max-age"))?;
     let seconds = |text: &str| text.trim_matches('"').parse::<u64>().ok();
-    // What cannot be read is stale (RFC 9111, section 4.2.1).
+    // A malformed value means stale (RFC 9111, section 4.2.1).
     let max = word
         .split_once('=')
         .and_then(|(_, max)| seconds(max))
@@ -283,18 +289,18 @@ fn freshness(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(max.saturating_sub(age.unwrap_or(0))))
 }
 
-/// The innermost reason: the outer ones repeat the URL.
+/// Converts an error, by its innermost cause: the outer ones repeat the URL.
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn unreachable(error: reqwest::Error) -> Refused {
+fn unreachable(error: reqwest::Error) -> OutboundError {
     let mut reason: &dyn std::error::Error = &error;
     while let Some(inner) = reason.source() {
         reason = inner;
     }
-    Refused::Unreachable(reason.to_string())
+    OutboundError::Unreachable(reason.to_string())
 }
 
-/// Whether an address is one of the Internet's, by the registries of special-purpose addresses
-/// (RFC 6890) as they stand; an address that carries another is what it carries.
+/// Returns whether an address is public, by the registries of special-purpose addresses (RFC 6890).
+/// An IPv6 address that embeds an IPv4 address is judged by the latter.
 fn is_public(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(v4) => is_public_v4(v4),
@@ -313,14 +319,14 @@ fn is_public_v4(ip: Ipv4Addr) -> bool {
 
 fn is_public_v6(ip: Ipv6Addr) -> bool {
     let [first, second, ..] = ip.segments();
-    // NAT64 (RFC 6052): how a network without IPv4 reaches IPv4.
+    // NAT64 (RFC 6052), by which IPv6-only networks reach IPv4.
     if ip.to_bits() >> 32 == NAT64 >> 32 {
         let [.., a, b, c, d] = ip.octets();
         return is_public_v4(Ipv4Addr::new(a, b, c, d));
     }
-    // What is allotted so far is 2000::/3; outside of it are loopback, mapped, translated, local,
-    // link-local and multicast addresses.
-    let is_allotted = first & 0xe000 == 0x2000;
+    // Global unicast is 2000::/3 so far; loopback, mapped, translated, local, link-local and
+    // multicast addresses lie outside.
+    let is_global_unicast = first & 0xe000 == 0x2000;
     let is_special = match first {
         // Protocol assignments, Teredo and benchmarking among them, and documentation.
         0x2001 => second < 0x0200 || second == 0x0db8,
@@ -330,13 +336,13 @@ fn is_public_v6(ip: Ipv6Addr) -> bool {
         0x3fff => second < 0x1000,
         _ => false,
     };
-    is_allotted && !is_special
+    is_global_unicast && !is_special
 }
 
 /// `64:ff9b::/96`
 const NAT64: u128 = 0x0064_ff9b << 96;
 
-/// IPv4 networks that are not the Internet's.
+/// IPv4 networks that are not public.
 const SPECIAL_V4: [(Ipv4Addr, u32); 18] = [
     // This network (RFC 791).
     (Ipv4Addr::UNSPECIFIED, 8),
@@ -354,7 +360,7 @@ const SPECIAL_V4: [(Ipv4Addr, u32); 18] = [
     (Ipv4Addr::new(192, 0, 0, 0), 24),
     // Documentation (RFC 5737).
     (Ipv4Addr::new(192, 0, 2, 0), 24),
-    // AS112, twice (RFC 7534, RFC 7535), and AMT (RFC 7450): anycast, to whatever is near.
+    // AS112, twice (RFC 7534, RFC 7535), and AMT (RFC 7450): anycast to the nearest node.
     (Ipv4Addr::new(192, 31, 196, 0), 24),
     (Ipv4Addr::new(192, 175, 48, 0), 24),
     (Ipv4Addr::new(192, 52, 193, 0), 24),
@@ -373,11 +379,11 @@ const SPECIAL_V4: [(Ipv4Addr, u32); 18] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
-/// A server that does not even accept is not worth the rest.
+/// Time limit for a connection.
 const CONNECT: Duration = Duration::from_secs(2);
-/// From the look-up to the last byte: a caller waits for it.
+/// Time limit from the lookup to the last byte; a caller waits for it.
 const TOTAL: Duration = Duration::from_secs(3);
-/// Addresses of one name that are tried.
+/// Most addresses that are tried for one name.
 const ADDRESSES: usize = 8;
 
 #[cfg(test)]
@@ -495,7 +501,7 @@ mod tests {
         for text in bad {
             let url = Url::parse(&text).unwrap();
             let refused = strict.client(&url).err();
-            assert!(matches!(refused, Some(Refused::Url(_))), "{text}");
+            assert!(matches!(refused, Some(OutboundError::Url(_))), "{text}");
         }
         let opened = Outbound::new(vec!["10.0.0.0/8".parse().unwrap()]);
         let asks = |text: &str| opened.client(&Url::parse(text).unwrap()).is_ok();
@@ -532,7 +538,7 @@ mod tests {
         assert_eq!(local().json(&url, 2).await.unwrap(), "{}");
         assert!(matches!(
             local().json(&url, 1).await,
-            Err(Refused::Answer(_))
+            Err(OutboundError::Response(_))
         ));
         let bad: [&[u8]; 6] = [
             b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
@@ -545,7 +551,7 @@ mod tests {
         for answer in bad {
             let (url, _server) = server(answer).await;
             let got = local().json(&url, 4).await;
-            assert!(matches!(got, Err(Refused::Answer(_))), "{got:?}");
+            assert!(matches!(got, Err(OutboundError::Response(_))), "{got:?}");
         }
     }
 
@@ -588,7 +594,7 @@ mod tests {
         ] {
             let (url, _server) = server(answer).await;
             let got = local().json(&url, 99).await;
-            assert!(matches!(got, Err(Refused::Unreachable(_))), "{got:?}");
+            assert!(matches!(got, Err(OutboundError::Unreachable(_))), "{got:?}");
         }
         assert!(began.elapsed() < TOTAL * 2 + Duration::from_secs(2));
     }
@@ -604,7 +610,7 @@ mod tests {
         for url in [named.clone(), named.replace("http:", "https:")] {
             let got = elsewhere.json(&url, 9).await;
             let why = "the name has no public address".to_owned();
-            assert_eq!(got, Err(Refused::Unreachable(why)), "{url}");
+            assert_eq!(got, Err(OutboundError::Unreachable(why)), "{url}");
         }
     }
 }

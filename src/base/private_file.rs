@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-/// The mode of a private file.
+/// Mode of a private file.
 pub(crate) const MODE: u32 = 0o600;
 
 /// Creates a private file for writing; fails if the path exists.
@@ -23,7 +23,7 @@ pub(crate) fn open_or_create(path: &Path) -> io::Result<File> {
     options.mode(MODE).open(path)
 }
 
-/// Creates a private file with this text; on the disk when this returns.
+/// Creates a private file with this text and syncs it to disk.
 pub(crate) fn write_new(path: &Path, text: &str) -> io::Result<()> {
     let mut file = create_new(path)?;
     file.write_all(text.as_bytes())?;

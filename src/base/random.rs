@@ -1,6 +1,6 @@
-//! The source of random numbers, passed in so that tests can replace it.
+//! Source of random numbers, passed in so that tests can replace it.
 
 use aws_lc_rs::rand::SecureRandom;
 
-/// A source of keys, nonces and salts.
+/// Source of keys, nonces and salts.
 pub(crate) type Random = dyn SecureRandom + Send + Sync;

@@ -1,4 +1,4 @@
-//! A text that is never shown: passwords, keys, and URLs with credentials.
+//! Texts that are never printed: passwords, keys, and URLs with credentials.
 //!
 //! Not here: random secrets of the authorization server (`oauth`), and sealing (`database/vault`).
 
@@ -6,7 +6,7 @@ use std::fmt;
 
 use zeroize::Zeroizing;
 
-/// A text that no log and no message shows; wiped from memory when it is dropped.
+/// A text that is never printed; wiped from memory when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(Zeroizing<String>);
 
@@ -16,12 +16,12 @@ impl Secret {
         Self(Zeroizing::new(text))
     }
 
-    /// Wraps a text; none if it is empty.
+    /// Wraps a text; `None` if it is empty.
     pub(crate) fn of(text: String) -> Option<Self> {
         (!text.is_empty()).then(|| Self::new(text))
     }
 
-    /// The text itself; not for logs and messages.
+    /// Returns the text itself; not for logs and messages.
     pub(crate) fn expose(&self) -> &str {
         &self.0
     }

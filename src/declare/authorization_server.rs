@@ -146,10 +146,40 @@ impl Provider {
 }
 
 impl Builtin {
-    /// Whether somebody who came from a provider, as the subject says, is let in by one still.
-    pub(crate) fn still_lets_in(&self, subject: &str, groups: &[String]) -> bool {
-        let mut providers = self.providers.values();
-        providers.any(|provider| provider.still_lets_in(subject, groups))
+    /// Finds a subject of tokens, by its name and by the groups that a token or grant claims.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the subject may not log in any more, for the log.
+    pub(crate) fn subject(&self, name: &str, claimed: &[String]) -> Result<Subject, &'static str> {
+        // Names of local users cannot contain this character.
+        if name.contains('#') {
+            let mut providers = self.providers.values();
+            let is_allowed = providers.any(|provider| provider.still_lets_in(name, claimed));
+            let subject = is_allowed.then_some(Subject::OfProvider);
+            return subject.ok_or("of nobody whom a provider lets in");
+        }
+        let user = self.users.get(name).filter(|user| !user.disabled);
+        let user = user.ok_or("a user that is gone or disabled")?;
+        Ok(Subject::User(Arc::clone(user)))
+    }
+}
+
+/// A subject of tokens.
+pub(crate) enum Subject {
+    /// A local user.
+    User(Arc<User>),
+    /// A person of an identity provider.
+    OfProvider,
+}
+
+impl Subject {
+    /// Returns the current groups: those of a local user as declared, otherwise `claimed`.
+    pub(crate) fn groups<'g>(&'g self, claimed: &'g [String]) -> &'g [String] {
+        match self {
+            Self::User(user) => &user.groups,
+            Self::OfProvider => claimed,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Not here: the declaration of one server (`server`) and of its callers (`identity`).
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -78,4 +78,23 @@ pub(crate) struct Tenant {
     pub(crate) quotas: Quotas,
     /// Its servers by name.
     pub(crate) servers: BTreeMap<String, Arc<Server>>,
+}
+
+impl Tenant {
+    /// Returns the scopes that access tokens for `servers` may have: those of the authentication
+    /// mode, then those that the policies of the servers require, without repetitions.
+    pub(crate) fn scopes<'t>(
+        &'t self,
+        servers: impl IntoIterator<Item = &'t Arc<Server>>,
+    ) -> Vec<&'t str> {
+        let Some(own) = self.auth.scopes() else {
+            return Vec::new();
+        };
+        let required = servers
+            .into_iter()
+            .flat_map(|server| server.policy.all_scopes());
+        let mut seen = BTreeSet::new();
+        let all = own.iter().chain(required).map(String::as_str);
+        all.filter(|scope| seen.insert(*scope)).collect()
+    }
 }

@@ -30,6 +30,16 @@ impl AuthMode {
             Self::Builtin(_) | Self::External(_) => true,
         }
     }
+
+    /// Returns the scopes that clients request in addition to those of policies; `None` without an
+    /// authorization server.
+    pub(crate) fn scopes(&self) -> Option<&[String]> {
+        match self {
+            Self::None | Self::Keys => None,
+            Self::Builtin(builtin) => Some(&builtin.scopes),
+            Self::External(external) => Some(&external.scopes),
+        }
+    }
 }
 
 /// An authorization server that is not ours, and how its access tokens are read.

@@ -33,7 +33,7 @@ mod server;
 #[cfg(test)]
 pub(crate) use self::authorization_server::RevokedOf;
 pub(crate) use self::authorization_server::{
-    Allow, Builtin, DeclaredClient, Issued, Provider, ProviderKind, PublicKey, User,
+    Allow, Builtin, DeclaredClient, Issued, Provider, ProviderKind, PublicKey, Subject, User,
 };
 pub(crate) use self::catalog::{Catalog, Tenant};
 pub(crate) use self::difference::{Change, Prune, What, When};

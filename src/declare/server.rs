@@ -43,6 +43,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Returns whether the grants admit a caller; without grants, every caller of the tenant.
+    pub(crate) fn admits(&self, subject: &str, groups: &[String], client: Option<&str>) -> bool {
+        let grants = self.grants.as_ref();
+        grants.is_none_or(|grants| grants.fit(subject, groups, client))
+    }
+
     /// The clocks of a call of `tool`, or those of the server.
     pub(crate) fn clocks_of(&self, tool: Option<&str>) -> &Clocks {
         tool.and_then(|name| self.tools.get(name))

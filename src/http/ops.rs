@@ -1,6 +1,6 @@
-//! Health and metrics: what a load balancer and a scraper ask.
+//! Health, metrics and lists of children, for load balancers, scrapers and operators.
 //!
-//! Only shows what others report; measures and probes nothing itself.
+//! Reports only; not here: measurements and probes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,15 +11,18 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
-use super::edge::App;
+use super::{
+    edge::App,
+    reply::json::{self, JSON},
+};
 use crate::hub::Hub;
 use crate::telemetry::Metrics;
 
-/// Whether this replica should get traffic; a handle over one shared state.
+/// Readiness of this replica for traffic; a handle.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Health(Arc<Lock>);
 
@@ -27,26 +30,26 @@ pub(crate) struct Health(Arc<Lock>);
     clippy::disallowed_types,
     reason = "held for a few instructions, never across an await"
 )]
-type Lock = std::sync::Mutex<Standing>;
+type Lock = std::sync::Mutex<Readiness>;
 
-/// How much is lost when something that we depend on is away.
+/// Effect of an unavailable dependency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// Some requests fail; the rest is served: 200 `degraded`.
+    /// Some requests fail and the rest is served: 200 `degraded`.
     Some,
-    /// Nothing useful can be served: 503 `unready`.
+    /// No useful request can be served: 503 `unready`.
     All,
 }
 
 #[derive(Debug, Default)]
-struct Standing {
-    /// From the first signal on.
+struct Readiness {
+    /// Set by the first signal.
     is_draining: bool,
-    /// What is away, and what that costs.
-    away: BTreeMap<&'static str, Loss>,
+    /// Unavailable dependencies and their effects.
+    unavailable: BTreeMap<&'static str, Loss>,
 }
 
-/// The body of `/readyz`.
+/// Body of `/readyz`.
 #[derive(Serialize)]
 struct Report {
     status: &'static str,
@@ -56,27 +59,26 @@ struct Report {
 }
 
 impl Health {
-    /// From now on 503: the load balancer should look elsewhere. There is no way back.
+    /// Reports 503 from now on, so that load balancers stop sending requests. Irreversible.
     pub(crate) fn drain(&self) {
         self.with(|state| state.is_draining = true);
     }
 
-    /// Something is away: a store, or a part that has not started yet.
-    pub(crate) fn lost(&self, what: &'static str, loss: Loss) {
+    /// Marks a dependency as unavailable: a database, or a part that has not started yet.
+    pub(crate) fn lost(&self, dependency: &'static str, loss: Loss) {
         self.with(|state| {
-            state.away.insert(what, loss);
+            state.unavailable.insert(dependency, loss);
         });
     }
 
-    /// It is back.
-    pub(crate) fn back(&self, what: &'static str) {
+    /// Marks a dependency as available again.
+    pub(crate) fn back(&self, dependency: &'static str) {
         self.with(|state| {
-            state.away.remove(what);
+            state.unavailable.remove(dependency);
         });
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Standing) -> T) -> T {
-        // Held for a few instructions, never across an await.
+    fn with<T>(&self, act: impl FnOnce(&mut Readiness) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -84,38 +86,38 @@ impl Health {
         self.with(|state| {
             let (code, status) = if state.is_draining {
                 (StatusCode::SERVICE_UNAVAILABLE, "draining")
-            } else if state.away.values().any(|loss| *loss == Loss::All) {
+            } else if state.unavailable.values().any(|loss| *loss == Loss::All) {
                 (StatusCode::SERVICE_UNAVAILABLE, "unready")
-            } else if state.away.is_empty() {
+            } else if state.unavailable.is_empty() {
                 (StatusCode::OK, "ready")
             } else {
                 (StatusCode::OK, "degraded")
             };
             let degraded = match detail {
                 Detail::Hidden => None,
-                Detail::Shown => Some(state.away.keys().copied().collect()),
+                Detail::Shown => Some(state.unavailable.keys().copied().collect()),
             };
             (code, Report { status, degraded })
         })
     }
 }
 
-/// Whether whoever asks may know what is wrong.
+/// Visibility of unavailable dependencies.
 #[derive(Clone, Copy)]
 enum Detail {
     Hidden,
     Shown,
 }
 
-/// `/livez` and `/readyz` of the public listener.
+/// Routes `/livez` and `/readyz` of the public listener.
 pub(crate) fn public(health: Health) -> Router {
     probes(health, Detail::Hidden)
 }
 
-/// Everything of the operations listener, which is at `bound`.
+/// Routes of the operations listener, whose address is `bound`.
 ///
-/// `/children` lists every child with its state, `/prepared` what was installed for them: for
-/// whoever runs the gateway, of all tenants.
+/// `/children` lists all children of all tenants with their states, and `/prepared` the packages
+/// that were installed for them.
 pub(crate) fn operations(
     health: Health,
     metrics: Arc<Metrics>,
@@ -130,19 +132,11 @@ pub(crate) fn operations(
     });
     let metrics = Router::new().route("/metrics", scrape).with_state(metrics);
     let children = get(async |State(hub): State<Hub>| {
-        // It reads files of the kernel, one for each process.
+        // The list reads a file of the kernel for each process.
         let listed = tokio::task::spawn_blocking(move || children(&hub)).await;
-        let mut response = Response::new(Body::from(listed.unwrap_or_default()));
-        let kind = HeaderValue::from_static("application/json");
-        response.headers_mut().insert(CONTENT_TYPE, kind);
-        response
+        list(listed.unwrap_or_default())
     });
-    let prepared = get(async |State(hub): State<Hub>| {
-        let mut response = Response::new(Body::from(prepared(&hub)));
-        let kind = HeaderValue::from_static("application/json");
-        response.headers_mut().insert(CONTENT_TYPE, kind);
-        response
-    });
+    let prepared = get(async |State(hub): State<Hub>| list(prepared(&hub)));
     let children = Router::new()
         .route("/children", children)
         .route("/prepared", prepared)
@@ -151,7 +145,15 @@ pub(crate) fn operations(
     App::of_operators(routes, bound)
 }
 
-/// Each preparation as one object, with the last lines of one that failed.
+/// Makes a response from a JSON list.
+fn list(text: String) -> Response {
+    let mut response = Response::new(Body::from(text));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
+    response
+}
+
+/// Lists preparations, with the last output of failed ones.
 fn prepared(hub: &Hub) -> String {
     let seen = hub.prepared().into_iter().map(|one| {
         let servers = one.servers.into_iter();
@@ -164,7 +166,7 @@ fn prepared(hub: &Hub) -> String {
     serde_json::Value::from(seen.collect::<Vec<_>>()).to_string()
 }
 
-/// Each child as one object; ages and processor times in seconds, memory in bytes.
+/// Lists children; ages and processor times are in seconds, memory in bytes.
 fn children(hub: &Hub) -> String {
     let seen = hub.children().into_iter().map(|child| {
         let stderr = String::from_utf8_lossy(&child.stderr).into_owned();
@@ -180,12 +182,12 @@ fn children(hub: &Hub) -> String {
     serde_json::Value::from(seen.collect::<Vec<_>>()).to_string()
 }
 
-/// Lines of a child's stderr that are listed.
+/// Listed lines of a child's stderr.
 const LAST_LINES: usize = 20;
 
 fn probes(health: Health, detail: Detail) -> Router {
     let live = get(async || {
-        json(
+        respond(
             StatusCode::OK,
             &Report {
                 status: "ok",
@@ -195,7 +197,7 @@ fn probes(health: Health, detail: Detail) -> Router {
     });
     let ready = get(async move |State(health): State<Health>| {
         let (code, report) = health.report(detail);
-        json(code, &report)
+        respond(code, &report)
     });
     Router::new()
         .route("/livez", live)
@@ -203,14 +205,9 @@ fn probes(health: Health, detail: Detail) -> Router {
         .with_state(health)
 }
 
-fn json(code: StatusCode, report: &Report) -> Response {
-    // Two strings and a list of strings: serialising them cannot fail.
-    let mut response = Response::new(Body::from(serde_json::to_vec(report).unwrap_or_default()));
-    *response.status_mut() = code;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+fn respond(code: StatusCode, report: &Report) -> Response {
+    // Strings and a list of strings always serialize.
+    json::text(code, serde_json::to_vec(report).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -1,4 +1,6 @@
-//! Logs: lines go out through a bounded queue; nothing here can make a request wait or fail.
+//! Log lines, written through a bounded queue.
+//!
+//! Logging never delays or fails a request.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -12,19 +14,19 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry as Spans};
 
-/// How log lines look, and where they go.
+/// Format and destination of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// One JSON object a line, on stdout.
+    /// One JSON object per line, on stdout.
     Json,
-    /// For people, on stderr.
+    /// Text for people, on stderr.
     Text,
 }
 
-/// The way of log lines out of the process; a handle over one queue.
+/// Queue of log lines; a handle.
 ///
-/// Lines go through a bounded queue to a thread of their own. When whatever reads our output
-/// stands still, lines are dropped and counted; no request waits for it (P163).
+/// Lines go through a bounded queue to a thread of their own. If the reader of the output stalls,
+/// lines are dropped and counted, and requests do not wait.
 #[derive(Clone, Debug)]
 pub(crate) struct Logs {
     queue: SyncSender<Vec<u8>>,
@@ -34,13 +36,13 @@ pub(crate) struct Logs {
 
 #[derive(Debug, Default)]
 struct Tally {
-    /// Bytes in the queue: lines differ too much in size for a bound on their number alone.
+    /// Bytes in the queue. The number of lines is no sufficient bound, because their sizes differ.
     waiting: AtomicUsize,
-    /// Lines that were lost.
+    /// Lines that were dropped.
     dropped: AtomicU64,
 }
 
-/// Begins logging for the whole process; once only.
+/// Begins logging for the whole process; may be called once only.
 ///
 /// `directives` is the level or filter of the configuration, or `RUST_LOG`.
 pub(crate) fn init(directives: &str, format: Format) -> Result<Logs, String> {
@@ -55,7 +57,7 @@ pub(crate) fn init(directives: &str, format: Format) -> Result<Logs, String> {
     Ok(logs)
 }
 
-/// What turns events into lines for `logs`.
+/// Makes the subscriber that formats events as lines for `logs`.
 fn subscriber(directives: &str, logs: &Logs) -> Result<impl Subscriber + Send + Sync, String> {
     let filter = EnvFilter::try_new(directives)
         .map_err(|error| format!("{directives:?} is no log filter: {error}"))?;
@@ -75,12 +77,12 @@ fn subscriber(directives: &str, logs: &Logs) -> Result<impl Subscriber + Send + 
 }
 
 impl Logs {
-    /// Starts the thread that owns `sink`.
+    /// Makes a queue and starts the thread that writes it to `sink`.
     fn to(sink: impl Write + Send + 'static, format: Format) -> io::Result<Self> {
         let (queue, lines) = sync_channel(LINES_WAITING);
         let tally = Arc::new(Tally::default());
         let own = Arc::clone(&tally);
-        // A thread and not a task: the write may block for as long as its reader likes.
+        // A thread and not a task, because the write may block without limit.
         std::thread::Builder::new()
             .name("logs".into())
             .spawn(move || drain(sink, &lines, &own))?;
@@ -91,12 +93,12 @@ impl Logs {
         })
     }
 
-    /// How many lines were lost so far.
+    /// Returns the number of lines dropped so far.
     pub(crate) fn dropped(&self) -> u64 {
         self.tally.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until all lines are out, at most `limit`; blocks, so only for the end of `main`.
+    /// Waits until all lines are written, at most `limit`. Blocks the thread; for the end of `main`.
     pub(crate) fn flush(&self, limit: Duration) {
         let step = Duration::from_millis(2);
         let mut waited = Duration::ZERO;
@@ -119,7 +121,7 @@ impl Logs {
 /// Writes lines until every handle is gone.
 fn drain(mut sink: impl Write, lines: &Receiver<Vec<u8>>, tally: &Tally) {
     while let Ok(line) = lines.recv() {
-        // A full disk or a closed pipe may pass; the line does not come back.
+        // A full disk or a closed pipe may recover, so later lines are still tried.
         if sink.write_all(&line).and_then(|()| sink.flush()).is_err() {
             tally.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -150,7 +152,7 @@ impl MakeWriter<'_> for Logs {
     }
 }
 
-/// Text in which no client can begin a line or move a terminal's cursor (P150).
+/// Escapes control characters, so that no client can begin a line or move a terminal's cursor.
 fn escaped(line: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line));
     let mut safe = String::with_capacity(text.len() + 1);
@@ -165,9 +167,9 @@ fn escaped(line: &[u8]) -> Vec<u8> {
     safe.into_bytes()
 }
 
-/// Some seconds of a busy gateway.
+/// Most lines in the queue: some seconds of a busy gateway.
 const LINES_WAITING: usize = 16_384;
-/// What a stalled sink may cost.
+/// Most bytes in the queue: the memory that a stalled sink may cost.
 const BYTES_WAITING: usize = 8 << 20;
 
 #[cfg(test)]

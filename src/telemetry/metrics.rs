@@ -1,6 +1,6 @@
-//! Metrics: what an operator sees of the gateway as numbers.
+//! Metrics: the instruments of a gateway and their Prometheus text.
 //!
-//! Decides nothing; nothing here can make a request wait or fail.
+//! Recording never delays or fails a request.
 
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Counter, Meter, MeterProvider, UpDownCounter};
@@ -9,7 +9,7 @@ use prometheus::{Registry, TextEncoder};
 
 use super::{hops::Hops, logs::Logs};
 
-/// Which kind of route answered.
+/// Kind of the route that answered a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// The MCP endpoint, any method.
@@ -18,40 +18,40 @@ pub(crate) enum Route {
     Sse,
     /// `/livez` and `/readyz`.
     Health,
-    /// Nothing of ours.
+    /// Any other path.
     Other,
 }
 
 impl Route {
-    /// The values of the label, in the order of the variants: change both together.
+    /// Label values in the order of the variants. Change both together.
     const LABELS: [&str; 4] = ["mcp", "sse", "health", "other"];
 }
 
-/// Why a session ended.
+/// Reason why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Its client said so.
+    /// The client deleted the session.
     Deleted,
-    /// Its principal may not use its server any more.
+    /// The principal may not use the server any more.
     Revoked,
-    /// Nobody used it.
+    /// The session was idle for too long.
     Idle,
-    /// It reached its absolute age.
+    /// The session reached its maximum age.
     Expired,
-    /// The connection of an HTTP+SSE session is gone.
+    /// The connection of an HTTP+SSE session closed.
     Disconnected,
-    /// Its child could not be restored.
+    /// The child could not be replaced.
     Lost,
-    /// The gateway stops.
+    /// The gateway stopped.
     Drained,
-    /// Another replica owns it now.
+    /// Another replica claimed the session.
     Fenced,
-    /// Its replica was cut off from the others for too long.
+    /// The replica was cut off from the others for too long.
     Orphaned,
 }
 
 impl Ended {
-    /// The values of the label, in the order of the variants: change both together.
+    /// Label values in the order of the variants. Change both together.
     const LABELS: [&str; 9] = [
         "deleted",
         "revoked",
@@ -65,47 +65,47 @@ impl Ended {
     ];
 }
 
-/// Why a child ended.
+/// Reason why a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// We asked it to.
+    /// The gateway stopped the child.
     Stopped,
-    /// It had nothing to do.
+    /// The child was idle for too long.
     Idle,
-    /// By itself, after its start.
+    /// The child ended by itself after its start.
     Crashed,
-    /// Before its answer to the first request.
+    /// The child ended before it responded to the first request.
     FailedStart,
-    /// It did not answer our request to stop.
+    /// The child did not stop in time and was killed.
     Killed,
 }
 
 impl Exit {
-    /// The values of the label, in the order of the variants: change both together.
+    /// Label values in the order of the variants. Change both together.
     const LABELS: [&str; 5] = ["stopped", "idle", "crashed", "failed_start", "killed"];
 }
 
-/// What a child does.
+/// State of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum ChildState {
-    /// It has not answered the first request yet.
+    /// The child has not responded to the first request yet.
     Starting,
-    /// It waits for its first call.
+    /// The child waits for its first call.
     Ready,
-    /// It has calls.
+    /// The child has open calls.
     Busy,
-    /// It had calls.
+    /// The child has had calls and has none open.
     Idle,
-    /// It was asked to end.
+    /// The child is being stopped.
     Stopping,
 }
 
 impl ChildState {
-    /// The values of the label, in the order of the variants: change both together.
+    /// Label values in the order of the variants. Change both together.
     const LABELS: [&str; 5] = ["starting", "ready", "busy", "idle", "stopping"];
 
-    /// As an operator reads it.
+    /// Returns the label value.
     pub(crate) fn as_str(self) -> &'static str {
         Self::LABELS[self as usize]
     }
@@ -123,7 +123,7 @@ impl From<u8> for ChildState {
     }
 }
 
-/// What kind of call it was.
+/// Class of a call's method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
     /// `initialize`, `server/discover`.
@@ -139,70 +139,70 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    /// The values of the label, in the order of the variants: change both together.
+    /// Label values in the order of the variants. Change both together.
     const LABELS: [&str; 5] = ["initialize", "tool", "list", "read", "other"];
 }
 
-/// How a call ended.
+/// Outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// With a result.
+    /// The child returned a result.
     Result,
-    /// With the child's error.
+    /// The child returned an error.
     Error,
-    /// By its client.
+    /// The client cancelled the call.
     Cancelled,
-    /// At the end of its clock.
+    /// The call exceeded its time limit.
     TimedOut,
-    /// With the child or its owner.
+    /// The child or the session owner was lost.
     Lost,
 }
 
 impl Outcome {
-    /// The values of the label, in the order of the variants: change both together.
+    /// Label values in the order of the variants. Change both together.
     const LABELS: [&str; 5] = ["result", "error", "cancelled", "timed_out", "lost"];
 
-    /// As an operator reads it.
+    /// Returns the label value.
     pub(crate) fn as_str(self) -> &'static str {
         Self::LABELS[self as usize]
     }
 }
 
-/// Why a message was dropped.
+/// Reason why a message was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dropped {
-    /// No stream may carry it.
+    /// No stream may carry the message.
     NoStream,
-    /// It answers nothing that was asked.
+    /// The response belongs to no open request.
     Unknown,
-    /// It is longer than the bound.
+    /// The message exceeds the size limit.
     TooLarge,
 }
 
 impl Dropped {
-    /// The values of the label, in the order of the variants: change both together.
+    /// Label values in the order of the variants. Change both together.
     const LABELS: [&str; 3] = ["no_stream", "unknown", "too_large"];
 }
 
-/// Why a caller was turned away.
+/// Reason why a caller was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Denied {
-    /// Without credentials: how most clients begin.
+    /// No credentials; most clients begin like this.
     NoToken,
-    /// With credentials that are worth nothing here.
+    /// Invalid credentials.
     BadToken,
-    /// Somebody we know, but not for this server.
+    /// Valid credentials without access to this server.
     NoGrant,
-    /// A wrong password, or somebody who may not log in.
+    /// A wrong password, or a user that may not log in.
     BadPassword,
-    /// A client that does not prove who it is.
+    /// Failed authentication of a client.
     BadClient,
-    /// A code or a refresh token that is worth nothing, or not for whoever has it.
+    /// An invalid code or refresh token, or one of another client.
     BadGrant,
 }
 
 impl Denied {
-    /// The values of the label, in the order of the variants: change both together.
+    /// Label values in the order of the variants. Change both together.
     const LABELS: [&str; 6] = [
         "no_token",
         "bad_token",
@@ -212,21 +212,21 @@ impl Denied {
         "bad_grant",
     ];
 
-    /// As an operator reads it.
+    /// Returns the label value.
     pub(crate) fn as_str(self) -> &'static str {
         Self::LABELS[self as usize]
     }
 }
 
-/// The instruments of one gateway; share it by `Arc`.
+/// Instruments of one gateway; shared by `Arc`.
 ///
-/// Each has its own provider and registry, so that tests can run several gateways in a process.
-/// Attribute sets are made once, here: recording only looks them up.
+/// Each gateway has its own provider and registry, so that tests can run several in a process. Label
+/// sets are made once, so that recording only looks them up.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     /// Keeps the instruments alive.
     _provider: SdkMeterProvider,
-    /// Where they are read.
+    /// Source of the Prometheus text.
     registry: Registry,
     requests: Counter<u64>,
     /// By kind of route, then class of status.
@@ -250,7 +250,7 @@ pub(crate) struct Metrics {
     limited: Counter<u64>,
     unenforced: UpDownCounter<i64>,
     denied: Family<{ Denied::LABELS.len() }>,
-    /// Requests to other replicas.
+    /// Requests forwarded to other replicas.
     pub(crate) hops: Hops,
 }
 
@@ -281,7 +281,7 @@ impl<const N: usize> Family<N> {
 }
 
 impl Metrics {
-    /// Makes all instruments; `logs` is asked for its lost lines when metrics are read.
+    /// Creates all instruments. Dropped lines of `logs` are counted whenever metrics are read.
     pub(crate) fn new(logs: Option<Logs>) -> Result<Self, String> {
         let registry = Registry::new();
         let exporter = opentelemetry_prometheus::exporter()
@@ -294,7 +294,7 @@ impl Metrics {
         let meter = provider.meter("lockgate");
         meter
             .u64_observable_counter(LOG_LINES_DROPPED)
-            .with_callback(move |lost| lost.observe(logs.as_ref().map_or(0, Logs::dropped), &[]))
+            .with_callback(move |count| count.observe(logs.as_ref().map_or(0, Logs::dropped), &[]))
             .build();
         Ok(Self {
             registry,
@@ -323,46 +323,46 @@ impl Metrics {
         })
     }
 
-    /// A request was answered.
+    /// Counts an answered request.
     pub(crate) fn request(&self, route: Route, status: u16) {
         let class = usize::from(status / 100).clamp(1, 5) - 1;
         self.requests
             .add(1, &self.request_labels[route as usize][class]);
     }
 
-    /// A session began.
+    /// Counts a session that began.
     pub(crate) fn session_began(&self) {
         self.sessions.add(1, &[]);
     }
 
-    /// A session ended.
+    /// Counts a session that ended.
     pub(crate) fn session_ended(&self, why: Ended) {
         self.sessions.add(-1, &[]);
         self.sessions_ended.add(why as usize);
     }
 
-    /// A response became a stream.
+    /// Counts a response that became a stream.
     pub(crate) fn stream_opened(&self) {
         self.streams_open.add(1, &[]);
     }
 
-    /// A streamed response ended or lost its connection.
+    /// Counts a streamed response that ended or lost its connection.
     pub(crate) fn stream_closed(&self) {
         self.streams_open.add(-1, &[]);
     }
 
-    /// A child was started.
+    /// Counts a started child.
     pub(crate) fn child_started(&self) {
         self.children.add(1, &[]);
     }
 
-    /// A child that was started is gone.
+    /// Counts a child that exited.
     pub(crate) fn child_exited(&self, why: Exit) {
         self.children.add(-1, &[]);
         self.children_exits.add(why as usize);
     }
 
-    /// A child changed from one state to another; none is before its start or after its end.
+    /// Records a child's change of state; `None` stands for before its start and after its end.
     pub(crate) fn child_state(&self, from: Option<ChildState>, to: Option<ChildState>) {
         for (state, change) in [(from, -1), (to, 1)] {
             if let Some(state) = state {
@@ -372,48 +372,48 @@ impl Metrics {
         }
     }
 
-    /// A start found no room, or its circuit open.
+    /// Counts a start that was refused because of a limit or an open circuit.
     pub(crate) fn start_refused(&self) {
         self.starts_refused.add(1, &[]);
     }
 
-    /// Records of the audit trail found no room, or no store.
+    /// Counts audit records that were dropped: the queue was full or the database unavailable.
     pub(crate) fn audit_dropped(&self, count: u64) {
         self.audit_dropped.add(count, &[]);
     }
 
-    /// Something failed too often: its circuit opened.
+    /// Counts a circuit that opened after repeated failures.
     pub(crate) fn circuit_opened(&self) {
         self.circuits_opened.add(1, &[]);
     }
 
-    /// A session got another child.
+    /// Counts a session that got a new child.
     pub(crate) fn restored(&self) {
         self.restores.add(1, &[]);
     }
 
-    /// A call ended.
+    /// Counts a call that ended.
     pub(crate) fn call(&self, method: Method, outcome: Outcome) {
         self.calls
             .add(1, &self.call_labels[method as usize][outcome as usize]);
     }
 
-    /// A message went nowhere.
+    /// Counts a dropped message.
     pub(crate) fn message_dropped(&self, why: Dropped) {
         self.messages_dropped.add(why as usize);
     }
 
-    /// A child wrote a line that is no message.
+    /// Counts a line of a child that is no message.
     pub(crate) fn noise_line(&self) {
         self.noise_lines.add(1, &[]);
     }
 
-    /// Something was refused because `limit`, a name of ours, was reached.
+    /// Counts a refusal because of a limit; `limit` is a constant name.
     pub(crate) fn limited(&self, limit: &'static str) {
         self.limited.add(1, &[KeyValue::new("limit", limit)]);
     }
 
-    /// A server's children are to be held to something that cannot be enforced here.
+    /// Adds to the settings of a server that cannot be enforced on this machine.
     pub(crate) fn unenforced(&self, tenant: &str, server: &str, key: &'static str, by: i64) {
         let label = |name, value: &str| KeyValue::new(name, value.to_owned());
         let labels = [
@@ -424,21 +424,21 @@ impl Metrics {
         self.unenforced.add(by, &labels);
     }
 
-    /// A caller was turned away.
+    /// Counts a denied caller.
     pub(crate) fn denied(&self, why: Denied) {
         self.denied.add(why as usize);
     }
 
-    /// All metrics as Prometheus text.
+    /// Returns all metrics as Prometheus text.
     pub(crate) fn render(&self) -> String {
-        // Names and labels are constants of this file: encoding them cannot fail.
+        // Names and labels are constants, so encoding them cannot fail.
         TextEncoder::new()
             .encode_to_string(&self.registry.gather())
             .unwrap_or_default()
     }
 }
 
-/// The attribute sets of a counter with two labels.
+/// Makes the label sets of a counter with two labels.
 fn pairs<const A: usize, const B: usize>(
     first: &'static str,
     outer: [&'static str; A],
@@ -450,7 +450,7 @@ fn pairs<const A: usize, const B: usize>(
 
 /// Answered requests, by kind of route and class of status.
 pub(crate) const REQUESTS: &str = "lockgate_requests";
-/// Living sessions.
+/// Open sessions.
 pub(crate) const SESSIONS: &str = "lockgate_sessions";
 /// Ended sessions, by reason.
 pub(crate) const SESSIONS_ENDED: &str = "lockgate_sessions_ended";
@@ -458,33 +458,33 @@ pub(crate) const SESSIONS_ENDED: &str = "lockgate_sessions_ended";
 pub(crate) const STREAMS_OPEN: &str = "lockgate_streams_open";
 /// Running children.
 pub(crate) const CHILDREN: &str = "lockgate_children";
-/// Running children, by what they do.
+/// Running children, by state.
 pub(crate) const CHILDREN_STATE: &str = "lockgate_children_state";
-/// Starts of children that found no room or an open circuit.
+/// Starts of children refused because of a limit or an open circuit.
 pub(crate) const STARTS_REFUSED: &str = "lockgate_starts_refused";
-/// Records of the audit trail that found no room, or no store.
+/// Audit records dropped: the queue was full or the database unavailable.
 pub(crate) const AUDIT_DROPPED: &str = "lockgate_audit_dropped";
 /// Circuits that opened.
 pub(crate) const CIRCUITS_OPENED: &str = "lockgate_circuits_opened";
-/// Sessions that got another child.
+/// Sessions that got a new child.
 pub(crate) const RESTORES: &str = "lockgate_restores";
 /// Ended children, by cause.
 pub(crate) const CHILDREN_EXITS: &str = "lockgate_children_exits";
 /// Ended calls, by class of method and outcome.
 pub(crate) const CALLS: &str = "lockgate_calls";
-/// Messages that no stream or child got, by reason.
+/// Dropped messages, by reason.
 pub(crate) const MESSAGES_DROPPED: &str = "lockgate_messages_dropped";
 /// Lines of children that are no messages.
 pub(crate) const NOISE_LINES: &str = "lockgate_noise_lines";
-/// What was refused because a limit was reached, by limit.
+/// Refusals because of a limit, by limit.
 pub(crate) const LIMITED: &str = "lockgate_limited";
-/// The limit `stream.per_session`.
+/// Name of the limit `stream.per_session`.
 pub(crate) const SESSION_STREAMS: &str = "session_streams";
-/// What servers ask for and cannot get here, by key.
+/// Settings of servers that cannot be enforced on this machine, by key.
 pub(crate) const UNENFORCED: &str = "lockgate_sandbox_unenforced";
-/// Callers that were turned away, by reason.
+/// Denied callers, by reason.
 pub(crate) const DENIED: &str = "lockgate_denied";
-/// Log lines that were lost.
+/// Dropped log lines.
 pub(crate) const LOG_LINES_DROPPED: &str = "lockgate_log_lines_dropped";
 const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 #[cfg(test)]

@@ -1,4 +1,8 @@
 //! Logs and metrics of the gateway.
+//!
+//! * `logs`: log lines, through a bounded queue
+//! * `metrics`: instruments and their Prometheus text
+//! * `hops`: metrics of requests that are forwarded to other replicas
 
 mod hops;
 pub(crate) mod logs;

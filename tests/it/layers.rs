@@ -65,7 +65,10 @@ const PLACES: &[(&str, &[&str])] = &[
     ),
     ("notify::", &["snapshot/"]),
     ("jsonwebtoken::", &["auth/jws.rs", "oauth/tokens/"]),
-    ("askama::", &["oauth/browser/pages.rs"]),
+    (
+        "askama::",
+        &["http/reply/page.rs", "oauth/browser/pages.rs"],
+    ),
     ("oauth2::", &["oauth/providers/"]),
     ("reqwest::", &["cli/remote/", "base/outbound.rs"]),
 ];

@@ -260,7 +260,7 @@ impl Sandbox {
 
     fn hidden(&self) -> Vec<PathBuf> {
         let found = self.hide.iter().flat_map(|hide| {
-            let found = hide.found().into_iter();
+            let found = hide.existing().into_iter();
             found.chain(secrets(self.offer.separation))
         });
         found.collect()

@@ -1,16 +1,16 @@
-//! API keys of tenants and of operators: made and renewed here, and otherwise declared objects.
+//! API keys of tenants and of operators: creation and rotation.
 //!
-//! The response that makes or renews a key is the only place where its text appears; the gateway
-//! stores its hash. Not here: the check of a key (`auth`).
+//! The text of a key appears only in the response that creates or rotates it; the gateway stores its
+//! hash. Not here: verification of keys (`auth`), and other operations on them (`declared`).
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, StatusCode, header::LOCATION};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Access, Caller},
+    caller::{Permission, Caller},
     declared::{CHANGE, Collection, members, object_name, shown, tagged, write},
-    operation::{Call, Operation, Outcome, post},
+    operation::{Call, Operation, OperationResult, post},
     request::spec,
     schema::{Schema, Shape, moment, object, text, texts},
 };
@@ -22,7 +22,7 @@ use crate::{
     http::{Front, reply::Problem},
 };
 
-/// The operations on API keys.
+/// Operations on API keys.
 pub(super) fn operations() -> Vec<Operation> {
     vec![
         KEYS.list("listKeys", "API keys of a tenant"),
@@ -32,9 +32,9 @@ pub(super) fn operations() -> Vec<Operation> {
             "Make an API key; its text is in the answer only",
         )
         .takes(&NEW_KEY)
-        .gives(201, &MADE_KEY)
+        .gives(201, &CREATED_KEY)
         .fails(CHANGE)
-        .serve(KEYS.changed_by, make),
+        .serve(KEYS.changed_by, create),
         KEYS.read("getKey", "An API key"),
         KEYS.put("putKey", "Make or replace an API key by its hash"),
         KEYS.delete("deleteKey", "Remove an API key"),
@@ -43,7 +43,7 @@ pub(super) fn operations() -> Vec<Operation> {
             "rotateKey",
             "Replace the text of an API key",
         )
-        .gives(201, &MADE_KEY)
+        .gives(201, &CREATED_KEY)
         .fails(&[404, 409])
         .serve(KEYS.changed_by, rotate),
         OPERATOR_KEYS.list("listOperatorKeys", "API keys of operators"),
@@ -53,9 +53,9 @@ pub(super) fn operations() -> Vec<Operation> {
             "Make an operator's API key",
         )
         .takes(&NEW_OPERATOR_KEY)
-        .gives(201, &MADE_KEY)
+        .gives(201, &CREATED_KEY)
         .fails(CHANGE)
-        .serve(OPERATOR_KEYS.changed_by, make),
+        .serve(OPERATOR_KEYS.changed_by, create),
         OPERATOR_KEYS.read("getOperatorKey", "An operator's API key"),
         OPERATOR_KEYS.delete(
             "deleteOperatorKey",
@@ -68,20 +68,20 @@ static KEYS: Collection = Collection {
     kind: Kind::ApiKey,
     path: "/tenants/{tenant}/api-keys",
     item: "/tenants/{tenant}/api-keys/{name}",
-    seen_by: Access::Tenant,
-    changed_by: Access::Tenant,
+    read_by: Permission::Tenant,
+    changed_by: Permission::Tenant,
 };
 
 static OPERATOR_KEYS: Collection = Collection {
     kind: Kind::ApiKey,
     path: "/operator-keys",
     item: "/operator-keys/{name}",
-    seen_by: Access::Operator,
-    changed_by: Access::Operator,
+    read_by: Permission::Operator,
+    changed_by: Permission::Operator,
 };
 
-/// Makes a key of the tenant in the path, or else of an operator.
-async fn make(call: Call) -> Outcome {
+/// Creates a key of the tenant in the path, or of an operator if the path has no tenant.
+async fn create(call: Call) -> OperationResult {
     let (name, document) = named_document(&call.front, &call.headers, call.body).await?;
     let name = match call.path.get("tenant") {
         Some(tenant) => ObjectName::of(tenant, Kind::ApiKey, &name),
@@ -91,7 +91,7 @@ async fn make(call: Call) -> Outcome {
 }
 
 /// Replaces the text of a key; the old text is invalid from the response on.
-async fn rotate(call: Call) -> Outcome {
+async fn rotate(call: Call) -> OperationResult {
     let name = object_name(&call.path, Kind::ApiKey);
     let found = call.front.snapshot.database()?.objects().get(&name).await?;
     let old = found.ok_or_else(Problem::not_found)?;
@@ -105,7 +105,7 @@ async fn write_key(
     name: ObjectName,
     mut document: Document,
     expected: Expected,
-) -> Outcome {
+) -> OperationResult {
     let key = api_key::generate(&aws_lc_rs::rand::SystemRandom::new())
         .map_err(|_| Problem::of(database::Error::Bug("no randomness".to_owned()), false))?;
     document.insert("hash".to_owned(), api_key::fingerprint(&key).into());
@@ -124,7 +124,7 @@ async fn write_key(
     Ok(response)
 }
 
-/// Reads a document that has the name of its object among its members.
+/// Reads a document that contains the name of its object.
 async fn named_document(
     front: &Front,
     headers: &HeaderMap,
@@ -161,7 +161,7 @@ static NEW_OPERATOR_KEY: Schema = Schema {
     }),
 };
 
-static MADE_KEY: Schema = Schema {
+static CREATED_KEY: Schema = Schema {
     name: "MadeKey",
     shape: Shape::Versioned(|| {
         let mut members = members();

@@ -1,4 +1,4 @@
-//! The audit trail: a page of records as JSON, or all records as lines of JSON.
+//! Audit trail: a page of records as JSON, or all records as JSON lines.
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -7,8 +7,8 @@ use http::{StatusCode, header::ACCEPT};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::Access,
-    operation::{Call, Operation, Outcome, get},
+    caller::Permission,
+    operation::{Call, Operation, OperationResult, get},
     request::Parameter,
     response::{lines, moment, page},
     schema::{LINES, Schema, Shape, any_object, nullable_text, object, text},
@@ -18,7 +18,7 @@ use crate::{
     http::reply::Problem,
 };
 
-/// The operation that reads the audit trail.
+/// Operation that reads the audit trail.
 pub(super) fn operations() -> Vec<Operation> {
     vec![
         get(
@@ -37,11 +37,11 @@ pub(super) fn operations() -> Vec<Operation> {
         ])
         .gives(200, &RECORDS)
         .fails(&[400, 404])
-        .serve(Access::Administrator, audit),
+        .serve(Permission::Administrator, audit),
     ]
 }
 
-async fn audit(call: Call) -> Outcome {
+async fn audit(call: Call) -> OperationResult {
     let query = &call.query;
     let own = |name| query.get(name).map(str::to_owned);
     let tenant = match (call.caller.administrator.tenant(), own("tenant")) {
@@ -74,15 +74,15 @@ async fn audit(call: Call) -> Outcome {
     Ok(page(found.entries.iter().map(entry).collect(), next))
 }
 
-/// All records, page by page at the speed of the client. A failure of the database aborts the
-/// response: a response that ends early must not look complete.
+/// Streams all records, page by page at the speed of the client. An error of the database aborts the
+/// response, so that an incomplete one does not look complete.
 fn export(store: Database, filter: Filter, after: Option<Cursor>) -> Body {
     let first = Some((store, filter, after));
     let pages = stream::try_unfold(first, async |state| {
         let Some((store, filter, after)) = state else {
             return Ok::<_, database::Error>(None);
         };
-        let page = store.audit().page(&filter, after, EXPORTED).await?;
+        let page = store.audit().page(&filter, after, EXPORT_PAGE).await?;
         let mut text = String::new();
         for one in &page.entries {
             text.push_str(&entry(one).to_string());
@@ -108,8 +108,8 @@ fn entry(entry: &Entry) -> Json {
     })
 }
 
-/// Records in one read of an export.
-const EXPORTED: u32 = 500;
+/// Records per read of an export.
+const EXPORT_PAGE: u32 = 500;
 
 static RECORD: Schema = Schema {
     name: "Record",

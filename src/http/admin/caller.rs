@@ -1,4 +1,4 @@
-//! Callers of the administration API: authentication by API key, and access to operations.
+//! Callers of the administration API: authentication by API key, and permissions.
 //!
 //! An operator sees every tenant. A tenant's administrator sees its own tenant, and cannot declare
 //! what the gateway starts or connects to. Not here: API keys (`auth`).
@@ -25,12 +25,11 @@ pub(super) struct Caller {
     pub(super) snapshot: Arc<Snapshot>,
 }
 
-/// The callers that may use an operation, and what its path must name for them.
+/// Permission that an operation requires of its caller, and the objects that its path must name.
 ///
-/// Where the tenant of a path does not exist for the caller, the answer is the same as where it
-/// does not exist at all.
+/// A tenant that the caller may not see gets the same response as a tenant that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum Permission {
     /// Every administrator; the handler restricts a tenant's administrator to its tenant.
     Administrator,
     /// Operators.
@@ -41,12 +40,12 @@ pub(super) enum Access {
     OperatorOfTenant,
     /// Administrators of the tenant in the path, for an existing server in the path.
     Server,
-    /// Administrators of the tenant in the path, if that has an authorization server of its own.
+    /// Administrators of the tenant in the path, if it has its own authorization server.
     Issuer,
 }
 
 impl Caller {
-    /// The sender of a request. The head of the request decides: the body is still unread.
+    /// Authenticates the sender of a request by its head, before the body is read.
     pub(super) async fn authenticated(parts: &Parts, front: &Front) -> Result<Self, Response> {
         let credential = bearer::credential(&parts.headers)
             .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "Authorization is repeated"))
@@ -71,7 +70,7 @@ impl Caller {
         }
     }
 
-    /// The author of this caller's changes, for the audit trail.
+    /// Returns the author of this caller's changes, for the audit trail.
     pub(super) fn author(&self) -> Author {
         Author::named(&self.administrator.actor)
     }
@@ -85,8 +84,8 @@ impl Caller {
     }
 
     fn require_tenant(&self, tenant: &str) -> Result<(), Problem> {
-        let is_there = self.snapshot.catalog.tenants.contains_key(tenant);
-        if is_there && self.administrator.sees(tenant) {
+        let exists = self.snapshot.catalog.tenants.contains_key(tenant);
+        if exists && self.administrator.sees(tenant) {
             Ok(())
         } else {
             Err(Problem::not_found())
@@ -103,8 +102,8 @@ impl Caller {
     }
 }
 
-impl Access {
-    /// Refuses a caller without this access to `path`.
+impl Permission {
+    /// Refuses a caller that lacks this permission for `path`.
     pub(super) fn check(self, caller: &Caller, path: &Path) -> Result<(), Problem> {
         let tenant = path.tenant();
         match self {

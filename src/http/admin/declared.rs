@@ -9,9 +9,9 @@ use http::{HeaderValue, StatusCode, header::ETAG};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Access, Caller},
+    caller::{Permission, Caller},
     issued,
-    operation::{self, Call, Operation, Outcome},
+    operation::{self, Call, Operation, OperationResult},
     request::{PAGE, Path, expected, spec},
     response::{moment, page},
     schema::{Schema, Shape, any_object, integer, nullable_text, object, text},
@@ -26,14 +26,14 @@ use crate::{
     },
 };
 
-/// The operations on tenants, servers, users, clients and identity providers.
+/// Operations on tenants, servers, users, clients and identity providers.
 pub(super) fn operations() -> Vec<Operation> {
     vec![
         operation::get("/tenants", "listTenants", "Tenants that the caller sees")
             .query(PAGE)
             .gives(200, &OBJECTS)
             .fails(&[400, 404])
-            .serve(Access::Administrator, list_tenants),
+            .serve(Permission::Administrator, list_tenants),
         TENANTS.read("getTenant", "A tenant, less all that belongs to it"),
         TENANTS.put("putTenant", "Make or replace a tenant (operators)"),
         TENANTS.delete(
@@ -65,14 +65,14 @@ pub(super) fn operations() -> Vec<Operation> {
     ]
 }
 
-/// All objects of a kind at one path, and the access that reading and changing them requires.
+/// Objects of one kind at one path, and the permissions for reading and changing them.
 pub(super) struct Collection {
     pub(super) kind: Kind,
     pub(super) path: &'static str,
-    /// The path of a single object.
+    /// Path of a single object.
     pub(super) item: &'static str,
-    pub(super) seen_by: Access,
-    pub(super) changed_by: Access,
+    pub(super) read_by: Permission,
+    pub(super) changed_by: Permission,
 }
 
 /// Only operators declare a tenant: its authentication and its quotas.
@@ -80,8 +80,8 @@ static TENANTS: Collection = Collection {
     kind: Kind::Tenant,
     path: "/tenants",
     item: "/tenants/{tenant}",
-    seen_by: Access::Tenant,
-    changed_by: Access::Operator,
+    read_by: Permission::Tenant,
+    changed_by: Permission::Operator,
 };
 
 /// Only operators declare a server: the gateway starts its command.
@@ -89,24 +89,24 @@ static SERVERS: Collection = Collection {
     kind: Kind::Server,
     path: "/tenants/{tenant}/servers",
     item: "/tenants/{tenant}/servers/{name}",
-    seen_by: Access::Tenant,
-    changed_by: Access::OperatorOfTenant,
+    read_by: Permission::Tenant,
+    changed_by: Permission::OperatorOfTenant,
 };
 
 static USERS: Collection = Collection {
     kind: Kind::User,
     path: "/tenants/{tenant}/users",
     item: "/tenants/{tenant}/users/{name}",
-    seen_by: Access::Tenant,
-    changed_by: Access::Tenant,
+    read_by: Permission::Tenant,
+    changed_by: Permission::Tenant,
 };
 
 static CLIENTS: Collection = Collection {
     kind: Kind::Client,
     path: "/tenants/{tenant}/clients",
     item: "/tenants/{tenant}/clients/{name}",
-    seen_by: Access::Tenant,
-    changed_by: Access::Tenant,
+    read_by: Permission::Tenant,
+    changed_by: Permission::Tenant,
 };
 
 /// Only operators declare an identity provider: the gateway connects to its addresses.
@@ -114,30 +114,30 @@ static PROVIDERS: Collection = Collection {
     kind: Kind::Provider,
     path: "/tenants/{tenant}/providers",
     item: "/tenants/{tenant}/providers/{name}",
-    seen_by: Access::Tenant,
-    changed_by: Access::OperatorOfTenant,
+    read_by: Permission::Tenant,
+    changed_by: Permission::OperatorOfTenant,
 };
 
 impl Collection {
-    /// The operation that lists the objects.
+    /// Declares the operation that lists the objects.
     pub(super) fn list(&self, id: &'static str, summary: &'static str) -> Operation {
         let kind = self.kind;
         operation::get(self.path, id, summary)
             .query(PAGE)
             .gives(200, &OBJECTS)
             .fails(&[400, 404])
-            .serve(self.seen_by, move |call| list(call, kind))
+            .serve(self.read_by, move |call| list(call, kind))
     }
 
-    /// The operation that reads an object.
+    /// Declares the operation that reads an object.
     pub(super) fn read(&self, id: &'static str, summary: &'static str) -> Operation {
         let kind = self.kind;
         operation::get(self.item, id, summary)
             .gives(200, &OBJECT)
-            .serve(self.seen_by, move |call| read(call, kind))
+            .serve(self.read_by, move |call| read(call, kind))
     }
 
-    /// The operation that makes or replaces an object.
+    /// Declares the operation that creates or replaces an object.
     pub(super) fn put(&self, id: &'static str, summary: &'static str) -> Operation {
         let kind = self.kind;
         operation::put(self.item, id, summary)
@@ -148,7 +148,7 @@ impl Collection {
             .serve(self.changed_by, move |call| put(call, kind))
     }
 
-    /// The operation that removes an object.
+    /// Declares the operation that removes an object.
     pub(super) fn delete(&self, id: &'static str, summary: &'static str) -> Operation {
         let kind = self.kind;
         operation::delete(self.item, id, summary)
@@ -159,7 +159,7 @@ impl Collection {
 }
 
 /// Lists the tenants that the caller sees.
-async fn list_tenants(call: Call) -> Outcome {
+async fn list_tenants(call: Call) -> OperationResult {
     let Some(own) = call.caller.administrator.tenant() else {
         return list(call, Kind::Tenant).await;
     };
@@ -174,7 +174,7 @@ async fn list_tenants(call: Call) -> Outcome {
 }
 
 /// Lists the objects of a kind; those of the tenant in the path, if there is one.
-async fn list(call: Call, kind: Kind) -> Outcome {
+async fn list(call: Call, kind: Kind) -> OperationResult {
     let (tenant, after, limit) = (
         call.path.get("tenant"),
         call.query.get("after"),
@@ -190,14 +190,14 @@ async fn list(call: Call, kind: Kind) -> Outcome {
     Ok(page(found.iter().map(shown).collect(), next))
 }
 
-async fn read(call: Call, kind: Kind) -> Outcome {
+async fn read(call: Call, kind: Kind) -> OperationResult {
     let store = call.front.snapshot.database()?;
     let found = store.objects().get(&object_name(&call.path, kind)).await?;
     let stored = found.ok_or_else(Problem::not_found)?;
     Ok(tagged(StatusCode::OK, &stored, &shown(&stored)))
 }
 
-async fn put(call: Call, kind: Kind) -> Outcome {
+async fn put(call: Call, kind: Kind) -> OperationResult {
     let (front, name) = (call.front, object_name(&call.path, kind));
     let expected = expected(&call.headers)?;
     let mut object = Object::new(kind, spec(&front, &call.headers, call.body).await?);
@@ -227,7 +227,7 @@ async fn put(call: Call, kind: Kind) -> Outcome {
     Ok(tagged(status, &stored, &shown(&stored)))
 }
 
-/// Stores an object, and serves it.
+/// Stores an object and refreshes the snapshot.
 pub(super) async fn write(
     front: &Front,
     caller: &Caller,
@@ -237,7 +237,7 @@ pub(super) async fn write(
     is_conditional: bool,
 ) -> Result<Stored, Problem> {
     if name.owner().is_none() {
-        // An operator's key stands in no manifest, so the check of manifests does not cover it.
+        // Manifests contain no operator keys, so the check of manifests does not cover them.
         OperatorKey::read(name.name(), &object.tree()).map_err(Problem::invalid)?;
     }
     let store = front.snapshot.database()?;
@@ -250,7 +250,7 @@ pub(super) async fn write(
     Ok(stored)
 }
 
-async fn delete(call: Call, kind: Kind) -> Outcome {
+async fn delete(call: Call, kind: Kind) -> OperationResult {
     if kind == Kind::Client && call.path.name().starts_with(REGISTERED) {
         return issued::remove_client(call).await;
     }
@@ -265,14 +265,14 @@ async fn delete(call: Call, kind: Kind) -> Outcome {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Brings the snapshot up to date before the response; after a failure it follows later.
+/// Refreshes the snapshot before the response. After a failure the change takes effect later.
 pub(super) async fn refresh(front: &Front) {
     if let Err(failure) = front.snapshot.refresh().await {
         tracing::warn!(%failure, "a change is stored and not served yet");
     }
 }
 
-/// The object of a kind that a path names.
+/// Returns the name of the object that a path names.
 pub(super) fn object_name(path: &Path, kind: Kind) -> ObjectName {
     match (path.get("tenant"), kind) {
         (Some(tenant), Kind::Tenant) => ObjectName::tenant(tenant),
@@ -281,7 +281,7 @@ pub(super) fn object_name(path: &Path, kind: Kind) -> ObjectName {
     }
 }
 
-/// An object without its secrets.
+/// Shows an object without its secrets.
 pub(super) fn shown(stored: &Stored) -> Json {
     let name = &stored.name;
     json!({
@@ -295,7 +295,7 @@ pub(super) fn shown(stored: &Stored) -> Json {
     })
 }
 
-/// A response about an object, with its version as `ETag`.
+/// Makes a response about an object, with its version as `ETag`.
 pub(super) fn tagged(status: StatusCode, stored: &Stored, body: &Json) -> Response {
     let mut response = answer(status, body);
     if let Ok(tag) = HeaderValue::try_from(format!("\"{}\"", stored.version)) {
@@ -304,7 +304,7 @@ pub(super) fn tagged(status: StatusCode, stored: &Stored, body: &Json) -> Respon
     response
 }
 
-/// The members of the schema `Object`.
+/// Returns the members of the schema `Object`.
 pub(super) fn members() -> Vec<(&'static str, Json)> {
     vec![
         ("kind", json!({"enum": Kind::ALL.map(Kind::as_str)})),

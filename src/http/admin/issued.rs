@@ -6,8 +6,8 @@ use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
 use super::{
-    caller::{Access, Caller},
-    operation::{Call, Operation, Outcome, delete, get, post},
+    caller::{Permission, Caller},
+    operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, document, expected},
     response::{moment, ok, page},
     schema::{self, Schema, Shape, nullable_moment, object, text},
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// The operations on signing keys, grants and revocations.
+/// Operations on signing keys, grants and revocations.
 pub(super) fn operations() -> Vec<Operation> {
     let keys = "/tenants/{tenant}/signing-keys";
     vec![
@@ -35,7 +35,7 @@ pub(super) fn operations() -> Vec<Operation> {
             "Signing keys of a tenant, the newest first",
         )
         .gives(200, &SIGNING_KEYS)
-        .serve(Access::Tenant, signing_keys),
+        .serve(Permission::Tenant, signing_keys),
         post(
             keys,
             "rotateSigningKey",
@@ -43,14 +43,14 @@ pub(super) fn operations() -> Vec<Operation> {
         )
         .gives(201, &SIGNING_KEY)
         .fails(&[404, 409])
-        .serve(Access::Issuer, rotate_signing_key),
+        .serve(Permission::Issuer, rotate_signing_key),
         delete(
             "/tenants/{tenant}/signing-keys/{kid}",
             "removeSigningKey",
             "Remove a signing key: its tokens are worth nothing from now on",
         )
         .fails(&[404, 409])
-        .serve(Access::Issuer, remove_signing_key),
+        .serve(Permission::Issuer, remove_signing_key),
         get(
             "/tenants/{tenant}/grants",
             "listGrants",
@@ -64,7 +64,7 @@ pub(super) fn operations() -> Vec<Operation> {
         ])
         .gives(200, &GRANTS)
         .fails(&[400, 404])
-        .serve(Access::Tenant, grants),
+        .serve(Permission::Tenant, grants),
         post(
             "/tenants/{tenant}/revocations",
             "revoke",
@@ -72,12 +72,12 @@ pub(super) fn operations() -> Vec<Operation> {
         )
         .takes(&REVOCATION)
         .fails(&[400, 404, 408, 409, 413, 415, 422])
-        .serve(Access::Issuer, revoke),
+        .serve(Permission::Issuer, revoke),
     ]
 }
 
-/// Lists the keys of a tenant, the newest first: next, current and previous.
-async fn signing_keys(call: Call) -> Outcome {
+/// Lists the signing keys of a tenant, newest first: next, current and previous.
+async fn signing_keys(call: Call) -> OperationResult {
     let store = call.front.snapshot.database()?;
     let keys = store.signing_keys().list(call.path.tenant()).await?;
     let items: Vec<Json> = keys.iter().map(signing_key).collect();
@@ -91,8 +91,8 @@ fn signing_key(key: &SeenKey) -> Json {
     })
 }
 
-/// Makes the next key.
-async fn rotate_signing_key(call: Call) -> Outcome {
+/// Creates the next signing key.
+async fn rotate_signing_key(call: Call) -> OperationResult {
     let front = &call.front;
     let schedule = Schedule::of(&front.config.oauth);
     let (store, author) = (front.snapshot.database()?, call.caller.author());
@@ -109,8 +109,8 @@ async fn rotate_signing_key(call: Call) -> Outcome {
     Ok(answer(StatusCode::CREATED, &signing_key(&made)))
 }
 
-/// Removes a key; the tokens that it signed become invalid.
-async fn remove_signing_key(call: Call) -> Outcome {
+/// Removes a signing key; the tokens that it signed become invalid.
+async fn remove_signing_key(call: Call) -> OperationResult {
     let (store, author) = (call.front.snapshot.database()?, call.caller.author());
     let (tenant, kid) = (call.path.tenant(), call.path.get("kid").unwrap_or_default());
     if !store.signing_keys().remove(tenant, kid, &author).await? {
@@ -121,7 +121,7 @@ async fn remove_signing_key(call: Call) -> Outcome {
 }
 
 /// Lists the grants of a tenant that have not ended.
-async fn grants(call: Call) -> Outcome {
+async fn grants(call: Call) -> OperationResult {
     let query = &call.query;
     let after = query.get("after").map(Uuid::try_parse).transpose();
     let filter = GrantFilter {
@@ -156,7 +156,7 @@ fn grant(seen: &SeenGrant) -> Json {
 }
 
 /// Removes a registered client with its grants.
-pub(super) async fn remove_client(call: Call) -> Outcome {
+pub(super) async fn remove_client(call: Call) -> OperationResult {
     // A registered client has no version, so no expected version matches.
     if !matches!(expected(&call.headers)?, None | Some(Expected::Present)) {
         return Err(Problem::of(database::Error::Conflict, true));
@@ -174,7 +174,7 @@ pub(super) async fn remove_client(call: Call) -> Outcome {
 }
 
 /// Ends a grant, or all grants of a client or a subject.
-async fn revoke(call: Call) -> Outcome {
+async fn revoke(call: Call) -> OperationResult {
     let what = revoked(&document(&call.headers, call.body, MAX).await?)?;
     let (kind, name) = match &what {
         Revoked::Grant(id) | Revoked::Consent(id) => ("grant", id.to_string()),
@@ -228,14 +228,14 @@ fn revoked(document: &Document) -> Result<Revoked, Problem> {
     }
 }
 
-/// Brings this replica up to date before the response; the other replicas follow on their own.
+/// Refreshes this replica before the response; the other replicas follow on their own.
 async fn refresh_issued(front: &Front) {
     if let Err(failure) = front.snapshot.refresh_issued().await {
         tracing::warn!(%failure, "what was revoked is known a little later");
     }
 }
 
-/// Bytes of a revocation: one name.
+/// Largest body of a revocation in bytes: it holds one name.
 const MAX: usize = 16 << 10;
 
 static SIGNING_KEY: Schema = Schema {

@@ -1,12 +1,12 @@
-//! Manifests applied as a whole: the difference to the declared objects, shown or stored.
+//! Application of whole manifests: shows or stores the difference to the declared objects.
 
 use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::Access,
+    caller::Permission,
     declared::refresh,
-    operation::{Call, Operation, Outcome, post},
+    operation::{Call, Operation, OperationResult, post},
     request::{Parameter, body},
     response::ok,
     schema::{self, Schema, Shape, any_object},
@@ -18,7 +18,7 @@ use crate::{
     manifest::objects,
 };
 
-/// The operation that applies a manifest.
+/// Operation that applies a manifest.
 pub(super) fn operations() -> Vec<Operation> {
     let summary = "Make what is declared what a manifest says (operators)";
     vec![
@@ -27,11 +27,11 @@ pub(super) fn operations() -> Vec<Operation> {
             .takes(&MANIFEST)
             .gives(200, &APPLIED)
             .fails(&[400, 404, 408, 409, 413, 415, 422])
-            .serve(Access::Operator, apply),
+            .serve(Permission::Operator, apply),
     ]
 }
 
-async fn apply(call: Call) -> Outcome {
+async fn apply(call: Call) -> OperationResult {
     let (is_dry, prune) = (call.query.flag("dry_run")?, call.query.flag("prune")?);
     let prune = if prune { Prune::Remove } else { Prune::Keep };
     let format = format_of(&call.headers)?;
@@ -65,7 +65,7 @@ fn change(change: &Change) -> Json {
     })
 }
 
-/// The format of a manifest by its content type.
+/// Returns the format of a manifest by its content type.
 fn format_of(headers: &HeaderMap) -> Result<Format, Problem> {
     let value = headers
         .get(CONTENT_TYPE)

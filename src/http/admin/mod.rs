@@ -1,20 +1,20 @@
-//! The administration API, `/api/v1`, and its `OpenAPI` document.
+//! Administration API, `/api/v1`, and its `OpenAPI` document.
 //!
 //! Each operation is declared once, as an [`operation::Operation`]: path, parameters, bodies,
-//! access and handler. The router and the document are made from these declarations. Not here:
+//! permission and handler. The router and the document are made from these declarations. Not here:
 //! authentication of API keys (`auth`), and the storage of objects (`database`).
 //!
 //! * `api_keys`: API keys of tenants and of operators
-//! * `audit`: the audit trail
-//! * `caller`: authentication of callers, and access to operations
+//! * `audit`: audit trail
+//! * `caller`: authentication of callers, and permissions
 //! * `declared`: tenants, servers, users, clients and identity providers
 //! * `issued`: signing keys, grants, revocations and registered clients
-//! * `manifest`: manifests applied as a whole
-//! * `openapi`: the `OpenAPI` document of a list of operations
-//! * `operation`: the declaration of an operation, and its way from a request to its handler
-//! * `request`: query parameters, path parameters, conditions and documents of requests
-//! * `response`: pages, times, and problems from failures of the database
-//! * `routes`: the list of all operations, the router and the document
+//! * `manifest`: application of whole manifests
+//! * `openapi`: `OpenAPI` document of a list of operations
+//! * `operation`: declaration of an operation, and its call by a request
+//! * `request`: parameters, conditions and documents of requests
+//! * `response`: pages, times, and problems from errors of the database
+//! * `routes`: list of all operations, the router and the document
 //! * `running`: sessions, children, their logs, and quotas
 //! * `schema`: schemas of request and response bodies
 

@@ -1,4 +1,4 @@
-//! The `OpenAPI` 3.1 document of a list of operations.
+//! `OpenAPI` 3.1 document of a list of operations.
 //!
 //! `docs/openapi.json` is a copy of it. Not here: the members of an object's `spec`, which the
 //! schema of manifests describes.
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::http::reply;
 
-/// The document as text.
+/// Makes the document as text.
 pub(super) fn document(operations: &[Operation]) -> String {
     let text = serde_json::to_string_pretty(&whole(operations)).unwrap_or_default();
     text + "\n"
@@ -115,7 +115,7 @@ fn parameters(operation: &Description) -> Vec<Json> {
     parameters
 }
 
-/// A segment of a path; the schema of manifests has further rules for users and clients.
+/// Schema of a path segment; the schema of manifests has further rules for users and clients.
 fn path_part(path: &str, part: &str) -> Json {
     let pattern = match part {
         "id" | "kid" => return text(),

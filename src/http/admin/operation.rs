@@ -1,7 +1,7 @@
-//! The declaration of an operation, and its way from a request to its handler.
+//! Declaration of an operation, and its call by a request.
 //!
-//! An [`Operation`] is everything about one method of one path: the description that `openapi`
-//! prints, the access that it requires, and its handler. Not here: the operations themselves.
+//! An [`Operation`] declares one method of one path: the description that `openapi` prints, the
+//! permission that it requires, and its handler. Not here: the operations themselves.
 
 use std::sync::Arc;
 
@@ -15,26 +15,26 @@ use futures_util::future::BoxFuture;
 use http::HeaderMap;
 
 use super::{
-    caller::{Access, Caller},
+    caller::{Permission, Caller},
     request::{Parameter, Path, Query},
     schema::Schema,
 };
 use crate::http::{Front, reply::Problem};
 
-/// One method of one path: description, access and handler.
+/// One method of one path: description, permission and handler.
 pub(super) struct Operation {
     pub(super) description: Description,
-    pub(super) access: Access,
+    pub(super) permission: Permission,
     handler: Handler,
 }
 
-/// The part of an operation that the document shows.
+/// Part of an operation that the `OpenAPI` document shows.
 pub(super) struct Description {
     pub(super) method: &'static str,
     filter: MethodFilter,
-    /// The path behind `/api/v1`.
+    /// Path below `/api/v1`.
     pub(super) path: &'static str,
-    /// The name of the operation in generated clients.
+    /// Name of the operation in generated clients.
     pub(super) id: &'static str,
     pub(super) summary: &'static str,
     /// Query parameters; an operation without any ignores the query.
@@ -57,17 +57,17 @@ pub(super) struct Call {
     /// The declared query parameters.
     pub(super) query: Query,
     pub(super) headers: HeaderMap,
-    /// The body, still unread.
+    /// The unread body.
     pub(super) body: Body,
 }
 
-/// The result of a call.
-pub(super) type Outcome = Result<Response, Problem>;
+/// Result of a call.
+pub(super) type OperationResult = Result<Response, Problem>;
 
-/// The state of the routes.
+/// State of the routes.
 pub(super) type Shared = State<Arc<Front>>;
 
-type Handler = Box<dyn Fn(Call) -> BoxFuture<'static, Outcome> + Send + Sync>;
+type Handler = Box<dyn Fn(Call) -> BoxFuture<'static, OperationResult> + Send + Sync>;
 
 /// Describes a GET operation.
 pub(super) fn get(path: &'static str, id: &'static str, summary: &'static str) -> Description {
@@ -141,25 +141,25 @@ impl Description {
         Self { fails, ..self }
     }
 
-    /// Completes the operation: `handler` is called for callers with `access`.
+    /// Completes the operation: `handler` is called for callers with `permission`.
     pub(super) fn serve<F>(
         self,
-        access: Access,
+        permission: Permission,
         handler: impl Fn(Call) -> F + Send + Sync + 'static,
     ) -> Operation
     where
-        F: Future<Output = Outcome> + Send + 'static,
+        F: Future<Output = OperationResult> + Send + 'static,
     {
         Operation {
             description: self,
-            access,
+            permission,
             handler: Box::new(move |call| Box::pin(handler(call))),
         }
     }
 }
 
 impl Operation {
-    /// The operation as a route.
+    /// Makes the route of the operation.
     pub(super) fn route(self) -> (&'static str, MethodRouter<Arc<Front>>) {
         let Description { path, filter, .. } = self.description;
         let operation = Arc::new(self);
@@ -173,13 +173,13 @@ impl Operation {
         (path, on(filter, serve))
     }
 
-    /// Checks the head of a request: API key, path, access and query, in this order.
+    /// Checks the head of a request: API key, path, permission and query, in this order.
     async fn admit(&self, front: Arc<Front>, request: Request) -> Result<Call, Response> {
         let (mut parts, body) = request.into_parts();
         let caller = Caller::authenticated(&parts, &front).await?;
         let call = async {
             let path = Path::of(&mut parts).await?;
-            self.access.check(&caller, &path)?;
+            self.permission.check(&caller, &path)?;
             let query = Query::of(parts.uri.query(), self.description.query)?;
             Ok::<_, Problem>((path, query))
         };

@@ -20,7 +20,7 @@ use crate::{
 pub(super) struct Path(Vec<(String, String)>);
 
 impl Path {
-    /// The parameters of a request's path; a path that is not UTF-8 names nothing.
+    /// Reads the parameters of a request's path; a path that is not UTF-8 names no object.
     pub(super) async fn of(parts: &mut Parts) -> Result<Self, Problem> {
         let path = axum::extract::Path::from_request_parts(parts, &()).await;
         let found = path.map(|axum::extract::Path(found)| Self(found));
@@ -33,12 +33,12 @@ impl Path {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// `{tenant}`; empty, and so the name of no tenant, where the path has none.
+    /// Returns `{tenant}`, or an empty text, which is the name of no tenant.
     pub(super) fn tenant(&self) -> &str {
         self.get("tenant").unwrap_or_default()
     }
 
-    /// `{name}`; empty, and so the name of no object, where the path has none.
+    /// Returns `{name}`, or an empty text, which is the name of no object.
     pub(super) fn name(&self) -> &str {
         self.get("name").unwrap_or_default()
     }
@@ -51,9 +51,9 @@ pub(super) enum Parameter {
     Text(&'static str),
     /// A switch, off by default.
     Flag(&'static str),
-    /// A time as RFC 3339 has it.
+    /// A time in the format of RFC 3339.
     Moment(&'static str),
-    /// `mode`: the way to end something, `drain` or `now`.
+    /// `mode`: the way to end a session or a child, `drain` or `now`.
     Mode,
     /// `limit`: items on a page.
     Limit,
@@ -69,15 +69,15 @@ impl Parameter {
     }
 }
 
-/// The parameters of every list.
+/// Parameters of every list.
 pub(super) const PAGE: &[Parameter] = &[Parameter::Limit, Parameter::Text("after")];
 
-/// The parameters of a query, each at most once.
+/// Parameters of a query, each at most once.
 #[derive(Debug, Default)]
 pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// Reads a query, which may only have `known` parameters; without any it is ignored.
+    /// Reads a query that may only have the `known` parameters. If there are none, it is ignored.
     pub(super) fn of(query: Option<&str>, known: &[Parameter]) -> Result<Self, Problem> {
         let mut read: Vec<(String, String)> = Vec::new();
         if known.is_empty() {
@@ -155,7 +155,7 @@ fn bad(detail: String) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, detail)
 }
 
-/// The version that a conditional request expects of the object it changes.
+/// Returns the version of the object that a conditional request expects.
 pub(super) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
     let bad = |text| Problem::new(StatusCode::BAD_REQUEST, text);
     let text = |name| {
@@ -186,7 +186,7 @@ pub(super) fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem>
 /// Reads a body of any type, of at most `max` bytes.
 pub(super) async fn body(body: Body, max: usize) -> Result<Bytes, Problem> {
     let read = body::whole(body, max).await;
-    read.map_err(|failure| unread(&failure))
+    read.map_err(|refusal| unread(&refusal))
 }
 
 /// Reads a JSON body of at most `max` bytes as a document.
@@ -196,7 +196,7 @@ pub(super) async fn document(
     max: usize,
 ) -> Result<Document, Problem> {
     let read = body::read(headers, body, max).await;
-    read_document(&read.map_err(|failure| unread(&failure))?)
+    read_document(&read.map_err(|refusal| unread(&refusal))?)
 }
 
 /// Reads the document of an object, within the size limit of requests.
@@ -208,8 +208,8 @@ pub(super) async fn spec(
     document(headers, body, front.config.http.max_body).await
 }
 
-fn unread(failure: &McpRefusal) -> Problem {
-    let (status, text) = failure.parts();
+fn unread(refusal: &McpRefusal) -> Problem {
+    let (status, text) = refusal.parts();
     Problem::new(status, text)
 }
 
@@ -222,17 +222,17 @@ pub(super) fn read_document(body: &[u8]) -> Result<Document, Problem> {
         return Err(bad("the body is no JSON object".to_owned()));
     };
     let (tree, _) = Format::Json.parse("body", text);
-    if let Some(name) = tree.as_ref().and_then(twice) {
+    if let Some(name) = tree.as_ref().and_then(repeated_name) {
         let wrong = Wrong::new("stands there twice", "keep one of the two");
         return Err(Problem::invalid(vec![wrong.at("body", &name)]));
     }
     Ok(document)
 }
 
-/// A name that repeats in one table of the tree.
-fn twice(node: &Node) -> Option<String> {
+/// Returns a name that is repeated in one table of the tree.
+fn repeated_name(node: &Node) -> Option<String> {
     match &node.value {
-        Value::List(items) => items.iter().find_map(twice),
+        Value::List(items) => items.iter().find_map(repeated_name),
         Value::Map(entries) => {
             let again = entries
                 .iter()
@@ -240,15 +240,15 @@ fn twice(node: &Node) -> Option<String> {
                 .find(|(at, (name, _))| entries[..*at].iter().any(|(other, _)| other == name));
             again
                 .map(|(_, (name, _))| name.clone())
-                .or_else(|| entries.iter().find_map(|(_, node)| twice(node)))
+                .or_else(|| entries.iter().find_map(|(_, node)| repeated_name(node)))
         }
         _ => None,
     }
 }
 
-/// Items on a page by default.
+/// Default number of items on a page.
 const DEFAULT_LIMIT: usize = 100;
-/// Items on a page at most.
+/// Largest number of items on a page.
 const MAX_LIMIT: usize = 1000;
 
 #[cfg(test)]

@@ -16,17 +16,17 @@ use crate::{
     http::reply::{Problem, answer},
 };
 
-/// A successful response with JSON.
+/// Makes a successful response with JSON.
 pub(super) fn ok(body: &Json) -> Response {
     answer(StatusCode::OK, body)
 }
 
-/// A page of a list, and the cursor of the next page.
+/// Makes a response with a page of a list and the cursor of the next page.
 pub(super) fn page(items: Vec<Json>, next: Option<String>) -> Response {
     ok(&json!({"items": Json::Array(items), "next": Json::from(next)}))
 }
 
-/// Lines of JSON.
+/// Makes a response with JSON lines.
 pub(super) fn lines(body: Body) -> Response {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
@@ -35,7 +35,7 @@ pub(super) fn lines(body: Body) -> Response {
     response
 }
 
-/// A time as RFC 3339 has it.
+/// Formats a time by RFC 3339.
 pub(super) fn moment(ms: i64) -> String {
     use time::{OffsetDateTime, format_description::well_known::Rfc3339};
     let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms) * 1_000_000);
@@ -44,20 +44,20 @@ pub(super) fn moment(ms: i64) -> String {
 }
 
 impl Problem {
-    /// The object does not exist, or not for this caller.
+    /// Makes the problem of an object that does not exist, or not for this caller.
     pub(super) fn not_found() -> Self {
         Self::new(StatusCode::NOT_FOUND, "there is no such thing")
     }
 
-    /// The document that was sent has these mistakes.
+    /// Makes the problem of a document with these mistakes.
     pub(super) fn invalid(errors: Vec<Mistake>) -> Self {
         let detail = "what was sent cannot be taken; errors says why";
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_errors(errors)
     }
 
-    /// The database is away.
+    /// Makes the problem of an unavailable database.
     pub(super) fn unavailable() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer").with_retry(AGAIN)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer").with_retry(RETRY)
     }
 
     /// A failure of the database; `is_conditional` if the request named the version it expects.
@@ -83,7 +83,7 @@ impl Problem {
             database::Error::Invalid(mistakes) => Self::invalid(mistakes),
             database::Error::Bug(what) => {
                 tracing::error!(%what, "a bug of the store");
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "internal error").with_retry(AGAIN)
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "internal error").with_retry(RETRY)
             }
         }
     }
@@ -96,5 +96,5 @@ impl From<database::Error> for Problem {
     }
 }
 
-/// The pause before a client asks an absent database again.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Delay before a retry while the database is unavailable.
+const RETRY: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The list of all operations, and the router and the document made from it.
+//! List of all operations, with the router and the document made from it.
 
 use std::sync::Arc;
 
@@ -25,11 +25,12 @@ use crate::http::{
     admission::rates,
     reply::{
         McpRefusal, Problem,
+        json::JSON,
         header_name::{RATE_LIMIT, RATE_LIMIT_POLICY},
     },
 };
 
-/// Every operation of the administration API.
+/// Operations of the administration API.
 fn operations() -> Vec<Operation> {
     [
         declared::operations(),
@@ -44,7 +45,7 @@ fn operations() -> Vec<Operation> {
     .collect()
 }
 
-/// Every route of the administration API.
+/// Routes of the administration API.
 pub(crate) fn routes(front: Arc<Front>) -> Router {
     let api = operations()
         .into_iter()
@@ -57,11 +58,11 @@ pub(crate) fn routes(front: Arc<Front>) -> Router {
     Router::new()
         .nest("/api/v1", api)
         .route("/api/openapi.json", get(served_document))
-        .layer(from_fn_with_state(Arc::clone(&front), pass))
+        .layer(from_fn_with_state(Arc::clone(&front), limit))
         .with_state(front)
 }
 
-/// The `OpenAPI` document, the same for one build.
+/// Makes the `OpenAPI` document, which is the same for one build.
 pub(crate) fn document() -> String {
     openapi::document(&operations())
 }
@@ -69,13 +70,13 @@ pub(crate) fn document() -> String {
 async fn served_document() -> Response {
     let mut response = Response::new(Body::from(document()));
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("max-age=60"));
     response
 }
 
-/// Refuses an address above its rate limit, before its API key is checked.
-async fn pass(State(front): Shared, request: Request, next: Next) -> Response {
+/// Middleware that refuses an address beyond its rate, before the API key is checked.
+async fn limit(State(front): Shared, request: Request, next: Next) -> Response {
     match rates::count(&front, request.extensions()) {
         Ok(()) => next.run(request).await,
         Err(error) => {
@@ -97,7 +98,7 @@ async fn pass(State(front): Shared, request: Request, next: Next) -> Response {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::{caller::Access, routes::*};
+    use super::super::{caller::Permission, routes::*};
 
     #[test]
     fn the_checked_in_document_is_this_one() {
@@ -121,12 +122,12 @@ mod tests {
             let (path, access) = (operation.description.path, operation.access);
             let of_tenant = matches!(
                 access,
-                Access::Tenant | Access::OperatorOfTenant | Access::Server | Access::Issuer
+                Permission::Tenant | Permission::OperatorOfTenant | Permission::Server | Permission::Issuer
             );
-            if of_tenant || access == Access::Administrator {
+            if of_tenant || access == Permission::Administrator {
                 assert_eq!(of_tenant, path.contains("{tenant}"), "{path}");
             }
-            if access == Access::Server {
+            if access == Permission::Server {
                 assert!(path.contains("/servers/{name}"), "{path}");
             }
         }

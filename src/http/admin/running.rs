@@ -1,20 +1,21 @@
-//! Sessions, children, their logs, and quotas, on the replica that answers.
+//! Sessions, children, their logs, and quotas, on the replica that responds.
 //!
-//! Sessions and children end in one of two modes: `drain`, when their calls have ended, and `now`.
+//! Sessions and children end in one of two modes: `drain` waits for the end of their calls, `now`
+//! does not.
 
 use axum::{body::Body, response::IntoResponse};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Access, Caller},
-    operation::{Call, Operation, Outcome, delete, get, post},
+    caller::{Permission, Caller},
+    operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, Path, Query},
     response::{lines, ok, page},
     schema::{Schema, Shape, any_object, integer, nullable_text, number, object, text},
 };
 use crate::{
-    backend::child::{Restart as HowToEnd, Seen as SeenChild},
+    backend::child::{Restart as EndMode, Seen as SeenChild},
     database::Record,
     http::{
         Front,
@@ -23,7 +24,7 @@ use crate::{
     hub::SeenSession,
 };
 
-/// The operations on sessions, children, logs and quotas.
+/// Operations on sessions, children, logs and quotas.
 pub(super) fn operations() -> Vec<Operation> {
     vec![
         get(
@@ -38,7 +39,7 @@ pub(super) fn operations() -> Vec<Operation> {
         ])
         .gives(200, &SESSIONS)
         .fails(&[400, 404])
-        .serve(Access::Tenant, sessions),
+        .serve(Permission::Tenant, sessions),
         delete(
             "/tenants/{tenant}/sessions/{id}",
             "endSession",
@@ -46,28 +47,28 @@ pub(super) fn operations() -> Vec<Operation> {
         )
         .query(&[Parameter::Mode])
         .fails(&[400, 404])
-        .serve(Access::Tenant, end_session),
+        .serve(Permission::Tenant, end_session),
         get(
             "/tenants/{tenant}/quotas",
             "getQuotas",
             "What a tenant may use, and uses on this replica",
         )
         .gives(200, &QUOTAS)
-        .serve(Access::Tenant, quotas),
+        .serve(Permission::Tenant, quotas),
         get(
             "/tenants/{tenant}/servers/{name}/children",
             "listChildren",
             "Children of a server on this replica",
         )
         .gives(200, &CHILDREN)
-        .serve(Access::Server, children),
+        .serve(Permission::Server, children),
         get(
             "/tenants/{tenant}/servers/{name}/logs",
             "getLogs",
             "The last that its children wrote to stderr",
         )
         .gives(200, &LOG_LINES)
-        .serve(Access::Server, logs),
+        .serve(Permission::Server, logs),
         post(
             "/tenants/{tenant}/servers/{name}/restart",
             "restartServer",
@@ -76,11 +77,11 @@ pub(super) fn operations() -> Vec<Operation> {
         .query(&[Parameter::Mode])
         .gives(202, &RESTARTED)
         .fails(&[400, 404])
-        .serve(Access::Server, restart),
+        .serve(Permission::Server, restart),
     ]
 }
 
-async fn sessions(call: Call) -> Outcome {
+async fn sessions(call: Call) -> OperationResult {
     let query = call.query;
     let (limit, after) = (query.limit()?, query.get("after"));
     let mut found = call.front.hub.sessions(call.path.tenant());
@@ -105,7 +106,7 @@ fn session(one: &SeenSession) -> Json {
     })
 }
 
-async fn end_session(call: Call) -> Outcome {
+async fn end_session(call: Call) -> OperationResult {
     let how = mode(&call.query)?;
     let (tenant, id) = (call.path.tenant(), call.path.get("id").unwrap_or_default());
     let (front, caller) = (&call.front, &call.caller);
@@ -124,7 +125,7 @@ async fn end_session(call: Call) -> Outcome {
     }
 }
 
-async fn children(call: Call) -> Outcome {
+async fn children(call: Call) -> OperationResult {
     let found = children_of(&call.front, &call.path).await;
     let items: Vec<Json> = found.iter().map(child).collect();
     Ok(ok(&json!({"items": items})))
@@ -138,8 +139,8 @@ fn child(one: &SeenChild) -> Json {
     })
 }
 
-/// The latest stderr output of a server's children, one object a line.
-async fn logs(call: Call) -> Outcome {
+/// Returns the latest stderr output of a server's children, one object per line.
+async fn logs(call: Call) -> OperationResult {
     let found = children_of(&call.front, &call.path).await;
     let mut out = String::new();
     for one in &found {
@@ -154,14 +155,14 @@ async fn logs(call: Call) -> Outcome {
 
 async fn children_of(front: &Front, path: &Path) -> Vec<SeenChild> {
     let hub = front.hub.clone();
-    // The list reads files of the kernel, some for each process.
+    // The list reads files of the kernel for each process.
     let listed = tokio::task::spawn_blocking(move || hub.children()).await;
     let mut found = listed.unwrap_or_default();
     found.retain(|one| one.tenant == path.tenant() && one.server == path.name());
     found
 }
 
-async fn restart(call: Call) -> Outcome {
+async fn restart(call: Call) -> OperationResult {
     let how = mode(&call.query)?;
     let (tenant, name) = (call.path.tenant(), call.path.name());
     let store = call.front.snapshot.database()?;
@@ -172,8 +173,8 @@ async fn restart(call: Call) -> Outcome {
     Ok(answer(StatusCode::ACCEPTED, &json!({"children": count})))
 }
 
-/// The quotas of a tenant, and its use of them on this replica.
-async fn quotas(call: Call) -> Outcome {
+/// Returns the quotas of a tenant and its use of them on this replica.
+async fn quotas(call: Call) -> OperationResult {
     let tenant = call.path.tenant();
     let found = call.caller.snapshot.catalog.tenants.get(tenant);
     let quotas = found.ok_or_else(Problem::not_found)?.quotas;
@@ -195,20 +196,20 @@ async fn quotas(call: Call) -> Outcome {
     })))
 }
 
-fn record(caller: &Caller, tenant: &str, kind: &str, target: String, how: HowToEnd) -> Record {
+fn record(caller: &Caller, tenant: &str, kind: &str, target: String, how: EndMode) -> Record {
     Record {
         tenant: Some(tenant.to_owned()),
         kind: kind.to_owned(),
         actor: caller.administrator.actor.clone(),
         target,
-        detail: json!({"mode": if how == HowToEnd::Now { "now" } else { "drain" }}),
+        detail: json!({"mode": if how == EndMode::Now { "now" } else { "drain" }}),
     }
 }
 
-fn mode(query: &Query) -> Result<HowToEnd, Problem> {
+fn mode(query: &Query) -> Result<EndMode, Problem> {
     match query.get("mode") {
-        None | Some("drain") => Ok(HowToEnd::Drain),
-        Some("now") => Ok(HowToEnd::Now),
+        None | Some("drain") => Ok(EndMode::Drain),
+        Some("now") => Ok(EndMode::Now),
         Some(_) => {
             let text = "the parameter mode: write drain or now";
             Err(Problem::new(StatusCode::BAD_REQUEST, text))

@@ -4,30 +4,30 @@
 
 use serde_json::{Map, Value as Json, json};
 
-/// A body, under its name in the document.
+/// Schema of a body, with its name in the document.
 pub(super) struct Schema {
     pub(super) name: &'static str,
     pub(super) shape: Shape,
 }
 
-/// The form of a body.
+/// Form of a body.
 pub(super) enum Shape {
     /// JSON of this schema.
     Json(fn() -> Json),
-    /// The same, with the version of the object as `ETag`.
+    /// JSON of this schema, with the version of the object as `ETag`.
     Versioned(fn() -> Json),
     /// A page of a list, and the cursor of the next page.
     Page(&'static Schema),
     /// A whole list.
     List(&'static Schema),
-    /// Lines of JSON, as this text describes them.
+    /// JSON lines with this description.
     Lines(&'static str),
     /// A manifest: JSON, YAML or TOML.
     Manifest,
 }
 
 impl Schema {
-    /// The schema itself.
+    /// Returns the schema itself.
     pub(super) fn json(&self) -> Json {
         let items = |item: &Self| json!({"type": "array", "items": item.reference()});
         match &self.shape {
@@ -39,7 +39,7 @@ impl Schema {
         }
     }
 
-    /// The schema that this one refers to.
+    /// Returns the schema that this one refers to.
     pub(super) fn item(&self) -> Option<&'static Self> {
         match self.shape {
             Shape::Page(item) | Shape::List(item) => Some(item),
@@ -47,7 +47,7 @@ impl Schema {
         }
     }
 
-    /// The body by its media types.
+    /// Returns the body by its media types.
     pub(super) fn content(&self) -> Json {
         let own = json!({"schema": self.reference()});
         match self.shape {
@@ -66,7 +66,7 @@ impl Schema {
     }
 }
 
-/// An object with these members; later versions may add others.
+/// Schema of an object with these members; later versions may add others.
 pub(super) fn object(members: &[(&str, Json)]) -> Json {
     let names: Vec<&str> = members.iter().map(|(name, _)| *name).collect();
     let properties: Map<String, Json> = members
@@ -76,7 +76,7 @@ pub(super) fn object(members: &[(&str, Json)]) -> Json {
     json!({"type": "object", "required": names, "properties": properties})
 }
 
-/// An object with any members.
+/// Schema of an object with any members.
 pub(super) fn any_object() -> Json {
     json!({"type": "object", "additionalProperties": true})
 }
@@ -101,7 +101,7 @@ pub(super) fn number() -> Json {
     json!({"type": "number"})
 }
 
-/// A time as RFC 3339 has it.
+/// Schema of a time in the format of RFC 3339.
 pub(super) fn moment() -> Json {
     json!({"type": "string", "format": "date-time"})
 }
@@ -110,5 +110,5 @@ pub(super) fn nullable_moment() -> Json {
     json!({"type": ["string", "null"], "format": "date-time"})
 }
 
-/// The media type of lines of JSON.
+/// Media type of JSON lines.
 pub(super) const LINES: &str = "application/x-ndjson";

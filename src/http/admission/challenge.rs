@@ -3,11 +3,7 @@
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE};
 
-use crate::{
-    declare::{AuthMode, Tenant},
-    endpoint::Endpoint,
-    http::reply::McpRefusal,
-};
+use crate::{declare::Tenant, endpoint::Endpoint, http::reply::McpRefusal};
 
 /// Makes a 401. It tells where to get credentials, and whether the token of the request was refused.
 pub(crate) fn unauthorized(
@@ -42,25 +38,12 @@ pub(crate) fn unauthorized(
     response
 }
 
-/// The scopes that a client of a server is told to ask for, in metadata and challenges alike: those
-/// of `auth`, then those that calls of the server's tools need. `offline_access` is between a client
-/// and its issuer (2025-11-25 authorization, "Refresh Tokens").
+/// Returns the scopes that metadata and challenges name for a server. `offline_access` concerns only
+/// the client and its issuer (2025-11-25 authorization, "Refresh Tokens").
 pub(crate) fn scopes<'t>(tenant: &'t Tenant, server: &str) -> Vec<&'t str> {
-    let told: &[String] = match &tenant.auth {
-        AuthMode::None | AuthMode::Keys => return Vec::new(),
-        AuthMode::External(external) => &external.scopes,
-        AuthMode::Builtin(builtin) => &builtin.scopes,
-    };
-    let server = tenant.servers.get(server);
-    let needed = server.map(|server| server.policy.all_scopes());
-    let needed = needed.unwrap_or_default();
-    let mut all: Vec<&str> = Vec::new();
-    for scope in told.iter().chain(needed) {
-        if scope != "offline_access" && !all.contains(&scope.as_str()) {
-            all.push(scope);
-        }
-    }
-    all
+    let mut scopes = tenant.scopes(tenant.servers.get(server));
+    scopes.retain(|scope| *scope != "offline_access");
+    scopes
 }
 
 /// Makes the challenge for a token that lacks scopes (RFC 6750, section 3.1; 2025-11-25

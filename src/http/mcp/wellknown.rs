@@ -18,7 +18,7 @@ use http::{
 
 use crate::http::{
     admission::{Front, challenge},
-    reply::McpRefusal,
+    reply::{McpRefusal, json::JSON},
 };
 use crate::{
     config::Config,
@@ -66,7 +66,7 @@ fn document(front: &Front, path: &str) -> Option<Response> {
     }
     let mut response = Response::new(Body::from(document.to_string()));
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("max-age=60"));
     Some(response)
 }

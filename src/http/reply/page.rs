@@ -1,7 +1,8 @@
-//! The page for a person whose browser opened an MCP URL, and how each client is connected.
+//! Connect page: shown to a browser that opens an MCP URL, with the settings for each client.
 //!
-//! Says nothing that the URL itself does not say.
+//! The page contains nothing that the URL does not contain.
 
+use askama::Template;
 use axum::body::Body;
 use axum::response::Response;
 use http::header::{
@@ -10,11 +11,12 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderValue, Method};
 
+use super::event_stream::EVENT_STREAM;
 use crate::endpoint::{Endpoint, Kind};
 
-/// Whether a browser asks: a GET that takes HTML, and no event stream.
+/// Returns whether a browser sent the request: a GET that accepts HTML and no event stream.
 pub(crate) fn is_browser(method: &Method, headers: &HeaderMap) -> bool {
-    let takes = |kind: &str| {
+    let accepts = |kind: &str| {
         headers
             .get_all(ACCEPT)
             .iter()
@@ -29,17 +31,18 @@ pub(crate) fn is_browser(method: &Method, headers: &HeaderMap) -> bool {
                     .eq_ignore_ascii_case(kind)
             })
     };
-    method == Method::GET && takes("text/html") && !takes("text/event-stream")
+    method == Method::GET && accepts("text/html") && !accepts(EVENT_STREAM)
 }
 
-/// How each client is told of a server: the client, and what to run or to write where.
+/// Returns the settings of a server for each client: a command, or a file name with its content in
+/// the following lines.
 ///
-/// `name` is the name that the client will use; `url` is taken as it is.
+/// `name` is the name of the server in the client; `url` is used verbatim.
 pub(crate) fn snippets(name: &str, url: &str) -> Vec<(&'static str, String)> {
     let entry = serde_json::json!({"type": "http", "url": url});
     let code = serde_json::json!({"servers": {name: entry}});
     let cursor = serde_json::json!({"mcpServers": {name: {"url": url}}});
-    // A JSON string is a TOML basic string too, for what a URL may hold.
+    // For the characters of a URL, a JSON string is also a TOML basic string.
     let quoted = serde_json::json!(url);
     vec![
         (
@@ -61,7 +64,25 @@ pub(crate) fn snippets(name: &str, url: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The page about one server.
+/// The connect page.
+#[derive(Template)]
+#[template(path = "connect.html")]
+struct ConnectPage<'p> {
+    tenant: &'p str,
+    server: &'p str,
+    url: &'p str,
+    cards: Vec<Card>,
+}
+
+/// Settings for one client.
+struct Card {
+    client: &'static str,
+    /// The file to edit; `None` for a command.
+    file: Option<String>,
+    text: String,
+}
+
+/// Makes the connect page of a server.
 pub(crate) fn page(endpoint: Endpoint<'_>, public_url: &str) -> Response {
     show(
         endpoint.tenant,
@@ -71,25 +92,21 @@ pub(crate) fn page(endpoint: Endpoint<'_>, public_url: &str) -> Response {
 }
 
 fn show(tenant: &str, server: &str, url: &str) -> Response {
-    let mut cards = String::new();
-    for (client, text) in snippets(server, url) {
-        // A first line of its own names the file.
-        let (place, text) = text.split_once('\n').unwrap_or(("", &text));
-        let place = match place {
-            "" => "in a terminal".to_owned(),
-            place => format!("in <code>{}</code>", escape(place)),
+    let card = |(client, text): (&'static str, String)| {
+        let (file, text) = match text.split_once('\n') {
+            Some((file, content)) => (Some(file.to_owned()), content.to_owned()),
+            None => (None, text),
         };
-        cards.push_str(&format!(
-            "<section><h2>{client}</h2><p>{place}</p><pre>{}</pre></section>\n",
-            escape(text)
-        ));
-    }
-    let html = TEMPLATE
-        .replace("{cards}", &cards)
-        .replace("{tenant}", &escape(tenant))
-        .replace("{server}", &escape(server))
-        .replace("{url}", &escape(url));
-    let mut response = Response::new(Body::from(html));
+        Card { client, file, text }
+    };
+    let page = ConnectPage {
+        tenant,
+        server,
+        url,
+        cards: snippets(server, url).into_iter().map(card).collect(),
+    };
+    // Rendering into a string cannot fail.
+    let mut response = Response::new(Body::from(page.render().unwrap_or_default()));
     let headers = response.headers_mut();
     for (name, value) in [
         (CONTENT_TYPE, "text/html; charset=utf-8"),
@@ -103,24 +120,8 @@ fn show(tenant: &str, server: &str, url: &str) -> Response {
     response
 }
 
-/// Text as text, in an element or in an attribute; braces too, for the template's sake.
-fn escape(text: &str) -> String {
-    text.chars()
-        .fold(String::with_capacity(text.len()), |mut safe, letter| {
-            match letter {
-                '<' | '>' | '&' | '"' | '\'' | '{' | '}' => {
-                    safe.push_str(&format!("&#{};", u32::from(letter)));
-                }
-                _ => safe.push(letter),
-            }
-            safe
-        })
-}
-
-/// No script, nothing from elsewhere, in nobody's frame.
+/// Policy of the page: no scripts, no external resources, no frames.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
-/// The page with places for what differs; see `page.html`.
-const TEMPLATE: &str = include_str!("page.html");
 
 #[cfg(test)]
 mod tests {
@@ -136,6 +137,11 @@ mod tests {
         let html = std::str::from_utf8(&html).expect("UTF-8");
         assert!(!html.contains("<script") && !html.contains("a<b>"));
         assert!(html.contains("&#60;script&#62;") && html.contains("prefers-color-scheme"));
+        assert!(html.starts_with("<!doctype html>\n") && html.ends_with("</body>\n</html>\n"));
+        let command = "<section><h2>Claude Code</h2><p>in a terminal</p><pre>claude mcp add ";
+        assert!(html.contains(&format!("</header>\n{command}")));
+        let file = "</section>\n<section><h2>VS Code</h2><p>in <code>.vscode/mcp.json</code></p>";
+        assert!(html.contains(file) && html.contains("</section>\n<footer>"));
     }
 
     #[test]

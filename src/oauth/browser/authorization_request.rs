@@ -10,7 +10,7 @@ use url::Url;
 
 use super::resource::{Resource, ResourceUrls};
 use crate::{
-    declare::{Builtin, Tenant},
+    declare::Tenant,
     oauth::{
         base::{Form, secret},
         clients::Client,
@@ -178,7 +178,6 @@ impl RequestParameters {
         parameters: &Form,
         place: ResourceUrls<'_>,
         tenant: &Tenant,
-        builtin: &Builtin,
     ) -> Result<Self, AuthorizationRefusal> {
         let invalid = |description| refusal("invalid_request", description);
         if parameters.repeated(&["resource"]).is_some() {
@@ -219,7 +218,7 @@ impl RequestParameters {
         };
         let what = "resource must be the URL of an MCP server here, byte for byte";
         let resource = resource.ok_or(refusal("invalid_target", what))?;
-        let scopes = scopes(text("scope"), tenant, builtin, &resource)?;
+        let scopes = scopes(text("scope"), tenant, &resource)?;
         Ok(Self {
             resource,
             scopes,
@@ -287,16 +286,12 @@ fn prompt(text: Option<&str>) -> Result<Prompt, AuthorizationRefusal> {
 fn scopes(
     text: Option<&str>,
     tenant: &Tenant,
-    builtin: &Builtin,
     resource: &Resource,
 ) -> Result<BTreeSet<String>, AuthorizationRefusal> {
-    let server = tenant.servers.get(&resource.server);
-    let needed = server.map(|server| server.policy.all_scopes());
-    let needed = needed.into_iter().flatten();
-    let known: BTreeSet<&String> = builtin.scopes.iter().chain(needed).collect();
+    let known = tenant.scopes(tenant.servers.get(&resource.server));
     let Some(text) = text else {
         let all = known.into_iter().filter(|scope| *scope != OFFLINE_ACCESS);
-        return Ok(all.cloned().collect());
+        return Ok(all.map(str::to_owned).collect());
     };
     let fits = |byte: u8| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
     if !text.bytes().all(fits) {
@@ -307,7 +302,7 @@ fn scopes(
     }
     let asked = text.split(' ').map(str::to_owned);
     Ok(asked
-        .filter(|scope| scope == OFFLINE_ACCESS || known.contains(scope))
+        .filter(|scope| scope == OFFLINE_ACCESS || known.contains(&scope.as_str()))
         .collect())
 }
 
@@ -328,19 +323,16 @@ mod tests {
     };
 
     fn tenant() -> Arc<Tenant> {
-        let text = "tenants: {a: {auth: {mode: none}, default_server: x, servers: {\
+        let text = "tenants: {a: {auth: {mode: builtin, scopes: [\"files:read\"]}, \
+            default_server: x, servers: {\
             x: {command: x, policy: {scopes: {\"d*\": [files:write]}}}, y: {command: y}}}}";
         let parsed = reader::parse("F", text, Format::Yaml, &BTreeMap::new()).unwrap();
         Arc::clone(&parsed.catalog.tenants["a"])
     }
 
     fn wish(query: &str) -> Result<RequestParameters, &'static str> {
-        let builtin = Builtin {
-            scopes: vec!["files:read".to_owned()],
-            ..Builtin::default()
-        };
         let form = Form::parse(query).unwrap();
-        RequestParameters::read(&form, PLACE, &tenant(), &builtin).map_err(|refusal| refusal.error)
+        RequestParameters::read(&form, PLACE, &tenant()).map_err(|refusal| refusal.error)
     }
 
     const GOOD: &str = "response_type=code&code_challenge_method=S256\

@@ -163,7 +163,7 @@ impl BrowserRequest {
             public_url: &config.public_url,
             default: config.default.as_ref(),
         };
-        match RequestParameters::read(&form, urls, &self.server.tenant, &self.server.builtin) {
+        match RequestParameters::read(&form, urls, &self.server.tenant) {
             Ok(parameters) => Ok(AuthorizationRequest {
                 digest: parameters.digest(&redirect, &client.digest),
                 client,
@@ -308,23 +308,17 @@ impl BrowserRequest {
             .tenant
             .servers
             .get(&authorization.parameters.resource.server);
-        let local = self.server.builtin.users.get(&person.subject);
-        let groups = match (&person.provider, local) {
-            (None, Some(user)) => &user.groups,
-            _ => &person.groups,
-        };
-        let may = server.is_some_and(|server| {
-            let grants = server.grants.as_ref();
-            grants.is_none_or(|grants| {
-                grants.fit(&person.subject, groups, Some(&authorization.client.id))
-            })
+        let subject = self.server.builtin.subject(&person.subject, &person.groups);
+        let is_admitted = server.zip(subject.ok()).is_some_and(|(server, subject)| {
+            let (groups, client) = (subject.groups(&person.groups), &authorization.client.id);
+            server.admits(&person.subject, groups, Some(client))
         });
         let refusal = AuthorizationRefusal {
             error: "invalid_target",
             description: "there is no such server for this person",
         };
         let back = || StepRefusal::Client(authorization.redirect.clone(), refusal);
-        may.then_some(()).ok_or_else(back)
+        is_admitted.then_some(()).ok_or_else(back)
     }
 
     /// Writes an audit record of a person's action and waits until it is stored, before the

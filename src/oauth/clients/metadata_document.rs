@@ -17,7 +17,7 @@ use url::Url;
 use super::metadata::{ClientAuthMethod, ClientMetadata, MetadataError};
 use crate::{
     auth::KeySet,
-    base::{Outbound, Refused, sha256},
+    base::{Outbound, OutboundError, sha256},
     oauth::base::Throttle,
 };
 
@@ -168,10 +168,10 @@ impl Documents {
         fetched.map_err(|refused| {
             tracing::info!(url.domain = host, why = %refused, "a client's document was not got");
             match refused {
-                Refused::Unreachable(_) => {
+                OutboundError::Unreachable(_) => {
                     DocumentError::Unavailable("the client's site does not answer")
                 }
-                Refused::Url(_) | Refused::Answer(_) => {
+                OutboundError::Url(_) | OutboundError::Response(_) => {
                     DocumentError::Invalid("the client's site does not have the document")
                 }
             }

@@ -8,7 +8,7 @@ use std::{future::Future, pin::Pin};
 use serde_json::Value;
 use url::Url;
 
-use crate::base::Refused;
+use crate::base::OutboundError;
 
 /// A future that the seam returns.
 pub(crate) type ProviderFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -57,12 +57,14 @@ pub(crate) enum ProviderError {
     Invalid(String),
 }
 
-impl From<Refused> for ProviderError {
-    fn from(refused: Refused) -> Self {
-        match refused {
+impl From<OutboundError> for ProviderError {
+    fn from(error: OutboundError) -> Self {
+        match error {
             // An unusable response suggests a broken proxy in front of the provider.
-            Refused::Unreachable(what) | Refused::Answer(what) => Self::Unavailable(what),
-            Refused::Url(what) => Self::Invalid(what.to_owned()),
+            OutboundError::Unreachable(what) | OutboundError::Response(what) => {
+                Self::Unavailable(what)
+            }
+            OutboundError::Url(what) => Self::Invalid(what.to_owned()),
         }
     }
 }

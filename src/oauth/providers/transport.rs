@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use super::provider::{ANSWER, ProviderError, ProviderFuture};
-use crate::base::{Outbound, Refused};
+use crate::base::{Outbound, OutboundError};
 
 /// The HTTP client of the `oauth2` crate: the guarded outbound client.
 pub(super) struct OutboundClient<'o>(pub(super) &'o Outbound);
 
 impl<'c> AsyncHttpClient<'c> for OutboundClient<'_> {
-    type Error = Refused;
-    type Future = ProviderFuture<'c, Result<HttpResponse, Refused>>;
+    type Error = OutboundError;
+    type Future = ProviderFuture<'c, Result<HttpResponse, OutboundError>>;
 
     fn call(&'c self, request: HttpRequest) -> Self::Future {
         Box::pin(self.0.exchange(request, ANSWER))
@@ -30,7 +30,7 @@ pub(super) fn url(text: &str) -> Result<Url, ProviderError> {
 
 /// Maps a failed code exchange.
 pub(super) fn exchange_error<E: oauth2::ErrorResponse>(
-    error: oauth2::RequestTokenError<Refused, E>,
+    error: oauth2::RequestTokenError<OutboundError, E>,
 ) -> ProviderError {
     match error {
         oauth2::RequestTokenError::Request(refused) => refused.into(),

@@ -64,13 +64,11 @@ impl AuthorizationServer {
         }
     }
 
-    /// All scopes that a client may request, sorted by name.
+    /// Returns all scopes that a client may request, sorted by name.
     pub(crate) fn scopes(&self) -> Vec<&str> {
-        let servers = self.tenant.servers.values();
-        let needed = servers.flat_map(|server| server.policy.all_scopes());
-        let own = self.builtin.scopes.iter().chain(needed);
-        let all: std::collections::BTreeSet<&str> = own.map(String::as_str).collect();
-        all.into_iter().collect()
+        let mut scopes = self.tenant.scopes(self.tenant.servers.values());
+        scopes.sort_unstable();
+        scopes
     }
 }
 

@@ -284,14 +284,10 @@ impl Exchange<'_> {
     }
 }
 
-/// The current groups of a grant's subject; none if the subject has lost its access.
+/// Returns the current groups of a grant's subject; `None` if the subject has lost its access.
 fn groups(server: &AuthorizationServer, grant: &Grant) -> Option<Vec<String>> {
-    let builtin = &server.builtin;
-    if let Some(user) = builtin.users.get(&grant.subject) {
-        return (!user.disabled).then(|| user.groups.clone());
-    }
-    let is_let_in = builtin.still_lets_in(&grant.subject, &grant.groups);
-    is_let_in.then(|| grant.groups.clone())
+    let subject = server.builtin.subject(&grant.subject, &grant.groups).ok()?;
+    Some(subject.groups(&grant.groups).to_vec())
 }
 
 /// Target and detail of audit records about a grant.

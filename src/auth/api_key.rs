@@ -93,7 +93,7 @@ mod tests {
         let key = generate(&SystemRandom::new()).unwrap();
         assert_ne!(key, generate(&SystemRandom::new()).unwrap());
         assert_eq!(key.len(), 53);
-        assert!(is_meant(&key) && is_well_formed(&key));
+        assert!(has_prefix(&key) && is_well_formed(&key));
         for at in 0..key.len() {
             let mut typed = key.clone().into_bytes();
             typed[at] = if typed[at] == b'x' { b'y' } else { b'x' };

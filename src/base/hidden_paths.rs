@@ -54,15 +54,15 @@ mod tests {
         let root = dir.path().canonicalize().unwrap();
         let at = |name: &str| root.join(name);
         let hidden = HiddenPaths::new([at("a"), PathBuf::new(), "/dev/null".into()]);
-        assert_eq!(hidden.found(), [""; 0].map(PathBuf::from));
+        assert_eq!(hidden.existing(), [""; 0].map(PathBuf::from));
         fs::write(at("1"), "").unwrap();
         fs::write(at("2"), "").unwrap();
         symlink("1", at("a")).unwrap();
-        assert_eq!(hidden.found(), [at("1")]);
+        assert_eq!(hidden.existing(), [at("1")]);
         fs::remove_file(at("a")).unwrap();
         symlink("2", at("a")).unwrap();
         let again = hidden.clone();
         again.add(&[at("1"), "/proc/self/status".into()]);
-        assert_eq!(hidden.found(), [at("1"), at("2")]);
+        assert_eq!(hidden.existing(), [at("1"), at("2")]);
     }
 }

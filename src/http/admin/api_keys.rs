@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header::LOCATION};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Permission, Caller},
+    caller::{Caller, Permission},
     declared::{CHANGE, Collection, members, object_name, shown, tagged, write},
     operation::{Call, Operation, OperationResult, post},
     request::spec,

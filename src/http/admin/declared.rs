@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode, header::ETAG};
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Permission, Caller},
+    caller::{Caller, Permission},
     issued,
     operation::{self, Call, Operation, OperationResult},
     request::{PAGE, Path, expected, spec},

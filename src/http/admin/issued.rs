@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
 use super::{
-    caller::{Permission, Caller},
+    caller::{Caller, Permission},
     operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, document, expected},
     response::{moment, ok, page},

@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use http::HeaderMap;
 
 use super::{
-    caller::{Permission, Caller},
+    caller::{Caller, Permission},
     request::{Parameter, Path, Query},
     schema::Schema,
 };

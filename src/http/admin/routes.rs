@@ -25,8 +25,8 @@ use crate::http::{
     admission::rates,
     reply::{
         McpRefusal, Problem,
-        json::JSON,
         header_name::{RATE_LIMIT, RATE_LIMIT_POLICY},
+        json::JSON,
     },
 };
 
@@ -119,15 +119,18 @@ mod tests {
     #[test]
     fn operations_on_a_tenant_require_access_to_it() {
         for operation in operations() {
-            let (path, access) = (operation.description.path, operation.access);
+            let (path, permission) = (operation.description.path, operation.permission);
             let of_tenant = matches!(
-                access,
-                Permission::Tenant | Permission::OperatorOfTenant | Permission::Server | Permission::Issuer
+                permission,
+                Permission::Tenant
+                    | Permission::OperatorOfTenant
+                    | Permission::Server
+                    | Permission::Issuer
             );
-            if of_tenant || access == Permission::Administrator {
+            if of_tenant || permission == Permission::Administrator {
                 assert_eq!(of_tenant, path.contains("{tenant}"), "{path}");
             }
-            if access == Permission::Server {
+            if permission == Permission::Server {
                 assert!(path.contains("/servers/{name}"), "{path}");
             }
         }

@@ -8,7 +8,7 @@ use http::StatusCode;
 use serde_json::{Value as Json, json};
 
 use super::{
-    caller::{Permission, Caller},
+    caller::{Caller, Permission},
     operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, Path, Query},
     response::{lines, ok, page},

@@ -105,8 +105,9 @@ fn show(tenant: &str, server: &str, url: &str) -> Response {
         url,
         cards: snippets(server, url).into_iter().map(card).collect(),
     };
-    // Rendering into a string cannot fail.
-    let mut response = Response::new(Body::from(page.render().unwrap_or_default()));
+    // Rendering into a string cannot fail. askama drops the last newline of a template.
+    let html = page.render().unwrap_or_default() + "\n";
+    let mut response = Response::new(Body::from(html));
     let headers = response.headers_mut();
     for (name, value) in [
         (CONTENT_TYPE, "text/html; charset=utf-8"),

@@ -1,6 +1,6 @@
 //! Wiring: builds the parts of a gateway, connects them, and serves until the shutdown.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SystemRandom;
 use tokio::net::TcpListener;
@@ -108,15 +108,9 @@ pub(crate) async fn run(
         () = shutdown.drain.cancelled() => {}
         () = disagreement.cancelled() => {}
     }
-    let Parts {
-        config,
-        health,
-        stages,
-        ..
-    } = parts;
-    stages
-        .end((&hub, &health), config.drain.delay, &shutdown.halt)
-        .await;
+    let delay = parts.drain_delay(disagreement.is_cancelled());
+    let Parts { health, stages, .. } = parts;
+    stages.end((&hub, &health), delay, &shutdown.halt).await;
     anyhow::ensure!(!disagreement.is_cancelled(), DISAGREEMENT);
     Ok(())
 }
@@ -160,6 +154,15 @@ impl Parts {
             release: self.stages.sessions.stop.clone(),
             halt: self.stages.children.clone(),
         })))
+    }
+
+    /// The time between the loss of readiness and the close of the listeners.
+    fn drain_delay(&self, is_of_other_deployment: bool) -> Duration {
+        if is_of_other_deployment {
+            // It has no sessions to hand over, and clients that it serves would lose theirs.
+            return Duration::ZERO;
+        }
+        self.config.drain.delay
     }
 
     /// The audit queue; disabled without a database.

@@ -16,7 +16,11 @@ use crate::{
 
 async fn replica(ground: &Ground, redis: &Redis) -> Replica {
     let url = format!("redis.url={}", redis.url());
-    let sets = [&*url, "cluster.listen=127.0.0.1:0"];
+    let sets = [
+        &*url,
+        "cluster.listen=127.0.0.1:0",
+        "public_url=https://gw.test",
+    ];
     let args: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     ground.serve(&args).await
 }

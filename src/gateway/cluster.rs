@@ -80,8 +80,8 @@ impl Sharing {
         health: &Health,
     ) -> Stores {
         let event_ids = derived(keys, EVENT_IDS);
-        let running = (&self.tracker, &self.stop);
-        let stores = Stores::shared(config, &self.redis, me, &event_ids, running);
+        let (tracker, stop) = (&self.tracker, &self.stop);
+        let stores = Stores::shared(config, &self.redis, me, &event_ids, tracker, stop);
         health.lost("redis", Loss::All);
         let beating = Arc::clone(&stores.owner).run(health_report(health), self.stop.clone());
         self.tracker.spawn(beating);

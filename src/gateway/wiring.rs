@@ -28,7 +28,7 @@ use crate::{
         reply::RetryDelay,
         routes,
     },
-    hub::{Hub, Stores},
+    hub::{Hub, HubParts, Stores},
     oauth::Oauth,
     snapshot::{AuditQueue, CurrentSnapshot, Freshness, SnapshotSync},
     telemetry::{Logs, Metrics},
@@ -205,15 +205,18 @@ impl Parts {
     /// The hub, with all sessions.
     fn hub(&self, stores: Stores, launcher: Launcher, audit: &AuditQueue) -> Hub {
         let sessions = &self.stages.sessions;
-        Hub::new(
+        Hub::new(HubParts {
             stores,
-            (Arc::clone(&self.config), Arc::new(SystemRandom::new())),
+            config: Arc::clone(&self.config),
+            random: Arc::new(SystemRandom::new()),
             launcher,
-            (Arc::clone(&self.snapshot), audit.clone()),
-            Arc::clone(&self.metrics),
-            (sessions.stop.clone(), self.stages.children.clone()),
-            sessions.tasks.clone(),
-        )
+            snapshot: Arc::clone(&self.snapshot),
+            audit: audit.clone(),
+            metrics: Arc::clone(&self.metrics),
+            drain: sessions.stop.clone(),
+            halt: self.stages.children.clone(),
+            tracker: sessions.tasks.clone(),
+        })
     }
 
     /// Starts the tasks that refresh the snapshot and apply its changes.

@@ -1,8 +1,8 @@
 //! Changes of the catalogue, followed by sessions and children.
 //!
-//! A principal that lost a server loses its sessions there. A session whose server has changed
-//! continues with the new one, and its child is replaced like an idle one. Not here: the catalogue
-//! itself (`snapshot`).
+//! A principal that loses its access to a server loses its sessions there. A session whose server
+//! has changed continues with the new declaration, and its child is replaced like an idle one. Not
+//! here: the catalogue itself (`snapshot`).
 
 use std::{
     sync::{Arc, PoisonError},
@@ -18,11 +18,11 @@ use crate::{
 };
 
 impl Hub {
-    /// Makes sessions and children follow `catalog`; returns when every session was told.
+    /// Makes sessions and children follow `catalog`; returns once every session has its command.
     ///
-    /// A session whose principal may not use its server any more ends at once, with what is open
-    /// on it. Children of a server that is gone end at once; those of one that starts something
-    /// else now end when their calls have ended, and are replaced at the next request.
+    /// A session whose principal may not use its server any more ends at once, with its calls and
+    /// streams. Children of a removed server end at once. Children of a server with another launch
+    /// end when their calls have ended, and are replaced at the next request.
     pub(crate) async fn follow(&self, catalog: &Arc<Catalog>) {
         let core = &self.0;
         let before = {
@@ -33,9 +33,12 @@ impl Hub {
             std::mem::replace(&mut *followed, Arc::clone(catalog))
         };
         let handles = core.sessions.all();
-        // Side by side: one that is busy must not keep the others from being told.
-        let telling = join_all(handles.iter().map(|handle| core.tell(handle)));
-        if tokio::time::timeout(TOLD, telling).await.is_err() {
+        // Concurrently: a busy session must not delay the others.
+        let notified = join_all(handles.iter().map(|handle| core.notify(handle)));
+        if tokio::time::timeout(NOTIFY_TIMEOUT, notified)
+            .await
+            .is_err()
+        {
             tracing::warn!("a session was not told in time what changed");
         }
         for old in before.servers() {
@@ -44,7 +47,7 @@ impl Hub {
                     let registry = &core.pool.registry;
                     registry.restart(&old.tenant, &old.name, Restart::Now);
                 }
-                Some((_, new)) if is_replaced(old, &new) => {
+                Some((_, new)) if needs_restart(old, &new) => {
                     core.pool
                         .registry
                         .restart(&new.tenant, &new.name, Restart::Drain);
@@ -57,11 +60,11 @@ impl Hub {
     }
 }
 
-/// The time for all sessions to hear of a change.
-const TOLD: Duration = Duration::from_secs(5);
+/// The deadline of the commands to all sessions.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whether a change concerns the start of a child.
-fn is_replaced(old: &Arc<Server>, new: &Arc<Server>) -> bool {
+/// Whether a change affects the start of a child.
+fn needs_restart(old: &Arc<Server>, new: &Arc<Server>) -> bool {
     !Arc::ptr_eq(old, new)
         && (old.launch != new.launch
             || old.recipe != new.recipe

@@ -1,6 +1,6 @@
-//! Sessions as an administrator sees them.
+//! List of sessions for administrators, and the end of one of them.
 //!
-//! A session's own id is a secret of its client (legacy era), so here it has another name.
+//! The id of a session is a secret of its client (legacy era), so administrators see a digest of it.
 
 use std::time::Duration;
 
@@ -10,61 +10,63 @@ use super::{
     core::{Command, Handle, Transport},
     requests::Hub,
 };
-use crate::backend::child::Restart as HowToEnd;
-use crate::base::{hex, sha256};
-use crate::state::SessionId;
+use crate::{
+    backend::child::Restart,
+    base::{hex, sha256},
+    state::SessionId,
+};
 
-/// A session of this replica.
+/// The summary of a session of this replica.
 #[derive(Clone, Debug)]
-pub(crate) struct SeenSession {
-    /// Tells it from every other session; worth nothing to a client.
+pub(crate) struct SessionSummary {
+    /// A digest of the id; useless as a session id.
     pub(crate) id: String,
-    /// The server that it is a session of.
+    /// The server of the session.
     pub(crate) server: String,
-    /// How its client speaks.
+    /// The transport of the client.
     pub(crate) transport: &'static str,
-    /// The issuer of its principal.
+    /// The issuer of the principal.
     pub(crate) issuer: Option<String>,
-    /// For whom its principal acts.
+    /// The subject of the principal.
     pub(crate) subject: Option<String>,
     /// The client, or the name of the API key.
     pub(crate) client: Option<String>,
-    /// How long it lives.
+    /// The age of the session.
     pub(crate) age: Duration,
 }
 
 impl Hub {
     /// The sessions of a tenant on this replica, in no order.
-    pub(crate) fn sessions(&self, tenant: &str) -> Vec<SeenSession> {
+    pub(crate) fn sessions(&self, tenant: &str) -> Vec<SessionSummary> {
         self.0
             .sessions
             .of_tenant(tenant)
             .iter()
-            .map(|(id, handle)| seen(id, handle))
+            .map(|(id, handle)| summary(id, handle))
             .collect()
     }
 
-    /// Ends the session with this name; false if there is none.
-    pub(crate) async fn end_seen(&self, tenant: &str, id: &str, how: HowToEnd) -> bool {
+    /// Ends the session with this digest; false if there is none.
+    pub(crate) async fn end_session(&self, tenant: &str, id: &str, end: Restart) -> bool {
         let mut handles = self.0.sessions.of_tenant(tenant).into_iter();
-        let Some((_, handle)) = handles.find(|(own, _)| name(own) == id) else {
+        let Some((_, handle)) = handles.find(|(own, _)| digest(own) == id) else {
             return false;
         };
         let (done, ended) = oneshot::channel();
-        let command = match how {
-            HowToEnd::Now => Command::End(done),
-            HowToEnd::Drain => Command::Drain(done),
+        let command = match end {
+            Restart::Now => Command::End(done),
+            Restart::Drain => Command::Drain(done),
         };
         let sent = handle.commands.send(command).await;
         sent.is_ok() && ended.await.is_ok()
     }
 }
 
-fn seen(id: &SessionId, handle: &Handle) -> SeenSession {
+fn summary(id: &SessionId, handle: &Handle) -> SessionSummary {
     let principal = handle.access.principal();
     let own = |text: Option<&str>| text.map(str::to_owned);
-    SeenSession {
-        id: name(id),
+    SessionSummary {
+        id: digest(id),
         server: handle.access.server().name.clone(),
         transport: match handle.transport {
             Transport::Streamable => "streamable-http",
@@ -77,7 +79,7 @@ fn seen(id: &SessionId, handle: &Handle) -> SeenSession {
     }
 }
 
-/// 64 bits of the hash of an id: enough to tell sessions apart, nothing to call with.
-fn name(id: &SessionId) -> String {
+/// The first 64 bits of the hash of an id: enough to tell sessions apart.
+fn digest(id: &SessionId) -> String {
     hex(&sha256(id.as_str().as_bytes())[..8])
 }

@@ -1,12 +1,12 @@
-//! Hub: the sessions of this replica, from a client's message to the backend and back.
+//! Hub: the sessions of this replica, from the message of a client to the backend and back.
 //!
-//! Knows MCP and sessions, not HTTP. Rooms from the bottom up: `limits` and `ownership`, `stream`,
-//! `core` (shared parts), `call`, `session`, and the files of the hub itself on top.
+//! The hub knows MCP and sessions, not HTTP. Rooms from the bottom up: `limits` and `ownership`,
+//! `stream`, `core` (shared parts), `call`, `session`, and the files of the hub itself on top.
 //!
 //! * `changes`: changes of the catalogue, followed by sessions and children
-//! * `listing`: sessions as an administrator sees them
+//! * `listing`: list of sessions for administrators, and the end of one
 //! * `requests`: requests of clients to sessions of this replica
-//! * `takeover`: place of a session, and the takeover of one whose owner is gone
+//! * `takeover`: place of a session, and the takeover of a session whose owner is gone
 
 mod call;
 mod changes;
@@ -24,6 +24,6 @@ mod tests;
 #[cfg(test)]
 pub(crate) use self::core::{Patience, retention};
 pub(crate) use self::core::{Stores, Transport};
-pub(crate) use self::listing::SeenSession;
-pub(crate) use self::requests::Hub;
+pub(crate) use self::listing::SessionSummary;
+pub(crate) use self::requests::{Hub, HubParts};
 pub(crate) use self::stream::{Answer, Form};

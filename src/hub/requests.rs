@@ -1,7 +1,7 @@
-//! Requests of clients: begins sessions, delivers messages to them, attaches readers and ends
-//! them.
+//! Requests of clients: begin and end of a session, delivery of messages, attachment of readers.
 //!
-//! `takeover` says which replica a request belongs to; here it is this one. Not here: HTTP.
+//! These requests belong to this replica. Not here: the replica that a session belongs to
+//! (`takeover`), and HTTP.
 
 use std::sync::{Arc, RwLock};
 
@@ -20,7 +20,7 @@ use super::{
     limits::{Limits, Seats},
     ownership::{Claims, Unresponsive, places},
     session::Session,
-    stream::{Answer, Form, Pending, Reading},
+    stream::{Answer, Form, Pending, Reader},
 };
 use crate::{
     auth::{Access, policy},
@@ -28,7 +28,7 @@ use crate::{
         Pool,
         child::{Launcher, Restart, Seen},
         prepare::Prepared,
-        shared::Shares,
+        shared::SharedChildren,
     },
     config::Config,
     declare::Catalog,
@@ -39,23 +39,52 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// The sessions of this replica and the ways to them; clones are the same hub.
+/// The sessions of this replica; clones are the same hub.
 #[derive(Clone)]
 pub(crate) struct Hub(pub(crate) Arc<Core>);
 
+/// The parts of a hub.
+pub(crate) struct HubParts {
+    /// The event log, the directory, the limiter and the lease.
+    pub(crate) stores: Stores,
+    /// The configuration.
+    pub(crate) config: Arc<Config>,
+    /// The source of session ids.
+    pub(crate) random: Arc<dyn SecureRandom + Send + Sync>,
+    /// Starts children.
+    pub(crate) launcher: Launcher,
+    /// The declared tenants and servers, as requests read them.
+    pub(crate) snapshot: Arc<CurrentSnapshot>,
+    /// The audit trail.
+    pub(crate) audit: AuditQueue,
+    /// The metrics of the gateway.
+    pub(crate) metrics: Arc<Metrics>,
+    /// Cancelled when no session may begin any more, and sessions end with their calls.
+    pub(crate) drain: CancellationToken,
+    /// Cancelled when all sessions end.
+    pub(crate) halt: CancellationToken,
+    /// The tasks of the hub.
+    pub(crate) tracker: TaskTracker,
+}
+
 impl Hub {
     /// A hub without sessions.
-    pub(crate) fn new(
-        stores: Stores,
-        (config, random): (Arc<Config>, Arc<dyn SecureRandom + Send + Sync>),
-        launcher: Launcher,
-        (snapshot, audit): (Arc<CurrentSnapshot>, AuditQueue),
-        metrics: Arc<Metrics>,
-        (drain, halt): (CancellationToken, CancellationToken),
-        tracker: TaskTracker,
-    ) -> Self {
+    pub(crate) fn new(parts: HubParts) -> Self {
+        let HubParts {
+            stores,
+            config,
+            random,
+            launcher,
+            snapshot,
+            audit,
+            metrics,
+            drain,
+            halt,
+            tracker,
+        } = parts;
         let limits = Limits::new(
-            (stores.limiter, !stores.owner.is_alone()),
+            stores.limiter,
+            !stores.owner.is_alone(),
             Arc::clone(&metrics),
             tracker.clone(),
             halt.clone(),
@@ -69,7 +98,7 @@ impl Hub {
             drain.clone(),
         ));
         tracker.spawn(Arc::clone(&pool.registry).watch([drain.clone(), halt.clone()]));
-        let shares = Shares::new(
+        let shared_children = SharedChildren::new(
             Arc::clone(&pool),
             tracker.clone(),
             drain.clone(),
@@ -90,7 +119,7 @@ impl Hub {
             random,
             config,
             pool,
-            shares,
+            shared_children,
             tools: ToolDigests::default(),
             limits,
             metrics,
@@ -106,7 +135,7 @@ impl Hub {
         &self.0.limits
     }
 
-    /// Begins the preparations of all servers.
+    /// Starts the preparations of all servers.
     pub(crate) fn prepare(&self, catalog: &Catalog) {
         let tenants = catalog.tenants.values();
         let servers = tenants.flat_map(|tenant| tenant.servers.values());
@@ -116,23 +145,23 @@ impl Hub {
             .prepare_all(servers.cloned().collect());
     }
 
-    /// Every preparation that was asked for.
+    /// Every preparation that was requested.
     pub(crate) fn prepared(&self) -> Vec<Prepared> {
         self.0.pool.preparations.list()
     }
 
-    /// Every child that runs, oldest first; reads `/proc`.
+    /// Every running child, oldest first; reads `/proc`.
     pub(crate) fn children(&self) -> Vec<Seen> {
         self.0.pool.registry.list()
     }
 
-    /// Ends the children of a server, which their sessions replace by new ones at their next
-    /// request. Returns how many there were.
+    /// Restarts the children of a server: they end, and their sessions start new ones at the next
+    /// request. Returns their number.
     pub(crate) fn restart(&self, tenant: &str, server: &str, how: Restart) -> usize {
         self.0.pool.registry.restart(tenant, server, how)
     }
 
-    /// Begins a session with its `initialize` (Streamable HTTP).
+    /// Begins a session with an `initialize` (Streamable HTTP).
     ///
     /// # Errors
     ///
@@ -150,20 +179,20 @@ impl Hub {
         Ok((id, pending.answer().await))
     }
 
-    /// Begins a session whose one stream is its listener (HTTP+SSE of 2024-11-05).
+    /// Begins a session whose only stream is its listener (HTTP+SSE of 2024-11-05).
     ///
     /// # Errors
     ///
     /// `Draining`, `Quota`.
-    pub(crate) async fn connect(&self, access: &Access) -> Result<(SessionId, Reading), Error> {
+    pub(crate) async fn connect(&self, access: &Access) -> Result<(SessionId, Reader), Error> {
         let seats = self.0.limits.stream(access).await?;
         let (id, handle) = self.begin(access, Transport::Sse2024).await?;
         self.0.sessions.insert(&id, handle.clone());
-        self.0.tell(&handle).await;
-        let reading = attach(&handle, None).await?;
-        let mut reading = reading.ok_or(Error::NoSession)?;
-        reading.hold(seats);
-        Ok((id, reading))
+        self.0.notify(&handle).await;
+        let reader = attach(&handle, None).await?;
+        let mut reader = reader.ok_or(Error::NoSession)?;
+        reader.hold(seats);
+        Ok((id, reader))
     }
 
     async fn begin(
@@ -177,7 +206,7 @@ impl Hub {
         }
         core.owner.check()?;
         let seats = core.limits.session(access).await?;
-        let id = core.new_id()?;
+        let id = core.new_session_id()?;
         let (commands, received) = mpsc::channel(COMMANDS);
         let handle = Handle {
             commands,
@@ -191,21 +220,22 @@ impl Hub {
         Ok((id, handle))
     }
 
-    /// Delivers a body to a session. The answer may be waited for.
+    /// Delivers a body to a session; returns the wait for its answer.
     ///
     /// # Errors
     ///
-    /// `NoSession` for an unknown, ended or foreign id; `Scopes` where those of the access do
-    /// not suffice; `Quota`.
+    /// `NoSession` for an unknown, ended or foreign id; `Scopes` for an access without the required
+    /// scopes; `Quota`.
     pub(crate) async fn deliver(
         &self,
         access: &Access,
-        (transport, id): (Transport, &str),
+        transport: Transport,
+        id: &str,
         body: Body,
         form: Form,
     ) -> Result<Pending, Error> {
         let core = &self.0;
-        let handle = self.here(access, (transport, id)).await?;
+        let handle = self.here(access, transport, id).await?;
         if let Some(needed) = policy::missing_scopes(access, &body) {
             return Err(Error::Scopes(needed));
         }
@@ -222,7 +252,7 @@ impl Hub {
             delivered => delivered?,
         };
         pending.seats = seats;
-        pending.whose = Some((Arc::clone(&core.limits), access.clone()));
+        pending.limits = Some((Arc::clone(&core.limits), access.clone()));
         Ok(pending)
     }
 
@@ -235,24 +265,25 @@ impl Hub {
     pub(crate) async fn attach(
         &self,
         access: &Access,
-        (transport, id): (Transport, &str),
+        transport: Transport,
+        id: &str,
         last_event_id: Option<&[u8]>,
-    ) -> Result<Option<Reading>, Error> {
-        let handle = self.here(access, (transport, id)).await?;
+    ) -> Result<Option<Reader>, Error> {
+        let handle = self.here(access, transport, id).await?;
         let decode = |text| self.0.key.decode(id, text).ok_or(Error::NoCursor);
         let cursor: Option<Cursor> = last_event_id.map(decode).transpose()?;
         let seats = self.0.limits.stream(access).await?;
-        let mut reading = match attach(&handle, cursor).await {
+        let mut reader = match attach(&handle, cursor).await {
             Err(Error::NoSession) => return Err(self.gone(access, id).await),
             attached => attached?,
         };
-        if let Some(reading) = &mut reading {
-            reading.hold(seats);
+        if let Some(reader) = &mut reader {
+            reader.hold(seats);
         }
-        Ok(reading)
+        Ok(reader)
     }
 
-    /// Whether the principal has this session, on either transport.
+    /// Whether the session belongs to the principal, on either transport.
     pub(crate) fn has(&self, access: &Access, id: &str) -> bool {
         self.0.find(access, id).is_ok()
     }
@@ -263,7 +294,7 @@ impl Hub {
     ///
     /// `NoSession`.
     pub(crate) async fn end(&self, access: &Access, id: &str) -> Result<(), Error> {
-        let handle = self.here(access, (Transport::Streamable, id)).await?;
+        let handle = self.here(access, Transport::Streamable, id).await?;
         let (done, ended) = oneshot::channel();
         handle
             .commands
@@ -294,11 +325,11 @@ async fn deliver(
     Ok(Pending {
         reply: answer,
         seats: Seats::new(),
-        whose: None,
+        limits: None,
     })
 }
 
-async fn attach(handle: &Handle, cursor: Option<Cursor>) -> Result<Option<Reading>, Error> {
+async fn attach(handle: &Handle, cursor: Option<Cursor>) -> Result<Option<Reader>, Error> {
     let (reply, answer) = oneshot::channel();
     let attach = Command::Attach { cursor, reply };
     let sent = handle.commands.send(attach).await;

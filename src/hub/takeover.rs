@@ -10,10 +10,10 @@ use tokio::{
 
 use super::{
     core::{COMMANDS, Handle, Transport},
-    ownership::{AWAY, Look, Place, UNRESPONSIVE, Whose, is_of, whose},
+    ownership::{AWAY, LookupSource, Place, RecordedOwner, UNRESPONSIVE, is_of, recorded_owner},
     requests::Hub,
-    session::{Adopted, Remembered, Session},
-    stream::Unowned,
+    session::{Session, SessionRecord, Takeover},
+    stream::{LogOnlyStream, SessionLog},
 };
 use crate::{
     auth::Access,
@@ -22,13 +22,14 @@ use crate::{
     state::{Fence, Record, Replica, SessionId},
 };
 
-/// How long a session may be on its way to this replica.
+/// The time after which a session that the directory assigns to this replica is lost if the
+/// replica does not have it.
 const PATIENCE: Duration = Duration::from_secs(1);
-const AGAIN: Duration = Duration::from_millis(10);
+const RETRY: Duration = Duration::from_millis(10);
 
 impl Hub {
-    /// Finds the replica that serves a session; this one becomes its owner if it has none that
-    /// lives.
+    /// Finds the replica that serves a session; this replica claims a session without a live
+    /// owner.
     ///
     /// # Errors
     ///
@@ -37,7 +38,7 @@ impl Hub {
         &self,
         access: &Access,
         id: &str,
-        look: Look,
+        lookup: LookupSource,
     ) -> Result<Place, Error> {
         let core = &self.0;
         if core.owner.is_alone() || core.sessions.has(id) {
@@ -45,39 +46,39 @@ impl Hub {
         }
         core.owner.check()?;
         let id = SessionId(id.into());
-        match &look {
-            Look::Known => {
+        match &lookup {
+            LookupSource::Cached => {
                 let known = core.places.get(&id);
                 if let Some(replica) = known.filter(|known| !core.unresponsive.has(known)) {
                     return Ok(Place::There(replica));
                 }
             }
-            Look::Anew | Look::Refused(_) => core.places.invalidate(&id),
+            LookupSource::Fresh | LookupSource::OwnerRefused(_) => core.places.invalidate(&id),
         }
         let deadline = Instant::now() + PATIENCE;
         loop {
             let asked = Instant::now();
             let found = core.directory.find(&id).await.map_err(|_| AWAY)?;
             let Some(found) = found.filter(|found| is_of(found, access)) else {
-                return Err(self.nowhere().await);
+                return Err(self.missing().await);
             };
             let is_late = Instant::now() >= deadline;
-            match whose(&core.owner.me, &found, &look, is_late) {
-                Whose::Other(replica, sign) => {
-                    if core.unresponsive.lasts(&replica, asked, sign) {
+            match recorded_owner(&core.owner.me, &found, &lookup, is_late) {
+                RecordedOwner::Other(replica, sign) => {
+                    if core.unresponsive.is_silent(&replica, asked, sign) {
                         return Err(UNRESPONSIVE);
                     }
                     core.places.insert(id, replica.clone());
                     return Ok(Place::There(replica));
                 }
-                Whose::Nobody => {
+                RecordedOwner::None => {
                     self.may_claim(found.heartbeat_age.is_some()).await?;
                     if self.claim(access, &id, found.record).await? {
                         return Ok(Place::Here);
                     }
                 }
-                // It is being restored, or has just ended.
-                Whose::Ours => sleep(AGAIN).await,
+                // The session is being taken over, or has just ended.
+                RecordedOwner::Here => sleep(RETRY).await,
             }
             if core.sessions.has(id.as_str()) {
                 return core.find(access, id.as_str()).map(|_| Place::Here);
@@ -85,45 +86,50 @@ impl Hub {
         }
     }
 
-    /// Reads on behind an event without the owner of the session; none at the end of a stream that
-    /// has ended.
+    /// Reads behind an event from the log, without the owner of the session; none at the end of a
+    /// stream that has ended.
     ///
     /// # Errors
     ///
     /// Those of [`Hub::attach`]; `Busy` while the store is away.
-    pub(crate) async fn read_on(
+    pub(crate) async fn read_log(
         &self,
         access: &Access,
         id: &str,
         last_event_id: &[u8],
-    ) -> Result<Option<Unowned>, Error> {
+    ) -> Result<Option<LogOnlyStream>, Error> {
         let core = &self.0;
         let session = SessionId(id.into());
         let found = core.directory.find(&session).await.map_err(|_| AWAY)?;
         let Some(found) = found.filter(|found| is_of(found, access)) else {
-            return Err(self.nowhere().await);
+            return Err(self.missing().await);
         };
         let cursor = core.key.decode(id, last_event_id).ok_or(Error::NoCursor)?;
         let seats = core.limits.stream(access).await?;
-        let remembered = Remembered::parse(&found.record.kept);
-        let stores = (Arc::clone(&core.log), Arc::clone(&core.owner));
-        let revision = remembered.and_then(|remembered| remembered.revision());
-        Unowned::begin(stores, core.key.clone(), (session, cursor), revision, seats).await
+        let record = SessionRecord::parse(&found.record.kept);
+        let revision = record.and_then(|record| record.revision());
+        let log = SessionLog {
+            log: Arc::clone(&core.log),
+            owner: Arc::clone(&core.owner),
+            key: core.key.clone(),
+            session,
+        };
+        LogOnlyStream::begin(log, cursor, revision, seats).await
     }
 }
 
-/// A replica that is about to end.
+/// Stop of this replica.
 impl Hub {
-    /// From now on other replicas begin and claim sessions, as far as there are any.
+    /// Marks this replica as about to end: other replicas begin and claim sessions, if there are any.
     pub(crate) async fn close(&self) {
         self.0.owner.close().await;
     }
 
-    /// Marks a replica that let a request go without an answer: until its next sign of life, its
-    /// sessions are `Busy`.
+    /// Marks a replica that did not answer a request: its sessions are `Busy` until its next
+    /// heartbeat.
     pub(crate) fn mark_unresponsive(&self, replica: &Replica) {
         tracing::warn!(address = &*replica.address, "a replica does not answer");
-        self.0.unresponsive.note(replica, Instant::now());
+        self.0.unresponsive.add(replica, Instant::now());
     }
 
     /// Whether this replica is about to end.
@@ -131,14 +137,14 @@ impl Hub {
         self.0.owner.is_closed()
     }
 
-    /// The replicas that begin and claim sessions instead, in random order; none before this one is
-    /// about to end.
+    /// The replicas that begin and claim sessions in place of this one, from a random one on; none
+    /// before this replica is about to end.
     pub(crate) async fn successors(&self) -> Vec<Replica> {
         let mut replicas = self.0.owner.successors().await;
-        let mut chance = [0];
-        // Without randomness the first is asked first.
-        let _ = self.0.random.fill(&mut chance);
-        let first = usize::from(chance[0]) % replicas.len().max(1);
+        let mut random = [0];
+        // Without randomness the order stays.
+        let _ = self.0.random.fill(&mut random);
+        let first = usize::from(random[0]) % replicas.len().max(1);
         replicas.rotate_left(first);
         replicas
     }
@@ -149,15 +155,16 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// `NoSession` where there is none; `Moved` if it has just gone to another replica.
+    /// `NoSession` if there is none; `Moved` if another replica has just claimed it.
     pub(crate) async fn here(
         &self,
         access: &Access,
-        (transport, id): (Transport, &str),
+        transport: Transport,
+        id: &str,
     ) -> Result<Handle, Error> {
         match self.0.find(access, id) {
             Err(Error::NoSession) => Err(self.gone(access, id).await),
-            // What one transport began the endpoints of the other could not go on with.
+            // A session cannot change its transport.
             Ok(found) if found.transport != transport => Err(Error::NoSession),
             found => found,
         }
@@ -175,9 +182,9 @@ impl Hub {
         }
     }
 
-    /// The error for an id that the directory does not have. A store that lost its data may get
-    /// the session back, which only a heartbeat tells.
-    pub(crate) async fn nowhere(&self) -> Error {
+    /// The error for an id that the directory does not have. After a loss of the store's data the
+    /// owner may insert the session again; only a heartbeat shows the loss.
+    pub(crate) async fn missing(&self) -> Error {
         let known = self.0.owner.epoch();
         match self.0.owner.beat().await {
             Ok(beat) if beat.epoch == known && !beat.is_recovering => Error::NoSession,
@@ -185,8 +192,9 @@ impl Hub {
         }
     }
 
-    /// A replica that is about to end leaves claims to others. Not where it alone knows that nobody
-    /// listens at the owner's address: to them that owner lives until its heartbeat ends.
+    /// Checks that this replica may claim a session. A replica that is about to end leaves claims to
+    /// others, unless the owner counts as alive: only this replica knows that its address refuses
+    /// connections.
     async fn may_claim(&self, is_owner_alive: bool) -> Result<(), Error> {
         let is_left = !is_owner_alive && !self.0.owner.successors().await.is_empty();
         if self.0.drain.is_cancelled() || is_left {
@@ -200,15 +208,15 @@ impl Hub {
 
     /// Becomes the owner of a session; false if another replica was faster.
     async fn claim(&self, access: &Access, id: &SessionId, record: Record) -> Result<bool, Error> {
-        let Some(claiming) = self.0.claims.begin(id) else {
-            // Another request claims it; the caller looks again afterwards.
-            sleep(AGAIN).await;
+        let Some(claim) = self.0.claims.begin(id) else {
+            // Another request claims it; the caller looks it up again afterwards.
+            sleep(RETRY).await;
             return Ok(false);
         };
         let (hub, access, id) = (self.clone(), access.clone(), id.clone());
         // In a task of its own: a request that goes away must not leave the session half claimed.
         let claimed = self.0.tracker.spawn(async move {
-            let (_claiming, core) = (claiming, &hub.0);
+            let (_claim, core) = (claim, &hub.0);
             if core.sessions.has(id.as_str()) {
                 return Ok(true);
             }
@@ -221,7 +229,7 @@ impl Hub {
         claimed.await.unwrap_or(Err(Error::Bug("a claim panicked")))
     }
 
-    /// Goes on with a session that was claimed, or ends it.
+    /// Continues a session that was claimed, or ends it.
     async fn adopt(
         &self,
         access: &Access,
@@ -230,16 +238,16 @@ impl Hub {
         record: Record,
     ) -> Result<(), Error> {
         let max = self.0.config.session.max;
-        let remembered = Remembered::parse(&record.kept);
-        let remembered = remembered.filter(|_| {
+        let stored = SessionRecord::parse(&record.kept);
+        let stored = stored.filter(|_| {
             let is_kept = access.server().supervision.on_loss == OnLoss::Restore;
             is_kept && (max.is_zero() || record.age < max)
         });
-        let revision = remembered.as_ref().and_then(Remembered::revision);
-        let transport = remembered.as_ref().map(Remembered::transport);
-        let adopted = remembered.and_then(Remembered::kept).zip(revision);
-        let Some((kept, revision)) = adopted else {
-            // A record that stays ends with its time to live.
+        let revision = stored.as_ref().and_then(SessionRecord::revision);
+        let transport = stored.as_ref().map(SessionRecord::transport);
+        let replay = stored.and_then(SessionRecord::into_replay).zip(revision);
+        let Some((replay, revision)) = replay else {
+            // A record that cannot be removed ends with its time to live.
             let _ = self.0.directory.remove(id, fence).await;
             return Err(Error::NoSession);
         };
@@ -263,10 +271,10 @@ impl Hub {
             handle.clone(),
             seats,
         );
-        session.adopt(Adopted {
+        session.adopt(Takeover {
             fence,
             revision,
-            kept,
+            replay,
             streams,
             born: born(record.age),
         });
@@ -276,7 +284,7 @@ impl Hub {
     }
 }
 
-/// When something began that is so old; a machine that started later does not know.
+/// The time of birth for an age; `now` if the clock of this machine does not reach back so far.
 fn born(age: Duration) -> Instant {
     let now = Instant::now();
     now.checked_sub(age).unwrap_or(now)

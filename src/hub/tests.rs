@@ -1,4 +1,4 @@
-//! The hub over real children, below HTTP: principals and restarts.
+//! Tests of the hub with real children, below HTTP: principals and restarts.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use aws_lc_rs::rand::SystemRandom;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Answer, Form, Hub, Stores, Transport};
+use super::{Answer, Form, Hub, HubParts, Stores, Transport};
 use crate::{
     auth::Access,
     backend::{
@@ -65,15 +65,18 @@ impl Bench {
             ..Sources::default()
         };
         let config = Config::load(&sources).unwrap();
-        let hub = Hub::new(
-            Stores::in_memory(&config, &SystemRandom::new()).unwrap(),
-            (Arc::new(config), Arc::new(SystemRandom::new())),
+        let hub = Hub::new(HubParts {
+            stores: Stores::in_memory(&config, &SystemRandom::new()).unwrap(),
+            config: Arc::new(config),
+            random: Arc::new(SystemRandom::new()),
             launcher,
-            (CurrentSnapshot::empty(), AuditQueue::disabled()),
-            Arc::new(Metrics::new(None).unwrap()),
-            (CancellationToken::new(), halt.clone()),
-            tracker.clone(),
-        );
+            snapshot: CurrentSnapshot::empty(),
+            audit: AuditQueue::disabled(),
+            metrics: Arc::new(Metrics::new(None).unwrap()),
+            drain: CancellationToken::new(),
+            halt: halt.clone(),
+            tracker: tracker.clone(),
+        });
         Self {
             hub,
             tenant,
@@ -136,8 +139,10 @@ impl Client<'_> {
         let message = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
         let body = Body::parse(message.to_string().into()).unwrap();
         let hub = &self.bench.hub;
-        let id = (Transport::Streamable, self.id.as_str());
-        let pending = hub.deliver(access, id, body, Form::Json).await?;
+        let id = self.id.as_str();
+        let pending = hub
+            .deliver(access, Transport::Streamable, id, body, Form::Json)
+            .await?;
         let answer = tokio::time::timeout(Duration::from_secs(20), pending.answer()).await;
         match answer.expect("no answer") {
             Answer::Json(line) => Ok(serde_json::from_slice(&line).unwrap()),

@@ -16,4 +16,4 @@ mod tests;
 
 pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
 pub(crate) use self::registry::{Entry, Registry, Restart, Seat, Seen};
-pub(crate) use self::stdio::{Child, Exit, Happened};
+pub(crate) use self::stdio::{Child, ChildEvent, Exit};

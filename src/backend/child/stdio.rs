@@ -30,7 +30,7 @@ use crate::declare::{Launch, Limits};
 
 /// Event of a child.
 #[derive(Debug)]
-pub(crate) enum Happened {
+pub(crate) enum ChildEvent {
     /// A line of stdout, without its line end.
     Line(Bytes),
     /// A line of stdout above the limit; the rest of stdout is discarded.
@@ -186,7 +186,7 @@ impl Child {
     }
 
     /// Waits for the next event and serves the pipes meanwhile; cancel-safe.
-    pub(crate) async fn next(&mut self) -> Happened {
+    pub(crate) async fn next(&mut self) -> ChildEvent {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
@@ -244,7 +244,7 @@ impl Child {
     /// Waits until the queue is written; returns early at the child's end.
     async fn flushed(&mut self) -> Option<Exit> {
         poll_fn(|cx| match self.poll_next(cx) {
-            Poll::Ready(Happened::Exited(exit)) => Poll::Ready(Some(exit)),
+            Poll::Ready(ChildEvent::Exited(exit)) => Poll::Ready(Some(exit)),
             _ if self.queue.is_empty() => Poll::Ready(None),
             Poll::Ready(_) => {
                 cx.waker().wake_by_ref();
@@ -258,20 +258,20 @@ impl Child {
     /// Waits for the child's end and discards its output.
     async fn ended(&mut self) -> Exit {
         loop {
-            if let Happened::Exited(exit) = self.next().await {
+            if let ChildEvent::Exited(exit) = self.next().await {
                 return exit;
             }
         }
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Happened> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<ChildEvent> {
         loop {
             // A child with much output must not starve the others of this worker.
             let turn = ready!(coop::poll_proceed(cx));
             self.poll_stdin(cx);
-            if let Some(happened) = self.take_line() {
+            if let Some(event) = self.take_line() {
                 turn.made_progress();
-                return Poll::Ready(happened);
+                return Poll::Ready(event);
             }
             self.poll_stderr(cx);
             match self.poll_stdout(cx) {
@@ -279,7 +279,7 @@ impl Child {
                 // After all of its output.
                 Poll::Pending if std::mem::take(&mut self.is_deaf) => {
                     turn.made_progress();
-                    return Poll::Ready(Happened::Closed);
+                    return Poll::Ready(ChildEvent::Closed);
                 }
                 Poll::Pending => {
                     let status = ready!(self.poll_guard(cx));
@@ -293,7 +293,7 @@ impl Child {
                         }
                         self.drain();
                     } else {
-                        return Poll::Ready(Happened::Exited(self.exit(status)));
+                        return Poll::Ready(ChildEvent::Exited(self.exit(status)));
                     }
                 }
             }
@@ -327,7 +327,7 @@ impl Child {
     }
 
     /// Next event of stdout: a complete line, one that is too long, or the end.
-    fn take_line(&mut self) -> Option<Happened> {
+    fn take_line(&mut self) -> Option<ChildEvent> {
         if self.output == Output::Discarded {
             self.read.clear();
         }
@@ -336,11 +336,11 @@ impl Child {
         if end.unwrap_or(self.read.len()) > self.limit {
             self.output = Output::Discarded;
             (self.read, self.scanned) = (BytesMut::new(), 0);
-            return Some(Happened::TooLong);
+            return Some(ChildEvent::TooLong);
         }
         if let Some(end) = end {
             self.scanned = 0;
-            return Some(Happened::Line(self.cut(end, 1)));
+            return Some(ChildEvent::Line(self.cut(end, 1)));
         }
         self.scanned = self.read.len();
         if self.stdout.is_some() || self.output == Output::Closed {
@@ -349,10 +349,10 @@ impl Child {
         if !self.read.is_empty() {
             // The last line may have no line end.
             self.scanned = 0;
-            return Some(Happened::Line(self.cut(self.read.len(), 0)));
+            return Some(ChildEvent::Line(self.cut(self.read.len(), 0)));
         }
         self.output = Output::Closed;
-        Some(Happened::Closed)
+        Some(ChildEvent::Closed)
     }
 
     /// Removes a line of `end` bytes and the `newline` bytes behind it from `read`.

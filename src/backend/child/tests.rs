@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     launcher::{Ambient, Launcher},
-    stdio::{Child, Exit, Happened},
+    stdio::{Child, ChildEvent, Exit},
 };
 use crate::backend::sandbox::Sandbox;
 use crate::declare::{Confinement, Home, Launch, Limits};
@@ -84,16 +84,16 @@ fn write(child: &mut Child, tool: &str, args: Value) {
     child.try_flush();
 }
 
-async fn happened(child: &mut Child) -> Happened {
+async fn event(child: &mut Child) -> ChildEvent {
     timeout(Duration::from_secs(20), child.next())
         .await
-        .expect("nothing happened")
+        .expect("nothing event")
 }
 
 async fn call(child: &mut Child, tool: &str, args: Value) -> String {
     write(child, tool, args);
     loop {
-        let Happened::Line(line) = happened(child).await else {
+        let ChildEvent::Line(line) = event(child).await else {
             panic!("no answer of {tool}")
         };
         let line: Value = serde_json::from_slice(&line).unwrap();
@@ -108,7 +108,7 @@ async fn call(child: &mut Child, tool: &str, args: Value) -> String {
 
 async fn ended(child: &mut Child) -> Exit {
     loop {
-        if let Happened::Exited(exit) = happened(child).await {
+        if let ChildEvent::Exited(exit) = event(child).await {
             return exit;
         }
     }
@@ -177,7 +177,7 @@ async fn how_a_child_ended_is_told() {
     ] {
         let (mut child, _work) = start();
         write(&mut child, tool, json!({"code": 7}));
-        assert!(matches!(happened(&mut child).await, Happened::Closed));
+        assert!(matches!(event(&mut child).await, ChildEvent::Closed));
         let exit = ended(&mut child).await;
         assert_eq!((exit.code, exit.signal), (code, signal), "{tool}");
     }
@@ -277,7 +277,7 @@ async fn sigterm_is_tried_before_the_kill() {
         "trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done".into(),
     ];
     let (mut child, _work) = start_as(&spec);
-    assert!(matches!(happened(&mut child).await, Happened::Line(_)));
+    assert!(matches!(event(&mut child).await, ChildEvent::Line(_)));
     assert_eq!(
         child.stop([CLOCKS[0], Duration::from_secs(9)]).await.code,
         Some(9)
@@ -292,7 +292,7 @@ async fn a_fork_bomb_is_ended() {
         "f() { [ $1 -gt 0 ] || exec sleep 100; f $(($1-1)) & f $(($1-1)) & wait; }; echo up; f 9";
     spec.args = vec!["-c".into(), bomb.into()];
     let (mut child, _work) = start_as(&spec);
-    assert!(matches!(happened(&mut child).await, Happened::Line(_)));
+    assert!(matches!(event(&mut child).await, ChildEvent::Line(_)));
     let guard = i32::try_from(child.pid().unwrap()).unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     let session: Vec<i32> = descendants(guard);
@@ -371,7 +371,7 @@ async fn lines_of_all_sizes_come_whole() {
         "garbage",
         json!({"what": "huge", "bytes": LIMITS.line + 1}),
     );
-    assert!(matches!(happened(&mut child).await, Happened::TooLong));
+    assert!(matches!(event(&mut child).await, ChildEvent::TooLong));
     child.kill().await;
 }
 
@@ -393,9 +393,9 @@ async fn closed_streams_are_told_and_survived() {
     let (mut child, _work) = start();
     write(&mut child, "close_stdout", json!({}));
     loop {
-        match happened(&mut child).await {
-            Happened::Line(_) => {}
-            other => break assert!(matches!(other, Happened::Closed)),
+        match event(&mut child).await {
+            ChildEvent::Line(_) => {}
+            other => break assert!(matches!(other, ChildEvent::Closed)),
         }
     }
     child.kill().await;
@@ -491,7 +491,7 @@ async fn measure() {
     spec.args = vec!["-c".into(), format!("yes {line} | head -n 2000000")];
     let (mut child, _work) = start_as(&spec);
     let (begun, mut lines) = (Instant::now(), 0);
-    while let Happened::Line(_) = child.next().await {
+    while let ChildEvent::Line(_) = child.next().await {
         lines += 1;
     }
     println!("{lines} lines in {:?}", begun.elapsed());

@@ -1,7 +1,7 @@
 //! Legacy dialect: sessions that begin with `initialize`, up to revision 2025-11-25.
 //!
-//! Every id and progress token is rewritten, in both directions. A state machine without IO; it
-//! knows no streams, clocks or HTTP.
+//! Every id and progress token is rewritten, in both directions. A state machine without IO,
+//! streams, clocks or HTTP.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -10,7 +10,7 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::translated::{AskId, CallId, Noted, Said, SessionState};
+use super::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 use crate::protocol::{
     Kind, Message, Method, Span, initialize,
     jsonrpc::{push_cancelled, push_error, push_request, push_result},
@@ -20,17 +20,17 @@ use crate::protocol::{
 #[derive(Default)]
 pub(crate) struct Legacy {
     last: u64,
-    /// Its ids, where others have theirs beside them.
+    /// The range of ids, if other sessions share the child.
     range: Option<RangeInclusive<u64>>,
-    calls: HashMap<CallId, Theirs>,
-    asks: HashMap<AskId, Theirs>,
+    calls: HashMap<CallId, Original>,
+    asks: HashMap<AskId, Original>,
     /// Tokens of calls and asks that became tasks: valid for the task's lifetime
     /// (2025-11-25 progress, "Task-augmented requests").
-    tasks: VecDeque<(u64, Theirs)>,
+    tasks: VecDeque<(u64, Original)>,
 }
 
-/// What the other side calls a request: raw tokens, echoed byte for byte.
-struct Theirs {
+/// The original id and progress token of a request: raw, echoed byte for byte.
+struct Original {
     id: Box<[u8]>,
     token: Option<Box<[u8]>>,
     wants_task: bool,
@@ -39,42 +39,43 @@ struct Theirs {
 /// The raw id of the gateway's pings.
 const PING: &[u8] = b"\"lockgate-ping\"";
 
-/// How many progress tokens of tasks are remembered; the oldest go first.
-const TASK_TOKENS: usize = 256;
+/// The most progress tokens of tasks; the oldest are dropped first.
+const MAX_TASK_TOKENS: usize = 256;
 
-/// Requests of the child that may be open; one more is refused at once.
-const ASKS: usize = 256;
+/// The most open requests of the child; further ones are refused at once.
+const MAX_ASKS: usize = 256;
 
-/// What may wait for the child beside what clients send, whose bound is half of it.
-const UNREAD: usize = 16 << 20;
+/// The most bytes that wait for the child when the gateway adds a line of its own: twice the bound
+/// for lines of clients.
+const MAX_OWED: usize = 16 << 20;
 
 impl Legacy {
-    /// The raw id of requests by which the gateway brings a restored child up to date.
+    /// The raw id of the requests that restore the state of a session in a new child.
     const RESTORE: &'static str = "\"lockgate-restore\"";
 
-    /// Lets the ids that it gives out begin behind `base`.
+    /// Starts ids behind `base`.
     pub(crate) fn rebase(&mut self, base: u64) {
         self.last = base;
     }
 
-    /// Lets the ids that it gives out stay in `range`, from behind `base` on: whoever shares a child
-    /// with others is known by its own. They begin again at its end, past those that are in use.
+    /// Keeps ids within `range`, starting behind `base`: a shared child knows a session by its ids.
+    /// They wrap around at the end of the range and skip ids in use.
     pub(crate) fn confine(&mut self, range: RangeInclusive<u64>, base: u64) {
         (self.range, self.last) = (Some(range), base);
     }
 
-    /// The child is gone: nothing that it was told or asked for means anything to another one.
-    /// Ids go on growing, so that no late answer is ever taken for another's.
+    /// Forgets all open requests, which mean nothing to another child. Ids continue to grow, so that
+    /// a late answer matches no other request.
     pub(crate) fn forget(&mut self) {
         (self.calls, self.asks, self.tasks) = Default::default();
     }
 
-    /// Appends a client's request as a line and returns its new id.
+    /// Appends a client's request as a line; returns its new id.
     pub(crate) fn request(&mut self, message: &Message, out: &mut BytesMut) -> CallId {
         self.request_as(message, None, out)
     }
 
-    /// The same with another protocol revision in `initialize`.
+    /// Appends a client's `initialize`, with another revision if one is given.
     pub(crate) fn request_as(
         &mut self,
         message: &Message,
@@ -98,7 +99,7 @@ impl Legacy {
         let id = message.id().unwrap_or_default().into();
         self.calls.insert(
             call,
-            Theirs {
+            Original {
                 id,
                 token,
                 wants_task: message.wants_task(),
@@ -107,15 +108,15 @@ impl Legacy {
         call
     }
 
-    /// Appends a client's notification as a line, if it names something that is open.
-    pub(crate) fn notification(&mut self, message: &Message, out: &mut BytesMut) -> Noted {
-        let (span, number, noted) = match message.method() {
+    /// Appends a client's notification as a line, unless it names a request that is not open.
+    pub(crate) fn notification(&mut self, message: &Message, out: &mut BytesMut) -> Forwarded {
+        let (span, number, forwarded) = match message.method() {
             Method::Cancelled => {
                 let named = message
                     .request_id()
                     .map(|span| (span, span.of(message.bytes())));
                 let Some((span, id)) = named else {
-                    return Noted::Dropped;
+                    return Forwarded::Dropped;
                 };
                 let newest = self
                     .calls
@@ -124,55 +125,56 @@ impl Legacy {
                     .map(|(id, _)| *id)
                     .max();
                 let Some(call) = newest else {
-                    return Noted::Dropped;
+                    return Forwarded::Dropped;
                 };
                 self.calls.remove(&call);
-                (span, call, Noted::Cancelled(call))
+                (span, call, Forwarded::Cancelled(call))
             }
             Method::Progress => {
                 let Some(span) = message.progress_token() else {
-                    return Noted::Dropped;
+                    return Forwarded::Dropped;
                 };
                 let ask = number(span.of(message.bytes()));
                 let token = ask.and_then(|ask| {
-                    let theirs = self.asks.get(&ask).or_else(|| self.task(ask))?;
-                    theirs.token.as_ref()
+                    let original = self.asks.get(&ask).or_else(|| self.task(ask))?;
+                    original.token.as_ref()
                 });
                 let Some(token) = token else {
-                    return Noted::Dropped;
+                    return Forwarded::Dropped;
                 };
                 push_line(message, vec![(span, token)], out);
-                return Noted::Passed;
+                return Forwarded::Passed;
             }
             _ => {
                 push_line(message, Vec::new(), out);
-                return Noted::Passed;
+                return Forwarded::Passed;
             }
         };
         push_line(message, vec![(span, number.to_string().as_bytes())], out);
-        noted
+        forwarded
     }
 
-    /// Appends a client's response as a line; nothing for what was not asked.
+    /// Appends a client's response as a line, if it answers an open request of the child.
     pub(crate) fn answer(&mut self, message: &Message, out: &mut BytesMut) -> Option<AskId> {
         let ask = number(message.id()?)?;
-        let theirs = self.asks.remove(&ask)?;
-        push_line(message, vec![(message.id_span()?, &theirs.id)], out);
-        self.keep_task(ask, theirs, message);
+        let original = self.asks.remove(&ask)?;
+        push_line(message, vec![(message.id_span()?, &original.id)], out);
+        self.keep_task(ask, original, message);
         Some(ask)
     }
 
     /// Ends an ask with an error of the gateway.
-    pub(crate) fn refuse(&mut self, ask: AskId, why: &str, out: &mut BytesMut) {
-        if let Some(theirs) = self.asks.remove(&ask) {
-            owe(out, |out| push_error(&theirs.id, -32603, why, None, out));
+    pub(crate) fn refuse(&mut self, ask: AskId, message: &str, out: &mut BytesMut) {
+        if let Some(original) = self.asks.remove(&ask) {
+            owe(out, |out| {
+                push_error(&original.id, -32603, message, None, out);
+            });
         }
     }
 
-    /// Ends a call from the gateway's side; its late answer will be dropped.
-    /// Returns the client's raw id.
+    /// Ends a call by the gateway; returns the client's raw id. A late answer is dropped.
     pub(crate) fn abandon(&mut self, call: CallId) -> Option<Box<[u8]>> {
-        self.calls.remove(&call).map(|theirs| theirs.id)
+        self.calls.remove(&call).map(|original| original.id)
     }
 
     /// Appends a cancellation of a call.
@@ -200,66 +202,66 @@ impl Legacy {
         (call, initialize::subscribe(&call.to_string(), uri))
     }
 
-    /// Appends a ping of the gateway; its answer is `Pong`.
+    /// Appends a ping of the gateway; its response is `Pong`.
     pub(crate) fn ping(out: &mut BytesMut) {
         push_request(PING, "ping", None, out);
         out.put_u8(b'\n');
     }
 
-    /// Reads a line of the child; what the gateway answers itself goes to `out`.
-    pub(crate) fn line(&mut self, message: &Message, out: &mut BytesMut) -> Said {
+    /// Translates a message of the child; answers of the gateway itself go to `out`.
+    pub(crate) fn line(&mut self, message: &Message, out: &mut BytesMut) -> ServerMessage {
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => self.response(message),
             (Kind::Request, Method::Ping) => {
                 let id = message.id().unwrap_or_default();
                 owe(out, |out| push_result(id, b"{}", out));
-                Said::Pinged
+                ServerMessage::Pinged
             }
-            (Kind::Request, _) if self.asks.len() >= ASKS => {
+            (Kind::Request, _) if self.asks.len() >= MAX_ASKS => {
                 let id = message.id().unwrap_or_default();
                 let why = "too many requests are open";
                 owe(out, |out| push_error(id, -32603, why, None, out));
-                Said::Dropped("too_many_asks")
+                ServerMessage::Dropped("too_many_asks")
             }
             (Kind::Request, _) => self.ask(message),
             (Kind::Notification, Method::Progress) => self.progress(message),
             (Kind::Notification, Method::Cancelled) => self.ask_cancelled(message),
-            (Kind::Notification, Method::Log) => Said::Log {
+            (Kind::Notification, Method::Log) => ServerMessage::Log {
                 task: message.related_task().map(Into::into),
                 line: message.bytes().clone(),
             },
-            (Kind::Notification, _) => Said::Note(message.bytes().clone()),
+            (Kind::Notification, _) => ServerMessage::Notification(message.bytes().clone()),
         }
     }
 
-    fn response(&mut self, message: &Message) -> Said {
+    fn response(&mut self, message: &Message) -> ServerMessage {
         let Some((span, id)) = message.id_span().zip(message.id()) else {
-            return Said::Dropped("no_id");
+            return ServerMessage::Dropped("no_id");
         };
         if id == PING || id == Self::RESTORE.as_bytes() {
-            return Said::Pong;
+            return ServerMessage::Pong;
         }
         let found = number(id).and_then(|call| Some((call, self.calls.remove(&call)?)));
-        let Some((call, theirs)) = found else {
-            return Said::Dropped("unknown_id");
+        let Some((call, original)) = found else {
+            return ServerMessage::Dropped("unknown_id");
         };
-        let line = spliced(message, span, &theirs.id);
-        self.keep_task(call, theirs, message);
-        Said::Done { call, line }
+        let line = spliced(message, span, &original.id);
+        self.keep_task(call, original, message);
+        ServerMessage::Response { call, line }
     }
 
-    /// What became a task goes on to have progress by its token (2025-11-25 progress, "Progress
-    /// Flow"), on either side.
-    fn keep_task(&mut self, id: u64, theirs: Theirs, answer: &Message) {
-        if theirs.wants_task && theirs.token.is_some() && answer.kind() == Kind::Result {
-            if self.tasks.len() == TASK_TOKENS {
+    /// Keeps the token of a request that became a task: its progress continues under that token
+    /// (2025-11-25 progress, "Progress Flow"), on either side.
+    fn keep_task(&mut self, id: u64, original: Original, answer: &Message) {
+        if original.wants_task && original.token.is_some() && answer.kind() == Kind::Result {
+            if self.tasks.len() == MAX_TASK_TOKENS {
                 self.tasks.pop_front();
             }
-            self.tasks.push_back((id, theirs));
+            self.tasks.push_back((id, original));
         }
     }
 
-    fn ask(&mut self, message: &Message) -> Said {
+    fn ask(&mut self, message: &Message) -> ServerMessage {
         let ask = self.next();
         let number = ask.to_string();
         let token = message.meta_progress_token();
@@ -273,40 +275,40 @@ impl Legacy {
         let id = message.id().unwrap_or_default().into();
         self.asks.insert(
             ask,
-            Theirs {
+            Original {
                 id,
                 token,
                 wants_task: message.wants_task(),
             },
         );
-        Said::Ask {
+        ServerMessage::Ask {
             ask,
             task: message.related_task().map(Into::into),
             line: line.freeze(),
         }
     }
 
-    fn progress(&mut self, message: &Message) -> Said {
+    fn progress(&mut self, message: &Message) -> ServerMessage {
         let Some(span) = message.progress_token() else {
-            return Said::Dropped("no_token");
+            return ServerMessage::Dropped("no_token");
         };
         let call = number(span.of(message.bytes()));
-        let theirs = call.and_then(|call| {
-            let theirs = self.calls.get(&call).or_else(|| self.task(call))?;
-            Some((call, theirs.token.as_ref()?))
+        let original = call.and_then(|call| {
+            let original = self.calls.get(&call).or_else(|| self.task(call))?;
+            Some((call, original.token.as_ref()?))
         });
-        let Some((call, token)) = theirs else {
-            return Said::Dropped("unknown_token");
+        let Some((call, token)) = original else {
+            return ServerMessage::Dropped("unknown_token");
         };
-        Said::Progress {
+        ServerMessage::Progress {
             call,
             line: spliced(message, span, token),
         }
     }
 
-    fn ask_cancelled(&mut self, message: &Message) -> Said {
+    fn ask_cancelled(&mut self, message: &Message) -> ServerMessage {
         let Some(span) = message.request_id() else {
-            return Said::Dropped("no_id");
+            return ServerMessage::Dropped("no_id");
         };
         let id = span.of(message.bytes());
         let found = self
@@ -315,18 +317,20 @@ impl Legacy {
             .find(|(_, ask)| *ask.id == *id)
             .map(|(ask, _)| *ask);
         let Some(ask) = found else {
-            return Said::Dropped("unknown_id");
+            return ServerMessage::Dropped("unknown_id");
         };
         self.asks.remove(&ask);
-        Said::AskCancelled {
+        ServerMessage::AskCancelled {
             ask,
             line: spliced(message, span, ask.to_string().as_bytes()),
         }
     }
 
-    fn task(&self, id: u64) -> Option<&Theirs> {
+    fn task(&self, id: u64) -> Option<&Original> {
         let mut tasks = self.tasks.iter();
-        tasks.find(|(own, _)| *own == id).map(|(_, theirs)| theirs)
+        tasks
+            .find(|(own, _)| *own == id)
+            .map(|(_, original)| original)
     }
 
     /// A new id.
@@ -343,10 +347,10 @@ impl Legacy {
     }
 }
 
-/// Appends a line that the child is owed, which it does not get if it reads nothing: what it asks by
-/// itself again and again must not fill the gateway.
+/// Appends an answer of the gateway to the child, or drops it if the child does not read: repeated
+/// requests of the child must not fill the memory of the gateway.
 pub(crate) fn owe(out: &mut BytesMut, push: impl FnOnce(&mut BytesMut)) {
-    if out.len() < UNREAD {
+    if out.len() < MAX_OWED {
         push(out);
         out.put_u8(b'\n');
     }
@@ -365,7 +369,7 @@ fn spliced(message: &Message, span: Span, replacement: &[u8]) -> Bytes {
     line.freeze()
 }
 
-/// A number that the gateway itself gave out, as it comes back.
+/// Parses an id or token of the gateway.
 fn number(token: &[u8]) -> Option<u64> {
     std::str::from_utf8(token).ok()?.parse().ok()
 }
@@ -392,13 +396,13 @@ mod tests {
         String::from_utf8(out.to_vec()).unwrap()
     }
 
-    fn note(dialect: &mut Legacy, text: &str) -> (Noted, String) {
+    fn note(dialect: &mut Legacy, text: &str) -> (Forwarded, String) {
         let mut out = BytesMut::new();
-        let noted = dialect.notification(&message(text), &mut out);
-        (noted, text_of(&out))
+        let forwarded = dialect.notification(&message(text), &mut out);
+        (forwarded, text_of(&out))
     }
 
-    fn line(dialect: &mut Legacy, text: &str) -> Said {
+    fn line(dialect: &mut Legacy, text: &str) -> ServerMessage {
         dialect.line(&message(text), &mut BytesMut::new())
     }
 
@@ -432,24 +436,33 @@ mod tests {
         assert_ne!(first, second);
         let said = line(&mut dialect, &progress(&first.to_string()));
         assert!(
-            matches!(&said, Said::Progress { call, line } if *call == first && line == progress("\"p\"").as_bytes()),
+            matches!(&said, ServerMessage::Progress { call, line } if *call == first && line == progress("\"p\"").as_bytes()),
             "{said:?}"
         );
         // A call without a token has no progress.
         let said = line(&mut dialect, &progress(&second.to_string()));
-        assert!(matches!(said, Said::Dropped("unknown_token")), "{said:?}");
+        assert!(
+            matches!(said, ServerMessage::Dropped("unknown_token")),
+            "{said:?}"
+        );
         let said = line(&mut dialect, &result(&first.to_string()));
         assert!(
-            matches!(&said, Said::Done { call, line } if *call == first && line == result("\"a\"").as_bytes()),
+            matches!(&said, ServerMessage::Response { call, line } if *call == first && line == result("\"a\"").as_bytes()),
             "{said:?}"
         );
         // Late, foreign, and in another spelling.
         for id in [first.to_string(), "99".to_owned(), format!("\"{second}\"")] {
             let said = line(&mut dialect, &result(&id));
-            assert!(matches!(said, Said::Dropped("unknown_id")), "{said:?}");
+            assert!(
+                matches!(said, ServerMessage::Dropped("unknown_id")),
+                "{said:?}"
+            );
         }
         let said = line(&mut dialect, &progress(&first.to_string()));
-        assert!(matches!(said, Said::Dropped("unknown_token")), "{said:?}");
+        assert!(
+            matches!(said, ServerMessage::Dropped("unknown_token")),
+            "{said:?}"
+        );
     }
 
     #[test]
@@ -470,21 +483,21 @@ mod tests {
         let mut dialect = Legacy::default();
         let (first, _) = call(&mut dialect, "5", "{}");
         let (second, _) = call(&mut dialect, "5", "{}");
-        let (noted, sent) = note(&mut dialect, &cancelled("5"));
-        assert_eq!(noted, Noted::Cancelled(second));
+        let (forwarded, sent) = note(&mut dialect, &cancelled("5"));
+        assert_eq!(forwarded, Forwarded::Cancelled(second));
         assert_eq!(sent, cancelled(&second.to_string()) + "\n");
         assert!(matches!(
             line(&mut dialect, &result(&second.to_string())),
-            Said::Dropped("unknown_id")
+            ServerMessage::Dropped("unknown_id")
         ));
         assert_eq!(
             note(&mut dialect, &cancelled("5")).0,
-            Noted::Cancelled(first)
+            Forwarded::Cancelled(first)
         );
         for id in ["5", "6", "\"5\"", &first.to_string()] {
             assert_eq!(
                 note(&mut dialect, &cancelled(id)),
-                (Noted::Dropped, String::new())
+                (Forwarded::Dropped, String::new())
             );
         }
         let (third, _) = call(&mut dialect, "7", "{}");
@@ -496,7 +509,7 @@ mod tests {
     fn what_the_child_asks_is_translated() {
         let mut dialect = Legacy::default();
         let asked = r#"{"jsonrpc":"2.0","id":"x","method":"roots/list","params":{"_meta":{"progressToken":"q","io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#;
-        let Said::Ask {
+        let ServerMessage::Ask {
             ask,
             task,
             line: shown,
@@ -512,9 +525,9 @@ mod tests {
         let number = ask.to_string();
         assert_eq!(
             note(&mut dialect, &progress(&number)),
-            (Noted::Passed, progress("\"q\"") + "\n")
+            (Forwarded::Passed, progress("\"q\"") + "\n")
         );
-        assert_eq!(note(&mut dialect, &progress("77")).0, Noted::Dropped);
+        assert_eq!(note(&mut dialect, &progress("77")).0, Forwarded::Dropped);
         let mut out = BytesMut::new();
         assert_eq!(dialect.answer(&message(&result("\"x\"")), &mut out), None);
         assert!(out.is_empty());
@@ -532,21 +545,24 @@ mod tests {
     fn what_the_child_takes_back_is_over() {
         let mut dialect = Legacy::default();
         let asked = r#"{"jsonrpc":"2.0","id":"x","method":"roots/list"}"#;
-        let Said::Ask { ask, .. } = line(&mut dialect, asked) else {
+        let ServerMessage::Ask { ask, .. } = line(&mut dialect, asked) else {
             panic!("no ask");
         };
         let said = line(&mut dialect, &cancelled("\"y\""));
-        assert!(matches!(said, Said::Dropped("unknown_id")), "{said:?}");
+        assert!(
+            matches!(said, ServerMessage::Dropped("unknown_id")),
+            "{said:?}"
+        );
         let said = line(&mut dialect, &cancelled("\"x\""));
         let expected = cancelled(&ask.to_string());
         assert!(
-            matches!(&said, Said::AskCancelled { ask: named, line } if *named == ask && line == expected.as_bytes()),
+            matches!(&said, ServerMessage::AskCancelled { ask: named, line } if *named == ask && line == expected.as_bytes()),
             "{said:?}"
         );
         let mut out = BytesMut::new();
         dialect.refuse(ask, "late", &mut out);
         assert!(out.is_empty());
-        let Said::Ask { ask, .. } = line(&mut dialect, asked) else {
+        let ServerMessage::Ask { ask, .. } = line(&mut dialect, asked) else {
             panic!("no ask");
         };
         dialect.refuse(ask, "nobody \"here\"", &mut out);
@@ -561,10 +577,13 @@ mod tests {
         let mut dialect = Legacy::default();
         let mut out = BytesMut::new();
         let ping = message(r#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#);
-        assert!(matches!(dialect.line(&ping, &mut out), Said::Pinged));
+        assert!(matches!(
+            dialect.line(&ping, &mut out),
+            ServerMessage::Pinged
+        ));
         assert_eq!(text_of(&out), result("\"p\"") + "\n");
         let said = line(&mut dialect, &result("\"lockgate-ping\""));
-        assert!(matches!(said, Said::Pong), "{said:?}");
+        assert!(matches!(said, ServerMessage::Pong), "{said:?}");
         out.clear();
         Legacy::ping(&mut out);
         assert_eq!(
@@ -584,18 +603,21 @@ mod tests {
         line(&mut dialect, &error);
         let said = line(&mut dialect, &progress(&task.to_string()));
         assert!(
-            matches!(said, Said::Progress { call, .. } if call == task),
+            matches!(said, ServerMessage::Progress { call, .. } if call == task),
             "{said:?}"
         );
         let said = line(&mut dialect, &progress(&failed.to_string()));
-        assert!(matches!(said, Said::Dropped("unknown_token")), "{said:?}");
-        for _ in 0..TASK_TOKENS {
+        assert!(
+            matches!(said, ServerMessage::Dropped("unknown_token")),
+            "{said:?}"
+        );
+        for _ in 0..MAX_TASK_TOKENS {
             let (next, _) = call(&mut dialect, "3", asks);
             line(&mut dialect, &result(&next.to_string()));
         }
         let said = line(&mut dialect, &progress(&task.to_string()));
         assert!(
-            matches!(said, Said::Dropped("unknown_token")),
+            matches!(said, ServerMessage::Dropped("unknown_token")),
             "the oldest goes: {said:?}"
         );
     }
@@ -607,17 +629,20 @@ mod tests {
             let text = format!(
                 r#"{{"jsonrpc":"2.0","id":"x","method":"sampling/createMessage","params":{params}}}"#
             );
-            let Said::Ask { ask, .. } = line(&mut dialect, &text) else {
+            let ServerMessage::Ask { ask, .. } = line(&mut dialect, &text) else {
                 panic!("no ask");
             };
             let answer = message(&result(&ask.to_string()));
             dialect.answer(&answer, &mut BytesMut::new());
             note(&mut dialect, &progress(&ask.to_string()))
         };
-        let (noted, sent) = asked(r#"{"task":{},"_meta":{"progressToken":"q"}}"#);
-        assert_eq!((noted, sent), (Noted::Passed, progress("\"q\"") + "\n"));
-        let (noted, _) = asked(r#"{"_meta":{"progressToken":"q"}}"#);
-        assert_eq!(noted, Noted::Dropped);
+        let (forwarded, sent) = asked(r#"{"task":{},"_meta":{"progressToken":"q"}}"#);
+        assert_eq!(
+            (forwarded, sent),
+            (Forwarded::Passed, progress("\"q\"") + "\n")
+        );
+        let (forwarded, _) = asked(r#"{"_meta":{"progressToken":"q"}}"#);
+        assert_eq!(forwarded, Forwarded::Dropped);
     }
 
     #[test]
@@ -625,22 +650,31 @@ mod tests {
         let mut dialect = Legacy::default();
         let mut out = BytesMut::new();
         let ask = message(r#"{"jsonrpc":"2.0","id":"x","method":"roots/list"}"#);
-        for _ in 0..ASKS {
-            assert!(matches!(dialect.line(&ask, &mut out), Said::Ask { .. }));
+        for _ in 0..MAX_ASKS {
+            assert!(matches!(
+                dialect.line(&ask, &mut out),
+                ServerMessage::Ask { .. }
+            ));
         }
         let said = dialect.line(&ask, &mut out);
-        assert!(matches!(said, Said::Dropped("too_many_asks")), "{said:?}");
+        assert!(
+            matches!(said, ServerMessage::Dropped("too_many_asks")),
+            "{said:?}"
+        );
         assert!(text_of(&out).contains("-32603"));
         let ping = format!(
             r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#,
             "p".repeat(1000)
         );
         let ping = message(&ping);
-        for _ in 0..2 * UNREAD / 1000 {
-            assert!(matches!(dialect.line(&ping, &mut out), Said::Pinged));
+        for _ in 0..2 * MAX_OWED / 1000 {
+            assert!(matches!(
+                dialect.line(&ping, &mut out),
+                ServerMessage::Pinged
+            ));
         }
         assert!(
-            (UNREAD..UNREAD + 2000).contains(&out.len()),
+            (MAX_OWED..MAX_OWED + 2000).contains(&out.len()),
             "{}",
             out.len()
         );
@@ -676,11 +710,11 @@ mod tests {
                 .map(|(id, token)| call(&mut dialect, id, &format!(r#"{{"_meta":{{"progressToken":{token}}}}}"#)).0)
                 .collect();
             for (call, (id, token)) in begun.iter().zip(&calls).rev() {
-                let Said::Progress { line: shown, .. } = line(&mut dialect, &progress(&call.to_string())) else {
+                let ServerMessage::Progress { line: shown, .. } = line(&mut dialect, &progress(&call.to_string())) else {
                     panic!("no progress");
                 };
                 prop_assert_eq!(text_of(&shown), progress(token));
-                let Said::Done { line: shown, .. } = line(&mut dialect, &result(&call.to_string())) else {
+                let ServerMessage::Response { line: shown, .. } = line(&mut dialect, &result(&call.to_string())) else {
                     panic!("no end");
                 };
                 prop_assert_eq!(text_of(&shown), result(id));
@@ -691,7 +725,7 @@ mod tests {
         fn a_childs_id_comes_back_byte_for_byte(id in token()) {
             let mut dialect = Legacy::default();
             let asked = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"roots/list"}}"#);
-            let Said::Ask { ask, .. } = line(&mut dialect, &asked) else {
+            let ServerMessage::Ask { ask, .. } = line(&mut dialect, &asked) else {
                 panic!("no ask");
             };
             let mut out = BytesMut::new();

@@ -5,12 +5,12 @@
 //!
 //! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25
 //! * `translated`: results of a translation
-//! * `translation`: the only match over the dialects, and the duties of a dialect
+//! * `translation`: the only match over the dialects, and the list of duties of a dialect
 
 mod legacy;
 mod translated;
 mod translation;
 
 pub(crate) use self::legacy::owe;
-pub(crate) use self::translated::{AskId, CallId, Noted, Said, SessionState};
+pub(crate) use self::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 pub(crate) use self::translation::Dialect;

@@ -1,17 +1,17 @@
-//! Results of a translation: messages of a backend, ready for the client, and the fate of a
-//! client's messages.
+//! Results of a translation: messages of a backend for the client, and the handling of
+//! notifications of the client.
 
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
 
-/// The gateway's own id of a client's request; also its progress token towards the child.
+/// The gateway's id of a client's request; also its progress token at the child.
 pub(crate) type CallId = u64;
 
-/// The gateway's own id of a child's request; also its progress token towards the client.
+/// The gateway's id of a child's request; also its progress token at the client.
 pub(crate) type AskId = u64;
 
-/// The state of a session that a restored child must know.
+/// The state of a session that is sent to a restored child.
 pub(crate) struct SessionState<'a> {
     /// Whether the client has sent `initialized`.
     pub(crate) is_initialized: bool,
@@ -21,63 +21,63 @@ pub(crate) struct SessionState<'a> {
     pub(crate) subscriptions: &'a BTreeSet<Box<[u8]>>,
 }
 
-/// A message of the child, ready for the client.
+/// A translated message of the child.
 #[derive(Debug)]
-pub(crate) enum Said {
-    /// The end of a call.
-    Done {
-        /// Which call.
+pub(crate) enum ServerMessage {
+    /// The response to a call.
+    Response {
+        /// The call.
         call: CallId,
-        /// The response as the client gets it.
+        /// The response for the client.
         line: Bytes,
     },
     /// Progress of a call.
     Progress {
-        /// Which call.
+        /// The call.
         call: CallId,
-        /// The notification as the client gets it.
+        /// The notification for the client.
         line: Bytes,
     },
-    /// The server wants something of the client.
+    /// A request of the server to the client.
     Ask {
-        /// Which one.
+        /// The request.
         ask: AskId,
-        /// The task that it belongs to, raw.
+        /// The raw id of the task that it belongs to.
         task: Option<Box<[u8]>>,
-        /// The request as the client gets it.
+        /// The request for the client.
         line: Bytes,
     },
-    /// The server takes back what it asked.
+    /// The cancellation of a request of the server.
     AskCancelled {
-        /// Which one.
+        /// The request.
         ask: AskId,
-        /// The notification as the client gets it.
+        /// The notification for the client.
         line: Bytes,
     },
     /// A log message.
     Log {
-        /// The task that it belongs to, raw.
+        /// The raw id of the task that it belongs to.
         task: Option<Box<[u8]>>,
-        /// The notification, untouched.
+        /// The notification, unchanged.
         line: Bytes,
     },
     /// Any other notification.
-    Note(Bytes),
-    /// The answer to something that the gateway itself asked.
+    Notification(Bytes),
+    /// The response to a request of the gateway itself.
     Pong,
-    /// The child's own ping: the answer is in the output already.
+    /// A ping of the child, which is answered in the output.
     Pinged,
-    /// Nothing for anybody, and why.
+    /// No message for the client, for this reason.
     Dropped(&'static str),
 }
 
-/// The fate of a client's notification.
+/// The handling of a client's notification.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Noted {
-    /// It is in the output.
+pub(crate) enum Forwarded {
+    /// The notification is in the output.
     Passed,
-    /// It is in the output, and it ended this call.
+    /// The notification is in the output, and cancels this call.
     Cancelled(CallId),
-    /// It names nothing that is open.
+    /// The notification names no open request.
     Dropped,
 }

@@ -1,4 +1,4 @@
-//! Translation of one session: the only match over the dialects.
+//! Dialect of one session: the only match over the dialects.
 
 use std::ops::RangeInclusive;
 
@@ -6,22 +6,22 @@ use bytes::{Bytes, BytesMut};
 
 use super::{
     legacy::Legacy,
-    translated::{AskId, CallId, Noted, Said, SessionState},
+    translated::{AskId, CallId, Forwarded, ServerMessage, SessionState},
 };
 use crate::protocol::Message;
 
-/// The dialect of one session with the state of its translation. Without IO.
+/// The dialect of one session, with the state of its translation. Without IO.
 ///
-/// A dialect is a file beside this one and a variant here. It must answer for:
+/// A dialect is a file beside this one and a variant here. It implements:
 ///
 /// 1. ids and progress tokens: those of one side never reach the other (`request`, `line`,
-///    `notification`, `answer`); ids grow, so that no late answer is taken for another's;
+///    `notification`, `answer`); ids grow, so that a late answer matches no other request;
 /// 2. the start of a backend (`request_as`): `initialize` here, `server/discover` in a stateless
 ///    dialect, which also adds `_meta` to each request;
-/// 3. the class of each message of the backend (`line`), where a result of the kind
-///    `input_required` would be an `Ask` whose answer is a new request;
-/// 4. the end of a call or of an ask from the gateway's side (`abandon`, `cancel`, `refuse`);
-/// 5. signs of life (`ping`, whose answer is [`Said::Pong`]);
+/// 3. the kind of each message of the backend (`line`); a result of the kind `input_required`
+///    would be an `Ask` whose answer is a new request;
+/// 4. the end of a call or of an ask by the gateway (`abandon`, `cancel`, `refuse`);
+/// 5. signs of life (`ping`, whose response is [`ServerMessage::Pong`]);
 /// 6. the state that another backend of the session needs (`restore`, `subscribe`), which is none
 ///    in a stateless dialect.
 pub(crate) enum Dialect {
@@ -36,16 +36,15 @@ impl Default for Dialect {
 }
 
 impl Dialect {
-    /// Lets ids begin behind `base`: late answers to an earlier owner are not taken for answers to
-    /// this one.
+    /// Starts ids behind `base`, so that late answers to an earlier owner match no request of this
+    /// one.
     pub(crate) fn rebase(&mut self, base: u64) {
         match self {
             Self::Legacy(legacy) => legacy.rebase(base),
         }
     }
 
-    /// Keeps ids within `range`, from behind `base` on: a session that shares a child is known by
-    /// its ids.
+    /// Keeps ids within `range`, starting behind `base`: a shared child knows a session by its ids.
     pub(crate) fn confine(&mut self, range: RangeInclusive<u64>, base: u64) {
         match self {
             Self::Legacy(legacy) => legacy.confine(range, base),
@@ -59,14 +58,14 @@ impl Dialect {
         }
     }
 
-    /// Appends a client's request as a line and returns its new id.
+    /// Appends a client's request as a line; returns its new id.
     pub(crate) fn request(&mut self, message: &Message, out: &mut BytesMut) -> CallId {
         match self {
             Self::Legacy(legacy) => legacy.request(message, out),
         }
     }
 
-    /// Appends a client's `initialize`, with another revision where one is given.
+    /// Appends a client's `initialize`, with another revision if one is given.
     pub(crate) fn request_as(
         &mut self,
         message: &Message,
@@ -78,8 +77,8 @@ impl Dialect {
         }
     }
 
-    /// Appends a client's notification as a line, if it names something that is open.
-    pub(crate) fn notification(&mut self, message: &Message, out: &mut BytesMut) -> Noted {
+    /// Appends a client's notification as a line, unless it names a request that is not open.
+    pub(crate) fn notification(&mut self, message: &Message, out: &mut BytesMut) -> Forwarded {
         match self {
             Self::Legacy(legacy) => legacy.notification(message, out),
         }
@@ -93,14 +92,13 @@ impl Dialect {
     }
 
     /// Answers a request of the child with an error of the gateway.
-    pub(crate) fn refuse(&mut self, ask: AskId, why: &str, out: &mut BytesMut) {
+    pub(crate) fn refuse(&mut self, ask: AskId, message: &str, out: &mut BytesMut) {
         match self {
-            Self::Legacy(legacy) => legacy.refuse(ask, why, out),
+            Self::Legacy(legacy) => legacy.refuse(ask, message, out),
         }
     }
 
-    /// Ends a call from the gateway's side and returns the client's raw id; its late answer is
-    /// dropped.
+    /// Ends a call by the gateway; returns the client's raw id. A late answer is dropped.
     pub(crate) fn abandon(&mut self, call: CallId) -> Option<Box<[u8]>> {
         match self {
             Self::Legacy(legacy) => legacy.abandon(call),
@@ -115,7 +113,7 @@ impl Dialect {
     }
 
     /// Translates a message of the child; answers of the gateway itself go to `out`.
-    pub(crate) fn line(&mut self, message: &Message, out: &mut BytesMut) -> Said {
+    pub(crate) fn line(&mut self, message: &Message, out: &mut BytesMut) -> ServerMessage {
         match self {
             Self::Legacy(legacy) => legacy.line(message, out),
         }
@@ -128,7 +126,7 @@ impl Dialect {
         }
     }
 
-    /// Appends a ping of the gateway; its answer is `Pong`.
+    /// Appends a ping of the gateway; its response is `Pong`.
     pub(crate) fn ping(&self, out: &mut BytesMut) {
         match self {
             Self::Legacy(_) => Legacy::ping(out),

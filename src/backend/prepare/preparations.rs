@@ -28,7 +28,7 @@ use super::{
 };
 use crate::backend::{
     admission::{Circuit, Circuits, Refused, Spec, StartSlots, Verdict, spec},
-    child::{Child, Exit, Happened, Launcher, stderr::printable},
+    child::{Child, ChildEvent, Exit, Launcher, stderr::printable},
 };
 use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
@@ -437,7 +437,7 @@ impl Ready {
 /// Runs a child to its end with an empty stdin, and keeps the last lines of its stdout.
 async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
     loop {
-        let happened = poll_fn(|cx| {
+        let event = poll_fn(|cx| {
             let polled = pin!(child.next()).poll(cx);
             // The orders to the guard go through stdin first.
             if child.queued() == 0 {
@@ -445,16 +445,16 @@ async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
             }
             polled
         });
-        match happened.await {
-            Happened::Line(mut line) => {
+        match event.await {
+            ChildEvent::Line(mut line) => {
                 if said.len() == LINES {
                     said.pop_front();
                 }
                 line.truncate(LINE);
                 said.push_back(line);
             }
-            Happened::TooLong | Happened::Closed => {}
-            Happened::Exited(exit) => return exit,
+            ChildEvent::TooLong | ChildEvent::Closed => {}
+            ChildEvent::Exited(exit) => return exit,
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{BufMut, Bytes};
+use bytes::Bytes;
 use tokio::{
     select,
     sync::{mpsc, watch},
@@ -21,16 +21,16 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    mailbox::{Heard, Hello, Loss, Standing, Wanted, hello},
-    routing::{Recipients, Routing, owner, refuse, salvaged},
+    mailbox::{Initialized, Loss, Status, ToChild, ToSession},
+    routing::{Recipients, Routing, owner, push_own_request, refuse, salvage_call},
 };
 use crate::backend::{
     Place, Pool, Refused, Started,
-    child::{Child, Happened, Restart},
+    child::{Child, ChildEvent, Restart},
 };
 use crate::{
     declare::Server,
-    protocol::{Body, Kind, Message, Revision, revision},
+    protocol::{Body, Kind, Message, Revision, initialize, revision},
     telemetry::{ChildState, Exit},
 };
 
@@ -44,20 +44,21 @@ const PROBE: Duration = Duration::from_secs(5);
 const MAX_QUEUED: usize = 8 << 20;
 
 /// Time for sessions to leave a child that ends.
-const LEAVING: Duration = Duration::from_secs(5);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Interval of checking timeouts.
+/// Interval of the checks of timeouts.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Unsolicited messages of a child per window, as for a child of one session.
-const PACE: (u32, Duration) = (2000, Duration::from_millis(100));
+const WINDOW_MESSAGES: u32 = 2000;
+const WINDOW: Duration = Duration::from_millis(100);
 
 /// The task that owns a shared child.
-pub(super) struct Shared {
+pub(super) struct SharedChild {
     pub(crate) pool: Arc<Pool>,
     pub(crate) server: Arc<Server>,
-    pub(crate) wanted: mpsc::Receiver<Wanted>,
-    pub(super) standing: watch::Sender<Standing>,
+    pub(super) mailbox: mpsc::Receiver<ToChild>,
+    pub(super) status: watch::Sender<Status>,
     pub(crate) load: Arc<AtomicUsize>,
     pub(super) waiting: Arc<AtomicUsize>,
     pub(super) is_closing: Arc<AtomicBool>,
@@ -66,39 +67,40 @@ pub(super) struct Shared {
 }
 
 /// A running child and its sessions.
-struct Running {
-    shared: Shared,
+struct RunningChild {
+    shared: SharedChild,
     child: Child,
     place: Place,
     /// Negotiated revision; none before the answer to `initialize`.
     revision: Option<Revision>,
     routing: Routing,
     /// Inbox of each session.
-    members: HashMap<u32, mpsc::Sender<Heard>>,
+    members: HashMap<u32, mpsc::Sender<ToSession>>,
     used: Instant,
     probe: Option<Instant>,
     pace: (Instant, u32),
     wake: Arc<tokio::sync::Notify>,
-    /// Reason of its coming end, and the time until which it waits for its sessions.
+    /// Reason of the planned end, and the time until which it waits for the sessions.
     closing: Option<(Loss, Instant)>,
 }
 
-impl Shared {
-    /// Starts the child and serves its sessions until its end, whose reason counts for its key.
+impl SharedChild {
+    /// Starts the child and serves its sessions until its end; returns the reason, which counts for
+    /// its key.
     pub(crate) async fn run(self, restarts: u32, not_before: Option<Instant>) -> Option<Loss> {
         let (pool, server) = (Arc::clone(&self.pool), Arc::clone(&self.server));
-        let getting = pool.get(server, restarts, not_before);
-        let got = self.halt.run_until_cancelled(getting).await;
-        let Started { child, place } = match got {
+        let acquired = pool.get(server, restarts, not_before);
+        let acquired = self.halt.run_until_cancelled(acquired).await;
+        let Started { child, place } = match acquired {
             Some(Ok(started)) => started,
             Some(Err(refused)) => {
-                self.standing.send_replace(Standing::Failed(refused));
+                self.status.send_replace(Status::Failed(refused));
                 return None;
             }
             None => return None,
         };
         let now = Instant::now();
-        let mut running = Running {
+        let mut running = RunningChild {
             revision: None,
             routing: Routing::new(self.server.supervision.isolation),
             shared: self,
@@ -111,29 +113,29 @@ impl Shared {
             wake: Arc::default(),
             closing: None,
         };
-        let hello = match running.start().await {
-            Ok(hello) => hello,
-            Err(why) => {
-                running.failed(why).await;
+        let initialized = match running.start().await {
+            Ok(initialized) => initialized,
+            Err(refused) => {
+                running.end_failed(refused).await;
                 return None;
             }
         };
-        running.revision = Some(hello.revision);
+        running.revision = Some(initialized.revision);
         running.place.succeeded();
         let wake = Arc::clone(&running.wake);
         running.place.entry().on_restart(move || wake.notify_one());
         running
             .shared
-            .standing
-            .send_replace(Standing::Ready(Arc::new(hello)));
+            .status
+            .send_replace(Status::Ready(Arc::new(initialized)));
         let loss = running.serve().await;
         running.shared.is_closing.store(true, Ordering::Relaxed);
         for inbox in running.members.values() {
             // A session with a full inbox notices its end.
-            _ = inbox.try_send(Heard::Ended(loss));
+            _ = inbox.try_send(ToSession::Ended(loss));
         }
         running.members.clear();
-        running.shared.wanted.close();
+        running.shared.mailbox.close();
         let exit = match loss {
             Loss::Crash | Loss::TooLong => Exit::Crashed,
             Loss::Idle => Exit::Idle,
@@ -144,26 +146,23 @@ impl Shared {
     }
 }
 
-impl Running {
+impl RunningChild {
     /// Initializes the child in the name of the gateway, without capabilities: a shared child must
     /// not send requests to clients.
-    async fn start(&mut self) -> Result<Hello, Refused> {
+    async fn start(&mut self) -> Result<Initialized, Refused> {
         let clock = self.shared.server.clocks.start;
         let newest = revision::ALL[0].as_str();
         let version = env!("CARGO_PKG_VERSION");
-        self.child.out().extend_from_slice(
-            format!(
-                r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{newest}","capabilities":{{}},"clientInfo":{{"name":"lockgate","version":"{version}"}}}}}}"#
-            )
-            .as_bytes(),
+        let params = format!(
+            r#"{{"protocolVersion":"{newest}","capabilities":{{}},"clientInfo":{{"name":"lockgate","version":"{version}"}}}}"#
         );
-        self.child.out().put_u8(b'\n');
+        push_own_request("initialize", Some(params.as_bytes()), self.child.out());
         self.child.try_flush();
         let halt = self.shared.halt.clone();
-        let hello = async {
+        let initialized = async {
             loop {
                 match self.child.next().await {
-                    Happened::Line(line) => {
+                    ChildEvent::Line(line) => {
                         if let Some(until) = self.paced() {
                             sleep_until(until).await;
                         }
@@ -178,7 +177,7 @@ impl Running {
                         }
                         if message.id() == Some(b"0") && message.kind() == Kind::Result {
                             let entry = Arc::clone(self.place.entry());
-                            return hello(&message, entry)
+                            return Initialized::parse(&message, entry)
                                 .ok_or(Refused::Failed("unsupported_revision"));
                         }
                         if message.kind() == Kind::Request {
@@ -186,37 +185,35 @@ impl Running {
                             self.child.try_flush();
                         }
                     }
-                    Happened::TooLong => return Err(Refused::Failed("oversized_line")),
-                    Happened::Closed | Happened::Exited(_) => {
+                    ChildEvent::TooLong => return Err(Refused::Failed("oversized_line")),
+                    ChildEvent::Closed | ChildEvent::Exited(_) => {
                         return Err(Refused::Failed("backend_exited"));
                     }
                 }
             }
         };
         let limit = if clock.is_zero() { FOREVER } else { clock };
-        let hello = halt
-            .run_until_cancelled(timeout(limit, hello))
+        let initialized = halt
+            .run_until_cancelled(timeout(limit, initialized))
             .await
             .ok_or(Refused::Failed("backend_exited"))?
             .map_err(|_| Refused::Failed("timeout"))??;
-        self.child
-            .out()
-            .extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n");
+        self.child.out().extend_from_slice(initialize::INITIALIZED);
         self.child.try_flush();
-        Ok(hello)
+        Ok(initialized)
     }
 
     /// Ends a child whose start failed.
-    async fn failed(mut self, why: Refused) {
+    async fn end_failed(mut self, refused: Refused) {
         // A child that refuses works, as for a single session.
-        let exit = if matches!(why, Refused::Answered(_)) {
+        let exit = if matches!(refused, Refused::Answered(_)) {
             self.place.succeeded();
             Exit::Stopped
         } else {
             self.place.fail();
             Exit::FailedStart
         };
-        self.shared.standing.send_replace(Standing::Failed(why));
+        self.shared.status.send_replace(Status::Failed(refused));
         self.end(exit).await;
     }
 
@@ -229,25 +226,25 @@ impl Running {
             select! {
                 biased;
                 () = halt.cancelled() => return Loss::Idle,
-                wanted = self.shared.wanted.recv(), if !self.is_full() => match wanted {
-                    Some(wanted) => {
-                        self.wanted(wanted).await;
+                message = self.shared.mailbox.recv(), if !self.is_full() => match message {
+                    Some(message) => {
+                        self.handle_session(message).await;
                         while !self.is_full()
-                            && let Ok(wanted) = self.shared.wanted.try_recv()
+                            && let Ok(message) = self.shared.mailbox.try_recv()
                         {
-                            self.wanted(wanted).await;
+                            self.handle_session(message).await;
                         }
                         self.child.try_flush();
                     }
                     None => return Loss::Idle,
                 },
-                happened = self.child.next(), if paced.is_none() => match happened {
-                    Happened::Line(line) => {
-                        self.line(line).await;
+                event = self.child.next(), if paced.is_none() => match event {
+                    ChildEvent::Line(line) => {
+                        self.handle_line(line).await;
                         paced = self.paced();
                     }
-                    Happened::TooLong => return Loss::TooLong,
-                    Happened::Closed | Happened::Exited(_) => return Loss::Crash,
+                    ChildEvent::TooLong => return Loss::TooLong,
+                    ChildEvent::Closed | ChildEvent::Exited(_) => return Loss::Crash,
                 },
                 () = wake.notified() => {}
                 () = sleep_until(paced.unwrap_or(tick)) => {
@@ -274,16 +271,16 @@ impl Running {
         }
     }
 
-    /// Takes no further sessions and asks the present ones to leave after their calls.
+    /// Takes no further sessions, and requests the present ones to leave after their calls.
     fn close(&mut self, loss: Loss) {
         if self.closing.is_some() {
             return;
         }
-        self.closing = Some((loss, Instant::now() + LEAVING));
+        self.closing = Some((loss, Instant::now() + LEAVE_TIMEOUT));
         self.shared.is_closing.store(true, Ordering::Relaxed);
         for inbox in self.members.values() {
             // A session with a full inbox leaves at the child's end.
-            _ = inbox.try_send(Heard::Closing(loss));
+            _ = inbox.try_send(ToSession::Closing(loss));
         }
     }
 
@@ -291,7 +288,7 @@ impl Running {
     fn is_left(&self, now: Instant) -> Option<Loss> {
         let (loss, until) = self.closing?;
         let has_calls = self.shared.load.load(Ordering::Relaxed) > 0;
-        let is_wanted = has_calls || !self.shared.wanted.is_empty() && !self.is_full();
+        let is_wanted = has_calls || !self.shared.mailbox.is_empty() && !self.is_full();
         let is_left = now >= until || self.members.values().all(mpsc::Sender::is_closed);
         (!is_wanted && is_left).then_some(loss)
     }
@@ -330,51 +327,52 @@ impl Running {
         (!idle.is_zero() && now.saturating_duration_since(self.used) >= idle).then_some(Loss::Idle)
     }
 
-    async fn wanted(&mut self, wanted: Wanted) {
+    /// Handles a message of a session.
+    async fn handle_session(&mut self, message: ToChild) {
         let waiting = &self.shared.waiting;
-        waiting.fetch_sub(wanted.bytes(), Ordering::Relaxed);
-        match wanted {
-            Wanted::Join { number, inbox } => {
+        waiting.fetch_sub(message.bytes(), Ordering::Relaxed);
+        match message {
+            ToChild::Join { number, inbox } => {
                 self.used = Instant::now();
                 if let Some((loss, _)) = self.closing {
-                    // It joined after the others were asked to leave.
-                    _ = inbox.try_send(Heard::Closing(loss));
+                    // It joined after the others were requested to leave.
+                    _ = inbox.try_send(ToSession::Closing(loss));
                 }
                 self.members.insert(number, inbox);
                 self.routing.join(number);
             }
-            Wanted::Leave(number) => self.leave(number),
-            Wanted::Lines(lines) => {
+            ToChild::Leave(number) => self.leave(number),
+            ToChild::Lines(lines) => {
                 self.used = Instant::now();
                 self.child.out().extend_from_slice(&lines);
             }
-            Wanted::Subscription {
+            ToChild::Subscription {
                 call,
                 uri,
-                begins,
+                is_subscribe,
                 line,
             } => {
                 self.used = Instant::now();
                 let out = self.child.out();
-                let answer = self.routing.subscription(call, uri, begins, &line, out);
+                let answer = self
+                    .routing
+                    .subscription(call, uri, is_subscribe, &line, out);
                 if let Some(line) = answer
                     && let Ok(message) = Message::parse(line)
                 {
-                    self.send(owner(call), Heard::Message(Box::new(message)))
+                    self.send(owner(call), ToSession::Message(Box::new(message)))
                         .await;
                 }
             }
-            Wanted::Abandon { call, uri, is_kept } => {
+            ToChild::Abandon { call, uri, is_kept } => {
                 let out = self.child.out();
                 self.routing.abandon(call, &uri, is_kept, out);
             }
-            Wanted::Level(number, level) => {
+            ToChild::Level(number, level) => {
                 self.routing.set_level(number, level, self.child.out());
             }
-            Wanted::Probe => {
-                self.child
-                    .out()
-                    .extend_from_slice(b"{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"ping\"}\n");
+            ToChild::Probe => {
+                push_own_request("ping", None, self.child.out());
                 self.probe.get_or_insert(Instant::now() + PROBE);
             }
         }
@@ -387,10 +385,10 @@ impl Running {
         self.child.try_flush();
     }
 
-    async fn line(&mut self, line: Bytes) {
+    async fn handle_line(&mut self, line: Bytes) {
         self.probe = None;
         if let Ok(message) = Message::parse(line.clone()) {
-            return self.message(message).await;
+            return self.handle_message(message).await;
         }
         // 2025-03-26 basic, "Batching".
         if self.revision.is_some_and(Revision::has_batches)
@@ -398,64 +396,66 @@ impl Running {
             && let Ok(Body::Batch(items)) = Body::parse(line.clone())
         {
             for message in items.into_iter().flatten() {
-                self.message(message).await;
+                self.handle_message(message).await;
             }
             return;
         }
-        self.garbage(&line).await;
+        self.handle_invalid_line(&line).await;
     }
 
-    async fn message(&mut self, message: Message) {
-        let hearing = self.routing.route(&message, self.child.out());
+    async fn handle_message(&mut self, message: Message) {
+        let recipients = self.routing.route(&message, self.child.out());
         self.child.try_flush();
-        match hearing {
+        match recipients {
             Recipients::Sessions(numbers) => {
                 for number in numbers {
-                    let heard = Heard::Message(Box::new(message.clone()));
-                    self.send(number, heard).await;
+                    let message = ToSession::Message(Box::new(message.clone()));
+                    self.send(number, message).await;
                 }
             }
             Recipients::Gateway => {}
-            Recipients::Nowhere => self.dropped(),
+            Recipients::None => self.count_dropped(),
         }
     }
 
-    async fn garbage(&mut self, line: &[u8]) {
+    async fn handle_invalid_line(&mut self, line: &[u8]) {
         self.shared.pool.metrics.noise_line();
-        if let Some(call) = salvaged(line).filter(|call| *call != 0) {
-            self.send(owner(call), Heard::Garbage(call)).await;
+        if let Some(call) = salvage_call(line).filter(|call| *call != 0) {
+            self.send(owner(call), ToSession::InvalidResponse(call))
+                .await;
         }
     }
 
-    async fn send(&mut self, number: u32, heard: Heard) {
+    async fn send(&mut self, number: u32, message: ToSession) {
         let Some(inbox) = self.members.get(&number) else {
-            return self.dropped();
+            return self.count_dropped();
         };
         // A session that does not read must not delay the others.
-        if !matches!(timeout(PATIENCE, inbox.send(heard)).await, Ok(Ok(()))) {
+        if !matches!(timeout(PATIENCE, inbox.send(message)).await, Ok(Ok(()))) {
             self.leave(number);
         }
     }
 
-    fn dropped(&self) {
-        let why = crate::telemetry::Dropped::Unknown;
-        self.shared.pool.metrics.message_dropped(why);
+    fn count_dropped(&self) {
+        let reason = crate::telemetry::Dropped::Unknown;
+        self.shared.pool.metrics.message_dropped(reason);
     }
 
     /// End of a pause in reading, if the child sends too much.
     fn paced(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let (began, count) = &mut self.pace;
-        if now.duration_since(*began) >= PACE.1 {
+        if now.duration_since(*began) >= WINDOW {
             (*began, *count) = (now, 0);
         }
         *count += 1;
         // Answers are paced by requests.
         let calls = u32::try_from(self.shared.load.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
-        (*count >= PACE.0.saturating_add(calls.saturating_mul(64))).then_some(*began + PACE.1)
+        (*count >= WINDOW_MESSAGES.saturating_add(calls.saturating_mul(64)))
+            .then_some(*began + WINDOW)
     }
 
-    async fn end(self, why: Exit) {
+    async fn end(self, reason: Exit) {
         let Self {
             shared,
             child,
@@ -463,13 +463,13 @@ impl Running {
             ..
         } = self;
         place.entry().set(ChildState::Stopping);
-        match why {
+        match reason {
             Exit::Crashed | Exit::FailedStart => child.kill().await,
             _ => child.stop(shared.server.clocks.stop).await,
         };
-        shared.pool.metrics.child_exited(why);
+        shared.pool.metrics.child_exited(reason);
     }
 }
 
-/// Distance of a timeout that is off.
+/// A timeout that is off.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);

@@ -1,4 +1,4 @@
-//! Messages between sessions and the child that they share.
+//! Messages between sessions and the child that they share, and the handle of that child.
 
 use std::{
     collections::VecDeque,
@@ -15,83 +15,83 @@ use super::routing::Level;
 use crate::backend::{Refused, child::Entry};
 use crate::protocol::{Message, Revision, json};
 
-/// Message of a session to a shared child.
-pub(super) enum Wanted {
+/// A message of a session to a shared child.
+pub(super) enum ToChild {
     /// Joins the child.
     Join {
-        /// The session's number.
+        /// The number of the session.
         number: u32,
-        /// Its inbox.
-        inbox: mpsc::Sender<Heard>,
+        /// The inbox of the session.
+        inbox: mpsc::Sender<ToSession>,
     },
     /// Leaves the child.
     Leave(u32),
     /// Whole lines for the child.
     Lines(Bytes),
-    /// Begins or ends a subscription.
+    /// Subscribes or unsubscribes.
     Subscription {
         /// Id of the request, given by the gateway.
         call: u64,
         /// The URI in its canonical spelling.
         uri: Box<[u8]>,
-        /// Begins rather than ends.
-        begins: bool,
+        /// Whether it subscribes or unsubscribes.
+        is_subscribe: bool,
         /// The request as a line for the child.
         line: Bytes,
     },
-    /// Abandons a subscription whose answer was cancelled or is overdue.
+    /// Abandons a subscription whose response was cancelled or is overdue.
     Abandon {
         /// Id of the request, given by the gateway.
         call: u64,
         /// The URI in its canonical spelling.
         uri: Box<[u8]>,
-        /// The session has the subscription by an earlier request.
+        /// Whether the session has the subscription by an earlier request.
         is_kept: bool,
     },
     /// Sets the log level of a session.
     Level(u32, Level),
-    /// Asks for a sign of life: a call is overdue.
+    /// Requests a ping of the child: a call is overdue.
     Probe,
 }
 
-/// Messages that the mailbox has no room for yet, in order. The session bounds their bytes: it
-/// refuses requests while there are too many.
+/// Messages for which the mailbox has no room, in order. The session bounds their bytes: it refuses
+/// requests while there are too many.
 #[derive(Default)]
-pub(super) struct Unsent {
-    first: VecDeque<Wanted>,
+pub(super) struct Outbox {
+    first: VecDeque<ToChild>,
     /// Whole lines after `first`.
     lines: BytesMut,
     /// Bytes of `first`.
     bytes: usize,
 }
 
-/// Message of a shared child to a session.
-pub(crate) enum Heard {
+/// A message of a shared child to a session.
+pub(crate) enum ToSession {
     /// A message of the child.
     Message(Box<Message>),
-    /// An answer to this call that is not valid JSON.
-    Garbage(u64),
+    /// A response to this call that is not valid JSON.
+    InvalidResponse(u64),
     /// The child ends after the present calls and takes no further ones.
     Closing(Loss),
     /// The child is gone.
     Ended(Loss),
 }
 
-/// Reason why a shared child ended.
+/// The reason for the end of a shared child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// It crashed or did not answer.
+    /// A crash, or no answer to a ping.
     Crash,
-    /// It wrote a line above the limit.
+    /// A line above the limit.
     TooLong,
-    /// It was idle.
+    /// Idle for too long.
     Idle,
-    /// An operator restarted it.
+    /// A restart by an administrator.
     Restart,
 }
 
-/// Result of a child's initialization.
-pub(crate) struct Hello {
+/// The result of the initialization of a child.
+pub(crate) struct Initialized {
     /// Protocol revision of the child.
     pub(crate) revision: Revision,
     /// Result of `initialize`.
@@ -100,13 +100,13 @@ pub(crate) struct Hello {
     pub(crate) entry: Arc<Entry>,
 }
 
-/// State of a shared child.
+/// The status of a shared child.
 #[derive(Clone)]
-pub(super) enum Standing {
-    /// Before the answer to `initialize`.
+pub(super) enum Status {
+    /// Before the response to `initialize`.
     Starting,
     /// Serving.
-    Ready(Arc<Hello>),
+    Ready(Arc<Initialized>),
     /// Its start failed.
     Failed(Refused),
 }
@@ -114,13 +114,13 @@ pub(super) enum Standing {
 /// Handle of a shared child.
 #[derive(Clone)]
 pub(super) struct Handle {
-    pub(crate) mailbox: mpsc::Sender<Wanted>,
-    pub(super) standing: watch::Receiver<Standing>,
+    pub(crate) mailbox: mpsc::Sender<ToChild>,
+    pub(super) status: watch::Receiver<Status>,
     /// Calls in flight of all sessions.
     pub(crate) load: Arc<AtomicUsize>,
     /// Bytes in the mailbox.
     pub(super) waiting: Arc<AtomicUsize>,
-    /// Takes no new sessions.
+    /// Whether it takes no new sessions.
     pub(super) is_closing: Arc<AtomicBool>,
 }
 
@@ -130,8 +130,8 @@ pub(super) const INBOX: usize = 256;
 /// Capacity of the child's mailbox.
 pub(super) const MAILBOX: usize = 256;
 
-impl Wanted {
-    /// Bytes of the client's data.
+impl ToChild {
+    /// The bytes of the client's data.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Lines(line) | Self::Subscription { line, .. } => line.len(),
@@ -141,28 +141,28 @@ impl Wanted {
     }
 }
 
-impl Unsent {
+impl Outbox {
     /// Buffer to append lines to.
     pub(crate) fn lines(&mut self) -> &mut BytesMut {
         &mut self.lines
     }
 
     /// Appends a message.
-    pub(crate) fn push(&mut self, wanted: Wanted) {
+    pub(crate) fn push(&mut self, message: ToChild) {
         let before = self.split();
-        for wanted in before.into_iter().chain([wanted]) {
-            self.bytes += wanted.bytes();
-            self.first.push_back(wanted);
+        for message in before.into_iter().chain([message]) {
+            self.bytes += message.bytes();
+            self.first.push_back(message);
         }
     }
 
     /// Takes the next message.
-    pub(crate) fn pop(&mut self) -> Option<Wanted> {
-        let Some(wanted) = self.first.pop_front() else {
+    pub(crate) fn pop(&mut self) -> Option<ToChild> {
+        let Some(message) = self.first.pop_front() else {
             return self.split();
         };
-        self.bytes -= wanted.bytes();
-        Some(wanted)
+        self.bytes -= message.bytes();
+        Some(message)
     }
 
     /// Whether no message is left.
@@ -175,20 +175,22 @@ impl Unsent {
         self.bytes + self.lines.len()
     }
 
-    fn split(&mut self) -> Option<Wanted> {
-        (!self.lines.is_empty()).then(|| Wanted::Lines(self.lines.split().freeze()))
+    fn split(&mut self) -> Option<ToChild> {
+        (!self.lines.is_empty()).then(|| ToChild::Lines(self.lines.split().freeze()))
     }
 }
 
-/// Reads a result of `initialize`; none for an unknown revision.
-pub(super) fn hello(message: &Message, entry: Arc<Entry>) -> Option<Hello> {
-    let result = message.result()?;
-    let name = json::decoded(json::get(result, "protocolVersion")?)?;
-    Some(Hello {
-        revision: Revision::parse(&name)?,
-        result: Bytes::copy_from_slice(result),
-        entry,
-    })
+impl Initialized {
+    /// Parses a result of `initialize`; none for an unknown revision.
+    pub(super) fn parse(message: &Message, entry: Arc<Entry>) -> Option<Self> {
+        let result = message.result()?;
+        let name = json::decoded(json::get(result, "protocolVersion")?)?;
+        Some(Self {
+            revision: Revision::parse(&name)?,
+            result: Bytes::copy_from_slice(result),
+            entry,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -197,26 +199,26 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_keeps_its_order() {
-        let mut unsent = Unsent::default();
-        assert!(unsent.is_empty());
-        unsent.lines().extend_from_slice(b"a\nb\n");
-        unsent.push(Wanted::Level(1, 2));
-        unsent.push(Wanted::Subscription {
+        let mut outbox = Outbox::default();
+        assert!(outbox.is_empty());
+        outbox.lines().extend_from_slice(b"a\nb\n");
+        outbox.push(ToChild::Level(1, 2));
+        outbox.push(ToChild::Subscription {
             call: 3,
             uri: Box::from(&b"\"x\""[..]),
-            begins: true,
+            is_subscribe: true,
             line: Bytes::from_static(b"c\n"),
         });
-        unsent.lines().extend_from_slice(b"d\n");
-        assert_eq!(unsent.bytes(), 8);
-        assert!(matches!(unsent.pop(), Some(Wanted::Lines(lines)) if lines == "a\nb\n"));
-        assert!(matches!(unsent.pop(), Some(Wanted::Level(1, 2))));
+        outbox.lines().extend_from_slice(b"d\n");
+        assert_eq!(outbox.bytes(), 8);
+        assert!(matches!(outbox.pop(), Some(ToChild::Lines(lines)) if lines == "a\nb\n"));
+        assert!(matches!(outbox.pop(), Some(ToChild::Level(1, 2))));
         assert!(matches!(
-            unsent.pop(),
-            Some(Wanted::Subscription { call: 3, .. })
+            outbox.pop(),
+            Some(ToChild::Subscription { call: 3, .. })
         ));
-        assert_eq!(unsent.bytes(), 2);
-        assert!(matches!(unsent.pop(), Some(Wanted::Lines(lines)) if lines == "d\n"));
-        assert!(unsent.is_empty() && unsent.pop().is_none() && unsent.bytes() == 0);
+        assert_eq!(outbox.bytes(), 2);
+        assert!(matches!(outbox.pop(), Some(ToChild::Lines(lines)) if lines == "d\n"));
+        assert!(outbox.is_empty() && outbox.pop().is_none() && outbox.bytes() == 0);
     }
 }

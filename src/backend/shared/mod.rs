@@ -5,7 +5,7 @@
 //! * `placement`: the shared child that a session joins
 //! * `child`: the task that owns a shared child
 //! * `mailbox`: messages between sessions and a shared child
-//! * `routing`: recipients of a child's messages
+//! * `routing`: recipients of the messages of a shared child
 
 mod child;
 pub(crate) mod mailbox;
@@ -13,5 +13,5 @@ mod placement;
 pub(crate) mod routing;
 
 pub(crate) use self::mailbox::Loss;
-pub(crate) use self::placement::{Member, STABLE, Shares};
+pub(crate) use self::placement::{Member, STABLE, SharedChildren};
 pub(crate) use self::routing::CALL_BITS;

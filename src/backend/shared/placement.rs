@@ -20,8 +20,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    child::Shared,
-    mailbox::{Handle, Heard, Hello, INBOX, Loss, MAILBOX, Standing, Unsent, Wanted},
+    child::SharedChild,
+    mailbox::{Handle, INBOX, Initialized, Loss, MAILBOX, Outbox, Status, ToChild, ToSession},
     routing::Level,
 };
 use crate::backend::{
@@ -30,40 +30,40 @@ use crate::backend::{
 };
 use crate::declare::Server;
 
-/// All shared children.
-pub(crate) struct Shares {
+/// All shared children of the gateway.
+pub(crate) struct SharedChildren {
     pool: Arc<Pool>,
-    keys: RwLock<HashMap<Key, Shelf>>,
+    keys: RwLock<HashMap<Key, Group>>,
     last: AtomicU32,
     tracker: TaskTracker,
     drain: CancellationToken,
     halt: CancellationToken,
 }
 
-/// Key of shared children: a launch specification, and the principal if they serve only one.
+/// The key of shared children: a launch specification, and the principal if they serve only one.
 type Key = (Spec, Option<Box<str>>);
 
-/// Children of one key.
+/// The children of one key.
 #[derive(Default)]
-struct Shelf {
+struct Group {
     handles: Vec<Handle>,
     /// Crashes after the start; failed starts count for the specification (`admission`).
     crashes: Circuit,
     restarts: u32,
 }
 
-/// Place of a session in a shared child, left by being dropped.
+/// The place of a session in a shared child, left by being dropped.
 pub(crate) struct Member {
     number: u32,
-    mailbox: mpsc::Sender<Wanted>,
-    inbox: mpsc::Receiver<Heard>,
-    unsent: Unsent,
+    mailbox: mpsc::Sender<ToChild>,
+    inbox: mpsc::Receiver<ToSession>,
+    outbox: Outbox,
     load: Arc<AtomicUsize>,
     /// Bytes of all sessions in the mailbox.
     waiting: Arc<AtomicUsize>,
     calls: usize,
     /// Result of the child's initialization.
-    pub(crate) hello: Arc<Hello>,
+    pub(crate) initialized: Arc<Initialized>,
 }
 
 /// Lifetime after which a child counts as working.
@@ -72,7 +72,7 @@ pub(crate) const STABLE: Duration = Duration::from_secs(30);
 /// Attempts to join, if children end meanwhile.
 const TRIES: usize = 3;
 
-impl Shares {
+impl SharedChildren {
     /// No children.
     pub(crate) fn new(
         pool: Arc<Pool>,
@@ -90,8 +90,8 @@ impl Shares {
         })
     }
 
-    /// Next number for a session, with which its ids towards shared children begin. Reused only
-    /// after all others.
+    /// The next number of a session, with which its ids at shared children begin. Reused only after
+    /// all others.
     pub(crate) fn number(&self) -> u32 {
         // 29 bits: with CALL_BITS a number that JavaScript represents exactly (2^53).
         const MASK: u32 = (1 << 29) - 1;
@@ -118,32 +118,32 @@ impl Shares {
         let key = (spec(&server), principal);
         for _ in 0..TRIES {
             let handle = self.pick(&key, &server)?;
-            let mut standing = handle.standing.clone();
-            let settled = standing
-                .wait_for(|standing| !matches!(standing, Standing::Starting))
+            let mut status = handle.status.clone();
+            let settled = status
+                .wait_for(|status| !matches!(status, Status::Starting))
                 .await
-                .map(|standing| standing.clone());
-            let hello = match settled {
-                Ok(Standing::Ready(hello)) => hello,
-                Ok(Standing::Failed(why)) => return Err(why),
-                Ok(Standing::Starting) | Err(_) => continue,
+                .map(|status| status.clone());
+            let initialized = match settled {
+                Ok(Status::Ready(initialized)) => initialized,
+                Ok(Status::Failed(refused)) => return Err(refused),
+                Ok(Status::Starting) | Err(_) => continue,
             };
-            let (inbox, heard) = mpsc::channel(INBOX);
+            let (inbox, received) = mpsc::channel(INBOX);
             if handle
                 .mailbox
-                .send(Wanted::Join { number, inbox })
+                .send(ToChild::Join { number, inbox })
                 .await
                 .is_ok()
             {
                 return Ok(Member {
                     number,
                     mailbox: handle.mailbox,
-                    inbox: heard,
-                    unsent: Unsent::default(),
+                    inbox: received,
+                    outbox: Outbox::default(),
                     load: handle.load,
                     waiting: handle.waiting,
                     calls: 0,
-                    hello,
+                    initialized,
                 });
             }
         }
@@ -154,80 +154,81 @@ impl Shares {
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if keys.len() > 64 {
-            keys.retain(|_, shelf| !shelf.is_empty(now));
+            keys.retain(|_, group| !group.is_empty(now));
         }
-        let shelf = keys.entry(key.clone()).or_default();
-        shelf.handles.retain(Handle::is_open);
+        let group = keys.entry(key.clone()).or_default();
+        group.handles.retain(Handle::is_open);
         let most = usize::try_from(server.supervision.max_children).unwrap_or(usize::MAX);
         let load = |handle: &&Handle| handle.load.load(Ordering::Relaxed);
-        let idlest = shelf.handles.iter().min_by_key(load);
+        let idlest = group.handles.iter().min_by_key(load);
         if let Some(handle) = idlest
-            && (load(&handle) == 0 || shelf.handles.len() >= most)
+            && (load(&handle) == 0 || group.handles.len() >= most)
         {
             return Ok(handle.clone());
         }
-        let not_before = match (shelf.crashes.ask(now), idlest) {
+        let not_before = match (group.crashes.ask(now), idlest) {
             (Verdict::Now, _) => None,
-            // Living children take the load meanwhile.
+            // Running children take the load meanwhile.
             (Verdict::After(_) | Verdict::Open(_), Some(handle)) => return Ok(handle.clone()),
             (Verdict::After(wait), None) => Some(now + wait),
             (Verdict::Open(left), None) => return Err(Refused::Circuit(left)),
         };
-        let handle = self.begin(key, server, shelf.restarts, not_before);
-        shelf.handles.push(handle.clone());
+        let handle = self.start(key, server, group.restarts, not_before);
+        group.handles.push(handle.clone());
         Ok(handle)
     }
 
-    fn begin(
+    fn start(
         self: &Arc<Self>,
         key: &Key,
         server: &Arc<Server>,
         restarts: u32,
         not_before: Option<Instant>,
     ) -> Handle {
-        let (mailbox, wanted) = mpsc::channel(MAILBOX);
-        let (settle, standing) = watch::channel(Standing::Starting);
+        let (mailbox, receiver) = mpsc::channel(MAILBOX);
+        let (settle, status) = watch::channel(Status::Starting);
         let handle = Handle {
             mailbox,
-            standing,
+            status,
             load: Arc::default(),
             waiting: Arc::default(),
             is_closing: Arc::new(AtomicBool::new(false)),
         };
-        let shared = Shared {
+        let shared = SharedChild {
             pool: Arc::clone(&self.pool),
             server: Arc::clone(server),
-            wanted,
-            standing: settle,
+            mailbox: receiver,
+            status: settle,
             load: Arc::clone(&handle.load),
             waiting: Arc::clone(&handle.waiting),
             is_closing: Arc::clone(&handle.is_closing),
             drain: self.drain.clone(),
             halt: self.halt.clone(),
         };
-        let (shares, key) = (Arc::clone(self), key.clone());
+        let (children, key) = (Arc::clone(self), key.clone());
         self.tracker.spawn(async move {
             let born = Instant::now();
             let loss = shared.run(restarts, not_before).await;
-            shares.ended(&key, loss, born);
+            children.count_end(&key, loss, born);
         });
         handle
     }
 
-    fn ended(&self, key: &Key, loss: Option<Loss>, born: Instant) {
+    /// Counts the end of a child for its key.
+    fn count_end(&self, key: &Key, loss: Option<Loss>, born: Instant) {
         let jitter = self.pool.jitter();
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(shelf) = keys.get_mut(key) else {
+        let Some(group) = keys.get_mut(key) else {
             return;
         };
-        shelf.handles.retain(Handle::is_open);
+        group.handles.retain(Handle::is_open);
         if loss.is_some() && born.elapsed() >= STABLE {
-            shelf.crashes.succeeded();
+            group.crashes.succeeded();
         }
         match loss {
             Some(Loss::Crash | Loss::TooLong) => {
-                shelf.restarts += 1;
-                if shelf.crashes.failed(Instant::now(), jitter) {
+                group.restarts += 1;
+                if group.crashes.failed(Instant::now(), jitter) {
                     self.pool.metrics.circuit_opened();
                     let (tenant, server, _) = &key.0;
                     tracing::warn!(
@@ -237,13 +238,13 @@ impl Shares {
                     );
                 }
             }
-            Some(Loss::Idle | Loss::Restart) => shelf.crashes.succeeded(),
+            Some(Loss::Idle | Loss::Restart) => group.crashes.succeeded(),
             None => {}
         }
     }
 }
 
-impl Shelf {
+impl Group {
     fn is_empty(&self, now: Instant) -> bool {
         !self.handles.iter().any(Handle::is_open) && self.crashes.is_idle(now)
     }
@@ -251,87 +252,94 @@ impl Shelf {
 
 impl Handle {
     fn is_open(&self) -> bool {
-        let has_failed = matches!(&*self.standing.borrow(), Standing::Failed(_));
+        let has_failed = matches!(&*self.status.borrow(), Status::Failed(_));
         !self.mailbox.is_closed() && !self.is_closing.load(Ordering::Relaxed) && !has_failed
     }
 }
 
 impl Member {
-    /// Queue of lines for the child, for whole lines only.
+    /// The queue of lines for the child, for whole lines only.
     pub(crate) fn out(&mut self) -> &mut BytesMut {
-        self.unsent.lines()
+        self.outbox.lines()
     }
 
-    /// Bytes that the child's task has not taken yet, of all its sessions: a child that does not
-    /// read blocks all of them.
+    /// Bytes of all sessions that the task of the child has not taken: a child that does not read
+    /// blocks all of them.
     pub(crate) fn queued(&self) -> usize {
-        self.unsent.bytes() + self.waiting.load(Ordering::Relaxed)
+        self.outbox.bytes() + self.waiting.load(Ordering::Relaxed)
     }
 
     /// Sends messages as far as there is room.
     pub(crate) fn try_flush(&mut self) {
-        while !self.unsent.is_empty()
+        while !self.outbox.is_empty()
             && let Ok(room) = self.mailbox.try_reserve()
-            && let Some(wanted) = self.unsent.pop()
+            && let Some(message) = self.outbox.pop()
         {
-            self.waiting.fetch_add(wanted.bytes(), Ordering::Relaxed);
-            room.send(wanted);
+            self.waiting.fetch_add(message.bytes(), Ordering::Relaxed);
+            room.send(message);
         }
     }
 
     /// Waits for the next message and sends queued ones meanwhile; cancel-safe.
-    pub(crate) async fn next(&mut self) -> Heard {
+    pub(crate) async fn next(&mut self) -> ToSession {
         loop {
             // With many messages this future is cancelled often, before the branch below is polled.
             self.try_flush();
             tokio::select! {
                 biased;
-                heard = self.inbox.recv() => return heard.unwrap_or(Heard::Ended(Loss::Crash)),
-                room = self.mailbox.reserve(), if !self.unsent.is_empty() => match room {
+                message = self.inbox.recv() => return message.unwrap_or(ToSession::Ended(Loss::Crash)),
+                room = self.mailbox.reserve(), if !self.outbox.is_empty() => match room {
                     Ok(room) => {
-                        if let Some(wanted) = self.unsent.pop() {
-                            self.waiting.fetch_add(wanted.bytes(), Ordering::Relaxed);
-                            room.send(wanted);
+                        if let Some(message) = self.outbox.pop() {
+                            self.waiting.fetch_add(message.bytes(), Ordering::Relaxed);
+                            room.send(message);
                         }
                     }
-                    Err(_) => self.unsent = Unsent::default(),
+                    Err(_) => self.outbox = Outbox::default(),
                 },
             }
         }
     }
 
-    /// Begins or ends a subscription.
-    pub(crate) fn subscription(&mut self, call: u64, uri: Box<[u8]>, begins: bool, line: Bytes) {
-        self.want(Wanted::Subscription {
+    /// Subscribes or unsubscribes.
+    pub(crate) fn subscription(
+        &mut self,
+        call: u64,
+        uri: Box<[u8]>,
+        is_subscribe: bool,
+        line: Bytes,
+    ) {
+        self.post(ToChild::Subscription {
             call,
             uri,
-            begins,
+            is_subscribe,
             line,
         });
     }
 
-    /// Abandons an unanswered subscription; `is_kept` if the session has it by an earlier request.
+    /// Abandons a subscription without a response; `is_kept` if the session has it by an earlier
+    /// request.
     pub(crate) fn abandon(&mut self, call: u64, uri: Box<[u8]>, is_kept: bool) {
-        self.want(Wanted::Abandon { call, uri, is_kept });
+        self.post(ToChild::Abandon { call, uri, is_kept });
     }
 
     /// Sets the log level of the session.
     pub(crate) fn set_level(&mut self, level: Level) {
-        self.want(Wanted::Level(self.number, level));
+        self.post(ToChild::Level(self.number, level));
     }
 
-    fn want(&mut self, wanted: Wanted) {
-        self.unsent.push(wanted);
+    fn post(&mut self, message: ToChild) {
+        self.outbox.push(message);
         self.try_flush();
     }
 
-    /// Asks for a sign of life.
+    /// Requests a ping of the child.
     pub(crate) fn probe(&self) {
-        // A full mailbox is being worked on, or the child's own timeout ends it.
-        _ = self.mailbox.try_send(Wanted::Probe);
+        // With a full mailbox the child works on it, or its own timeout ends it.
+        _ = self.mailbox.try_send(ToChild::Probe);
     }
 
-    /// Notes the number of the session's calls in flight.
+    /// Sets the number of the session's calls in flight.
     pub(crate) fn set_calls(&mut self, calls: usize) {
         let of_all = if calls >= self.calls {
             let more = calls - self.calls;
@@ -341,7 +349,7 @@ impl Member {
             self.load.fetch_sub(fewer, Ordering::Relaxed) - fewer
         };
         self.calls = calls;
-        self.hello.entry.set_calls(of_all);
+        self.initialized.entry.set_calls(of_all);
     }
 }
 
@@ -349,6 +357,6 @@ impl Drop for Member {
     fn drop(&mut self) {
         self.set_calls(0);
         // Without room the child's task notices the closed inbox.
-        _ = self.mailbox.try_send(Wanted::Leave(self.number));
+        _ = self.mailbox.try_send(ToChild::Leave(self.number));
     }
 }

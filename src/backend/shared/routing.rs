@@ -1,7 +1,7 @@
-//! Routing of a shared child's messages to sessions: answers, subscriptions and log messages.
+//! Routing of a shared child's messages to sessions: responses, subscriptions and log messages.
 //!
-//! Pure: lines in, lines out. Each session has a number, with which its ids and progress tokens
-//! towards the child begin: answers need no table, and no session receives another's answer.
+//! Pure: lines in, lines out. The ids and progress tokens of a session at the child begin with its
+//! number: responses need no table, and no session receives the response of another.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -14,8 +14,8 @@ use crate::backend::dialect::owe;
 use crate::{
     declare::Isolation,
     protocol::{
-        Kind, Message, Method,
-        jsonrpc::{push_error, push_result},
+        Kind, Message, Method, initialize,
+        jsonrpc::{push_error, push_request, push_result},
     },
 };
 
@@ -28,19 +28,19 @@ pub(crate) const CALL_BITS: u32 = 24;
 /// Sessions of a shared child, with their subscriptions and log levels.
 pub(super) struct Routing {
     isolation: Isolation,
-    /// Number of each session, and the log level that it asked for.
+    /// Number of each session, and the log level that its client has set.
     members: BTreeMap<u32, Option<Level>>,
-    /// Subscribed sessions of each URI, in its canonical spelling; empty while another session
-    /// awaits a subscription that the child may still have.
+    /// Subscribed sessions of each URI, in its canonical spelling; empty while a session waits for
+    /// the confirmation of a subscription that the child may have.
     subscriptions: HashMap<Box<[u8]>, BTreeSet<u32>>,
     /// Subscriptions that the child has not confirmed, by the id of the request.
-    pending: HashMap<u64, Begun>,
+    pending: HashMap<u64, PendingSubscription>,
     /// Log level set at the child.
     level: Option<Level>,
 }
 
 /// A subscription that the child has not confirmed.
-struct Begun {
+struct PendingSubscription {
     uri: Box<[u8]>,
     /// Still wanted by its session.
     is_wanted: bool,
@@ -53,8 +53,8 @@ pub(super) enum Recipients {
     Sessions(Vec<u32>),
     /// The gateway itself.
     Gateway,
-    /// None: the message is dropped and counted.
-    Nowhere,
+    /// No recipient: the message is dropped and counted.
+    None,
 }
 
 impl Routing {
@@ -76,7 +76,11 @@ impl Routing {
 
     /// Whether a session has a subscription.
     pub(super) fn is_subscribed(&self) -> bool {
-        !self.subscriptions.is_empty() || self.pending.values().any(|begun| begun.is_wanted)
+        !self.subscriptions.is_empty()
+            || self
+                .pending
+                .values()
+                .any(|subscription| subscription.is_wanted)
     }
 
     /// Adds a session.
@@ -90,12 +94,15 @@ impl Routing {
         if self.members.remove(&number).is_none() {
             return;
         }
-        let its = self.pending.extract_if(|call, _| owner(*call) == number);
-        for (_, begun) in its {
-            self.subscriptions.entry(begun.uri).or_default();
+        let removed = self.pending.extract_if(|call, _| owner(*call) == number);
+        for (_, subscription) in removed {
+            self.subscriptions.entry(subscription.uri).or_default();
         }
-        let wanted = self.pending.values().filter(|begun| begun.is_wanted);
-        let awaited: HashSet<&[u8]> = wanted.map(|begun| &*begun.uri).collect();
+        let wanted = self
+            .pending
+            .values()
+            .filter(|subscription| subscription.is_wanted);
+        let awaited: HashSet<&[u8]> = wanted.map(|subscription| &*subscription.uri).collect();
         self.subscriptions.retain(|uri, holders| {
             holders.remove(&number);
             let stays = !holders.is_empty() || awaited.contains(&**uri);
@@ -107,13 +114,14 @@ impl Routing {
         self.push_level(out);
     }
 
-    /// Only the first holder of a URI subscribes at the child, and only the last one unsubscribes;
-    /// others are answered at once.
+    /// Handles a request to subscribe or unsubscribe; returns the response if the child need not
+    /// know. Only the first holder of a URI subscribes at the child, and only the last one
+    /// unsubscribes.
     pub(super) fn subscription(
         &mut self,
         call: u64,
         uri: Box<[u8]>,
-        begins: bool,
+        is_subscribe: bool,
         line: &[u8],
         out: &mut BytesMut,
     ) -> Option<Bytes> {
@@ -121,7 +129,7 @@ impl Routing {
         if !self.members.contains_key(&number) {
             return None;
         }
-        let is_met = if begins {
+        let is_met = if is_subscribe {
             self.hold(number, &uri)
         } else {
             self.release(number, &uri)
@@ -131,9 +139,10 @@ impl Routing {
             push_result(call.to_string().as_bytes(), b"{}", &mut answer);
             return Some(answer.freeze());
         }
-        if begins {
+        if is_subscribe {
             let is_wanted = true;
-            self.pending.insert(call, Begun { uri, is_wanted });
+            self.pending
+                .insert(call, PendingSubscription { uri, is_wanted });
         } else {
             self.subscriptions.remove(&uri);
         }
@@ -141,11 +150,11 @@ impl Routing {
         None
     }
 
-    /// Abandons an unanswered subscription, so that a late answer makes the session no holder;
-    /// `is_kept` if the session has the subscription by an earlier request.
+    /// Abandons a subscription without a response, so that a late response does not make the session
+    /// a holder; `is_kept` if the session has the subscription by an earlier request.
     pub(crate) fn abandon(&mut self, call: u64, uri: &[u8], is_kept: bool, out: &mut BytesMut) {
-        if let Some(begun) = self.pending.get_mut(&call) {
-            begun.is_wanted = false;
+        if let Some(subscription) = self.pending.get_mut(&call) {
+            subscription.is_wanted = false;
         } else if !is_kept && let Some(holders) = self.subscriptions.get_mut(uri) {
             holders.remove(&owner(call));
         }
@@ -164,9 +173,11 @@ impl Routing {
 
     /// Removes a session from the holders of a URI; returns whether others need the subscription.
     fn release(&mut self, number: u32, uri: &[u8]) -> bool {
-        let its = |call: &u64, begun: &Begun| owner(*call) == number && *begun.uri == *uri;
-        for (call, begun) in &mut self.pending {
-            begun.is_wanted &= !its(call, begun);
+        let is_own = |call: &u64, subscription: &PendingSubscription| {
+            owner(*call) == number && *subscription.uri == *uri
+        };
+        for (call, subscription) in &mut self.pending {
+            subscription.is_wanted &= !is_own(call, subscription);
         }
         let is_held = self.subscriptions.get_mut(uri).is_some_and(|holders| {
             holders.remove(&number);
@@ -175,14 +186,15 @@ impl Routing {
         if is_held || self.is_awaited(uri) {
             return true;
         }
-        // The unsubscription follows them to the child.
-        self.pending.retain(|call, begun| !its(call, begun));
+        // The request to unsubscribe follows them to the child.
+        self.pending
+            .retain(|call, subscription| !is_own(call, subscription));
         false
     }
 
     fn is_awaited(&self, uri: &[u8]) -> bool {
         let mut pending = self.pending.values();
-        pending.any(|begun| begun.is_wanted && *begun.uri == *uri)
+        pending.any(|subscription| subscription.is_wanted && *subscription.uri == *uri)
     }
 
     /// Ends a subscription that no session wants.
@@ -210,16 +222,10 @@ impl Routing {
         }
         self.level = lowest;
         let name = LEVELS[usize::from(lowest.unwrap_or(INFO))];
-        out.extend_from_slice(
-            format!(
-                r#"{{"jsonrpc":"2.0","id":0,"method":"logging/setLevel","params":{{"level":"{name}"}}}}"#
-            )
-            .as_bytes(),
-        );
-        out.put_u8(b'\n');
+        out.extend_from_slice(&initialize::set_level("0", name));
     }
 
-    /// Recipients of a message of the child; the gateway's own answers go to `out`.
+    /// Recipients of a message of the child; responses of the gateway itself go to `out`.
     pub(super) fn route(&mut self, message: &Message, out: &mut BytesMut) -> Recipients {
         match (message.kind(), message.method()) {
             (Kind::Result | Kind::Error, _) => match message.id().and_then(number) {
@@ -228,7 +234,7 @@ impl Routing {
                     self.confirm(call, message.kind() == Kind::Result, out);
                     self.one(owner(call))
                 }
-                None => Recipients::Nowhere,
+                None => Recipients::None,
             },
             (Kind::Request, method) => {
                 refuse(message, method, out);
@@ -237,7 +243,7 @@ impl Routing {
             (Kind::Notification, Method::Progress) => {
                 let token = message.progress_token();
                 let call = token.and_then(|span| number(span.of(message.bytes())));
-                call.map_or(Recipients::Nowhere, |call| self.one(owner(call)))
+                call.map_or(Recipients::None, |call| self.one(owner(call)))
             }
             (Kind::Notification, Method::ListChanged) => self.all(),
             (Kind::Notification, Method::Updated) => self.updated(message),
@@ -245,11 +251,11 @@ impl Routing {
             (Kind::Notification, Method::Log) if self.isolation == Isolation::Principal => {
                 self.log(message)
             }
-            // Without a known recipient: for all sessions of one principal, never for several.
+            // Without a known recipient: for all sessions of one principal, never of several.
             (Kind::Notification, Method::Other) if self.isolation == Isolation::Principal => {
                 self.all()
             }
-            (Kind::Notification, _) => Recipients::Nowhere,
+            (Kind::Notification, _) => Recipients::None,
         }
     }
 
@@ -257,7 +263,7 @@ impl Routing {
         if self.members.contains_key(&number) {
             Recipients::Sessions(vec![number])
         } else {
-            Recipients::Nowhere
+            Recipients::None
         }
     }
 
@@ -266,7 +272,7 @@ impl Routing {
     }
 
     fn confirm(&mut self, call: u64, is_result: bool, out: &mut BytesMut) {
-        let Some(Begun { uri, is_wanted }) = self.pending.remove(&call) else {
+        let Some(PendingSubscription { uri, is_wanted }) = self.pending.remove(&call) else {
             return;
         };
         if is_result {
@@ -278,7 +284,7 @@ impl Routing {
 
     fn updated(&self, message: &Message) -> Recipients {
         let Some(uri) = message.subject() else {
-            return Recipients::Nowhere;
+            return Recipients::None;
         };
         let holders: BTreeSet<u32> = self
             .subscriptions
@@ -287,7 +293,7 @@ impl Routing {
             .flat_map(|(_, holders)| holders.iter().copied())
             .collect();
         if holders.is_empty() {
-            Recipients::Nowhere
+            Recipients::None
         } else {
             Recipients::Sessions(holders.into_iter().collect())
         }
@@ -300,17 +306,17 @@ impl Routing {
             .unwrap_or(INFO);
         // A session without a level gets no more than before another session set one.
         let quiet = if self.level.is_some() { INFO } else { 0 };
-        let hearing = self
+        let recipients = self
             .members
             .iter()
             .filter(|(_, wanted)| severity >= wanted.unwrap_or(quiet))
             .map(|(number, _)| *number)
             .collect();
-        Recipients::Sessions(hearing)
+        Recipients::Sessions(recipients)
     }
 }
 
-/// Refuses a request of the child, which was told that its client has no capabilities.
+/// Refuses a request of the child, whose client has declared no capabilities.
 pub(crate) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
     let id = message.id().unwrap_or_default();
     if method == Method::Ping {
@@ -321,18 +327,18 @@ pub(crate) fn refuse(message: &Message, method: Method, out: &mut BytesMut) {
     }
 }
 
-/// Ids and progress tokens of a session.
+/// The ids and progress tokens of a session.
 pub(crate) fn ids(number: u32) -> RangeInclusive<u64> {
     let first = u64::from(number) << CALL_BITS;
     first..=first + (1 << CALL_BITS) - 1
 }
 
-/// Session of an id or progress token.
+/// The session of an id or progress token.
 pub(super) fn owner(call: u64) -> u32 {
     u32::try_from(call >> CALL_BITS).unwrap_or(u32::MAX)
 }
 
-/// Whether an update of `uri` concerns a subscription to `held` (both canonical): "this might be a
+/// Whether an update of `uri` belongs to a subscription to `held` (both canonical): "this might be a
 /// sub-resource of the one that the client actually subscribed to" (2025-11-25 schema).
 fn covers(held: &[u8], uri: &[u8]) -> bool {
     let rest = held
@@ -342,19 +348,22 @@ fn covers(held: &[u8], uri: &[u8]) -> bool {
 }
 
 fn push_unsubscribe(uri: &[u8], out: &mut BytesMut) {
-    out.extend_from_slice(
-        br#"{"jsonrpc":"2.0","id":0,"method":"resources/unsubscribe","params":{"uri":"#,
-    );
-    out.extend_from_slice(uri);
-    out.extend_from_slice(b"}}\n");
+    let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
+    push_own_request("resources/unsubscribe", Some(&params), out);
+}
+
+/// Appends a request of the gateway itself, with id 0, as a line.
+pub(super) fn push_own_request(method: &str, params: Option<&[u8]>, out: &mut BytesMut) {
+    push_request(b"0", method, params, out);
+    out.put_u8(b'\n');
 }
 
 fn number(token: &[u8]) -> Option<u64> {
     std::str::from_utf8(token).ok()?.parse().ok()
 }
 
-/// Call that an invalid line was meant to answer, if its id can be read.
-pub(crate) fn salvaged(line: &[u8]) -> Option<u64> {
+/// The call that an invalid line responds to, if its id can be read.
+pub(crate) fn salvage_call(line: &[u8]) -> Option<u64> {
     let readable: String = String::from_utf8_lossy(line)
         .chars()
         .map(|letter| if letter.is_control() { ' ' } else { letter })
@@ -364,7 +373,7 @@ pub(crate) fn salvaged(line: &[u8]) -> Option<u64> {
     message.id().filter(|_| is_answer).and_then(number)
 }
 
-/// Level of a name.
+/// The level with this name.
 pub(crate) fn level(name: &str) -> Option<Level> {
     let at = LEVELS.iter().position(|level| *level == name)?;
     Level::try_from(at).ok()
@@ -424,11 +433,11 @@ mod tests {
         let table = [
             (&*answer, two(), two()),
             (&progress, two(), two()),
-            (&strange, Recipients::Nowhere, Recipients::Nowhere),
+            (&strange, Recipients::None, Recipients::None),
             (
                 r#"{"jsonrpc":"2.0","id":"x","result":{}}"#,
-                Recipients::Nowhere,
-                Recipients::Nowhere,
+                Recipients::None,
+                Recipients::None,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":0,"result":{}}"#,
@@ -436,9 +445,9 @@ mod tests {
                 Recipients::Gateway,
             ),
             (changed, all(), all()),
-            (other, all(), Recipients::Nowhere),
-            (LOG, all(), Recipients::Nowhere),
-            (updated, Recipients::Nowhere, Recipients::Nowhere),
+            (other, all(), Recipients::None),
+            (LOG, all(), Recipients::None),
+            (updated, Recipients::None, Recipients::None),
         ];
         for (text, principal, tenant) in table {
             for (isolation, expected) in [
@@ -505,7 +514,7 @@ mod tests {
         assert_eq!(told(&mut out), "first\n");
         assert_eq!(
             routing.route(&updated("file:///a"), &mut out),
-            Recipients::Nowhere,
+            Recipients::None,
             "not confirmed"
         );
         let confirmed = format!(r#"{{"jsonrpc":"2.0","id":{first},"result":{{}}}}"#);
@@ -526,7 +535,7 @@ mod tests {
         );
         assert_eq!(
             routing.route(&updated("file:///ab"), &mut out),
-            Recipients::Nowhere
+            Recipients::None
         );
         assert_eq!(
             routing.route(&updated(r"file:\/\/\u002fa"), &mut out),
@@ -553,9 +562,10 @@ mod tests {
     const URI: &[u8] = b"\"x:1\"";
 
     /// Immediate answer of `subscription`, and the lines for the child.
-    fn asked(routing: &mut Routing, call: u64, begins: bool) -> (bool, String) {
+    fn asked(routing: &mut Routing, call: u64, is_subscribe: bool) -> (bool, String) {
         let (mut out, line) = (BytesMut::new(), format!("{call}\n"));
-        let answer = routing.subscription(call, URI.into(), begins, line.as_bytes(), &mut out);
+        let answer =
+            routing.subscription(call, URI.into(), is_subscribe, line.as_bytes(), &mut out);
         (answer.is_some(), told(&mut out))
     }
 
@@ -601,7 +611,7 @@ mod tests {
         answered(&mut routing, one, "result");
         asked(&mut routing, call(1, 2), false);
         let third = asked(&mut routing, call(3, 1), true);
-        assert!(!third.0, "nobody holds it");
+        assert!(!third.0, "no session holds it");
         assert_eq!(answered(&mut routing, two, "error"), "");
         assert_eq!(answered(&mut routing, call(3, 1), "error"), ENDED);
         assert!(!routing.is_subscribed());
@@ -629,7 +639,7 @@ mod tests {
         assert_eq!(asked(&mut routing, end, false), (false, format!("{end}\n")));
         answered(&mut routing, one, "result");
         answered(&mut routing, end, "result");
-        assert_eq!(hearing(&mut routing), Recipients::Nowhere);
+        assert_eq!(hearing(&mut routing), Recipients::None);
         assert!(!routing.is_subscribed());
     }
 

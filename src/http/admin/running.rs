@@ -21,7 +21,7 @@ use crate::{
         Front,
         reply::{Problem, answer},
     },
-    hub::SeenSession,
+    hub::SessionSummary,
 };
 
 /// Operations on sessions, children, logs and quotas.
@@ -98,7 +98,7 @@ async fn sessions(call: Call) -> OperationResult {
     Ok(page(found.iter().map(session).collect(), next))
 }
 
-fn session(one: &SeenSession) -> Json {
+fn session(one: &SessionSummary) -> Json {
     json!({
         "id": one.id, "server": one.server, "transport": one.transport,
         "issuer": one.issuer, "subject": one.subject, "client": one.client,
@@ -118,7 +118,7 @@ async fn end_session(call: Call) -> OperationResult {
     }
     // The record is written before the session ends.
     store.audit().append(&[record]).await?;
-    if front.hub.end_seen(tenant, id, how).await {
+    if front.hub.end_session(tenant, id, how).await {
         Ok(StatusCode::NO_CONTENT.into_response())
     } else {
         Err(Problem::not_found())

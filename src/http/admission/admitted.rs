@@ -19,7 +19,7 @@ use crate::{
     declare::AuthMode,
     endpoint::{Endpoint, Form, Kind},
     error::Error,
-    hub::limits::Left,
+    hub::limits::Remaining,
 };
 
 /// Retry delay while the first snapshot is not loaded.
@@ -34,7 +34,7 @@ pub(crate) struct Admitted {
     /// Kind of the endpoint.
     kind: Kind,
     /// Remainder of the caller's rate, if it is low.
-    left: Option<Left>,
+    left: Option<Remaining>,
 }
 
 /// Admits a request to an MCP endpoint and calls `handler`.

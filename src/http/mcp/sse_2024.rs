@@ -71,7 +71,7 @@ async fn listen(
             let (id, cursor) = cursor.split_once('.').ok_or(Error::NoCursor)?;
             let reading = front
                 .hub
-                .attach(access, (Transport::Sse2024, id), Some(cursor.as_bytes()))
+                .attach(access, Transport::Sse2024, id, Some(cursor.as_bytes()))
                 .await?;
             (id.to_owned(), reading.ok_or(Error::NoCursor)?)
         }
@@ -114,7 +114,8 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
             .hub
             .deliver(
                 &admitted.access,
-                (Transport::Sse2024, id),
+                Transport::Sse2024,
+                id,
                 messages,
                 Form::Sse,
             )

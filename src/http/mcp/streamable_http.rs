@@ -21,7 +21,7 @@ use crate::{
     auth::Access,
     declare::ReplyMode,
     error::Error,
-    hub::{Answer, Form, Transport, stream::Reading},
+    hub::{Answer, Form, Transport, stream::Reader},
     protocol::{
         Accepts, Body as Messages, Kind, LAST_EVENT_ID, Message, Method, Revision, SESSION_ID,
         event::{push_message, push_priming},
@@ -73,7 +73,7 @@ async fn take(
             let id = headers::session_id(headers)?;
             let pending = front
                 .hub
-                .deliver(access, (Transport::Streamable, id), messages, form)
+                .deliver(access, Transport::Streamable, id, messages, form)
                 .await;
             let pending = pending.map_err(|error| admitted.refusal(front, error))?;
             respond(front, access, accepts, pending.answer().await)
@@ -177,7 +177,7 @@ async fn listen(
     let cursor = headers::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
     match front
         .hub
-        .attach(access, (Transport::Streamable, id), cursor)
+        .attach(access, Transport::Streamable, id, cursor)
         .await?
     {
         Some(reading) => Ok(open(front, access, reading, Duration::ZERO)),
@@ -201,7 +201,7 @@ pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Reque
     ended.await.into_response()
 }
 
-fn open(front: &Front, access: &Access, reading: Reading, close_after: Duration) -> Response {
+fn open(front: &Front, access: &Access, reading: Reader, close_after: Duration) -> Response {
     let stream = &front.config.stream;
     let has_priming = reading.revision().is_some_and(Revision::has_priming);
     let mut first = BytesMut::new();

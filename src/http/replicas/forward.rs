@@ -30,7 +30,7 @@ use crate::{
     auth::Access,
     endpoint,
     error::Error,
-    hub::ownership::{Look, Place},
+    hub::ownership::{LookupSource, Place},
     protocol::{LAST_EVENT_ID, event::push_message},
     state::Replica,
 };
@@ -54,7 +54,7 @@ pub(crate) async fn to_owner(
     };
     let is_hop = request.extensions().get::<Hop>().is_some();
     let is_resume = request.headers().contains_key(LAST_EVENT_ID);
-    let owner = match other_owner(front, &admitted.access, &session, Look::Known).await {
+    let owner = match other_owner(front, &admitted.access, &session, LookupSource::Cached).await {
         Ok(None) => return Ok(request),
         // A draining replica claims no sessions; the replica that sent the hop may.
         Ok(Some(_)) | Err(Error::Draining) if is_hop => return Err(not_owner()),
@@ -103,7 +103,7 @@ async fn other_owner(
     front: &Front,
     access: &Access,
     session: &str,
-    look: Look,
+    look: LookupSource,
 ) -> Result<Option<Replica>, Error> {
     match front.hub.locate(access, session, look).await {
         Ok(Place::There(owner)) => Ok(Some(owner)),

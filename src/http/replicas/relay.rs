@@ -34,8 +34,8 @@ use crate::{
     hub::{
         Transport,
         limits::Flow,
-        ownership::{Look, Place},
-        stream::Unowned,
+        ownership::{LookupSource, Place},
+        stream::LogOnlyStream,
     },
     protocol::{
         KEEP_ALIVE, LAST_EVENT_ID, Revision,
@@ -64,12 +64,12 @@ enum Source {
 
 /// A stream whose owner cannot be reached.
 struct LogSource {
-    log: Unowned,
+    log: LogOnlyStream,
     flow: Flow,
     /// Bytes to be sent first.
     first: BytesMut,
     /// Where to look for the owner.
-    look: Look,
+    look: LookupSource,
     /// Time of the last bytes sent to the client.
     last_sent: Instant,
     /// Time at which the client is asked to reconnect.
@@ -85,7 +85,7 @@ enum Lookup {
     /// The stream cannot be continued; the client's own resume gets the reason.
     Failed,
     /// The owner is not known yet.
-    Pending(Look),
+    Pending(LookupSource),
 }
 
 fn body(forwarding: Forwarding, source: Source) -> Body {
@@ -117,7 +117,7 @@ pub(super) async fn from_log(forwarding: Forwarding) -> Result<Response, McpRefu
     }
     headers::check_version(&request.headers)?;
     let cursor = headers::single(&request.headers, LAST_EVENT_ID)?.unwrap_or_default();
-    let read = front.hub.read_on(access, session, cursor.as_bytes());
+    let read = front.hub.read_log(access, session, cursor.as_bytes());
     let Some(log) = read.await? else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
@@ -131,7 +131,7 @@ pub(super) async fn from_log(forwarding: Forwarding) -> Result<Response, McpRefu
         log,
         flow: front.hub.limits().flow(access),
         first,
-        look: Look::Anew,
+        look: LookupSource::Fresh,
         last_sent: now,
         deadline: now + LOG_TIMEOUT,
     };
@@ -230,7 +230,7 @@ impl Relay {
         };
         let (cursor, look) = (source.log.id(), source.look.clone());
         let lookup = timeout(LOOKUP_TIMEOUT, self.forwarding.locate(look, Some(&cursor))).await;
-        match lookup.unwrap_or(Lookup::Pending(Look::Anew)) {
+        match lookup.unwrap_or(Lookup::Pending(LookupSource::Fresh)) {
             Lookup::Found(source) => self.continue_from(source),
             Lookup::Complete => self.source = Source::Ended,
             Lookup::Pending(look) if Instant::now() < source.deadline => {
@@ -261,7 +261,7 @@ impl Relay {
             return self.owner_lost();
         }
         let deadline = Instant::now() + RECONNECT_TIMEOUT;
-        let (mut look, mut pause) = (Look::Anew, FIRST_PAUSE);
+        let (mut look, mut pause) = (LookupSource::Fresh, FIRST_PAUSE);
         loop {
             let lookup = self.forwarding.locate(look, cursor.as_deref());
             let lookup = timeout_at(deadline, lookup).await;
@@ -330,7 +330,7 @@ impl Forwarding {
     }
 
     /// Finds the source of the stream behind `cursor`.
-    async fn locate(&self, look: Look, cursor: Option<&str>) -> Lookup {
+    async fn locate(&self, look: LookupSource, cursor: Option<&str>) -> Lookup {
         let Self {
             front,
             access,
@@ -360,8 +360,8 @@ impl Forwarding {
             (Transport::Streamable, String::new())
         };
         let bare = cursor.map(|cursor| cursor.strip_prefix(&prefix).unwrap_or(cursor));
-        let id = (transport, &**session);
-        let attached = front.hub.attach(access, id, bare.map(str::as_bytes));
+        let last = bare.map(str::as_bytes);
+        let attached = front.hub.attach(access, transport, session, last);
         let reading = match attached.await {
             Ok(Some(reading)) => reading,
             Ok(None) => return Lookup::Complete,
@@ -392,7 +392,7 @@ impl Forwarding {
             StatusCode::OK => Lookup::Found(Source::Remote(answer.into_body())),
             StatusCode::NO_CONTENT => Lookup::Complete,
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
-                Lookup::Pending(Look::Anew)
+                Lookup::Pending(LookupSource::Fresh)
             }
             _ => Lookup::Failed,
         }
@@ -429,7 +429,7 @@ impl Lookup {
     fn after(error: &Error) -> Self {
         match error {
             Error::Busy { .. } | Error::Limit { .. } | Error::Quota(_) | Error::Moved => {
-                Self::Pending(Look::Anew)
+                Self::Pending(LookupSource::Fresh)
             }
             Error::NoSession
             | Error::NoServer

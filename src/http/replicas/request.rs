@@ -27,7 +27,7 @@ use crate::{
     config::ClientAddress,
     endpoint,
     error::Error,
-    hub::ownership::Look,
+    hub::ownership::LookupSource,
     protocol::{Body as Messages, Kind, LAST_EVENT_ID, Message, jsonrpc::push_error},
     state::Replica,
     telemetry::HopOutcome,
@@ -146,13 +146,13 @@ impl Forwarding {
 
 impl HopError {
     /// Returns how to look for the owner after a failed hop to `owner`.
-    pub(super) fn look(self, owner: Replica) -> Look {
+    pub(super) fn look(self, owner: Replica) -> LookupSource {
         match self {
-            Self::Send(SendError::Refused) => Look::Refused(owner),
+            Self::Send(SendError::Refused) => LookupSource::OwnerRefused(owner),
             Self::Send(
                 SendError::NotTaken | SendError::Full | SendError::Broken | SendError::Silent,
             )
-            | Self::NotOwner => Look::Anew,
+            | Self::NotOwner => LookupSource::Fresh,
         }
     }
 }

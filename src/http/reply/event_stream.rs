@@ -21,7 +21,7 @@ use crate::{
     base::Random,
     hub::{
         limits::Flow,
-        stream::{Next, Reading},
+        stream::{Next, Reader},
     },
     protocol::{
         KEEP_ALIVE, Revision,
@@ -86,7 +86,7 @@ impl RetryDelay {
 
 /// One connection while it is being written.
 struct Connection {
-    reading: Reading,
+    reading: Reader,
     options: StreamOptions,
     /// Latest message of a stream that answers a request.
     last: Bytes,
@@ -111,11 +111,7 @@ impl Drop for OpenStream {
 }
 
 /// Makes a response that streams `reading`.
-pub(crate) fn respond(
-    metrics: &Arc<Metrics>,
-    reading: Reading,
-    options: StreamOptions,
-) -> Response {
+pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reader, options: StreamOptions) -> Response {
     let connection = Connection {
         reading,
         options,

@@ -7,11 +7,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::header_name::{RATE_LIMIT, RATE_LIMIT_POLICY};
 use crate::{
     error::{Limit, Quota},
-    hub::limits::Left,
+    hub::limits::Remaining,
 };
 
 /// Adds the fields that warn a caller whose quota is almost used up.
-pub(crate) fn add_warning(headers: &mut HeaderMap, left: Left) {
+pub(crate) fn add_warning(headers: &mut HeaderMap, left: Remaining) {
     let (policy, left) = fields(left.limit, left.bound.get(), left.left);
     headers.entry(RATE_LIMIT_POLICY).or_insert(policy);
     headers.entry(RATE_LIMIT).or_insert(left);

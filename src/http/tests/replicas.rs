@@ -28,7 +28,7 @@ use crate::{
     },
     base::{Clock, Outbound},
     config::{Config, Format, Sources},
-    hub::{Hub, Patience, Stores, ownership::Owner, retention},
+    hub::{Hub, HubParts, Patience, Stores, ownership::Owner, retention},
     manifest::reader,
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
@@ -239,15 +239,18 @@ fn front(
     tracker.spawn(Arc::clone(&owner).run(|_| {}, stop.clone()));
     let stores = shared.stores(owner);
     let random = Arc::new(SystemRandom::new());
-    let hub = Hub::new(
+    let hub = Hub::new(HubParts {
         stores,
-        (Arc::clone(&shared.config), random.clone()),
+        config: Arc::clone(&shared.config),
+        random: random.clone(),
         launcher,
-        (Arc::clone(&snapshot), AuditQueue::disabled()),
-        Arc::clone(metrics),
-        (stop.clone(), stop.clone()),
-        tracker.clone(),
-    );
+        snapshot: Arc::clone(&snapshot),
+        audit: AuditQueue::disabled(),
+        metrics: Arc::clone(metrics),
+        drain: stop.clone(),
+        halt: stop.clone(),
+        tracker: tracker.clone(),
+    });
     let asked = snapshot.last_poll().clone();
     let auth = Verifier::new(
         &shared.config,

@@ -1,6 +1,6 @@
-//! Audit record of a call, where the server asks for it (`audit_calls`).
+//! Audit record of a call, for servers with `audit_calls`.
 //!
-//! Never arguments or results.
+//! It never contains arguments or results.
 
 use serde_json::json;
 use tokio::time::Instant;
@@ -10,7 +10,7 @@ use crate::{
     telemetry::Outcome,
 };
 
-/// The part of a call's record that is known at its beginning.
+/// The part of the audit record that is known when the call begins.
 pub(crate) struct Audited {
     method: String,
     name: Option<String>,
@@ -18,7 +18,7 @@ pub(crate) struct Audited {
 }
 
 impl Audited {
-    /// Begins the record of a call; none where the server asks for no records.
+    /// Begins the record of a call; none for a server without `audit_calls`.
     pub(crate) fn begin(server: &Server, message: &Message) -> Option<Box<Self>> {
         let begin = || Self {
             method: message.method_name().into_owned(),

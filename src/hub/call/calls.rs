@@ -1,9 +1,8 @@
-//! Calls in flight of one session, requests of the server meanwhile, and their clocks.
+//! Calls in flight of one session, with their clocks, the asks of the server, and its tasks.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -30,74 +29,90 @@ pub(crate) struct Calls {
     tasks: VecDeque<Task>,
 }
 
-/// A client's request that the child has.
+/// A request of the client that the backend has not answered.
 pub(crate) struct Call {
     /// The stream of its response.
     pub(crate) stream: StreamId,
     /// Whether that stream is SSE, or may still become SSE.
     pub(crate) is_carrier: bool,
-    /// The raw id of the task whose result it waits for.
+    /// The raw id of the task whose result the call waits for.
     pub(crate) task: Option<Box<[u8]>>,
-    /// Whether it asked for a task.
+    /// Whether the client requested a task.
     pub(crate) wants_task: bool,
-    /// When it is overdue.
+    /// The clock, which says when the call is overdue.
     pub(crate) clock: CallClock,
-    /// Its class, for the metrics.
+    /// The class for the metrics.
     pub(crate) class: metrics::Method,
-    /// Its audit record, where the server asks for one.
+    /// The audit record, if the server is declared so.
     pub(crate) audited: Option<Box<Audited>>,
-    /// The change that its result makes in the session.
+    /// The change that the result makes in the session.
     pub(crate) effect: Effect,
-    /// The list that its result is, and the policy of its sender.
+    /// The list that the result holds, and the policy of its sender.
     pub(crate) list: Option<(Listed, Arc<Policy>)>,
-    /// Its place among the calls in flight.
+    /// The seats among the calls in flight, held for the life of the call.
     pub(crate) _seats: Seats,
 }
 
 /// The change that the result of a call makes in the session.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Nothing.
+    /// No change.
     #[default]
     None,
-    /// The level of log messages.
+    /// A new level of log messages.
     Level(Box<str>),
-    /// A subscription to a URI, in its canonical spelling, begins.
+    /// The begin of a subscription to a URI, in its canonical spelling.
     Subscribed(Box<[u8]>),
-    /// It ends.
+    /// The end of a subscription.
     Unsubscribed(Box<[u8]>),
-    /// The tools of the server are known.
+    /// A list of the tools of the server.
     Tools,
 }
 
-/// A request of the child that the client has to answer.
+/// An ask that begins.
+pub(crate) struct NewAsk {
+    /// The gateway's id of it.
+    pub(crate) id: AskId,
+    /// The stream that carries it.
+    pub(crate) stream: StreamId,
+    /// The number of its event there.
+    pub(crate) number: u64,
+    /// The present time.
+    pub(crate) now: Instant,
+    /// The time by which the client must answer.
+    pub(crate) until: Instant,
+    /// The time by which a connection must have carried it.
+    pub(crate) claim_by: Instant,
+}
+
+/// A request of the child that the client has not answered.
 struct Ask {
     stream: StreamId,
     number: u64,
-    /// The calls whose clocks stand still for it.
+    /// The calls whose clocks are stopped.
     stopped: Box<[CallId]>,
     until: Instant,
-    /// Until when a connection must have carried it; none once one has.
+    /// The time by which a connection must have carried it; none once one has.
     claim_by: Option<Instant>,
 }
 
-/// A task that a call became, until its result was fetched or its time is over.
+/// A task that a call became, until its result is fetched or its time is over.
 struct Task {
     call: CallId,
-    /// Its raw id.
+    /// The raw id of the task.
     id: Box<[u8]>,
     until: Instant,
 }
 
-/// How many tasks are remembered for their progress; the oldest go first.
-const TASKS: usize = 256;
+/// The most tasks that are kept for their progress; the oldest are dropped first.
+const MAX_TASKS: usize = 256;
 
 /// A call or an ask that is overdue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overdue {
-    /// This call.
+    /// A call: the child did not answer.
     Call(CallId),
-    /// This ask: the client did not answer, or no connection could carry it.
+    /// An ask: the client did not answer, or no connection carried it.
     Ask(AskId),
 }
 
@@ -132,7 +147,7 @@ impl Calls {
             .collect()
     }
 
-    /// The tasks are gone with their child.
+    /// Drops the tasks, which ended with their child.
     pub(crate) fn forget_tasks(&mut self) {
         self.tasks.clear();
     }
@@ -152,7 +167,7 @@ impl Calls {
         self.calls.keys().copied().collect()
     }
 
-    /// A stream has become one that can carry nothing but responses, or the other way round.
+    /// The stream for a message of the server; none if the message has to be dropped.
     pub(crate) fn route(&self, about: About<'_>) -> Option<StreamId> {
         route(
             about,
@@ -160,7 +175,7 @@ impl Calls {
         )
     }
 
-    /// Progress of a call, or of the task that a call became.
+    /// The stream for progress of a call, or of the task that a call became.
     pub(crate) fn route_progress(&mut self, id: CallId, now: Instant) -> Option<StreamId> {
         if let Some(call) = self.calls.get_mut(&id) {
             call.clock.progress(now);
@@ -170,38 +185,39 @@ impl Calls {
         self.route(About::Log(Some(&task.id)))
     }
 
-    /// Remembers the task that a call became.
+    /// Adds the task that a call became.
     pub(crate) fn keep_task(&mut self, call: CallId, id: &[u8], until: Instant) {
-        if self.tasks.len() == TASKS {
+        if self.tasks.len() == MAX_TASKS {
             self.tasks.pop_front();
         }
         let id = id.into();
         self.tasks.push_back(Task { call, id, until });
     }
 
-    /// The result of a task was fetched.
+    /// Drops a task whose result was fetched.
     pub(crate) fn forget_task(&mut self, id: &[u8]) {
         self.tasks.retain(|task| *task.id != *id);
     }
 
-    /// Forgets tasks whose time is over. Returns when to look again.
+    /// Drops the tasks whose time is over. Returns the end of the next one.
     pub(crate) fn sweep_tasks(&mut self, now: Instant) -> Option<Instant> {
         self.tasks.retain(|task| task.until > now);
         self.tasks.iter().map(|task| task.until).min()
     }
 
-    /// Adds an ask that is event `number` of a stream. It does not name its call, so that all
-    /// wait for it.
-    pub(crate) fn ask(
-        &mut self,
-        id: AskId,
-        (stream, number): (StreamId, u64),
-        now: Instant,
-        (ask, unclaimed): (Duration, Duration),
-    ) -> Instant {
+    /// Adds an ask; returns the time at which it is due. It does not name its call, so that all
+    /// calls wait for it.
+    pub(crate) fn ask(&mut self, ask: &NewAsk) -> Instant {
+        let NewAsk {
+            id,
+            stream,
+            number,
+            now,
+            until,
+            claim_by,
+        } = *ask;
         self.calls.values_mut().for_each(|call| call.clock.ask(now));
         let stopped = self.calls.keys().copied().collect();
-        let (until, claim_by) = (now + ask, now + unclaimed);
         self.asks.insert(
             id,
             Ask {
@@ -226,7 +242,7 @@ impl Calls {
         Some(ask.stream)
     }
 
-    /// The overdue calls and asks, and when to look again.
+    /// The overdue calls and asks, and the time of the next one.
     pub(crate) fn overdue(
         &mut self,
         now: Instant,
@@ -255,8 +271,8 @@ impl Calls {
 }
 
 impl Effect {
-    /// Whether another owner of the session would have to know it.
-    pub(crate) fn is_kept(&self) -> bool {
+    /// Whether the change is part of the record of the session.
+    pub(crate) fn is_recorded(&self) -> bool {
         matches!(
             self,
             Self::Level(_) | Self::Subscribed(_) | Self::Unsubscribed(_)

@@ -1,78 +1,79 @@
-//! The clock of one call: the child's own time, which stands still while the child waits
-//! for the client. Pure: the time is passed in.
+//! Clock of one call: the time of the child, stopped while the child waits for the client.
+//!
+//! Pure: the time is passed in.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When a call is overdue.
+/// The deadline of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallClock {
-    /// The child's own time, anew after each progress; none for a call that only waits.
+    /// The time of the child, restarted by progress; none for a call that only waits.
     limit: Option<Duration>,
-    /// The end of all.
+    /// The latest deadline.
     max: Instant,
     state: State,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum State {
-    /// Runs out at this time.
-    Runs(Instant),
-    /// Stands still for this many asks, with this much left.
-    Stands { asks: u32, left: Duration },
+enum State {
+    /// Running; overdue at this time.
+    Running(Instant),
+    /// Stopped for a number of asks, with this much time left.
+    Stopped { asks: u32, left: Duration },
 }
 
 impl CallClock {
-    /// Starts; without `limit` only `max` counts (`tasks/result`).
+    /// Starts a clock; without `limit` only `max` counts (`tasks/result`).
     pub(crate) fn start(now: Instant, limit: Option<Duration>, max: Duration) -> Self {
         let max = now + max;
         Self {
             limit,
             max,
-            state: State::Runs(limit.map_or(max, |limit| now + limit)),
+            state: State::Running(limit.map_or(max, |limit| now + limit)),
         }
     }
 
-    /// When it is overdue if nothing happens.
+    /// The time at which the call is overdue if nothing happens.
     pub(crate) fn deadline(&self) -> Instant {
         match self.state {
-            State::Runs(until) => until.min(self.max),
-            State::Stands { .. } => self.max,
+            State::Running(until) => until.min(self.max),
+            State::Stopped { .. } => self.max,
         }
     }
 
-    /// Progress: the child's own time begins anew.
+    /// Restarts the time of the child after progress.
     pub(crate) fn progress(&mut self, now: Instant) {
         let Some(limit) = self.limit else { return };
         match &mut self.state {
-            State::Runs(until) => *until = now + limit,
-            State::Stands { left, .. } => *left = limit,
+            State::Running(until) => *until = now + limit,
+            State::Stopped { left, .. } => *left = limit,
         }
     }
 
-    /// The call was waiting for a child, which has it only now.
+    /// Restarts the time of the child for a call that waited for a child until now.
     pub(crate) fn restart(&mut self, now: Instant) {
         self.progress(now);
     }
 
-    /// The child asks something: its time stands still.
+    /// Stops the time of the child for an ask.
     pub(crate) fn ask(&mut self, now: Instant) {
         match &mut self.state {
-            State::Runs(until) => {
+            State::Running(until) => {
                 let left = until.saturating_duration_since(now);
-                self.state = State::Stands { asks: 1, left };
+                self.state = State::Stopped { asks: 1, left };
             }
-            State::Stands { asks, .. } => *asks += 1,
+            State::Stopped { asks, .. } => *asks += 1,
         }
     }
 
-    /// A request of the child is settled.
+    /// Continues the time of the child once all asks are settled.
     pub(crate) fn settle(&mut self, now: Instant) {
-        if let State::Stands { asks, left } = &mut self.state {
+        if let State::Stopped { asks, left } = &mut self.state {
             *asks -= 1;
             if *asks == 0 {
-                self.state = State::Runs(now + *left);
+                self.state = State::Running(now + *left);
             }
         }
     }

@@ -9,12 +9,12 @@ use crate::{
 };
 
 /// The effect of a changed catalogue on an access.
-pub(crate) enum Changed {
-    /// The access is the same.
-    Not,
-    /// Another tenant or server stands behind the same names.
+pub(crate) enum AccessChange {
+    /// None: the access is the same.
+    None,
+    /// The tenant or the server has another declaration under the same name.
     Renewed(Box<Access>),
-    /// The access holds no longer.
+    /// The access is no longer valid.
     Lost,
 }
 
@@ -28,38 +28,38 @@ impl Core {
         let handle = self.sessions.of(access, id).ok_or(Error::NoSession)?;
         self.owner.check()?;
         if handle.access.joined(access).is_some() {
-            let is_lost = || matches!(self.changed(access), Changed::Lost);
+            let is_lost = || matches!(self.changed(access), AccessChange::Lost);
             self.sessions.join(access, id, is_lost)?;
         }
         Ok(handle)
     }
 
-    /// The effect of the catalogue in force on an access.
-    pub(crate) fn changed(&self, access: &Access) -> Changed {
+    /// The effect of the present catalogue on an access.
+    pub(crate) fn changed(&self, access: &Access) -> AccessChange {
         if !self.snapshot.is_loaded() {
-            return Changed::Not;
+            return AccessChange::None;
         }
-        // The newest catalogue: an access may rest on one that no session was told of yet.
+        // The newest catalogue: no session may have followed it yet.
         let renewed = access::renew(&self.snapshot.catalog(), access);
         let is_same = renewed.as_ref().is_some_and(|renewed| {
             Arc::ptr_eq(renewed.server(), access.server())
                 && Arc::ptr_eq(renewed.tenant(), access.tenant())
         });
         match renewed {
-            None => Changed::Lost,
-            Some(_) if is_same => Changed::Not,
-            Some(renewed) => Changed::Renewed(Box::new(renewed)),
+            None => AccessChange::Lost,
+            Some(_) if is_same => AccessChange::None,
+            Some(renewed) => AccessChange::Renewed(Box::new(renewed)),
         }
     }
 
-    /// Tells a session how its access has changed.
-    pub(crate) async fn tell(&self, handle: &Handle) {
+    /// Sends a session the change of its access, if there is one.
+    pub(crate) async fn notify(&self, handle: &Handle) {
         let access = match self.changed(&handle.access) {
-            Changed::Not => return,
-            Changed::Renewed(access) => Some(access),
-            Changed::Lost => None,
+            AccessChange::None => return,
+            AccessChange::Renewed(access) => Some(access),
+            AccessChange::Lost => None,
         };
-        // A session that has ended needs no news.
+        // A session that has ended needs no change.
         let _ = handle.commands.send(Command::Change(access)).await;
     }
 }

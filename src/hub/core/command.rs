@@ -10,25 +10,25 @@ use crate::{
     error::Error,
     hub::{
         limits::Seats,
-        stream::{Answer, Form, Reading},
+        stream::{Answer, Form, Reader},
     },
     protocol::{Body, Cursor, Message},
 };
 
 /// A command to a session.
 pub(crate) enum Command {
-    /// Take a body of the client.
+    /// Deliver a body of the client.
     Deliver(Box<Delivery>),
     /// Attach a connection to a stream.
     Attach {
-        /// The event to read on from; the listener without one.
+        /// The event to read behind; the listener without one.
         cursor: Option<Cursor>,
-        /// Receives the place of the connection.
-        reply: oneshot::Sender<Result<Option<Reading>, Error>>,
+        /// Receives the reader of the connection.
+        reply: oneshot::Sender<Result<Option<Reader>, Error>>,
     },
     /// End; acknowledged once no request can find the session.
     End(oneshot::Sender<()>),
-    /// End when the calls have ended.
+    /// End when the calls have ended; acknowledged at once.
     Drain(oneshot::Sender<()>),
     /// Continue with this access, or end without one.
     Change(Option<Box<Access>>),
@@ -57,16 +57,16 @@ pub(crate) enum Transport {
     Sse2024,
 }
 
-/// Commands waiting for a session; beyond, senders wait.
+/// The most commands in the queue of a session; beyond, senders wait.
 pub(crate) const COMMANDS: usize = 64;
 
-/// The size of the largest `initialize`, in bytes.
-const INITIALIZE: usize = 64 * 1024;
+/// The most bytes of an `initialize`.
+const MAX_INITIALIZE: usize = 64 * 1024;
 
-/// Refuses an `initialize` that is too large: a session keeps it for life and sends it to each of
-/// its children.
+/// Refuses an `initialize` that is too large: a session stores it and sends it to each of its
+/// children.
 pub(crate) fn check_initialize(message: &Message) -> Result<(), Error> {
-    if message.bytes().len() > INITIALIZE {
+    if message.bytes().len() > MAX_INITIALIZE {
         return Err(Error::Invalid("initialize is larger than 64 KiB"));
     }
     Ok(())

@@ -1,14 +1,14 @@
 //! Core of the hub: the parts that its sessions share.
 //!
-//! Sessions and requests of clients import this room; it knows neither. Not here: how requests
-//! reach a session (`hub::requests`) and how a session handles them (`hub::session`).
+//! This room imports neither sessions nor requests of clients; both import it. Not here: the way
+//! of a request to a session (`hub::requests`) and its handling there (`hub::session`).
 //!
-//! * `access`: lookup of a session by an access, and accesses that changed meanwhile
+//! * `access`: lookup of a session by an access, and changes of the access since
 //! * `command`: commands to the task of a session
 //! * `sessions`: table of the sessions that this replica owns
-//! * `shared`: the parts themselves
+//! * `shared`: shared parts, and new session ids
 //! * `stores`: event log, directory, limiter and lease, in memory or in Redis
-//! * `tool_digests`: digests of listed tools, to notice changed descriptions
+//! * `tool_digests`: digests of listed tools, to detect changed descriptions
 
 mod access;
 mod command;
@@ -17,7 +17,7 @@ mod shared;
 mod stores;
 mod tool_digests;
 
-pub(crate) use self::access::Changed;
+pub(crate) use self::access::AccessChange;
 pub(crate) use self::command::{COMMANDS, Command, Delivery, Transport, check_initialize};
 pub(crate) use self::sessions::{Handle, Sessions};
 pub(crate) use self::shared::Core;

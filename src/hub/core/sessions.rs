@@ -14,18 +14,16 @@ use crate::{
     state::{Fence, SessionId},
 };
 
-/// The sessions that this replica owns, by id.
-///
-/// Read on every request, never held across an await.
+/// The sessions that this replica owns, by id. Read on every request, never held across an await.
 #[derive(Default)]
 pub(crate) struct Sessions(RwLock<HashMap<SessionId, Handle>>);
 
-/// The way to the task of a session, and the access that it takes.
+/// The handle of a session: the channel to its task, and the access that it requires.
 #[derive(Clone)]
 pub(crate) struct Handle {
     /// Sends commands to the task.
     pub(crate) commands: mpsc::Sender<Command>,
-    /// The access that the session began with, joined by those of later requests.
+    /// The access that the session began with, joined with those of later requests.
     pub(crate) access: Arc<Access>,
     /// The transport of its client.
     pub(crate) transport: Transport,
@@ -65,15 +63,15 @@ impl Sessions {
             .collect()
     }
 
-    /// Adds a session: from now on requests find it.
+    /// Adds a session, which requests find from now on.
     pub(crate) fn insert(&self, id: &SessionId, handle: Handle) {
         self.write().insert(id.clone(), handle);
     }
 
-    /// Removes a session of this fence; false if there is none.
+    /// Removes a session with this fence; false if there is none.
     pub(crate) fn remove(&self, id: &SessionId, fence: Fence) -> bool {
         let mut sessions = self.write();
-        // The session may have come back with another fence before its last task ended.
+        // This replica may have claimed the session again before the task of its old fence ended.
         let is_own = sessions.get(id).is_some_and(|own| own.fence == fence);
         let was_there = is_own && sessions.remove(id).is_some();
         // The table shrinks again after a flood of sessions.
@@ -83,10 +81,9 @@ impl Sessions {
         was_there
     }
 
-    /// Lets a session end also with the grounds of `access`, unless that `is_lost`.
+    /// Joins `access` to the access of a session, which ends with either of them, unless `is_lost`.
     ///
-    /// The check runs under the lock: a change of the catalogue that it does not see yet is told
-    /// to the sessions afterwards.
+    /// The check runs under the lock: sessions follow a later change of the catalogue afterwards.
     pub(crate) fn join(
         &self,
         access: &Access,

@@ -1,4 +1,4 @@
-//! Parts that all sessions of a hub share.
+//! Parts that all sessions of a hub share, and new session ids.
 
 use std::sync::{Arc, RwLock};
 
@@ -7,7 +7,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{sessions::Sessions, stores::Patience, tool_digests::ToolDigests};
 use crate::{
-    backend::{Pool, shared::Shares},
+    backend::{Pool, shared::SharedChildren},
+    base::hex,
     config::Config,
     declare::Catalog,
     error::Error,
@@ -21,7 +22,7 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// The parts that all sessions share.
+/// The parts that all sessions of a hub share.
 pub(crate) struct Core {
     /// The events of all streams.
     pub(crate) log: Arc<dyn EventLog>,
@@ -35,13 +36,13 @@ pub(crate) struct Core {
     pub(crate) places: Places,
     /// Claims under way.
     pub(crate) claims: Claims,
-    /// Replicas that let a request go without an answer.
+    /// Replicas that did not answer a request, until their next heartbeat.
     pub(crate) unresponsive: Unresponsive,
     /// The sessions that this replica owns.
     pub(crate) sessions: Sessions,
     /// The declared tenants and servers, as requests read them.
     pub(crate) snapshot: Arc<CurrentSnapshot>,
-    /// The catalogue that sessions and children follow at present.
+    /// The catalogue that sessions and children follow.
     pub(crate) followed: RwLock<Arc<Catalog>>,
     /// The key of event ids.
     pub(crate) key: EventKey,
@@ -52,7 +53,7 @@ pub(crate) struct Core {
     /// The children of single sessions.
     pub(crate) pool: Arc<Pool>,
     /// The children that sessions share.
-    pub(crate) shares: Arc<Shares>,
+    pub(crate) shared_children: Arc<SharedChildren>,
     /// The digests of listed tools.
     pub(crate) tools: ToolDigests,
     /// Quotas of tenants, principals and addresses.
@@ -63,21 +64,20 @@ pub(crate) struct Core {
     pub(crate) audit: AuditQueue,
     /// The tasks of the hub.
     pub(crate) tracker: TaskTracker,
-    /// Cancelled when no session may begin any more and those without a call end.
+    /// Cancelled when no session may begin any more, and sessions end with their calls.
     pub(crate) drain: CancellationToken,
     /// Cancelled when all sessions end.
     pub(crate) halt: CancellationToken,
 }
 
 impl Core {
-    /// 128 random bits in hexadecimal: visible ASCII (2025-11-25 transports, "Session
-    /// Management" 1), and nothing can be read from it.
-    pub(crate) fn new_id(&self) -> Result<SessionId, Error> {
+    /// A new session id: 128 random bits in hexadecimal, which is visible ASCII (2025-11-25
+    /// transports, "Session Management" 1) and reveals nothing.
+    pub(crate) fn new_session_id(&self) -> Result<SessionId, Error> {
         let mut bits = [0; 16];
         self.random
             .fill(&mut bits)
             .map_err(|_| Error::Bug("no randomness"))?;
-        let text: String = bits.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(SessionId(text.into()))
+        Ok(SessionId(hex(&bits).into()))
     }
 }

@@ -22,28 +22,28 @@ use crate::{
 pub(crate) struct Stores {
     /// The events of all streams.
     pub(crate) log: Arc<dyn EventLog>,
-    /// Which sessions there are.
+    /// The sessions of all replicas.
     pub(crate) directory: Arc<dyn Directory>,
-    /// The use of limits.
+    /// The counters of limits.
     pub(crate) limiter: Arc<dyn Limiter>,
-    /// This replica's lease.
+    /// The lease of this replica.
     pub(crate) owner: Arc<Owner>,
     /// The key of event ids, the same on all replicas.
     pub(crate) key: EventKey,
-    /// How this replica behaves while it is cut off from the others.
+    /// The limits of an outage of the store.
     pub(crate) patience: Patience,
 }
 
-/// How long a replica that is cut off keeps what it has; zero is for ever.
+/// The limits of an outage of the store; zero is no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Patience {
-    /// Connections that read streams.
+    /// The time after which connections that read streams are closed.
     pub(crate) close_after: Duration,
-    /// Children and sessions.
+    /// The time after which sessions and their children end.
     pub(crate) orphan_after: Duration,
 }
 
-/// How much of each stream is kept.
+/// The retention of each stream.
 pub(crate) fn retention(config: &Config) -> Retention {
     Retention {
         events: config.log.events,
@@ -53,11 +53,11 @@ pub(crate) fn retention(config: &Config) -> Retention {
 }
 
 impl Stores {
-    /// Everything in this process, which is the only one.
+    /// Stores in the memory of the only replica.
     ///
     /// # Errors
     ///
-    /// `Bug` where the system has no randomness.
+    /// `Bug` if the system has no randomness.
     pub(crate) fn in_memory(config: &Config, random: &dyn SecureRandom) -> Result<Self, Error> {
         let mut secret = Zeroizing::new([0; 32]);
         random
@@ -74,14 +74,15 @@ impl Stores {
         })
     }
 
-    /// Stores that all replicas share, in Redis; `keys` are those of event ids, the first in use.
-    /// Their tasks end with `stop`.
+    /// Stores in Redis, which all replicas share. The first of `keys` seals event ids, all of them
+    /// open event ids; the tasks of the stores end with `stop`.
     pub(crate) fn shared(
         config: &Config,
         redis: &Redis,
         me: Replica,
         keys: &[Zeroizing<[u8; 32]>],
-        (tracker, stop): (&TaskTracker, &CancellationToken),
+        tracker: &TaskTracker,
+        stop: &CancellationToken,
     ) -> Self {
         let directory: Arc<dyn Directory> = Arc::new(RedisDirectory::new(redis.clone()));
         let max_event = usize::try_from(config.log.max_event).unwrap_or(usize::MAX);
@@ -108,7 +109,7 @@ impl Stores {
     }
 }
 
-/// A configured limit, where zero means none; ten years are never, and still a time.
+/// A configured limit; zero becomes ten years, which are never but still a valid `Instant`.
 pub(crate) fn or_never(limit: Duration) -> Duration {
     if limit.is_zero() { NEVER } else { limit }
 }

@@ -1,5 +1,6 @@
-//! Digests of listed tools, by which a changed description is noticed: an operator trusted a
-//! server for the tools that it listed then.
+//! Digests of listed tools, to detect changed descriptions.
+//!
+//! An operator trusts a server for the tools that it listed at that time.
 
 use std::{
     collections::HashMap,
@@ -12,7 +13,7 @@ use crate::{
     protocol::{Fault, Scanner, json},
 };
 
-/// The digest of every tool that was listed; never held across an await.
+/// The digests of all listed tools. Never held across an await.
 #[derive(Default)]
 pub(crate) struct ToolDigests {
     servers: RwLock<HashMap<(String, String), Known>>,
@@ -21,8 +22,8 @@ pub(crate) struct ToolDigests {
 /// Digests by the name of the tool.
 type Known = HashMap<String, [u8; 32]>;
 
-/// The most tools that are remembered of one server.
-const MOST: usize = 4096;
+/// The most tools that are recorded for one server.
+const MAX_TOOLS: usize = 4096;
 
 impl ToolDigests {
     /// Compares a raw array of tools with earlier lists and logs each tool that changed.
@@ -47,7 +48,7 @@ impl ToolDigests {
             let is_known = |(name, digest): &(String, [u8; 32])| {
                 known.is_some_and(|known| known.get(name) == Some(digest))
             };
-            // The usual case: the list has not changed.
+            // The common case: the list has not changed.
             if listed.iter().all(is_known) {
                 return Vec::new();
             }
@@ -56,7 +57,7 @@ impl ToolDigests {
         let known = servers.entry(key).or_default();
         let mut changed = Vec::new();
         for (name, digest) in listed {
-            if known.len() >= MOST && !known.contains_key(&name) {
+            if known.len() >= MAX_TOOLS && !known.contains_key(&name) {
                 continue;
             }
             let before = known.insert(name.clone(), digest);

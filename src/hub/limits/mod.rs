@@ -8,4 +8,4 @@
 mod allotments;
 mod quotas;
 
-pub(crate) use self::quotas::{Flow, Left, Limits, Seats};
+pub(crate) use self::quotas::{Flow, Limits, Remaining, Seats};

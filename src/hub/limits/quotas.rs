@@ -1,8 +1,8 @@
 //! Quotas of tenants, principals and addresses: checks that refuse what exceeds a limit.
 //!
 //! Rates are drawn ahead from the [`Limiter`] in allotments and spent here: no request waits for
-//! a store. Sessions and streams ask it when they begin. Calls in flight are counted here alone.
-//! Not here: the declared quotas (`declare::quotas`).
+//! a store. Sessions and streams take a seat from it when they begin. Calls in flight are counted
+//! on this replica alone. Not here: the declared quotas (`declare::quotas`).
 
 use std::{
     net::IpAddr,
@@ -15,7 +15,7 @@ use std::{
 use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::allotments::{Meter, Meters, allotment, signed};
+use super::allotments::{Allotment, Allotments, amount, signed};
 use crate::{
     auth::Access,
     declare::Bounds,
@@ -25,34 +25,34 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// All that is limited; one for all.
+/// The limits of all tenants, principals and addresses.
 pub(crate) struct Limits {
     limiter: Arc<dyn Limiter>,
-    /// Calls in flight, of this replica.
+    /// The calls in flight on this replica.
     calls: MemoryLimiter,
-    /// Whether other replicas use the same limits.
+    /// Whether other replicas share the limits.
     is_shared: bool,
-    /// Of tenants and principals.
-    meters: Meters,
-    /// Of addresses. Apart from the others, so that a flood of addresses evicts no tenant.
-    addresses: Meters,
+    /// The allotments of tenants and principals.
+    allotments: Allotments,
+    /// The allotments of addresses, apart so that a flood of addresses evicts no tenant.
+    addresses: Allotments,
     born: Instant,
     metrics: Arc<Metrics>,
     tracker: TaskTracker,
     halt: CancellationToken,
 }
 
-/// Seats of one call, session or stream: of its tenant and of its principal.
+/// The seats of one call, session or stream: one of its tenant and one of its principal.
 pub(crate) type Seats = Vec<Seat>;
 
-/// The rest of a limit that is nearly used up.
+/// The rest of a rate that is nearly used up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Left {
-    /// Of which.
+pub(crate) struct Remaining {
+    /// The limit.
     pub(crate) limit: Limit,
-    /// A second.
+    /// The rate per second.
     pub(crate) bound: NonZeroU64,
-    /// How much.
+    /// The rest.
     pub(crate) left: u64,
 }
 
@@ -69,19 +69,20 @@ pub(crate) struct Flow {
     rates: Vec<Rate>,
 }
 
-/// How a draw went.
+/// The state of a draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Drawn {
-    /// It was not time, or it is in the balance.
+enum Draw {
+    /// No draw was due, or its amount is in the balance.
     Done,
-    /// Another thread is at it, or the limiter takes its time.
+    /// Another thread draws, or the limiter has not answered.
     Underway,
 }
 
 impl Limits {
-    /// Nothing is used yet.
+    /// Limits of which nothing is used.
     pub(crate) fn new(
-        (limiter, is_shared): (Arc<dyn Limiter>, bool),
+        limiter: Arc<dyn Limiter>,
+        is_shared: bool,
         metrics: Arc<Metrics>,
         tracker: TaskTracker,
         halt: CancellationToken,
@@ -90,8 +91,8 @@ impl Limits {
             limiter,
             calls: MemoryLimiter::default(),
             is_shared,
-            meters: Meters::new(),
-            addresses: Meters::new(),
+            allotments: Allotments::new(),
+            addresses: Allotments::new(),
             born: Instant::now(),
             metrics,
             tracker,
@@ -99,13 +100,13 @@ impl Limits {
         })
     }
 
-    /// One request from an address, before anybody is known.
+    /// Counts one request from an address, before it is authenticated.
     ///
     /// # Errors
     ///
     /// `Quota`.
     pub(crate) fn address(&self, address: IpAddr, bound: NonZeroU64) -> Result<(), Error> {
-        // A host has a whole /64 to choose from (RFC 4291, section 2.5.1).
+        // A host can choose any address of a /64 (RFC 4291, section 2.5.1).
         let account = match address.to_canonical() {
             IpAddr::V4(address) => format!("address:{address}"),
             IpAddr::V6(address) => format!("address:{:x}", address.to_bits() >> 64),
@@ -120,15 +121,19 @@ impl Limits {
         self.spend(&rate).map(drop)
     }
 
-    /// One request; tells if little is left for further ones.
+    /// Counts one request; returns the rest if little is left.
     ///
     /// # Errors
     ///
     /// `Quota`.
-    pub(crate) fn request(&self, access: &Access) -> Result<Option<Left>, Error> {
-        let limits = (Limit::Requests, Limit::PrincipalRequests);
-        let rates = rates(access, limits, |bounds| bounds.requests_per_second);
-        let mut least: Option<Left> = None;
+    pub(crate) fn request(&self, access: &Access) -> Result<Option<Remaining>, Error> {
+        let rates = rates(
+            access,
+            Limit::Requests,
+            Limit::PrincipalRequests,
+            |bounds| bounds.requests_per_second,
+        );
+        let mut least: Option<Remaining> = None;
         for (at, rate) in rates.iter().enumerate() {
             match self.spend(rate) {
                 Ok(left) => {
@@ -136,24 +141,25 @@ impl Limits {
                     least = if is_least { Some(left) } else { least };
                 }
                 Err(error) => {
-                    // What one of them refuses must not cost the other.
+                    // A refusal by one rate must not spend the other.
                     for rate in &rates[..at] {
-                        let meter = self.meters.of(&rate.account, rate.bound.get(), self.now());
-                        meter.balance.fetch_add(1, Ordering::Relaxed);
+                        let now = self.now();
+                        let allotment = self.allotments.of(&rate.account, rate.bound.get(), now);
+                        allotment.balance.fetch_add(1, Ordering::Relaxed);
                     }
                     return Err(error);
                 }
             }
         }
-        // Streams wait at zero; a second beyond it, answers have used up what will come.
+        // Streams pause at zero. Requests are refused once responses owe the bytes of a second.
         for rate in bytes_out(access) {
-            let owed = self.look(&rate).0.saturating_neg();
+            let owed = self.balance(&rate).0.saturating_neg();
             if owed > signed(rate.bound.get()) {
                 return Err(self.refuse(rate.limit, rate.bound, wait(owed, rate.bound)));
             }
         }
-        // Among replicas nobody knows what is left of all.
-        let is_little = |least: &Left| least.left < least.bound.get() / 10 && !self.is_shared;
+        // With several replicas the rest of all of them is unknown.
+        let is_little = |least: &Remaining| least.left < least.bound.get() / 10 && !self.is_shared;
         Ok(least.filter(is_little))
     }
 
@@ -171,11 +177,12 @@ impl Limits {
             Body::One(message) => usize::from(is_call(&message)),
             Body::Batch(items) => items.iter().flatten().filter(is_call).count(),
         };
-        let limits = (Limit::Calls, Limit::PrincipalCalls);
-        let rates = rates(access, limits, |bounds| bounds.calls);
+        let rates = rates(access, Limit::Calls, Limit::PrincipalCalls, |bounds| {
+            bounds.calls
+        });
         let seat = |rate: &Rate| {
             let seat = self.calls.seat(&rate.account, rate.bound.get());
-            seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, SOON))
+            seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, RETRY_CALL))
         };
         let seats = (0..calls).map(|_| rates.iter().map(seat).collect());
         seats.collect()
@@ -187,9 +194,13 @@ impl Limits {
     ///
     /// `Quota`.
     pub(crate) async fn session(&self, access: &Access) -> Result<Seats, Error> {
-        let limits = (Limit::Sessions, Limit::PrincipalSessions);
-        let rates = rates(access, limits, |bounds| bounds.sessions);
-        self.enter(rates, LATER).await
+        let rates = rates(
+            access,
+            Limit::Sessions,
+            Limit::PrincipalSessions,
+            |bounds| bounds.sessions,
+        );
+        self.take_seats(rates, RETRY_SESSION).await
     }
 
     /// Seats for a stream.
@@ -198,15 +209,16 @@ impl Limits {
     ///
     /// `Quota`.
     pub(crate) async fn stream(&self, access: &Access) -> Result<Seats, Error> {
-        let limits = (Limit::Streams, Limit::PrincipalStreams);
-        let rates = rates(access, limits, |bounds| bounds.streams);
-        self.enter(rates, SOON).await
+        let rates = rates(access, Limit::Streams, Limit::PrincipalStreams, |bounds| {
+            bounds.streams
+        });
+        self.take_seats(rates, RETRY_CALL).await
     }
 
     /// Seats for the stream that the answer to a POST may become.
     ///
-    /// Most never do: other replicas hear of one when it has ([`Self::became_stream`]), so that no
-    /// call waits for them.
+    /// Most answers never do. Other replicas count a stream once it is one ([`Self::became_stream`]),
+    /// so that no call waits for them.
     ///
     /// # Errors
     ///
@@ -215,17 +227,18 @@ impl Limits {
         if !self.is_shared {
             return self.stream(access).await;
         }
-        let limits = (Limit::Streams, Limit::PrincipalStreams);
-        let rates = rates(access, limits, |bounds| bounds.streams);
+        let rates = rates(access, Limit::Streams, Limit::PrincipalStreams, |bounds| {
+            bounds.streams
+        });
         let seat = |rate: &Rate| {
             let seat = self.calls.seat(&rate.account, rate.bound.get());
-            seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, SOON))
+            seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, RETRY_CALL))
         };
         rates.iter().map(seat).collect()
     }
 
-    /// What other replicas count of a stream that a POST has become; more than the limit, where
-    /// that was reached meanwhile.
+    /// Seats for a stream that a POST has become, on all replicas. None if the limit was reached
+    /// meanwhile: such a stream goes on.
     pub(crate) async fn became_stream(&self, access: &Access) -> Seats {
         if self.is_shared {
             self.stream(access).await.unwrap_or_default()
@@ -234,11 +247,11 @@ impl Limits {
         }
     }
 
-    async fn enter(&self, rates: Vec<Rate>, retry: Duration) -> Result<Seats, Error> {
+    async fn take_seats(&self, rates: Vec<Rate>, retry: Duration) -> Result<Seats, Error> {
         let mut seats = Seats::new();
         for rate in rates {
-            let entering = Arc::clone(&self.limiter).enter(rate.account, rate.bound.get());
-            let entered = timeout(PATIENCE, entering).await;
+            let entered = Arc::clone(&self.limiter).enter(rate.account, rate.bound.get());
+            let entered = timeout(LIMITER_TIMEOUT, entered).await;
             let seat = entered.map_err(|_| Error::Busy {
                 what: "the limits cannot be read",
                 retry,
@@ -248,7 +261,7 @@ impl Limits {
         Ok(seats)
     }
 
-    /// The bytes of a connection.
+    /// The byte counter of a connection.
     pub(crate) fn flow(self: &Arc<Self>, access: &Access) -> Flow {
         Flow {
             limits: Arc::clone(self),
@@ -265,20 +278,20 @@ impl Limits {
         })
     }
 
-    fn spend(&self, rate: &Rate) -> Result<Left, Error> {
-        let (meter, drawn) = self.fill(rate);
+    fn spend(&self, rate: &Rate) -> Result<Remaining, Error> {
+        let (allotment, drawn) = self.fill(rate);
         let lent = signed(rate.bound.get());
-        let taken = meter
-            .balance
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |balance| {
-                // Where a draw is under way it is not known whether there is something: what a
-                // second gives is lent.
-                let lent = if drawn == Drawn::Underway { lent } else { 0 };
-                (balance > -lent).then_some(balance - 1)
-            });
+        let taken =
+            allotment
+                .balance
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |balance| {
+                    // While a draw is under way its result is unknown: the rate of a second is lent.
+                    let lent = if drawn == Draw::Underway { lent } else { 0 };
+                    (balance > -lent).then_some(balance - 1)
+                });
         let Rate { limit, bound, .. } = *rate;
         match taken {
-            Ok(before) => Ok(Left {
+            Ok(before) => Ok(Remaining {
                 limit,
                 bound,
                 left: u64::try_from(before - 1).unwrap_or(0),
@@ -287,67 +300,70 @@ impl Limits {
         }
     }
 
-    /// What is left of a rate.
-    fn look(&self, rate: &Rate) -> (i64, Arc<Meter>) {
-        let (meter, _) = self.fill(rate);
-        (meter.balance.load(Ordering::Relaxed), meter)
+    /// The balance of a rate.
+    fn balance(&self, rate: &Rate) -> (i64, Arc<Allotment>) {
+        let (allotment, _) = self.fill(rate);
+        (allotment.balance.load(Ordering::Relaxed), allotment)
     }
 
-    /// Draws an allotment if it is time for one.
-    fn fill(&self, rate: &Rate) -> (Arc<Meter>, Drawn) {
+    /// Draws an allotment if one is due.
+    fn fill(&self, rate: &Rate) -> (Arc<Allotment>, Draw) {
         let (bound, now) = (rate.bound.get(), self.now());
-        let meters = match rate.limit {
+        let allotments = match rate.limit {
             Limit::AddressRequests => &self.addresses,
-            _ => &self.meters,
+            _ => &self.allotments,
         };
-        let meter = meters.of(&rate.account, bound, now);
-        let last = meter.drawn.load(Ordering::Relaxed);
-        let balance = meter.balance.load(Ordering::Relaxed);
+        let allotment = allotments.of(&rate.account, bound, now);
+        let last = allotment.drawn.load(Ordering::Relaxed);
+        let balance = allotment.balance.load(Ordering::Relaxed);
         let since = (last > 0).then(|| now.saturating_sub(last));
         let wanted = match since {
-            // Others begin as well: each with an allotment.
-            None if self.is_shared => allotment(bound),
+            // Other replicas begin as well: each with one allotment.
+            None if self.is_shared => amount(bound),
             since => wanted(bound, balance, since),
         };
-        if meter.is_drawing.load(Ordering::Relaxed) {
-            return (meter, Drawn::Underway);
+        if allotment.is_drawing.load(Ordering::Relaxed) {
+            return (allotment, Draw::Underway);
         }
         if wanted == 0 {
-            return (meter, Drawn::Done);
+            return (allotment, Draw::Done);
         }
-        let swapped = meter
-            .drawn
-            .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed);
+        let swapped =
+            allotment
+                .drawn
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed);
         if swapped.is_err() {
-            return (meter, Drawn::Underway);
+            return (allotment, Draw::Underway);
         }
-        // A new meter has begun with an allotment that nobody drew.
-        let credit = if last == 0 { allotment(bound) } else { 0 };
+        // A new account has begun with an allotment that was not drawn.
+        let credit = if last == 0 { amount(bound) } else { 0 };
         let mut draw = Arc::clone(&self.limiter).draw(rate.account.clone(), bound, wanted);
-        // A limiter that knows answers at once; for one that has to ask, nobody waits.
+        // A limiter in memory answers at once; no request waits for one in a store.
         let mut context = Context::from_waker(Waker::noop());
         let drawn = match draw.as_mut().poll(&mut context) {
             Poll::Ready(given) => {
-                meter.add(given, credit);
-                Drawn::Done
+                allotment.add(given, credit);
+                Draw::Done
             }
             Poll::Pending => {
-                meter.is_drawing.store(true, Ordering::Relaxed);
-                let (meter, halt) = (Arc::clone(&meter), self.halt.clone());
+                allotment.is_drawing.store(true, Ordering::Relaxed);
+                let (allotment, halt) = (Arc::clone(&allotment), self.halt.clone());
                 self.tracker.spawn(async move {
-                    let given = halt.run_until_cancelled(timeout(PATIENCE, draw)).await;
+                    let given = halt
+                        .run_until_cancelled(timeout(LIMITER_TIMEOUT, draw))
+                        .await;
                     if let Some(Ok(given)) = given {
-                        meter.add(given, credit);
+                        allotment.add(given, credit);
                     }
-                    meter.is_drawing.store(false, Ordering::Relaxed);
+                    allotment.is_drawing.store(false, Ordering::Relaxed);
                 });
-                Drawn::Underway
+                Draw::Underway
             }
         };
-        (meter, drawn)
+        (allotment, drawn)
     }
 
-    /// Milliseconds; never 0.
+    /// Milliseconds since the start; never 0.
     fn now(&self) -> u64 {
         let ms = u64::try_from(self.born.elapsed().as_millis());
         ms.unwrap_or(u64::MAX).saturating_add(1)
@@ -358,53 +374,54 @@ impl Flow {
     /// Counts bytes that were written, or are about to be.
     pub(crate) fn wrote(&self, bytes: usize) {
         for rate in &self.rates {
-            let (_, meter) = self.limits.look(rate);
+            let (_, allotment) = self.limits.balance(rate);
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-            // What is owed has a bound, so that nothing that is counted can overflow.
+            // The debt is bounded, so that no sum overflows.
             let most = signed(rate.bound.get()).saturating_mul(-60);
             let owe = |balance: i64| Some(balance.saturating_sub(bytes).max(most));
-            // It never refuses.
-            let _ = meter
+            // `owe` always returns a balance.
+            let _ = allotment
                 .balance
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, owe);
         }
     }
 
-    /// How long nothing more may be written.
+    /// The time for which nothing more may be written.
     pub(crate) fn pause(&self) -> Option<Duration> {
         let waits = self.rates.iter().filter_map(|rate| {
-            let (balance, _) = self.limits.look(rate);
+            let (balance, _) = self.limits.balance(rate);
             (balance <= 0).then(|| wait(1 - balance, rate.bound))
         });
         waits.max()
     }
 }
 
-/// How much to draw, `since` milliseconds after the last time: an allotment when less than one is
-/// left; after a second of silence what a second gives, so that a burst within the rate passes.
+/// The amount to draw, `since` milliseconds after the last draw: an allotment when less than one
+/// is left. After an idle second it is the rate of a second, so that a burst within the rate passes.
 fn wanted(bound: u64, balance: i64, since: Option<u64>) -> u64 {
     let missing = u64::try_from(signed(bound).saturating_sub(balance)).unwrap_or(0);
     match since {
         None => bound,
         Some(since) if since >= 1000 => missing.min(bound),
-        Some(since) if since >= EVERY && balance < signed(allotment(bound)) => {
+        Some(since) if since >= DRAW_INTERVAL && balance < signed(amount(bound)) => {
             let passed = bound.saturating_mul(since) / 1000;
-            passed.max(allotment(bound))
+            passed.max(amount(bound))
         }
         Some(_) => 0,
     }
 }
 
-/// What a tenant and a principal are bound in; the principal first, so that one that is at its
-/// own limit takes nothing from its tenant's.
+/// The rates of a tenant and a principal. The principal comes first, so that a principal at its own
+/// limit spends nothing of its tenant's.
 fn rates(
     access: &Access,
-    (of_tenant, of_principal): (Limit, Limit),
+    of_tenant: Limit,
+    of_principal: Limit,
     bound: impl Fn(&Bounds) -> Option<NonZeroU64>,
 ) -> Vec<Rate> {
     let tenant = access.tenant();
     let mut rates = Vec::new();
-    // Names of tenants have no slash.
+    // The name of a tenant has no slash.
     let name = &tenant.name;
     if let Some(bound) = bound(&tenant.quotas.principal) {
         let (limit, key) = (of_principal, access.principal().key());
@@ -428,25 +445,29 @@ fn rates(
 }
 
 fn bytes_out(access: &Access) -> Vec<Rate> {
-    let limits = (Limit::BytesOut, Limit::PrincipalBytesOut);
-    rates(access, limits, |bounds| bounds.bytes_out)
+    rates(
+        access,
+        Limit::BytesOut,
+        Limit::PrincipalBytesOut,
+        |bounds| bounds.bytes_out,
+    )
 }
 
-/// How long it takes until so much has come.
+/// The time until this amount is available.
 fn wait(missing: i64, bound: NonZeroU64) -> Duration {
     let missing = u64::try_from(missing).unwrap_or(0);
     let ms = missing.saturating_mul(1000) / bound;
-    Duration::from_millis(ms.max(EVERY))
+    Duration::from_millis(ms.max(DRAW_INTERVAL))
 }
 
-/// Milliseconds between two draws of an account .
-const EVERY: u64 = 100;
-/// How long a limiter may take.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// When a call or a stream may have ended.
-const SOON: Duration = Duration::from_secs(1);
-/// When a session may have.
-const LATER: Duration = Duration::from_secs(10);
+/// Milliseconds between two draws of an account.
+const DRAW_INTERVAL: u64 = 100;
+/// The deadline of the limiter.
+const LIMITER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The `Retry-After` of calls and streams.
+const RETRY_CALL: Duration = Duration::from_secs(1);
+/// The `Retry-After` of sessions.
+const RETRY_SESSION: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -455,11 +476,11 @@ mod tests {
     use serde_json::{Value, json};
     use tokio::sync::Semaphore;
 
-    use super::super::allotments::METERS;
+    use super::super::allotments::MAX_ACCOUNTS;
     use super::super::quotas::*;
     use crate::{config::Format, manifest::reader, state::BoxFuture};
 
-    /// A limiter that has to ask somebody, who takes as long as the test wants.
+    /// A limiter in a store, which answers when the test lets it.
     struct Slow {
         limiter: Arc<MemoryLimiter>,
         answers: Arc<Semaphore>,
@@ -489,7 +510,8 @@ mod tests {
     fn of(limiter: Arc<dyn Limiter>) -> Arc<Limits> {
         let metrics = Arc::new(Metrics::new(None).unwrap());
         Limits::new(
-            (limiter, false),
+            limiter,
+            false,
             metrics,
             TaskTracker::new(),
             CancellationToken::new(),
@@ -525,7 +547,7 @@ mod tests {
         };
         let limits = of(Arc::new(slow));
         let ada = access("a", "ada", &json!({"requests_per_second": 100}));
-        // `request` is no future: there is nothing that could wait.
+        // `request` is no future, so it cannot wait.
         let taken = (0..300).filter(|_| limits.request(&ada).is_ok()).count();
         let expected = 100..=112;
         assert!(expected.contains(&taken), "a second's on trust: {taken}");
@@ -536,7 +558,7 @@ mod tests {
             tokio::task::yield_now().await;
             more += usize::from(limits.request(&ada).is_ok());
         }
-        // A session asks, and waits for no longer than it must.
+        // A session waits for the limiter until its deadline.
         let silent = Arc::new(Semaphore::new(0));
         let slow = Slow {
             limiter: Arc::new(MemoryLimiter::default()),
@@ -563,7 +585,7 @@ mod tests {
             (0..5).all(|_| limits.request(&bob).is_ok()),
             "bob has his own"
         );
-        // And the other way round: what the tenant refuses costs no principal anything.
+        // Conversely, a refusal by the tenant spends nothing of the principal's.
         let quotas = json!({"requests_per_second": 3, "principal": {"requests_per_second": 50}});
         let cyd = access("c", "cyd", &quotas);
         for _ in 0..500 {
@@ -615,15 +637,18 @@ mod tests {
         let limits = in_memory();
         let bound = NonZeroU64::new(2).unwrap();
         let address = |number: u32| IpAddr::from(number.to_be_bytes());
-        let all = u32::try_from(METERS).unwrap() * 2;
+        let all = u32::try_from(MAX_ACCOUNTS).unwrap() * 2;
         let began = Instant::now();
         let passed = (0..all).filter(|number| limits.address(address(*number), bound).is_ok());
         let passed = passed.count();
-        // Those that were silent for two seconds make room.
+        // Accounts that were idle for two seconds are dropped.
         let rounds = 1 + usize::try_from(began.elapsed().as_secs() / 2).unwrap();
-        assert!(limits.addresses.meters.read().unwrap().len() <= METERS);
-        assert!(passed < METERS * rounds + 1000, "{passed} in {rounds}");
-        // Who is known is not touched by it, nor is who was there before.
+        assert!(limits.addresses.accounts.read().unwrap().len() <= MAX_ACCOUNTS);
+        assert!(
+            passed < MAX_ACCOUNTS * rounds + 1000,
+            "{passed} in {rounds}"
+        );
+        // Neither tenants nor earlier addresses are affected.
         let ada = access("a", "ada", &json!({"requests_per_second": 1}));
         assert!(limits.request(&ada).is_ok());
         assert!(limits.address(address(0), bound).is_ok());
@@ -665,7 +690,7 @@ mod tests {
 
     #[test]
     fn allotments_are_a_tenth_and_at_most_every_100_ms() {
-        assert_eq!([1, 9, 50, 100, 5000].map(allotment), [1, 9, 10, 10, 500]);
+        assert_eq!([1, 9, 50, 100, 5000].map(amount), [1, 9, 10, 10, 500]);
         let table = [
             (1000, 0, None, 1000),
             (1000, 0, Some(99), 0),

@@ -1,4 +1,4 @@
-//! Claims under way: one request claims a session for all that wait for it.
+//! Claims under way: one request claims a session for all requests that wait for it.
 
 use std::{
     collections::HashSet,
@@ -11,24 +11,24 @@ use crate::state::SessionId;
 #[derive(Clone, Default)]
 pub(crate) struct Claims(Arc<RwLock<HashSet<SessionId>>>);
 
-/// One claim; another can begin when it is dropped.
-pub(crate) struct Claiming {
+/// A claim under way; the next one can begin when it is dropped.
+pub(crate) struct Claim {
     claims: Claims,
     id: SessionId,
 }
 
 impl Claims {
-    /// Begins a claim, unless one is under way.
-    pub(crate) fn begin(&self, id: &SessionId) -> Option<Claiming> {
+    /// Begins a claim; none if one is under way.
+    pub(crate) fn begin(&self, id: &SessionId) -> Option<Claim> {
         let mut claims = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        claims.insert(id.clone()).then(|| Claiming {
+        claims.insert(id.clone()).then(|| Claim {
             claims: self.clone(),
             id: id.clone(),
         })
     }
 }
 
-impl Drop for Claiming {
+impl Drop for Claim {
     fn drop(&mut self) {
         let mut claims = self
             .claims

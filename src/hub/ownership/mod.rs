@@ -1,20 +1,21 @@
 //! Ownership of sessions: the lease of this replica, the place of each session, claims under way.
 //!
-//! Pure state of this replica; it knows no session. Not here: how a session of this replica waits
-//! for a lease (`hub::session::lease`) and how this replica takes a session over
-//! (`hub::takeover`).
+//! Pure state of this replica; it knows no session. Not here: the wait of a session for a lease
+//! (`hub::session::ownership`) and the takeover of a session (`hub::takeover`).
 //!
-//! * `claims`: claims under way, one for each session
+//! * `claims`: claims under way, at most one for each session
 //! * `owner`: lease of this replica, renewed by heartbeats
 //! * `place`: place of a session, by its record in the directory
-//! * `unresponsive`: replicas that let a request go without an answer
+//! * `unresponsive`: replicas that did not answer a request, until their next heartbeat
 
 mod claims;
 mod owner;
 mod place;
 mod unresponsive;
 
-pub(crate) use self::claims::{Claiming, Claims};
+pub(crate) use self::claims::{Claim, Claims};
 pub(crate) use self::owner::{AWAY, Owner};
-pub(crate) use self::place::{Look, Place, Places, Whose, is_of, places, whose};
+pub(crate) use self::place::{
+    LookupSource, Place, Places, RecordedOwner, is_of, places, recorded_owner,
+};
 pub(crate) use self::unresponsive::{UNRESPONSIVE, Unresponsive};

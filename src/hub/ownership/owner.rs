@@ -18,17 +18,18 @@ use crate::{
     state::{Directory, Heartbeat, Replica, StoreError},
 };
 
-/// How long a lease runs from when its heartbeat was sent; the key in the store lives longer.
+/// The time that a lease runs after its heartbeat was sent; the key in the store lives longer.
 const LEASE: Duration = Duration::from_secs(3);
-/// From one heartbeat to the next.
+/// The interval of heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
-/// The same after one that failed: requests are served soon after the return of the store.
-const AGAIN: Duration = Duration::from_millis(200);
-/// Milliseconds in which every replica has told a store that is back that it lives: one heartbeat, and
-/// what connecting again takes.
-const SETTLED: u64 = 1500;
-/// How long a heartbeat may take.
-const ANSWER: Duration = Duration::from_millis(800);
+/// The time until the next heartbeat after a failed one: requests are served soon after the store
+/// returns.
+const RETRY: Duration = Duration::from_millis(200);
+/// Milliseconds after the return of the store in which every live replica has sent a heartbeat: one
+/// interval, and the time to reconnect.
+const SETTLE_TIME: u64 = 1500;
+/// The deadline of a request to the directory.
+const TIMEOUT: Duration = Duration::from_millis(800);
 
 /// The lease of this replica.
 pub(crate) struct Owner {
@@ -41,21 +42,29 @@ pub(crate) struct Owner {
     /// Milliseconds after `began` at which the lease ends.
     until: AtomicU64,
     lapses: AtomicU32,
-    /// Milliseconds after `began` at which the last lapse was over; 0 before the first one, which is no
-    /// lapse but the beginning.
+    /// Milliseconds after `began` at which the last lapse was over; 0 before that. The first
+    /// heartbeat ends no lapse.
     back: AtomicU64,
     epoch: AtomicU32,
-    /// Whether it is about to end.
+    /// Whether this replica is about to end.
     is_closed: AtomicBool,
     beats: watch::Sender<()>,
-    /// Whether the lease runs, and how often it has ended.
-    standing: watch::Sender<(bool, u32)>,
+    status: watch::Sender<LeaseStatus>,
+}
+
+/// The status of a lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LeaseStatus {
+    /// Whether the lease runs.
+    is_running: bool,
+    /// How often it has ended.
+    lapses: u32,
 }
 
 impl Owner {
-    /// The only replica there is.
+    /// The only replica.
     pub(crate) fn alone(directory: Arc<dyn Directory>, epoch: u32) -> Self {
-        let nobody = Replica {
+        let me = Replica {
             address: "".into(),
             boot: "".into(),
         };
@@ -63,7 +72,7 @@ impl Owner {
             is_alone: true,
             until: AtomicU64::new(u64::MAX),
             epoch: AtomicU32::new(epoch),
-            ..Self::new(nobody, directory)
+            ..Self::new(me, directory)
         }
     }
 
@@ -80,28 +89,29 @@ impl Owner {
             epoch: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
             beats: watch::Sender::new(()),
-            standing: watch::Sender::new((false, 0)),
+            status: watch::Sender::default(),
         }
     }
 
-    /// Whether no other replica can be there.
+    /// Whether this is the only replica.
     pub(crate) fn is_alone(&self) -> bool {
         self.is_alone
     }
 
-    /// It is about to end: others begin and claim sessions, as far as there are any.
+    /// Marks this replica as about to end: other replicas begin and claim sessions, if there are any.
     pub(crate) async fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         let closing = self.directory.close(&self.me);
-        let _ = tokio::time::timeout(ANSWER, closing).await;
+        let _ = tokio::time::timeout(TIMEOUT, closing).await;
     }
 
-    /// Whether it is about to end.
+    /// Whether this replica is about to end.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// The replicas that begin and claim sessions in its place; none before it is about to end.
+    /// The replicas that begin and claim sessions in place of this one; none before it is about to
+    /// end.
     pub(crate) async fn successors(&self) -> Vec<Replica> {
         if !self.is_closed() {
             return Vec::new();
@@ -116,7 +126,7 @@ impl Owner {
         self.is_alone || self.runs_at(self.now())
     }
 
-    /// Whether a session may serve whose fence was read after lapse number `confirmed`.
+    /// Whether a session may be served whose fence was read after lapse number `confirmed`.
     pub(crate) fn serves(&self, confirmed: u32) -> bool {
         self.is_alone || self.serves_at(self.now(), confirmed)
     }
@@ -134,42 +144,49 @@ impl Owner {
         self.lapses.load(Ordering::Acquire)
     }
 
-    /// The life of the store that was last heard of.
+    /// The epoch of the store in its latest acknowledgement.
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Fails while this replica is cut off from the others.
+    /// Checks that the lease runs.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` while this replica is cut off from the others.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.is_valid() { Ok(()) } else { Err(AWAY) }
     }
 
-    /// Whether the store was out of reach until just now: owners that live may not have told it so
-    /// yet, and an outage that hits all replicas alike is to cost no child.
+    /// Whether the store has just returned: live owners may not have sent a heartbeat yet, and an
+    /// outage that hits all replicas must end no child.
     pub(crate) fn is_just_back(&self) -> bool {
         self.is_back_at(self.now())
     }
 
     fn is_back_at(&self, now: u64) -> bool {
         let back = self.back.load(Ordering::Acquire);
-        back > 0 && now < back + SETTLED
+        back > 0 && now < back + SETTLE_TIME
     }
 
-    /// Changes whenever sessions have to look whether they may be served.
-    pub(crate) fn standing(&self) -> watch::Receiver<(bool, u32)> {
-        self.standing.subscribe()
+    /// The status of the lease; at each change, sessions check whether they may be served.
+    pub(crate) fn lease_status(&self) -> watch::Receiver<LeaseStatus> {
+        self.status.subscribe()
     }
 
-    fn stand(&self, now: u64) {
-        let standing = (self.runs_at(now), self.lapses());
-        self.standing.send_if_modified(|known| {
-            let is_other = *known != standing;
-            *known = standing;
+    fn publish_status(&self, now: u64) {
+        let status = LeaseStatus {
+            is_running: self.runs_at(now),
+            lapses: self.lapses(),
+        };
+        self.status.send_if_modified(|known| {
+            let is_other = *known != status;
+            *known = status;
             is_other
         });
     }
 
-    /// Waits for the next heartbeat that was acknowledged.
+    /// Waits for the next acknowledged heartbeat.
     pub(crate) async fn renewed(&self) {
         // The sender lives as long as `self`.
         let _ = self.beats.subscribe().changed().await;
@@ -178,14 +195,14 @@ impl Owner {
     /// Sends a heartbeat.
     pub(crate) async fn beat(&self) -> Result<Heartbeat, StoreError> {
         let sent = self.now();
-        let beat = tokio::time::timeout(ANSWER, self.directory.beat(&self.me)).await;
+        let beat = tokio::time::timeout(TIMEOUT, self.directory.beat(&self.me)).await;
         let beat = beat.unwrap_or(Err(StoreError::Away))?;
-        self.acknowledged((sent, self.now()), beat);
+        self.acknowledged(sent, self.now(), beat);
         Ok(beat)
     }
 
-    fn acknowledged(&self, (sent, now): (u64, u64), beat: Heartbeat) {
-        // The store has begun another life without the earlier writes: that counts as a lapse.
+    fn acknowledged(&self, sent: u64, now: u64, beat: Heartbeat) {
+        // Another epoch of the store lacks the earlier writes: that counts as a lapse.
         let is_other = self.epoch.swap(beat.epoch, Ordering::AcqRel) != beat.epoch;
         if is_other || !self.runs_at(now) {
             let is_first = self.lapses.fetch_add(1, Ordering::AcqRel) == 0;
@@ -195,24 +212,24 @@ impl Owner {
         let lease = u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX);
         self.until.fetch_max(sent + lease, Ordering::AcqRel);
         self.beats.send_replace(());
-        self.stand(now);
+        self.publish_status(now);
     }
 
-    /// Sends heartbeats until `stop`, tells `report` whether the lease runs, and takes the last
-    /// heartbeat back.
+    /// Sends heartbeats until `stop`, reports whether the lease runs, and withdraws the last
+    /// heartbeat.
     pub(crate) async fn run(self: Arc<Self>, report: impl Fn(bool), stop: CancellationToken) {
         loop {
             let next = Instant::now();
             let is_acknowledged = self.beat().await.is_ok();
-            self.stand(self.now());
+            self.publish_status(self.now());
             report(self.is_valid());
-            let next = next + if is_acknowledged { BEAT } else { AGAIN };
+            let next = next + if is_acknowledged { BEAT } else { RETRY };
             let sleep = tokio::time::sleep_until(next);
             if stop.run_until_cancelled(sleep).await.is_none() {
                 break;
             }
         }
-        let _ = tokio::time::timeout(ANSWER, self.directory.leave(&self.me)).await;
+        let _ = tokio::time::timeout(TIMEOUT, self.directory.leave(&self.me)).await;
     }
 
     fn now(&self) -> u64 {
@@ -248,14 +265,14 @@ mod tests {
     fn a_lease_runs_three_seconds_from_when_its_heartbeat_was_sent() {
         let owner = owner();
         assert!(!owner.runs_at(0), "none before the first heartbeat");
-        owner.acknowledged((0, 500), BEAT);
+        owner.acknowledged(0, 500, BEAT);
         let confirmed = owner.lapses();
         assert!(owner.serves_at(2999, confirmed));
         assert!(!owner.serves_at(3000, confirmed), "from when it was sent");
-        owner.acknowledged((1000, 2900), BEAT);
-        owner.acknowledged((500, 2950), BEAT);
+        owner.acknowledged(1000, 2900, BEAT);
+        owner.acknowledged(500, 2950, BEAT);
         assert!(owner.serves_at(3999, confirmed), "renewed before it ended");
-        owner.acknowledged((3900, 4000), BEAT);
+        owner.acknowledged(3900, 4000, BEAT);
         assert!(owner.runs_at(4000));
         assert!(
             !owner.serves_at(4000, confirmed),
@@ -267,23 +284,23 @@ mod tests {
     #[test]
     fn a_store_that_is_back_is_left_to_settle() {
         let owner = owner();
-        owner.acknowledged((0, 0), BEAT);
-        owner.acknowledged((1000, 1000), BEAT);
+        owner.acknowledged(0, 0, BEAT);
+        owner.acknowledged(1000, 1000, BEAT);
         assert!(!owner.is_back_at(1000), "it was never away");
-        owner.acknowledged((9000, 9000), BEAT);
-        assert!(owner.is_back_at(9000) && owner.is_back_at(9000 + SETTLED - 1));
-        owner.acknowledged((9500, 9500), BEAT);
-        assert!(!owner.is_back_at(9000 + SETTLED), "from its return");
+        owner.acknowledged(9000, 9000, BEAT);
+        assert!(owner.is_back_at(9000) && owner.is_back_at(9000 + SETTLE_TIME - 1));
+        owner.acknowledged(9500, 9500, BEAT);
+        assert!(!owner.is_back_at(9000 + SETTLE_TIME), "from its return");
     }
 
     #[test]
     fn another_life_of_the_store_is_a_lapse() {
         let owner = owner();
-        owner.acknowledged((0, 0), BEAT);
+        owner.acknowledged(0, 0, BEAT);
         let confirmed = owner.lapses();
-        owner.acknowledged((1000, 1000), BEAT);
+        owner.acknowledged(1000, 1000, BEAT);
         assert!(owner.serves_at(1000, confirmed));
-        owner.acknowledged((2000, 2000), Heartbeat { epoch: 8, ..BEAT });
+        owner.acknowledged(2000, 2000, Heartbeat { epoch: 8, ..BEAT });
         assert!(owner.runs_at(2000) && !owner.serves_at(2000, confirmed));
     }
 

@@ -12,70 +12,78 @@ use crate::{
 pub(crate) enum Place {
     /// This replica.
     Here,
-    /// Another replica, which lives.
+    /// Another replica, which is alive.
     There(Replica),
 }
 
-/// The knowledge of the request that asks for a place.
+/// The source of a lookup of a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// None: the cache will do.
-    Known,
-    /// The cache is out of date (421, or a hop that broke): ask the directory.
-    Anew,
-    /// The owner's address refuses connections: the session may be claimed at once.
-    Refused(Replica),
+pub(crate) enum LookupSource {
+    /// The cache, then the directory.
+    Cached,
+    /// The directory: the cache is out of date (421, or a hop that broke).
+    Fresh,
+    /// The directory; the address of this owner refuses connections, so its session may be claimed
+    /// at once.
+    OwnerRefused(Replica),
 }
 
-/// The owner that a record names.
-pub(crate) enum Whose {
-    /// Another replica that lives, and the age of its last sign of life.
+/// The owner in a record of the directory.
+pub(crate) enum RecordedOwner {
+    /// Another replica, which is alive, and the age of its last heartbeat.
     Other(Replica, Duration),
     /// This replica.
-    Ours,
-    /// No replica that lives.
-    Nobody,
+    Here,
+    /// No replica that is alive.
+    None,
 }
 
 /// Cache of the owners of other replicas' sessions.
 pub(crate) type Places = moka::sync::Cache<SessionId, Replica>;
 
 /// The most sessions in the cache.
-const PLACES: u64 = 100_000;
-/// The life of an entry: a frozen owner is asked no longer than its heartbeat stands, and this.
-const REMEMBERED: Duration = Duration::from_secs(1);
+const MAX_PLACES: u64 = 100_000;
+/// The time to live of an entry: requests go to a frozen owner for at most this time after its
+/// heartbeat expires.
+const TTL: Duration = Duration::from_secs(1);
 
 /// An empty cache of places.
 pub(crate) fn places() -> Places {
     moka::sync::Cache::builder()
-        .max_capacity(PLACES)
-        .time_to_live(REMEMBERED)
+        .max_capacity(MAX_PLACES)
+        .time_to_live(TTL)
         .build()
 }
 
-/// Whether a record is of the principal and the server of an access.
+/// Whether a record belongs to the principal and the server of an access.
 pub(crate) fn is_of(found: &Found, access: &Access) -> bool {
     *found.record.principal == *access.principal().key()
         && found.record.server == access.server().name
 }
 
-/// The owner of a session that was found. A record that names this replica although it does not
-/// have the session counts as nobody's when the asker `is_late`.
-pub(crate) fn whose(me: &Replica, found: &Found, look: &Look, is_late: bool) -> Whose {
+/// Returns the owner of a session that was found. A record that names this replica although it
+/// does not have the session counts as having no owner once the lookup `is_late`.
+pub(crate) fn recorded_owner(
+    me: &Replica,
+    found: &Found,
+    lookup: &LookupSource,
+    is_late: bool,
+) -> RecordedOwner {
     match &found.record.owner {
-        None => Whose::Nobody,
+        None => RecordedOwner::None,
         Some(owner) if owner.boot == me.boot => {
             if is_late {
-                Whose::Nobody
+                RecordedOwner::None
             } else {
-                Whose::Ours
+                RecordedOwner::Here
             }
         }
         Some(owner) => {
-            let is_refused = matches!(look, Look::Refused(replica) if replica == owner);
+            let is_refused =
+                matches!(lookup, LookupSource::OwnerRefused(replica) if replica == owner);
             match found.heartbeat_age.filter(|_| !is_refused) {
-                Some(sign) => Whose::Other(owner.clone(), sign),
-                None => Whose::Nobody,
+                Some(sign) => RecordedOwner::Other(owner.clone(), sign),
+                None => RecordedOwner::None,
             }
         }
     }

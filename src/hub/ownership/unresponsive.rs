@@ -1,6 +1,6 @@
 //! Unresponsive replicas: skipped until their next heartbeat.
 //!
-//! A hop to a frozen replica fails after four seconds; its heartbeat may stand for as long, and
+//! A hop to a frozen replica fails after four seconds. Its heartbeat may be valid for as long, and
 //! the next hops must not wait for the same failure.
 
 use std::{
@@ -13,26 +13,26 @@ use tokio::time::Instant;
 
 use crate::{error::Error, state::Replica};
 
-/// The unresponsive replicas, by boot id, and since when. Never held across an await.
+/// The unresponsive replicas by boot id, with the time of the failure. Never held across an await.
 #[derive(Default)]
 pub(crate) struct Unresponsive(RwLock<HashMap<Arc<str>, Instant>>);
 
 impl Unresponsive {
     /// Adds a replica that did not answer.
-    pub(crate) fn note(&self, replica: &Replica, now: Instant) {
+    pub(crate) fn add(&self, replica: &Replica, now: Instant) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, since| now.duration_since(*since) < FORGOTTEN);
+        known.retain(|_, since| now.duration_since(*since) < TTL);
         known.insert(Arc::clone(&replica.boot), now);
     }
 
-    /// Whether a replica is one of them; its heartbeats are not looked at.
+    /// Whether a replica is unresponsive, without regard to its heartbeats.
     pub(crate) fn has(&self, replica: &Replica) -> bool {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         known.contains_key(&replica.boot)
     }
 
-    /// Whether a replica whose last sign of life is `sign` old at `now` is still one of them.
-    pub(crate) fn lasts(&self, replica: &Replica, now: Instant, sign: Duration) -> bool {
+    /// Whether a replica is still unresponsive at `now`, with a last heartbeat of age `sign`.
+    pub(crate) fn is_silent(&self, replica: &Replica, now: Instant, sign: Duration) -> bool {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let Some(since) = known.get(&replica.boot) else {
             return false;
@@ -45,14 +45,14 @@ impl Unresponsive {
     }
 }
 
-/// The refusal for sessions of an unresponsive replica while its heartbeat stands.
+/// The refusal for sessions of an unresponsive replica while its heartbeat is valid.
 pub(crate) const UNRESPONSIVE: Error = Error::Busy {
     what: "the replica that has the session does not answer",
     retry: Duration::from_secs(1),
 };
 
-/// The life of an entry: longer than a heartbeat stands.
-const FORGOTTEN: Duration = Duration::from_secs(10);
+/// The time to live of an entry: longer than a heartbeat is valid.
+const TTL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -66,15 +66,18 @@ mod tests {
         };
         let (known, one, began) = (Unresponsive::default(), replica("a"), Instant::now());
         let s = Duration::from_secs_f64;
-        known.note(&one, began);
+        known.add(&one, began);
         assert!(known.has(&one) && !known.has(&replica("b")));
-        assert!(!known.lasts(&replica("b"), began, s(4.0)));
-        assert!(known.lasts(&one, began, s(4.0)));
-        assert!(known.lasts(&one, began + s(0.9), s(4.9)));
-        assert!(!known.lasts(&one, began + s(0.9), s(0.1)), "it beat again");
-        assert!(!known.lasts(&one, began + s(1.0), s(1.2)), "forgotten");
-        known.note(&one, began);
-        known.note(&replica("b"), began + FORGOTTEN);
+        assert!(!known.is_silent(&replica("b"), began, s(4.0)));
+        assert!(known.is_silent(&one, began, s(4.0)));
+        assert!(known.is_silent(&one, began + s(0.9), s(4.9)));
+        assert!(
+            !known.is_silent(&one, began + s(0.9), s(0.1)),
+            "it beat again"
+        );
+        assert!(!known.is_silent(&one, began + s(1.0), s(1.2)), "forgotten");
+        known.add(&one, began);
+        known.add(&replica("b"), began + TTL);
         assert!(!known.has(&one));
     }
 }

@@ -1,87 +1,89 @@
-//! End of a session: its calls and streams end, its child stops, and its record is removed or
-//! left to the next owner.
+//! End of a session: ends its calls and streams, stops its child, and removes its record or leaves
+//! it to the next owner.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::{
-    lease::refuse,
-    lifetime::{Over, Phase},
-    task::Session,
-};
+use super::{lifetime::EndReason, ownership::refuse, task::Session};
 use crate::{
     backend::dialect::CallId,
     error::Error,
     hub::{
         call::{Call, Fault},
         core::Command,
-        ownership::{AWAY, Claiming},
+        ownership::{AWAY, Claim},
         stream::{Answer, Pulse, StreamEnd},
     },
     telemetry::{Ended, Exit, Outcome},
 };
 
-/// The time of the readers of an ended session for the rest of the log.
-const LAST_WORDS: Duration = Duration::from_millis(900);
+/// The time for the log to acknowledge the last events of a session, and for its readers to read
+/// them.
+const GRACE: Duration = Duration::from_millis(900);
 
 impl Session {
     /// Ends calls and streams, lets readers finish, and stops the child.
-    pub(crate) async fn finish(
+    pub(super) async fn finish(
         mut self: Box<Self>,
         commands: &mut mpsc::Receiver<Command>,
-        was_kept: bool,
+        was_published: bool,
     ) {
-        let over = self.over.unwrap_or(Over::Lost);
-        let fault = match over {
-            Over::Fenced | Over::Orphaned => {
-                // Held responses are answered here; the log is another owner's.
+        let reason = self.end_reason();
+        let fault = match reason {
+            EndReason::Fenced | EndReason::Orphaned => {
+                // Held responses are answered here; the log belongs to another owner.
                 self.streams.close();
                 Fault::OWNER_LOST
             }
             _ => Fault::EXITED,
         };
-        if let Phase::Starting { id, .. } = &self.phase {
-            let line = Fault::EXITED.of_start().line(id);
+        if let Some(initializing) = self.lifetime.initializing() {
+            let line = Fault::EXITED.of_start().line(&initializing.id);
             self.answer_start(Answer::Failed(line));
         }
-        let ending = self.keep_off();
+        let claim = self.block_claims();
         self.fail_calls(fault);
         self.flush_log().await;
-        // After the last events: with its entry goes its owner's right to write them.
+        // After the last events: without the record its owner may not write them.
         self.unregister().await;
-        drop(ending);
-        let is_left = self.is_left();
-        if is_left && over == Over::Drained {
-            // Before its readers have gone: requests to other replicas find it free.
-            let _ = self.core.directory.release(&self.id, self.fence).await;
+        drop(claim);
+        let has_successor = self.has_successor();
+        if has_successor && reason == EndReason::Drained {
+            // Before its readers have gone: requests to other replicas can claim the session.
+            let fence = self.lease.fence();
+            let _ = self.core.directory.release(&self.id, fence).await;
         }
-        let end = match over {
-            Over::Drained | Over::Fenced | Over::Orphaned => StreamEnd::Released,
+        let end = match reason {
+            EndReason::Drained | EndReason::Fenced | EndReason::Orphaned => StreamEnd::Released,
             _ => StreamEnd::Finished,
         };
         self.streams.release(end, || {
-            Answer::Refused(if is_left { AWAY } else { Error::NoSession })
+            Answer::Refused(if has_successor {
+                AWAY
+            } else {
+                Error::NoSession
+            })
         });
         commands.close();
         while let Ok(command) = commands.try_recv() {
-            // It goes on elsewhere; else what is dropped here is told that there is no session.
-            if is_left {
+            // A command that is dropped here is answered with `NoSession`.
+            if has_successor {
                 refuse(command, || Error::Moved);
             }
         }
-        if let Some(own) = self.link.down() {
-            self.end_child(own, exit(over));
+        if let Some(own) = self.link.disconnect() {
+            self.stop_child(own, exit(reason));
         }
         tracing::info!(
-            tenant.id = self.tenant.name, server.name = self.server.name,
-            session.id = self.id.short(), reason = ?over, "session ended"
+            tenant.id = self.client.tenant().name, server.name = self.client.server().name,
+            session.id = self.id.short(), reason = ?reason, "session ended"
         );
-        self.core.metrics.session_ended(counted(over));
-        if was_kept || matches!(over, Over::Deleted | Over::Revoked) {
-            Self::last_words(Arc::clone(self.streams.pulse())).await;
+        self.core.metrics.session_ended(counted(reason));
+        if was_published || matches!(reason, EndReason::Deleted | EndReason::Revoked) {
+            Self::wait_for_readers_to_go(Arc::clone(self.streams.pulse())).await;
         }
-        if is_left {
+        if has_successor {
             self.core.log.release(&self.id).await;
         } else {
             self.core.log.forget(&self.id).await;
@@ -89,36 +91,41 @@ impl Session {
     }
 
     /// Keeps requests from claiming the session for this replica while the result is held: its
-    /// entry in the directory goes only now.
-    fn keep_off(&self) -> Option<Claiming> {
+    /// record is still in the directory.
+    fn block_claims(&self) -> Option<Claim> {
         let is_shared = !self.core.owner.is_alone();
         is_shared
             .then(|| self.core.claims.begin(&self.id))
             .flatten()
     }
 
-    /// Whether the session goes on at another replica.
-    fn is_left(&self) -> bool {
-        let over = self.over.unwrap_or(Over::Lost);
-        let is_left = matches!(over, Over::Drained | Over::Fenced | Over::Orphaned);
-        is_left && !self.core.owner.is_alone() && matches!(self.phase, Phase::Ready(_))
+    fn end_reason(&self) -> EndReason {
+        self.lifetime.end_reason().unwrap_or(EndReason::Lost)
     }
 
-    /// Lets the other replicas forget it, if it does not go on there.
+    /// Whether the session goes on at another replica.
+    fn has_successor(&self) -> bool {
+        let is_left = matches!(
+            self.end_reason(),
+            EndReason::Drained | EndReason::Fenced | EndReason::Orphaned
+        );
+        is_left && !self.core.owner.is_alone() && self.lifetime.is_ready()
+    }
+
+    /// Removes the record, unless the session goes on at another replica.
     async fn unregister(&mut self) {
-        if !self.core.owner.is_alone() && !self.is_left() {
-            // A store that is away forgets it when its time has passed.
-            let _ = self.core.directory.remove(&self.id, self.fence).await;
+        if !self.core.owner.is_alone() && !self.has_successor() {
+            // In a store that is away the record ends with its time to live.
+            let fence = self.lease.fence();
+            let _ = self.core.directory.remove(&self.id, fence).await;
         }
-        for ended in self.ended.drain(..) {
-            let _ = ended.send(());
-        }
+        self.lifetime.notify_waiters();
     }
 
     /// Waits until the log has acknowledged the last writes.
     async fn flush_log(&mut self) {
-        let deadline = Instant::now() + LAST_WORDS;
-        while !self.streams.is_kept() {
+        let deadline = Instant::now() + GRACE;
+        while !self.streams.is_flushed() {
             let written = tokio::time::timeout_at(deadline, self.streams.written()).await;
             if !matches!(written, Ok(Ok(()))) {
                 return;
@@ -126,9 +133,10 @@ impl Session {
         }
     }
 
-    /// Readers hold the pulse; when only the session and this wait do, all of them are gone.
-    async fn last_words(pulse: Arc<Pulse>) {
-        let deadline = Instant::now() + LAST_WORDS;
+    /// Waits until all readers are gone. Readers hold the pulse: at two references, only the session
+    /// and this function hold it.
+    async fn wait_for_readers_to_go(pulse: Arc<Pulse>) {
+        let deadline = Instant::now() + GRACE;
         while Arc::strong_count(&pulse) > 2 {
             if tokio::time::timeout_at(deadline, pulse.notify.notified())
                 .await
@@ -146,13 +154,18 @@ impl Session {
         }
     }
 
-    /// Counts a call that ended, and puts it on record where the server asks for that.
-    pub(super) fn call_ended(&mut self, call: &Call, outcome: Outcome) {
-        // Its client may come back for the result for as long as after a request.
-        self.touched = Instant::now();
+    /// Counts a call that ended, and writes its audit record where the server is declared so.
+    pub(super) fn count_call(&mut self, call: &Call, outcome: Outcome) {
+        // Its client may fetch the response for as long as after a request.
+        self.lifetime.touch();
         self.core.metrics.call(call.class, outcome);
         if let Some(audited) = &call.audited {
-            let record = audited.record(&self.server, &self.principal, &self.id, outcome);
+            let record = audited.record(
+                self.client.server(),
+                self.client.principal(),
+                &self.id,
+                outcome,
+            );
             self.core.audit.add(record);
         }
     }
@@ -161,47 +174,49 @@ impl Session {
     pub(super) fn fail_call(&mut self, call: CallId, fault: Fault) {
         let ended = self.calls.end(call).zip(self.dialect.abandon(call));
         let Some((ended, id)) = ended else { return };
-        self.unanswered(call, &ended.effect);
+        self.abandon_subscription(call, &ended.effect);
         self.link.set_calls(self.calls.count());
         let outcome = if fault.reason == Fault::TIMEOUT.reason {
             Outcome::TimedOut
         } else {
             Outcome::Lost
         };
-        self.call_ended(&ended, outcome);
+        self.count_call(&ended, outcome);
         let line = fault.line(&id);
         let finished = match fault.status {
-            // A call that no backend has seen is refused as a whole, if no headers were sent yet.
+            // A call that no backend has seen is refused with a status if no headers were sent yet.
             Some(status) => self.streams.refuse_call(ended.stream, line, status.error()),
             None => self.streams.finish_call(ended.stream, Some(line)),
         };
-        self.stored(finished);
+        self.handle_write(finished);
     }
 }
 
-/// Why its child ends.
-const fn exit(over: Over) -> Exit {
-    match over {
-        Over::Lost => Exit::Crashed,
-        Over::Failed => Exit::FailedStart,
-        Over::Idle | Over::Expired | Over::Disconnected => Exit::Idle,
-        Over::Deleted | Over::Revoked | Over::Drained | Over::Fenced | Over::Orphaned => {
-            Exit::Stopped
-        }
+/// The reason of the end of the child, for the metrics.
+const fn exit(reason: EndReason) -> Exit {
+    match reason {
+        EndReason::Lost => Exit::Crashed,
+        EndReason::Failed => Exit::FailedStart,
+        EndReason::Idle | EndReason::Expired | EndReason::Disconnected => Exit::Idle,
+        EndReason::Deleted
+        | EndReason::Revoked
+        | EndReason::Drained
+        | EndReason::Fenced
+        | EndReason::Orphaned => Exit::Stopped,
     }
 }
 
-/// How it is counted.
-const fn counted(over: Over) -> Ended {
-    match over {
-        Over::Deleted => Ended::Deleted,
-        Over::Revoked => Ended::Revoked,
-        Over::Idle => Ended::Idle,
-        Over::Expired => Ended::Expired,
-        Over::Disconnected => Ended::Disconnected,
-        Over::Lost | Over::Failed => Ended::Lost,
-        Over::Drained => Ended::Drained,
-        Over::Fenced => Ended::Fenced,
-        Over::Orphaned => Ended::Orphaned,
+/// The label of the end, for the metrics.
+const fn counted(reason: EndReason) -> Ended {
+    match reason {
+        EndReason::Deleted => Ended::Deleted,
+        EndReason::Revoked => Ended::Revoked,
+        EndReason::Idle => Ended::Idle,
+        EndReason::Expired => Ended::Expired,
+        EndReason::Disconnected => Ended::Disconnected,
+        EndReason::Lost | EndReason::Failed => Ended::Lost,
+        EndReason::Drained => Ended::Drained,
+        EndReason::Fenced => Ended::Fenced,
+        EndReason::Orphaned => Ended::Orphaned,
     }
 }

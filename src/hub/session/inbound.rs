@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{lifetime::Phase, link::State, record::Subscription, task::Session};
+use super::{lifetime::Initializing, record::Subscription, task::Session};
 use crate::{
     auth::{Listed, PolicyRefusal, policy},
     backend::{
-        dialect::{CallId, Noted},
+        dialect::{CallId, Forwarded},
         shared::routing,
     },
     declare::Isolation,
@@ -20,19 +20,21 @@ use crate::{
         limits::Seats,
         stream::{Answer, Form, PageCursors},
     },
-    protocol::{Body, Kind, LISTENER, Message, Method, Refusal, StreamId, jsonrpc},
+    protocol::{Body, Kind, LISTENER, Message, Method, Refusal, Revision, StreamId, jsonrpc},
     telemetry::metrics,
 };
 
-/// Bytes of a URI to which a session may subscribe, and how many it may have: they live as long as it
-/// does, and go with it from replica to replica.
-const SUBSCRIPTIONS: (usize, usize) = (8 * 1024, 1000);
+/// The most subscriptions of a session, and the most bytes of each URI: they live as long as the
+/// session and are part of its record.
+const MAX_SUBSCRIPTIONS: usize = 1000;
+const MAX_URI: usize = 8 * 1024;
 
-/// Bytes that may wait for a child that does not read: the largest body and then some.
+/// The most bytes that wait for a child that does not read: more than the largest body.
 const MAX_QUEUED: usize = 8 * 1024 * 1024;
 
 impl Session {
-    pub(crate) fn deliver(&mut self, delivery: Delivery) {
+    /// Handles a body of the client.
+    pub(super) fn deliver(&mut self, delivery: Delivery) {
         let Delivery {
             body,
             form,
@@ -41,20 +43,20 @@ impl Session {
             reply,
         } = delivery;
         let mut calls = calls.into_iter();
-        self.policy = policy;
+        self.client.set_policy(policy);
         let message = match body {
             Body::One(message) => message,
             Body::Batch(items) => {
-                return self.batch(items, (form, calls), reply);
+                return self.batch(items, form, calls, reply);
             }
         };
         match (message.kind(), message.method()) {
             (Kind::Request, Method::Initialize) => {
-                self.initialize(message, form, reply);
+                self.initialize(message, reply);
             }
             (Kind::Request, _) => {
                 let seats = calls.next().unwrap_or_default();
-                self.request(&message, (form, seats), reply);
+                self.request(&message, form, seats, reply);
             }
             _ => {
                 let taken = self.one_way(&message);
@@ -63,37 +65,38 @@ impl Session {
         }
     }
 
-    /// Gets a backend for the client's `initialize`.
-    fn initialize(&mut self, message: Message, form: Form, reply: oneshot::Sender<Answer>) {
-        let refused = if !matches!(self.phase, Phase::New) {
+    /// Acquires a backend for the client's `initialize`.
+    fn initialize(&mut self, message: Message, reply: oneshot::Sender<Answer>) {
+        let refused = if !self.lifetime.is_new() {
             Some(Error::Invalid("already initialized"))
-        } else if self.is_draining {
+        } else if self.lifetime.is_draining() {
             Some(Error::Draining)
         } else {
             check_initialize(&message).err()
         };
-        if let Some(why) = refused {
-            let _ = reply.send(Answer::Refused(why));
+        if let Some(error) = refused {
+            let _ = reply.send(Answer::Refused(error));
             return;
         }
         let id: Box<[u8]> = message.id().unwrap_or_default().into();
-        self.kept.initialize = Some(message);
-        let reply = match self.transport {
-            Transport::Streamable => Some((reply, form)),
+        self.replay.initialize = Some(message);
+        let reply = match self.client.transport() {
+            Transport::Streamable => Some(reply),
             Transport::Sse2024 => {
                 let _ = reply.send(Answer::Accepted);
                 None
             }
         };
-        self.phase = Phase::Starting { id, reply };
-        self.get_backend();
+        self.lifetime.start(Initializing { id, reply });
+        self.acquire_backend();
     }
 
-    /// Takes one request: its response has a stream of its own, or the listener.
+    /// Handles one request: its response goes to a stream of its own, or to the listener.
     fn request(
         &mut self,
         message: &Message,
-        (form, seats): (Form, Seats),
+        form: Form,
+        seats: Seats,
         reply: oneshot::Sender<Answer>,
     ) {
         let mut room = self.check_room(message.method());
@@ -105,19 +108,21 @@ impl Session {
             let _ = reply.send(Answer::Refused(error));
             return;
         }
-        let stream = self.begin(1, form, false, reply);
-        self.send(message, stream, (form, seats));
+        let stream = self.begin_stream(1, form, false, reply);
+        self.send_request(message, stream, form, seats);
     }
 
     fn check_room(&self, method: Method) -> Result<(), Error> {
         if method == Method::Ping {
             return Ok(());
         }
-        if !matches!(self.phase, Phase::Ready(_)) {
+        if !self.lifetime.is_ready() {
             return Err(Error::Invalid("initialize comes first"));
         }
-        // Among replicas a session that has a call goes on until it has none: then it is another's.
-        if self.is_draining && (self.core.owner.is_alone() || self.is_closing) {
+        // With several replicas, a session continues until no call is in flight; then another replica
+        // takes it over.
+        if self.lifetime.is_draining() && (self.core.owner.is_alone() || self.lifetime.is_closing())
+        {
             return Err(Error::Draining);
         }
         self.check_queue()
@@ -135,7 +140,7 @@ impl Session {
     }
 
     fn check_streams(&self) -> Result<(), Error> {
-        if self.transport == Transport::Sse2024 {
+        if self.client.transport() == Transport::Sse2024 {
             return Ok(());
         }
         let room = self.streams.check_room();
@@ -145,44 +150,44 @@ impl Session {
         room
     }
 
-    /// Begins the response to `calls` requests.
-    fn begin(
+    /// Begins the stream of the responses to `calls` requests.
+    fn begin_stream(
         &mut self,
         calls: usize,
         form: Form,
         is_batch: bool,
         reply: oneshot::Sender<Answer>,
     ) -> StreamId {
-        if self.transport == Transport::Sse2024 {
+        if self.client.transport() == Transport::Sse2024 {
             let _ = reply.send(Answer::Accepted);
             return LISTENER;
         }
-        let hold = (form == Form::Auto).then_some(self.server.reply.sse_after);
+        let hold = (form == Form::Auto).then_some(self.client.server().reply.sse_after);
         let until = hold.map(|hold| Instant::now() + hold);
-        let stream = self.streams.begin(calls, (form, until), is_batch, reply);
+        let stream = self.streams.begin(calls, form, until, is_batch, reply);
         if let Some(until) = until {
             self.wake_by(until);
         }
         if form == Form::Sse {
             let opened = self.streams.open(stream);
-            self.stored(opened);
+            self.handle_write(opened);
         }
         stream
     }
 
-    /// Passes a request on to the child, unless it is answered here.
-    fn send(&mut self, message: &Message, stream: StreamId, (form, seats): (Form, Seats)) {
-        if let Some(line) = self.answered_here(message) {
+    /// Sends a request to the backend, unless the gateway answers it itself.
+    fn send_request(&mut self, message: &Message, stream: StreamId, form: Form, seats: Seats) {
+        if let Some(line) = self.gateway_answer(message) {
             let finished = self.streams.finish_call(stream, Some(line));
-            return self.stored(finished);
+            return self.handle_write(finished);
         }
         let Ok(unsealed) = self.page_cursors().unsealed(message) else {
             let id = message.id().unwrap_or_default();
-            return self.refuse(id, stream, "Invalid cursor");
+            return self.refuse_request(id, stream, "Invalid cursor");
         };
         let message = unsealed.as_ref().unwrap_or(message);
-        self.get_backend();
-        let (id, subscription) = self.pass(message);
+        self.acquire_backend();
+        let (id, subscription) = self.forward(message);
         let now = Instant::now();
         let method = message.method();
         let tool = if method == Method::ToolsCall {
@@ -190,14 +195,14 @@ impl Session {
         } else {
             None
         };
-        let clocks = self.server.clocks_of(tool.as_deref());
+        let clocks = self.client.server().clocks_of(tool.as_deref());
         let limit = (method != Method::TasksResult).then_some(or_never(clocks.call));
         let clock = CallClock::start(now, limit, or_never(clocks.call_max));
         let task = message
             .task_id()
             .filter(|_| method == Method::TasksResult)
             .map(Into::into);
-        let is_carrier = form != Form::Json || self.transport == Transport::Sse2024;
+        let is_carrier = form != Form::Json || self.client.transport() == Transport::Sse2024;
         let wants_task = message.wants_task();
         let class = class(message);
         self.calls.begin(
@@ -209,47 +214,47 @@ impl Session {
                 wants_task,
                 clock,
                 class,
-                audited: Audited::begin(&self.server, message),
+                audited: Audited::begin(self.client.server(), message),
                 effect: effect(message),
                 _seats: seats,
-                list: Listed::of(method).map(|listed| (listed, Arc::clone(&self.policy))),
+                list: Listed::of(method).map(|listed| (listed, Arc::clone(self.client.policy()))),
             },
         );
         let awaited = self
             .streams
-            .awaits(stream, message.id().unwrap_or_default());
-        self.stored(awaited);
+            .await_response(stream, message.id().unwrap_or_default());
+        self.handle_write(awaited);
         self.link.set_calls(self.calls.count());
         self.wake_by(clock.deadline());
         if let Some(subscription) = subscription {
-            self.subscribe(subscription);
+            self.link.subscribe(subscription);
         }
     }
 
-    /// The cursors of this principal at this server.
+    /// The sealed page cursors of this principal at this server.
     pub(super) fn page_cursors(&self) -> PageCursors<'_> {
         PageCursors {
             key: &self.core.key,
-            tenant: &self.tenant.name,
-            server: &self.server.name,
-            principal: self.principal.key(),
+            tenant: &self.client.tenant().name,
+            server: &self.client.server().name,
+            principal: self.client.principal().key(),
         }
     }
 
     /// Answers a request with −32602.
-    fn refuse(&mut self, id: &[u8], stream: StreamId, why: &str) {
+    fn refuse_request(&mut self, id: &[u8], stream: StreamId, message: &str) {
         let mut line = BytesMut::new();
-        jsonrpc::push_error(id, -32602, why, None, &mut line);
+        jsonrpc::push_error(id, -32602, message, None, &mut line);
         let finished = self.streams.finish_call(stream, Some(line.freeze()));
-        self.stored(finished);
+        self.handle_write(finished);
     }
 
-    /// Writes a request for the backend, and returns the gateway's id of it. A shared child has
-    /// one subscription to a URI for all sessions: those go another way.
-    fn pass(&mut self, message: &Message) -> (CallId, Option<Subscription>) {
-        let begins = message.method() == Method::Subscribe;
-        let is_subscription = begins || message.method() == Method::Unsubscribe;
-        let is_shared = self.server.supervision.isolation != Isolation::Session;
+    /// Writes a request to the backend; returns the gateway's id of it. A shared child has one
+    /// subscription to a URI for all sessions, so subscriptions to it are returned instead.
+    fn forward(&mut self, message: &Message) -> (CallId, Option<Subscription>) {
+        let is_subscribe = message.method() == Method::Subscribe;
+        let is_subscription = is_subscribe || message.method() == Method::Unsubscribe;
+        let is_shared = self.client.server().supervision.isolation != Isolation::Session;
         let subject = (is_subscription && is_shared).then(|| message.subject());
         let Some(uri) = subject.flatten() else {
             return (self.dialect.request(message, self.link.out()), None);
@@ -259,15 +264,16 @@ impl Session {
         let subscription = Subscription {
             call,
             uri,
-            begins,
+            is_subscribe,
             line: line.freeze(),
         };
         (call, Some(subscription))
     }
 
-    /// The answer of the gateway itself, if it has one: to pings, requests by the name of a notification, whose ids
-    /// would go to the server as they are, and requests for what policy denies.
-    fn answered_here(&mut self, message: &Message) -> Option<Bytes> {
+    /// The answer of the gateway itself: to pings, to requests with the name of a notification
+    /// (their ids would reach the server unchanged), and to requests that the policy denies. None for
+    /// a request that the backend answers.
+    fn gateway_answer(&mut self, message: &Message) -> Option<Bytes> {
         let id = message.id().unwrap_or_default();
         let mut line = BytesMut::new();
         if message.method() == Method::Ping {
@@ -279,15 +285,14 @@ impl Session {
             return Some(line.freeze());
         }
         if message.method() == Method::Subscribe {
-            let (bytes, number) = SUBSCRIPTIONS;
-            let is_long = message.uri().is_some_and(|uri| uri.len() > bytes);
-            if is_long || self.kept.subscriptions.len() >= number {
-                let why = "too many subscriptions, or too long a URI";
-                jsonrpc::push_error(id, -32602, why, None, &mut line);
+            let is_long = message.uri().is_some_and(|uri| uri.len() > MAX_URI);
+            if is_long || self.replay.subscriptions.len() >= MAX_SUBSCRIPTIONS {
+                let text = "too many subscriptions, or too long a URI";
+                jsonrpc::push_error(id, -32602, text, None, &mut line);
                 return Some(line.freeze());
             }
         }
-        if let Some(denied) = policy::denied(&self.policy, message) {
+        if let Some(denied) = policy::denied(self.client.policy(), message) {
             let PolicyRefusal {
                 code,
                 message,
@@ -296,15 +301,15 @@ impl Session {
             jsonrpc::push_error(id, code, &message, data.as_deref(), &mut line);
             return Some(line.freeze());
         }
-        if self.server.supervision.isolation == Isolation::Session {
+        if self.client.server().supervision.isolation == Isolation::Session {
             return None;
         }
-        self.answered_for_all(message)
+        self.gateway_answer_for_shared(message)
     }
 
-    /// The answer of the gateway in place of a shared child: to log levels, which each
-    /// session has for itself, and tasks, which would be everybody's.
-    fn answered_for_all(&mut self, message: &Message) -> Option<Bytes> {
+    /// The answer of the gateway in place of a shared child: to log levels, which belong to one
+    /// session, and to tasks, which all sessions of the child would see.
+    fn gateway_answer_for_shared(&mut self, message: &Message) -> Option<Bytes> {
         let id = message.id().unwrap_or_default();
         let mut line = BytesMut::new();
         match message.method() {
@@ -315,9 +320,9 @@ impl Session {
                     jsonrpc::push_error(id, -32602, "no such log level", None, &mut line);
                     return Some(line.freeze());
                 };
-                self.kept.level = Some((&*name).into());
-                self.remember();
-                if let State::Shared(member) = &mut self.link.state {
+                self.replay.level = Some((&*name).into());
+                self.record_changed();
+                if let Some(member) = self.link.member() {
                     member.set_level(level);
                 }
                 jsonrpc::push_result(id, b"{}", &mut line);
@@ -333,78 +338,81 @@ impl Session {
         Some(line.freeze())
     }
 
-    /// Takes a notification or a response.
+    /// Handles a notification or a response.
     fn one_way(&mut self, message: &Message) -> Result<(), Error> {
-        if !matches!(self.phase, Phase::Ready(_)) {
+        if !self.lifetime.is_ready() {
             return Err(Error::Invalid("initialize comes first"));
         }
         self.check_queue()?;
-        // A server may take a notification by the name of a request for that request: with ids that
-        // are not the gateway's, and past all that is looked at in requests.
+        // A server may treat a notification with the name of a request as that request: with ids
+        // that are not the gateway's, and without the checks of requests.
         let is_disguised = message.kind() == Kind::Notification && message.method().is_request();
-        if is_disguised || policy::denied(&self.policy, message).is_some() {
+        if is_disguised || policy::denied(self.client.policy(), message).is_some() {
             self.core.metrics.message_dropped(metrics::Dropped::Unknown);
             return Ok(());
         }
-        if matches!(self.link.state, State::Absent) {
-            // It has asked nothing and knows nothing: what it must know it is told at its start.
-            self.kept.is_initialized |= message.method() == Method::Initialized;
-            self.remember();
+        if self.link.is_absent() {
+            // No child has sent a request; the next one gets its state when it starts.
+            self.replay.is_initialized |= message.method() == Method::Initialized;
+            self.record_changed();
             return Ok(());
         }
         if message.kind() != Kind::Notification {
             match self.dialect.answer(message, self.link.out()) {
                 Some(ask) => {
                     self.calls.settle(ask, Instant::now());
-                    self.wake = Instant::now();
+                    self.wake_by(Instant::now());
                 }
                 None => self.core.metrics.message_dropped(metrics::Dropped::Unknown),
             }
             return Ok(());
         }
         match message.method() {
-            Method::Initialized if self.server.supervision.isolation == Isolation::Session => {
-                self.kept.is_initialized = true;
-                self.remember();
+            Method::Initialized
+                if self.client.server().supervision.isolation == Isolation::Session =>
+            {
+                self.replay.is_initialized = true;
+                self.record_changed();
             }
-            // A shared child was initialized by the gateway and knows nothing of its sessions.
+            // The gateway has initialized a shared child, which does not know its sessions.
             Method::Initialized | Method::ListChanged
-                if self.server.supervision.isolation != Isolation::Session =>
+                if self.client.server().supervision.isolation != Isolation::Session =>
             {
                 return Ok(());
             }
             _ => {}
         }
         match self.dialect.notification(message, self.link.out()) {
-            Noted::Passed => {}
-            Noted::Dropped => self.core.metrics.message_dropped(metrics::Dropped::Unknown),
-            Noted::Cancelled(call) => {
+            Forwarded::Passed => {}
+            Forwarded::Dropped => self.core.metrics.message_dropped(metrics::Dropped::Unknown),
+            Forwarded::Cancelled(call) => {
                 let id = message.request_id().map(|span| span.of(message.bytes()));
-                self.cancelled(call, id.unwrap_or_default());
+                self.cancel_call(call, id.unwrap_or_default());
             }
         }
         Ok(())
     }
 
-    /// The client wants no answer to a call, which it knows by a raw id.
-    fn cancelled(&mut self, call: CallId, id: &[u8]) {
+    /// Ends a call that the client has cancelled under its own raw id.
+    fn cancel_call(&mut self, call: CallId, id: &[u8]) {
         let Some(ended) = self.calls.end(call) else {
             return;
         };
-        self.unanswered(call, &ended.effect);
+        self.abandon_subscription(call, &ended.effect);
         self.link.set_calls(self.calls.count());
-        self.call_ended(&ended, metrics::Outcome::Cancelled);
-        let forgotten = self.streams.forgets(ended.stream, id);
-        self.stored(forgotten);
+        self.count_call(&ended, metrics::Outcome::Cancelled);
+        let forgotten = self.streams.forget_request(ended.stream, id);
+        self.handle_write(forgotten);
         let finished = self.streams.finish_call(ended.stream, None);
-        self.stored(finished);
+        self.handle_write(finished);
     }
 
-    /// Takes an array (2025-03-26 basic, "Batching"), all of it or nothing.
+    /// Handles an array (2025-03-26 basic, "Batching"), all of it or nothing.
     fn batch(
         &mut self,
         items: Vec<Result<Message, Refusal>>,
-        (form, mut calls): (Form, std::vec::IntoIter<Seats>),
+        form: Form,
+        mut calls: std::vec::IntoIter<Seats>,
         reply: oneshot::Sender<Answer>,
     ) {
         let messages = match self.check_batch(items) {
@@ -425,25 +433,25 @@ impl Session {
             let _ = reply.send(Answer::Refused(error));
             return;
         } else {
-            self.begin(requests, form, true, reply)
+            self.begin_stream(requests, form, true, reply)
         };
         for message in &messages {
             match message.kind() {
                 Kind::Request if message.method() == Method::Ping => {
-                    self.send(message, stream, (form, Seats::new()));
+                    self.send_request(message, stream, form, Seats::new());
                 }
                 Kind::Request => {
                     let seats = calls.next().unwrap_or_default();
-                    self.send(message, stream, (form, seats));
+                    self.send_request(message, stream, form, seats);
                 }
-                // Checked before: what can fail here is only a child that does not read.
+                // Checked before: only a child that does not read can fail here.
                 _ => _ = self.one_way(message),
             }
         }
     }
 
     fn check_batch(&self, items: Vec<Result<Message, Refusal>>) -> Result<Vec<Message>, Error> {
-        if !matches!(self.phase, Phase::Ready(revision) if revision.has_batches()) {
+        if !self.lifetime.revision().is_some_and(Revision::has_batches) {
             return Err(Error::Invalid("batches are not part of this revision"));
         }
         let messages: Result<Vec<_>, _> = items.into_iter().collect();

@@ -1,35 +1,77 @@
-//! Lifetime of a session: its phases and the reasons of its end.
+//! Lifetime of a session: its phases, its idle time, its age, and the reason of its end.
 
-use tokio::sync::oneshot;
+use std::time::Duration;
+
+use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
-    hub::stream::{Answer, Form},
+    hub::{core::Transport, stream::Answer},
     protocol::Revision,
 };
 
-/// How far the session is.
-pub(super) enum Phase {
+/// How long an HTTP+SSE session outlives its connection.
+pub(super) const DISCONNECTED: Duration = Duration::from_secs(60);
+
+/// The lifetime of a session.
+pub(super) struct Lifetime {
+    phase: Phase,
+    born: Instant,
+    /// The latest command of the client, or the end of its latest call.
+    touched: Instant,
+    end: Option<EndReason>,
+    is_draining: bool,
+    /// Whether an administrator closes the session once its calls have ended.
+    is_closing: bool,
+    /// The requests that wait for the end.
+    waiters: Vec<oneshot::Sender<()>>,
+}
+
+/// The configured limits of the lifetime.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// The idle time.
+    pub(super) idle: Duration,
+    /// The absolute age.
+    pub(super) max: Duration,
+}
+
+/// The activity that keeps a session from being idle.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Activity {
+    /// Whether a living connection reads the listener.
+    pub(super) is_heard: bool,
+    /// Since when no connection reads the listener.
+    pub(super) unheard_since: Option<Instant>,
+    /// Whether calls are in flight or the backend is being initialized.
+    pub(super) is_busy: bool,
+}
+
+/// The phase of a session.
+enum Phase {
     /// Nothing has been started.
     New,
-    /// The client waits for the answer to its `initialize`.
-    Starting {
-        /// The client's raw id of it.
-        id: Box<[u8]>,
-        /// Where the answer goes; none on HTTP+SSE, where it goes to the listener.
-        reply: Option<(oneshot::Sender<Answer>, Form)>,
-    },
+    /// The client waits for the response to its `initialize`.
+    Starting(Initializing),
     /// Initialized with this revision.
     Ready(Revision),
 }
 
-/// Why a session ends.
+/// An `initialize` that has no response yet.
+pub(super) struct Initializing {
+    /// The client's raw id of it.
+    pub(super) id: Box<[u8]>,
+    /// Receives the response; none on HTTP+SSE, where the response goes to the listener.
+    pub(super) reply: Option<oneshot::Sender<Answer>>,
+}
+
+/// The reason of the end of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Over {
-    /// The client said so.
+pub(super) enum EndReason {
+    /// The client or an administrator ended it.
     Deleted,
     /// Its principal may not use its server any more, or one of them is gone.
     Revoked,
-    /// Nobody used it.
+    /// It was idle for too long.
     Idle,
     /// It reached its absolute age.
     Expired,
@@ -37,7 +79,7 @@ pub(crate) enum Over {
     Disconnected,
     /// Its child is gone and cannot be restored.
     Lost,
-    /// It never came to be.
+    /// Its start failed.
     Failed,
     /// The gateway stops.
     Drained,
@@ -45,4 +87,188 @@ pub(crate) enum Over {
     Fenced,
     /// The store was away for so long that another replica must be its owner.
     Orphaned,
+}
+
+impl Lifetime {
+    /// The lifetime of a session that begins.
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            phase: Phase::New,
+            born: now,
+            touched: now,
+            end: None,
+            is_draining: false,
+            is_closing: false,
+            waiters: Vec::new(),
+        }
+    }
+
+    /// The first time at which a session may have to end.
+    pub(super) fn first_deadline(&self, limits: Limits) -> Instant {
+        self.born + DISCONNECTED.min(limits.idle).min(limits.max)
+    }
+
+    /// Continues a session that another replica began.
+    pub(super) fn adopt(&mut self, revision: Revision, born: Instant) {
+        (self.phase, self.born) = (Phase::Ready(revision), born);
+    }
+
+    /// Whether nothing has been started.
+    pub(super) fn is_new(&self) -> bool {
+        matches!(self.phase, Phase::New)
+    }
+
+    /// Whether the session is initialized.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.phase, Phase::Ready(_))
+    }
+
+    /// The negotiated revision; none before the session is initialized.
+    pub(super) fn revision(&self) -> Option<Revision> {
+        match self.phase {
+            Phase::Ready(revision) => Some(revision),
+            Phase::New | Phase::Starting(_) => None,
+        }
+    }
+
+    /// The client's `initialize`, while it has no response.
+    pub(super) fn initializing(&self) -> Option<&Initializing> {
+        match &self.phase {
+            Phase::Starting(initializing) => Some(initializing),
+            Phase::New | Phase::Ready(_) => None,
+        }
+    }
+
+    /// Whether the client waits for the response to its `initialize`.
+    pub(super) fn is_starting(&self) -> bool {
+        self.initializing().is_some()
+    }
+
+    /// The client has sent `initialize`.
+    pub(super) fn start(&mut self, initializing: Initializing) {
+        self.phase = Phase::Starting(initializing);
+    }
+
+    /// Makes a session that is starting ready; returns its `initialize`.
+    pub(super) fn finish_start(&mut self, revision: Revision) -> Option<Initializing> {
+        self.replace_phase(Phase::Ready(revision))
+    }
+
+    /// Makes a session that is starting new again; returns its `initialize`.
+    pub(super) fn abort_start(&mut self) -> Option<Initializing> {
+        self.replace_phase(Phase::New)
+    }
+
+    fn replace_phase(&mut self, phase: Phase) -> Option<Initializing> {
+        match std::mem::replace(&mut self.phase, phase) {
+            Phase::Starting(initializing) => Some(initializing),
+            Phase::New | Phase::Ready(_) => None,
+        }
+    }
+
+    /// The age of the session.
+    pub(super) fn age(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    /// The latest command of the client, or the end of its latest call.
+    pub(super) fn touched(&self) -> Instant {
+        self.touched
+    }
+
+    /// Restarts the idle time.
+    pub(super) fn touch(&mut self) {
+        self.touched = Instant::now();
+    }
+
+    /// The time and the reason of the end if nothing happens: the idle time or the absolute age.
+    pub(super) fn expiry(
+        &self,
+        now: Instant,
+        limits: Limits,
+        transport: Transport,
+        activity: Activity,
+    ) -> (Instant, EndReason) {
+        let by_age = (self.born + limits.max, EndReason::Expired);
+        let by_idleness = match transport {
+            Transport::Sse2024 => {
+                let since = activity.unheard_since.unwrap_or(now);
+                (since + DISCONNECTED, EndReason::Disconnected)
+            }
+            Transport::Streamable if activity.is_heard || activity.is_busy => {
+                (now + limits.idle, EndReason::Idle)
+            }
+            Transport::Streamable => {
+                let heard = activity.unheard_since.unwrap_or(self.touched);
+                (self.touched.max(heard) + limits.idle, EndReason::Idle)
+            }
+        };
+        if by_age.0 <= by_idleness.0 {
+            by_age
+        } else {
+            by_idleness
+        }
+    }
+
+    /// Ends the session; an earlier reason stays.
+    pub(super) fn end(&mut self, reason: EndReason) {
+        self.end.get_or_insert(reason);
+    }
+
+    /// Ends the session for this reason even if it had another one.
+    pub(super) fn force_end(&mut self, reason: EndReason) {
+        self.end = Some(reason);
+    }
+
+    /// The reason of the end; none while the session goes on.
+    pub(super) fn end_reason(&self) -> Option<EndReason> {
+        self.end
+    }
+
+    /// Whether the session is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Ends a session that drains: its calls have ended. One that an administrator closes is
+    /// deleted where another replica would continue it.
+    pub(super) fn end_drained(&mut self, is_alone: bool) {
+        self.end(if self.is_closing && !is_alone {
+            EndReason::Deleted
+        } else {
+            EndReason::Drained
+        });
+    }
+
+    /// Ends the session once its calls have ended.
+    pub(super) fn drain(&mut self) {
+        self.is_draining = true;
+    }
+
+    /// Ends the session for good once its calls have ended: no other replica continues it.
+    pub(super) fn close(&mut self) {
+        (self.is_draining, self.is_closing) = (true, true);
+    }
+
+    /// Whether the session ends once its calls have ended.
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining
+    }
+
+    /// Whether no other replica continues a session that drains.
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing
+    }
+
+    /// Adds a request that waits for the end.
+    pub(super) fn add_waiter(&mut self, waiter: oneshot::Sender<()>) {
+        self.waiters.push(waiter);
+    }
+
+    /// Answers the requests that wait for the end.
+    pub(super) fn notify_waiters(&mut self) {
+        for waiter in self.waiters.drain(..) {
+            let _ = waiter.send(());
+        }
+    }
 }

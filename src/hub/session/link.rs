@@ -1,59 +1,75 @@
 //! Link to the backend of a session: none, one that is being started, a child of its own, or a
 //! place in a shared one.
 //!
-//! Lines that are meant for a backend which is not there yet wait here. Not here: when one is got
-//! and what its loss means (`restore`).
+//! Lines for a backend that is not ready are held here. Not here: the start of a backend (`start`)
+//! and the consequences of its loss (`restore`).
 
-use std::pin::Pin;
+use std::{pin::Pin, time::Duration};
 
 use bytes::BytesMut;
 use tokio::time::Instant;
 
+use super::record::Subscription;
 use crate::backend::{
-    Place, Refused, Started,
-    child::{Child, Happened, Restart},
+    Circuit, Place, Refused, Started, Verdict,
+    child::{Child, ChildEvent, Restart},
     dialect::CallId,
-    shared::{Member, mailbox},
+    shared::{Loss, Member, STABLE, mailbox},
 };
 
+/// How long a child has to show that it lives after a call that was overdue.
+const PROBE: Duration = Duration::from_secs(5);
+
 /// The backend of one session.
-pub(crate) struct Link {
-    pub(crate) state: State,
+pub(super) struct Link {
+    state: State,
     held: BytesMut,
+    /// When the backend last had something to do.
+    used: Instant,
+    /// Until when the child must answer a ping, after a call that was overdue.
+    probe: Option<Instant>,
+    /// Crashes of the session's own children.
+    crashes: Circuit,
+    restarts: u32,
+    /// The number of the session in shared children; 0 before the first one.
+    number: u32,
+    /// The reason why the shared child takes no further calls.
+    closing: Option<Loss>,
+    /// Subscriptions of the client that wait for a shared child.
+    waiting: Vec<Subscription>,
 }
 
-/// How far it is.
-pub(crate) enum State {
-    /// There is none; the next request gets one.
+/// The state of the link.
+enum State {
+    /// There is no backend; the next request gets one.
     Absent,
-    /// One is being got.
-    Waiting(Getting),
-    /// The session's own has been sent `initialize`.
-    Starting {
-        /// The child.
+    /// A backend is being acquired.
+    Acquiring(Acquisition),
+    /// The session's own child has been sent `initialize`.
+    Initializing {
         own: Box<Own>,
         /// The gateway's id of `initialize`.
-        hello: CallId,
-        /// When its answer is overdue.
+        id: CallId,
+        /// When its response is overdue.
         until: Instant,
     },
-    /// The session's own serves it.
+    /// The session's own child serves it.
     Ready(Box<Own>),
-    /// A shared one serves it.
+    /// A shared child serves it.
     Shared(Box<Member>),
 }
 
 /// A child of one session.
-pub(crate) struct Own {
-    pub(crate) child: Child,
-    pub(crate) place: Place,
+pub(super) struct Own {
+    pub(super) child: Child,
+    pub(super) place: Place,
 }
 
-/// A backend under way.
-pub(super) type Getting = Pin<Box<dyn Future<Output = Result<Got, Refused>> + Send>>;
+/// The wait for a backend.
+pub(super) type Acquisition = Pin<Box<dyn Future<Output = Result<Acquired, Refused>> + Send>>;
 
-/// A backend that was got.
-pub(crate) enum Got {
+/// A backend that was acquired.
+pub(super) enum Acquired {
     /// A child that has been sent nothing.
     Own(Box<Started>),
     /// A place in a shared child, which is initialized.
@@ -61,30 +77,46 @@ pub(crate) enum Got {
 }
 
 /// An event of the backend.
-pub(crate) enum Heard {
-    /// It was got, or not.
-    Got(Result<Got, Refused>),
-    /// Its own child did this.
-    Happened(Happened),
-    /// Of the shared child.
-    Shared(mailbox::Heard),
+pub(super) enum BackendEvent {
+    /// It was acquired, or could not be.
+    Acquired(Result<Acquired, Refused>),
+    /// An event of the session's own child.
+    Own(ChildEvent),
+    /// An event of the shared child.
+    Shared(mailbox::ToSession),
 }
 
 impl Link {
     /// No backend.
-    pub(crate) fn new() -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             state: State::Absent,
             held: BytesMut::new(),
+            used: now,
+            probe: None,
+            crashes: Circuit::default(),
+            restarts: 0,
+            number: 0,
+            closing: None,
+            waiting: Vec::new(),
         }
     }
 
-    /// Where lines for the backend go; append whole lines only.
+    /// The output for lines to the backend; append whole lines only.
     pub(super) fn out(&mut self) -> &mut BytesMut {
         match &mut self.state {
             State::Ready(own) => own.child.out(),
             State::Shared(member) => member.out(),
-            State::Absent | State::Waiting(_) | State::Starting { .. } => &mut self.held,
+            State::Absent | State::Acquiring(_) | State::Initializing { .. } => &mut self.held,
+        }
+    }
+
+    /// The output for responses to the backend, which are not held while it is initialized.
+    pub(super) fn out_now(&mut self) -> &mut BytesMut {
+        match &mut self.state {
+            State::Initializing { own, .. } | State::Ready(own) => own.child.out(),
+            State::Shared(member) => member.out(),
+            State::Absent | State::Acquiring(_) => &mut self.held,
         }
     }
 
@@ -93,81 +125,246 @@ impl Link {
         match &self.state {
             State::Ready(own) => own.child.queued(),
             State::Shared(member) => member.queued(),
-            State::Absent | State::Waiting(_) | State::Starting { .. } => self.held.len(),
+            State::Absent | State::Acquiring(_) | State::Initializing { .. } => self.held.len(),
         }
     }
 
     /// Writes what can be written without waiting.
     pub(super) fn try_flush(&mut self) {
         match &mut self.state {
-            State::Ready(own) | State::Starting { own, .. } => own.child.try_flush(),
+            State::Ready(own) | State::Initializing { own, .. } => own.child.try_flush(),
             State::Shared(member) => member.try_flush(),
-            State::Absent | State::Waiting(_) => {}
+            State::Absent | State::Acquiring(_) => {}
         }
     }
 
-    /// The next thing that it does; never, where there is none. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> Heard {
+    /// The next event of the backend; never, where there is none. Cancel-safe.
+    pub(super) async fn next(&mut self) -> BackendEvent {
         match &mut self.state {
             State::Absent => std::future::pending().await,
-            State::Waiting(getting) => Heard::Got(getting.await),
-            State::Starting { own, .. } | State::Ready(own) => {
-                Heard::Happened(own.child.next().await)
+            State::Acquiring(acquisition) => BackendEvent::Acquired(acquisition.await),
+            State::Initializing { own, .. } | State::Ready(own) => {
+                BackendEvent::Own(own.child.next().await)
             }
-            State::Shared(member) => Heard::Shared(member.next().await),
+            State::Shared(member) => BackendEvent::Shared(member.next().await),
         }
     }
 
-    /// Whether it serves.
+    /// Whether there is no backend, and none is being acquired.
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self.state, State::Absent)
+    }
+
+    /// Whether a backend serves the session.
     pub(super) fn is_up(&self) -> bool {
         matches!(self.state, State::Ready(_) | State::Shared(_))
     }
 
-    /// Until when a child of its own must have answered `initialize`, if it has not.
-    pub(super) fn starts_by(&self) -> Option<Instant> {
-        if let State::Starting { until, .. } = self.state {
-            Some(until)
-        } else {
-            None
-        }
+    /// Whether the session's own child serves it.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self.state, State::Ready(_))
     }
 
-    /// Whether it is, or will be, shared with other sessions.
-    pub(crate) fn is_shared(&self) -> bool {
+    /// Whether a shared child serves the session.
+    pub(super) fn is_shared(&self) -> bool {
         matches!(self.state, State::Shared(_))
     }
 
-    /// Lets the held lines go to the backend, which serves from now on.
-    pub(super) fn up(&mut self, state: State) {
+    /// The place in the shared child.
+    pub(super) fn member(&mut self) -> Option<&mut Member> {
+        match &mut self.state {
+            State::Shared(member) => Some(member),
+            _ => None,
+        }
+    }
+
+    /// Waits for a backend from now on.
+    pub(super) fn acquire(&mut self, acquisition: Acquisition) {
+        self.state = State::Acquiring(acquisition);
+    }
+
+    /// The session's own child was sent `initialize` under this id.
+    pub(super) fn begin_initialize(&mut self, own: Own, id: CallId, until: Instant) {
+        let own = Box::new(own);
+        self.state = State::Initializing { own, id, until };
+    }
+
+    /// The session's own child, while it is being initialized.
+    pub(super) fn initializing(&mut self) -> Option<&mut Own> {
+        match &mut self.state {
+            State::Initializing { own, .. } => Some(own),
+            _ => None,
+        }
+    }
+
+    /// The gateway's id of `initialize`, while the child has not answered it.
+    pub(super) fn initialize_id(&self) -> Option<CallId> {
+        match &self.state {
+            State::Initializing { id, .. } => Some(*id),
+            _ => None,
+        }
+    }
+
+    /// The time by which the child must answer `initialize`, while it has not.
+    pub(super) fn initialize_deadline(&self) -> Option<Instant> {
+        match &self.state {
+            State::Initializing { until, .. } => Some(*until),
+            _ => None,
+        }
+    }
+
+    /// Takes the child that has answered `initialize`.
+    pub(super) fn take_initialized(&mut self) -> Option<Box<Own>> {
+        match std::mem::replace(&mut self.state, State::Absent) {
+            State::Initializing { own, .. } => Some(own),
+            _ => None,
+        }
+    }
+
+    /// Lets the session's own child serve it.
+    pub(super) fn serve_own(&mut self, own: Box<Own>) {
+        self.serve(State::Ready(own));
+    }
+
+    /// Lets a shared child serve the session.
+    pub(super) fn serve_shared(&mut self, member: Box<Member>) {
+        self.serve(State::Shared(member));
+    }
+
+    /// Passes the held lines to the backend, which serves from now on.
+    fn serve(&mut self, state: State) {
         self.state = state;
         let held = std::mem::take(&mut self.held);
         self.out().unsplit(held);
         self.try_flush();
     }
 
-    /// Ends the link; what was held for the backend is lost. Returns the session's own child.
-    pub(super) fn down(&mut self) -> Option<Box<Own>> {
+    /// Ends the link; lines and subscriptions that were held for the backend are lost. Returns the
+    /// session's own child.
+    pub(super) fn disconnect(&mut self) -> Option<Box<Own>> {
         self.held = BytesMut::new();
+        self.closing = None;
+        self.waiting.clear();
         match std::mem::replace(&mut self.state, State::Absent) {
-            State::Starting { own, .. } | State::Ready(own) => Some(own),
-            State::Absent | State::Waiting(_) | State::Shared(_) => None,
+            State::Initializing { own, .. } | State::Ready(own) => Some(own),
+            State::Absent | State::Acquiring(_) | State::Shared(_) => None,
         }
     }
 
-    /// Notes how many calls are in flight.
+    /// Sets the number of calls in flight.
     pub(super) fn set_calls(&mut self, calls: usize) {
         match &mut self.state {
             State::Ready(own) => own.place.entry().set_calls(calls),
             State::Shared(member) => member.set_calls(calls),
-            State::Absent | State::Waiting(_) | State::Starting { .. } => {}
+            State::Absent | State::Acquiring(_) | State::Initializing { .. } => {}
         }
     }
 
-    /// Whether an operator wants the session's own child to be replaced.
-    pub(crate) fn restart(&self) -> Option<Restart> {
+    /// The restart of the session's own child that an administrator has requested.
+    pub(super) fn restart(&self) -> Option<Restart> {
         match &self.state {
-            State::Starting { own, .. } | State::Ready(own) => own.place.entry().restart(),
-            State::Absent | State::Waiting(_) | State::Shared(_) => None,
+            State::Initializing { own, .. } | State::Ready(own) => own.place.entry().restart(),
+            State::Absent | State::Acquiring(_) | State::Shared(_) => None,
         }
+    }
+}
+
+/// Idle time and probes.
+impl Link {
+    /// Restarts the idle time of the backend.
+    pub(super) fn touch(&mut self, now: Instant) {
+        self.used = now;
+    }
+
+    /// When the backend last had something to do.
+    pub(super) fn used(&self) -> Instant {
+        self.used
+    }
+
+    /// Sets the deadline for the answer to a ping, unless one is set.
+    pub(super) fn begin_probe(&mut self, now: Instant) {
+        self.probe.get_or_insert(now + PROBE);
+    }
+
+    /// The child lives, or is gone.
+    pub(super) fn end_probe(&mut self) {
+        self.probe = None;
+    }
+
+    /// The time by which the child must answer a ping.
+    pub(super) fn probe_deadline(&self) -> Option<Instant> {
+        self.probe
+    }
+}
+
+/// Crashes of the session's own children.
+impl Link {
+    /// Whether a child may be started now.
+    pub(super) fn ask_circuit(&mut self, now: Instant) -> Verdict {
+        self.crashes.ask(now)
+    }
+
+    /// How many children have crashed.
+    pub(super) fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// Counts a crash; returns whether the circuit opens.
+    pub(super) fn count_crash(&mut self, own: &Own, now: Instant, jitter: f64) -> bool {
+        self.restarts += 1;
+        if own.place.entry().age() >= STABLE {
+            self.crashes.succeeded();
+        }
+        self.crashes.failed(now, jitter)
+    }
+
+    /// A child ended in good order: earlier crashes are forgotten.
+    pub(super) fn forget_crashes(&mut self) {
+        self.crashes.succeeded();
+    }
+}
+
+/// Shared children.
+impl Link {
+    /// The number of the session in shared children; none before the first one.
+    pub(super) fn number(&self) -> Option<u32> {
+        (self.number != 0).then_some(self.number)
+    }
+
+    /// Sets the number of the session in shared children.
+    pub(super) fn set_number(&mut self, number: u32) {
+        self.number = number;
+    }
+
+    /// The shared child takes no further calls.
+    pub(super) fn close(&mut self, loss: Loss) {
+        self.closing = Some(loss);
+    }
+
+    /// The reason why the shared child takes no further calls.
+    pub(super) fn closing(&self) -> Option<Loss> {
+        self.closing
+    }
+
+    /// Passes a subscription to the shared child, or holds it until there is one.
+    pub(super) fn subscribe(&mut self, subscription: Subscription) {
+        match self.member() {
+            Some(member) => subscription.send(member),
+            None => self.waiting.push(subscription),
+        }
+    }
+
+    /// Passes the held subscriptions to the shared child.
+    pub(super) fn send_waiting(&mut self) {
+        if let State::Shared(member) = &mut self.state {
+            for subscription in self.waiting.drain(..) {
+                subscription.send(member);
+            }
+        }
+    }
+
+    /// Drops a held subscription whose call has ended.
+    pub(super) fn drop_waiting(&mut self, call: CallId) {
+        self.waiting.retain(|waiting| waiting.call != call);
     }
 }

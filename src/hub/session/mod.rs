@@ -3,29 +3,33 @@
 //! Requests reach it by commands only. Not here: the streams themselves (`hub::stream`), the table
 //! of calls (`hub::call`), and finding or taking over a session (`hub`).
 //!
+//! * `client`: principal and transport of the client, and the server and policy that it uses
 //! * `ending`: end of a session, and of each of its calls
 //! * `inbound`: messages from the client to the backend
-//! * `lease`: record in the directory, and the wait for a lease
-//! * `lifetime`: phases of a session and the reasons of its end
+//! * `lease`: fence of the owner, and the writes of the record in the directory
+//! * `lifetime`: phases, idle time, age, and the reason of the end
 //! * `link`: link to the backend of a session
-//! * `outbound`: messages from the backend to the client
+//! * `outbound`: messages from the backend to the client, and the timers of the session
+//! * `ownership`: record in the directory, and the wait after a lapse of the lease
+//! * `pacing`: pauses in reading a child, for slow readers and after bursts
 //! * `record`: state that the next backend or the next owner continues with
-//! * `restore`: loss of a backend, and the return to service of another one
-//! * `serving`: test whether this replica may serve a session
+//! * `restore`: loss of a backend, its replacement, and the stop of idle children
 //! * `start`: start of a backend, at `initialize` and after a loss
 //! * `task`: task and state of a session
 
+mod client;
 mod ending;
 mod inbound;
 mod lease;
 mod lifetime;
 mod link;
 mod outbound;
+mod ownership;
+mod pacing;
 mod record;
 mod restore;
-mod serving;
 mod start;
 mod task;
 
-pub(crate) use self::record::{Adopted, Remembered};
+pub(crate) use self::record::{SessionRecord, Takeover};
 pub(crate) use self::task::Session;

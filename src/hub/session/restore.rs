@@ -1,4 +1,4 @@
-//! Loss of a backend, and the return to service of another one.
+//! Loss of a backend, its replacement by another one, and the stop of idle children.
 //!
 //! The session goes on, and the client notices as little as possible.
 
@@ -7,17 +7,12 @@ use std::{sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
-use super::{
-    lifetime::{Over, Phase},
-    link::{Own, State},
-    record::Subscription,
-    task::Session,
-};
+use super::{lifetime::EndReason, link::Own, task::Session};
 use crate::{
     backend::{
         child::Restart,
         dialect::CallId,
-        shared::{Loss, STABLE, routing},
+        shared::{Loss, routing},
     },
     declare::OnLoss,
     hub::{
@@ -29,101 +24,92 @@ use crate::{
 };
 
 impl Session {
-    /// Passes a subscription on to the shared child, or keeps it until there is one.
-    pub(crate) fn subscribe(&mut self, subscription: Subscription) {
-        if let State::Shared(member) = &mut self.link.state {
-            subscription.send(member);
-        } else {
-            self.kept.waiting.push(subscription);
-        }
-    }
-
-    /// A call ends without an answer: if it was a subscription, a shared child must not have it for
-    /// this session.
-    pub(super) fn unanswered(&mut self, call: CallId, effect: &Effect) {
-        self.kept.waiting.retain(|waiting| waiting.call != call);
-        if let (Effect::Subscribed(uri), State::Shared(member)) = (effect, &mut self.link.state) {
-            let is_kept = self.kept.subscriptions.contains(uri);
+    /// Takes back the subscription of a call that ends without a response.
+    pub(super) fn abandon_subscription(&mut self, call: CallId, effect: &Effect) {
+        self.link.drop_waiting(call);
+        if let (Effect::Subscribed(uri), Some(member)) = (effect, self.link.member()) {
+            let is_kept = self.replay.subscriptions.contains(uri);
             member.abandon(call, uri.clone(), is_kept);
         }
     }
 
-    /// Whether a restored child can take the place of the first one; ends the session if not.
-    pub(crate) fn is_same(&mut self, revision: Revision, capabilities: &[u8]) -> bool {
-        let is_same = matches!(self.phase, Phase::Ready(told) if told == revision)
-            && initialize::covers(capabilities, &self.kept.capabilities);
+    /// Whether a restored child can replace the first one; ends the session if not.
+    pub(super) fn check_replacement(&mut self, revision: Revision, capabilities: &[u8]) -> bool {
+        let is_same = self.lifetime.revision() == Some(revision)
+            && initialize::covers(capabilities, &self.replay.capabilities);
         if !is_same {
             tracing::warn!(
-                tenant.id = self.tenant.name,
-                server.name = self.server.name,
+                tenant.id = self.client.tenant().name,
+                server.name = self.client.server().name,
                 session.id = self.id.short(),
                 revision = revision.as_str(),
                 "the restored child has another revision or lacks a capability: the session ends"
             );
-            self.over.get_or_insert(Over::Lost);
+            self.lifetime.end(EndReason::Lost);
         }
         is_same
     }
 
-    pub(super) fn is_same_shared(&mut self, revision: Revision, capabilities: &[u8]) -> bool {
-        let told = match self.phase {
-            Phase::Ready(told) if self.kept.shared == Some(revision) => told,
-            _ => revision,
-        };
-        self.is_same(told, capabilities)
+    /// Whether a shared child can replace the first one; ends the session if not.
+    pub(super) fn check_shared_replacement(
+        &mut self,
+        revision: Revision,
+        capabilities: &[u8],
+    ) -> bool {
+        let is_same = self.replay.shared_revision == Some(revision);
+        let negotiated = self.lifetime.revision().filter(|_| is_same);
+        self.check_replacement(negotiated.unwrap_or(revision), capabilities)
     }
 
-    /// The session goes on with another backend.
-    pub(crate) fn resume(&mut self) {
+    /// Continues the session with another backend.
+    pub(super) fn resume(&mut self) {
         tracing::info!(
-            tenant.id = self.tenant.name,
-            server.name = self.server.name,
+            tenant.id = self.client.tenant().name,
+            server.name = self.client.server().name,
             session.id = self.id.short(),
             "session got another child"
         );
         self.core.metrics.restored();
         self.calls.restart(Instant::now());
         self.link.set_calls(self.calls.count());
-        if std::mem::take(&mut self.kept.is_stale) {
-            for line in initialize::list_changed(&self.kept.capabilities) {
-                self.message(line);
+        if std::mem::take(&mut self.replay.is_stale) {
+            for line in initialize::list_changed(&self.replay.capabilities) {
+                self.send_to_listener(line);
             }
         }
     }
 
-    pub(super) fn resume_shared(&mut self) {
-        let State::Shared(member) = &mut self.link.state else {
+    /// Replays the log level and the subscriptions to a shared child.
+    pub(super) fn restore_in_shared(&mut self) {
+        let Some(member) = self.link.member() else {
             return;
         };
-        if let Some(level) = self.kept.level.as_deref().and_then(routing::level) {
+        if let Some(level) = self.replay.level.as_deref().and_then(routing::level) {
             member.set_level(level);
         }
-        for uri in &self.kept.subscriptions {
+        for uri in &self.replay.subscriptions {
             let (call, line) = self.dialect.subscribe(uri);
             member.subscription(call, uri.clone(), true, line);
         }
-        for waiting in self.kept.waiting.drain(..) {
-            waiting.send(member);
-        }
+        self.link.send_waiting();
     }
 
-    /// Puts a message on the listener.
-    pub(crate) fn message(&mut self, line: Bytes) {
+    /// Sends a message on the listener.
+    pub(super) fn send_to_listener(&mut self, line: Bytes) {
         let written = self.streams.message(LISTENER, line).map(drop);
-        self.stored(written);
+        self.handle_write(written);
     }
 
-    /// Ends the link, and with it all that waits for its backend. Returns the session's own child.
+    /// Ends the link, with its probe and its pauses. Returns the session's own child.
     fn unlink(&mut self) -> Option<Box<Own>> {
-        (self.probe, self.paced) = (None, None);
-        self.unchoke();
-        self.kept.waiting.clear();
-        self.kept.leaving = None;
-        self.link.down()
+        self.link.end_probe();
+        self.pacing.forget_burst();
+        self.stop_waiting_for_readers();
+        self.link.disconnect()
     }
 
-    /// Handles the loss of the backend, with its calls.
-    pub(super) fn lose(&mut self, fault: Fault) {
+    /// Handles the loss of the session's own child, with its calls.
+    pub(super) fn child_lost(&mut self, fault: Fault) {
         let is_crash = self.link.is_up();
         if let Some(mut own) = self.unlink() {
             if is_crash || !own.place.is_starting() {
@@ -131,57 +117,53 @@ impl Session {
             } else {
                 own.place.fail();
             }
-            let why = if is_crash {
+            let exit = if is_crash {
                 Exit::Crashed
             } else {
                 Exit::FailedStart
             };
-            self.end_child(own, why);
+            self.stop_child(own, exit);
         }
-        if let Phase::Starting { id, .. } = &self.phase {
-            let line = fault.of_start().line(id);
-            self.over = Some(Over::Failed);
+        if let Some(initializing) = self.lifetime.initializing() {
+            let line = fault.of_start().line(&initializing.id);
+            self.lifetime.force_end(EndReason::Failed);
             return self.answer_start(Answer::Failed(line));
         }
-        // No server has seen a call that waited for a child which never began.
-        self.lost(if is_crash { fault } else { fault.of_start() });
-        if is_crash && self.over.is_none() && self.is_awaited() {
-            self.get_backend();
+        // No server has seen a call that waited for a child whose start failed.
+        self.backend_lost(if is_crash { fault } else { fault.of_start() });
+        if is_crash && !self.lifetime.is_over() && self.is_awaited() {
+            self.acquire_backend();
         }
     }
 
     fn count_crash(&mut self, own: &Own) {
-        self.kept.restarts += 1;
-        if own.place.entry().age() >= STABLE {
-            self.kept.crashes.succeeded();
-        }
         let jitter = self.core.pool.jitter();
-        if self.kept.crashes.failed(Instant::now(), jitter) {
+        if self.link.count_crash(own, Instant::now(), jitter) {
             self.core.metrics.circuit_opened();
             tracing::warn!(
-                server.name = self.server.name,
+                server.name = self.client.server().name,
                 session.id = self.id.short(),
                 "the child of a session keeps crashing: its circuit opens"
             );
         }
     }
 
-    /// Ends the calls and asks of a lost backend; the session goes on if its server allows it.
-    fn lost(&mut self, fault: Fault) {
-        self.kept.is_stale = true;
+    /// Ends the calls and the asks of a lost backend; ends the session if its server is declared so.
+    fn backend_lost(&mut self, fault: Fault) {
+        self.replay.is_stale = true;
         self.end_asks();
         self.fail_calls(fault);
         self.dialect.forget();
         self.calls.forget_tasks();
-        if self.server.supervision.on_loss == OnLoss::End {
-            self.over.get_or_insert(Over::Lost);
+        if self.client.server().supervision.on_loss == OnLoss::End {
+            self.lifetime.end(EndReason::Lost);
         }
     }
 
     /// Whether the client waits for notifications of a backend.
     fn is_awaited(&self) -> bool {
-        let has_news = !self.kept.subscriptions.is_empty()
-            || !initialize::list_changed(&self.kept.capabilities).is_empty();
+        let has_news = !self.replay.subscriptions.is_empty()
+            || !initialize::list_changed(&self.replay.capabilities).is_empty();
         has_news && self.streams.is_listened_to(Instant::now())
     }
 
@@ -191,63 +173,62 @@ impl Session {
             let mut line = BytesMut::new();
             jsonrpc::push_cancelled(ask, "the backend ended", &mut line);
             let written = self.streams.message(stream, line.freeze()).map(drop);
-            self.stored(written);
+            self.handle_write(written);
         }
     }
 
-    /// A shared child ended.
-    pub(super) fn shared_ended(&mut self, loss: Loss) {
+    /// Handles the end of a shared child.
+    pub(super) fn shared_child_ended(&mut self, loss: Loss) {
         self.unlink();
         match loss {
             Loss::Idle if self.calls.is_empty() => {}
             Loss::Idle | Loss::Crash => {
-                self.lost(Fault::EXITED);
-                if self.over.is_none() && self.is_awaited() {
-                    self.get_backend();
+                self.backend_lost(Fault::EXITED);
+                if !self.lifetime.is_over() && self.is_awaited() {
+                    self.acquire_backend();
                 }
             }
-            Loss::TooLong => self.lost(Fault::TOO_LONG),
-            Loss::Restart => {
-                self.lost_by_order();
-            }
+            Loss::TooLong => self.backend_lost(Fault::TOO_LONG),
+            Loss::Restart => self.backend_restarted(),
         }
     }
 
-    fn lost_by_order(&mut self) {
-        self.kept.is_stale = true;
+    /// Ends the calls and the asks of a backend that an administrator has restarted.
+    fn backend_restarted(&mut self) {
+        self.replay.is_stale = true;
         self.end_asks();
         self.fail_calls(Fault::EXITED);
         self.dialect.forget();
         self.calls.forget_tasks();
         if self.is_awaited() {
-            self.get_backend();
+            self.acquire_backend();
         }
     }
 
-    /// Ends a child that has nothing to do, or that an operator wants to be replaced. Returns
-    /// when it has to be looked at again.
-    pub(super) fn rest(&mut self, now: Instant) -> Option<Instant> {
-        let has_ended = matches!(self.phase, Phase::Ready(_)) && !self.calls.is_in_use();
+    /// Stops the session's own child when it is idle or an administrator has requested its restart.
+    /// Returns the end of its idle time.
+    pub(super) fn stop_idle_child(&mut self, now: Instant) -> Option<Instant> {
+        let is_at_rest = self.lifetime.is_ready() && !self.calls.is_in_use();
         match self.link.restart() {
-            Some(Restart::Now) => self.replace(),
-            Some(Restart::Drain) if has_ended => self.replace(),
+            Some(Restart::Now) => self.replace_child(),
+            Some(Restart::Drain) if is_at_rest => self.replace_child(),
             _ => {}
         }
-        let State::Ready(_) = &self.link.state else {
+        if !self.link.is_own() {
             return None;
-        };
-        let idle = self.server.supervision.idle;
+        }
+        let idle = self.client.server().supervision.idle;
         if idle.is_zero() {
             return None;
         }
-        if self.calls.is_in_use() || !self.kept.subscriptions.is_empty() {
-            self.used = now;
+        if self.calls.is_in_use() || !self.replay.subscriptions.is_empty() {
+            self.link.touch(now);
         }
-        let due = self.used + idle;
+        let due = self.link.used() + idle;
         if due <= now {
             if let Some(own) = self.unlink() {
-                self.kept.crashes.succeeded();
-                self.end_child(own, Exit::Idle);
+                self.link.forget_crashes();
+                self.stop_child(own, Exit::Idle);
             }
             self.dialect.forget();
             return None;
@@ -255,49 +236,53 @@ impl Session {
         Some(due)
     }
 
-    /// Once no call is left: leaves a shared child that is about to go, or has the session's own
-    /// looked at.
-    pub(super) fn leave_closing(&mut self) {
+    /// Once no call is in flight: leaves a shared child that is about to end, or checks the
+    /// session's own child for a restart.
+    pub(super) fn leave_if_idle(&mut self) {
         if !self.calls.is_empty() {
             return;
         }
-        if let Some(loss) = self.kept.leaving {
+        if let Some(loss) = self.link.closing() {
             self.unlink();
             self.dialect.forget();
             let is_restart = loss == Loss::Restart;
-            self.kept.is_stale |= is_restart;
-            // Nobody misses one that had nothing to do, unless it was subscribed meanwhile.
-            if (is_restart || !self.kept.subscriptions.is_empty()) && self.is_awaited() {
-                self.get_backend();
+            self.replay.is_stale |= is_restart;
+            // An idle child is replaced only if the client has subscribed meanwhile.
+            if (is_restart || !self.replay.subscriptions.is_empty()) && self.is_awaited() {
+                self.acquire_backend();
             }
         } else if self.link.restart().is_some() {
             self.wake_by(Instant::now());
         }
     }
 
-    fn replace(&mut self) {
-        if matches!(self.phase, Phase::Ready(_))
+    fn replace_child(&mut self) {
+        if self.lifetime.is_ready()
             && let Some(own) = self.unlink()
         {
-            self.kept.crashes.succeeded();
-            self.end_child(own, Exit::Stopped);
-            self.lost_by_order();
+            self.link.forget_crashes();
+            self.stop_child(own, Exit::Stopped);
+            self.backend_restarted();
         }
     }
 
-    /// Stops a child, which keeps its place until nothing of it is left.
-    pub(super) fn end_child(&self, own: Box<Own>, why: Exit) {
-        let (mut stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.core.metrics));
-        if self.over == Some(Over::Revoked) {
-            // Nothing of it may be left after 5 s.
+    /// Stops or kills a child, which keeps its place until all of its processes are gone.
+    pub(super) fn stop_child(&self, own: Box<Own>, reason: Exit) {
+        let (mut stop, metrics) = (
+            self.client.server().clocks.stop,
+            Arc::clone(&self.core.metrics),
+        );
+        let end = self.lifetime.end_reason();
+        if end == Some(EndReason::Revoked) {
+            // All processes of the child must be gone after 5 s.
             stop = stop.map(|clock| clock.min(REVOKED));
         }
-        // Another replica has started one of its own.
-        let is_fenced = self.over == Some(Over::Fenced);
+        // Another replica has started a child for the session.
+        let is_fenced = end == Some(EndReason::Fenced);
         self.core.tracker.spawn(async move {
             let Own { child, place } = *own;
             place.entry().set(ChildState::Stopping);
-            let exit = match why {
+            let exit = match reason {
                 Exit::Crashed | Exit::FailedStart => child.kill().await,
                 _ if is_fenced => child.kill().await,
                 Exit::Stopped | Exit::Idle | Exit::Killed => child.stop(stop).await,
@@ -305,11 +290,11 @@ impl Session {
             tracing::debug!(code = exit.code, signal = exit.signal, "child ended");
             // The guard reports a signal as shells do.
             let is_killed = exit.signal == Some(9) || exit.code == Some(128 + 9);
-            let is_forced = is_killed && matches!(why, Exit::Idle | Exit::Stopped);
-            metrics.child_exited(if is_forced { Exit::Killed } else { why });
+            let is_forced = is_killed && matches!(reason, Exit::Idle | Exit::Stopped);
+            metrics.child_exited(if is_forced { Exit::Killed } else { reason });
         });
     }
 }
 
-/// How long a child may take for each step of its end when its session was revoked.
+/// The time for each step of stopping the child of a revoked session.
 const REVOKED: Duration = Duration::from_millis(1500);

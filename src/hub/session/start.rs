@@ -1,4 +1,5 @@
-//! Start of a backend: at the `initialize` of a session, and again after a loss (`restore`).
+//! Start of a backend: at the `initialize` of a session, and again after the loss of one
+//! (`restore`).
 
 use std::sync::Arc;
 
@@ -6,14 +7,14 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::{
-    lifetime::{Over, Phase},
-    link::{Got, Own, State},
+    lifetime::{EndReason, Initializing},
+    link::{Acquired, Own},
     task::Session,
 };
 use crate::{
     backend::{
         Refused, Started, Verdict,
-        dialect::Said,
+        dialect::ServerMessage,
         shared::{CALL_BITS, Member, routing},
     },
     declare::Isolation,
@@ -28,72 +29,67 @@ use crate::{
 };
 
 impl Session {
-    /// Gets a backend if there is none.
-    pub(super) fn get_backend(&mut self) {
-        if !matches!(self.link.state, State::Absent) {
+    /// Acquires a backend if there is none.
+    pub(super) fn acquire_backend(&mut self) {
+        if !self.link.is_absent() {
             return;
         }
         let now = Instant::now();
-        let not_before = match self.kept.crashes.ask(now) {
+        let not_before = match self.link.ask_circuit(now) {
             Verdict::Now => None,
             Verdict::After(wait) => Some(now + wait),
             Verdict::Open(left) => {
                 let refused = std::future::ready(Err(Refused::Circuit(left)));
-                self.link.state = State::Waiting(Box::pin(refused));
-                return;
+                return self.link.acquire(Box::pin(refused));
             }
         };
-        let server = Arc::clone(&self.server);
+        let server = Arc::clone(self.client.server());
         if server.supervision.isolation == Isolation::Session {
-            let (pool, restarts) = (Arc::clone(&self.core.pool), self.kept.restarts);
-            self.link.state = State::Waiting(Box::pin(async move {
-                let got = pool.get(server, restarts, not_before).await;
-                got.map(|started| Got::Own(Box::new(started)))
+            let (pool, restarts) = (Arc::clone(&self.core.pool), self.link.restarts());
+            return self.link.acquire(Box::pin(async move {
+                let started = pool.get(server, restarts, not_before).await;
+                started.map(|started| Acquired::Own(Box::new(started)))
             }));
-            return;
         }
         let principal = (server.supervision.isolation == Isolation::Principal)
-            .then(|| self.principal.key().into());
-        let shares = Arc::clone(&self.core.shares);
-        if self.kept.number == 0 {
-            self.kept.number = shares.number();
-            // No late answer to what another owner asked is taken for one to this owner.
-            let owners = (self.fence.0 % 64) << (CALL_BITS - 6);
-            let ids = routing::ids(self.kept.number);
+            .then(|| self.client.principal().key().into());
+        let shares = Arc::clone(&self.core.shared_children);
+        let number = self.link.number().unwrap_or_else(|| {
+            let number = shares.number();
+            self.link.set_number(number);
+            // Late answers to requests of another owner must not match requests of this one.
+            let owners = (self.lease.fence().0 % 64) << (CALL_BITS - 6);
+            let ids = routing::ids(number);
             let base = ids.start() + owners;
             self.dialect.confine(ids, base);
-        }
-        let number = self.kept.number;
-        self.link.state = State::Waiting(Box::pin(async move {
-            shares
-                .join(server, principal, number)
-                .await
-                .map(|member| Got::Shared(Box::new(member)))
+            number
+        });
+        self.link.acquire(Box::pin(async move {
+            let member = shares.join(server, principal, number).await;
+            member.map(|member| Acquired::Shared(Box::new(member)))
         }));
     }
 
-    /// A backend was got, or not.
-    pub(super) async fn got(&mut self, got: Result<Got, Refused>) {
-        match got {
-            Ok(Got::Own(started)) => self.greet(*started),
-            Ok(Got::Shared(member)) => self.joined(member).await,
-            Err(refused) => self.refused(&refused),
+    /// Handles the backend that was acquired, or the refusal of one.
+    pub(super) async fn backend_acquired(&mut self, acquired: Result<Acquired, Refused>) {
+        match acquired {
+            Ok(Acquired::Own(started)) => self.send_initialize(*started),
+            Ok(Acquired::Shared(member)) => self.join_shared(member).await,
+            Err(refused) => self.start_refused(&refused),
         }
     }
 
-    /// Sends the session's own child the client's `initialize`; a restored one is asked for the
-    /// revision that the session has.
-    fn greet(&mut self, started: Started) {
+    /// Sends the client's `initialize` to the session's own child; a restored child is offered the
+    /// revision of the session.
+    fn send_initialize(&mut self, started: Started) {
         let Started { mut child, place } = started;
-        let Some(initialize) = &self.kept.initialize else {
+        let Some(initialize) = &self.replay.initialize else {
             return;
         };
-        let revision = match self.phase {
-            Phase::Ready(revision) => Some(revision),
-            Phase::New | Phase::Starting { .. } => self.offered(initialize).err(),
-        };
+        let revision = self.lifetime.revision();
+        let revision = revision.or_else(|| self.offered_revision(initialize).err());
         let revision = revision.map(Revision::as_str);
-        let hello = self.dialect.request_as(initialize, revision, child.out());
+        let id = self.dialect.request_as(initialize, revision, child.out());
         child.try_flush();
         let pulse = Arc::downgrade(self.streams.pulse());
         place.entry().on_restart(move || {
@@ -101,34 +97,34 @@ impl Session {
                 pulse.notify.notify_one();
             }
         });
-        let until = Instant::now() + or_never(self.server.clocks.start);
+        let until = Instant::now() + or_never(self.client.server().clocks.start);
         self.wake_by(until);
-        let own = Box::new(Own { child, place });
-        self.link.state = State::Starting { own, hello, until };
+        self.link.begin_initialize(Own { child, place }, id, until);
     }
 
-    /// 2025-11-25 lifecycle, "Version Negotiation": the revision that the client asks for where
-    /// the tenant allows it, else (as the error) the newest that it does.
-    fn offered(&self, initialize: &Message) -> Result<Revision, Revision> {
-        let asked = initialize
+    /// The revision that the client requests, or (as the error) the newest revision that the tenant
+    /// allows if it does not allow the requested one (2025-11-25 lifecycle, "Version Negotiation").
+    fn offered_revision(&self, initialize: &Message) -> Result<Revision, Revision> {
+        let requested = initialize
             .protocol_version()
             .and_then(|span| initialize::revision(span.of(initialize.bytes())));
-        let allowed = &self.tenant.revisions;
-        asked
-            .filter(|asked| allowed.contains(asked))
+        let allowed = &self.client.tenant().revisions;
+        requested
+            .filter(|requested| allowed.contains(requested))
             .ok_or(allowed.first().copied().unwrap_or(Revision::V2025_11_25))
     }
 
-    /// The answer of the session's own child to `initialize`.
-    pub(super) async fn greeted(&mut self, message: &Message) {
-        let State::Starting { own, .. } = &mut self.link.state else {
+    /// Handles the response of the session's own child to `initialize`.
+    pub(super) async fn child_initialized(&mut self, message: &Message) {
+        let Some(own) = self.link.initializing() else {
             return;
         };
-        let Said::Done { line, .. } = self.dialect.line(message, own.child.out()) else {
+        let ServerMessage::Response { line, .. } = self.dialect.line(message, own.child.out())
+        else {
             return;
         };
         own.place.succeeded();
-        let is_first = matches!(self.phase, Phase::Starting { .. });
+        let is_first = self.lifetime.is_starting();
         if is_first {
             let is_error = message.kind() == Kind::Error;
             let outcome = if is_error {
@@ -138,139 +134,132 @@ impl Session {
             };
             self.core.metrics.call(Method::Initialize, outcome);
             if is_error {
-                self.over = Some(Over::Failed);
+                self.lifetime.force_end(EndReason::Failed);
                 return self.answer_start(Answer::Failed(line));
             }
         }
         let revision = message
             .result()
             .and_then(initialize::of_result)
-            .filter(|revision| self.tenant.revisions.contains(revision));
+            .filter(|revision| self.client.tenant().revisions.contains(revision));
         let capabilities = message
             .result()
             .map(initialize::capabilities)
             .unwrap_or_default();
         let Some(revision) = revision else {
             let is_refused = message.kind() == Kind::Error;
-            return self.lose(if is_refused {
+            return self.child_lost(if is_refused {
                 Fault::REFUSED
             } else {
                 Fault::REVISION
             });
         };
         if is_first {
-            self.make_ready();
+            self.serve_own_child();
             return self.begin_session(revision, capabilities, line).await;
         }
-        if self.is_same(revision, capabilities) {
-            self.make_ready();
+        if self.check_replacement(revision, capabilities) {
+            self.serve_own_child();
             self.resume();
         }
     }
 
-    fn make_ready(&mut self) {
-        let state = std::mem::replace(&mut self.link.state, State::Absent);
-        if let State::Starting { own, .. } = state {
+    fn serve_own_child(&mut self) {
+        if let Some(mut own) = self.link.take_initialized() {
             // The state of the session precedes the lines that its client sent meanwhile.
-            let mut own = own;
-            if matches!(self.phase, Phase::Ready(_)) {
-                let state = self.kept.session_state();
+            if self.lifetime.is_ready() {
+                let state = self.replay.session_state();
                 self.dialect.restore(&state, own.child.out());
             }
-            self.link.up(State::Ready(own));
+            self.link.serve_own(own);
         }
-        self.used = Instant::now();
-        self.wake_by(self.used + or_never(self.server.supervision.idle));
+        let now = Instant::now();
+        self.link.touch(now);
+        self.wake_by(now + or_never(self.client.server().supervision.idle));
     }
 
-    /// A place in a shared child, which the gateway has initialized.
-    async fn joined(&mut self, member: Box<Member>) {
+    /// Takes a place in a shared child, which the gateway has initialized.
+    async fn join_shared(&mut self, member: Box<Member>) {
         let (capabilities, result) = {
-            let result = initialize::without_tasks(&member.hello.result);
+            let result = initialize::without_tasks(&member.initialized.result);
             (initialize::capabilities(&result).to_vec(), result)
         };
-        let revision = member.hello.revision;
-        let Phase::Starting { id, .. } = &self.phase else {
-            // The session's revision is its own affair: the child's must not change under it.
-            if !self.is_same_shared(revision, &capabilities) {
+        let revision = member.initialized.revision;
+        let Some(initializing) = self.lifetime.initializing() else {
+            // The revision of the session is its own; the revision of its child must not change.
+            if !self.check_shared_replacement(revision, &capabilities) {
                 return;
             }
-            self.link.up(State::Shared(member));
-            self.resume_shared();
+            self.link.serve_shared(member);
+            self.restore_in_shared();
             return self.resume();
         };
-        let settled = self
-            .kept
-            .initialize
-            .as_ref()
-            .map(|initialize| self.offered(initialize).unwrap_or_else(|newest| newest));
+        let settled = self.replay.initialize.as_ref().map(|initialize| {
+            self.offered_revision(initialize)
+                .unwrap_or_else(|newest| newest)
+        });
         let settled = settled.unwrap_or(revision);
         let mut line = BytesMut::new();
-        jsonrpc::push_result(id, &initialize::with_revision(&result, settled), &mut line);
+        let result = initialize::with_revision(&result, settled);
+        jsonrpc::push_result(&initializing.id, &result, &mut line);
         self.core.metrics.call(Method::Initialize, Outcome::Result);
-        self.link.up(State::Shared(member));
-        self.kept.shared = Some(revision);
+        self.link.serve_shared(member);
+        self.replay.shared_revision = Some(revision);
         self.begin_session(settled, &capabilities, line.freeze())
             .await;
     }
 
-    /// The session comes to be.
+    /// Makes the session ready and sends the response to `initialize`.
     async fn begin_session(&mut self, revision: Revision, capabilities: &[u8], line: Bytes) {
-        self.kept.capabilities = capabilities.into();
-        let Phase::Starting { reply, .. } =
-            std::mem::replace(&mut self.phase, Phase::Ready(revision))
-        else {
+        self.replay.capabilities = capabilities.into();
+        let Some(initializing) = self.lifetime.finish_start(revision) else {
             return;
         };
-        self.streams.settle(revision);
+        self.streams.set_revision(revision);
         tracing::info!(
-            tenant.id = self.tenant.name,
-            server.name = self.server.name,
+            tenant.id = self.client.tenant().name,
+            server.name = self.client.server().name,
             session.id = self.id.short(),
             revision = revision.as_str(),
             "session began"
         );
-        let Some((reply, _)) = reply else {
-            self.remember();
-            return self.message(line);
+        let Some(reply) = initializing.reply else {
+            self.record_changed();
+            return self.send_to_listener(line);
         };
         self.register().await;
-        if self.over.is_some() {
+        if self.lifetime.is_over() {
             let _ = reply.send(Answer::Refused(AWAY));
             return;
         }
-        if let Some(handle) = self.handle.take() {
-            let access = Arc::clone(&handle.access);
-            self.core.sessions.insert(&self.id, handle);
-            self.catch_up(&access);
-        }
-        // A client that is gone never learned the id.
+        self.publish();
+        // A client that is gone does not know the id.
         if reply.send(Answer::Json(line)).is_err() {
-            self.over = Some(Over::Deleted);
+            self.lifetime.force_end(EndReason::Deleted);
         }
     }
 
-    /// Answers an `initialize` that failed, where this transport has its answer.
+    /// Answers an `initialize` that failed: on HTTP+SSE only with a JSON-RPC error on the listener.
     pub(super) fn answer_start(&mut self, answer: Answer) {
-        let Phase::Starting { reply, .. } = std::mem::replace(&mut self.phase, Phase::New) else {
+        let Some(initializing) = self.lifetime.abort_start() else {
             return;
         };
-        match (reply, answer) {
-            (Some((reply, _)), answer) => {
+        match (initializing.reply, answer) {
+            (Some(reply), answer) => {
                 // A client that is gone needs no answer.
                 let _ = reply.send(answer);
             }
-            (None, Answer::Failed(line)) => self.message(line),
+            (None, Answer::Failed(line)) => self.send_to_listener(line),
             (None, _) => {}
         }
     }
 
-    /// Answers everything that waits for a backend, which could not be started.
-    fn refused(&mut self, refused: &Refused) {
+    /// Answers the calls that wait for a backend, which could not be started.
+    fn start_refused(&mut self, refused: &Refused) {
         let fault = Fault::of(refused);
         tracing::warn!(
-            tenant.id = self.tenant.name,
-            server.name = self.server.name,
+            tenant.id = self.client.tenant().name,
+            server.name = self.client.server().name,
             session.id = self.id.short(),
             why = fault.reason,
             "no backend for the session"
@@ -278,9 +267,8 @@ impl Session {
         if let Refused::Limit(full) = refused {
             self.core.metrics.limited(quota(*full).0.name());
         }
-        self.link.down();
-        self.kept.waiting.clear();
-        if let Phase::Starting { id, reply } = &self.phase {
+        self.link.disconnect();
+        if let Some(Initializing { id, reply }) = self.lifetime.initializing() {
             let answer = match (refused, fault.status, reply) {
                 (Refused::Answered(error), ..) => {
                     self.core.metrics.call(Method::Initialize, Outcome::Error);
@@ -291,7 +279,7 @@ impl Session {
                 (_, Some(status), Some(_)) => Answer::Refused(status.error()),
                 _ => Answer::Failed(fault.line(id)),
             };
-            self.over = Some(Over::Failed);
+            self.lifetime.force_end(EndReason::Failed);
             return self.answer_start(answer);
         }
         self.fail_calls(fault);

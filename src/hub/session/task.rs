@@ -1,93 +1,65 @@
 //! Task of a session: the owner of its backend, its dialect, its calls and its streams.
 //!
 //! Everything that happens to a session happens here, in one loop, one thing at a time.
-//! Others send it commands over a bounded channel; readers of its streams wake it by a pulse.
+//! Other tasks send it commands over a bounded channel; readers of its streams wake it by a pulse.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::sync::Arc;
 
 use tokio::{
     pin, select,
-    sync::{mpsc, oneshot},
+    sync::mpsc,
     time::{Instant, sleep_until},
 };
 
 use super::{
-    lifetime::{Over, Phase},
+    client::Client,
+    lease::{Lease, lapse},
+    lifetime::{Activity, DISCONNECTED, EndReason, Lifetime, Limits},
     link::Link,
-    record::{Adopted, Keeping, Kept},
-    serving::lapse,
+    pacing::Pacing,
+    record::{ReplayState, Takeover},
 };
 use crate::{
-    auth::{Access, Principal},
+    auth::Access,
     backend::dialect::Dialect,
-    declare::{Policy, Server, Tenant},
     error::Error,
     hub::{
         call::{Calls, Fault},
-        core::{Changed, Command, Core, Handle, Transport, or_never},
+        core::{AccessChange, Command, Core, Handle, Transport, or_never},
         limits::Seats,
-        stream::{Bounds, Pulse, Streams},
+        stream::{SessionLog, StreamLimits, Streams},
     },
     protocol::LISTENER,
     state::{Fence, SessionId},
     telemetry::metrics,
 };
 
-/// The state of a session.
+/// The state of a session. Each part has a file, which alone touches its fields.
 pub(crate) struct Session {
-    pub(crate) core: Arc<Core>,
-    pub(crate) id: SessionId,
-    /// The number of this owner.
-    pub(crate) fence: Fence,
-    pub(crate) tenant: Arc<Tenant>,
-    pub(crate) server: Arc<Server>,
-    pub(crate) principal: Principal,
-    /// The access policy of the sender of the latest body.
-    pub(crate) policy: Arc<Policy>,
-    pub(crate) transport: Transport,
-    pub(crate) handle: Option<Handle>,
-    pub(super) phase: Phase,
-    pub(crate) link: Link,
-    pub(crate) kept: Box<Kept>,
-    pub(crate) dialect: Dialect,
-    pub(crate) calls: Calls,
-    pub(crate) streams: Streams,
-    pub(crate) born: Instant,
-    /// The last sign of its client, or the end of what it waited for.
-    pub(super) touched: Instant,
-    /// When the backend last had something to do.
-    pub(super) used: Instant,
-    /// The earliest time at which something may be due.
-    pub(crate) wake: Instant,
-    /// Until when the child must show that it lives, after a call that was overdue.
-    pub(super) probe: Option<Instant>,
-    /// Until when the child waits for slow readers.
-    pub(super) choked: Option<Instant>,
-    /// When the present window of pacing began, and the messages of the child in it.
-    pub(super) pace: (Instant, u32),
-    /// Until when the child waits because it says too much.
-    pub(super) paced: Option<Instant>,
-    pub(crate) over: Option<Over>,
-    pub(super) is_draining: bool,
-    /// Whether an operator wants it to end when its calls have.
-    pub(super) is_closing: bool,
-    pub(super) keeping: Keeping,
-    /// The requests that wait for its end.
-    pub(crate) ended: Vec<oneshot::Sender<()>>,
-    /// For as long as anybody can find it.
+    pub(super) core: Arc<Core>,
+    pub(super) id: SessionId,
+    pub(super) client: Client,
+    pub(super) lifetime: Lifetime,
+    pub(super) lease: Lease,
+    pub(super) link: Link,
+    pub(super) pacing: Pacing,
+    pub(super) replay: Box<ReplayState>,
+    pub(super) dialect: Dialect,
+    pub(super) calls: Calls,
+    pub(super) streams: Streams,
+    /// The next time at which something may be due.
+    alarm: Instant,
+    /// The entry in the table of sessions, until it is published there.
+    unpublished: Option<Handle>,
+    /// Held for as long as requests can find the session.
     seats: Seats,
 }
 
-/// How long an HTTP+SSE session outlives its connection.
-const DISCONNECTED: Duration = Duration::from_secs(60);
-
-/// Commands taken before what they wrote is flushed to the child.
+/// Commands handled before the lines to the child are flushed.
 const BATCH: usize = 32;
 
 impl Session {
+    /// A session that begins.
     pub(crate) fn new(
         core: Arc<Core>,
         id: SessionId,
@@ -96,123 +68,105 @@ impl Session {
         seats: Seats,
     ) -> Box<Self> {
         let now = Instant::now();
-        let config = Arc::clone(&core.config);
-        let bounds = Bounds {
+        let config = &core.config;
+        let limits = StreamLimits {
             streams: config.stream.per_session,
             events: config.log.events as u64,
             bytes: config.log.bytes,
             silence: or_never(config.stream.keep_alive) * 4,
         };
-        let pulse = Pulse::default();
-        pulse
-            .confirmed
-            .store(core.owner.lapses(), Ordering::Release);
-        let (log, owner) = (Arc::clone(&core.log), Arc::clone(&core.owner));
-        let (key, fence) = (core.key.clone(), Fence(1));
-        let pulse = Arc::new(pulse);
-        let streams = Streams::new((log, owner), key, id.clone(), fence, bounds, pulse);
+        let fence = Fence(1);
+        let log = SessionLog {
+            log: Arc::clone(&core.log),
+            owner: Arc::clone(&core.owner),
+            key: core.key.clone(),
+            session: id.clone(),
+        };
+        let lifetime = Lifetime::new(now);
         // On the heap: a future that holds a session by value would hold it several times.
         Box::new(Self {
-            tenant: Arc::clone(access.tenant()),
-            server: Arc::clone(access.server()),
-            policy: Arc::clone(&access.server().policy),
-            core,
-            id,
-            fence,
-            transport: handle.transport,
-            principal: access.principal().clone(),
-            handle: Some(handle),
-            phase: Phase::New,
-            link: Link::new(),
-            kept: Box::default(),
+            client: Client::new(access, handle.transport),
+            alarm: lifetime.first_deadline(lifetime_limits(&core)),
+            lifetime,
+            lease: Lease::new(fence),
+            link: Link::new(now),
+            pacing: Pacing::new(now),
+            replay: Box::default(),
             dialect: Dialect::default(),
             calls: Calls::default(),
-            streams,
-            born: now,
-            touched: now,
-            used: now,
-            wake: now
-                + DISCONNECTED
-                    .min(or_never(config.session.idle))
-                    .min(or_never(config.session.max)),
-            probe: None,
-            choked: None,
-            pace: (now, 0),
-            paced: None,
-            over: None,
-            is_draining: false,
-            is_closing: false,
-            keeping: Keeping::default(),
-            ended: Vec::new(),
+            streams: Streams::new(log, fence, limits),
+            unpublished: Some(handle),
             seats,
+            core,
+            id,
         })
     }
 
     /// Continues a session of another replica, whose calls are lost.
-    pub(crate) fn adopt(&mut self, adopted: Adopted) {
-        let Adopted {
+    pub(crate) fn adopt(&mut self, takeover: Takeover) {
+        let Takeover {
             fence,
             revision,
-            kept,
+            replay,
             streams,
             born,
-        } = adopted;
-        // Late answers to what the last owner asked must not be taken for answers to this one.
+        } = takeover;
+        // Late answers to requests of the last owner must not match requests of this one.
         self.dialect.rebase(fence.0 << 32);
-        (self.fence, self.born, self.handle) = (fence, born, None);
-        (self.phase, *self.kept) = (Phase::Ready(revision), kept);
-        self.keeping = Keeping::begun();
-        self.streams.settle(revision);
+        self.lifetime.adopt(revision, born);
+        self.lease = Lease::adopted(fence);
+        (*self.replay, self.unpublished) = (replay, None);
+        self.streams.set_revision(revision);
         for (stream, ids) in self.streams.adopt(fence, streams) {
             for id in &ids {
                 let line = Fault::OWNER_LOST.line(id);
                 let answered = self.streams.message(stream, line).map(drop);
-                self.stored(answered);
+                self.handle_write(answered);
             }
             if stream != LISTENER {
                 let finished = self.streams.finish(stream);
-                self.stored(finished);
+                self.handle_write(finished);
             }
         }
         tracing::info!(
-            tenant.id = self.tenant.name,
-            server.name = self.server.name,
+            tenant.id = self.client.tenant().name,
+            server.name = self.client.server().name,
             session.id = self.id.short(),
             "session taken over"
         );
     }
 
-    /// Lives until the session is over, and leaves nothing of it.
+    /// Runs until the session is over, and removes everything that belongs to it.
     pub(crate) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Command>) {
         let (drain, halt) = (self.core.drain.clone(), self.core.halt.clone());
         let (drain, halt) = (drain.cancelled_owned(), halt.cancelled_owned());
         let pulse = Arc::clone(self.streams.pulse());
         let owner = Arc::clone(&self.core.owner);
-        let mut standing = owner.standing();
-        let alarm = sleep_until(self.wake);
+        let mut lease_status = owner.lease_status();
+        let alarm = sleep_until(self.alarm);
         pin!(drain, halt, alarm);
         self.core.metrics.session_began();
-        if self.transport == Transport::Sse2024 && matches!(self.phase, Phase::New) {
+        if self.client.transport() == Transport::Sse2024 && self.lifetime.is_new() {
             self.register().await;
         }
-        while self.over.is_none() {
+        while !self.lifetime.is_over() {
             if !self.may_serve() {
-                Box::pin(self.stand_still(&mut commands)).await;
+                Box::pin(self.wait_for_lease(&mut commands)).await;
                 continue;
             }
-            if self.wake != alarm.deadline() {
-                alarm.as_mut().reset(self.wake);
+            if self.alarm != alarm.deadline() {
+                alarm.as_mut().reset(self.alarm);
             }
             select! {
                 biased;
-                () = &mut halt => self.over = Some(Over::Drained),
-                // Looked at above, before anything is given to the child or answered.
+                () = &mut halt => self.lifetime.force_end(EndReason::Drained),
+                // Checked above, before anything is given to the child or answered.
                 () = lapse(&owner, &pulse) => {}
-                // Before what may be ready again and again: a busy session has clocks too.
+                // Before branches that may be ready again and again: a busy session has clocks too.
                 () = &mut alarm => self.tick(),
-                () = &mut drain, if !self.is_draining => self.is_draining = true,
-                written = self.streams.written(), if !self.streams.is_kept() => {
-                    self.stored(written);
+                () = &mut drain, if !self.lifetime.is_draining() => self.lifetime.drain(),
+                written = self.streams.written(), if !self.streams.is_flushed() => {
+                    self.handle_write(written);
                 }
                 Some(command) = commands.recv() => {
                     let (mut next, mut room) = (Some(command), BATCH);
@@ -224,45 +178,41 @@ impl Session {
                     }
                     self.link.try_flush();
                 }
-                heard = self.link.next(), if self.may_hear() => self.heard(heard).await,
-                kept = self.keeping.done(), if self.keeping.is_under_way() => {
-                    self.record_kept(kept);
+                event = self.link.next(), if self.may_read_child() => {
+                    self.handle_backend(event).await;
+                }
+                written = self.lease.write_done(), if self.lease.is_writing() => {
+                    self.record_written(written);
                 }
                 () = pulse.notify.notified() => self.readers_moved(),
-                // Looked at above.
-                _ = standing.changed() => {}
+                // Checked above.
+                _ = lease_status.changed() => {}
             }
-            self.look_for_rest();
+            if self.lifetime.is_draining() && !self.is_busy() {
+                self.lifetime.end_drained(self.core.owner.is_alone());
+            }
         }
-        // Held on to, it would look like a reader that has not gone.
+        // A pulse that is held here would count as a reader that has not gone.
         drop(pulse);
-        // From here on no request finds it; its end refuses the commands that are still queued.
-        self.handle = None;
-        let was_kept = self.core.sessions.remove(&self.id, self.fence);
+        // No request finds the session from here on; its end refuses the commands in the queue.
+        self.unpublished = None;
+        let was_published = self.unpublish();
         self.seats.clear();
-        Box::pin(self.finish(&mut commands, was_kept)).await;
+        Box::pin(self.finish(&mut commands, was_published)).await;
     }
 
-    /// A session that is to end does when its calls have.
-    fn look_for_rest(&mut self) {
-        let is_busy = !self.calls.is_empty() || matches!(self.phase, Phase::Starting { .. });
-        if self.is_draining && !is_busy {
-            let is_over = self.is_closing && !self.core.owner.is_alone();
-            let over = if is_over {
-                Over::Deleted
-            } else {
-                Over::Drained
-            };
-            self.over.get_or_insert(over);
-        }
+    /// Whether calls are in flight or the client waits for its `initialize`.
+    fn is_busy(&self) -> bool {
+        !self.calls.is_empty() || self.lifetime.is_starting()
     }
 
-    pub(crate) async fn command(&mut self, command: Command) {
+    /// Handles a command.
+    pub(super) async fn command(&mut self, command: Command) {
         if let Command::Change(access) = command {
-            // No sign of life of its client.
-            return self.change(access.as_deref());
+            // No sign of life of the client.
+            return self.change_access(access.as_deref());
         }
-        self.touched = Instant::now();
+        self.lifetime.touch();
         match command {
             Command::Deliver(delivery) => self.deliver(*delivery),
             Command::Attach { cursor, reply } => {
@@ -272,52 +222,65 @@ impl Session {
                 }
                 // A reader whose client went meanwhile detaches by its drop.
                 let _ = reply.send(attached);
-                self.wake_by(self.touched + or_never(self.core.config.stream.keep_alive) * 4);
+                let keep_alive = or_never(self.core.config.stream.keep_alive);
+                self.wake_by(self.lifetime.touched() + keep_alive * 4);
             }
             Command::End(done) => {
-                self.over = Some(Over::Deleted);
-                self.core.sessions.remove(&self.id, self.fence);
-                self.ended.push(done);
+                self.lifetime.force_end(EndReason::Deleted);
+                self.unpublish();
+                self.lifetime.add_waiter(done);
             }
             Command::Drain(done) => {
-                (self.is_draining, self.is_closing) = (true, true);
+                self.lifetime.close();
                 let _ = done.send(());
             }
             Command::Change(_) => {}
         }
     }
 
+    /// Puts the session into the table, where requests find it.
+    pub(super) fn publish(&mut self) {
+        if let Some(handle) = self.unpublished.take() {
+            let access = Arc::clone(&handle.access);
+            self.core.sessions.insert(&self.id, handle);
+            self.follow_catalog(&access);
+        }
+    }
+
+    /// Removes the session from the table; false if it was not there.
+    fn unpublish(&self) -> bool {
+        self.core.sessions.remove(&self.id, self.lease.fence())
+    }
+
     /// Follows changes of the catalogue since `access` was made.
-    pub(super) fn catch_up(&mut self, access: &Access) {
+    fn follow_catalog(&mut self, access: &Access) {
         match self.core.changed(access) {
-            Changed::Not => {}
-            Changed::Renewed(access) => self.change(Some(&access)),
-            Changed::Lost => self.change(None),
+            AccessChange::None => {}
+            AccessChange::Renewed(access) => self.change_access(Some(&access)),
+            AccessChange::Lost => self.change_access(None),
         }
     }
 
     /// Continues with another access, or ends without one.
-    pub(super) fn change(&mut self, access: Option<&Access>) {
-        let Some(access) = access else {
-            self.over.get_or_insert(Over::Revoked);
-            self.core.sessions.remove(&self.id, self.fence);
-            return;
-        };
-        self.tenant = Arc::clone(access.tenant());
-        self.server = Arc::clone(access.server());
-        self.policy = Arc::clone(&access.server().policy);
+    pub(super) fn change_access(&mut self, access: Option<&Access>) {
+        if let Some(access) = access {
+            self.client.renew(access);
+        } else {
+            self.lifetime.end(EndReason::Revoked);
+            self.unpublish();
+        }
     }
 
     /// Whether the child is read: not while readers or the log have to catch up.
-    fn may_hear(&self) -> bool {
-        self.choked.is_none() && self.paced.is_none() && !self.streams.is_full()
+    fn may_read_child(&self) -> bool {
+        !self.pacing.is_paused() && !self.streams.is_full()
     }
 
     fn readers_moved(&mut self) {
         let now = Instant::now();
         self.streams.sweep(now);
-        if self.choked.is_some() && !self.streams.is_any_behind() {
-            self.unchoke();
+        if self.pacing.is_waiting_for_readers() && !self.streams.is_any_behind() {
+            self.stop_waiting_for_readers();
         }
         if self.streams.unheard_since().is_some() {
             self.wake_by(now + DISCONNECTED);
@@ -328,53 +291,44 @@ impl Session {
     }
 
     /// Stops reading the child for a moment: a connection that reads is far behind.
-    pub(super) fn choke(&mut self, now: Instant, limit: Duration) {
-        if self.choked.is_none() {
-            self.choked = Some(now + limit);
-            self.streams
-                .pulse()
-                .is_choked
-                .store(true, Ordering::Relaxed);
-            self.wake_by(now + limit);
+    pub(super) fn wait_for_readers(&mut self, now: Instant) {
+        if let Some(until) = self.pacing.wait_for_readers(now) {
+            self.streams.pulse().set_awaited(true);
+            self.wake_by(until);
         }
     }
 
-    pub(super) fn unchoke(&mut self) {
-        self.choked = None;
-        self.streams
-            .pulse()
-            .is_choked
-            .store(false, Ordering::Relaxed);
+    /// Reads the child again, which waited for slow readers.
+    pub(super) fn stop_waiting_for_readers(&mut self) {
+        self.pacing.stop_waiting_for_readers();
+        self.streams.pulse().set_awaited(false);
     }
 
     /// Makes sure that `tick` runs at `at` at the latest.
     pub(super) fn wake_by(&mut self, at: Instant) {
-        self.wake = self.wake.min(at);
+        self.alarm = self.alarm.min(at);
     }
 
-    /// When, and why, the session ends if nothing happens.
-    pub(super) fn end_of_life(&self, now: Instant) -> (Instant, Over) {
-        let config = &self.core.config.session;
-        let by_age = (self.born + or_never(config.max), Over::Expired);
-        let is_heard = self.streams.is_listened_to(now);
-        let is_busy = !self.calls.is_empty() || matches!(self.phase, Phase::Starting { .. });
-        let by_idleness = match self.transport {
-            Transport::Sse2024 => {
-                let since = self.streams.unheard_since().unwrap_or(now);
-                (since + DISCONNECTED, Over::Disconnected)
-            }
-            Transport::Streamable if is_heard || is_busy => {
-                (now + or_never(config.idle), Over::Idle)
-            }
-            Transport::Streamable => {
-                let heard = self.streams.unheard_since().unwrap_or(self.touched);
-                (self.touched.max(heard) + or_never(config.idle), Over::Idle)
-            }
+    /// Sets the time of the next `tick`.
+    pub(super) fn set_alarm(&mut self, at: Instant) {
+        self.alarm = at;
+    }
+
+    /// The time and the reason of the end of the session if nothing happens.
+    pub(super) fn expiry(&self, now: Instant) -> (Instant, EndReason) {
+        let activity = Activity {
+            is_heard: self.streams.is_listened_to(now),
+            unheard_since: self.streams.unheard_since(),
+            is_busy: self.is_busy(),
         };
-        if by_age.0 <= by_idleness.0 {
-            by_age
-        } else {
-            by_idleness
-        }
+        let (limits, transport) = (lifetime_limits(&self.core), self.client.transport());
+        self.lifetime.expiry(now, limits, transport, activity)
+    }
+}
+
+fn lifetime_limits(core: &Core) -> Limits {
+    Limits {
+        idle: or_never(core.config.session.idle),
+        max: or_never(core.config.session.max),
     }
 }

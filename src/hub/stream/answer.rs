@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::reading::Reading;
+use super::reader::Reader;
 use crate::{
     auth::Access,
     error::Error,
@@ -30,7 +30,7 @@ pub(crate) enum Answer {
     /// The error of an `initialize` that began no session.
     Failed(Bytes),
     /// A stream to read.
-    Stream(Box<Reading>),
+    Stream(Box<Reader>),
     /// The message was accepted and has no answer.
     Accepted,
     /// The client cancelled its call before anything was sent.
@@ -43,10 +43,10 @@ pub(crate) enum Answer {
 pub(crate) struct Pending {
     /// Receives the answer.
     pub(crate) reply: oneshot::Receiver<Answer>,
-    /// For the stream that the response may become.
+    /// Seats for the stream that the response may become.
     pub(crate) seats: Seats,
-    /// The sender, and the limits to count a stream for.
-    pub(crate) whose: Option<(Arc<Limits>, Access)>,
+    /// The limits that count the stream, and the access of its client.
+    pub(crate) limits: Option<(Arc<Limits>, Access)>,
 }
 
 impl Pending {
@@ -56,11 +56,11 @@ impl Pending {
             .reply
             .await
             .unwrap_or(Answer::Refused(Error::NoSession));
-        if let Answer::Stream(reading) = &mut answer {
-            if let Some((limits, access)) = &self.whose {
+        if let Answer::Stream(reader) = &mut answer {
+            if let Some((limits, access)) = &self.limits {
                 self.seats.extend(limits.became_stream(access).await);
             }
-            reading.hold(self.seats);
+            reader.hold(self.seats);
         }
         answer
     }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::{
     entry::Stream,
-    reading::{Reading, StreamEnd},
+    reader::{Reader, StreamEnd},
+    session_log::unreadable,
     table::Streams,
 };
-use crate::hub::ownership::AWAY;
 use crate::{
     error::Error,
     protocol::{Cursor, LISTENER, StreamId},
@@ -19,25 +19,22 @@ impl Streams {
     ///
     /// # Errors
     ///
-    /// `Gone` for a cursor whose events are not kept, `NoCursor` for one that never was,
+    /// `Gone` for a cursor behind which events are trimmed, `NoCursor` for a cursor of no event,
     /// `Limit` for too many connections; `Ok(None)` at the end of a stream that has ended.
-    pub(crate) async fn attach(
-        &mut self,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<Reading>, Error> {
+    pub(crate) async fn attach(&mut self, cursor: Option<Cursor>) -> Result<Option<Reader>, Error> {
         let attached: usize = self
             .open
             .values()
             .map(|stream| stream.attachments.len())
             .sum();
-        if attached >= self.bounds.streams * 2 {
+        if attached >= self.limits.streams * 2 {
             let retry = Duration::from_secs(1);
             return Err(Error::Limit {
                 what: "connections of the session",
                 retry,
             });
         }
-        if cursor.is_some_and(|cursor| cursor.epoch != self.writing.epoch()) {
+        if cursor.is_some_and(|cursor| cursor.epoch != self.writes.epoch()) {
             return Err(Error::Gone);
         }
         let id = cursor.map_or(LISTENER, |cursor| cursor.stream);
@@ -54,10 +51,10 @@ impl Streams {
             return Err(Error::NoCursor);
         }
         if seq < last {
-            match self.log.read(&self.session, id, seq).await {
+            match self.log.read(id, seq).await {
                 Ok(_) => {}
                 Err(StoreError::Trimmed { oldest }) if cursor.is_none() => seq = oldest,
-                Err(error) => return Err(unread(error)),
+                Err(error) => return Err(unreadable(error)),
             }
         }
         let Some(stream) = self.open.get_mut(&id) else {
@@ -65,34 +62,26 @@ impl Streams {
         };
         let attachment = stream.attach(seq, cursor.is_some(), &self.pulse);
         let tail = stream.tail.subscribe();
-        Ok(Some(self.reading(id, seq, tail, attachment)))
+        Ok(Some(self.reader(id, seq, tail, attachment)))
     }
 
-    async fn attach_ended(&mut self, id: StreamId, seq: u64) -> Result<Option<Reading>, Error> {
-        match self.log.read(&self.session, id, seq).await {
+    async fn attach_ended(&mut self, id: StreamId, seq: u64) -> Result<Option<Reader>, Error> {
+        match self.log.read(id, seq).await {
             Ok(page) if page.events.is_empty() => return Ok(None),
             Ok(_) => {}
-            Err(error) => return Err(unread(error)),
+            Err(error) => return Err(unreadable(error)),
         }
-        // Nobody writes to it any more.
-        let mut stream = Stream::known(seq, self.writing.epoch());
+        // Nothing is written to this stream any more.
+        let mut stream = Stream::known(seq, self.writes.epoch());
         let attachment = stream.attach(seq, true, &self.pulse);
         stream.tail.send_modify(|tail| {
             (tail.last, tail.end) = (u64::MAX, Some(StreamEnd::Finished));
         });
-        Ok(Some(self.reading(
+        Ok(Some(self.reader(
             id,
             seq,
             stream.tail.subscribe(),
             attachment,
         )))
-    }
-}
-
-/// Why a cursor cannot be read from.
-pub(crate) fn unread(error: StoreError) -> Error {
-    match error {
-        StoreError::Away => AWAY,
-        StoreError::Trimmed { .. } | StoreError::Fenced | StoreError::Flushed => Error::Gone,
     }
 }

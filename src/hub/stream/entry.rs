@@ -1,4 +1,4 @@
-//! One stream of a session: its calls, the response as long as it is held, its connections.
+//! One stream of a session: its calls, its held response, and its connections.
 
 use std::{
     sync::{
@@ -16,43 +16,43 @@ use tokio::{
 
 use super::{
     answer::{Answer, Form},
-    reading::{Attachment, Pulse, Reading, Tail},
+    reader::{Attachment, Pulse, Reader, Tail},
 };
 
-/// The bounds of the streams of a session.
+/// The limits of the streams of a session.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    /// Streams of calls, and connections, that a session may have at a time.
+pub(crate) struct StreamLimits {
+    /// The most streams of calls; the most connections are twice as many.
     pub(crate) streams: usize,
-    /// A reader further behind than half of these makes the child wait.
+    /// The events that the log keeps; a reader that is half as far behind makes the child wait.
     pub(crate) events: u64,
-    /// Likewise in bytes.
+    /// The same in bytes.
     pub(crate) bytes: u64,
-    /// A connection that took nothing for this long does not count as alive.
+    /// The time after which a connection that took nothing does not count as alive.
     pub(crate) silence: Duration,
 }
 
 /// One stream.
 pub(crate) struct Stream {
-    /// Calls whose response it waits for; the listener never ends with them.
+    /// The number of calls whose responses it waits for; the listener never ends with them.
     pub(crate) calls: usize,
-    /// Their raw ids, where another replica may have to answer them.
+    /// The raw ids of those calls, if another replica may have to answer them.
     pub(crate) ids: Vec<Box<[u8]>>,
-    /// The response as long as it may still become JSON.
+    /// The response while its headers are held.
     pub(crate) held: Option<Held>,
-    /// The response that waits for the log to know the stream.
-    pub(super) opening: Option<(oneshot::Sender<Answer>, Box<Reading>)>,
+    /// The response that waits until the log has opened the stream.
+    pub(super) opening: Option<(oneshot::Sender<Answer>, Box<Reader>)>,
     pub(crate) is_batch: bool,
-    /// Whether nothing follows what was written.
+    /// Whether the end of the stream was written.
     pub(super) is_ending: bool,
-    /// The number of the last event that was written, acknowledged or not.
+    /// The number of the last event written, acknowledged or not.
     pub(crate) last: u64,
     pub(crate) tail: watch::Sender<Tail>,
     pub(crate) bytes: u64,
     written: u64,
     pub(super) attachments: Vec<Arc<Attachment>>,
     last_attachment: u32,
-    /// When the last connection went; none while there is one.
+    /// Since when the stream has no connection.
     pub(super) detached: Option<Instant>,
     /// Whether the child no longer waits for the attached connection.
     pub(super) is_given_up: bool,
@@ -62,8 +62,9 @@ pub(crate) struct Stream {
 pub(crate) struct Held {
     pub(crate) reply: oneshot::Sender<Answer>,
     pub(crate) form: Form,
-    /// When it becomes SSE if nothing has come.
+    /// When the response becomes SSE if there is no message.
     pub(crate) until: Option<Instant>,
+    /// The responses so far.
     pub(crate) done: Vec<Bytes>,
 }
 
@@ -90,7 +91,7 @@ impl Stream {
         }
     }
 
-    /// One that went on before: event `last` is its last.
+    /// A stream whose events up to `last` are in the log.
     pub(crate) fn known(last: u64, epoch: u32) -> Self {
         let stream = Self::new(0, None, false, epoch);
         stream.tail.send_modify(|tail| tail.last = last);
@@ -101,12 +102,13 @@ impl Stream {
         }
     }
 
-    /// The calls that its next owner has to answer: an array of raw ids.
+    /// The calls that the next owner has to answer: an array of raw ids.
     pub(super) fn open_calls(&self) -> Bytes {
         let ids: Vec<&[u8]> = self.ids.iter().map(|id| &**id).collect();
         [b"[", &*ids.join(&b","[..]), b"]"].concat().into()
     }
 
+    /// The last event that was handed to a connection.
     pub(crate) fn written(&self) -> u64 {
         let of_all = self
             .attachments
@@ -115,6 +117,7 @@ impl Stream {
         of_all.max().unwrap_or(0).max(self.written)
     }
 
+    /// Attaches a connection behind event `cursor`; it gets the events from now on.
     pub(crate) fn attach(
         &mut self,
         cursor: u64,
@@ -140,13 +143,13 @@ impl Stream {
         attachment
     }
 
-    /// Ends the connections that there are; the stream goes on for others.
+    /// Ends all connections; the stream goes on for later ones.
     pub(crate) fn release(&self) {
         let last = self.last_attachment;
         self.tail.send_modify(|tail| tail.released = last);
     }
 
-    /// Lets go of connections that are gone; the youngest that is left is attached again.
+    /// Removes closed connections; the youngest that is left is attached again.
     pub(crate) fn sweep(&mut self, now: Instant) {
         let is_open = |attachment: &Arc<Attachment>| !attachment.is_closed.load(Ordering::Relaxed);
         if self.attachments.iter().all(is_open) {
@@ -169,14 +172,14 @@ impl Stream {
     }
 
     /// Whether the attached connection is so far behind that retention may overtake it.
-    pub(crate) fn is_behind(&self, bounds: Bounds) -> bool {
+    pub(crate) fn is_behind(&self, limits: StreamLimits) -> bool {
         self.attachments.last().is_some_and(|attachment| {
             let last = self.tail.borrow().last;
             let events = last.saturating_sub(attachment.written.load(Ordering::Relaxed));
             let bytes = self
                 .bytes
                 .saturating_sub(attachment.bytes.load(Ordering::Relaxed));
-            events > bounds.events / 2 || bytes > bounds.bytes / 2
+            events > limits.events / 2 || bytes > limits.bytes / 2
         })
     }
 }

@@ -8,25 +8,28 @@
 //! * `entry`: one stream with its calls, its held response and its connections
 //! * `log_only`: stream read from the log alone, without its owner
 //! * `pages`: sealed page cursors of lists
-//! * `reading`: one connection's place in a stream
-//! * `routes`: routing table: the stream that a message of the server goes to
+//! * `reader`: reader of a stream: the position of one connection
+//! * `routes`: routing table: the stream for each message of the server
+//! * `session_log`: event log of one session: event ids and reads
 //! * `table`: all streams of a session
-//! * `writing`: writes that the event log has not acknowledged
+//! * `writes`: writes that the event log has not acknowledged
 
 mod answer;
 mod attach;
 mod entry;
 mod log_only;
 mod pages;
-mod reading;
+mod reader;
 mod routes;
+mod session_log;
 mod table;
-mod writing;
+mod writes;
 
 pub(crate) use self::answer::{Answer, Form, Pending};
-pub(crate) use self::entry::Bounds;
-pub(crate) use self::log_only::Unowned;
+pub(crate) use self::entry::StreamLimits;
+pub(crate) use self::log_only::LogOnlyStream;
 pub(crate) use self::pages::PageCursors;
-pub(crate) use self::reading::{Next, Pulse, Reading, StreamEnd};
+pub(crate) use self::reader::{Next, Pulse, Reader, StreamEnd};
 pub(crate) use self::routes::{About, InFlight, route};
+pub(crate) use self::session_log::SessionLog;
 pub(crate) use self::table::Streams;

@@ -1,4 +1,4 @@
-//! Routing table: the stream that a message of the server goes to, as one pure function.
+//! Routing table: the stream for each message of the server, as one pure function.
 
 use crate::{
     backend::dialect::CallId,
@@ -8,17 +8,17 @@ use crate::{
 /// A call that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlight<'a> {
-    /// The gateway's id; grows with time.
+    /// The gateway's id of the call; later calls have higher ids.
     pub(crate) call: CallId,
     /// The stream of its response.
     pub(crate) stream: StreamId,
     /// Whether that stream is SSE, or may still become SSE.
     pub(crate) is_carrier: bool,
-    /// The raw id of the task whose result it waits for.
+    /// The raw id of the task whose result the call waits for.
     pub(crate) task: Option<&'a [u8]>,
 }
 
-/// The class of a message, for its route.
+/// The kind of a message, for its route.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum About<'a> {
     /// Progress of a call.
@@ -27,11 +27,11 @@ pub(crate) enum About<'a> {
     Ask(Option<&'a [u8]>),
     /// A log message, with the raw id of its related task.
     Log(Option<&'a [u8]>),
-    /// Everything else.
+    /// Any other message.
     Other,
 }
 
-/// The one stream that a message goes to; nothing where it has to be dropped.
+/// Returns the one stream for a message; none if the message has to be dropped.
 pub(crate) fn route<'a>(
     about: About<'_>,
     calls: impl Iterator<Item = InFlight<'a>> + Clone,
@@ -108,7 +108,7 @@ mod tests {
         let cases: [(&str, About<'_>, &[InFlight<'_>], Option<StreamId>); 19] = [
             ("progress", About::Progress(1), two, Some(10)),
             ("progress of no carrier", About::Progress(2), mixed, None),
-            ("progress of nobody", About::Progress(9), two, None),
+            ("progress of an unknown call", About::Progress(9), two, None),
             ("ask of a task", About::Ask(task), waiting, Some(10)),
             ("ask of an unknown task", About::Ask(task), two, Some(20)),
             ("ask in the only call", About::Ask(None), one, Some(10)),

@@ -1,5 +1,4 @@
-//! The streams of one session: which responses are still held, which are open, and which
-//! connection reads each.
+//! Streams of one session: held responses, open streams, and the connections that read them.
 
 use std::{
     collections::HashMap,
@@ -16,70 +15,59 @@ use tokio::{
 
 use super::{
     answer::{Answer, Form},
-    entry::{Bounds, Held, Stream},
-    reading::{Attachment, Pulse, Reading, StreamEnd, Tail},
-    writing::{What, Writing},
+    entry::{Held, Stream, StreamLimits},
+    reader::{Attachment, Pulse, Reader, StreamEnd, Tail},
+    session_log::SessionLog,
+    writes::{Write, Writes},
 };
 use crate::{
     error::Error,
-    hub::ownership::Owner,
-    protocol::{EventKey, LISTENER, Revision, StreamId, json},
-    state::{EventLog, Fence, SessionId, StoreError, contract},
+    protocol::{LISTENER, Revision, StreamId, json},
+    state::{Fence, StoreError, contract},
 };
 
 /// All streams of a session that have not ended.
 pub(crate) struct Streams {
-    pub(crate) log: Arc<dyn EventLog>,
-    owner: Arc<Owner>,
-    key: EventKey,
-    pub(crate) session: SessionId,
-    pub(crate) bounds: Bounds,
+    pub(super) log: SessionLog,
+    pub(super) limits: StreamLimits,
     last: StreamId,
-    pub(crate) open: HashMap<StreamId, Stream>,
-    pub(crate) writing: Writing,
-    pub(crate) pulse: Arc<Pulse>,
+    pub(super) open: HashMap<StreamId, Stream>,
+    pub(super) writes: Writes,
+    pub(super) pulse: Arc<Pulse>,
     revision: Option<Revision>,
 }
 
 impl Streams {
-    /// The listener alone.
-    pub(crate) fn new(
-        (log, owner): (Arc<dyn EventLog>, Arc<Owner>),
-        key: EventKey,
-        session: SessionId,
-        fence: Fence,
-        bounds: Bounds,
-        pulse: Arc<Pulse>,
-    ) -> Self {
-        let epoch = owner.epoch();
-        let writing = Writing::new(Arc::clone(&log), session.clone(), (fence, epoch));
+    /// The streams of a session that begins: the listener alone.
+    pub(crate) fn new(log: SessionLog, fence: Fence, limits: StreamLimits) -> Self {
+        let epoch = log.owner.epoch();
+        let writes = Writes::new(Arc::clone(&log.log), log.session.clone(), fence, epoch);
         let open = HashMap::from([(LISTENER, Stream::new(0, None, false, epoch))]);
+        let pulse = Arc::new(Pulse::new(log.owner.lapses()));
         Self {
             log,
-            owner,
-            key,
-            session,
-            bounds,
+            limits,
             last: LISTENER,
             open,
-            writing,
+            writes,
             pulse,
             revision: None,
         }
     }
 
-    /// The session has negotiated a revision.
-    pub(crate) fn settle(&mut self, revision: Revision) {
+    /// Sets the revision that the session has negotiated.
+    pub(crate) fn set_revision(&mut self, revision: Revision) {
         self.revision = Some(revision);
     }
 
-    /// Lets other replicas know the listener.
+    /// Opens the listener in the log, for other replicas.
     pub(crate) fn announce(&mut self) -> Result<(), StoreError> {
-        if self.owner.is_alone() {
+        if self.log.owner.is_alone() {
             return Ok(());
         }
         let calls = self.open.get(&LISTENER).map(Stream::open_calls);
-        self.write(LISTENER, What::Open(0, calls.unwrap_or_default()))
+        let calls = calls.unwrap_or_default();
+        self.write(LISTENER, Write::Open { last: 0, calls })
     }
 
     /// Continues the streams of another replica. Returns the open streams with the raw ids of the
@@ -90,7 +78,7 @@ impl Streams {
         left: contract::Streams,
     ) -> Vec<(StreamId, Vec<Box<[u8]>>)> {
         self.last = left.highest;
-        self.writing.adopt(fence);
+        self.writes.adopt(fence);
         let mut calls = Vec::new();
         for contract::OpenStream {
             stream,
@@ -100,7 +88,7 @@ impl Streams {
         {
             let ids: Vec<&RawValue> = serde_json::from_slice(&ids).unwrap_or_default();
             let ids = ids.into_iter().map(|id| id.get().as_bytes().into());
-            let mut known = Stream::known(last, self.writing.epoch());
+            let mut known = Stream::known(last, self.writes.epoch());
             known.ids = ids.collect();
             calls.push((stream, known.ids.clone()));
             self.open.insert(stream, known);
@@ -108,36 +96,38 @@ impl Streams {
         calls
     }
 
-    /// The life of the store that the streams are in.
+    /// The epoch of the store that holds the streams.
     pub(crate) fn epoch(&self) -> u32 {
-        self.writing.epoch()
+        self.writes.epoch()
     }
 
-    /// From now on nothing is written: the log is another's.
+    /// Stops writing: the log belongs to another owner.
     pub(crate) fn close(&mut self) {
-        self.writing.close();
+        self.writes.close();
     }
 
-    /// Another life of the store, which knows nothing of this session's streams.
+    /// Continues in another epoch of the store, which has no streams of this session.
     pub(crate) fn renew(&mut self, epoch: u32) {
         let known = self.open.iter().filter(|(_, stream)| stream.held.is_none());
         let known = known.map(|(id, stream)| {
             let last = stream.tail.borrow().last;
-            (*id, What::Open(last, stream.open_calls()))
+            let calls = stream.open_calls();
+            (*id, Write::Open { last, calls })
         });
         let known: Vec<_> = known.collect();
-        self.writing.renew(epoch, known);
+        self.writes.renew(epoch, known);
         for stream in self.open.values() {
             stream.tail.send_modify(|tail| tail.epoch = epoch);
         }
     }
 
-    /// Begins the response to `calls` requests of one POST, which waits until `until` for its first
-    /// message.
+    /// Begins the response to `calls` requests of one POST. Its headers are held until its first
+    /// message, and at most until `until`.
     pub(crate) fn begin(
         &mut self,
         calls: usize,
-        (form, until): (Form, Option<Instant>),
+        form: Form,
+        until: Option<Instant>,
         is_batch: bool,
         reply: oneshot::Sender<Answer>,
     ) -> StreamId {
@@ -148,23 +138,27 @@ impl Streams {
             until,
             done: Vec::new(),
         };
-        let stream = Stream::new(calls, Some(held), is_batch, self.writing.epoch());
+        let stream = Stream::new(calls, Some(held), is_batch, self.writes.epoch());
         self.open.insert(self.last, stream);
         self.last
     }
 
     /// Whether one more stream may begin.
     pub(crate) fn check_room(&self) -> Result<(), Error> {
-        if self.open.len() > self.bounds.streams {
+        if self.open.len() > self.limits.streams {
             let (what, retry) = ("streams of the session", Duration::from_secs(1));
             return Err(Error::Limit { what, retry });
         }
         Ok(())
     }
 
-    /// A request whose response a stream waits for: another replica may have to answer it.
-    pub(crate) fn awaits(&mut self, id: StreamId, request: &[u8]) -> Result<(), StoreError> {
-        if self.owner.is_alone() {
+    /// Adds a request whose response a stream waits for: another replica may have to answer it.
+    pub(crate) fn await_response(
+        &mut self,
+        id: StreamId,
+        request: &[u8],
+    ) -> Result<(), StoreError> {
+        if self.log.owner.is_alone() {
             return Ok(());
         }
         let Some(stream) = self.open.get_mut(&id) else {
@@ -173,13 +167,17 @@ impl Streams {
         stream.ids.push(request.into());
         if id == LISTENER {
             let (last, calls) = (stream.last, stream.open_calls());
-            return self.write(id, What::Open(last, calls));
+            return self.write(id, Write::Open { last, calls });
         }
         Ok(())
     }
 
-    /// The client waits no more for the response to a request.
-    pub(crate) fn forgets(&mut self, id: StreamId, request: &[u8]) -> Result<(), StoreError> {
+    /// Removes a request that the client has cancelled.
+    pub(crate) fn forget_request(
+        &mut self,
+        id: StreamId,
+        request: &[u8],
+    ) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
             return Ok(());
         };
@@ -187,12 +185,12 @@ impl Streams {
         stream.ids.retain(|known| **known != *request);
         if stream.ids.len() < before && stream.held.is_none() && !stream.is_ending {
             let (last, calls) = (stream.last, stream.open_calls());
-            return self.write(id, What::Open(last, calls));
+            return self.write(id, Write::Open { last, calls });
         }
         Ok(())
     }
 
-    /// Sends the headers of a held response as SSE, once the log knows the stream.
+    /// Sends the headers of a held response as SSE, once the log has opened the stream.
     pub(crate) fn open(&mut self, id: StreamId) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id) else {
             return Ok(());
@@ -202,15 +200,15 @@ impl Streams {
         };
         let attachment = stream.attach(0, false, &self.pulse);
         let (tail, calls) = (stream.tail.subscribe(), stream.open_calls());
-        let reading = Box::new(self.reading(id, 0, tail, attachment));
-        if self.owner.is_alone() {
-            // A client that went away while the response was held: its stream goes on.
-            let _ = held.reply.send(Answer::Stream(reading));
+        let reader = Box::new(self.reader(id, 0, tail, attachment));
+        if self.log.owner.is_alone() {
+            // The stream goes on if the client closed its connection while the response was held.
+            let _ = held.reply.send(Answer::Stream(reader));
         } else {
             if let Some(stream) = self.open.get_mut(&id) {
-                stream.opening = Some((held.reply, reading));
+                stream.opening = Some((held.reply, reader));
             }
-            self.write(id, What::Open(0, calls))?;
+            self.write(id, Write::Open { last: 0, calls })?;
         }
         for line in held.done {
             self.append(id, line)?;
@@ -218,7 +216,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Opens responses that were held for long enough. Returns when to look again.
+    /// Opens the held responses that are due. Returns the time of the next one.
     pub(crate) fn open_due(&mut self, now: Instant) -> Result<Option<Instant>, StoreError> {
         let held = self.open.iter().filter_map(|(id, stream)| {
             let held = stream.held.as_ref()?;
@@ -233,25 +231,19 @@ impl Streams {
         Ok(later.into_iter().map(|(until, _)| until).min())
     }
 
-    pub(crate) fn reading(
+    /// A reader behind event `seq` of a stream.
+    pub(super) fn reader(
         &self,
         stream: StreamId,
         seq: u64,
         tail: watch::Receiver<Tail>,
         attachment: Arc<Attachment>,
-    ) -> Reading {
-        Reading::new(
-            (Arc::clone(&self.log), Arc::clone(&self.owner)),
-            self.key.clone(),
-            self.session.clone(),
-            (stream, seq),
-            tail,
-            attachment,
-            self.revision,
-        )
+    ) -> Reader {
+        let log = self.log.clone();
+        Reader::new(log, stream, seq, tail, attachment, self.revision)
     }
 
-    /// Puts a message on a stream, which becomes SSE by it. Returns its number.
+    /// Sends a message on a stream, which becomes SSE by it. Returns the number of the event.
     pub(crate) fn message(&mut self, id: StreamId, line: Bytes) -> Result<u64, StoreError> {
         self.open(id)?;
         self.append(id, line)
@@ -266,7 +258,7 @@ impl Streams {
         }
         stream.last += 1;
         let number = stream.last;
-        // A response is the end of a call that another replica would have to answer.
+        // A response ends a call that another replica would have to answer.
         let before = stream.ids.len();
         if before > 0 {
             let answered = json::get(&line, "method").is_none();
@@ -274,34 +266,39 @@ impl Streams {
             stream.ids.retain(|id| Some(&**id) != answered);
         }
         let calls = (stream.ids.len() < before).then(|| stream.open_calls());
-        self.write(id, What::Event(number, line, calls))?;
+        let write = Write::Event {
+            number,
+            line,
+            calls,
+        };
+        self.write(id, write)?;
         Ok(number)
     }
 
-    fn write(&mut self, id: StreamId, what: What) -> Result<(), StoreError> {
-        if let Some(what) = self.writing.write(id, what)? {
-            self.kept(id, &what);
+    fn write(&mut self, id: StreamId, write: Write) -> Result<(), StoreError> {
+        if let Some(write) = self.writes.write(id, write)? {
+            self.acknowledged(id, &write);
         }
         Ok(())
     }
 
-    /// The log has acknowledged a write: it may be sent.
-    fn kept(&mut self, id: StreamId, what: &What) {
+    /// Lets connections read a write that the log has acknowledged.
+    fn acknowledged(&mut self, id: StreamId, write: &Write) {
         let Some(stream) = self.open.get_mut(&id) else {
             return;
         };
-        match what {
-            What::Open(..) => {
-                if let Some((reply, reading)) = stream.opening.take() {
-                    // A client that went away while the response was held: its stream goes on.
-                    let _ = reply.send(Answer::Stream(reading));
+        match write {
+            Write::Open { .. } => {
+                if let Some((reply, reader)) = stream.opening.take() {
+                    // The stream goes on if the client closed its connection while the response was held.
+                    let _ = reply.send(Answer::Stream(reader));
                 }
             }
-            What::Event(number, line, _) => {
+            Write::Event { number, line, .. } => {
                 stream.bytes += line.len() as u64;
                 stream.tail.send_modify(|tail| tail.last = *number);
             }
-            What::End => {
+            Write::End => {
                 stream
                     .tail
                     .send_modify(|tail| tail.end = Some(StreamEnd::Finished));
@@ -310,25 +307,25 @@ impl Streams {
         }
     }
 
-    /// Waits until the oldest write that is under way is kept; for ever, where none is.
+    /// Waits until the log acknowledges the oldest write under way; forever without one.
     /// Cancel-safe.
     pub(crate) async fn written(&mut self) -> Result<(), StoreError> {
-        let (stream, what) = self.writing.next().await?;
-        self.kept(stream, &what);
+        let (stream, write) = self.writes.next().await?;
+        self.acknowledged(stream, &write);
         Ok(())
     }
 
-    /// Whether every write is kept.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.writing.is_empty()
+    /// Whether the log has acknowledged every write.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.writes.is_empty()
     }
 
-    /// Whether so much is under way to the log that the child should wait.
+    /// Whether so much is under way to the log that the child has to wait.
     pub(crate) fn is_full(&self) -> bool {
-        self.writing.is_full()
+        self.writes.is_full()
     }
 
-    /// Ends one call of a stream: with its response, or without (cancelled).
+    /// Ends one call of a stream: with its response, or without one if it was cancelled.
     pub(crate) fn finish_call(
         &mut self,
         id: StreamId,
@@ -355,7 +352,7 @@ impl Streams {
         if is_last { self.finish(id) } else { Ok(()) }
     }
 
-    /// Ends a call that no backend has seen: by `refusal` where nothing was sent.
+    /// Ends a call that no backend has seen: with `refusal` if nothing was sent, else with `line`.
     pub(crate) fn refuse_call(
         &mut self,
         id: StreamId,
@@ -390,20 +387,20 @@ impl Streams {
                 Answer::Json([b"[", &*done.join(&b","[..]), b"]"].concat().into())
             }
         };
-        // A client that went away has lost it.
+        // A client that closed its connection has lost the response.
         let _ = reply.send(answer);
     }
 
-    /// Nothing follows on a stream.
+    /// Ends a stream.
     pub(crate) fn finish(&mut self, id: StreamId) -> Result<(), StoreError> {
         let Some(stream) = self.open.get_mut(&id).filter(|stream| !stream.is_ending) else {
             return Ok(());
         };
         stream.is_ending = true;
-        self.write(id, What::End)
+        self.write(id, Write::End)
     }
 
-    /// Ends every stream, held ones with `refusal`; for the end of the session.
+    /// Ends every stream at the end of the session; held responses are answered with `refusal`.
     pub(crate) fn release(&mut self, end: StreamEnd, refusal: impl Fn() -> Answer) {
         for (_, stream) in self.open.drain() {
             let opening = stream.opening.map(|(reply, _)| reply);
@@ -414,42 +411,42 @@ impl Streams {
         }
     }
 
-    /// Ends every connection, to come again; the streams go on.
-    pub(crate) fn send_away(&self) {
+    /// Ends every connection, to reconnect; the streams go on.
+    pub(crate) fn disconnect_all(&self) {
         self.open.values().for_each(Stream::release);
     }
 
-    /// Wakes every connection: whether it may be served is another matter now.
+    /// Wakes every connection, to check again whether it may be served.
     pub(crate) fn wake(&self) {
         for stream in self.open.values() {
             stream.tail.send_modify(|_| {});
         }
     }
 
-    /// Lets go of connections that are gone.
+    /// Removes closed connections.
     pub(crate) fn sweep(&mut self, now: Instant) {
         self.open.values_mut().for_each(|stream| stream.sweep(now));
     }
 
-    /// Whether a reader is so far behind that the child should wait for it.
+    /// Whether a reader of a stream is so far behind that the child has to wait for it.
     pub(crate) fn is_behind(&self, id: StreamId) -> bool {
         self.open
             .get(&id)
-            .is_some_and(|stream| !stream.is_given_up && stream.is_behind(self.bounds))
+            .is_some_and(|stream| !stream.is_given_up && stream.is_behind(self.limits))
     }
 
-    /// The child waits no longer for connections that are behind; retention will end them.
+    /// Stops waiting for connections that are behind; retention will end them.
     pub(crate) fn give_up(&mut self) {
         for stream in self.open.values_mut() {
-            stream.is_given_up = stream.is_behind(self.bounds);
+            stream.is_given_up = stream.is_behind(self.limits);
         }
     }
 
-    /// Whether any reader is.
+    /// Whether any reader is so far behind that the child has to wait for it.
     pub(crate) fn is_any_behind(&self) -> bool {
         self.open
             .values()
-            .any(|stream| !stream.is_given_up && stream.is_behind(self.bounds))
+            .any(|stream| !stream.is_given_up && stream.is_behind(self.limits))
     }
 
     /// Whether event `number` of a stream was handed to a connection.
@@ -464,7 +461,7 @@ impl Streams {
         self.open.get(&LISTENER).is_some_and(|stream| {
             stream.attachments.iter().any(|attachment| {
                 let taken = Duration::from_millis(attachment.taken.load(Ordering::Relaxed));
-                now.saturating_duration_since(attachment.born + taken) < self.bounds.silence
+                now.saturating_duration_since(attachment.born + taken) < self.limits.silence
             })
         })
     }
@@ -474,7 +471,7 @@ impl Streams {
         self.open.get(&LISTENER)?.detached
     }
 
-    /// Held by every reader.
+    /// The pulse of the session; every reader holds a reference to it.
     pub(crate) fn pulse(&self) -> &Arc<Pulse> {
         &self.pulse
     }

@@ -1,4 +1,4 @@
-//! Reading: one connection's place in a stream.
+//! Reader of a stream: the position of one connection, and its state for the owner of the stream.
 //!
 //! First delivery and resumption differ by the cursor alone.
 
@@ -13,10 +13,11 @@ use tokio::{
     time::Instant,
 };
 
-use crate::hub::{limits::Seats, ownership::Owner};
+use super::session_log::SessionLog;
 use crate::{
-    protocol::{Cursor, EventKey, LISTENER, Revision, StreamId},
-    state::{EventLog, Page, SessionId},
+    hub::limits::Seats,
+    protocol::{Cursor, LISTENER, Revision, StreamId},
+    state::Page,
 };
 
 /// The state of a stream, from its owner to its readers.
@@ -24,33 +25,33 @@ use crate::{
 pub(crate) struct Tail {
     /// The number of the last event in the log.
     pub(crate) last: u64,
-    /// The life of the log that its numbers belong to.
+    /// The epoch of the log that the numbers belong to.
     pub(crate) epoch: u32,
-    /// Connections up to this number have to end, and come again.
+    /// Connections up to this number have to end and reconnect.
     pub(crate) released: u32,
-    /// Whether and how the stream is over.
+    /// The end of the stream, if it is over.
     pub(crate) end: Option<StreamEnd>,
-    /// The one connection that gets events; the others get comments only.
+    /// The number of the connection that gets events; the others get comments only.
     pub(crate) attached: u32,
-    /// Where a connection reads on that is attached again.
+    /// The event behind which a connection that is attached again reads on.
     pub(crate) resume: u64,
 }
 
-/// How a stream is over for its readers.
+/// The end of a stream for its readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
-    /// Nothing will come any more.
+    /// The stream has ended.
     Finished,
-    /// The gateway lets go of it: come again (`retry:`).
+    /// The gateway releases the stream; the client reconnects (`retry:`).
     Released,
 }
 
-/// The state of one connection, for the owner of its stream. Shared with the reader, so that a connection
-/// that goes needs no message and no room in a queue.
+/// The state of one connection, shared between its reader and the owner of the stream, so that a
+/// connection that closes needs no message and no room in a queue.
 pub(crate) struct Attachment {
-    /// Its number within the stream.
+    /// The number of the connection within the stream.
     pub(crate) number: u32,
-    /// Whether its client named the event behind which it reads.
+    /// Whether the client named the event behind which the connection reads.
     pub(crate) is_named: bool,
     /// The last event handed to the connection.
     pub(crate) written: AtomicU64,
@@ -58,32 +59,44 @@ pub(crate) struct Attachment {
     pub(crate) bytes: AtomicU64,
     /// Milliseconds after `born` at which the connection last took something.
     pub(crate) taken: AtomicU64,
-    /// Whether the connection is gone.
+    /// Whether the connection is closed.
     pub(crate) is_closed: AtomicBool,
-    /// When it was attached.
+    /// When the connection was attached.
     pub(crate) born: Instant,
-    /// Wakes the session when the connection goes, or has caught up while it waits.
+    /// Wakes the session when the connection closes, or catches up while the session waits.
     pub(crate) pulse: Arc<Pulse>,
 }
 
-/// How readers wake the session that owns their stream.
+/// The signals between a session and the readers of its streams.
 #[derive(Default)]
 pub(crate) struct Pulse {
-    /// The session waits here.
+    /// Wakes the session.
     pub(crate) notify: Notify,
     /// Whether the session waits for readers to catch up.
-    pub(crate) is_choked: AtomicBool,
-    /// The lapse of the lease after which the session's fence was read.
+    is_awaited: AtomicBool,
+    /// The number of lapses of the lease when the session's fence was last read.
     pub(crate) confirmed: AtomicU32,
 }
 
-/// One connection's place in a stream. Dropping it detaches the connection; the stream and
+impl Pulse {
+    /// The pulse of a session whose fence was read after this number of lapses.
+    pub(crate) fn new(lapses: u32) -> Self {
+        Self {
+            confirmed: AtomicU32::new(lapses),
+            ..Self::default()
+        }
+    }
+
+    /// Sets whether the session waits for readers to catch up.
+    pub(crate) fn set_awaited(&self, is_awaited: bool) {
+        self.is_awaited.store(is_awaited, Ordering::Relaxed);
+    }
+}
+
+/// The reader of a stream for one connection. Dropping it detaches the connection; the stream and
 /// its calls go on.
-pub(crate) struct Reading {
-    log: Arc<dyn EventLog>,
-    owner: Arc<Owner>,
-    key: EventKey,
-    session: SessionId,
+pub(crate) struct Reader {
+    log: SessionLog,
     stream: StreamId,
     cursor: u64,
     is_over: bool,
@@ -94,33 +107,29 @@ pub(crate) struct Reading {
     seats: Seats,
 }
 
-/// The next step of a connection.
+/// The next step of a reader.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Events with their ids, oldest first.
     Events(Vec<(String, Bytes)>),
-    /// The stream has ended, and everything was read.
+    /// The stream has ended, and all events were read.
     Finished,
-    /// The connection must end although the stream has not: come again.
+    /// The connection must end although the stream has not; the client reconnects.
     Released,
 }
 
-impl Reading {
-    /// A place behind an event of a stream.
+impl Reader {
+    /// A reader behind event `cursor` of a stream.
     pub(crate) fn new(
-        (log, owner): (Arc<dyn EventLog>, Arc<Owner>),
-        key: EventKey,
-        session: SessionId,
-        (stream, cursor): (StreamId, u64),
+        log: SessionLog,
+        stream: StreamId,
+        cursor: u64,
         tail: watch::Receiver<Tail>,
         attachment: Arc<Attachment>,
         revision: Option<Revision>,
     ) -> Self {
         Self {
             log,
-            owner,
-            key,
-            session,
             stream,
             cursor,
             is_over: false,
@@ -132,22 +141,22 @@ impl Reading {
         }
     }
 
-    /// Keeps the places of this connection among the streams for as long as it lives.
+    /// Holds the seats of this connection for as long as it lives.
     pub(crate) fn hold(&mut self, seats: Seats) {
         self.seats = seats;
     }
 
-    /// Whether its stream is the listener.
+    /// Whether the stream is the listener.
     pub(crate) fn is_listener(&self) -> bool {
         self.stream == LISTENER
     }
 
-    /// The revision that the session negotiated, if it has.
+    /// The revision that the session has negotiated, if any.
     pub(crate) fn revision(&self) -> Option<Revision> {
         self.revision
     }
 
-    /// The id of the place itself, for the priming event.
+    /// The id of the present position, for the priming event.
     pub(crate) fn id(&self) -> String {
         self.id_of(self.cursor)
     }
@@ -158,10 +167,10 @@ impl Reading {
             epoch: self.tail.borrow().epoch,
             seq,
         };
-        self.key.encode(self.session.as_str(), cursor)
+        self.log.event_id(cursor)
     }
 
-    /// Notes that the connection takes what it is given: it is not a peer that vanished.
+    /// Marks the connection as alive: its peer takes what is sent.
     pub(crate) fn took(&self) {
         let age = u64::try_from(self.attachment.born.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.attachment.taken.store(age, Ordering::Relaxed);
@@ -178,7 +187,7 @@ impl Reading {
                 return Next::Released;
             }
             if tail.end.is_none() && !self.is_served() {
-                // Comments only: events may be another replica's to send.
+                // Comments only: another replica may be the one to send events.
                 if self.tail.changed().await.is_err() {
                     return Next::Released;
                 }
@@ -186,8 +195,9 @@ impl Reading {
             }
             let is_attached = tail.attached == self.attachment.number;
             if is_attached && self.is_displaced && tail.resume > self.cursor {
-                // Connections of one client can arrive in another order than it made them:
-                // what the other took may never have arrived. It knows what it has.
+                // Connections of one client can arrive in another order than it opened them, and
+                // events taken by the other connection may never have arrived. The client knows
+                // its last event.
                 if self.attachment.is_named {
                     return Next::Released;
                 }
@@ -195,10 +205,10 @@ impl Reading {
             }
             self.is_displaced = !is_attached;
             if is_attached && tail.last > self.cursor {
-                match self.log.read(&self.session, self.stream, self.cursor).await {
+                match self.log.read(self.stream, self.cursor).await {
                     Ok(page) if page.events.is_empty() && page.is_end => return Next::Finished,
                     Ok(page) => return self.take(page, tail.last),
-                    // 2025-11-25 has no word for it on an open stream; the resume gets 410.
+                    // 2025-11-25 defines no error on an open stream; the resume gets 410.
                     Err(_) => return Next::Released,
                 }
             }
@@ -213,18 +223,18 @@ impl Reading {
         }
     }
 
-    /// Whether the session is this replica's at this moment.
+    /// Whether this replica may serve the session now.
     fn is_served(&self) -> bool {
         let confirmed = &self.attachment.pulse.confirmed;
-        self.owner.serves(confirmed.load(Ordering::Acquire))
+        self.log.owner.serves(confirmed.load(Ordering::Acquire))
     }
 
-    /// Takes the acknowledged events: up to number `last`.
+    /// Takes the acknowledged events, up to number `last`.
     fn take(&mut self, mut page: Page, last: u64) -> Next {
-        let is_kept = |(number, _): &(u64, Bytes)| *number <= last;
-        let kept = page.events.partition_point(is_kept);
-        self.is_over = page.is_end && kept == page.events.len();
-        page.events.truncate(kept);
+        let is_acknowledged = |(number, _): &(u64, Bytes)| *number <= last;
+        let acknowledged = page.events.partition_point(is_acknowledged);
+        self.is_over = page.is_end && acknowledged == page.events.len();
+        page.events.truncate(acknowledged);
         let bytes: usize = page.events.iter().map(|(_, event)| event.len()).sum();
         if let Some((last, _)) = page.events.last() {
             self.cursor = *last;
@@ -236,7 +246,7 @@ impl Reading {
             .bytes
             .fetch_add(bytes as u64, Ordering::Relaxed);
         self.took();
-        if self.attachment.pulse.is_choked.load(Ordering::Relaxed) {
+        if self.attachment.pulse.is_awaited.load(Ordering::Relaxed) {
             self.attachment.pulse.notify.notify_one();
         }
         Next::Events(
@@ -248,7 +258,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for Reader {
     fn drop(&mut self) {
         self.attachment.is_closed.store(true, Ordering::Relaxed);
         self.attachment.pulse.notify.notify_one();

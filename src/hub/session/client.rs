@@ -1,0 +1,68 @@
+//! Client of a session: its principal and transport, and the server and policy that it uses.
+
+use std::sync::Arc;
+
+use crate::{
+    auth::{Access, Principal},
+    declare::{Policy, Server, Tenant},
+    hub::core::Transport,
+};
+
+/// The client of a session.
+pub(super) struct Client {
+    principal: Principal,
+    transport: Transport,
+    tenant: Arc<Tenant>,
+    server: Arc<Server>,
+    policy: Arc<Policy>,
+}
+
+impl Client {
+    /// The client that begins a session with an access.
+    pub(super) fn new(access: &Access, transport: Transport) -> Self {
+        Self {
+            principal: access.principal().clone(),
+            transport,
+            tenant: Arc::clone(access.tenant()),
+            server: Arc::clone(access.server()),
+            policy: Arc::clone(&access.server().policy),
+        }
+    }
+
+    /// The principal that the session belongs to.
+    pub(super) fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
+    /// The transport of the session.
+    pub(super) fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// The tenant of the server.
+    pub(super) fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
+    }
+
+    /// The server of the session.
+    pub(super) fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// The access policy of the sender of the latest body.
+    pub(super) fn policy(&self) -> &Arc<Policy> {
+        &self.policy
+    }
+
+    /// Sets the access policy of the sender of a body.
+    pub(super) fn set_policy(&mut self, policy: Arc<Policy>) {
+        self.policy = policy;
+    }
+
+    /// Continues with the tenant, server and policy of a renewed access.
+    pub(super) fn renew(&mut self, access: &Access) {
+        self.tenant = Arc::clone(access.tenant());
+        self.server = Arc::clone(access.server());
+        self.policy = Arc::clone(&access.server().policy);
+    }
+}

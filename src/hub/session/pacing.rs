@@ -1,0 +1,96 @@
+//! Pacing of a child: pauses in reading it, for slow readers of the session and for bursts of
+//! messages.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long the child waits for a connection that is far behind. Within it a busy reader
+/// catches up; one that does not read at all loses its place.
+const READER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Messages of a child within a window; beyond, the child is read no further until the
+/// window ends. Responses are not counted: clients pace those themselves.
+const WINDOW_MESSAGES: u32 = 2000;
+const WINDOW: Duration = Duration::from_millis(100);
+
+/// The pauses in reading a child.
+pub(super) struct Pacing {
+    /// The end of the pause for slow readers.
+    readers_until: Option<Instant>,
+    /// The end of the pause after a burst.
+    burst_until: Option<Instant>,
+    window_began: Instant,
+    /// Messages of the child in the present window.
+    messages: u32,
+}
+
+impl Pacing {
+    /// No pause.
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            readers_until: None,
+            burst_until: None,
+            window_began: now,
+            messages: 0,
+        }
+    }
+
+    /// Whether the child is not read.
+    pub(super) fn is_paused(&self) -> bool {
+        self.readers_until.is_some() || self.burst_until.is_some()
+    }
+
+    /// Counts a message. Returns the end of the pause that it causes.
+    pub(super) fn count(&mut self, now: Instant) -> Option<Instant> {
+        if now.duration_since(self.window_began) >= WINDOW {
+            (self.window_began, self.messages) = (now, 0);
+        }
+        self.messages += 1;
+        if self.messages >= WINDOW_MESSAGES {
+            self.burst_until = Some(self.window_began + WINDOW);
+            return self.burst_until;
+        }
+        None
+    }
+
+    /// Ends the pause after a burst: its child is gone.
+    pub(super) fn forget_burst(&mut self) {
+        self.burst_until = None;
+    }
+
+    /// Whether the child waits for slow readers.
+    pub(super) fn is_waiting_for_readers(&self) -> bool {
+        self.readers_until.is_some()
+    }
+
+    /// Begins the pause for slow readers; returns its end, or nothing if the child waits already.
+    pub(super) fn wait_for_readers(&mut self, now: Instant) -> Option<Instant> {
+        if self.readers_until.is_some() {
+            return None;
+        }
+        self.readers_until = Some(now + READER_PATIENCE);
+        self.readers_until
+    }
+
+    /// Ends the pause for slow readers.
+    pub(super) fn stop_waiting_for_readers(&mut self) {
+        self.readers_until = None;
+    }
+
+    /// Whether the pause for slow readers has lasted long enough.
+    pub(super) fn is_patience_over(&self, now: Instant) -> bool {
+        self.readers_until.is_some_and(|until| until <= now)
+    }
+
+    /// Ends the pause after a burst if it is over.
+    pub(super) fn sweep_burst(&mut self, now: Instant) {
+        self.burst_until = self.burst_until.filter(|until| *until > now);
+    }
+
+    /// The earlier end of the two pauses.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let ends = [self.readers_until, self.burst_until];
+        ends.into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,199 @@
+//! Writes of a session that the event log has not acknowledged.
+//!
+//! The log in memory acknowledges at once. With a shared store, no event is sent to a connection
+//! before the store has acknowledged it.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+
+use crate::{
+    protocol::StreamId,
+    state::{BoxFuture, EventLog, Fence, SessionId, StoreError, WriteTarget},
+};
+
+/// The unacknowledged writes of one session, in order.
+pub(crate) struct Writes {
+    log: Arc<dyn EventLog>,
+    session: SessionId,
+    fence: Fence,
+    epoch: u32,
+    queue: VecDeque<Pending>,
+    bytes: usize,
+    is_closed: bool,
+}
+
+struct Pending {
+    done: BoxFuture<'static, Result<(), StoreError>>,
+    stream: StreamId,
+    write: Write,
+}
+
+/// A write to a stream.
+#[derive(Clone, Debug)]
+pub(crate) enum Write {
+    /// A stream begins.
+    Open {
+        /// The number of its last event.
+        last: u64,
+        /// The calls that it waits for.
+        calls: Bytes,
+    },
+    /// An event.
+    Event {
+        /// Its number.
+        number: u64,
+        /// The message.
+        line: Bytes,
+        /// The calls that the stream waits for, if they changed.
+        calls: Option<Bytes>,
+    },
+    /// A stream ends.
+    End,
+}
+
+/// The writes and the bytes under way beyond which the child is not read.
+const MAX_WRITES: usize = 512;
+const MAX_BYTES: usize = 4 * 1024 * 1024;
+
+impl Writes {
+    pub(crate) fn new(
+        log: Arc<dyn EventLog>,
+        session: SessionId,
+        fence: Fence,
+        epoch: u32,
+    ) -> Self {
+        Self {
+            log,
+            session,
+            fence,
+            epoch,
+            queue: VecDeque::new(),
+            bytes: 0,
+            is_closed: false,
+        }
+    }
+
+    /// Writes under the fence of another owner from now on.
+    pub(crate) fn adopt(&mut self, fence: Fence) {
+        self.fence = fence;
+    }
+
+    /// Drops the writes under way; from now on nothing is written.
+    pub(crate) fn close(&mut self) {
+        (self.is_closed, self.bytes) = (true, 0);
+        self.queue.clear();
+    }
+
+    /// The epoch of the store that is written to.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Whether no write is under way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether so much is under way that the child has to wait.
+    pub(crate) fn is_full(&self) -> bool {
+        self.queue.len() > MAX_WRITES || self.bytes > MAX_BYTES
+    }
+
+    /// Begins a write; returns it if it is acknowledged at once.
+    pub(crate) fn write(
+        &mut self,
+        stream: StreamId,
+        write: Write,
+    ) -> Result<Option<Write>, StoreError> {
+        if self.is_closed {
+            return Ok(None);
+        }
+        let mut done = self.begin(stream, &write);
+        if self.queue.is_empty()
+            && let Poll::Ready(done) = done.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        {
+            return done.map(|()| Some(write));
+        }
+        self.enqueue(done, stream, write);
+        Ok(None)
+    }
+
+    fn enqueue(
+        &mut self,
+        done: BoxFuture<'static, Result<(), StoreError>>,
+        stream: StreamId,
+        write: Write,
+    ) {
+        self.bytes += write.bytes();
+        let pending = Pending {
+            done,
+            stream,
+            write,
+        };
+        self.queue.push_back(pending);
+    }
+
+    /// Waits for the oldest write under way; forever without one. Cancel-safe. A write that failed
+    /// with `Flushed` stays under way for [`Self::renew`].
+    pub(crate) async fn next(&mut self) -> Result<(StreamId, Write), StoreError> {
+        let Some(first) = self.queue.front_mut() else {
+            return std::future::pending().await;
+        };
+        let done = (&mut first.done).await;
+        if done == Err(StoreError::Flushed) {
+            // A future that is ready must not be polled again.
+            first.done = Box::pin(std::future::pending());
+            return Err(StoreError::Flushed);
+        }
+        let Some(pending) = self.queue.pop_front() else {
+            return Err(StoreError::Fenced);
+        };
+        self.bytes -= pending.write.bytes();
+        done.map(|()| (pending.stream, pending.write))
+    }
+
+    /// Writes to another epoch of the store: `first`, then the writes that were under way.
+    pub(crate) fn renew(&mut self, epoch: u32, first: impl IntoIterator<Item = (StreamId, Write)>) {
+        self.epoch = epoch;
+        let left = std::mem::take(&mut self.queue).into_iter();
+        let left = left.map(|pending| (pending.stream, pending.write));
+        let all: Vec<_> = first.into_iter().chain(left).collect();
+        self.bytes = 0;
+        for (stream, write) in all {
+            let done = self.begin(stream, &write);
+            self.enqueue(done, stream, write);
+        }
+    }
+
+    fn begin(&self, stream: StreamId, write: &Write) -> BoxFuture<'static, Result<(), StoreError>> {
+        let at = WriteTarget {
+            session: self.session.clone(),
+            stream,
+            fence: self.fence,
+            epoch: self.epoch,
+        };
+        match write {
+            Write::Open { last, calls } => self.log.open(&at, *last, calls.clone()),
+            Write::Event {
+                number,
+                line,
+                calls,
+            } => self.log.append(&at, *number, line.clone(), calls.clone()),
+            Write::End => self.log.end(&at),
+        }
+    }
+}
+
+impl Write {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Event { line, .. } => line.len(),
+            Self::Open { .. } | Self::End => 0,
+        }
+    }
+}

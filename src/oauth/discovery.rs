@@ -1,7 +1,7 @@
 //! Authorization server metadata (RFC 8414, OpenID Connect Discovery) and the JWK set.
 //!
-//! A document is served only at the well-known URLs of its own issuer: elsewhere its `issuer` would
-//! not match the URL (RFC 8414, section 3.3).
+//! A document is served only at the well-known URLs of its own issuer. At other URLs its `issuer`
+//! would not match (RFC 8414, section 3.3).
 
 use axum::{
     body::Body,
@@ -33,7 +33,11 @@ pub(super) async fn document(
 ) -> Response {
     let state = &*oauth.0;
     match issuer_at(state, uri.path()) {
-        Some(server) => kept(&headers, &of(state, &server).to_string(), "max-age=60"),
+        Some(server) => cacheable(
+            &headers,
+            &metadata(state, &server).to_string(),
+            "max-age=60",
+        ),
         None => state.no_server().into_response(),
     }
 }
@@ -47,8 +51,8 @@ pub(super) async fn keys(
     let catalog = oauth.0.snapshot.catalog();
     let keys = catalog.issued.keys.get(&server.tenant.name);
     let keys: Vec<Value> = keys.iter().flat_map(|keys| keys.iter()).map(jwk).collect();
-    // Less than the time for which a key is published before it signs.
-    kept(
+    // Shorter than the time for which a key is published before it signs.
+    cacheable(
         &headers,
         &json!({ "keys": keys }).to_string(),
         "max-age=300",
@@ -63,16 +67,17 @@ fn jwk(key: &PublicKey) -> Value {
     })
 }
 
-/// The authorization server whose issuer has a well-known URL with this path. A path of the public
-/// URL precedes only an inserted prefix; before an appended suffix it was already removed, as for
-/// every other endpoint.
+/// Finds the authorization server whose issuer has this well-known path.
+///
+/// The path of the public URL precedes only an inserted prefix. The proxy has removed it in front of
+/// an appended suffix, as for every other endpoint.
 fn issuer_at(state: &OauthState, path: &str) -> Option<AuthorizationServer> {
     let config = &state.config;
     let tenant = endpoint::issuer_tenant(path, &config.public_url, config.default.as_ref())?;
     AuthorizationServer::of(state, tenant)
 }
 
-fn of(state: &OauthState, server: &AuthorizationServer) -> Value {
+fn metadata(state: &OauthState, server: &AuthorizationServer) -> Value {
     let endpoint = |name| server.endpoint(state, name);
     let methods: Vec<&str> = ClientAuthMethod::ALL
         .iter()
@@ -111,16 +116,16 @@ fn of(state: &OauthState, server: &AuthorizationServer) -> Value {
     all
 }
 
-/// A cacheable JSON response with an entity tag.
-fn kept(asked: &HeaderMap, text: &str, how_long: &'static str) -> Response {
+/// Makes a cacheable JSON response with an entity tag.
+fn cacheable(request: &HeaderMap, text: &str, cache_control: &'static str) -> Response {
     let tag = format!("\"{}\"", secret::encoded(&secret::hash(text)[..16]));
-    let is_known = |known: &str| {
-        let mut known = known.split(',').map(str::trim);
-        known.any(|known| known == "*" || known.trim_start_matches("W/") == tag)
+    let has_tag = |line: &str| {
+        let mut tags = line.split(',').map(str::trim);
+        tags.any(|known| known == "*" || known.trim_start_matches("W/") == tag)
     };
-    let mut asked = asked.get_all(IF_NONE_MATCH).iter();
-    let is_known = asked.any(|known| known.to_str().is_ok_and(is_known));
-    let mut response = if is_known {
+    let mut lines = request.get_all(IF_NONE_MATCH).iter();
+    let is_unchanged = lines.any(|line| line.to_str().is_ok_and(has_tag));
+    let mut response = if is_unchanged {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         response
@@ -131,7 +136,7 @@ fn kept(asked: &HeaderMap, text: &str, how_long: &'static str) -> Response {
         response
     };
     let headers = response.headers_mut();
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static(how_long));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static(cache_control));
     if let Ok(tag) = HeaderValue::try_from(tag) {
         headers.insert(ETAG, tag);
     }

@@ -1,6 +1,6 @@
 //! Dynamic client registration (RFC 7591) and its management (RFC 7592).
 //!
-//! Registration is open to all, so it is limited per address, per redirect host and in total, and
+//! Registration needs no credentials. It is limited per address, per redirect host and in total, and
 //! unused clients expire. A client may register any number of times.
 
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use super::{
     base::{
         OauthRefusal, RefusalCode, SecretKind,
         form::{check_query, collected},
-        refusal::{NO_RANDOM, answer, forbid_keeping},
+        refusal::{NO_RANDOM, answer, forbid_storing},
         secret, throttle,
     },
     clients::{ClientAuthMethod, ClientMetadata, MetadataError, redirect},
@@ -37,8 +37,8 @@ pub(crate) async fn register(
 ) -> Response {
     let state = &*oauth.0;
     let address = address(request.extensions());
-    let act = add(state, &server, address, request);
-    attempt(state, &server, address, "register", Box::pin(act)).await
+    let attempted = add(state, &server, address, request);
+    attempt(state, &server, address, "register", Box::pin(attempted)).await
 }
 
 /// GET: reads a registration.
@@ -48,12 +48,12 @@ pub(crate) async fn read(
     request: Request,
 ) -> Response {
     let (state, address) = (&*oauth.0, address(request.extensions()));
-    let act = async {
+    let attempted = async {
         let (head, _) = request.into_parts();
         let managed = ManagedClient::find(state, &server, &head).await?;
         Ok(managed.answer(state, &server, &managed.metadata, None))
     };
-    attempt(state, &server, address, "register", Box::pin(act)).await
+    attempt(state, &server, address, "register", Box::pin(attempted)).await
 }
 
 /// PUT: replaces all metadata of a client.
@@ -63,13 +63,13 @@ pub(crate) async fn replace(
     request: Request,
 ) -> Response {
     let (state, address) = (&*oauth.0, address(request.extensions()));
-    let act = async {
+    let attempted = async {
         let (head, body) = request.into_parts();
         let managed = ManagedClient::find(state, &server, &head).await?;
         let all = object(&head, body).await?;
-        managed.replaced(state, &server, &all).await
+        managed.replace(state, &server, &all).await
     };
-    attempt(state, &server, address, "register", Box::pin(act)).await
+    attempt(state, &server, address, "register", Box::pin(attempted)).await
 }
 
 /// DELETE: removes a client and all its grants.
@@ -79,7 +79,7 @@ pub(crate) async fn remove(
     request: Request,
 ) -> Response {
     let (state, address) = (&*oauth.0, address(request.extensions()));
-    let act = async {
+    let attempted = async {
         let (head, _) = request.into_parts();
         let managed = ManagedClient::find(state, &server, &head).await?;
         let (tenant, id) = (&server.tenant.name, &managed.row.client_id);
@@ -96,10 +96,10 @@ pub(crate) async fn remove(
         note(state, &server, "client.removed", &actor, &target, json!({}));
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
-        forbid_keeping(response.headers_mut());
+        forbid_storing(response.headers_mut());
         Ok(response)
     };
-    attempt(state, &server, address, "register", Box::pin(act)).await
+    attempt(state, &server, address, "register", Box::pin(attempted)).await
 }
 
 async fn add(
@@ -153,13 +153,13 @@ async fn add(
         "address": address.map(|address| address.to_string()),
     });
     note(state, server, "client.registered", "", &target, detail);
-    let told = ClientSecrets {
+    let secrets = ClientSecrets {
         access: &access,
         client_secret: client_secret.as_deref().map(String::as_str),
     };
     Ok(answer(
         StatusCode::CREATED,
-        &told.about(state, server, &row, &metadata),
+        &secrets.response(state, server, &row, &metadata),
     ))
 }
 
@@ -195,7 +195,7 @@ impl ManagedClient {
         })
     }
 
-    async fn replaced(
+    async fn replace(
         &self,
         state: &OauthState,
         server: &AuthorizationServer,
@@ -243,11 +243,11 @@ impl ManagedClient {
         metadata: &ClientMetadata,
         client_secret: Option<&str>,
     ) -> Response {
-        let told = ClientSecrets {
+        let secrets = ClientSecrets {
             access: &self.access,
             client_secret,
         };
-        let body = told.about(state, server, &self.row, metadata);
+        let body = secrets.response(state, server, &self.row, metadata);
         answer(StatusCode::OK, &body)
     }
 }
@@ -255,13 +255,13 @@ impl ManagedClient {
 /// The secrets that only the client receives.
 struct ClientSecrets<'t> {
     access: &'t str,
-    /// Present once, when it is created.
+    /// Present only in the response that creates it.
     client_secret: Option<&'t str>,
 }
 
 impl ClientSecrets<'_> {
-    /// The client information response (RFC 7591, section 3.2.1; RFC 7592, section 3).
-    fn about(
+    /// Makes the client information response (RFC 7591, section 3.2.1; RFC 7592, section 3).
+    fn response(
         &self,
         state: &OauthState,
         server: &AuthorizationServer,

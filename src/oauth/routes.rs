@@ -1,4 +1,4 @@
-//! Every endpoint of every authorization server, on one page.
+//! All routes of the authorization servers.
 
 use axum::{
     Router,
@@ -64,18 +64,18 @@ fn for_browsers() -> Router<Oauth> {
     with_alias(routes, OauthEndpoint::Authorize, authorize)
 }
 
-/// An endpoint of each tenant, with the alias for the default one.
+/// Adds an endpoint of each tenant, with its alias for the default tenant.
 fn with_alias(
     routes: Router<Oauth>,
     endpoint: OauthEndpoint<'_>,
-    answer: impl Fn() -> MethodRouter<Oauth>,
+    handlers: impl Fn() -> MethodRouter<Oauth>,
 ) -> Router<Oauth> {
-    let routes = routes.route(&endpoint.path(TENANT), answer());
+    let routes = routes.route(&endpoint.path(TENANT), handlers());
     match endpoint.alias() {
-        Some(alias) => routes.route(alias, answer()),
+        Some(alias) => routes.route(alias, handlers()),
         None => routes,
     }
 }
 
-/// Place of the tenant in the path of a route.
+/// Placeholder of the tenant in the path of a route.
 const TENANT: &str = "{tenant}";

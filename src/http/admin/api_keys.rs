@@ -29,14 +29,14 @@ pub(super) fn operations() -> Vec<Operation> {
         post(
             KEYS.path,
             "makeKey",
-            "Make an API key; its text is in the answer only",
+            "Create an API key; only this response contains its text",
         )
         .takes(&NEW_KEY)
         .gives(201, &CREATED_KEY)
         .fails(CHANGE)
         .serve(KEYS.changed_by, create),
         KEYS.read("getKey", "An API key"),
-        KEYS.put("putKey", "Make or replace an API key by its hash"),
+        KEYS.put("putKey", "Create or replace an API key by its hash"),
         KEYS.delete("deleteKey", "Remove an API key"),
         post(
             "/tenants/{tenant}/api-keys/{name}/rotate",
@@ -50,7 +50,7 @@ pub(super) fn operations() -> Vec<Operation> {
         post(
             OPERATOR_KEYS.path,
             "makeOperatorKey",
-            "Make an operator's API key",
+            "Create an operator's API key",
         )
         .takes(&NEW_OPERATOR_KEY)
         .gives(201, &CREATED_KEY)
@@ -59,7 +59,7 @@ pub(super) fn operations() -> Vec<Operation> {
         OPERATOR_KEYS.read("getOperatorKey", "An operator's API key"),
         OPERATOR_KEYS.delete(
             "deleteOperatorKey",
-            "Remove an operator's API key, not the last one that holds",
+            "Remove an operator's API key; the last valid one cannot be removed",
         ),
     ]
 }

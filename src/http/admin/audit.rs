@@ -24,7 +24,7 @@ pub(super) fn operations() -> Vec<Operation> {
         get(
             "/audit",
             "listAudit",
-            "The audit trail, newest first; application/x-ndjson gives all of it",
+            "The audit trail, newest first; with Accept: application/x-ndjson all records",
         )
         .query(&[
             Parameter::Text("tenant"),

@@ -34,23 +34,26 @@ pub(super) fn operations() -> Vec<Operation> {
             .gives(200, &OBJECTS)
             .fails(&[400, 404])
             .serve(Permission::Administrator, list_tenants),
-        TENANTS.read("getTenant", "A tenant, less all that belongs to it"),
-        TENANTS.put("putTenant", "Make or replace a tenant (operators)"),
+        TENANTS.read(
+            "getTenant",
+            "A tenant, without the objects that belong to it",
+        ),
+        TENANTS.put("putTenant", "Create or replace a tenant (operators)"),
         TENANTS.delete(
             "deleteTenant",
-            "Remove a tenant with all that belongs to it (operators)",
+            "Remove a tenant with all its objects (operators)",
         ),
         SERVERS.list("listServers", "Servers of a tenant"),
         SERVERS.read("getServer", "A server"),
-        SERVERS.put("putServer", "Make or replace a server (operators)"),
+        SERVERS.put("putServer", "Create or replace a server (operators)"),
         SERVERS.delete("deleteServer", "Remove a server (operators)"),
         USERS.list("listUsers", "Users of a tenant"),
         USERS.read("getUser", "A user"),
-        USERS.put("putUser", "Make or replace a user"),
+        USERS.put("putUser", "Create or replace a user"),
         USERS.delete("deleteUser", "Remove a user with its tokens"),
         CLIENTS.list("listClients", "Clients of a tenant"),
         CLIENTS.read("getClient", "A client"),
-        CLIENTS.put("putClient", "Make or replace a client"),
+        CLIENTS.put("putClient", "Create or replace a client"),
         CLIENTS.delete(
             "deleteClient",
             "Remove a client with its tokens, also one that registered itself",
@@ -59,7 +62,7 @@ pub(super) fn operations() -> Vec<Operation> {
         PROVIDERS.read("getProvider", "An identity provider"),
         PROVIDERS.put(
             "putProvider",
-            "Make or replace an identity provider (operators)",
+            "Create or replace an identity provider (operators)",
         ),
         PROVIDERS.delete("deleteProvider", "Remove an identity provider (operators)"),
     ]

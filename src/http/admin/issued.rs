@@ -39,7 +39,7 @@ pub(super) fn operations() -> Vec<Operation> {
         post(
             keys,
             "rotateSigningKey",
-            "Publish the key that signs next, which then takes the place of the present one",
+            "Publish the next signing key, which later replaces the current one",
         )
         .gives(201, &SIGNING_KEY)
         .fails(&[404, 409])
@@ -47,14 +47,14 @@ pub(super) fn operations() -> Vec<Operation> {
         delete(
             "/tenants/{tenant}/signing-keys/{kid}",
             "removeSigningKey",
-            "Remove a signing key: its tokens are worth nothing from now on",
+            "Remove a signing key; the tokens that it signed become invalid",
         )
         .fails(&[404, 409])
         .serve(Permission::Issuer, remove_signing_key),
         get(
             "/tenants/{tenant}/grants",
             "listGrants",
-            "What people of a tenant allow clients, as long as it holds",
+            "Active grants of a tenant's people to clients",
         )
         .query(&[
             Parameter::Text("subject"),
@@ -68,7 +68,7 @@ pub(super) fn operations() -> Vec<Operation> {
         post(
             "/tenants/{tenant}/revocations",
             "revoke",
-            "End a grant, or all of a client or a person, with its tokens; consent is asked again",
+            "Revoke a grant, or all grants of a client or a person, with their tokens; consent is requested again",
         )
         .takes(&REVOCATION)
         .fails(&[400, 404, 408, 409, 413, 415, 422])

@@ -20,7 +20,7 @@ use crate::{
 
 /// Operation that applies a manifest.
 pub(super) fn operations() -> Vec<Operation> {
-    let summary = "Make what is declared what a manifest says (operators)";
+    let summary = "Apply a manifest (operators)";
     vec![
         post("/apply", "apply", summary)
             .query(&[Parameter::Flag("prune"), Parameter::Flag("dry_run")])

@@ -51,7 +51,7 @@ pub(super) fn operations() -> Vec<Operation> {
         get(
             "/tenants/{tenant}/quotas",
             "getQuotas",
-            "What a tenant may use, and uses on this replica",
+            "Quotas of a tenant, and its use of them on this replica",
         )
         .gives(200, &QUOTAS)
         .serve(Permission::Tenant, quotas),
@@ -65,7 +65,7 @@ pub(super) fn operations() -> Vec<Operation> {
         get(
             "/tenants/{tenant}/servers/{name}/logs",
             "getLogs",
-            "The last that its children wrote to stderr",
+            "Recent stderr output of its children",
         )
         .gives(200, &LOG_LINES)
         .serve(Permission::Server, logs),

@@ -1,7 +1,7 @@
-//! Request parameters in `application/x-www-form-urlencoded`, parsed strictly.
+//! Strict parser of request parameters in `application/x-www-form-urlencoded`.
 //!
-//! Two parsers of one request must not read two meanings into it (RFC 6749, section 3.1), so
-//! repeated or badly encoded parameters are refused.
+//! Different parsers must not understand one request differently (RFC 6749, section 3.1), so repeated
+//! or badly encoded parameters are refused.
 
 use axum::{body::Body, extract::Request};
 use bytes::Bytes;
@@ -25,8 +25,8 @@ impl From<FormError> for OauthRefusal {
 }
 
 impl Form {
-    /// Parses a query or the text of a body. Names may repeat; a caller that must know where an
-    /// error goes asks [`Self::repeated`] first.
+    /// Parses a query or the text of a body. Names may repeat; callers check [`Self::repeated`] once
+    /// they know where an error goes.
     pub(crate) fn parse(text: &str) -> Result<Self, FormError> {
         let mut pairs = Vec::new();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
@@ -59,15 +59,15 @@ impl Form {
         names.find(|name| self.count(name) > 1)
     }
 
-    /// The parameter, or a refusal that says `what` is missing.
+    /// Returns the parameter, or a refusal with the text `what`.
     pub(crate) fn need(&self, name: &str, what: &'static str) -> Result<&str, OauthRefusal> {
         self.get(name)
             .ok_or(OauthRefusal::new(RefusalCode::InvalidRequest, what))
     }
 }
 
-/// The parameters in the body of a POST to an endpoint for clients. The query must be empty, since
-/// no secret may be accepted from it (RFC 6749, section 2.3.1).
+/// Reads the parameters in the body of a POST to an endpoint for clients. The query must be empty,
+/// because no secret may be accepted from it (RFC 6749, section 2.3.1).
 pub(crate) async fn posted(request: Request) -> Result<(Parts, Form), OauthRefusal> {
     let (head, body) = request.into_parts();
     check_query(&head)?;
@@ -110,7 +110,7 @@ pub(crate) async fn collected(body: Body, max: usize) -> Result<Bytes, OauthRefu
             RefusalCode::TooLarge,
             "the body is too long",
         )),
-        // The gate logs and answers the cause.
+        // The gate replaces this response with one that names the cause.
         Err(_) => Err(FormError("the body did not come whole").into()),
     }
 }

@@ -1,6 +1,6 @@
-//! Common parts of the authorization server that know none of its endpoints or tenants.
+//! Common parts of the authorization server, independent of endpoints and tenants.
 //!
-//! * `form`: parameters in `application/x-www-form-urlencoded`, parsed strictly.
+//! * `form`: strict parser of `application/x-www-form-urlencoded` parameters.
 //! * `refusal`: error responses of the token, revocation, registration and discovery endpoints.
 //! * `secret`: random secrets and the digests stored for them.
 //! * `throttle`: events per minute and key, counted in a table of fixed size.

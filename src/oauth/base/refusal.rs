@@ -103,7 +103,7 @@ impl OauthRefusal {
         refusal
     }
 
-    /// The same refusal with a `WWW-Authenticate` challenge.
+    /// Adds a `WWW-Authenticate` challenge.
     pub(crate) const fn challenged(mut self, challenge: &'static str) -> Self {
         self.challenge = Some(challenge);
         self
@@ -139,7 +139,7 @@ impl IntoResponse for OauthRefusal {
         let mut response = answer(status, &body);
         let headers = response.headers_mut();
         if let Some(retry) = self.retry {
-            // Rounded up: a client that returns at that time must not be early.
+            // Rounded up, so that a client that retries at that time is not early.
             let seconds = retry.as_millis().div_ceil(1000).max(1);
             let seconds = u64::try_from(seconds).unwrap_or(u64::MAX);
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -157,12 +157,12 @@ pub(crate) fn answer(status: StatusCode, body: &serde_json::Value) -> Response {
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    forbid_keeping(headers);
+    forbid_storing(headers);
     response
 }
 
-/// Forbids caches to store a response.
-pub(crate) fn forbid_keeping(headers: &mut HeaderMap) {
+/// Forbids caches from storing a response.
+pub(crate) fn forbid_storing(headers: &mut HeaderMap) {
     let fields: [(HeaderName, &str); 2] = [(CACHE_CONTROL, "no-store"), (PRAGMA, "no-cache")];
     for (name, value) in fields {
         headers.insert(name, HeaderValue::from_static(value));

@@ -39,15 +39,15 @@ impl SecretKind {
     }
 }
 
-/// A new secret; none if the system has no randomness.
+/// Generates a secret; `None` if the system has no randomness.
 pub(crate) fn generate(random: &dyn SecureRandom, kind: SecretKind) -> Option<Zeroizing<String>> {
     let mut bytes = Zeroizing::new([0; 32]);
     random.fill(&mut *bytes).ok()?;
     Some(written(kind, &bytes))
 }
 
-/// 256 random bits as text without a prefix, for values that leave no trace outside; none if the
-/// system has no randomness.
+/// Generates 256 random bits as text without a prefix, for values that no scanner needs to find;
+/// `None` if the system has no randomness.
 pub(crate) fn plain(random: &dyn SecureRandom) -> Option<String> {
     let mut bytes = [0; 32];
     random.fill(&mut bytes).ok()?;
@@ -88,7 +88,7 @@ pub(crate) fn successor(predecessor: &str, salt: &[u8; 32]) -> Option<Zeroizing<
     Some(written(SecretKind::Refresh, &bytes))
 }
 
-/// Bytes in base64url without padding (RFC 4648, section 5).
+/// Encodes bytes in base64url without padding (RFC 4648, section 5).
 pub(crate) fn encoded(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }

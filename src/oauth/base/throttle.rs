@@ -1,7 +1,7 @@
 //! Rate limits per minute and key, checked before any work is done.
 //!
 //! The table has a fixed size, so that a flood from many addresses costs no memory. Two keys may
-//! share a place, by a random hash that clients cannot steer.
+//! share a slot by a random hash, which clients cannot predict.
 
 use std::{
     hash::{BuildHasher, Hash, RandomState},
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 /// Counts per key, each for a minute from its first event on.
 pub(crate) struct Throttle {
-    places: Box<[AtomicU64]>,
+    slots: Box<[AtomicU64]>,
     hasher: RandomState,
     began: Instant,
 }
@@ -23,7 +23,7 @@ impl Throttle {
     /// An empty table.
     pub(crate) fn new() -> Self {
         Self {
-            places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
             hasher: RandomState::new(),
             began: Instant::now(),
         }
@@ -47,8 +47,8 @@ impl Throttle {
             };
             (entry.count < bound).then(|| more.pack())
         };
-        let place = self.place(key);
-        let counted = place.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+        let slot = self.slot(key);
+        let counted = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
         counted
             .map(drop)
             .map_err(|old| Entry::unpack(old).at(now).left(now))
@@ -64,7 +64,7 @@ impl Throttle {
     }
 
     fn check_at(&self, key: &impl Hash, bound: u32, now: u32) -> Result<(), Duration> {
-        let entry = Entry::unpack(self.place(key).load(Ordering::Relaxed)).at(now);
+        let entry = Entry::unpack(self.slot(key).load(Ordering::Relaxed)).at(now);
         if entry.count < bound {
             Ok(())
         } else {
@@ -77,14 +77,14 @@ impl Throttle {
         let _ = self.spend(key, u32::MAX);
     }
 
-    fn place(&self, key: &impl Hash) -> &AtomicU64 {
+    fn slot(&self, key: &impl Hash) -> &AtomicU64 {
         let hash = self.hasher.hash_one(key);
         #[expect(clippy::cast_possible_truncation, reason = "the remainder is small")]
-        let at = (hash % PLACES as u64) as usize;
-        &self.places[at]
+        let at = (hash % SLOTS as u64) as usize;
+        &self.slots[at]
     }
 
-    /// Seconds since creation, plus one: zero marks an unused place.
+    /// Seconds since creation, plus one: zero marks an unused slot.
     fn now(&self) -> u32 {
         let passed = self.began.elapsed().as_secs() + 1;
         u32::try_from(passed).unwrap_or(u32::MAX)
@@ -101,7 +101,7 @@ pub(crate) fn account(address: Option<IpAddr>) -> u128 {
     }
 }
 
-/// A place in the table: the start of its minute and the events since.
+/// A slot in the table: the start of its minute and the events since.
 #[derive(Clone, Copy)]
 struct Entry {
     since: u32,
@@ -139,7 +139,7 @@ impl Entry {
 }
 
 /// Places in the table: 512 KiB.
-const PLACES: usize = 1 << 16;
+const SLOTS: usize = 1 << 16;
 /// Length of the window in seconds.
 const MINUTE: u32 = 60;
 
@@ -170,7 +170,7 @@ mod tests {
         for key in 0..10_000 {
             assert_eq!(throttle.spend(&key, 100), Ok(()));
         }
-        assert_eq!(throttle.places.len(), PLACES);
+        assert_eq!(throttle.slots.len(), SLOTS);
         assert_eq!(throttle.check(&"ada", 100), Ok(()));
     }
 

@@ -1,8 +1,7 @@
-//! The parameters of an authorization request: parsed strictly, without I/O, and anew at every
-//! step.
+//! Strict parser of an authorization request, without I/O, used at every step.
 //!
-//! Parsing has two parts, since an error in client or redirect URI must never be sent to a redirect
-//! URI; the other parameters come second. Not here: the decision whether to grant the request.
+//! Client and redirect URI come first, because an error in them must never be sent to a redirect URI.
+//! The other parameters come second. Not here: the decision on the request.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -17,20 +16,20 @@ use crate::{
     },
 };
 
-/// An authorization request whose client and redirect URI belong together: its answer may go to the
-/// client.
+/// An authorization request whose client and redirect URI belong together, so that the response may
+/// go to the client.
 pub(super) struct AuthorizationRequest {
     /// The client that sent it.
     pub(super) client: Client,
-    /// Where the answer goes.
+    /// Destination of the response.
     pub(super) redirect: ClientRedirect,
     /// The other parameters.
     pub(super) parameters: RequestParameters,
-    /// The digest of all that a consent covers.
+    /// Digest of everything that a consent covers.
     pub(super) digest: [u8; 32],
 }
 
-/// Removes from a query the demand for a log-in that has just taken place.
+/// Removes the parameters that demand a log-in from a query, after the log-in.
 pub(super) fn without_log_in_prompt(query: &str) -> String {
     let kept = query.split('&').filter_map(|pair| {
         // Undecodable pairs were refused before.
@@ -49,14 +48,14 @@ pub(super) fn without_log_in_prompt(query: &str) -> String {
     kept.collect::<Vec<_>>().join("&")
 }
 
-/// Adds the demand for a log-in to a query.
+/// Adds `prompt=login` to a query.
 pub(super) fn with_log_in_prompt(query: &str) -> String {
-    let mut is_there = false;
-    let asked =
+    let mut has_prompt = false;
+    let pairs =
         query.split('&').map(
             |pair| match url::form_urlencoded::parse(pair.as_bytes()).next() {
                 Some((name, words)) if name == "prompt" => {
-                    is_there = true;
+                    has_prompt = true;
                     let others = words
                         .split(' ')
                         .filter(|word| !word.is_empty() && !is_log_in(word));
@@ -68,11 +67,11 @@ pub(super) fn with_log_in_prompt(query: &str) -> String {
                 _ => Cow::Borrowed(pair),
             },
         );
-    let mut asked: Vec<_> = asked.collect();
-    if !is_there {
-        asked.push(Cow::Borrowed("prompt=login"));
+    let mut pairs: Vec<_> = pairs.collect();
+    if !has_prompt {
+        pairs.push(Cow::Borrowed("prompt=login"));
     }
-    asked.join("&")
+    pairs.join("&")
 }
 
 fn is_log_in(word: &str) -> bool {
@@ -84,7 +83,7 @@ fn is_log_in(word: &str) -> bool {
 pub(super) struct ClientRedirect {
     /// The redirect URI.
     pub(crate) uri: String,
-    /// The same if the request named it, else empty: the code is bound to it.
+    /// The redirect URI if the request named it, otherwise empty. The code is bound to it.
     pub(super) sent: String,
     /// The client's `state`.
     pub(crate) state: Option<String>,
@@ -93,8 +92,8 @@ pub(super) struct ClientRedirect {
 }
 
 impl ClientRedirect {
-    /// The URL of a response with these parameters, `state` and `iss`; the query of the redirect
-    /// URI stays.
+    /// Builds the URL of a response with these parameters, `state` and `iss`. The query of the
+    /// redirect URI is kept.
     pub(crate) fn with(&self, parameters: &[(&str, &str)]) -> String {
         let mut text = url::form_urlencoded::Serializer::new(String::new());
         text.extend_pairs(parameters);
@@ -102,25 +101,29 @@ impl ClientRedirect {
             text.append_pair("state", state);
         }
         text.append_pair("iss", &self.issuer);
-        let sign = match self.uri.split_once('?') {
+        let separator = match self.uri.split_once('?') {
             None => "?",
             Some((_, "")) => "",
             Some((_, query)) if query.ends_with('&') => "",
             Some(_) => "&",
         };
-        // Some clients do not decode `+` as a blank.
-        format!("{}{sign}{}", self.uri, text.finish().replace('+', "%20"))
+        // Some clients do not decode `+` as a space.
+        format!(
+            "{}{separator}{}",
+            self.uri,
+            text.finish().replace('+', "%20")
+        )
     }
 
-    /// The URL of a refusal.
-    pub(super) fn refusing(&self, refusal: &AuthorizationRefusal) -> String {
+    /// Builds the URL of a refusal.
+    pub(super) fn refusal_url(&self, refusal: &AuthorizationRefusal) -> String {
         self.with(&[
             ("error", refusal.error),
             ("error_description", refusal.description),
         ])
     }
 
-    /// The host to show to people, or the scheme of an app.
+    /// Returns the host to show to people, or the scheme of an app.
     pub(super) fn shown_host(&self) -> String {
         let Ok(url) = Url::parse(&self.uri) else {
             return self.uri.clone();
@@ -228,17 +231,17 @@ impl RequestParameters {
         })
     }
 
-    /// The scopes, separated by blanks.
+    /// Returns the scopes, separated by spaces.
     pub(crate) fn scope(&self) -> String {
         let scopes: Vec<&str> = self.scopes.iter().map(String::as_str).collect();
         scopes.join(" ")
     }
 
-    /// The digest of all that a consent covers: any change requires a new consent.
+    /// Computes the digest of everything that a consent covers. Any change requires a new consent.
     pub(crate) fn digest(&self, back: &ClientRedirect, client: &[u8; 32]) -> [u8; 32] {
         let scope = self.scope();
         let parts = [&back.uri, &scope, &self.resource.url, &back.issuer];
-        // As JSON, in which no part can run into the next.
+        // JSON keeps the parts apart.
         secret::hash(&serde_json::json!([parts, client]).to_string())
     }
 }
@@ -306,8 +309,8 @@ fn scopes(
         .collect())
 }
 
-/// Every client gets a refresh token. A client that requests this scope (OpenID Connect Core,
-/// section 11) finds it among the granted ones.
+/// Scope that requests a refresh token (OpenID Connect Core, section 11). Every client gets one, and
+/// the scope is granted if it is requested.
 pub(super) const OFFLINE_ACCESS: &str = "offline_access";
 
 #[cfg(test)]
@@ -330,7 +333,7 @@ mod tests {
         Arc::clone(&parsed.catalog.tenants["a"])
     }
 
-    fn wish(query: &str) -> Result<RequestParameters, &'static str> {
+    fn read(query: &str) -> Result<RequestParameters, &'static str> {
         let form = Form::parse(query).unwrap();
         RequestParameters::read(&form, PLACE, &tenant()).map_err(|refusal| refusal.error)
     }
@@ -339,8 +342,8 @@ mod tests {
                         &code_challenge=E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
 
     #[test]
-    fn a_plain_wish_is_for_the_default_server_and_all_its_scopes() {
-        let wish = wish(GOOD).unwrap();
+    fn a_plain_request_is_for_the_default_server_and_all_its_scopes() {
+        let wish = read(GOOD).unwrap();
         assert_eq!(wish.resource.url, "https://gw.test/t/a/x/mcp");
         assert_eq!(wish.scope(), "files:read files:write");
         assert_eq!((wish.prompt, wish.max_age), (Prompt::default(), None));
@@ -348,7 +351,7 @@ mod tests {
 
     #[test]
     fn scopes_are_those_that_there_are() {
-        let of = |more: &str| wish(&format!("{GOOD}&{more}")).map(|wish| wish.scope());
+        let of = |more: &str| read(&format!("{GOOD}&{more}")).map(|read| read.scope());
         assert_eq!(of("scope=files:read+x").as_deref(), Ok("files:read"));
         assert_eq!(
             of("scope=offline_access+files:write+openid").as_deref(),
@@ -377,7 +380,7 @@ mod tests {
             ("max_age=-1", "invalid_request"),
             ("prompt=none+login", "invalid_request"),
         ] {
-            assert_eq!(wish(&format!("{GOOD}&{more}")), Err(error), "{more}");
+            assert_eq!(read(&format!("{GOOD}&{more}")), Err(error), "{more}");
         }
         for (from, to, error) in [
             ("response_type=code", "", "invalid_request"),
@@ -392,13 +395,13 @@ mod tests {
             ("code_challenge=", "x=", "invalid_request"),
         ] {
             assert!(GOOD.contains(from));
-            assert_eq!(wish(&GOOD.replacen(from, to, 1)), Err(error), "{from} {to}");
+            assert_eq!(read(&GOOD.replacen(from, to, 1)), Err(error), "{from} {to}");
         }
     }
 
     #[test]
     fn prompts_are_words() {
-        let of = |more: &str| wish(&format!("{GOOD}&prompt={more}")).unwrap().prompt;
+        let of = |more: &str| read(&format!("{GOOD}&prompt={more}")).unwrap().prompt;
         assert!(of("none").none && of("login").login && of("select_account").login);
         let both = of("login+consent");
         assert!(both.login && both.consent);
@@ -457,7 +460,7 @@ mod tests {
             state: Some("1".to_owned()),
             issuer: "https://gw.test/t/a".to_owned(),
         };
-        let one = wish(GOOD).unwrap();
+        let one = read(GOOD).unwrap();
         let digest = one.digest(&back, &[0; 32]);
         let elsewhere = ClientRedirect {
             uri: "https://c.test/cb2".to_owned(),
@@ -471,7 +474,7 @@ mod tests {
         assert_ne!(one.digest(&elsewhere, &[0; 32]), digest);
         assert_ne!(one.digest(&back, &[1; 32]), digest);
         for more in ["scope=files:read", "resource=https://gw.test/t/a/x/sse"] {
-            let other = wish(&format!("{GOOD}&{more}")).unwrap();
+            let other = read(&format!("{GOOD}&{more}")).unwrap();
             assert_ne!(other.digest(&back, &[0; 32]), digest, "{more}");
         }
     }

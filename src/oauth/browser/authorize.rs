@@ -1,4 +1,4 @@
-//! The authorization endpoint (RFC 6749, section 4.1.1).
+//! Authorization endpoint (RFC 6749, section 4.1.1).
 //!
 //! Not here: the parameters (`authorization_request`) and the steps that follow (`login`,
 //! `consent`, `callback`).
@@ -23,7 +23,7 @@ impl BrowserRequest {
         &self,
         query: String,
         is_short: bool,
-        redirecting: StatusCode,
+        redirect_status: StatusCode,
     ) -> StepResult {
         let authorization = self.read(&query).await?;
         let prompt = authorization.parameters.prompt;
@@ -42,15 +42,15 @@ impl BrowserRequest {
         };
         let browser = match &self.browser {
             Some(browser) => browser.clone(),
-            None => Self::stranger(&self.oauth.0.random)?,
+            None => Self::new_browser(&self.oauth.0.random)?,
         };
-        let flow = Flow::new(query, is_short, &browser, self.flow_ends());
+        let flow = Flow::new(query, is_short, &browser, self.flow_expiry());
         let Some(person) = person.filter(is_fresh) else {
             if prompt.none {
                 return refused("login_required", "nobody is logged in");
             }
             let mut response = self.begin_log_in(&authorization, flow)?;
-            self.remember(&mut response, &browser);
+            self.set_cookie(&mut response, &browser);
             return Ok(response);
         };
         self.check_server(&authorization, &person)?;
@@ -60,7 +60,9 @@ impl BrowserRequest {
             .logins()
             .has_consented(tenant, subject, client, &authorization.digest);
         if !prompt.consent && known.await? {
-            return self.grant(&authorization, &person, redirecting).await;
+            return self
+                .issue_code(&authorization, &person, redirect_status)
+                .await;
         }
         if prompt.none {
             return refused("consent_required", "the person was not asked yet");
@@ -82,7 +84,7 @@ impl BrowserRequest {
     }
 }
 
-/// GET: an authorization request with its parameters in the query.
+/// GET: handles an authorization request with its parameters in the query.
 pub(crate) async fn begin(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     let query = parts.uri.query().unwrap_or_default().to_owned();
@@ -90,11 +92,11 @@ pub(crate) async fn begin(State(oauth): State<Oauth>, request: Request) -> Respo
         return not_found_page(&oauth);
     };
     let step = request.authorize(query, is_short(&parts), StatusCode::FOUND);
-    request.answer(step.await, StatusCode::FOUND)
+    request.respond(step.await, StatusCode::FOUND)
 }
 
-/// POST: an authorization request with its parameters in the body (RFC 6749, section 3.1). A query
-/// beside it is refused.
+/// POST: handles an authorization request with its parameters in the body (RFC 6749, section 3.1). A
+/// query in addition is refused.
 pub(crate) async fn begin_by_form(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Some(request) = BrowserRequest::of(&oauth, &parts) else {
@@ -102,14 +104,14 @@ pub(crate) async fn begin_by_form(State(oauth): State<Oauth>, request: Request) 
     };
     let step = async {
         let query = text(&parts, body).await?;
-        // The parameters come back as a query after the log-in.
+        // After the log-in the parameters return as a query.
         if query.len() > QUERY {
             return Err(unreadable().into());
         }
         let short = is_short(&parts);
         request.authorize(query, short, StatusCode::SEE_OTHER).await
     };
-    request.answer(step.await, StatusCode::SEE_OTHER)
+    request.respond(step.await, StatusCode::SEE_OTHER)
 }
 
 fn is_short(parts: &Parts) -> bool {

@@ -1,7 +1,7 @@
-//! The redirect to an identity provider and the return from it.
+//! Redirect to an identity provider and the return from it.
 //!
-//! The consent page came before (`consent`), so the return completes the flow. Only the browser
-//! that left can return, and only once.
+//! The consent page comes before (`consent`), so the return completes the flow. Only the browser that
+//! was redirected can return, and only once.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::{
     flow::Flow,
     pages::{ErrorPage, redirect},
     request::{
-        AGAIN, BrowserRequest, StepRefusal, StepResult, no_randomness, not_found_page,
+        BrowserRequest, RECONNECT, StepRefusal, StepResult, no_randomness, not_found_page,
         provider_gone, unreadable,
     },
 };
@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// A log-in under way at a provider, sealed in the store.
+/// An unfinished log-in at a provider, sealed in the database.
 #[derive(Serialize, Deserialize)]
 struct PendingLogin {
     query: String,
@@ -45,7 +45,7 @@ struct PendingLogin {
     allowed: [u8; 32],
 }
 
-/// GET: the return from a provider.
+/// GET: handles the return from a provider.
 pub(crate) async fn callback(
     extract::State(oauth): extract::State<Oauth>,
     extract::Path((_, provider)): extract::Path<(String, String)>,
@@ -56,8 +56,8 @@ pub(crate) async fn callback(
         return not_found_page(&oauth);
     };
     let query = parts.uri.query().unwrap_or_default();
-    let step = request.returned(&provider, query).await;
-    request.answer(step, StatusCode::FOUND)
+    let step = request.handle_return(&provider, query).await;
+    request.respond(step, StatusCode::FOUND)
 }
 
 impl BrowserRequest {
@@ -91,7 +91,7 @@ impl BrowserRequest {
             allowed: authorization.digest,
         };
         let content = Zeroizing::new(serde_json::to_vec(&pending).unwrap_or_default());
-        let expires_ms = self.flow_ends();
+        let expires_ms = self.flow_expiry();
         let (store, key) = (self.store()?, browser.login_key(&state));
         store
             .logins()
@@ -100,20 +100,20 @@ impl BrowserRequest {
         Ok(redirect(StatusCode::SEE_OTHER, to.as_str()))
     }
 
-    /// The redirect URI at the gateway, byte for byte as registered at the provider.
+    /// Builds the redirect URI at the gateway, byte for byte as registered at the provider.
     fn callback(&self, provider: &Provider) -> String {
         let endpoint = OauthEndpoint::Callback(&provider.name);
         self.server.endpoint(&self.oauth.0, endpoint)
     }
 
-    async fn returned(&self, name: &str, query: &str) -> StepResult {
+    async fn handle_return(&self, name: &str, query: &str) -> StepResult {
         let fields = Form::parse(query).map_err(|_| unreadable())?;
         if fields.repeated(&[]).is_some() {
             return Err(unreadable().into());
         }
         let browser = self.browser.as_ref().ok_or_else(expired_log_in)?;
         let state = fields.get("state").ok_or_else(expired_log_in)?;
-        // Another cookie leads to another key: a browser cannot take over the log-in of another.
+        // Another cookie gives another key, so no browser can take over the log-in of another one.
         let key = browser.login_key(state);
         let pending = self
             .store()?
@@ -132,7 +132,7 @@ impl BrowserRequest {
         }
         let authorization = self.read(&pending.query).await?;
         if let Some(error) = fields.get("error") {
-            return Err(refused(&provider, &authorization, error));
+            return Err(provider_refusal(&provider, &authorization, error));
         }
         let code = fields.get("code").ok_or_else(expired_log_in)?;
         let callback = self.callback(&provider);
@@ -144,15 +144,15 @@ impl BrowserRequest {
         };
         let identity = self.oauth.0.providers.of(&provider);
         let found = identity
-            .identify(&login, code, self.wanted(&provider))
+            .identify(&login, code, self.wanted_claims(&provider))
             .await;
         let found = found.map_err(|unknown| provider_error_page(&provider, &unknown))?;
-        self.arrived(&provider, &authorization, &pending, found)
+        self.complete_log_in(&provider, &authorization, &pending, found)
             .await
     }
 
     /// Logs in the identified person and completes the flow to which the person consented.
-    async fn arrived(
+    async fn complete_log_in(
         &self,
         provider: &Provider,
         authorization: &AuthorizationRequest,
@@ -164,7 +164,7 @@ impl BrowserRequest {
         if !provider.allow.lets_in(&found.subject, &found.groups, email) {
             let target = format!("tenant {}", self.tenant());
             let detail = serde_json::json!({"by": provider.name});
-            self.note("login.refused", &subject, target, detail).await;
+            self.audit("login.refused", &subject, target, detail).await;
             return Err(not_allowed(provider).into());
         }
         let person = Person {
@@ -177,20 +177,21 @@ impl BrowserRequest {
         };
         let browser = self.log_in(&person).await?;
         let step = if pending.allowed == authorization.digest {
-            self.agreed(authorization, &person, StatusCode::FOUND).await
+            self.record_consent(authorization, &person, StatusCode::FOUND)
+                .await
         } else {
-            // The client changed meanwhile: its new metadata lack consent.
-            let (query, ends) = (pending.query.clone(), self.flow_ends());
+            // The client's metadata changed meanwhile and need a new consent.
+            let (query, ends) = (pending.query.clone(), self.flow_expiry());
             let flow = Flow::new(query, pending.is_short, &browser, ends);
             self.consent_page(authorization, flow, Some(&person), None)
         };
-        let mut response = self.answer(step, StatusCode::FOUND);
-        self.remember(&mut response, &browser);
+        let mut response = self.respond(step, StatusCode::FOUND);
+        self.set_cookie(&mut response, &browser);
         Ok(response)
     }
 
-    /// The claims on which access depends, beside the subject.
-    fn wanted(&self, provider: &Provider) -> WantedClaims {
+    /// Returns the claims on which access depends, in addition to the subject.
+    fn wanted_claims(&self, provider: &Provider) -> WantedClaims {
         let mut servers = self.server.tenant.servers.values();
         let has_groups = servers.any(|server| {
             let grants = server.grants.as_ref();
@@ -202,7 +203,7 @@ impl BrowserRequest {
         }
     }
 
-    /// 256 random bits as text.
+    /// Generates 256 random bits as text.
     fn random(&self) -> Result<String, StepRefusal> {
         secret::plain(&self.oauth.0.random).ok_or_else(no_randomness)
     }
@@ -210,11 +211,15 @@ impl BrowserRequest {
 
 fn expired_log_in() -> ErrorPage {
     let what = "This log-in was not begun in this browser, is over already, or took too long.";
-    ErrorPage::bad("This log-in does not hold any more", what, AGAIN)
+    ErrorPage::bad("This log-in does not hold any more", what, RECONNECT)
 }
 
-/// The response to the client after a provider's error: always `access_denied`.
-fn refused(provider: &Provider, authorization: &AuthorizationRequest, error: &str) -> StepRefusal {
+/// Makes the response to the client after a provider's error, which is always `access_denied`.
+fn provider_refusal(
+    provider: &Provider,
+    authorization: &AuthorizationRequest,
+    error: &str,
+) -> StepRefusal {
     let name = provider.name.as_str();
     let error: String = error.chars().take(64).collect();
     tracing::info!(

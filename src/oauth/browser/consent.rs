@@ -1,9 +1,9 @@
 //! Consent: the page that lists what a client requests, and the decision it records.
 //!
-//! A consent is stored for a person, a client and all that was shown. If only a provider can
-//! identify the person, the page comes before the redirect to it: otherwise an existing session at
-//! the provider would let any client in without consent (2025-11-25 security best practices,
-//! "Confused Deputy Problem").
+//! A consent is stored for a person, a client and everything that the page showed. If only a provider
+//! can identify the person, the page comes before the redirect. Otherwise an existing session at the
+//! provider would admit any client without consent (2025-11-25 security best practices, "Confused
+//! Deputy Problem").
 
 use axum::{
     extract::{Request, State},
@@ -19,7 +19,7 @@ use super::{
     flow::{Flow, FormKind},
     pages::{ConsentPage, ErrorPage, FormTarget, STYLE, html, redirect, shown},
     request::{
-        AGAIN, BrowserRequest, StepRefusal, StepResult, fields, not_found_page, provider_gone,
+        BrowserRequest, RECONNECT, StepRefusal, StepResult, fields, not_found_page, provider_gone,
     },
 };
 use crate::endpoint::OauthEndpoint;
@@ -29,7 +29,7 @@ use crate::{
     oauth::{base::Form, clients::ClientSource, server::Oauth},
 };
 
-/// POST: the decision.
+/// POST: handles the decision.
 pub(crate) async fn consent(State(oauth): State<Oauth>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Some(request) = BrowserRequest::of(&oauth, &parts) else {
@@ -37,9 +37,9 @@ pub(crate) async fn consent(State(oauth): State<Oauth>, request: Request) -> Res
     };
     let step = async {
         let fields = fields(&parts, body).await?;
-        request.decided(&fields).await
+        request.decide(&fields).await
     };
-    request.answer(step.await, StatusCode::SEE_OTHER)
+    request.respond(step.await, StatusCode::SEE_OTHER)
 }
 
 impl BrowserRequest {
@@ -52,7 +52,7 @@ impl BrowserRequest {
         provider: Option<&std::sync::Arc<Provider>>,
     ) -> StepResult {
         flow.shown = Some(authorization.digest);
-        let form = self.sealed(&flow, FormKind::Consent)?;
+        let form = self.seal(&flow, FormKind::Consent)?;
         let redirect_host = shown(&authorization.redirect.shown_host());
         let scopes = authorization.parameters.scopes.iter().map(String::as_str);
         let document_host = match &authorization.client.kind {
@@ -82,24 +82,24 @@ impl BrowserRequest {
         Ok(html(StatusCode::OK, &page, &target))
     }
 
-    async fn decided(&self, fields: &Form) -> StepResult {
-        let flow = self.opened(fields, FormKind::Consent)?;
+    async fn decide(&self, fields: &Form) -> StepResult {
+        let flow = self.open_form(fields, FormKind::Consent)?;
         let authorization = self.read(&flow.query).await?;
         match fields.get("decision") {
-            Some("allow") => self.allowed(authorization, flow).await,
-            Some("deny") => self.denied(&authorization).await,
-            Some("switch") => self.switched(&flow).await,
+            Some("allow") => self.allow(authorization, flow).await,
+            Some("deny") => self.deny(&authorization).await,
+            Some("switch") => self.switch_account(&flow).await,
             _ => {
                 let what = "The form does not say what was decided.";
-                Err(ErrorPage::bad("This form cannot be read", what, AGAIN).into())
+                Err(ErrorPage::bad("This form cannot be read", what, RECONNECT).into())
             }
         }
     }
 
-    async fn allowed(&self, authorization: AuthorizationRequest, flow: Flow) -> StepResult {
+    async fn allow(&self, authorization: AuthorizationRequest, flow: Flow) -> StepResult {
         if let Some(name) = &flow.provider {
             let provider = self.provider(name).ok_or_else(provider_gone)?;
-            // Changes since the page was shown lack consent.
+            // Changes since the page was shown need a new consent.
             if flow.shown != Some(authorization.digest) {
                 let provider = std::sync::Arc::clone(provider);
                 return self.consent_page(&authorization, flow, None, Some(&provider));
@@ -110,22 +110,22 @@ impl BrowserRequest {
         }
         let Some(person) = self.person().await? else {
             // The log-in expired while the page was open.
-            let again = self.again(&flow, &flow.query);
+            let again = self.restart_url(&flow, &flow.query);
             return Ok(redirect(StatusCode::SEE_OTHER, &again));
         };
         if flow.shown != Some(authorization.digest) {
             return self.consent_page(&authorization, flow, Some(&person), None);
         }
-        self.agreed(&authorization, &person, StatusCode::SEE_OTHER)
+        self.record_consent(&authorization, &person, StatusCode::SEE_OTHER)
             .await
     }
 
     /// Stores the consent and completes the flow.
-    pub(super) async fn agreed(
+    pub(super) async fn record_consent(
         &self,
         authorization: &AuthorizationRequest,
         person: &Person,
-        redirecting: StatusCode,
+        redirect_status: StatusCode,
     ) -> StepResult {
         self.check_server(authorization, person)?;
         let (subject, client) = (&person.subject, &authorization.client.id);
@@ -134,15 +134,16 @@ impl BrowserRequest {
             .logins()
             .consent(tenant, subject, client, &authorization.digest)
             .await?;
-        self.note_consent("consent.given", subject, authorization)
+        self.audit_consent("consent.given", subject, authorization)
             .await;
-        self.grant(authorization, person, redirecting).await
+        self.issue_code(authorization, person, redirect_status)
+            .await
     }
 
-    async fn denied(&self, authorization: &AuthorizationRequest) -> StepResult {
+    async fn deny(&self, authorization: &AuthorizationRequest) -> StepResult {
         let person = self.person().await?;
         let subject = person.map(|person| person.subject).unwrap_or_default();
-        self.note_consent("consent.denied", &subject, authorization)
+        self.audit_consent("consent.denied", &subject, authorization)
             .await;
         let refusal = AuthorizationRefusal {
             error: "access_denied",
@@ -151,29 +152,29 @@ impl BrowserRequest {
         Err(StepRefusal::Client(authorization.redirect.clone(), refusal))
     }
 
-    async fn note_consent(&self, kind: &str, subject: &str, authorization: &AuthorizationRequest) {
+    async fn audit_consent(&self, kind: &str, subject: &str, authorization: &AuthorizationRequest) {
         let target = format!("client {}/{}", self.tenant(), authorization.client.id);
         let detail = json!({
             "resource": authorization.parameters.resource.url,
             "scope": authorization.parameters.scope(),
             "redirect_host": authorization.redirect.shown_host(),
         });
-        self.note(kind, subject, target, detail).await;
+        self.audit(kind, subject, target, detail).await;
     }
 
-    /// Logs out, and starts a log-in of another person.
-    async fn switched(&self, flow: &Flow) -> StepResult {
+    /// Logs out and starts the log-in of another person.
+    async fn switch_account(&self, flow: &Flow) -> StepResult {
         if let Some(browser) = &self.browser {
             self.store()?
                 .logins()
                 .log_out(self.tenant(), &browser.hash())
                 .await?;
         }
-        // Otherwise a session at a provider would identify the same person again.
-        let again = self.again(flow, &with_log_in_prompt(&flow.query));
+        // The prompt keeps a session at a provider from identifying the same person again.
+        let again = self.restart_url(flow, &with_log_in_prompt(&flow.query));
         let mut response = redirect(StatusCode::SEE_OTHER, &again);
-        let stranger = Self::stranger(&self.oauth.0.random)?;
-        self.remember(&mut response, &stranger);
+        let browser = Self::new_browser(&self.oauth.0.random)?;
+        self.set_cookie(&mut response, &browser);
         Ok(response)
     }
 }

@@ -1,7 +1,7 @@
-//! The cookie that identifies a browser.
+//! Cookie that identifies a browser.
 //!
-//! It is a random value. Its digest is the key of the log-in in the store, and is sealed into each
-//! form. Not here: the content of forms (`flow`).
+//! The cookie is a random value. Its digest is the key of the log-in in the database and is sealed into
+//! each form. Not here: the content of forms (`flow`).
 
 use std::time::Duration;
 
@@ -23,17 +23,17 @@ pub(super) struct CookieJar<'j> {
 }
 
 impl BrowserId {
-    /// A new identity; none if the system has no randomness.
+    /// Generates an identity; `None` if the system has no randomness.
     pub(crate) fn new(random: &SystemRandom) -> Option<Self> {
         secret::plain(random).map(Self)
     }
 
-    /// The digest, which is all that leaves the cookie.
+    /// Returns the digest; the value itself is never stored.
     pub(crate) fn hash(&self) -> [u8; 32] {
         secret::hash(&self.0)
     }
 
-    /// The store key of a log-in at a provider: only this browser can complete it.
+    /// Returns the database key of a log-in at a provider. Only this browser can complete the log-in.
     pub(super) fn login_key(&self, state: &str) -> [u8; 32] {
         secret::hash(&format!("{}.{state}", self.0))
     }
@@ -48,15 +48,15 @@ impl<'j> CookieJar<'j> {
         }
     }
 
-    /// The cookie name. Without https (on loopback) browsers accept neither the prefix nor
+    /// Returns the cookie name. Without https (on loopback) browsers accept neither the prefix nor
     /// `Secure`.
     fn name(&self) -> String {
         let prefix = if self.is_secure { "__Host-" } else { "" };
         format!("{prefix}lockgate-{}", self.tenant)
     }
 
-    /// The browser of a request. Two cookies with this name count as none, since one may be
-    /// planted.
+    /// Returns the browser of a request. Two cookies with the same name count as none, because an
+    /// attacker may have planted one.
     pub(crate) fn browser(&self, headers: &HeaderMap) -> Option<BrowserId> {
         let name = self.name();
         let lines = headers.get_all(COOKIE).iter();
@@ -70,7 +70,7 @@ impl<'j> CookieJar<'j> {
         (bytes.len() == BYTES).then(|| BrowserId(value.to_owned()))
     }
 
-    /// The header field that sets the cookie for `age`.
+    /// Makes the header field that sets the cookie for `age`.
     pub(super) fn cookie(&self, browser: &BrowserId, age: Duration) -> HeaderValue {
         let secure = if self.is_secure { "; Secure" } else { "" };
         let text = format!(

@@ -1,8 +1,8 @@
-//! The state of a flow from authorization request to response, carried in a hidden form field:
-//! sealed, bound to one browser, and limited in time.
+//! State of a flow from authorization request to response, carried in a hidden form field: sealed,
+//! bound to one browser, and limited in time.
 //!
-//! It needs no row, so requests without a log-in write nothing. The parameters are kept as received
-//! and parsed anew at every step. Not here: the steps.
+//! The state needs no row, so requests without a log-in write nothing. The parameters are stored as
+//! received and parsed again at every step. Not here: the steps.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::cookie::BrowserId;
 use crate::database::Database;
 
-/// An authorization request under way in a browser.
+/// An unfinished authorization request of a browser.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Flow {
     /// The parameters, as received.
@@ -23,11 +23,11 @@ pub(super) struct Flow {
     expires_ms: i64,
     /// The chosen identity provider.
     pub(crate) provider: Option<String>,
-    /// The digest of what the consent page showed; none before that page.
+    /// Digest of the contents of the consent page; `None` before that page.
     pub(super) shown: Option<[u8; 32]>,
 }
 
-/// The form that carries a flow: one form cannot stand in for another.
+/// Form that carries a flow. A flow sealed for one form is invalid in the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FormKind {
     /// The log-in form.
@@ -46,7 +46,7 @@ impl FormKind {
 }
 
 impl Flow {
-    /// A flow that starts in `browser`.
+    /// Starts a flow in `browser`.
     pub(crate) fn new(query: String, is_short: bool, browser: &BrowserId, expires_ms: i64) -> Self {
         Self {
             query,
@@ -58,7 +58,7 @@ impl Flow {
         }
     }
 
-    /// Seals the flow for a hidden field; none if the system has no randomness.
+    /// Seals the flow for a hidden field; `None` if the system has no randomness.
     pub(super) fn seal(&self, store: &Database, tenant: &str, page: FormKind) -> Option<String> {
         let plain = serde_json::to_vec(self).ok()?;
         let sealed = store.logins().seal(tenant, page.purpose(), &plain)?;

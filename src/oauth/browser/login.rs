@@ -1,4 +1,4 @@
-//! Log-in: the password form and the redirect to an identity provider.
+//! Log-in: the password form and the choice of an identity provider.
 //!
 //! Not here: the providers (`oauth::providers`).
 
@@ -32,7 +32,7 @@ use crate::{
     telemetry::Denied,
 };
 
-/// POST: a user name with password, or the choice of a provider.
+/// POST: handles a user name with password, or the choice of a provider.
 pub(crate) async fn login(
     extract::State(oauth): extract::State<Oauth>,
     request: Request,
@@ -43,14 +43,14 @@ pub(crate) async fn login(
     };
     let step = async {
         let fields = fields(&parts, body).await?;
-        request.logging_in(&fields).await
+        request.log_in_by_form(&fields).await
     };
-    request.answer(step.await, StatusCode::SEE_OTHER)
+    request.respond(step.await, StatusCode::SEE_OTHER)
 }
 
 impl BrowserRequest {
-    async fn logging_in(&self, fields: &Form) -> StepResult {
-        let mut flow = self.opened(fields, FormKind::Login)?;
+    async fn log_in_by_form(&self, fields: &Form) -> StepResult {
+        let mut flow = self.open_form(fields, FormKind::Login)?;
         let authorization = self.read(&flow.query).await?;
         if let Some(name) = fields.get("provider") {
             let provider = self.provider(name).ok_or_else(provider_gone)?;
@@ -62,14 +62,14 @@ impl BrowserRequest {
         self.check_attempts(name)?;
         let user = self.server.builtin.users.get(name);
         // Unknown and disabled users cost the same work, so that timing does not reveal them.
-        let usable = user.filter(|user| !user.disabled);
-        let stored = usable.and_then(|user| user.password.as_ref());
+        let active = user.filter(|user| !user.disabled);
+        let stored = active.and_then(|user| user.password.as_ref());
         let stored = stored.map(Secret::expose);
         let Some(is_right) = password::verify(stored, given).await else {
             return Err(ErrorPage::away("Too many people log in at this moment.").into());
         };
-        let Some(user) = usable.filter(|_| is_right) else {
-            return self.refused(&authorization, &flow, name).await;
+        let Some(user) = active.filter(|_| is_right) else {
+            return self.failed_log_in(&authorization, &flow, name).await;
         };
         let person = Person {
             subject: user.name.clone(),
@@ -80,16 +80,16 @@ impl BrowserRequest {
             password: password_digest(user),
         };
         let browser = self.log_in(&person).await?;
-        let back = self.again(&flow, &without_log_in_prompt(&flow.query));
+        let back = self.restart_url(&flow, &without_log_in_prompt(&flow.query));
         let mut response = redirect(StatusCode::SEE_OTHER, &back);
-        self.remember(&mut response, &browser);
+        self.set_cookie(&mut response, &browser);
         Ok(response)
     }
 
-    /// Logs a person in under a new cookie: a cookie planted in the browser beforehand is worthless
-    /// (session fixation).
+    /// Logs a person in under a new cookie, so that a cookie planted in the browser beforehand is
+    /// useless (session fixation).
     pub(super) async fn log_in(&self, person: &Person) -> Result<BrowserId, StepRefusal> {
-        let browser = Self::stranger(&self.oauth.0.random)?;
+        let browser = Self::new_browser(&self.oauth.0.random)?;
         let lasts = i64::try_from(self.oauth.0.config.oauth.login.as_millis());
         let expires_ms = self.now_ms().saturating_add(lasts.unwrap_or(i64::MAX));
         let (store, tenant) = (self.store()?, self.tenant());
@@ -102,13 +102,14 @@ impl BrowserRequest {
         }
         let by = person.provider.as_deref().unwrap_or("password");
         let target = format!("tenant {tenant}");
-        self.note("login", &person.subject, target, json!({"by": by}))
+        self.audit("login", &person.subject, target, json!({"by": by}))
             .await;
         Ok(browser)
     }
 
-    /// Answers every failed log-in alike, so that user names stay unknown.
-    async fn refused(
+    /// Makes the response to a failed log-in, the same for every reason, so that it does not reveal
+    /// user names.
+    async fn failed_log_in(
         &self,
         authorization: &AuthorizationRequest,
         flow: &Flow,
@@ -164,7 +165,7 @@ impl BrowserRequest {
         wrong: Option<&str>,
         status: StatusCode,
     ) -> StepResult {
-        let form = self.sealed(flow, FormKind::Login)?;
+        let form = self.seal(flow, FormKind::Login)?;
         let providers = self.server.builtin.providers.values();
         let page = LoginPage {
             tenant: self.tenant(),
@@ -179,7 +180,7 @@ impl BrowserRequest {
                 .collect(),
             style: STYLE,
         };
-        // With a stored consent the response follows the log-in at once.
+        // With a stored consent the redirect to the client follows the log-in at once.
         let target = FormTarget::Client(authorization.redirect.uri.clone());
         Ok(html(status, &page, &target))
     }

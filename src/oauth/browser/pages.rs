@@ -1,7 +1,7 @@
 //! HTML pages and their header fields.
 //!
-//! Pages use no scripts and load nothing. Text from third parties, names above all, is shown so
-//! that it cannot imitate anything else. Not here: the decisions behind the pages.
+//! Pages use no scripts and load no resources. Text from third parties, above all names, is shown in a
+//! form that cannot imitate the page. Not here: the decisions behind the pages.
 
 use std::sync::OnceLock;
 
@@ -91,7 +91,7 @@ pub(crate) struct ErrorPage {
 }
 
 impl ErrorPage {
-    /// A request that cannot be answered at its client.
+    /// Makes the page for a request that cannot be answered at its client.
     pub(crate) fn bad(title: &'static str, what: impl Into<String>, remedy: &'static str) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
@@ -102,7 +102,7 @@ impl ErrorPage {
         }
     }
 
-    /// A dependency is unavailable.
+    /// Makes the page for an unavailable dependency.
     pub(crate) fn away(what: impl Into<String>) -> Self {
         Self {
             status: StatusCode::SERVICE_UNAVAILABLE,
@@ -145,8 +145,8 @@ pub(super) enum FormTarget {
 }
 
 impl FormTarget {
-    /// The directive `form-action`. Chromium also applies it to redirects after the form, so it
-    /// must name the redirect URI.
+    /// Returns the directive `form-action`. Chromium also applies it to redirects after the form, so
+    /// it must name the redirect URI.
     fn directive(&self) -> String {
         match self {
             Self::Nowhere => "; form-action 'none'".to_owned(),
@@ -159,7 +159,7 @@ impl FormTarget {
     }
 }
 
-/// A redirect URI as a source of a content security policy: its origin, or its scheme if the
+/// Returns a redirect URI as a source of a content security policy: its origin, or its scheme if the
 /// grammar does not cover its host.
 fn source(uri: &str) -> String {
     let Ok(url) = Url::parse(uri) else {
@@ -175,9 +175,9 @@ fn source(uri: &str) -> String {
     }
 }
 
-/// A page with the header fields of all pages.
+/// Renders a page, with the header fields of all pages.
 pub(super) fn html(status: StatusCode, page: &impl Template, target: &FormTarget) -> Response {
-    // Writing into a string cannot fail, nor can the templates.
+    // Rendering into a string cannot fail.
     let text = page.render().unwrap_or_default();
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
@@ -197,7 +197,7 @@ pub(super) fn html(status: StatusCode, page: &impl Template, target: &FormTarget
     response
 }
 
-/// An uncacheable redirect.
+/// Makes an uncacheable redirect.
 pub(crate) fn redirect(status: StatusCode, to: &str) -> Response {
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();
@@ -222,8 +222,8 @@ fn style_hash() -> &'static str {
     })
 }
 
-/// Third-party text for a page: one line, cut to [`SHOWN`] characters, without invisible characters
-/// and those that change the direction of others.
+/// Prepares third-party text for a page: one line of at most [`SHOWN`] characters, without invisible
+/// characters and those that change the direction of others.
 pub(super) fn shown(text: &str) -> String {
     let mut out = String::new();
     let (mut count, mut marks) = (0, 0);
@@ -279,9 +279,9 @@ const FIELDS: [(HeaderName, &str); 7] = [
     (REFERRER_POLICY, "no-referrer"),
     (X_FRAME_OPTIONS, "DENY"),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    // No opener policy: it would separate a window that a client opened from that client, and the
-    // response could not reach it. The opener can still navigate the window elsewhere, but the
-    // address bar shows it.
+    // No opener policy: it would cut off a window from the client that opened it, and the response
+    // could not reach the client. The opener can still navigate the window elsewhere, but the address
+    // bar shows it.
     (
         HeaderName::from_static("cross-origin-resource-policy"),
         "same-origin",

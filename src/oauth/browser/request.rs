@@ -1,4 +1,4 @@
-//! One browser's request at one tenant, shared by all steps of a log-in.
+//! Browser request at a tenant, shared by all steps of a log-in.
 //!
 //! Not here: the parameters (`authorization_request`) and the steps (`authorize`, `login`,
 //! `consent`, `callback`).
@@ -38,7 +38,7 @@ use crate::{
     },
 };
 
-/// One browser's request at one tenant.
+/// Request of a browser at a tenant.
 pub(super) struct BrowserRequest {
     pub(crate) oauth: Oauth,
     pub(crate) server: AuthorizationServer,
@@ -58,8 +58,8 @@ pub(super) enum StepRefusal {
 }
 
 impl From<ErrorPage> for StepRefusal {
-    fn from(trouble: ErrorPage) -> Self {
-        Self::Page(trouble)
+    fn from(page: ErrorPage) -> Self {
+        Self::Page(page)
     }
 }
 
@@ -74,7 +74,7 @@ impl From<database::Error> for StepRefusal {
 pub(super) type StepResult = Result<Response, StepRefusal>;
 
 impl BrowserRequest {
-    /// Reads a request; none if its path belongs to no authorization server.
+    /// Reads a request; `None` if its path belongs to no authorization server.
     pub(crate) fn of(oauth: &Oauth, parts: &Parts) -> Option<Self> {
         let server = AuthorizationServer::at(&oauth.0, parts.uri.path())?;
         let jar = CookieJar::of(&server.tenant.name, &oauth.0.config.public_url);
@@ -99,19 +99,19 @@ impl BrowserRequest {
         self.oauth.0.clock.now_ms()
     }
 
-    /// The path of an endpoint of this tenant, as the browser sees it.
+    /// Builds the path of an endpoint of this tenant, as the browser sees it.
     pub(crate) fn path(&self, endpoint: OauthEndpoint<'_>) -> String {
         self.below(&endpoint.path(self.tenant()))
     }
 
-    /// A path below that of the public URL, where a proxy has put us.
+    /// Puts a path below the path of the public URL.
     fn below(&self, path: &str) -> String {
         let base = endpoint::base_path(&self.oauth.0.config.public_url);
         format!("{base}{path}")
     }
 
-    /// The URL at which a flow starts again with `query`.
-    pub(crate) fn again(&self, flow: &Flow, query: &str) -> String {
+    /// Builds the URL at which a flow restarts with `query`.
+    pub(crate) fn restart_url(&self, flow: &Flow, query: &str) -> String {
         let alias = OauthEndpoint::Authorize.alias();
         let path = match alias.filter(|_| flow.is_short) {
             Some(alias) => self.below(alias),
@@ -120,26 +120,26 @@ impl BrowserRequest {
         format!("{path}?{query}")
     }
 
-    /// The response to a step, refused or not.
-    pub(crate) fn answer(&self, step: StepResult, redirecting: StatusCode) -> Response {
+    /// Makes the response to a step.
+    pub(crate) fn respond(&self, step: StepResult, redirect_status: StatusCode) -> Response {
         match step {
             Ok(response) => response,
-            Err(StepRefusal::Page(trouble)) => trouble.page(self.tenant()),
+            Err(StepRefusal::Page(page)) => page.page(self.tenant()),
             Err(StepRefusal::Client(back, refusal)) => {
-                redirect(redirecting, &back.refusing(&refusal))
+                redirect(redirect_status, &back.refusal_url(&refusal))
             }
         }
     }
 
     /// Sets the browser's cookie.
-    pub(super) fn remember(&self, response: &mut Response, browser: &BrowserId) {
+    pub(super) fn set_cookie(&self, response: &mut Response, browser: &BrowserId) {
         let jar = CookieJar::of(self.tenant(), &self.oauth.0.config.public_url);
         let cookie = jar.cookie(browser, self.oauth.0.config.oauth.login);
         response.headers_mut().append(SET_COOKIE, cookie);
     }
 
-    /// A new browser identity.
-    pub(super) fn stranger(random: &SystemRandom) -> Result<BrowserId, StepRefusal> {
+    /// Generates a browser identity.
+    pub(super) fn new_browser(random: &SystemRandom) -> Result<BrowserId, StepRefusal> {
         BrowserId::new(random).ok_or_else(no_randomness)
     }
 
@@ -147,7 +147,7 @@ impl BrowserRequest {
     /// no error is sent to the redirect URI.
     pub(crate) async fn read(&self, query: &str) -> Result<AuthorizationRequest, StepRefusal> {
         let form = Form::parse(query).map_err(|_| unreadable())?;
-        let (client, uri, sent) = self.addressee(&form).await?;
+        let (client, uri, sent) = self.find_client(&form).await?;
         let redirect = ClientRedirect {
             uri,
             sent,
@@ -174,28 +174,31 @@ impl BrowserRequest {
         }
     }
 
-    /// The client, its redirect URI, and the redirect URI as sent.
-    async fn addressee(&self, parameters: &Form) -> Result<(Client, String, String), StepRefusal> {
+    /// Finds the client; returns it with its redirect URI and the redirect URI as sent.
+    async fn find_client(
+        &self,
+        parameters: &Form,
+    ) -> Result<(Client, String, String), StepRefusal> {
         for name in ["client_id", "redirect_uri"] {
             if parameters.count(name) > 1 {
                 let what = format!("The request has more than one {name}.");
-                return Err(ErrorPage::bad(NO_ANSWER, what, APP).into());
+                return Err(ErrorPage::bad(NO_ANSWER, what, TELL_MAKERS).into());
             }
         }
         let Some(id) = parameters.get("client_id") else {
             let what = "The request does not say which application asks: client_id is missing.";
-            return Err(ErrorPage::bad(NO_ANSWER, what, APP).into());
+            return Err(ErrorPage::bad(NO_ANSWER, what, TELL_MAKERS).into());
         };
         let found = self.server.clients(&self.oauth.0).find(id).await;
         let client = found.map_err(|error| match error {
             ClientError::Unknown => {
                 let what = "The application is not known here, or not any more: its client_id \
                             is neither registered nor declared.";
-                ErrorPage::bad("Unknown application", what, REGISTER)
+                ErrorPage::bad("Unknown application", what, REGISTER_AGAIN)
             }
             ClientError::Document(why) => {
                 let what = format!("The document that describes the application {why}.");
-                ErrorPage::bad("Unknown application", what, APP)
+                ErrorPage::bad("Unknown application", what, TELL_MAKERS)
             }
             ClientError::Unavailable(failure) => {
                 tracing::warn!(%failure, "a client cannot be looked up");
@@ -212,13 +215,13 @@ impl BrowserRequest {
         let uri = uri.ok_or_else(|| {
             let what = "The answer is to go to an address (redirect_uri) that the application \
                         has not registered. Nothing was sent there.";
-            ErrorPage::bad("Wrong return address", what, REGISTER)
+            ErrorPage::bad("Wrong return address", what, REGISTER_AGAIN)
         })?;
         let sent = sent.unwrap_or_default().to_owned();
         Ok((client, uri, sent))
     }
 
-    /// The person logged in in this browser, unless the log-in has become invalid.
+    /// Returns the person who is logged in in this browser, unless the log-in has become invalid.
     pub(super) async fn person(&self) -> Result<Option<Person>, StepRefusal> {
         let Some(browser) = &self.browser else {
             return Ok(None);
@@ -241,13 +244,13 @@ impl BrowserRequest {
         }))
     }
 
-    /// The expiry of a flow that starts now, in milliseconds since 1970.
-    pub(super) fn flow_ends(&self) -> i64 {
+    /// Returns the expiry of a flow that starts now, in milliseconds since 1970.
+    pub(super) fn flow_expiry(&self) -> i64 {
         let lasts = i64::try_from(self.oauth.0.config.oauth.flow.as_millis());
         self.now_ms().saturating_add(lasts.unwrap_or(i64::MAX))
     }
 
-    /// The provider with this name.
+    /// Returns the provider with this name.
     pub(crate) fn provider(&self, name: &str) -> Option<&Arc<Provider>> {
         self.server.builtin.providers.get(name)
     }
@@ -259,11 +262,11 @@ impl BrowserRequest {
     }
 
     /// Completes a flow with a code for the client.
-    pub(crate) async fn grant(
+    pub(crate) async fn issue_code(
         &self,
         authorization: &AuthorizationRequest,
         person: &Person,
-        redirecting: StatusCode,
+        redirect_status: StatusCode,
     ) -> StepResult {
         self.check_server(authorization, person)?;
         let issuing = &self.oauth.0.config.oauth;
@@ -292,7 +295,7 @@ impl BrowserRequest {
         };
         self.store()?.grants().add_code(self.tenant(), &new).await?;
         Ok(redirect(
-            redirecting,
+            redirect_status,
             &authorization.redirect.with(&[("code", &code)]),
         ))
     }
@@ -323,7 +326,7 @@ impl BrowserRequest {
 
     /// Writes an audit record of a person's action and waits until it is stored, before the
     /// response.
-    pub(crate) async fn note(
+    pub(crate) async fn audit(
         &self,
         kind: &str,
         actor: &str,
@@ -346,13 +349,13 @@ impl BrowserRequest {
     }
 
     /// Seals a flow for a hidden field.
-    pub(super) fn sealed(&self, flow: &Flow, page: FormKind) -> Result<String, StepRefusal> {
+    pub(super) fn seal(&self, flow: &Flow, page: FormKind) -> Result<String, StepRefusal> {
         flow.seal(self.store()?, self.tenant(), page)
             .ok_or_else(no_randomness)
     }
 
     /// Opens the flow of a submitted form.
-    pub(crate) fn opened(&self, fields: &Form, page: FormKind) -> Result<Flow, StepRefusal> {
+    pub(crate) fn open_form(&self, fields: &Form, page: FormKind) -> Result<Flow, StepRefusal> {
         let text = fields.get("form");
         let browser = self.browser.as_ref();
         let now_ms = self.now_ms();
@@ -362,27 +365,27 @@ impl BrowserRequest {
         Ok(flow.ok_or_else(|| {
             let what = "This page is too old, was opened in another browser, or its form was \
                         changed. Nothing was allowed by it.";
-            ErrorPage::bad("This page does not hold any more", what, AGAIN)
+            ErrorPage::bad("This page does not hold any more", what, RECONNECT)
         })?)
     }
 }
 
-/// The response for a path that belongs to no authorization server.
+/// Makes the response for a path that belongs to no authorization server.
 pub(super) fn not_found_page(oauth: &Oauth) -> Response {
     if !oauth.0.snapshot.is_loaded() {
         return ErrorPage::away("The gateway has not read its store yet.").page("Lockgate");
     }
-    let trouble = ErrorPage {
+    let page = ErrorPage {
         status: StatusCode::NOT_FOUND,
         title: "Nothing here",
         what: "Nobody can log in at this address.".to_owned(),
         remedy: "Check the address of the server in your application.",
         retry: None,
     };
-    trouble.page("Lockgate")
+    page.page("Lockgate")
 }
 
-/// The text of a submitted form.
+/// Reads the text of a submitted form.
 pub(super) async fn text(parts: &Parts, body: Body) -> Result<String, ErrorPage> {
     if parts.uri.query().is_some() || !is_form(&parts.headers) {
         return Err(unreadable());
@@ -391,7 +394,7 @@ pub(super) async fn text(parts: &Parts, body: Body) -> Result<String, ErrorPage>
     String::from_utf8(bytes.into()).map_err(|_| unreadable())
 }
 
-/// The fields of a submitted form, none of them repeated.
+/// Reads the fields of a submitted form, none of which may be repeated.
 pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, ErrorPage> {
     let text = text(parts, body).await?;
     let form = Form::parse(&text).map_err(|_| unreadable())?;
@@ -399,7 +402,7 @@ pub(super) async fn fields(parts: &Parts, body: Body) -> Result<Form, ErrorPage>
     is_good.then_some(form).ok_or_else(unreadable)
 }
 
-/// The digest of a user's password hash, stored with a log-in.
+/// Computes the digest of a user's password hash, which is stored with a log-in.
 pub(super) fn password_digest(user: &User) -> Option<[u8; 32]> {
     let hash = user.password.as_ref()?;
     Some(secret::hash(hash.expose()))
@@ -407,13 +410,13 @@ pub(super) fn password_digest(user: &User) -> Option<[u8; 32]> {
 
 pub(super) fn unreadable() -> ErrorPage {
     let what = "The request's parameters cannot be read.";
-    ErrorPage::bad(NO_ANSWER, what, APP)
+    ErrorPage::bad(NO_ANSWER, what, TELL_MAKERS)
 }
 
-/// The error page for a provider that is no longer declared.
+/// Makes the error page for a provider that is no longer declared.
 pub(super) fn provider_gone() -> ErrorPage {
     let what = "This identity provider is not configured any more.";
-    ErrorPage::bad("Unknown identity provider", what, AGAIN)
+    ErrorPage::bad("Unknown identity provider", what, RECONNECT)
 }
 
 pub(super) fn no_randomness() -> StepRefusal {
@@ -422,11 +425,12 @@ pub(super) fn no_randomness() -> StepRefusal {
 }
 
 const NO_ANSWER: &str = "This request cannot be answered";
-const APP: &str = "This is a mistake of the application that sent you here: tell its makers.";
-const REGISTER: &str = "Remove the connection in your application and add it again, so that it \
+const TELL_MAKERS: &str =
+    "This is a mistake of the application that sent you here: tell its makers.";
+const REGISTER_AGAIN: &str = "Remove the connection in your application and add it again, so that it \
                         registers anew. If an operator of this gateway declared the application, \
                         they can correct its declaration.";
-pub(super) const AGAIN: &str = "Go back to your application and connect again. Cookies must be \
+pub(super) const RECONNECT: &str = "Go back to your application and connect again. Cookies must be \
                                 allowed for this site.";
 /// Maximum size of a form in bytes: the sealed flow of the longest query, and a person's input.
 const FORM: usize = 32 << 10;

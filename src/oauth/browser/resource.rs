@@ -1,7 +1,6 @@
-//! The MCP server that a token is requested for (RFC 8707), identified by its URL byte for byte.
+//! MCP server for which a token is requested (RFC 8707), identified by its URL byte for byte.
 //!
-//! Without I/O. Not here: the check that the server exists and the person may use it, which must
-//! not reveal more than a refusal.
+//! Without I/O. Not here: the check that the server exists and that the person may use it.
 
 use crate::{
     declare::Tenant,
@@ -11,9 +10,9 @@ use crate::{
 /// A resource of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Resource {
-    /// The name in its URL, which may not exist.
+    /// Name of the server in its URL; the server may not exist.
     pub(super) server: String,
-    /// Its URL: the audience of tokens.
+    /// URL of the server, which is the audience of tokens.
     pub(super) url: String,
 }
 
@@ -27,7 +26,7 @@ pub(crate) struct ResourceUrls<'p> {
 }
 
 impl Resource {
-    /// The resource of `tenant` at the URL `text`; only exact URLs of a server match.
+    /// Returns the resource of `tenant` at the URL `text`; only exact URLs of a server match.
     pub(super) fn named(place: ResourceUrls<'_>, tenant: &str, text: &str) -> Option<Self> {
         let endpoint = Endpoint::parse_url(place.public_url, text, place.default)?;
         if !endpoint.is_resource() || endpoint.tenant != tenant {
@@ -41,7 +40,7 @@ impl Resource {
         })
     }
 
-    /// The resource of a request that names none, as clients of 2025-03-26 do.
+    /// Returns the resource of a request that names none, as requests of 2025-03-26 clients do.
     pub(super) fn unnamed(place: ResourceUrls<'_>, tenant: &Tenant) -> Option<Self> {
         let mut names = tenant.servers.keys();
         let only = names.next().filter(|_| names.next().is_none());

@@ -1,5 +1,5 @@
-//! Clients of a tenant: declared by its operator, registered dynamically, or described by a
-//! document at their own URL.
+//! Clients of a tenant: declared by an operator, registered dynamically, or described by a document
+//! at their own URL.
 //!
 //! Not here: client authentication (`oauth::tokens`).
 
@@ -57,7 +57,7 @@ pub(crate) enum ClientSource {
 /// The credential of a client.
 #[derive(Clone, Debug)]
 pub(crate) enum ClientProof {
-    /// None: a public client.
+    /// No credential: a public client.
     None,
     /// A secret, sent by one of these methods.
     Secret {
@@ -77,7 +77,7 @@ pub(crate) enum ClientError {
     Unknown,
     /// The document at the id is missing or invalid; the text is for people.
     Document(&'static str),
-    /// The look-up failed for the moment.
+    /// The lookup failed temporarily.
     Unavailable(database::Error),
 }
 
@@ -87,7 +87,7 @@ impl From<database::Error> for ClientError {
     }
 }
 
-/// The clients of one tenant, and the places in which they are looked up.
+/// Clients of one tenant, and the sources in which they are looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct Clients<'c> {
     /// The tenant's name.
@@ -101,7 +101,7 @@ pub(crate) struct Clients<'c> {
 }
 
 impl Clients<'_> {
-    /// The client with this id.
+    /// Finds the client with this id.
     pub(crate) async fn find(&self, id: &str) -> Result<Client, ClientError> {
         if let Some(declared) = self.builtin.clients.get(id) {
             return Ok(Client::declared(declared));
@@ -115,7 +115,7 @@ impl Clients<'_> {
                 )),
             };
         }
-        // Only ids of this form are in the database: others cost no look-up.
+        // Only ids of this form are in the database, so others need no lookup.
         if !is_registered_id(id) {
             return Err(ClientError::Unknown);
         }
@@ -166,7 +166,7 @@ impl Client {
                 hash: secret::hash(text.expose()),
                 methods: &[ClientAuthMethod::Basic, ClientAuthMethod::Post],
             },
-            (None, Some(set)) => ClientProof::Keys(Keys::Here(set.clone())),
+            (None, Some(set)) => ClientProof::Keys(Keys::Inline(set.clone())),
             (None, None) => ClientProof::None,
         };
         Self {
@@ -179,7 +179,7 @@ impl Client {
         }
     }
 
-    /// None if the row is corrupt.
+    /// Returns `None` if the row is corrupt.
     fn registered(row: Registered) -> Option<Self> {
         let digest = secret::hash(&row.metadata);
         let metadata = ClientMetadata::parse(&row.metadata)?;
@@ -241,7 +241,7 @@ fn is_registered_id(id: &str) -> bool {
 }
 
 fn digest(title: &str, redirect_uris: &[String]) -> [u8; 32] {
-    // As JSON, in which no part can run into the next.
+    // JSON keeps the parts apart.
     secret::hash(&serde_json::json!([title, redirect_uris]).to_string())
 }
 

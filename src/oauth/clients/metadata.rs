@@ -1,7 +1,7 @@
-//! Client metadata (RFC 7591, section 2), checked: of a registration or a client ID metadata
-//! document.
+//! Client metadata (RFC 7591, section 2): validation for registrations and client ID metadata
+//! documents.
 //!
-//! Not here: look-up of clients (`client`).
+//! Not here: lookup of clients (`client`).
 
 use serde_json::{Map, Value, json};
 use url::Url;
@@ -29,7 +29,7 @@ pub(crate) struct ClientMetadata {
 /// Client authentication methods (RFC 7591, section 2, `token_endpoint_auth_method`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientAuthMethod {
-    /// None: a public client.
+    /// No authentication: a public client.
     None,
     /// A secret in the header `Authorization`.
     Basic,
@@ -63,9 +63,9 @@ impl ClientAuthMethod {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Keys {
     /// Inline: a JWK set in JSON.
-    Here(String),
+    Inline(String),
     /// At a URL.
-    At(String),
+    Url(String),
 }
 
 /// The reason why metadata are refused.
@@ -146,10 +146,10 @@ impl ClientMetadata {
             set("client_uri", uri.as_str().into());
         }
         match &self.keys {
-            Some(Keys::Here(set_)) => {
+            Some(Keys::Inline(set_)) => {
                 set("jwks", serde_json::from_str(set_).unwrap_or_default());
             }
-            Some(Keys::At(url)) => {
+            Some(Keys::Url(url)) => {
                 set("jwks_uri", url.as_str().into());
             }
             None => {}
@@ -208,7 +208,8 @@ fn check_list(all: &Map<String, Value>, name: &str, needed: &str) -> Result<(), 
     ))
 }
 
-/// Keys are read only for the method that uses them, from exactly one place (RFC 7591, section 2).
+/// Reads the keys from exactly one source (RFC 7591, section 2), and only for the method that uses
+/// them.
 fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Keys>, MetadataError> {
     let at = page(all, "jwks_uri")?;
     let here = all.get("jwks").filter(|set| !set.is_null());
@@ -219,16 +220,16 @@ fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Key
             let known = KeySet::parse(text.as_bytes()).ok();
             let is_usable = text.len() <= JWKS_MAX && known.is_some_and(|set| !set.is_empty());
             let none = MetadataError::Metadata("jwks has no key that can be used, or is too long");
-            is_usable.then_some(Some(Keys::Here(text))).ok_or(none)
+            is_usable.then_some(Some(Keys::Inline(text))).ok_or(none)
         }
-        (None, Some(url)) => Ok(Some(Keys::At(url.to_owned()))),
+        (None, Some(url)) => Ok(Some(Keys::Url(url.to_owned()))),
         _ => Err(MetadataError::Metadata(
             "private_key_jwt takes either jwks or jwks_uri",
         )),
     }
 }
 
-/// An optional text: many clients send null or an empty one.
+/// Returns an optional text. Null and an empty text, which many clients send, count as absent.
 fn text<'m>(
     all: &'m Map<String, Value>,
     name: &str,
@@ -246,8 +247,8 @@ fn text<'m>(
     }
 }
 
-/// The URL of a page for people. Plain http is dropped, as RFC 7591, section 2 allows; any other
-/// scheme could harm a person who opens it.
+/// Returns the URL of a page for people. Plain http is dropped, as RFC 7591, section 2 allows; any
+/// other scheme is refused, because it could harm a person who opens the page.
 fn page<'m>(all: &'m Map<String, Value>, name: &str) -> Result<Option<&'m str>, MetadataError> {
     let Some(text) = text(all, name, LONG)? else {
         return Ok(None);
@@ -409,9 +410,9 @@ mod tests {
             read(all)
         };
         let here = jwt(json!({"jwks": {"keys": [key()]}})).unwrap();
-        assert!(matches!(here.keys, Some(Keys::Here(_))));
+        assert!(matches!(here.keys, Some(Keys::Inline(_))));
         let at = jwt(json!({"jwks_uri": "https://app.test/jwks"})).unwrap();
-        assert_eq!(at.keys, Some(Keys::At("https://app.test/jwks".to_owned())));
+        assert_eq!(at.keys, Some(Keys::Url("https://app.test/jwks".to_owned())));
         let kept = Value::Object(here.write()).to_string();
         assert_eq!(ClientMetadata::parse(&kept), Some(here));
         for more in [

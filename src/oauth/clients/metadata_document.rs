@@ -1,8 +1,8 @@
 //! Client ID metadata documents (draft-ietf-oauth-client-id-metadata-document): the client id is
 //! the URL of the client's metadata.
 //!
-//! A document is cached as long as its server allows; failures are not cached, as the draft
-//! requires. Not here: look-up of clients (`client`).
+//! A document is cached as long as its server allows; errors are not cached, as the draft requires.
+//! Not here: lookup of clients (`client`).
 
 use std::{
     sync::Arc,
@@ -24,13 +24,13 @@ use crate::{
 /// Cached documents and key sets of clients; they are public, so that all tenants share them.
 pub(crate) struct Documents {
     outbound: Outbound,
-    fresh: Cache<String, Kept>,
+    fresh: Cache<String, CachedDocument>,
     /// The last valid documents, used while their servers are unreachable.
     last: Cache<String, Arc<Document>>,
     keys: Cache<String, Arc<KeySet>>,
-    /// Bounds concurrent fetches.
-    room: Semaphore,
-    /// Bounds fetches per minute and host, so that the gateway cannot be used to flood one.
+    /// Limits concurrent fetches.
+    permits: Semaphore,
+    /// Limits fetches per minute and host, so that the gateway cannot be used to flood a host.
     hosts: Throttle,
 }
 
@@ -43,17 +43,17 @@ pub(crate) struct Document {
     pub(crate) digest: [u8; 32],
 }
 
-/// The reason why no document is available; the texts are for people.
+/// Reason why no document is available; the texts are for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DocumentError {
     /// The URL or its document is invalid.
     Invalid(&'static str),
-    /// The document cannot be fetched for the moment.
+    /// The document cannot be fetched at the moment.
     Unavailable(&'static str),
 }
 
 #[derive(Clone)]
-struct Kept {
+struct CachedDocument {
     document: Arc<Document>,
     fresh: Duration,
 }
@@ -61,14 +61,19 @@ struct Kept {
 /// Expiry as the server of each document sets it.
 struct Freshness;
 
-impl Expiry<String, Kept> for Freshness {
-    fn expire_after_create(&self, _: &String, kept: &Kept, _: Instant) -> Option<Duration> {
-        Some(kept.fresh)
+impl Expiry<String, CachedDocument> for Freshness {
+    fn expire_after_create(
+        &self,
+        _: &String,
+        cached: &CachedDocument,
+        _: Instant,
+    ) -> Option<Duration> {
+        Some(cached.fresh)
     }
 }
 
 impl Documents {
-    /// An empty cache that fetches through `outbound`.
+    /// Makes an empty cache that fetches through `outbound`.
     pub(crate) fn new(outbound: Outbound) -> Self {
         Self {
             outbound,
@@ -84,16 +89,16 @@ impl Documents {
                 .max_capacity(DOCUMENTS)
                 .time_to_live(KEYS)
                 .build(),
-            room: Semaphore::new(FETCHES),
+            permits: Semaphore::new(FETCHES),
             hosts: Throttle::new(),
         }
     }
 
-    /// The document at a client id. Concurrent callers share one fetch.
+    /// Returns the document at a client id. Concurrent callers share one fetch.
     pub(crate) async fn find(&self, id: &str) -> Result<Arc<Document>, DocumentError> {
         let url = self.check(id)?;
         let fetched = self.fresh.try_get_with_by_ref(id, self.fetch(&url));
-        let outcome = fetched.await.map(|kept| kept.document);
+        let outcome = fetched.await.map(|cached| cached.document);
         match outcome.map_err(|error| DocumentError::clone(&error)) {
             Ok(document) => {
                 self.last.insert(id.to_owned(), Arc::clone(&document)).await;
@@ -108,13 +113,13 @@ impl Documents {
         }
     }
 
-    /// The key set at a `jwks_uri`; `is_anew` bypasses the cache.
+    /// Returns the key set at a `jwks_uri`; `is_fresh` bypasses the cache.
     pub(crate) async fn keys(
         &self,
         url: &str,
-        is_anew: bool,
+        is_fresh: bool,
     ) -> Result<Arc<KeySet>, DocumentError> {
-        if is_anew {
+        if is_fresh {
             self.keys.invalidate(url).await;
         }
         let parsed = Url::parse(url).map_err(|_| DocumentError::Invalid("jwks_uri is no URL"))?;
@@ -147,10 +152,10 @@ impl Documents {
             .map_err(|_| DocumentError::Invalid(wrong))
     }
 
-    async fn fetch(&self, url: &Url) -> Result<Kept, DocumentError> {
+    async fn fetch(&self, url: &Url) -> Result<CachedDocument, DocumentError> {
         let fetched = self.get(url, DOCUMENT_MAX).await?;
         let document = read(url.as_str(), &fetched.body).map_err(DocumentError::Invalid)?;
-        Ok(Kept {
+        Ok(CachedDocument {
             document: Arc::new(document),
             // Without a header the document may change at any time.
             fresh: fetched.fresh.unwrap_or_default().min(FRESH_MAX),
@@ -163,7 +168,7 @@ impl Documents {
         self.hosts
             .spend(&host, HOST_FETCHES)
             .map_err(|_| busy.clone())?;
-        let _room = self.room.try_acquire().map_err(|_| busy)?;
+        let _permit = self.permits.try_acquire().map_err(|_| busy)?;
         let fetched = self.outbound.document(url.as_str(), max).await;
         fetched.map_err(|refused| {
             tracing::info!(url.domain = host, why = %refused, "a client's document was not got");

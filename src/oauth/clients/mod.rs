@@ -1,9 +1,9 @@
-//! Clients of a tenant: look-up, metadata and redirect URIs.
+//! Clients of a tenant: lookup, metadata and redirect URIs.
 //!
 //! Not here: registration (`oauth::registration`) and client authentication (`oauth::tokens`).
 //!
-//! * `client`: a client and the places in which it is looked up.
-//! * `metadata`: client metadata, checked.
+//! * `client`: clients and their lookup.
+//! * `metadata`: validation of client metadata.
 //! * `metadata_document`: client ID metadata documents, fetched and cached.
 //! * `redirect`: comparison of redirect URIs.
 

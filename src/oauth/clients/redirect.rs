@@ -12,8 +12,8 @@ pub(crate) fn is_same(registered: &str, requested: &str) -> bool {
         || loopback(registered).is_some_and(|known| loopback(requested) == Some(known))
 }
 
-/// The destination of a redirect URI, for people and rate limits: the host, or the scheme of an
-/// app.
+/// Returns the destination of a redirect URI for people and rate limits: the host, or the scheme of
+/// an app.
 pub(crate) fn host(uri: &str) -> &str {
     let (scheme, rest) = uri.split_once(':').unwrap_or((uri, ""));
     if !matches!(scheme, "http" | "https") {

@@ -1,4 +1,4 @@
-//! The implementation for each declared identity provider.
+//! Choice of the implementation for a declared identity provider.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     declare::{Provider, ProviderKind},
 };
 
-/// What the implementations share.
+/// Dependencies and caches that the implementations share.
 pub(crate) struct Providers {
     outbound: Outbound,
     clock: Clock,
@@ -20,7 +20,7 @@ pub(crate) struct Providers {
 }
 
 impl Providers {
-    /// Providers that are reached through `outbound`.
+    /// Makes providers that are reached through `outbound`.
     pub(crate) fn new(outbound: Outbound, clock: Clock) -> Self {
         Self {
             outbound,
@@ -29,7 +29,7 @@ impl Providers {
         }
     }
 
-    /// The provider that an operator declared.
+    /// Returns the implementation for a declared provider.
     pub(crate) fn of(&self, provider: &Arc<Provider>) -> Box<dyn IdentityProvider> {
         let (outbound, provider) = (self.outbound.clone(), Arc::clone(provider));
         match &provider.kind {

@@ -1,11 +1,11 @@
 //! External identity providers: OpenID Connect, and plain OAuth 2.0 with a user endpoint.
 //!
-//! Not here: the log-in that a provider's answer leads to (`oauth::browser`).
+//! Not here: the log-in of an identified person (`oauth::browser`).
 //!
-//! * `directory`: the implementation for a declared provider.
-//! * `oauth`: providers that speak OAuth 2.0 alone.
+//! * `directory`: choice of the implementation for a declared provider.
+//! * `oauth`: providers with OAuth 2.0 alone.
 //! * `openid`: OpenID Connect providers.
-//! * `provider`: the seam, and its contract.
+//! * `provider`: the seam and its contract.
 //! * `transport`: requests to providers, through the guarded outbound client.
 
 mod directory;

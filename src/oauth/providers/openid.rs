@@ -1,4 +1,4 @@
-//! OpenID Connect providers: found by their metadata, verified by their signatures.
+//! OpenID Connect providers: metadata, ID tokens and user info.
 //!
 //! Not here: the log-in of an identified person (`oauth::browser`).
 
@@ -151,8 +151,8 @@ impl OpenIdProvider {
         Ok(Arc::new(ProviderMetadata { document, keys }))
     }
 
-    /// The claims of an ID token with a valid signature, issued for this log-in. An unknown key may
-    /// be new, so metadata and keys are fetched once more.
+    /// Verifies an ID token of this log-in and returns its claims. An unknown key may be new, so
+    /// metadata and keys are fetched once more.
     async fn claims(
         &self,
         text: &str,
@@ -167,7 +167,7 @@ impl OpenIdProvider {
             nonce,
             now: u64::try_from(self.clock.now_ms() / 1000).unwrap_or(0),
         };
-        // Claims are checked first: a useless token must not cause a fetch.
+        // Claims are checked first, so that a useless token does not cause a fetch.
         let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
         let (header, claims, jws) = parse_unverified(text, &algorithms).map_err(wrong)?;
         expected.check(&header, &claims).map_err(wrong)?;
@@ -213,7 +213,7 @@ impl OpenIdProvider {
         Ok(claims)
     }
 
-    fn found(&self, claims: &Map<String, Value>) -> Result<ProviderIdentity, ProviderError> {
+    fn identity(&self, claims: &Map<String, Value>) -> Result<ProviderIdentity, ProviderError> {
         let (_, groups) = self.declared();
         let wrong = |what: &str| ProviderError::Invalid(format!("its claims: {what}"));
         let subject = string(claims, "sub").map_err(wrong)?;
@@ -361,7 +361,7 @@ impl IdentityProvider for OpenIdProvider {
             let claims = self.claims(text, &metadata, login.nonce).await?;
             let token = answer.access_token().secret();
             let claims = self.complete(claims, document, token, wanted).await?;
-            self.found(&claims)
+            self.identity(&claims)
         })
     }
 }
@@ -382,7 +382,7 @@ impl MetadataDocument {
 
 /// Maximum providers with cached metadata.
 const ISSUERS: u64 = 256;
-/// Lifetime of cached metadata; a new key is noticed sooner, by the first token that it signs.
+/// Lifetime of cached metadata. The first token of a new key refreshes it sooner.
 const FRESH: Duration = Duration::from_secs(300);
 /// Maximum size of a key set in bytes.
 const KEYS: usize = 256 << 10;

@@ -48,7 +48,7 @@ pub(crate) struct WantedClaims {
     pub(crate) email: bool,
 }
 
-/// The reason why a provider identified nobody.
+/// Reason why a provider did not identify the person.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProviderError {
     /// The provider is unreachable or too slow; the text is for the log.
@@ -69,7 +69,7 @@ impl From<OutboundError> for ProviderError {
     }
 }
 
-/// Identifies people.
+/// An identity provider.
 ///
 /// 1. `authorization_url` returns the URL of the provider's log-in; it carries `state`, a code
 ///    challenge of `verifier` and, for OpenID Connect, `nonce`, and reveals nothing else about the
@@ -82,14 +82,14 @@ impl From<OutboundError> for ProviderError {
 /// 5. No redirect and no URL of the provider is followed, except those that its operator or its own
 ///    metadata name, as far as `outbound` allows them.
 pub(crate) trait IdentityProvider: Send + Sync {
-    /// The URL of the provider's log-in; `again` requests a fresh log-in.
+    /// Builds the URL of the provider's log-in; `again` requests a fresh log-in.
     fn authorization_url<'a>(
         &'a self,
         login: &'a ProviderLogin<'a>,
         again: bool,
     ) -> ProviderFuture<'a, Result<Url, ProviderError>>;
 
-    /// The person who returned with `code`.
+    /// Identifies the person who returned with `code`.
     fn identify<'a>(
         &'a self,
         login: &'a ProviderLogin<'a>,
@@ -98,7 +98,7 @@ pub(crate) trait IdentityProvider: Send + Sync {
     ) -> ProviderFuture<'a, Result<ProviderIdentity, ProviderError>>;
 }
 
-/// The first non-blank text among these members.
+/// Returns the first non-blank text among these members.
 pub(crate) fn title(claims: &serde_json::Map<String, Value>, names: &[&str]) -> Option<String> {
     let texts = names.iter().filter_map(|name| claims.get(*name)?.as_str());
     let mut texts = texts.filter(|text| !text.trim().is_empty());

@@ -1,7 +1,7 @@
-//! The failure limit and the audit records of the endpoints for clients.
+//! Failure limit and audit records of the endpoints for clients.
 //!
-//! An address with too many failures is refused before any work is done; failures that may be
-//! guesses are counted and reported.
+//! An address with too many failures is refused before any work is done. Failures that may be guesses
+//! are counted and reported.
 
 use std::net::IpAddr;
 
@@ -17,25 +17,25 @@ use crate::{
     telemetry::Denied,
 };
 
-/// The client address to which a request is attributed.
+/// Returns the client address of a request.
 pub(crate) fn address(extensions: &Extensions) -> Option<IpAddr> {
     let address = extensions.get::<ClientAddress>();
     address.map(|address| address.0)
 }
 
-/// Runs `act`, unless its address has used up the failures of this minute.
+/// Runs `attempted`, unless the address has used up its failures of this minute.
 pub(crate) async fn attempt(
     state: &OauthState,
     server: &AuthorizationServer,
     address: Option<IpAddr>,
-    what: &'static str,
-    act: impl Future<Output = Result<Response, OauthRefusal>>,
+    route: &'static str,
+    attempted: impl Future<Output = Result<Response, OauthRefusal>>,
 ) -> Response {
     let (account, bound) = (throttle::account(address), state.config.oauth.failures);
     if let Err(retry) = state.failures.check(&account, bound) {
         return OauthRefusal::too_many("too many failures", retry).into_response();
     }
-    let refusal = match act.await {
+    let refusal = match attempted.await {
         Ok(response) => return response,
         Err(refusal) => refusal,
     };
@@ -51,7 +51,7 @@ pub(crate) async fn attempt(
         who: Caller::At(address),
         tenant: server.tenant.name.as_str().into(),
         server: "".into(),
-        route: what,
+        route,
         reason,
         detail: refusal.what(),
     });

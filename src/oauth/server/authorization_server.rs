@@ -1,4 +1,4 @@
-//! The authorization server of one tenant, extracted from the path of a request.
+//! Authorization server of one tenant, extracted from the path of a request.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     oauth::clients::Clients,
 };
 
-/// One tenant's authorization server, for the time of one request.
+/// Authorization server of one tenant, for the duration of one request.
 #[derive(Clone)]
 pub(crate) struct AuthorizationServer {
     /// The tenant.
@@ -27,8 +27,8 @@ pub(crate) struct AuthorizationServer {
 }
 
 impl AuthorizationServer {
-    /// The authorization server of a tenant; none if the tenant does not exist or has none of its
-    /// own.
+    /// Returns the authorization server of a tenant; `None` if the tenant does not exist or does not
+    /// have its own.
     pub(crate) fn of(state: &OauthState, tenant: &str) -> Option<Self> {
         let tenant = state.snapshot.catalog().tenants.get(tenant).cloned()?;
         let AuthMode::Builtin(builtin) = &tenant.auth else {
@@ -42,19 +42,19 @@ impl AuthorizationServer {
         })
     }
 
-    /// The authorization server for a path below the public URL: `/t/{tenant}/oauth/…`, or a short
-    /// path of the default tenant.
+    /// Returns the authorization server for a path below the public URL: `/t/{tenant}/oauth/…`, or
+    /// an alias path of the default tenant.
     pub(crate) fn at(state: &OauthState, path: &str) -> Option<Self> {
         let tenant = endpoint::oauth_tenant(path, state.config.default.as_ref())?;
         Self::of(state, tenant)
     }
 
-    /// The URL of one of its endpoints.
+    /// Builds the URL of an endpoint.
     pub(crate) fn endpoint(&self, state: &OauthState, endpoint: OauthEndpoint<'_>) -> String {
         endpoint.url(&state.config.public_url, &self.tenant.name)
     }
 
-    /// The clients of the tenant.
+    /// Returns the clients of the tenant.
     pub(crate) fn clients<'s>(&'s self, state: &'s OauthState) -> Clients<'s> {
         Clients {
             tenant: &self.tenant.name,

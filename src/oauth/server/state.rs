@@ -1,4 +1,4 @@
-//! The state that the endpoints of all tenants share.
+//! State that the endpoints of all tenants share.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     snapshot::{AuditQueue, CurrentSnapshot},
 };
 
-/// The state that all endpoints share; a cheap handle to clone.
+/// State that all endpoints share; a handle.
 #[derive(Clone)]
 pub(crate) struct Oauth(pub(crate) Arc<OauthState>);
 
@@ -45,7 +45,7 @@ pub(crate) struct OauthState {
 }
 
 impl Oauth {
-    /// A state without entries in its caches.
+    /// Makes the state with empty caches.
     pub(crate) fn new(
         config: Arc<Config>,
         snapshot: Arc<CurrentSnapshot>,
@@ -70,7 +70,8 @@ impl Oauth {
 }
 
 impl OauthState {
-    /// The refusal of a request that names no authorization server, or none that is loaded.
+    /// Makes the refusal of a request for an authorization server that does not exist or is not
+    /// loaded yet.
     pub(crate) fn no_server(&self) -> OauthRefusal {
         if self.snapshot.is_loaded() {
             return OauthRefusal::new(

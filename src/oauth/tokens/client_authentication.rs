@@ -59,8 +59,8 @@ pub(super) async fn authenticate(
         (OfferedProof::Secret { method, .. }, Some(ClientProof::Secret { hash, methods })) => {
             (*hash, methods.contains(method))
         }
-        // Compared in any case, so that timing does not reveal which clients exist.
-        _ => (NOBODY, false),
+        // A comparison follows in any case, so that timing does not reveal which clients exist.
+        _ => (NO_DIGEST, false),
     };
     let offered = match &offer {
         OfferedProof::Secret { secret, .. } => secret::hash(secret),
@@ -70,7 +70,7 @@ pub(super) async fn authenticate(
     client.filter(|_| is_right && is_method).ok_or(REFUSED)
 }
 
-/// The client with this id, if any.
+/// Finds the client with this id.
 async fn find(
     state: &OauthState,
     server: &AuthorizationServer,
@@ -127,7 +127,7 @@ impl<'f> OfferedProof<'f> {
     }
 }
 
-/// Client id and secret of the header, each form-encoded (RFC 6749, section 2.3.1).
+/// Reads client id and secret from the header, each form-encoded (RFC 6749, section 2.3.1).
 fn basic(headers: &HeaderMap) -> Result<Option<(String, String)>, OauthRefusal> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (value, more) = (values.next(), values.next());
@@ -181,10 +181,13 @@ async fn by_assertion(
     if !is_signed(state, keys, &assertion).await? {
         return Err(REFUSED);
     }
-    // Only after the signature: unsigned assertions must not fill the record of used ones.
+    // Recorded after the signature check, so that unsigned assertions cannot fill the record.
     let store = state.snapshot.database()?;
-    let used = used_name(&assertion);
-    let until_ms = assertion.expires.saturating_add(KEPT).saturating_mul(1000);
+    let used = replay_key(&assertion);
+    let until_ms = assertion
+        .expires
+        .saturating_add(REPLAY_MARGIN)
+        .saturating_mul(1000);
     if !store
         .logins()
         .use_once(&server.tenant.name, &used, until_ms)
@@ -201,11 +204,11 @@ async fn is_signed(
     by: &Assertion<'_>,
 ) -> Result<bool, OauthRefusal> {
     let url = match keys {
-        Keys::Here(text) => {
+        Keys::Inline(text) => {
             let set = KeySet::parse(text.as_bytes());
-            return Ok(set.is_ok_and(|set| is_by(&set, by)));
+            return Ok(set.is_ok_and(|set| is_signed_by(&set, by)));
         }
-        Keys::At(url) => url,
+        Keys::Url(url) => url,
     };
     let get = async |is_anew| match state.documents.keys(url, is_anew).await {
         Ok(set) => Ok(set),
@@ -219,16 +222,16 @@ async fn is_signed(
         Signature::By(_) => Ok(true),
         Signature::Bad => Ok(false),
         // The key may be newer than the cached set.
-        Signature::NoKey => Ok(is_by(&*get(true).await?, by)),
+        Signature::NoKey => Ok(is_signed_by(&*get(true).await?, by)),
     }
 }
 
-fn is_by(set: &KeySet, by: &Assertion<'_>) -> bool {
+fn is_signed_by(set: &KeySet, by: &Assertion<'_>) -> bool {
     matches!(set.check(&by.jws), Signature::By(_))
 }
 
-/// The key under which a used assertion is recorded, distinct for each client.
-fn used_name(assertion: &Assertion<'_>) -> [u8; 32] {
+/// Returns the key under which a used assertion is recorded, distinct for each client.
+fn replay_key(assertion: &Assertion<'_>) -> [u8; 32] {
     let mut digest = Sha256::new();
     for part in ["client_assertion", &assertion.client, &assertion.id] {
         digest.add_part(part.as_bytes());
@@ -249,10 +252,10 @@ const MISSING: OauthRefusal =
 const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
 
 /// A digest that no secret has.
-const NOBODY: [u8; 32] = [0; 32];
+const NO_DIGEST: [u8; 32] = [0; 32];
 
 /// Seconds for which a used assertion is recorded beyond its expiry, since clocks differ.
-const KEPT: i64 = 120;
+const REPLAY_MARGIN: i64 = 120;
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! Access tokens, signed (RFC 9068), and client assertions, parsed (RFC 7523).
+//! Signing of access tokens (RFC 9068) and parsing of client assertions (RFC 7523).
 //!
 //! Not here: verification of access tokens by MCP endpoints (`auth`).
 
@@ -58,8 +58,8 @@ impl AccessToken<'_> {
     }
 }
 
-/// The grant and the client of an access token that this server signed, expired or not: revocation
-/// of the token means revocation of its grant.
+/// Returns the grant and the client of an access token that this server signed, expired or not. To
+/// revoke a token means to revoke its grant.
 pub(super) fn grant_of(text: &str, issuer: &str, keys: &[PublicKey]) -> Option<(Uuid, String)> {
     let (header, payload, jws) = parse_unverified(text, &[Algorithm::EdDsa]).ok()?;
     if string(&header, "typ").ok()? != Some("at+jwt") {
@@ -137,7 +137,7 @@ impl<'t> Assertion<'t> {
     }
 }
 
-/// Requires this server as the only audience: a second one could replay the assertion here.
+/// Requires this server as the only audience, because another one could replay the assertion here.
 fn check_audience(payload: &Map<String, Value>, ours: &[&str]) -> Result<(), &'static str> {
     let named = payload.get("aud").map(strings).ok_or("no aud")??;
     let is_ours = |audience: &String| ours.contains(&audience.as_str());

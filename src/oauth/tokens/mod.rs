@@ -1,9 +1,9 @@
-//! The token and revocation endpoints, and the JWTs behind them.
+//! Token and revocation endpoints, and the JWTs behind them.
 //!
 //! Not here: verification of access tokens by MCP endpoints (`auth`).
 //!
-//! * `client_authentication`: secrets and signed assertions of clients.
-//! * `jose`: access tokens, signed, and client assertions, parsed.
+//! * `client_authentication`: verification of secrets and signed assertions of clients.
+//! * `jose`: signing of access tokens and parsing of client assertions.
 //! * `revoke`: the revocation endpoint.
 //! * `token`: the token endpoint.
 

@@ -11,7 +11,7 @@ use super::{client_authentication::authenticate, jose};
 use crate::{
     database::oauth::Revoked,
     oauth::{
-        base::{OauthRefusal, SecretKind, form::posted, refusal::forbid_keeping, secret},
+        base::{OauthRefusal, SecretKind, form::posted, refusal::forbid_storing, secret},
         server::{
             AuthorizationServer, Oauth, OauthState,
             attempt::{address, attempt, note},
@@ -26,11 +26,14 @@ pub(crate) async fn revoke(
     request: Request,
 ) -> Response {
     let state = &*oauth.0;
-    let (address, act) = (address(request.extensions()), end(state, &server, request));
-    attempt(state, &server, address, "revoke", Box::pin(act)).await
+    let (address, attempted) = (
+        address(request.extensions()),
+        revoke_grant(state, &server, request),
+    );
+    attempt(state, &server, address, "revoke", Box::pin(attempted)).await
 }
 
-async fn end(
+async fn revoke_grant(
     state: &OauthState,
     server: &AuthorizationServer,
     request: Request,
@@ -63,6 +66,6 @@ async fn end(
         state.audit.flush().await;
     }
     let mut response = Response::new(Body::empty());
-    forbid_keeping(response.headers_mut());
+    forbid_storing(response.headers_mut());
     Ok(response)
 }

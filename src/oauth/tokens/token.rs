@@ -1,7 +1,7 @@
-//! The token endpoint: exchanges codes and refresh tokens for access tokens (RFC 6749, sections
-//! 4.1.3 and 6; RFC 7636; RFC 8707).
+//! Token endpoint: exchanges codes and refresh tokens for access tokens (RFC 6749, sections 4.1.3 and
+//! 6; RFC 7636; RFC 8707).
 //!
-//! The store decides in one statement whether a code or refresh token is used for the first time.
+//! One statement of the database decides whether a code or refresh token is used for the first time.
 //! Not here: client authentication (`client_authentication`).
 
 use axum::{
@@ -41,11 +41,11 @@ pub(crate) async fn token(
     request: Request,
 ) -> Response {
     let state = &*oauth.0;
-    let (address, act) = (
+    let (address, attempted) = (
         address(request.extensions()),
         exchange(state, &server, request),
     );
-    attempt(state, &server, address, "token", Box::pin(act)).await
+    attempt(state, &server, address, "token", Box::pin(attempted)).await
 }
 
 async fn exchange(
@@ -71,7 +71,7 @@ async fn exchange(
         client: &client,
         form: &form,
         store,
-        // Before a code is consumed for which no token could be signed.
+        // Read first, so that no code is consumed for which no token can be signed.
         key: store.signing_keys().current(&server.tenant.name).await?,
         now_ms: state.clock.now_ms(),
     };
@@ -110,12 +110,12 @@ impl Exchange<'_> {
         {
             TakenCode::First(code) => code,
             TakenCode::Again { used_ms, grant } => {
-                self.replayed(used_ms, grant).await?;
+                self.handle_replay(used_ms, grant).await?;
                 return Err(BAD_CODE);
             }
             TakenCode::Unknown => return Err(BAD_CODE),
         };
-        self.judge(&code, verifier)?;
+        self.check_code(&code, verifier)?;
         let groups = groups(self.server, &code.grant).ok_or(BAD_CODE)?;
         let refresh = secret::generate(&self.state.random, SecretKind::Refresh).ok_or(NO_RANDOM)?;
         let first = NewRefresh {
@@ -125,9 +125,9 @@ impl Exchange<'_> {
         if !self.store.grants().start(tenant, &code, &first).await? {
             return Err(BAD_CODE);
         }
-        self.keep_client().await?;
+        self.renew_client().await?;
         let answer = self.issue(&code.grant, &groups, &code.grant.scope, &refresh)?;
-        let (target, detail) = about(&code.grant);
+        let (target, detail) = audit_detail(&code.grant);
         let actor = &code.grant.subject;
         note(
             self.state,
@@ -142,7 +142,7 @@ impl Exchange<'_> {
     }
 
     /// Checks that a consumed code belongs to this request.
-    fn judge(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
+    fn check_code(&self, code: &NewCode, verifier: &str) -> Result<(), OauthRefusal> {
         if code.expires_ms <= self.now_ms || code.grant.client_id != self.client.id {
             return Err(BAD_CODE);
         }
@@ -162,7 +162,11 @@ impl Exchange<'_> {
 
     /// Handles a repeated code: stolen, or retried because its response was lost (RFC 6749, section
     /// 4.1.2).
-    async fn replayed(&self, used_ms: i64, grant: Option<uuid::Uuid>) -> Result<(), OauthRefusal> {
+    async fn handle_replay(
+        &self,
+        used_ms: i64,
+        grant: Option<uuid::Uuid>,
+    ) -> Result<(), OauthRefusal> {
         let replay = millis(self.state.config.oauth.replay);
         let Some(grant) = grant.filter(|_| self.now_ms.saturating_sub(used_ms) > replay) else {
             return Ok(());
@@ -182,7 +186,7 @@ impl Exchange<'_> {
             .form
             .need("refresh_token", "refresh_token is missing")?;
         let (tenant, hash) = (&self.server.tenant.name, secret::hash(text));
-        // A request for too many scopes must not consume the token.
+        // Checked first, because a request for too many scopes must not consume the token.
         let known = self.store.grants().of_refresh(tenant, &hash).await?;
         let known = known.filter(|grant| grant.client_id == self.client.id);
         let known = known.ok_or(BAD_REFRESH)?;
@@ -212,7 +216,7 @@ impl Exchange<'_> {
             }
         };
         let next = secret::successor(text, &salt).ok_or(NO_RANDOM)?;
-        self.keep_client().await?;
+        self.renew_client().await?;
         self.issue(&grant, &groups, &scope, &next)
     }
 
@@ -262,7 +266,7 @@ impl Exchange<'_> {
     }
 
     /// Extends the expiry of a registered client after its use.
-    async fn keep_client(&self) -> Result<(), database::Error> {
+    async fn renew_client(&self) -> Result<(), database::Error> {
         let used = self.state.config.oauth.client_used;
         let tenant = &self.server.tenant.name;
         self.client
@@ -290,8 +294,8 @@ fn groups(server: &AuthorizationServer, grant: &Grant) -> Option<Vec<String>> {
     Some(subject.groups(&grant.groups).to_vec())
 }
 
-/// Target and detail of audit records about a grant.
-fn about(grant: &Grant) -> (String, serde_json::Value) {
+/// Returns target and detail of audit records about a grant.
+fn audit_detail(grant: &Grant) -> (String, serde_json::Value) {
     let detail = json!({
         "client": grant.client_id, "resource": grant.resource, "scope": grant.scope,
     });
@@ -322,12 +326,12 @@ fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2)
 }
 
-/// The refusal of every invalid code, whatever the reason.
+/// Refusal of an invalid code, the same for every reason.
 const BAD_CODE: OauthRefusal = OauthRefusal::new(
     RefusalCode::InvalidGrant,
     "the code is not known, has ended, or is not for this request",
 );
-/// The refusal of every invalid refresh token, whatever the reason.
+/// Refusal of an invalid refresh token, the same for every reason.
 const BAD_REFRESH: OauthRefusal = OauthRefusal::new(
     RefusalCode::InvalidGrant,
     "the refresh token is not known, has ended, or was used",

@@ -56,7 +56,7 @@ def measure(options):
     )
     cells = [
         ["calls", f"{found['calls']:,}", f"{calls:,}", found["calls"] >= calls],
-        ["of them with somebody else's session", f"{found['stolen_sessions_tried']:,}", "> 0", found["stolen_sessions_tried"] > 0],
+        ["of them with a foreign session", f"{found['stolen_sessions_tried']:,}", "> 0", found["stolen_sessions_tried"] > 0],
         ["foreign bytes", f"{found['foreign_bytes']:,}", "0", found["foreign_bytes"] == 0],
         ["errors", f"{found['errors']:,}", "0", found["errors"] == 0],
     ]

@@ -50,8 +50,8 @@ def measure(options):
     )
     wanted = [
         ("uses of codes", uses, found.codes, lambda it: it == uses),
-        ("codes that were good twice", 0, found.double, lambda it: it == 0),
-        ("codes that were good for nobody", 0, found.lost, lambda it: it == 0),
+        ("codes redeemed twice", 0, found.double, lambda it: it == 0),
+        ("codes never redeemed", 0, found.lost, lambda it: it == 0),
         ("grants in the database", count, grants, lambda it: it == count),
         ("uses of refresh tokens", uses, found.refreshes, lambda it: it == uses),
         ("refresh tokens with two successors", 0, found.forks, lambda it: it == 0),

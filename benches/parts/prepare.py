@@ -69,7 +69,7 @@ def measure(options):
         rows.append([*cells, "≤ +6" if walls is None else "", reached])
     text = (
         f"Milliseconds to open a session of a server that was prepared (`cp` into its store), p50 of\n"
-        f"{opens} in each of {rounds} rounds, against starting the same server and asking it by hand. The\n"
+        f"{opens} in each of {rounds} rounds, against starting the same server directly. The\n"
         "first is one session, right after the preparation."
     )
     columns = ["walls", "first", "session / bare", "median", "worst round", "target"]

@@ -292,7 +292,7 @@ def rolling(options):
     heard = check(listened.read(), is_endless=True)
     text = (
         f"Rolling: {restarts} restarts in turn at {rate} requests/s in 20 sessions and {streams} streams (calls of 25 events\n"
-        f"in 1 s, one after the other, and a fifth of them listeners), by way of a balancer that asks /readyz each\n"
+        f"in 1 s, one after the other, and a fifth of them listeners), through a balancer that polls /readyz each\n"
         f"100 ms; {len(work.tally.answers):,} requests, {found.streams:,} calls over SSE with {found.events:,} events, {heard.events:,} events of listeners."
     )
     failed = {status: n for status, n in work.tally.counted().items() if status != 200}

@@ -32,7 +32,7 @@ def measure(options):
         ["schedules that break a promise of the event log or the directory", "", ", ".join(broken) or ("0" if held else "?"), held],
     ]
     text = (
-        "200 steps each: writes, heartbeats, claims and readers of two owners, of whom either is frozen, cut off, or\n"
+        "200 steps each: writes, heartbeats, claims and readers of two owners, either of which is frozen, cut off, or\n"
         f"answered too late (`src/state/tests/schedules.rs`, debug build). {took:.0f} s."
     )
     return Report(text, ["what", "how many", "result"], rows)

@@ -89,7 +89,7 @@ impl Keyed {
     }
 }
 
-/// The requests that each surface of MCP has, of a session that may be anybody's.
+/// The requests of each MCP route, for any session.
 fn surfaces(
     http: &reqwest::Client,
     base: &str,
@@ -141,7 +141,7 @@ async fn sent(request: RequestBuilder) -> Response {
 }
 
 #[tokio::test]
-async fn every_surface_asks_who_calls() {
+async fn every_route_authenticates_its_caller() {
     let keyed = Keyed::start().await;
     let (key, _) = key();
     // Another last character: the key's own may be any of 62.
@@ -177,7 +177,7 @@ async fn every_surface_asks_who_calls() {
             }
         }
     }
-    // A method that an endpoint does not have, too.
+    // The same for a method that an endpoint does not have.
     for kind in ["mcp", "sse", "messages"] {
         let url = keyed.url("a", "x", kind);
         for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] {
@@ -257,7 +257,7 @@ async fn credentials_are_read_from_one_header_only() {
 }
 
 #[tokio::test]
-async fn who_calls_is_decided_before_the_body_is_read() {
+async fn callers_are_authenticated_before_the_body_is_read() {
     let keyed = Keyed::start().await;
     let base = keyed.url("a", "x", "mcp").replace("/mcp", "");
     // This one's body never comes.
@@ -282,7 +282,7 @@ async fn sessions_are_of_one_principal() {
     let mut listener = session.listen().await;
     let event = listener.next().await.unwrap().id.unwrap();
     let own = session.id.clone().unwrap();
-    // Another key of the same person, another person's, nobody's, another tenant's.
+    // Another key of the same person, of another person, an unknown key, a key of another tenant.
     let mut anonymous = HeaderMap::new();
     anonymous.insert("X-Nobody", "1".parse().unwrap());
     let callers = [
@@ -370,7 +370,7 @@ async fn a_session_of_http_sse_is_of_one_principal() {
             whole(sent(post(http, &unknown, call.clone())).await).await
         );
     }
-    // The other kind of endpoint is no way around.
+    // The other kind of endpoint refuses too.
     let mixed = bearer(&keyed.second).post(format!("{base}/mcp"));
     let mixed = mixed.header("Mcp-Session-Id", path.rsplit_once('=').unwrap().1);
     let mixed = mixed
@@ -419,7 +419,7 @@ async fn a_server_without_grant_is_no_server() {
 }
 
 #[tokio::test]
-async fn paths_are_what_they_are() {
+async fn paths_are_compared_literally() {
     let keyed = Keyed::start().await;
     let root = keyed.url("a", "x", "mcp").replace("/t/a/x/mcp", "");
     let host = root.split('/').nth(2).unwrap().to_owned();

@@ -56,7 +56,7 @@ impl Ground {
         self.replicas.last().unwrap()
     }
 
-    /// Asks the administration as an operator. Only the first replica has the key in a file.
+    /// Sends an administration request as an operator. Only the first replica has the key in a file.
     async fn operate(&self, method: Method, path: &str, body: Option<&Value>) -> Answer {
         operate(
             self.first(),
@@ -68,7 +68,7 @@ impl Ground {
         .await
     }
 
-    /// What all replicas make of an access token for server x.
+    /// The statuses of all replicas for an access token for server x.
     async fn statuses(&self, token: &str) -> Vec<u16> {
         let mut statuses = Vec::new();
         for replica in &self.replicas {
@@ -89,7 +89,7 @@ async fn operate(
     send(method, &url, key, body).await
 }
 
-/// Without a session id a good token gets as far as that.
+/// A valid token without a session id gets 400.
 const GOOD: u16 = 400;
 
 async fn status(gateway: &Served, token: &str) -> u16 {
@@ -111,7 +111,7 @@ async fn listening(gateway: &Served, token: &str) -> (Session, Events) {
     (session, listener)
 }
 
-/// How long it takes until every replica refuses a token, and then until a stream has ended.
+/// The time until every replica refuses a token, and then until a stream has ended.
 async fn ended(ground: &Ground, token: &str, stream: Events) -> Duration {
     let began = Instant::now();
     let mut refused = None;
@@ -135,19 +135,19 @@ async fn stream_end(mut stream: Events) {
     while stream.next().await.is_some() {}
 }
 
-/// A public client that has just registered: what it was told.
+/// The answer to the registration of a public client.
 async fn registered(gateway: &Served) -> Answer {
     let metadata = json!({"redirect_uris": [crate::support::oauth_client::BACK],
         "token_endpoint_auth_method": "none"});
     crate::support::oauth_client::register(gateway, "a", &metadata).await
 }
 
-/// Every way in which a token loses its worth, each with the stream that was opened with it.
+/// Every way to revoke a token, each with a stream that was opened with it.
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
 async fn revocations_reach_streams(ground: Ground) {
     let gateway = ground.first();
     let mut times = Vec::new();
-    // Somebody of the same person with another client; ended only by what means the person.
+    // The same person with another client, which ends only with revocations of the person.
     let other = App::public(gateway, "a").await;
     let mut bystander = other.tokens().await.text("access_token");
     let (_kept, mut listener) = listening(ground.last(), &bystander).await;
@@ -193,7 +193,7 @@ async fn revocations_reach_streams(ground: Ground) {
             "the grant" => revoke(json!({"grant": claims["grant"]})).await,
             "the client" => revoke(json!({"client": app.id})).await,
             "the registration" => {
-                // That of a client that was let in by nobody: nothing happens to the others.
+                // The client of another grant; the others are not affected.
                 let other = self::registered(gateway).await;
                 for (made, is_own) in [(&other, false), (&registered, true)] {
                     let url = made.text("registration_client_uri");
@@ -242,7 +242,7 @@ async fn revocations_reach_streams(ground: Ground) {
             );
             let put = ground.operate(Method::PUT, ada, Some(&enabled)).await;
             assert!(put.status.is_success(), "{}", put.body);
-            // Who comes again, or may come in again, inherits nothing.
+            // A user who is added or enabled again inherits nothing.
             assert_eq!(status(gateway, &token).await, 401, "{way}");
             let refreshed = app.refresh(&tokens.text("refresh_token"), &[]).await;
             assert_eq!(
@@ -265,23 +265,23 @@ async fn revocations_reach_streams(ground: Ground) {
             assert_eq!(status(ground.last(), &bystander).await, GOOD, "{way}");
         }
     }
-    // A machine that has other things to do may be late once.
+    // A busy machine may be late once.
     times.sort_unstable();
     println!("{times:?}");
     assert!(times[times.len() / 2] < Duration::from_secs(1), "{times:?}");
 }
 
 #[tokio::test]
-async fn what_was_revoked_ends_with_its_streams_on_sqlite() {
+async fn revocations_end_tokens_and_streams_on_sqlite() {
     revocations_reach_streams(Ground::sqlite(json!({"failures": 100_000})).await).await;
 }
 
 #[tokio::test]
-async fn what_was_revoked_ends_with_its_streams_on_two_replicas() {
+async fn revocations_end_tokens_and_streams_on_two_replicas() {
     revocations_reach_streams(Ground::postgres(json!({"failures": 100_000})).await).await;
 }
 
-/// What ada's browser shows when she has logged in anew.
+/// The page after a new log-in of ada.
 async fn shown(app: &App) -> Shown {
     let mut browser = Browser::new();
     let login = browser.open(&app.request(&[])).await;
@@ -290,9 +290,9 @@ async fn shown(app: &App) -> Shown {
     browser.follow(sent, &app.origin).await
 }
 
-/// What an operator revoked does not come back without anybody being asked.
+/// A grant that an operator revoked returns only with a new consent.
 #[tokio::test]
-async fn what_an_operator_revoked_is_asked_for_again() {
+async fn a_revocation_by_an_operator_asks_for_consent_again() {
     let ground = Ground::sqlite(json!({"failures": 100_000})).await;
     let other = App::public(ground.first(), "a").await;
     other.tokens().await;
@@ -323,7 +323,7 @@ async fn what_an_operator_revoked_is_asked_for_again() {
     }
 }
 
-/// A client that registered itself is removed like one that was declared.
+/// A registered client is removed like a declared one.
 #[tokio::test]
 async fn an_operator_removes_a_client_that_registered_itself() {
     let ground = Ground::sqlite(json!({})).await;
@@ -375,7 +375,7 @@ async fn an_operator_removes_a_client_that_registered_itself() {
     assert_eq!(targets, [&json!(format!("client a/{}", app.id))]);
 }
 
-/// A client may go on with its session under another grant; both of them end it.
+/// A session that was used with two grants ends with either of them.
 #[tokio::test]
 async fn a_session_ends_with_each_grant_that_it_was_used_with() {
     let ground = Ground::sqlite(json!({})).await;
@@ -396,7 +396,7 @@ async fn a_session_ends_with_each_grant_that_it_was_used_with() {
     assert_eq!(gone.status(), StatusCode::NOT_FOUND);
 }
 
-/// Whoever stood still while something was revoked does not believe a token before it has asked.
+/// A replica that was stopped during a revocation accepts no token before it has read the database.
 #[tokio::test]
 async fn a_replica_that_stood_still_asks_before_it_believes() {
     let ground = Ground::postgres(json!({})).await;
@@ -411,7 +411,7 @@ async fn a_replica_that_stood_still_asks_before_it_believes() {
         StatusCode::OK
     );
     sleep(Duration::from_millis(2500)).await;
-    // Asked while it stands still, answered when it goes on: before it had time to look.
+    // A request that is sent while the replica is stopped is handled before its next read.
     let url = format!("{}/t/a/x/mcp", ground.last().origin());
     let asking = (0..20).map(|number| {
         let token = if number % 2 == 0 {
@@ -448,7 +448,7 @@ async fn tokens_are_good_while_the_database_is_away() {
     assert_eq!(status(&gateway, &token).await, GOOD);
     postgres.pause();
     let began = Instant::now();
-    // Longer than what was revoked may be unknown.
+    // Longer than a revocation may be unknown.
     while began.elapsed() < Duration::from_secs(5) {
         assert_eq!(status(&gateway, &token).await, GOOD);
         sleep(Duration::from_millis(50)).await;
@@ -505,7 +505,7 @@ async fn keys_follow(ground: Ground) {
         .collect();
     assert_eq!(kids, [&new_kid, &old_kid]);
     assert!(listed.body["items"][1]["retired"].is_string());
-    // Published as long as a token of it may hold.
+    // A key is published as long as its tokens may be valid.
     for replica in &ground.replicas {
         let jwks = client()
             .get(format!("{}/t/a/oauth/jwks", replica.origin()))
@@ -555,7 +555,7 @@ async fn keys_follow_each_other_on_two_replicas() {
     keys_follow(Ground::postgres(json!({"key_ahead": "1s"})).await).await;
 }
 
-/// Keys grow old by themselves.
+/// Keys are replaced by age.
 #[tokio::test]
 async fn an_old_key_is_replaced() {
     let oauth = json!({"key_ahead": "100ms", "key_age": "2s"});
@@ -575,7 +575,7 @@ async fn an_old_key_is_replaced() {
 
 /// Requests without a token: no access, and a challenge that leads to the authorization server.
 #[tokio::test]
-async fn who_has_no_token_is_told_where_to_get_one() {
+async fn requests_without_a_token_get_a_challenge() {
     let config = json!({"default": {"tenant": "a", "server": "x"}});
     let gateway = gateway(config).await;
     let origin = gateway.origin().to_owned();
@@ -627,7 +627,7 @@ async fn who_has_no_token_is_told_where_to_get_one() {
             assert_eq!(document.body["authorization_servers"], json!([issuer]));
             let scopes: Vec<&str> = scope.split(' ').collect();
             assert_eq!(document.body["scopes_supported"], json!(scopes));
-            // Followed to its end: the issuer says that it is the issuer.
+            // The chain ends at the issuer's own metadata.
             let path = issuer.strip_prefix(&origin).unwrap();
             let at = format!("{origin}/.well-known/oauth-authorization-server{path}");
             let server = within("metadata", client().get(at).send()).await.unwrap();
@@ -689,7 +689,7 @@ async fn a_token_of_ours_is_for_one_server() {
     let sse = bearer(&token).get(format!("{origin}/t/a/x/sse"));
     let sse = within("a stream", sse.header("Accept", "text/event-stream").send()).await;
     assert_eq!(sse.unwrap().status(), StatusCode::OK);
-    // In the query, or as anything else than a bearer token, it is none.
+    // In the query, or with another scheme, it is ignored.
     let in_query = format!("{own}?access_token={token}");
     let asked = client().get(in_query).header("Accept", BOTH).send();
     assert_eq!(within("a refusal", asked).await.unwrap().status(), 401);
@@ -698,14 +698,14 @@ async fn a_token_of_ours_is_for_one_server() {
         .header("Authorization", format!("DPoP {token}"))
         .send();
     assert_eq!(within("a refusal", basic).await.unwrap().status(), 401);
-    // API keys go on; what else we give out is no access token.
+    // API keys still work; other tokens of the gateway are no access tokens.
     let refresh = app.tokens().await.text("refresh_token");
     for other in [refresh.as_str(), "lgc_x", "lgk_x", "x"] {
         assert_eq!(status_at(&own, other).await, 401, "{other}");
     }
 }
 
-/// Forged tokens: refused at once, and nobody is asked about them.
+/// Forged tokens are refused at once, without an outbound request.
 #[tokio::test]
 async fn forged_tokens_are_refused_at_once() {
     let gateway = gateway(json!({})).await;
@@ -724,7 +724,7 @@ async fn forged_tokens_are_refused_at_once() {
         claims[name] = value;
         format!("{}.{}.{}", parts[0], part(&claims), parts[2])
     };
-    // Nobody listens there, and whoever were asked would be slow.
+    // No server listens there; a request to it would be slow.
     let elsewhere = json!("http://192.0.2.1/keys");
     let forged = [
         headed("alg", json!("none")),
@@ -759,7 +759,7 @@ async fn forged_tokens_are_refused_at_once() {
     assert_eq!(status(&gateway, &token).await, GOOD);
 }
 
-/// The administration of what was issued: who may, and what is on record.
+/// The administration of issued grants: access and audit records.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
 async fn administrators_see_and_end_what_was_issued() {
@@ -802,7 +802,7 @@ async fn administrators_see_and_end_what_was_issued() {
             "{query}"
         );
     }
-    // A tenant's administrator has its own tenant, and nobody else's.
+    // A tenant's administrator sees its own tenant only.
     let made = json!({"name": "boss", "subject": "boss", "scopes": ["admin"], "servers": ["*"]});
     let made = ground
         .operate(Method::POST, "/tenants/b/api-keys", Some(&made))
@@ -838,7 +838,7 @@ async fn administrators_see_and_end_what_was_issued() {
     }
     let left = ground.operate(Method::GET, "/tenants/a/grants", None).await;
     assert_eq!(left.body["items"].as_array().unwrap().len(), 3);
-    // Wrong questions.
+    // Invalid requests.
     for (path, body, status) in [
         ("/tenants/a/revocations", json!({}), 422),
         ("/tenants/a/revocations", json!({"grant": "x"}), 422),

@@ -13,7 +13,7 @@ use crate::support::{
     served::Served,
 };
 
-/// A gateway whose tenants `a` and `b` trust `issuer`, each with servers `x` and `y`.
+/// A gateway with tenants `a` and `b` that trust `issuer`, each with servers `x` and `y`.
 pub(crate) async fn trusting(issuer: &str) -> Served {
     trusting_at(issuer, "").await
 }
@@ -32,7 +32,7 @@ async fn trusting_at(issuer: &str, public_url: &str) -> Served {
     Served::start(config, json!({"a": tenant(), "b": tenant()})).await
 }
 
-/// A client whose every request carries `token`.
+/// A client that sends `token` with every request.
 pub(crate) fn bearer(token: &str) -> reqwest::Client {
     let mut headers = HeaderMap::new();
     headers.insert("Authorization", format!("Bearer {token}").parse().unwrap());
@@ -57,7 +57,7 @@ async fn initialize(url: &str, token: &str) -> Response {
         .await
 }
 
-/// How a gateway takes a token, and how long that takes.
+/// The status for a token, and its time.
 async fn status(url: &str, token: &str) -> (StatusCode, Duration) {
     let began = Instant::now();
     let request = bearer(token).get(url).header("Accept", "text/event-stream");
@@ -65,7 +65,7 @@ async fn status(url: &str, token: &str) -> (StatusCode, Duration) {
     (response.status(), began.elapsed())
 }
 
-/// Without a session id a good token gets as far as that: 400. It starts no child.
+/// A valid token without a session id gets 400 and starts no child.
 const TAKEN: StatusCode = StatusCode::BAD_REQUEST;
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn rotated_keys_cost_no_valid_token_anything() {
     stop.send(true).unwrap();
     let (count, refused) = within("the load", load).await.unwrap();
     assert!(count > 10 && refused == 0, "{refused} of {count}");
-    // A key that was taken away is worth nothing as soon as that is known: a new one tells.
+    // A removed key is refused once the keys are fetched again, which a new key causes.
     provider.retire().await;
     provider.rotate().await;
     let last = provider.token("app", &url, "").await;
@@ -213,7 +213,7 @@ async fn metadata_of_each_url() {
             json!({"resource": format!("{base}{path}"), "authorization_servers": [issuer.url],
                 "bearer_methods_supported": ["header"], "scopes_supported": ["files:read"]})
         );
-        // What the challenge names is that document.
+        // The challenge names this document.
         let refused = client().get(format!("{base}{path}")).send();
         let refused = within("a challenge", refused).await.unwrap();
         assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
@@ -286,7 +286,7 @@ async fn a_public_url_may_have_a_path() {
     assert_eq!(status(&here, &local).await.0, StatusCode::UNAUTHORIZED);
 }
 
-/// Tokens with a header or a signature that a forger could make of what is public.
+/// Tokens that a forger can make from public data.
 fn forged_signatures(issuer: &Issuer, key: &Key, url: &str) -> Vec<(&'static str, String)> {
     let good = issuer.claims(url);
     let thief = Key::new(&key.kid);
@@ -329,7 +329,7 @@ fn forged_signatures(issuer: &Issuer, key: &Key, url: &str) -> Vec<(&'static str
     ]
 }
 
-/// Tokens that the issuer signed, and that are still no access tokens for here and now.
+/// Signed tokens that are no valid access tokens here.
 fn misused(issuer: &Issuer, key: &Key, url: &str) -> Vec<(&'static str, String)> {
     let good = issuer.claims(url);
     let text = good.to_string();
@@ -393,7 +393,7 @@ async fn forged_tokens_are_worth_nothing() {
         assert!(took < Duration::from_millis(500), "{name} took {took:?}");
     }
     assert_eq!(issuer.hits(), hits, "nothing was asked");
-    // What is unusual, and good.
+    // Unusual but valid tokens.
     let plain = json!({"alg": "ES256", "kid": "k"}).to_string();
     let mut azp = claims.clone();
     azp.as_object_mut().unwrap().remove("client_id");
@@ -419,7 +419,7 @@ async fn unknown_keys_cause_few_requests() {
     let gateway = trusting(&issuer.url).await;
     let url = gateway.stranger("a", "x").url;
     let claims = issuer.claims(&url);
-    // Everybody waits for the same fetch: metadata and keys.
+    // All requests wait for the same fetch of metadata and keys.
     let token = key.sign(&claims);
     let all = (0..20).map(|_| status(&url, &token));
     let all = futures_util::future::join_all(all).await;
@@ -485,7 +485,7 @@ async fn keys_that_cannot_be_had_are_503_and_never_401() {
             StatusCode::SERVICE_UNAVAILABLE
         );
         assert_eq!(issuer.hits(), hits, "{mood:?}: not asked again at once");
-        // What is worth nothing in any case is told so.
+        // An invalid token is refused in any case.
         let forged = unsigned(r#"{"alg":"none"}"#, "{}");
         assert_eq!(
             status(&url, &format!("{forged}.")).await.0,
@@ -549,12 +549,12 @@ async fn issuers_on_the_own_network_need_leave() {
         said.contains("tenants.a.auth.issuer: is asked by http"),
         "{said}"
     );
-    // Whoever gives it is told so at every start.
+    // Each start warns of it.
     let mut allowed = trusting(&issuer.url).await;
     let logs = allowed.end().await;
     let told = |line: &&Value| line["allow"] == "127.0.0.0/8" && line["level"] == "WARN";
     assert_eq!(logs.iter().filter(told).count(), 1, "{logs:?}");
-    // By https it may start, and connects to nothing: the address is not public.
+    // With https it starts, and does not connect: the address is not public.
     let secret = issuer.url.replace("http:", "https:");
     let tenants = json!({"a": {"auth": {"mode": "external", "issuer": secret},
         "servers": {"x": {"command": child()}}}});

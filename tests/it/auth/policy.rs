@@ -21,7 +21,7 @@ async fn served(policy: Value, keys: Value) -> Served {
     .await
 }
 
-/// What the child was sent, as lines.
+/// The lines that the child received.
 async fn received(session: &Session) -> Vec<String> {
     serde_json::from_str(&session.text("received", json!({})).await).unwrap()
 }
@@ -187,7 +187,7 @@ async fn lists_are_cut_by_the_guard_of_calls_and_keep_their_cursors() {
             cut.iter().any(|page| page.contains(r#""tools":[]"#)),
             "an empty page"
         );
-        // What is listed can be called, what is not listed cannot, by the same rule.
+        // Listed tools can be called, and others cannot.
         assert!(seen.contains(&"echo".to_owned()) && seen.contains(&"slow".to_owned()));
         for name in whole
             .iter()
@@ -199,7 +199,7 @@ async fn lists_are_cut_by_the_guard_of_calls_and_keep_their_cursors() {
     }
 }
 
-/// What the two tests below share.
+/// The common part of the two tests below.
 fn read_and_prompt() -> Value {
     json!({"prompts": {"deny": ["greet"]}, "resources": {"allow": ["test://o*", "test://a/*"]}})
 }
@@ -218,7 +218,7 @@ async fn resources_are_compared_as_they_stand() {
             .ask("resources/read", json!({"uri": "test://one"}))
             .await;
         assert_eq!(read["result"]["contents"][0]["text"], "text of test://one");
-        // None of these is the same as an allowed one before somebody normalises it.
+        // Each of these equals an allowed name only after normalization.
         for uri in [
             "test://two",
             "TEST://one",
@@ -295,7 +295,7 @@ async fn prompts_and_completions_have_their_own_rules() {
     }
 }
 
-/// Without authentication nobody has scopes: what needs one is refused, on every way in.
+/// Without authentication there are no scopes: tools that require one are refused on every route.
 #[tokio::test]
 async fn a_call_without_its_scopes_is_challenged_with_all_of_them() {
     let policy = json!({"scopes": {"counter": ["count:write", "count:read"], "c*": ["c"]}});
@@ -370,7 +370,7 @@ async fn a_restored_child_is_held_to_the_same_policy() {
 
 /// Gateway and child read the same members, however they are written.
 #[tokio::test]
-async fn what_policy_saw_is_what_the_child_gets() {
+async fn the_child_gets_the_bytes_that_policy_judged() {
     let policy = json!({"tools": {"deny": ["counter"]}, "resources": {"deny": ["test://two"]}});
     let gateway = served(policy, json!({})).await;
     let session = gateway.session("a", "main").await;

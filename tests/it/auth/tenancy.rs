@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// A server of the hostile child, in the same surroundings for all.
+/// A server of the hostile child, with the same environment for all.
 fn hostile(keys: Value) -> Value {
     let mut server = json!({
         "command": child(), "sandbox": {"profile": "open", "required": false},
@@ -73,7 +73,7 @@ async fn session_ids_are_random() {
 }
 
 #[tokio::test]
-async fn without_a_tenant_there_is_nobodys_server() {
+async fn without_a_tenant_there_is_no_server() {
     let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"x": hostile(json!({}))}}});
     let mut gateway = Served::start(json!({}), tenants).await;
     let answer = async |method: Method, path: &str| {
@@ -106,7 +106,7 @@ async fn without_a_tenant_there_is_nobodys_server() {
 
 /// Failures of every kind are answered with fixed sentences.
 #[tokio::test]
-async fn errors_tell_nothing() {
+async fn errors_reveal_nothing() {
     let (key_a, hash_a) = key();
     let (key_b, hash_b) = key();
     let canary = "c4nary-0d5b";
@@ -178,7 +178,7 @@ async fn errors_tell_nothing() {
     ] {
         keep(what, own.post_text(body).await).await;
     }
-    // Another's session, another's key, nobody's.
+    // A session of another caller, another caller's key, an unknown key.
     let mut thief = own.again();
     thief.url = thief.url.replace("/t/a/", "/t/canary-tenant/");
     thief.http = bearer(&key_b);
@@ -228,7 +228,7 @@ async fn errors_tell_nothing() {
 
 /// Metrics name no caller, and their number is bounded for any input.
 #[tokio::test]
-async fn metrics_are_bounded_and_name_nobody() {
+async fn metrics_are_bounded_and_name_no_caller() {
     let count = scaled("random inputs", 10_000, 300);
     let (text, hash) = key();
     let keys = json!({"canary-key": {"hash": hash, "subject": "canary-ada", "servers": ["*"]}});
@@ -247,7 +247,7 @@ async fn metrics_are_bounded_and_name_nobody() {
         let names: BTreeSet<String> = names.map(|(name, _)| name.to_owned()).collect();
         names
     };
-    // One of each kind first: what there is to count exists from then on.
+    // One request of each kind first, so that every series exists.
     let send = async |number: usize| {
         let word = format!("canary{:x}", number.wrapping_mul(0x9e37_79b9) & 0xffff_ffff);
         let origin = gateway.origin();

@@ -26,7 +26,7 @@ async fn is_lost(session: &Session) {
     .await;
 }
 
-/// Waits until nothing of these processes is left, and the session goes on with another child.
+/// Waits until these processes are gone and the session uses another child.
 async fn is_replaced(gateway: &Gateway, session: &Session, before: &[u32]) {
     until("the end of the first child", || async {
         !gateway.descendants().iter().any(|pid| before.contains(pid))
@@ -311,7 +311,7 @@ async fn a_drained_gateway_ends_with_zero() {
 
 /// Only the operator's configuration decides which program starts.
 #[tokio::test]
-async fn no_caller_says_what_is_started() {
+async fn callers_cannot_choose_what_is_started() {
     let gateway = Gateway::start(&[]).await;
     let evil =
         json!({"command": "/bin/evil", "args": ["--evil"], "env": {"EVIL": "1"}, "cwd": "/evil"});

@@ -143,7 +143,7 @@ async fn flood_waits(line: &str) {
     assert_eq!(loud.delete().await.status(), 204);
 }
 
-/// How many messages were dropped because nobody had asked for them.
+/// The number of dropped responses without a request.
 async fn unasked(gateway: &Gateway) -> i64 {
     metric(
         gateway,
@@ -152,7 +152,7 @@ async fn unasked(gateway: &Gateway) -> i64 {
     .await
 }
 
-/// Says `line` as the child, whose tool answers nothing.
+/// Writes `line` as the child; its tool answers nothing.
 async fn says(session: &Session, line: &str) {
     let call = tool_call(json!(9000), "raw", json!({"line": line}));
     drop(session.post(&call).await);

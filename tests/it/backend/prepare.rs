@@ -18,7 +18,7 @@ use crate::support::{
     served::Served,
 };
 
-/// A directory with what a test's preparation notes, and the pipe that it waits for.
+/// A directory with the notes of a test's preparation, and the pipe that it waits for.
 struct Site {
     dir: tempfile::TempDir,
 }
@@ -37,7 +37,7 @@ impl Site {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// A preparation that notes its run, then does `work`, then has a server to start.
+    /// A preparation that notes its run, does `work`, and leaves a server to start.
     fn words(&self, work: &str) -> Value {
         let text = format!(
             "pwd >> {}; {work}; mkdir bin; printf '#!/bin/sh\\nexec {} \"$@\"\\n' > bin/server; chmod +x bin/server; ln -s / bin/root",
@@ -47,14 +47,14 @@ impl Site {
         json!(["sh", "-c", text.replace('$', "$$")])
     }
 
-    /// What the sandbox has to let through for it.
+    /// The sandbox settings that it needs.
     fn walls(&self) -> Value {
         let child = child();
         let programs = Path::new(&child).parent().unwrap();
         json!({"read": [programs], "write": [self.dir.path()]})
     }
 
-    /// What waits for [`Site::open`].
+    /// The command that waits for [`Site::open`].
     fn wait(&self) -> String {
         format!("read go < {}", self.path("gate"))
     }
@@ -271,7 +271,7 @@ async fn the_end_of_the_gateway_ends_what_is_under_way() {
         .header("Content-Type", "application/json")
         .header("Accept", BOTH)
         .body(opening("2025-11-25").to_string());
-    // However that ends: it ends.
+    // It ends in any case.
     let asked = within("the end of a request", request.send());
     let (_, ()) = tokio::join!(asked, gateway.stop());
     assert_eq!(names(&gateway.data().join("prepared")), BTreeSet::new());
@@ -400,7 +400,7 @@ async fn no_child_can_write_to_a_store() {
                 let file = json!({"path": store.join("d/file")});
                 assert_eq!(one.text("read_path", file).await, "read made\n");
                 for path in ["", "d", "d/file"] {
-                    // Whose own it is may do that; it does not help.
+                    // Its owner may do that, without an effect.
                     one.text("chmod", json!({"path": store.join(path)})).await;
                 }
                 for path in ["d/file", "d/new", "new"] {

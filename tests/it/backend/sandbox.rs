@@ -54,7 +54,7 @@ impl Two {
         found[0]
     }
 
-    /// What has the environment of the child of this tenant.
+    /// The processes with the environment of this tenant's child.
     fn processes(&self, tenant: &str) -> Vec<u32> {
         let user = self.gateway.marker.replace("IT_MARKER", "CHILD_USER");
         marked(&format!("{user}-{tenant}"))
@@ -84,7 +84,7 @@ async fn reads(session: &Session, path: impl AsRef<Path>) -> String {
     session.text("read_path", json!({"path": path})).await
 }
 
-/// What A tries against B, the guards and the gateway.
+/// The attempts of A against B, the guards and the gateway.
 async fn nothing_is_reached(two: &Two, separation: &str) {
     let neighbour = two.neighbour();
     let mut targets = vec![neighbour];
@@ -195,7 +195,7 @@ async fn a_child_reads_none_of_the_files_that_the_gateway_was_given() {
             assert!(text.starts_with("refused"), "{profile} {path:?} {text}");
         }
         session.delete().await;
-        // What the manifest names from now on is hidden, and what it named before still is.
+        // Newly named files are hidden, and those that were named before stay hidden.
         marked_by(&ground, dir.path(), "two", profile);
         until("the change", || async {
             let session = gateway.session("a", "x").await;
@@ -466,7 +466,7 @@ async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
     let inside = processes(&leaf("b").unwrap());
     assert_eq!(inside, two.processes("b").into_iter().collect());
     assert!(!inside.contains(&parent(two.processes("a")[0])), "a guard");
-    // What it kills is the whole tree; the session's child is lost, the neighbour is not.
+    // It kills the whole tree of this child, and not its neighbour.
     std::fs::write(leaf("b").unwrap().join("cgroup.kill"), "1").unwrap();
     until("the end of a group", || async { leaf("b").is_none() }).await;
     assert!(two.processes("b").is_empty());
@@ -476,7 +476,7 @@ async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_enforced_keeps_it_from_starting() {
+async fn an_unenforceable_wall_prevents_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let manifest = dir.path().join("m.yaml");
     let run = |keys: &str, sets: &[&str]| {

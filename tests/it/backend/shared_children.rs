@@ -172,7 +172,7 @@ async fn a_cancellation_reaches_only_its_own_call() {
 }
 
 #[tokio::test]
-async fn updates_go_to_who_subscribed_and_the_child_is_subscribed_once() {
+async fn updates_go_to_subscribers_and_the_child_is_subscribed_once() {
     let gateway = served(json!({"command": child(), "isolation": "tenant"})).await;
     let (one, two) = (
         gateway.session("a", "main").await,
@@ -195,7 +195,7 @@ async fn updates_go_to_who_subscribed_and_the_child_is_subscribed_once() {
         let (_, updated) = listener.message().await.unwrap();
         assert_eq!(updated["params"]["uri"], "test://one");
     }
-    // The third hears what is for all, and nothing before it.
+    // The third session gets the broadcast, and nothing before it.
     let method = "notifications/tools/list_changed";
     three
         .text("notify", json!({"method": method, "params": {}}))
@@ -213,7 +213,7 @@ async fn updates_go_to_who_subscribed_and_the_child_is_subscribed_once() {
     .await;
 }
 
-/// A URI is what its string says, however client and server spell that.
+/// A URI is its unescaped string, in any JSON spelling.
 #[tokio::test]
 async fn spellings_of_a_uri_are_one_subscription() {
     let gateway = served(json!({"command": child(), "isolation": "tenant"})).await;
@@ -283,7 +283,7 @@ async fn log_messages_of_a_tenants_child_go_to_nobody_of_a_principals_to_all() {
 }
 
 #[tokio::test]
-async fn what_a_shared_child_asks_is_refused() {
+async fn requests_of_a_shared_child_are_refused() {
     let gateway = served(json!({"command": child(), "isolation": "tenant"})).await;
     let session = gateway.session("a", "main").await;
     let text = session
@@ -360,7 +360,7 @@ async fn many_subscriptions_outlive_a_shared_child() {
         until("all subscriptions again", || async {
             let answer = session.call("subscribed", json!({})).await;
             let text = answer["result"]["content"][0]["text"].as_str();
-            // What met the end of the child is answered by an error.
+            // A call that met the end of the child gets an error.
             let known: BTreeSet<String> = serde_json::from_str(text.unwrap_or("[]")).unwrap();
             known.len() == wanted && whoami(session).await != first
         })
@@ -384,7 +384,7 @@ async fn a_shared_child_without_work_is_stopped_and_the_sessions_stay() {
     assert_eq!(whoami(&one).await, second);
 }
 
-/// Who calls at the instant in which a shared child is about to go is answered: by it, or by the next.
+/// A call at the moment of a child's idle stop is answered, by it or by the next child.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shared_child_that_is_about_to_go_costs_no_call() {
     let served = served(json!({"command": child(), "isolation": "tenant"})).await;
@@ -406,10 +406,10 @@ async fn a_shared_child_that_is_about_to_go_costs_no_call() {
     assert!(children.len() > 5, "it was replaced: {children:?}");
 }
 
-/// Whose subscription is the last thing that a shared child does before it goes has it at the next one.
+/// A subscription right before a child's idle stop holds at the next child.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_outlives_a_shared_child_that_goes() {
-    // One whose lists never change: only for its subscriptions anybody waits for it.
+    // A server whose lists never change: only subscriptions keep it waited for.
     let env = json!({"CHILD_STEADY": "1"});
     let server = json!({"command": child(), "isolation": "tenant", "env": env});
     let served = served(server).await;
@@ -429,7 +429,7 @@ async fn a_subscription_outlives_a_shared_child_that_goes() {
         });
         let asked = futures_util::future::join_all(asked);
         let (_, ()) = tokio::join!(asked, restart(&served));
-        // Nobody but somebody else calls meanwhile.
+        // Only the other session calls meanwhile.
         let wanted = (round + 1) * sessions.len();
         until("all subscriptions", || async {
             let known = other.text("subscribed", json!({})).await;
@@ -488,7 +488,7 @@ async fn a_shared_child_that_cannot_start_refuses_every_session() {
     until("no child", || async { gateway.descendants().is_empty() }).await;
 }
 
-/// The error is the client's, as of a child of its own; a child that says no has not failed to start.
+/// The client gets the child's error; a child that answers with an error has started.
 #[tokio::test]
 async fn the_error_of_a_shared_child_is_its_clients() {
     let server =
@@ -507,7 +507,7 @@ async fn the_error_of_a_shared_child_is_its_clients() {
     until("no child", || async { gateway.descendants().is_empty() }).await;
 }
 
-/// A subscription whose call is over is none: it keeps no child from being idle.
+/// A subscription that was never answered does not keep a child busy.
 #[tokio::test]
 async fn a_subscription_that_is_never_answered_keeps_no_child() {
     let server = |call: &str| {
@@ -537,7 +537,7 @@ async fn a_subscription_that_is_never_answered_keeps_no_child() {
     until("no child", || async { gateway.descendants().is_empty() }).await;
 }
 
-/// One session that does not read holds up no other one of the same child.
+/// A session that does not read delays no other session of the same child.
 #[tokio::test]
 async fn a_session_that_does_not_read_holds_up_no_other() {
     let server = json!({"command": child(), "isolation": "principal"});

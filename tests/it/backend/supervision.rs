@@ -111,7 +111,7 @@ async fn a_killed_child_costs_the_call_and_not_the_session() {
 }
 
 #[tokio::test]
-async fn a_crash_is_noticed_by_who_listens_and_lists_are_stale() {
+async fn a_crash_is_announced_to_listeners() {
     let gateway = served(json!({"command": child()})).await;
     let session = gateway.session("a", "main").await;
     let first = pid(&session).await;
@@ -195,7 +195,7 @@ async fn a_subscription_keeps_a_child_and_so_does_a_call() {
 }
 
 #[tokio::test]
-async fn what_a_dead_child_asked_is_taken_back() {
+async fn requests_of_a_dead_child_are_withdrawn() {
     let gateway = served(json!({"command": child()})).await;
     let session = gateway.session("a", "main").await;
     let first = pid(&session).await;
@@ -258,7 +258,7 @@ async fn a_child_that_refuses_to_take_the_place_of_another_says_so() {
 }
 
 #[tokio::test]
-async fn what_keeps_failing_is_left_alone_and_others_are_served() {
+async fn a_failing_server_is_left_alone_and_others_are_served() {
     let gateway = Served::start(
         json!({}),
         json!({"a": {"auth": {"mode": "none"}, "servers": {
@@ -432,7 +432,7 @@ async fn warm_children_are_handed_out_and_refilled() {
         .collect();
     assert!(pids.contains(&used), "{pids:?} {used}");
     until("a refill", || async { gateway.children().await.len() == 3 }).await;
-    // One that dies on the shelf is replaced.
+    // A warm child that dies is replaced.
     let shelf = gateway.children().await;
     let idle = shelf.iter().find(|one| one["pid"] != used).unwrap();
     kill(idle["pid"].as_u64().unwrap().try_into().unwrap());

@@ -11,7 +11,7 @@ use crate::{
     support::harness::{NEWEST, Session, child, client, json_of, package, until, within},
 };
 
-/// The command line of somebody on the machine of a gateway.
+/// The command line on the machine of a gateway.
 struct Shell {
     ground: Ground,
     replica: Replica,
@@ -28,7 +28,7 @@ impl Shell {
         shell
     }
 
-    /// Who may do everything, since the first start's key is at its default place.
+    /// An operator, whose key is at its default place.
     fn command(&self, args: &[&str]) -> Command {
         let mut command = stranger(args);
         command
@@ -45,7 +45,7 @@ impl Shell {
         )
     }
 
-    /// What a command that has to work prints.
+    /// The output of a command that must succeed.
     async fn done(&self, args: &[&str]) -> String {
         let said = self.run(args).await;
         assert_eq!(said.code, 0, "{args:?}: {}", said.err);
@@ -57,7 +57,7 @@ impl Shell {
         serde_json::from_str(&self.done(&args).await).unwrap()
     }
 
-    /// What a command that ends with `code` says about it.
+    /// The stderr of a command that ends with `code`.
     async fn fails(&self, code: i32, args: &[&str]) -> String {
         let said = self.run(args).await;
         assert_eq!(said.code, code, "{args:?}: {} {}", said.out, said.err);
@@ -296,7 +296,7 @@ async fn a_manifest_is_applied_and_the_difference_shown() {
 #[tokio::test]
 async fn mistakes_and_refusals_are_told_apart() {
     let shell = Shell::new().await;
-    // What this side finds has a line, what the gateway finds a key; both are mistakes.
+    // Mistakes found locally have a line, mistakes found by the gateway a key.
     let wrong = shell.file(
         "m.yaml",
         "version: 1\ntenants:\n  a: {auth: {mode: nine}}\n",
@@ -325,7 +325,7 @@ async fn mistakes_and_refusals_are_told_apart() {
     shell
         .fails(2, &["tenant", "list", "--url", "localhost"])
         .await;
-    // Nothing is wrong with these; they are refused.
+    // These are valid, and refused.
     let said = shell.fails(1, &["tenant", "add", "a"]).await;
     assert!(said.ends_with("(412)\n"), "{said}");
     shell
@@ -341,7 +341,7 @@ async fn mistakes_and_refusals_are_told_apart() {
         said.starts_with("lockgate: cannot reach http://127.0.0.1:1/: "),
         "{said}"
     );
-    // Somebody without a key.
+    // A caller without a key.
     let nobody = tempfile::tempdir().unwrap();
     let mut command = stranger(&["tenant", "list", "--url", &shell.replica.http]);
     command.env("LOCKGATE_DATA_DIR", nobody.path());
@@ -378,11 +378,11 @@ async fn an_administrator_of_a_tenant_uses_the_same_commands() {
 
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
-async fn who_logs_in_is_declared_by_commands() {
+async fn users_clients_and_providers_are_declared_by_commands() {
     let shell = Shell::new().await;
     shell.done(&["tenant", "add", "a"]).await;
     let canary = "canary-$-2f9c01-long";
-    // No password is an argument, which everybody on the machine could read.
+    // No password is an argument, which all users of the machine could read.
     let args = [
         "user",
         "add",
@@ -459,7 +459,7 @@ async fn who_logs_in_is_declared_by_commands() {
         "{said}"
     );
     shell.fails(2, &["client", "add", "a", "x"]).await;
-    // What its document names is the caller's.
+    // Variables in its document are the caller's.
     let text = "issuer: https://corp.test\nclient_id: us\nclient_secret: \"${env:OURS}\"\n";
     let file = shell.file("corp.yaml", text);
     let said = shell
@@ -514,8 +514,8 @@ async fn the_audit_trail_is_shown_and_exported() {
 }
 
 #[tokio::test]
-async fn whoever_refuses_below_api_says_so_in_one_form() {
-    // Found by schemathesis: what is refused before any route was no problem (RFC 9457).
+async fn every_refusal_below_api_is_a_problem_document() {
+    // Found by schemathesis: a refusal before any route was no problem document (RFC 9457).
     let shell = Shell::new().await;
     let ask = async |path: &str| {
         let url = format!("{}{path}", shell.replica.http);
@@ -539,7 +539,7 @@ async fn whoever_refuses_below_api_says_so_in_one_form() {
     assert_eq!(said["error"]["message"], "not found");
 }
 
-/// What a page of the documents says after `mark` until the end.
+/// The text of a page behind `mark`.
 fn ends_with(page: &str, mark: &str) -> String {
     let text = fs::read_to_string(package().join(page)).unwrap();
     text.split_once(mark).unwrap().1.to_owned()

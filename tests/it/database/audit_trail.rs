@@ -19,7 +19,7 @@ on_both! {
     calls_are_on_record_without_what_is_in_them
 }
 
-/// What the source puts on record under, as far as it writes that out.
+/// The kinds of records that the source spells out.
 fn kinds(text: &str) -> impl Iterator<Item = String> + '_ {
     let nouns = [
         "client", "consent", "grant", "grants", "login", "server", "session",
@@ -113,7 +113,7 @@ async fn a_denial_is_on_record_before_its_answer_and_folded(ground: Ground) {
     assert_eq!(second.len(), 2, "{second:?}");
     assert_eq!(second[0]["actor"], "ada");
     assert!(!json!(second).to_string().contains(&key));
-    // Or for the end of the gateway: what was counted is not lost.
+    // Or for the end of the gateway, which writes the counts.
     replica.stop().await;
     let replica = ground.serve(&[]).await;
     let admin = Admin::first(&ground, &replica);
@@ -229,7 +229,7 @@ async fn records_that_a_lost_store_costs_are_counted() {
     })
     .await;
     ground.database().resume();
-    // What comes afterwards is on record again.
+    // Later calls are recorded again.
     until("a record", || async {
         session.text("echo", json!({"text": "y"})).await;
         let (status, page) = admin.get("/audit?kind=call&limit=1000").await;

@@ -17,7 +17,7 @@ use crate::{
     support::harness::within,
 };
 
-/// What may be found nowhere.
+/// Secrets that must not appear anywhere.
 const CANARY: &str = "canary-7c41e9";
 
 on_both! {
@@ -70,7 +70,7 @@ async fn a_manifest_with_passwords_is_applied_once(mut ground: Ground) {
     );
     let version = shown["version"].clone();
     let mut logs = first.kill().await;
-    // Nothing changed: no new hash, no record, no end of anybody's tokens.
+    // Nothing changed: no new hash, no record, no revoked token.
     let second = ground.serve_with(&[("ADA", &secret)], &args).await;
     assert!(second.logged("manifest.applied").is_empty());
     let admin = Admin::first(&ground, &second);
@@ -148,7 +148,7 @@ async fn users_clients_and_providers_are_administrated(ground: Ground) {
         assert_eq!(made["spec"][hidden], Value::Null);
         assert!(made["spec"].as_object().unwrap().contains_key(hidden));
         assert!(!made.to_string().contains(CANARY));
-        // The same again writes nothing; what was shown goes back and nothing is lost.
+        // The same again writes nothing; a document that was read can be written back.
         let again = admin.put(path, first.clone()).await;
         assert_eq!((again.0, &again.1["version"]), (200, &made["version"]));
         let back = admin.put(path, made["spec"].clone()).await;
@@ -300,7 +300,7 @@ async fn a_tenants_administrator_declares_who_logs_in_and_not_where(ground: Grou
     replica.stop().await;
 }
 
-/// A user's password costs something; who declares many at once keeps no other waiting for long.
+/// Hashing many passwords delays no other request for long.
 #[tokio::test]
 async fn many_passwords_are_hashed_beside_what_goes_on() {
     let ground = Ground::sqlite();

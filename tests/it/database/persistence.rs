@@ -77,7 +77,7 @@ impl Ground {
         started.unwrap_or_else(|said| panic!("it does not listen: {said}"))
     }
 
-    /// The same; what it said on stderr if it ends.
+    /// The same; returns its stderr if it ends.
     async fn try_serve(&self, args: &[&str]) -> Result<Replica, String> {
         self.try_serve_with(&[], args).await
     }
@@ -88,7 +88,7 @@ impl Ground {
         started.unwrap_or_else(|said| panic!("it does not listen: {said}"))
     }
 
-    /// The same; what it said on stderr if it ends.
+    /// The same; returns its stderr if it ends.
     pub(crate) async fn try_serve_with(
         &self,
         env: &[(&str, &str)],
@@ -116,14 +116,14 @@ impl Ground {
         within("a command", command.output()).await.unwrap()
     }
 
-    /// The same; it has to work. What it says.
+    /// The same; it must succeed. Returns its output.
     async fn done(&self, args: &[&str]) -> String {
         let output = self.run(args).await;
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The same; it has to refuse, as a mistake of the operator. What it says.
+    /// The same; it must fail with a mistake. Returns its stderr.
     async fn refused(&self, args: &[&str]) -> String {
         let output = self.run(args).await;
         assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -140,7 +140,7 @@ impl Ground {
     }
 }
 
-/// A gateway, and what it logs.
+/// A gateway and its log.
 pub(crate) struct Replica {
     pub(crate) http: String,
     pub(crate) ops: String,
@@ -240,7 +240,7 @@ impl Replica {
             .any(|line| line["message"] == message)
     }
 
-    /// Ends it as an orchestrator would.
+    /// Ends it with SIGTERM.
     pub(crate) async fn stop(mut self) {
         let pid = self
             .process
@@ -252,7 +252,7 @@ impl Replica {
         within("its last line", self.reader).await.unwrap();
     }
 
-    /// Ends it as a fault would; every line that it wrote is kept.
+    /// Ends it with SIGKILL; its log is kept.
     pub(crate) async fn kill(mut self) -> Vec<Value> {
         self.process.kill().await.unwrap();
         within("its last line", self.reader).await.unwrap();
@@ -269,7 +269,7 @@ fn tenant(servers: &Value) -> Value {
     json!({"auth": {"mode": "none"}, "servers": servers})
 }
 
-/// What the child of a session was told to be.
+/// The marker of a session's child.
 pub(crate) async fn mark(session: &Session) -> String {
     let env: Value = serde_json::from_str(&session.text("env", json!({})).await).unwrap();
     env["MARK"].as_str().unwrap().to_owned()
@@ -360,7 +360,7 @@ async fn a_changed_file_is_applied_and_a_bad_one_is_not(ground: Ground) {
     // Another file in its place.
     ground.manifest(&json!({"a": tenant(&json!({"x": server("1"), "y": server("1")}))}));
     until("the new server", || replica.serves("a", "y")).await;
-    // Two mistakes: in what it says, and, without those, in what the whole would become.
+    // Two mistakes: one in the text, and one in the resulting state.
     ground.manifest(&json!({"a": {"auth": {"mode": "none"}, "servers": {"z": {"comand": "x"}}}}));
     until("two mistakes", async || {
         replica.logged("manifest.refused").len() == 2
@@ -531,7 +531,7 @@ async fn goes_on_while_its_database_is_away() {
     assert_eq!(replica.probe(&replica.http, "/livez").await.0, 200);
     let public = replica.probe(&replica.http, "/readyz").await;
     assert_eq!(public, (200, json!({"status": "degraded"})));
-    // What is written meanwhile is applied when it is back.
+    // A manifest that is written meanwhile is applied after its return.
     ground.manifest(&json!({"a": tenant(&json!({"x": server("one"), "y": server("two")}))}));
     ground.postgres.as_mut().unwrap().resume();
     until("its return", async || replica.ready().await.0 == 200).await;
@@ -555,7 +555,7 @@ async fn a_killed_gateway_leaves_every_change_it_acknowledged() {
         let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
         for number in 1..10 {
             ground.manifest(&json!({"a": tenant(&json!({name(number): server("1")}))}));
-            // Killed while it writes: the last of them may or may not have been seen.
+            // Killed while it writes: the last change may or may not have been acknowledged.
             if number < 9 {
                 let line = format!("+ server a/{}", name(number));
                 until("an acknowledgement", async || {

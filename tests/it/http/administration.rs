@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Somebody who administrates.
+/// An administrator.
 pub(crate) struct Admin {
     http: reqwest::Client,
     base: String,
@@ -132,7 +132,7 @@ on_both! {
     changes_are_conditional
     a_tenants_administrator_sees_its_own
     secrets_are_kept_and_never_shown
-    what_is_removed_is_gone_within_five_seconds
+    removed_objects_are_gone_within_five_seconds
     a_replaced_specification_keeps_the_session
     a_manifest_is_applied_as_a_whole
     without_a_key_there_is_nothing
@@ -270,7 +270,7 @@ async fn changes_are_conditional(ground: Ground) {
         gone.send().await.unwrap().status(),
         StatusCode::PRECONDITION_FAILED
     );
-    // Several at the same instant: one comes first, none is lost without a word.
+    // Concurrent changes: one is first, and none is lost without an answer.
     let many = (0..8).map(|number| {
         let body = json!({"command": child(), "env": {"N": number.to_string()}});
         let request = admin
@@ -318,7 +318,7 @@ async fn a_tenants_administrator_sees_its_own(ground: Ground) {
     assert_eq!(admin.get("/tenants/a/servers/x").await.0, 200);
     let (_, seen) = operator.get("/tenants/b/sessions").await;
     let name = seen["items"][0]["id"].as_str().unwrap();
-    // What is another tenant's does not exist, in the same words as what nobody has.
+    // Objects of another tenant get the same answer as unknown ones.
     for path in [
         "",
         "/servers",
@@ -355,7 +355,7 @@ async fn a_tenants_administrator_sees_its_own(ground: Ground) {
         404
     );
     assert_eq!(mark(&other).await, "b-canary");
-    // Its own it administrates, except for what is started and who may call.
+    // It administrates its own tenant, except for programs and authentication.
     assert_eq!(admin.post("/tenants/a/api-keys", key).await.0, 201);
     assert_eq!(admin.delete("/tenants/a/api-keys/mine").await, 204);
     assert_eq!(
@@ -407,7 +407,7 @@ async fn secrets_are_kept_and_never_shown(ground: Ground) {
     admin.tenant("a", spec.clone()).await;
     let (_, shown) = admin.get("/tenants/a/servers/x").await;
     assert_eq!(shown["spec"]["env"], json!({"MARK": null}));
-    // What was read goes back as it is, and nothing is lost.
+    // A document that was read can be written back without a loss.
     spec = shown["spec"].clone();
     spec["idle"] = json!("9m");
     let (status, shown) = admin.put("/tenants/a/servers/x", spec.clone()).await;
@@ -434,7 +434,7 @@ async fn secrets_are_kept_and_never_shown(ground: Ground) {
             "{path}: {text}"
         );
     }
-    // Mistakes are all told, with their keys; the environment of the gateway is nobody's.
+    // All mistakes are reported with their keys; the gateway's environment is not available.
     for (body, keys) in [
         (
             json!({"comand": "x"}),
@@ -460,7 +460,7 @@ async fn secrets_are_kept_and_never_shown(ground: Ground) {
     replica.stop().await;
 }
 
-async fn what_is_removed_is_gone_within_five_seconds(ground: Ground) {
+async fn removed_objects_are_gone_within_five_seconds(ground: Ground) {
     let replica = ground.serve(&[]).await;
     let admin = Admin::first(&ground, &replica);
     for tenant in ["a", "b", "c"] {
@@ -513,7 +513,7 @@ async fn what_is_removed_is_gone_within_five_seconds(ground: Ground) {
         "{:?}",
         began.elapsed()
     );
-    // Nobody else noticed.
+    // No other session is affected.
     assert_eq!(mark(&kept).await, "c");
     // The same for a grant.
     let mut spec = server("c");
@@ -559,7 +559,7 @@ async fn a_replaced_specification_keeps_the_session(ground: Ground) {
         }
         let path = format!("/tenants/{tenant}/servers/x");
         assert_eq!(admin.put(&path, spec).await.0, 200);
-        // Nothing is cut in mid-call; what comes after it meets the new one.
+        // No call is cut; later calls reach the new child.
         assert!(!within("the call", slow).await.unwrap().is_empty());
         until("the new child", || async { mark(&session).await == "new" }).await;
     }
@@ -681,7 +681,7 @@ async fn without_a_key_there_is_nothing(ground: Ground) {
     replica.stop().await;
 }
 
-/// Keys end by themselves, the last one too: the next start lets somebody in again.
+/// Keys expire, the last one too: the next start makes a first key again.
 async fn a_key_that_has_ended_is_no_last_key(ground: Ground) {
     let replica = ground.serve(&[]).await;
     let first = Admin::first(&ground, &replica);
@@ -704,7 +704,7 @@ async fn a_key_that_has_ended_is_no_last_key(ground: Ground) {
     let first = Admin::first(&ground, &replica);
     assert_eq!(first.get("/tenants").await.0, 200);
     replica.stop().await;
-    // One that is given holds again, by the name that it has.
+    // A given key is valid again, under its own name.
     let old = old["key"].as_str().unwrap();
     let replica = ground.serve_with(&[("LOCKGATE_ADMIN_KEY", old)], &[]).await;
     let given = Admin::with(&replica, old);
@@ -715,7 +715,7 @@ async fn a_key_that_has_ended_is_no_last_key(ground: Ground) {
     replica.stop().await;
 }
 
-/// A NUL, which PostgreSQL has in no text, is a mistake of who sent it.
+/// NUL, which PostgreSQL texts cannot contain, is a mistake of the sender.
 async fn a_nul_is_refused(ground: Ground) {
     let replica = ground.serve(&[]).await;
     let admin = Admin::first(&ground, &replica);
@@ -805,7 +805,7 @@ async fn administration_has_a_listener_of_its_own() {
     replica.stop().await;
 }
 
-/// In a container it is bound to every address, and asked by one of them.
+/// In a container it is bound to every address, and requests name one of them.
 #[tokio::test]
 async fn administration_on_every_address_is_known_by_each_and_by_no_name() {
     let ground = Ground::sqlite();
@@ -830,7 +830,7 @@ async fn administration_on_every_address_is_known_by_each_and_by_no_name() {
     replica.stop().await;
 }
 
-/// Whoever guesses keys is slowed down before anybody looks at them, on either listener.
+/// Guesses of keys are limited before any look-up, on either listener.
 #[tokio::test]
 async fn an_address_that_asks_too_often_is_refused_here_too() {
     let bound = "http.per_address.requests_per_second=5";
@@ -868,7 +868,7 @@ async fn an_address_that_asks_too_often_is_refused_here_too() {
     }
 }
 
-/// A bug of ours: the manifest was applied twice at the start, the second time when the gateway
+/// Regression: the manifest was applied twice at the start, the second time when the gateway
 /// listened already. A change by the API in between was undone, or met a 409.
 #[tokio::test]
 async fn a_change_right_after_the_start_is_not_undone_by_the_manifest() {
@@ -897,7 +897,7 @@ async fn a_change_right_after_the_start_is_not_undone_by_the_manifest() {
     }
     let changed = "kind=server.changed";
     assert_eq!(admin.audited(changed).await.len(), 2);
-    // Only another text is applied: once, with what it has anew.
+    // Only a changed text is applied, once.
     ground.manifest(&tenants(
         json!({"x": server("manifest"), "y": server("manifest")}),
     ));

@@ -15,7 +15,7 @@ use crate::support::{
     wire::{connect, host},
 };
 
-/// What the ping behind a flood says.
+/// The payload of the ping behind a flood.
 const LAST: &[u8] = b"the last";
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -78,7 +78,7 @@ fn post(gateway: &Gateway, session: &Session) -> Vec<u8> {
     .concat()
 }
 
-/// What the gateway said.
+/// The received frames.
 #[derive(Debug, Default)]
 struct Heard {
     /// Type, flags, stream and payload of each frame.
@@ -97,7 +97,7 @@ impl Heard {
         self.frames.iter().filter(is_ack).count()
     }
 
-    /// Whether the gateway has had enough of this client.
+    /// Whether the gateway ended the connection.
     fn is_refused(&self) -> bool {
         self.is_closed || self.count(GOAWAY) > 0
     }
@@ -119,7 +119,7 @@ impl Heard {
     }
 }
 
-/// A connection on which the preface and our settings are said.
+/// A connection after the preface and the client's settings.
 async fn open(gateway: &Gateway) -> TcpStream {
     let mut socket = connect(gateway).await;
     let hello = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
@@ -127,8 +127,8 @@ async fn open(gateway: &Gateway) -> TcpStream {
     socket
 }
 
-/// Says `bytes` and then a ping, and listens meanwhile: until that is answered, or until the
-/// gateway has had enough.
+/// Sends `bytes` and then a ping, and reads meanwhile: until that is answered, or until the
+/// gateway ends the connection.
 async fn say(socket: TcpStream, bytes: &[u8]) -> Heard {
     let bytes = [bytes, &frame(PING, 0, 0, LAST)].concat();
     let is_last = |frame: &(u8, u8, u32, Vec<u8>)| frame.0 == PING && frame.3 == LAST;
@@ -162,7 +162,7 @@ async fn say_until(mut socket: TcpStream, bytes: &[u8], done: impl Fn(&Heard) ->
     .await
 }
 
-/// Says `bytes` and reads nothing of the answers; for how much of it the gateway had room.
+/// Sends `bytes` without reading; returns how many bytes the gateway accepted.
 async fn shout(mut socket: TcpStream, bytes: &[u8]) -> usize {
     let mut said = 0;
     while said < bytes.len() {

@@ -106,7 +106,7 @@ async fn both_protocols_are_served_over_tls() {
         !Pair::new().is_shown(&gateway).await,
         "any certificate will do"
     );
-    // What does not speak TLS is not answered as if it did.
+    // Plain HTTP gets no TLS answer.
     let mut socket = connect(&gateway).await;
     let (mut said, request) = (
         Vec::new(),
@@ -136,7 +136,7 @@ async fn a_new_certificate_drops_no_stream() {
     })
     .await;
     assert!(!first.is_shown(&gateway).await, "both are shown");
-    // Through all this the connections of before have lived.
+    // The earlier connections are still open.
     for number in 1..1000 {
         let (_, message) = call.message().await.unwrap();
         assert_eq!(message["params"]["progress"], number);
@@ -148,7 +148,7 @@ async fn a_new_certificate_drops_no_stream() {
     session.delete().await;
 }
 
-/// Both with what they cannot use: code and words of `check`, and of `serve` or of its first line.
+/// Exit code and message of `check` and of `serve` for unusable settings.
 async fn refused(env: &[(&str, &str)], sets: &[&str]) -> String {
     let mut said = Vec::new();
     for command in ["check", "serve"] {

@@ -24,7 +24,7 @@ async fn heard(session: &Session) -> String {
     lines.pop().unwrap()
 }
 
-/// Bodies whose keys only a lenient parser takes for others: one call would count, the other
+/// Bodies with keys that only a lenient parser reads as others: one call would count, the other
 /// would not.
 const IMITATIONS: [&str; 21] = [
     r#"{"jsonrpc":"2.0","id":1,"method":"ping","Method":"tools/call","params":{"name":"counter"}}"#,
@@ -102,7 +102,7 @@ async fn refused(gauge: &Gauge, session: &Session, text: &[u8]) -> (u16, Duratio
         // On a busy machine the gateway's own time is what counts.
         let own = gauge.processor().saturating_sub(before);
         best = best.min(own.min(began.elapsed()));
-        // By then the child has read what was passed on, and nothing waits for it.
+        // By then the child has read all forwarded messages.
         assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
     }
     (status, best)
@@ -118,7 +118,7 @@ fn object(members: &str) -> String {
     format!("{{{members}\"b\":1}}")
 }
 
-/// What is refused for its shape, or passed on: its name, its text, the status.
+/// Bodies that are refused for their shape or passed on: name, text, status.
 fn excesses() -> Vec<(&'static str, String, u16)> {
     let deep = 1_000_000;
     let (open, close) = ("[".repeat(deep), "]".repeat(deep));
@@ -147,7 +147,7 @@ fn excesses() -> Vec<(&'static str, String, u16)> {
     ]
 }
 
-/// What is not UTF-8, within a string that would otherwise pass.
+/// Invalid UTF-8 within an otherwise valid string.
 fn broken() -> Vec<(&'static str, Vec<u8>, u16)> {
     let sequences: [(&str, &[u8]); 5] = [
         ("overlong", b"\xc0\xaf"),
@@ -246,7 +246,7 @@ async fn numbers_without_bounds_stay_as_they_were_written() {
     );
 }
 
-/// An HTTP server that only counts who comes.
+/// An HTTP server that only counts connections.
 async fn canary() -> (String, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -261,7 +261,7 @@ async fn canary() -> (String, Arc<AtomicU64>) {
     (format!("http://{address}"), hits)
 }
 
-/// A gateway whose child gives every tool this schema, and what a client is told of it.
+/// A gateway whose child gives every tool this schema, and the list that a client gets.
 async fn with_schema(schema: &Value) -> (Gateway, Session, Value) {
     let env = format!("CHILD_SCHEMA={schema}");
     let gateway = Gateway::of(&[], &[&env], &[&child()]).await;

@@ -21,12 +21,12 @@ use crate::support::{
 
 /// The full count of requests.
 const FULL: f64 = 1e7;
-/// What the gate sends.
+/// The default number of requests.
 const GATE: f64 = 6e3;
 /// After each of them the memory is looked at.
 const PARTS: u64 = 32;
 
-/// One connection, and those who keep what its requests name alive.
+/// One connection, and the clients that keep its sessions alive.
 struct Worker<'a> {
     gateway: &'a Gateway,
     dice: Dice,
@@ -37,11 +37,11 @@ struct Worker<'a> {
     /// How often each status came.
     statuses: BTreeMap<u16, u64>,
     sent: u64,
-    /// Reads what HTTP+SSE says, so that its session lives.
+    /// Reads the HTTP+SSE stream, so that its session lives.
     _reader: JoinSet<()>,
 }
 
-/// What one response says.
+/// One response.
 #[derive(Debug)]
 struct Reply {
     status: u16,
@@ -94,7 +94,7 @@ impl<'a> Worker<'a> {
         worker
     }
 
-    /// Takes over what the sessions are called.
+    /// Takes over the names of the sessions.
     async fn learn(&mut self) {
         let [newest, batches] = &self.sessions;
         let mut stream = newest.stream("slow", json!({"n": 1}), json!("t")).await;
@@ -125,12 +125,12 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// One request and what comes of it.
+    /// One request and its response.
     async fn exchange(&mut self, request: &Request, bytes: &[u8]) -> Vec<Reply> {
         if !request.is_sound {
             return self.last_words(bytes).await;
         }
-        // A refusal may come, and the connection go, before all is written.
+        // A refusal may arrive, and the connection close, before all is written.
         let _ = self.socket.write_all(bytes).await;
         let Some(reply) = self.reply().await else {
             self.connect().await;
@@ -158,7 +158,7 @@ impl<'a> Worker<'a> {
             .write_all(&[bytes, last.as_bytes()].concat())
             .await;
         let _ = self.socket.shutdown().await;
-        // A stream may have no end, and who waits behind it is not seen to go.
+        // A stream may have no end, and a request behind it would never be answered.
         let is_stream = |seen: &[u8]| seen.windows(17).any(|part| part == b"text/event-stream");
         while !is_stream(&self.buffer) && self.fill().await {}
         let all = String::from_utf8_lossy(&self.buffer).into_owned();
@@ -245,7 +245,7 @@ impl<'a> Worker<'a> {
         true
     }
 
-    /// Ends what a request began, and begins anew what it ended.
+    /// Ends sessions that a request began, and begins those again that it ended.
     async fn mend(&mut self, request: &Request, replies: &[Reply]) {
         for id in replies
             .iter()
@@ -300,7 +300,7 @@ async fn mutated_requests_are_refused_or_served() {
     }
     println!("{samples:?} KiB; {statuses:?}");
     stays(&samples);
-    // Neither is all refused at the first door, nor is all let in.
+    // Neither are all requests refused by the gate, nor are all accepted.
     for status in [200, 202, 204, 400, 403, 404, 405, 406, 415, 431] {
         assert!(statuses.contains_key(&status), "no {status}: {statuses:?}");
     }
@@ -321,7 +321,7 @@ async fn mutated_requests_are_refused_or_served() {
     assert_eq!(gateway.process.id(), pid);
 }
 
-/// How many requests, and which.
+/// The number of requests, and the seed.
 #[expect(
     clippy::disallowed_methods,
     reason = "settings of the test, not of the gateway"

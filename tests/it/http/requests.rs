@@ -20,7 +20,7 @@ const ROUTES: [&str; 6] = [
     "/nowhere",
 ];
 
-/// What no answer of ours may lack, or contain.
+/// Required and forbidden contents of every answer.
 fn is_plain(answer: &str) {
     let lower = answer.to_lowercase();
     assert!(
@@ -172,7 +172,7 @@ async fn methods() {
             );
         }
     }
-    // Were the override believed, the session would be gone.
+    // With a method override the session would be gone.
     let session = gateway.session().await;
     for name in [
         "X-HTTP-Method-Override",
@@ -276,7 +276,7 @@ async fn forwarded_headers_are_not_believed() {
 }
 
 #[tokio::test]
-async fn nothing_to_look_at() {
+async fn metrics_are_not_on_the_public_listener() {
     let gateway = Gateway::start(&[]).await;
     for path in [
         "/metrics",
@@ -414,7 +414,7 @@ async fn nothing_splits_a_response() {
     let target = "POST /messages?session_id=a%0d%0aX-Evil:%201";
     let answer = ask(&gateway, target, "Content-Length: 0\r\n").await;
     assert!(!answer.to_lowercase().contains("\nx-evil"), "{answer}");
-    // What the child says is data too.
+    // Text of the child is data too.
     let session = gateway.session().await;
     let text = "x\r\n\r\ndata: evil\r\nid: 9\n\nevent: y\u{2028}";
     assert_eq!(session.text("echo", json!({"text": text})).await, text);
@@ -431,7 +431,7 @@ async fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
         let mut answer = vec![0; 4096];
         let count = within("an answer", socket.read(&mut answer)).await.unwrap();
         assert_eq!(statuses(&String::from_utf8_lossy(&answer[..count])), [200]);
-        // What is tested is that nothing happens meanwhile.
+        // The test is that nothing happens meanwhile.
         tokio::time::sleep(pause).await;
     }
 }

@@ -37,7 +37,7 @@ fn typed<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-/// What the person at the client says.
+/// The answer of the person at the client.
 struct Person;
 
 impl ClientHandler for Person {
@@ -87,7 +87,7 @@ impl ClientHandler for Person {
     }
 }
 
-/// A transport that keeps what it delivers, before the client looks at it.
+/// A transport that records its messages before the client reads them.
 struct Tap<T> {
     inner: T,
     seen: mpsc::Sender<Value>,
@@ -115,7 +115,7 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for Tap<T> {
     }
 }
 
-/// A connected client, and what it saw so far.
+/// A connected client with its transcript.
 struct Client {
     service: RunningService<RoleClient, Person>,
     seen: mpsc::Receiver<Value>,
@@ -174,13 +174,13 @@ impl Client {
         serde_json::to_value(result.unwrap()).unwrap()
     }
 
-    /// Makes the server say something that belongs to no request.
+    /// Makes the server send a message that belongs to no request.
     async fn announce(&self, name: &str, params: Value) {
         let args = json!({"method": format!("notifications/{name}"), "params": params});
         assert_eq!(self.text("notify", args).await, "sent");
     }
 
-    /// Reads on until a message is what is wanted.
+    /// Reads until a message matches.
     async fn see(&mut self, what: &str, is_wanted: impl Fn(&Value) -> bool) {
         loop {
             let message = within(what, self.seen.recv()).await.expect(what);
@@ -245,7 +245,7 @@ fn steps(count: u32) -> Vec<Value> {
     (1..=count).map(|n| json!(f64::from(n))).collect()
 }
 
-/// Calls everything once, in the order of `the_whole_story`.
+/// Makes every call once, in the order of `every_call_of_a_session`.
 async fn tell(client: &Client) {
     let tools = within("tools", client.service.list_all_tools()).await;
     let names: Vec<_> = tools.unwrap().into_iter().map(|tool| tool.name).collect();
@@ -299,7 +299,7 @@ async fn tell(client: &Client) {
 }
 
 #[tokio::test]
-async fn the_whole_story() {
+async fn every_call_of_a_session() {
     let gateway = Gateway::start(&[]).await;
     let client = Client::connect(&gateway.url).await;
     tell(&client).await;

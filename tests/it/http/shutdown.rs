@@ -11,7 +11,7 @@ use crate::support::{
     wire::{connect, host, raw, statuses},
 };
 
-/// How long the gateway takes from SIGTERM to its end, which has to be a good one.
+/// The time from SIGTERM to the end of the gateway, which must exit with 0.
 async fn ends(mut gateway: Gateway) -> Duration {
     let began = Instant::now();
     gateway.signal(Signal::TERM);

@@ -173,7 +173,7 @@ const ODD: [(&str, &str); 11] = [
 ];
 
 #[tokio::test]
-async fn what_hides_behind_a_good_request_is_never_run() {
+async fn a_request_hidden_behind_a_valid_one_is_never_run() {
     let gateway = Gateway::start(&[]).await;
     let session = gateway.session().await;
     let (hidden, good) = (
@@ -183,7 +183,7 @@ async fn what_hides_behind_a_good_request_is_never_run() {
     let (length, size) = (good.len().to_string(), format!("{:x}", good.len()));
     let mut answered = 0;
     for (headers, body) in ODD {
-        // Who asks for the end of the connection has said all that counts.
+        // After `Connection: close` no further request counts.
         let headers = headers.replace("LENGTH", &length) + "Connection: close\r\n";
         let headers = format!("Content-Type: application/json\r\n{headers}");
         let body = body.replace("GOOD", good).replace("SIZE", &size);
@@ -205,7 +205,7 @@ async fn what_hides_behind_a_good_request_is_never_run() {
     );
 }
 
-/// A pipelined second request is one of its own: both run, in order, each once.
+/// A pipelined second request is executed too: both in order, each once.
 #[tokio::test]
 async fn an_honest_second_request_is_answered_second() {
     let gateway = Gateway::start(&[]).await;
@@ -221,7 +221,7 @@ async fn an_honest_second_request_is_answered_second() {
     );
 }
 
-/// Names by which proxies, replicas or frameworks pass on what was decided before.
+/// Headers by which proxies, replicas or frameworks pass on decisions.
 const INTERNAL: [&str; 22] = [
     "X-Forwarded-For: 6.6.6.6",
     "X-Forwarded-Host: evil.test",
@@ -247,7 +247,7 @@ const INTERNAL: [&str; 22] = [
     "Connection: Origin, X-Forwarded-For",
 ];
 
-/// Everything but what changes by itself.
+/// All parts of a response that do not change by themselves.
 fn stable(answer: &str) -> String {
     let lines = answer.split("\r\n");
     let stays = |line: &&str| !line.to_lowercase().starts_with("date:");
@@ -256,7 +256,7 @@ fn stable(answer: &str) -> String {
 
 /// Spoofed headers of replicas, and hosts that would poison metadata.
 #[tokio::test]
-async fn headers_of_insiders_change_no_answer() {
+async fn headers_of_replicas_change_no_answer_of_clients() {
     let gateway = Gateway::start(&[]).await;
     let session = gateway.session().await;
     let ping = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;

@@ -42,7 +42,7 @@ impl Chance {
     }
 }
 
-/// The complete events in what came of a response; what was cut is not there.
+/// The complete events in the received part of a response.
 fn events(bytes: &[u8]) -> Vec<Event> {
     let body = chunked_body(bytes);
     let whole = body.windows(2).rposition(|two| two == b"\n\n");
@@ -50,7 +50,7 @@ fn events(bytes: &[u8]) -> Vec<Event> {
     text.split_terminator("\n\n").map(Event::parse).collect()
 }
 
-/// One connection that reads `count` bytes, wherever they end, and is gone.
+/// A connection that reads `count` bytes and closes.
 async fn cut(gateway: &Gateway, session: &Session, cursor: &str, count: usize) -> Vec<u8> {
     let headers = format!("Last-Event-ID: {cursor}\r\nConnection: close\r\n");
     let request = head(gateway, session, "GET /mcp", &headers);
@@ -131,7 +131,7 @@ async fn what_a_later_connection_took_is_not_lost_for_an_earlier_one() {
         assert_eq!(message["params"]["progress"], number);
     }
     drop(later);
-    // It goes on, or says that its client has to come again; what it never does is to skip.
+    // It goes on, or ends with `retry:`; it never skips an event.
     let mut cursor = first;
     loop {
         let messages = earlier.messages().await;
@@ -169,8 +169,8 @@ pub(crate) async fn deaf(session: &Session) -> TcpStream {
     socket
 }
 
-/// What the client finds when it reads at last: an unbroken beginning, and the gateway's word
-/// to come again; the number of messages, and the last id.
+/// The late read of a slow client: an unbroken beginning, and a `retry:`;
+/// returns the number of messages and the last id.
 pub(crate) async fn wakes(mut socket: TcpStream) -> (u64, String) {
     let mut bytes = b"HTTP/1.1 200".to_vec();
     within("the end", socket.read_to_end(&mut bytes))
@@ -216,7 +216,7 @@ async fn clients_that_never_read_cost_little_and_meet_no_gap() {
         assert_eq!(session.text("burst", args).await, "sent");
     });
     let others = async {
-        // By then the children wait for clients that take nothing.
+        // By then the children wait for clients that read nothing.
         for (_, socket, _) in &deafs {
             until("something to read", || async {
                 socket.peek(&mut [0; 3000]).await.unwrap() == 3000
@@ -232,7 +232,7 @@ async fn clients_that_never_read_cost_little_and_meet_no_gap() {
     tokio::join!(join_all(floods), others);
     let grown = gauge.memory() - memory;
     println!("{grown} KiB more for {count} clients");
-    // The log, what is on its way out of it, and what is read ahead of the child.
+    // The log, its pending output, and the read-ahead of the child.
     assert!(grown / i64::try_from(count).unwrap() <= 3072, "{grown} KiB");
     let ends = deafs
         .into_iter()
@@ -262,7 +262,7 @@ async fn a_call_whose_client_is_gone_ends_and_is_kept() {
     assert_eq!(text_of(&messages[0].1), "slept");
     assert_eq!(session.text("cancelled", json!({})).await, "[]");
     assert_eq!(session.text("counter", json!({})).await, "1");
-    // Again, and the result is there before anybody asks for it.
+    // Again, with the result there before the resume.
     let call = tool_call(json!("kept"), "counter", json!({}));
     let mut stream = Events::of(session.post(&call).await);
     let cursor = stream.next().await.unwrap().id.unwrap();

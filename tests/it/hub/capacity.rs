@@ -42,7 +42,7 @@ async fn listeners(gateway: &Gateway, count: usize) -> Vec<(Session, Events)> {
     all
 }
 
-/// How long slow requests take that each come on a connection of their own.
+/// The time of slow requests, each on a connection of its own.
 async fn knock(gateway: &Gateway, session: &Session) -> Duration {
     let body = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
     let length = body.len();
@@ -58,7 +58,7 @@ async fn knock(gateway: &Gateway, session: &Session) -> Duration {
 
 #[tokio::test]
 async fn idle_streams_cost_little_and_delay_nobody() {
-    // A child for each: with more, the machine is what is measured.
+    // One child each; more of them would measure the machine.
     let count = scaled("idle streams", 10_000, 200).min(1000);
     let gateway = Gateway::of(&["stream.keep_alive=5s"], &[], &QUIET).await;
     let gauge = Gauge::of(&gateway);
@@ -92,8 +92,8 @@ async fn abandoned_sessions_leave_no_child_no_task_and_no_memory() {
     let gateway = Gateway::start(&sets).await;
     let gauge = Gauge::of(&gateway);
     let mut after = Vec::new();
-    // The first rounds show what the allocator keeps. It gives back late, and not in each round:
-    // what leaks is there at the end of every later one.
+    // The first rounds show the memory that the allocator retains. It releases late, and not in each round:
+    // a leak shows at the end of every later one.
     let is_back = |after: &[(i64, usize, usize)]| {
         let (first, last) = (after[0].0.max(after[1].0), after[after.len() - 1].0);
         after.len() >= 5 && last - first <= first / 20 + 1024
@@ -129,7 +129,7 @@ async fn poor(sets: &[&str]) -> Gateway {
     Gateway::through(&wrapper, &run_args(sets, &[]), &[&child()]).await
 }
 
-/// What the kernel holds a process to: its soft and its hard limit of open files.
+/// The soft and the hard limit of open files of a process.
 fn open_files(limits: &str) -> [String; 2] {
     let line = limits
         .lines()
@@ -214,7 +214,7 @@ async fn a_flood_beyond_the_descriptors_burns_no_processor() {
 }
 
 #[tokio::test]
-async fn what_is_beyond_the_bound_is_told_so_at_once() {
+async fn connections_beyond_the_bound_are_refused_at_once() {
     let gateway = Gateway::start(&["http.max_connections=20"]).await;
     let gauge = Gauge::of(&gateway);
     let session = gateway.session().await;
@@ -269,7 +269,7 @@ async fn drip(mut socket: TcpStream, first: &str, then: &str) -> (Duration, Stri
     (began.elapsed(), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// What clients may begin with and never finish: a head, and the preface of HTTP/2.
+/// Unfinished beginnings of connections: a head, and the preface of HTTP/2.
 const BEGINNINGS: [(&str, &str); 8] = [
     ("", "GET /"),
     ("P", ""),

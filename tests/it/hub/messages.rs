@@ -215,7 +215,7 @@ async fn a_session_is_of_the_transport_that_began_it() {
 
 /// The bounds of a session's record.
 #[tokio::test]
-async fn what_a_session_keeps_of_its_client_is_bounded() {
+async fn the_record_of_a_session_is_bounded() {
     let gateway = Gateway::start(&[]).await;
     let mut large = opening(NEWEST);
     large["params"]["clientInfo"]["title"] = "x".repeat(65 << 10).into();
@@ -247,7 +247,7 @@ async fn what_a_session_keeps_of_its_client_is_bounded() {
 
 /// Methods of requests without an id, and methods of notifications with one.
 #[tokio::test]
-async fn what_is_named_like_another_kind_reaches_no_child() {
+async fn messages_of_the_wrong_kind_reach_no_child() {
     let gateway = Gateway::start(&[]).await;
     let session = gateway.session().await;
     let hidden = json!({"requestId": 4711, "name": "counter", "uri": "test://4711"});
@@ -333,7 +333,7 @@ fn memory(gateway: &Gateway) -> u64 {
 }
 
 #[tokio::test]
-async fn what_is_no_message_is_refused_with_the_right_code() {
+async fn invalid_messages_are_refused_with_the_right_code() {
     let gateway = Gateway::start(&[]).await;
     let session = gateway.session().await;
     let deep = |depth: usize| {
@@ -637,7 +637,7 @@ async fn progress_tokens_come_back_as_they_were() {
     }
 }
 
-/// Asks by a tool, answers, and returns what was asked and what the child got.
+/// Makes a tool ask, answers, and returns the question and the answer that the child got.
 async fn round(session: &Session, kind: &str, answer: &Value) -> (Value, Value) {
     let args = json!({"kind": kind, "message": "who?"});
     let mut stream = Events::of(session.begin("ask", args).await);
@@ -775,7 +775,7 @@ async fn progress_keeps_a_call_alive() {
 /// Waiting writes are bounded, also of a shared child, which is then ended: no ping would notice that it
 /// does not read.
 #[tokio::test]
-async fn what_waits_for_a_child_that_does_not_read_is_bounded() {
+async fn writes_to_a_child_that_does_not_read_are_bounded() {
     for isolation in ["session", "tenant"] {
         let set = format!("server.isolation={isolation}");
         let gateway = Gateway::start(&[&set]).await;

@@ -53,7 +53,7 @@ async fn assert_limited(response: Response, name: &str, bound: u64, what: &str) 
     assert_eq!(error["id"], Value::Null);
 }
 
-/// How often `name` was refused.
+/// The number of refusals by `name`.
 async fn limited(gateway: &Served, name: &str) -> u64 {
     let text = gateway.ops("/metrics").await;
     let start = format!("lockgate_limited_total{{limit=\"{name}\"}} ");
@@ -67,7 +67,7 @@ async fn ping(session: &Session) -> Response {
         .await
 }
 
-/// Asks until it is told that it asks too often.
+/// Sends requests until one is 429.
 async fn refusal(ask: impl AsyncFn() -> Response) -> Response {
     within("a refusal", async {
         loop {
@@ -121,7 +121,7 @@ async fn requests_beyond_the_rate_of_a_tenant_are_refused_and_cost_no_other() {
 }
 
 #[tokio::test]
-async fn a_burst_within_the_rate_passes_and_who_is_nearly_through_is_told() {
+async fn a_burst_within_the_rate_passes_and_little_left_is_announced() {
     let gateway = served(json!({"requests_per_second": 100})).await;
     let one = gateway.session("a", "main").await;
     let all = futures_util::future::join_all((0..95).map(|_| ping(&one))).await;
@@ -195,7 +195,7 @@ async fn sessions_beyond_the_quota_are_refused_until_one_ends() {
     assert_eq!(limited(&gateway, "sessions").await, 4);
 }
 
-/// A session that comes to nothing gives its place back.
+/// A failed session gives its place back.
 #[tokio::test]
 async fn a_failed_start_leaves_no_session_behind() {
     let servers = json!({"main": {"command": "/bin/false"}});
@@ -282,7 +282,7 @@ async fn streams_beyond_the_quota_are_refused_and_those_that_are_open_go_on() {
     assert_limited(refused, "streams", 2, "streams of the tenant").await;
     let response = one.begin("echo", json!({"text": "x"})).await;
     assert_limited(response, "streams", 2, "streams of the tenant").await;
-    // What can never be a stream is none.
+    // A response that is never a stream does not count.
     let mut plain = one.again();
     plain.accept = "application/json";
     assert_eq!(plain.text("echo", json!({"text": "x"})).await, "x");
@@ -376,7 +376,7 @@ async fn no_child_starts_while_those_of_its_tenant_take_too_much_memory() {
     hold(&two, 100 << 20).await;
     hold(&one, 50 << 20).await;
     hold(&other, 50 << 20).await;
-    // Those that come before it is weighed go again: they would fill what is set free below.
+    // Sessions from before the measurement are ended, since they would fill the freed quota below.
     let refused = refusal(async || {
         let mut session = gateway.stranger("a", "main");
         let response = session.post(&opening(NEWEST)).await;
@@ -390,7 +390,7 @@ async fn no_child_starts_while_those_of_its_tenant_take_too_much_memory() {
     let refused = refused.await;
     assert_limited(refused, "memory", 90 << 20, "memory of the tenant").await;
     assert!(limited(&gateway, "memory").await >= 1);
-    // What runs goes on, and so does everybody else.
+    // Running children go on, and so do other tenants.
     assert_eq!(one.text("echo", json!({"text": "a"})).await, "a");
     gateway.session("b", "main").await;
     hold(&other, 0).await;
@@ -402,7 +402,7 @@ async fn no_child_starts_while_those_of_its_tenant_take_too_much_memory() {
 }
 
 #[tokio::test]
-async fn an_address_is_limited_before_anybody_is_known_and_probes_never_are() {
+async fn an_address_is_limited_before_authentication_and_probes_never_are() {
     let server = json!({"command": child()});
     let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": {"main": server}}});
     let config = json!({"http": {"per_address.requests_per_second": 5}});

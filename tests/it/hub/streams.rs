@@ -16,7 +16,7 @@ fn progress(messages: &[(String, Value)]) -> Vec<u64> {
     messages.iter().filter_map(of).collect()
 }
 
-/// Makes the child say something that belongs to the listener.
+/// Makes the child send a message for the listener.
 async fn announce(session: &crate::support::harness::Session, name: &str) {
     let method = format!("notifications/{name}");
     let args = json!({"method": method, "params": {}});
@@ -103,7 +103,7 @@ async fn a_stream_that_ends_without_a_result_is_not_asked_for_soon() {
         let end = retry(events.last().unwrap());
         assert!(end.is_some_and(|end| end >= 15_000), "{events:?}");
     }
-    // Where streams do not begin with the usual time, nothing would take that back.
+    // Streams that begin without a `retry` would never reset the long one.
     let older = gateway.initialize("2025-06-18").await;
     let mut failed = Events::of(older.begin("error", json!({})).await);
     let events = failed.rest().await;
@@ -267,7 +267,7 @@ async fn a_cancelled_call_ends_its_stream_without_a_response() {
     let again = session.get(Some(&first)).await;
     assert_eq!(again.status(), StatusCode::NO_CONTENT);
     assert_eq!(body(again).await, "");
-    // By the end of the other one the late answer has come, and goes nowhere.
+    // By the end of the other call the late answer has arrived, and is dropped.
     assert_eq!(text_of(&last(other).await), "slept");
     announce(&session, "end").await;
     let (_, message) = listener.message().await.unwrap();
@@ -439,7 +439,7 @@ async fn a_cursor_that_is_not_ours_always_gets_the_same_refusal() {
 }
 
 #[tokio::test]
-async fn what_retention_trimmed_is_gone_and_never_a_gap() {
+async fn trimmed_events_are_gone_and_never_a_gap() {
     let gateway = Gateway::start(&["log.events=20"]).await;
     let session = gateway.session().await;
     let mut stream = session

@@ -26,7 +26,7 @@ use crate::support::{
     served::Served,
 };
 
-/// A site that has what a test puts there, and counts who asks.
+/// A site with documents of a test, which counts requests.
 pub(crate) struct Site {
     origin: String,
     pages: Pages,
@@ -124,7 +124,7 @@ async fn a_document_is_a_client() {
     let (_, claims) = crate::support::oauth_client::said(&next.text("access_token"));
     assert_eq!(claims["client_id"], id);
     assert_eq!(site.asked("/client.json"), 1, "kept for ten minutes");
-    // Only where it says may answers go.
+    // Only its redirect URIs are accepted.
     let mut browser = Browser::new();
     let elsewhere = app.request(&[("redirect_uri", "http://127.0.0.1:9/other")]);
     let shown = browser.open(&elsewhere).await;
@@ -133,7 +133,7 @@ async fn a_document_is_a_client() {
 }
 
 #[tokio::test]
-async fn a_site_that_is_away_costs_nobody_a_token() {
+async fn a_site_that_is_away_costs_no_token() {
     let (site, gateway) = (Site::start().await, open(json!({})).await);
     let id = site.document("/c", "no-store", json!({}));
     let app = App::of(&gateway, "a", &id);
@@ -145,14 +145,14 @@ async fn a_site_that_is_away_costs_nobody_a_token() {
     );
     let next = app.refresh(&tokens.text("refresh_token"), &[]).await;
     assert_eq!(next.status, StatusCode::OK, "{}", next.body);
-    // Gone is gone.
+    // A removed document is unknown.
     site.put(
         "/c",
         "HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into(),
     );
     let gone = app.refresh(&next.text("refresh_token"), &[]).await;
     gone.assert_refused(401, "invalid_client");
-    // One that was never seen may come back.
+    // A document that was never fetched may appear later.
     site.put(
         "/d",
         "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into(),
@@ -183,7 +183,7 @@ async fn a_document_that_changed_is_asked_about_again() {
 }
 
 #[tokio::test]
-async fn documents_that_are_none() {
+async fn invalid_documents_are_refused() {
     let (site, gateway) = (Site::start().await, open(json!({})).await);
     let long = "x".repeat(11 << 10);
     let mut ids = vec![
@@ -257,9 +257,9 @@ async fn documents_that_are_none() {
     assert_eq!(site.asked("/target"), 0, "redirects are not followed");
 }
 
-/// However it is written, nothing inside is asked.
+/// Internal addresses are never requested, in any spelling.
 #[tokio::test]
-async fn what_is_inside_is_never_asked() {
+async fn internal_addresses_are_never_requested() {
     let (site, gateway) = (Site::start().await, gateway(json!({})).await);
     site.document("/c", "no-store", json!({}));
     let port = site.origin.rsplit(':').next().unwrap();
@@ -300,9 +300,9 @@ async fn what_is_inside_is_never_asked() {
     assert_eq!(site.asked("/c"), 0);
 }
 
-/// Whoever comes together waits for one fetch.
+/// Concurrent requests wait for one fetch.
 #[tokio::test]
-async fn many_who_ask_at_once_ask_once() {
+async fn concurrent_requests_fetch_a_document_once() {
     let (site, gateway) = (Site::start().await, open(json!({})).await);
     let id = site.document("/c", "max-age=60", json!({}));
     let app = App::of(&gateway, "a", &id);

@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// Whoever changes a password, because somebody else knew it, ends what that one had.
+/// A changed password ends log-ins with the old one.
 #[tokio::test]
 async fn a_new_password_ends_log_ins() {
     let gateway = pages::gateway(json!({}), json!({})).await;
@@ -60,7 +60,7 @@ async fn a_new_password_ends_log_ins() {
     assert!(is_known(&mut browser).await, "it is the same password");
     put("another horse").await;
     assert!(!is_known(&mut browser).await);
-    // It is asked for, and the old one is wrong.
+    // The log-in page comes, and the old password is wrong.
     let login = browser.open(&url).await;
     let refused = browser.submit(&login, &ADA).await;
     assert_eq!(refused.status, StatusCode::FORBIDDEN);
@@ -68,7 +68,7 @@ async fn a_new_password_ends_log_ins() {
     let sent = browser.submit(&login, &fields).await;
     let done = browser.follow(sent, gateway.origin()).await;
     assert!(done.answer()["code"].starts_with("lgc_"));
-    // What clients were given is revoked apart.
+    // Grants of clients are revoked separately.
     let server = format!("{}/t/a/x/mcp", gateway.origin());
     let asked = client().get(server).header("Accept", "text/event-stream");
     let asked = asked.bearer_auth(tokens["access_token"].as_str().unwrap());
@@ -91,7 +91,7 @@ async fn a_token_of_our_own_expires_on_postgres() {
     expires(json!({"sql": {"url": postgres.url()}}), &faked).await;
 }
 
-/// A token of our own, a quarter of an hour and a minute later.
+/// A token of the gateway, a quarter of an hour and a minute later.
 async fn expires(config: Value, faked: &Faked) {
     let env = faked.environment();
     let env = env.each_ref().map(|(name, value)| (*name, value.as_str()));
@@ -103,7 +103,7 @@ async fn expires(config: Value, faked: &Faked) {
     assert!(app.reaches("x", &token).await);
     faked.set(&format!("+{}", lasts - 5));
     assert!(app.reaches("x", &token).await);
-    // The leeway is for clocks, and nobody's may be more than a minute wrong.
+    // The leeway of a minute is for wrong clocks.
     faked.set(&format!("+{}", lasts + 65));
     // The time of a database is asked for now and then.
     until("another time", || async { !app.reaches("x", &token).await }).await;
@@ -184,7 +184,7 @@ async fn a_name_is_not_guessed_from_many_addresses() {
         Some(&StatusCode::TOO_MANY_REQUESTS),
         "{statuses:?}"
     );
-    // Not for whoever is somebody else.
+    // Other names are not affected.
     let mut browser = from("198.51.100.1".to_owned());
     let login = browser.open(&pages::request(&gateway, &[])).await;
     let eve = [("username", "eve"), ("password", "correct horse")];
@@ -327,8 +327,8 @@ impl Secure {
     }
 }
 
-/// Clients whose keys are elsewhere: one that registered, and one that is a document. Another key comes
-/// into use as soon as it is there, and the old one goes.
+/// Clients with a `jwks_uri`: a registered one, and one with a metadata document. A new key comes
+/// into use as soon as it is published, and the old one ends.
 #[tokio::test]
 async fn clients_sign_with_keys_that_are_elsewhere() {
     let site = Secure::start().await;
@@ -361,7 +361,7 @@ async fn clients_sign_with_keys_that_are_elsewhere() {
     }
 }
 
-/// What the token endpoint says of a code of ada's, with an assertion that `key` signed.
+/// The answer of the token endpoint to a code of ada's with an assertion signed by `key`.
 async fn redeemed(app: &App, key: &Key, kid: &str) -> oauth_client::Answer {
     let code = app.code(&[]).await;
     let issuer = format!("{}/t/{}", app.origin, app.tenant);

@@ -137,7 +137,7 @@ async fn a_public_url_may_have_a_path() {
     for (path, issuer) in [
         (format!("{OAUTH}/base"), public_url.to_owned()),
         (format!("{OPENID}/base"), public_url.to_owned()),
-        // Whoever stands before us takes the path off.
+        // A proxy in front removes the path.
         (OPENID.to_owned(), public_url.to_owned()),
         (format!("{OAUTH}/base/t/b"), format!("{public_url}/t/b")),
         (format!("/t/b{OPENID}"), format!("{public_url}/t/b")),
@@ -158,7 +158,7 @@ async fn a_public_url_may_have_a_path() {
 }
 
 #[tokio::test]
-async fn what_an_operator_forbids_is_not_promised() {
+async fn forbidden_registration_is_not_in_the_metadata() {
     let tenants = json!({"a": {
         "auth": {"mode": "builtin", "registration": false, "documents": false},
         "servers": {"x": {"command": crate::support::harness::child()}},
@@ -225,7 +225,7 @@ async fn keys_are_published_with_a_tag() {
 }
 
 #[tokio::test]
-async fn pages_may_ask_what_machines_may() {
+async fn web_pages_may_use_the_endpoints_of_clients() {
     let gateway = gateway(json!({"default": {"tenant": "a", "server": "x"}})).await;
     let preflight = async |path: &str, method: &str| {
         let asked = client()
@@ -294,7 +294,7 @@ async fn pages_may_ask_what_machines_may() {
     assert_eq!(answer.header("access-control-allow-origin"), "*");
 }
 
-/// A server may have the name that our endpoints have.
+/// A server may have the name of an endpoint.
 #[tokio::test]
 async fn a_server_named_oauth_is_reached() {
     let gateway = gateway(json!({})).await;

@@ -13,7 +13,7 @@ use crate::support::{
 /// RFC 7636, appendix B.
 pub(crate) const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
 const CHALLENGE: &str = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
-/// Where the declared client of these tests takes its answers.
+/// The redirect URI of the declared client.
 pub(crate) const BACK: &str = "https://app.test/cb?own=1";
 /// A user of these tests.
 pub(crate) const ADA: [(&str, &str); 2] = [("username", "ada"), ("password", "correct horse")];
@@ -58,7 +58,7 @@ fn merge(into: &mut Value, more: Value) {
     }
 }
 
-/// An authorization request of the declared client, with these parameters in place of its own;
+/// An authorization request of the declared client, with these parameters replacing its own;
 /// empty ones are left out.
 pub(crate) fn request(gateway: &Served, changed: &[(&str, &str)]) -> String {
     let url = format!("{}/t/a/oauth/authorize", gateway.origin());
@@ -86,7 +86,7 @@ fn parameters(changed: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Opens a request, and logs ada in if it asks who is there.
+/// Opens a request, and logs ada in if the log-in page comes.
 pub(crate) async fn consent_page(gateway: &Served, browser: &mut Browser, url: &str) -> Shown {
     let login = browser.open(url).await;
     assert_eq!(login.status, StatusCode::OK, "{}", login.text);
@@ -103,7 +103,7 @@ async fn code(gateway: &Served, browser: &mut Browser, url: &str) -> String {
     done.answer()["code"].clone()
 }
 
-/// What the token endpoint says of a code.
+/// The answer of the token endpoint to a code.
 pub(crate) async fn redeem(gateway: &Served, code: &str, more: &[(&str, &str)]) -> Value {
     let own = [
         ("grant_type", "authorization_code"),
@@ -122,7 +122,7 @@ pub(crate) async fn redeem(gateway: &Served, code: &str, more: &[(&str, &str)]) 
     json_of(within("tokens", asked.send()).await.unwrap()).await
 }
 
-/// What an access token says.
+/// The claims of an access token.
 pub(crate) fn claims(tokens: &Value) -> Value {
     use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
     let token = tokens["access_token"].as_str();
@@ -150,7 +150,7 @@ async fn a_person_lets_a_client_in(config: Value) {
     );
     let sent = browser.submit(&login, &ADA).await;
     assert_eq!(sent.status, StatusCode::SEE_OTHER);
-    // A cookie that was planted before is worth nothing afterwards.
+    // A cookie from before the log-in is invalid afterwards.
     assert_ne!(browser.cookie("lockgate-a").unwrap(), before);
     let consent = browser.follow(sent, gateway.origin()).await;
     consent.assert_guarded();
@@ -188,7 +188,7 @@ async fn a_person_lets_a_client_in(config: Value) {
     );
     assert_eq!(claims["scope"], "files:read files:write");
     assert_eq!(claims["groups"], json!(["eng"]));
-    // What was allowed is not asked again.
+    // A given consent is not asked again.
     let again = browser.open(&request(&gateway, &[])).await;
     assert_eq!(again.status, StatusCode::FOUND);
     assert!(again.answer()["code"].starts_with("lgc_"));
@@ -206,7 +206,7 @@ async fn a_person_lets_a_client_in_on_postgres() {
 }
 
 #[tokio::test]
-async fn what_names_no_client_is_sent_nowhere() {
+async fn unknown_clients_and_redirect_uris_get_a_page() {
     let gateway = plain().await;
     let mut browser = Browser::new();
     for changed in [
@@ -265,7 +265,7 @@ async fn what_names_no_client_is_sent_nowhere() {
 
 /// Errors of response type, PKCE, `resource` (RFC 8707) and OpenID prompts; each has state and issuer.
 #[tokio::test]
-async fn other_mistakes_are_told_to_the_client() {
+async fn other_errors_are_redirected_to_the_client() {
     let gateway = plain().await;
     let mut browser = Browser::new();
     let resource = format!("{}/t/a/x/mcp", gateway.origin());
@@ -382,7 +382,7 @@ async fn a_person_says_no() {
 
 /// Consent is remembered per person, per client, and per shown detail.
 #[tokio::test]
-async fn what_changed_is_asked_again() {
+async fn a_changed_request_asks_for_consent_again() {
     let gateway = plain().await;
     let mut browser = Browser::new();
     let two = [("client_id", "two"), ("redirect_uri", "https://two.test/a")];
@@ -410,7 +410,7 @@ async fn what_changed_is_asked_again() {
     ] {
         assert_eq!(is_asked(&mut browser, more).await, wanted, "{more:?}");
     }
-    // Somebody else in the same browser.
+    // Another person in the same browser.
     let page = browser
         .open(&request(
             &gateway,
@@ -468,7 +468,7 @@ async fn prompts_and_ages_are_obeyed() {
 /// CSRF, changed fields, other browsers, other forms, other tenants, old forms.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
-async fn forms_hold_where_they_were_given() {
+async fn forms_are_bound_to_their_browser() {
     let gateway = gateway(json!({"oauth": {"flow": "3s"}}), json!({})).await;
     let (mut ada, mut eve) = (Browser::new(), Browser::new());
     let login = ada.open(&request(&gateway, &[])).await;
@@ -537,9 +537,9 @@ async fn forms_hold_where_they_were_given() {
     refused(&mut ada, &own, &[("form", &form), allow]).await;
 }
 
-/// The gate: pages of others cannot send our forms.
+/// The gate: foreign pages cannot submit the forms.
 #[tokio::test]
-async fn forms_come_from_our_pages() {
+async fn forms_are_accepted_from_own_pages_only() {
     let gateway = plain().await;
     let post = async |end: &str, fields: &[(&str, &str)]| {
         let mut asked = client().post(format!("{}{end}", gateway.origin()));
@@ -581,9 +581,9 @@ async fn forms_come_from_our_pages() {
     }
 }
 
-/// To plain http on a network, browsers say nothing about where a page is.
+/// For plain http on a network, browsers send no metadata about the page.
 #[tokio::test]
-async fn forms_come_from_our_pages_over_plain_http() {
+async fn forms_are_accepted_from_own_pages_only_over_plain_http() {
     let config = json!({"public_url": "http://gw.test", "auth": {"insecure": true}});
     let gateway = gateway(config, json!({})).await;
     for (end, site, status) in [
@@ -631,7 +631,7 @@ async fn wrong_passwords_are_counted() {
     let retry: u64 = shown.header("retry-after").parse().unwrap();
     assert!((1..=60).contains(&retry));
     shown.assert_guarded();
-    // Somewhere else nobody was wrong, but proxies are not believed.
+    // Another address has no failures, but a forwarded one is ignored.
     let page = browser.open(&request(&gateway, &[])).await;
     assert_eq!(page.status, StatusCode::OK, "asking is not guessing");
 }
@@ -651,7 +651,7 @@ async fn servers_that_a_person_may_not_use_are_like_those_that_are_not_there() {
     );
     assert_eq!(closed.answer()["error"], "invalid_target");
     assert_eq!(closed.answer(), missing.answer());
-    // Before anybody is known, names tell nothing.
+    // Before the log-in, names reveal nothing.
     let mut stranger = Browser::new();
     for server in ["closed", "none"] {
         let shown = stranger.open(&ask(server)).await;
@@ -661,7 +661,7 @@ async fn servers_that_a_person_may_not_use_are_like_those_that_are_not_there() {
 
 /// Hostile metadata is escaped.
 #[tokio::test]
-async fn hostile_names_stay_names() {
+async fn hostile_metadata_is_escaped() {
     let gateway = plain().await;
     let name = "</h1><script>alert(1)</script>\u{202e}evil\u{200b}\" onclick=\"x".to_owned();
     let name = format!("{name}{}", "x".repeat(150));
@@ -770,7 +770,7 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// One that is called `name`.
+    /// A client with this name.
     pub(crate) async fn new(gateway: &Served, name: &str) -> Self {
         let asked = client()
             .post(format!("{}/t/a/oauth/register", gateway.origin()))
@@ -794,7 +794,7 @@ impl Registered {
         json!({"client_name": name, "redirect_uris": [BACK], "token_endpoint_auth_method": "none"})
     }
 
-    /// Calls it otherwise.
+    /// Renames it.
     pub(crate) async fn rename(&self, name: &str) {
         let mut metadata = Self::metadata(name);
         metadata["client_id"] = json!(self.id);

@@ -20,7 +20,7 @@ use crate::{
 
 const ALLOW: [(&str, &str); 1] = [("decision", "allow")];
 
-/// A gateway where people log in at these providers, and with no password.
+/// A gateway with these providers, and without passwords.
 async fn behind(mut config: Value, providers: Value) -> Served {
     config["outbound"] = json!({"allow": ["127.0.0.0/8"]});
     let more = json!({"users": {"ada": {"password": "correct horse"}}, "providers": providers});
@@ -32,7 +32,7 @@ fn openid(issuer: &str) -> Value {
         "title": "Acme", "scopes": ["openid", "profile", "email"]})
 }
 
-/// Chooses a provider on the log-in page; the client is shown before anybody is sent on.
+/// Chooses a provider on the log-in page; the client is shown before the redirect.
 async fn chosen(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
     let login = browser.open(&request(gateway, &[])).await;
     let consent = browser.submit(&login, &[("provider", name)]).await;
@@ -42,7 +42,7 @@ async fn chosen(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
     consent
 }
 
-/// Somebody on the way to a provider: where it is sent.
+/// A browser on its way to a provider: the redirect.
 async fn departed(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
     let consent = chosen(gateway, browser, name).await;
     let sent = browser.submit(&consent, &ALLOW).await;
@@ -72,7 +72,7 @@ async fn a_real_provider_logs_people_in(config: Value) {
     assert_eq!(answer["state"], "s");
     let claims = claims(&redeem(&gateway, &answer["code"], &[]).await);
     assert_eq!(claims["sub"], format!("{}#ada", provider.issuer));
-    // It is logged in and has consented: neither page comes again, and the callback is used up.
+    // Log-in and consent are remembered: neither page comes again, and the callback is used up.
     assert!(
         browser
             .open(&request(&gateway, &[]))
@@ -83,7 +83,7 @@ async fn a_real_provider_logs_people_in(config: Value) {
     let replayed = browser.open(done.url.as_str()).await;
     assert_eq!(replayed.status, StatusCode::BAD_REQUEST);
     assert!(!replayed.headers.contains_key(LOCATION));
-    // A name of the provider's is no name of ours: the local user of that name consented nothing.
+    // A name of the provider is not a local user: that user has given no consent.
     let mut other = Browser::new();
     let login = other.open(&request(&gateway, &[])).await;
     let logged = other.submit(&login, &crate::oauth::pages::ADA).await;
@@ -102,7 +102,7 @@ async fn a_real_provider_logs_people_in_on_postgres() {
     a_real_provider_logs_people_in(json!({"sql": {"url": postgres.url()}})).await;
 }
 
-/// A provider whose every word a test writes.
+/// A scripted provider.
 struct Hostile {
     stage: Stage,
     key: Key,
@@ -123,7 +123,7 @@ impl Hostile {
             "userinfo_endpoint": at("/user")})
     }
 
-    /// What a good ID token says for a log-in that was sent to `to`.
+    /// The claims of a valid ID token for a log-in that was redirected to `to`.
     fn claims(&self, sent: &Shown) -> Value {
         json!({"iss": self.stage.url, "sub": "1", "aud": "gateway", "nonce": sent.answer()["nonce"],
             "iat": now(), "exp": now() + 300, "email": "ada@acme.test", "email_verified": true,
@@ -149,7 +149,7 @@ async fn returned(gateway: &Served, browser: &mut Browser, sent: &Shown, more: &
     browser.open(&format!("{url}?state={state}{more}")).await
 }
 
-/// What is wrong, and the ID token that a provider makes of good claims.
+/// A defect, and the ID token that a provider makes from valid claims.
 type Case<'c> = (&'c str, Box<dyn Fn(&Value) -> String + 'c>);
 
 #[tokio::test]
@@ -232,7 +232,7 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
         );
         assert!(!shown.headers.contains_key(LOCATION), "{name}");
         shown.assert_guarded();
-        // Nobody was logged in either.
+        // There is no log-in either.
         let again = browser.open(&request(&gateway, &[])).await;
         assert!(again.text.contains("name=\"password\""), "{name}");
     }
@@ -243,7 +243,7 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
     let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
     let claims = claims(&redeem(&gateway, &done.answer()["code"], &[]).await);
     assert_eq!(claims["sub"], format!("{}#1", hostile.stage.url));
-    // We proved who we are, by PKCE too, and told nothing of the browser.
+    // The gateway authenticated, with PKCE too, and sent nothing of the browser.
     let asked = hostile.stage.asked("POST /token");
     let asked = asked.last().unwrap();
     assert!(
@@ -259,7 +259,7 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
 
 /// People are told apart by issuer and subject alone.
 #[tokio::test]
-async fn an_address_is_nobodys_name() {
+async fn an_email_address_is_no_identity() {
     let (one, two) = (Hostile::start().await, Hostile::start().await);
     let providers = json!({"acme": openid(&one.stage.url), "other": openid(&two.stage.url)});
     let gateway = behind(json!({}), providers).await;
@@ -289,7 +289,7 @@ async fn an_address_is_nobodys_name() {
 
 /// Callbacks with foreign cookies, states or issuers (RFC 9207).
 #[tokio::test]
-async fn only_who_left_comes_back() {
+async fn callbacks_must_come_from_the_browser_that_left() {
     let hostile = Hostile::start().await;
     let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
     let (mut ada, mut eve) = (Browser::new(), Browser::new());
@@ -311,7 +311,7 @@ async fn only_who_left_comes_back() {
     refused(&mut Browser::new(), "&code=c").await;
     refused(&mut ada, "&code=c&code=d").await;
     refused(&mut ada, "x&code=c").await;
-    // None of that took the journey from whoever is on it.
+    // None of these spent the pending log-in.
     assert!(hostile.stage.asked("POST /token").is_empty());
     let done = returned(&gateway, &mut ada, &sent, "&code=c").await;
     assert!(done.answer()["code"].starts_with("lgc_"));
@@ -340,10 +340,10 @@ async fn only_who_left_comes_back() {
     }
 }
 
-/// Consent comes before the provider, whoever is logged in there, and what was remembered of
-/// somebody skips it only where that somebody is known to be there.
+/// Consent precedes the redirect to the provider, and a remembered consent
+/// skips it only for a person who is logged in here.
 #[tokio::test]
-async fn a_provider_is_nobodys_deputy() {
+async fn consent_precedes_the_redirect_to_a_provider() {
     let hostile = Hostile::start().await;
     let gateway = behind(json!({}), json!({"acme": openid(&hostile.stage.url)})).await;
     let mut victim = Browser::new();
@@ -351,10 +351,10 @@ async fn a_provider_is_nobodys_deputy() {
     hostile.give(&hostile.signed(&hostile.claims(&sent)));
     let done = returned(&gateway, &mut victim, &sent, "&code=c").await;
     assert!(done.answer().contains_key("code"));
-    // Elsewhere the same person has consented already; nobody knows that it is there.
+    // The same person has consented in another browser, which this browser cannot know.
     let mut elsewhere = Browser::new();
     chosen(&gateway, &mut elsewhere, "acme").await;
-    // Saying no sends nobody on.
+    // A denial causes no redirect to the provider.
     let consent = chosen(&gateway, &mut elsewhere, "acme").await;
     let denied = elsewhere.submit(&consent, &[("decision", "deny")]).await;
     assert_eq!(denied.answer()["error"], "access_denied");
@@ -367,7 +367,7 @@ async fn a_provider_is_nobodys_deputy() {
     assert!(!shown.headers.contains_key(LOCATION));
 }
 
-/// Whoever wants another account is asked for one, whatever the client asked for.
+/// **Use another account** asks for one, with any `prompt` of the client.
 #[tokio::test]
 async fn another_account_is_asked_for_at_the_provider() {
     let hostile = Hostile::start().await;
@@ -396,7 +396,7 @@ async fn another_account_is_asked_for_at_the_provider() {
     assert_eq!(claims["sub"], format!("{}#2", hostile.stage.url));
 }
 
-/// What a client became while somebody was at the provider was not allowed before.
+/// A change of the client during the log-in at the provider asks again.
 #[tokio::test]
 async fn a_client_that_changes_meanwhile_is_shown_again() {
     let hostile = Hostile::start().await;
@@ -417,7 +417,7 @@ async fn a_client_that_changes_meanwhile_is_shown_again() {
 }
 
 #[tokio::test]
-async fn who_may_come_in_is_the_tenants_to_say() {
+async fn the_tenant_decides_who_is_admitted() {
     let hostile = Hostile::start().await;
     for (allow, claims, status) in [
         (json!({"subjects": ["1"]}), json!({}), StatusCode::FOUND),
@@ -455,9 +455,9 @@ async fn who_may_come_in_is_the_tenants_to_say() {
     }
 }
 
-/// Who was let in is so no longer than the tenant says.
+/// A log-in lasts no longer than the tenant admits the person.
 #[tokio::test]
-async fn who_may_come_in_no_more_loses_the_tokens() {
+async fn people_who_are_no_longer_admitted_lose_their_tokens() {
     let hostile = Hostile::start().await;
     let mut provider = openid(&hostile.stage.url);
     let gateway = behind(json!({}), json!({"acme": provider})).await;
@@ -494,7 +494,7 @@ async fn who_may_come_in_no_more_loses_the_tokens() {
     }
 }
 
-/// What the ID token leaves out is asked for, and must be about the same person.
+/// Claims that the ID token lacks are fetched, and must be of the same person.
 #[tokio::test]
 async fn user_info_is_of_the_same_person() {
     let hostile = Hostile::start().await;
@@ -516,7 +516,7 @@ async fn user_info_is_of_the_same_person() {
     assert!(hostile.stage.asked("GET /user")[0].contains("Bearer at"));
 }
 
-/// A provider that is away, slow, or sends us elsewhere costs a page, within bounds.
+/// A provider that is away, slow or redirects leads to an error page in bounded time.
 #[tokio::test]
 async fn providers_that_do_not_answer() {
     let hostile = Hostile::start().await;
@@ -570,7 +570,7 @@ async fn providers_that_do_not_answer() {
     }
 }
 
-/// GitHub names itself in its answers (RFC 9207), and not by what it is called in subjects.
+/// GitHub's `iss` in answers (RFC 9207) differs from its name in subjects.
 #[tokio::test]
 async fn a_provider_without_openid_may_name_itself() {
     let stage = Stage::start().await;
@@ -602,7 +602,7 @@ async fn a_provider_without_openid_may_name_itself() {
     }
 }
 
-/// Plain OAuth, as GitHub speaks it.
+/// Plain OAuth, like GitHub's.
 #[tokio::test]
 async fn a_provider_without_openid() {
     let stage = Stage::start().await;

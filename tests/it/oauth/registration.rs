@@ -57,7 +57,7 @@ async fn registers(config: Value) {
         (one.text("client_name"), one.text("software_id")),
         ("<b>ü".into(), "x".into())
     );
-    // What it is told once lies nowhere.
+    // Its secrets are not stored in clear.
     let dumped: Vec<u8> = files(&gateway.data()).into_iter().flatten().collect();
     let dumped = String::from_utf8_lossy(&dumped);
     assert!(!dumped.contains(&answer.text("registration_access_token")));
@@ -85,7 +85,7 @@ async fn clients_register_themselves_on_postgres() {
 
 /// Metadata that is refused.
 #[tokio::test]
-async fn what_no_client_may_be_is_refused() {
+async fn invalid_registrations_are_refused() {
     let gateway = gateway(json!({})).await;
     for uri in [
         "http://app.test/cb",
@@ -291,7 +291,7 @@ async fn clients_that_nobody_uses_are_forgotten() {
         send(Method::GET, &url, &token, None).await.status == StatusCode::UNAUTHORIZED
     })
     .await;
-    // The one that was used stays, and the place of the other is free.
+    // The used client stays, and the place of the other is free.
     let again = app.refresh(&tokens.text("refresh_token"), &[]).await;
     assert_eq!(again.status, StatusCode::OK, "{}", again.body);
     let next = register(&gateway, "a", &minimal()).await;

@@ -19,7 +19,7 @@ use crate::support::{
     served::Served,
 };
 
-/// Where the client says that it listens; the browser hands the address over.
+/// The client's redirect URI; the browser passes the URL on.
 const REDIRECT: &str = "http://127.0.0.1:33422/callback";
 
 async fn serving() -> Served {
@@ -29,7 +29,7 @@ async fn serving() -> Served {
     Served::start(json!({}), json!({"a": tenant})).await
 }
 
-/// What a person's browser does, until it is sent back to the client.
+/// The steps of a person's browser up to the redirect to the client.
 async fn browsed(url: &str) -> String {
     let script = package().join("tests/referees/browser.mjs");
     let done = Command::new("node")

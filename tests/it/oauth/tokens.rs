@@ -86,7 +86,7 @@ async fn a_code_becomes_tokens_on_postgres() {
 
 /// RFC 6749, section 3.1: no parameter twice, none in the query.
 #[tokio::test]
-async fn requests_that_are_none() {
+async fn invalid_token_requests_are_refused() {
     let gateway = gateway(json!({"oauth": {"failures": 1000}})).await;
     let app = App::public(&gateway, "a").await;
     let url = app.endpoint("token");
@@ -363,7 +363,7 @@ async fn a_refresh_asks_for_no_more_than_was_granted() {
 
 /// Tokens end, each by its own limit, and none after its grant.
 #[tokio::test]
-async fn tokens_have_ends() {
+async fn tokens_expire_by_their_own_limits() {
     let idle = gateway(json!({"oauth": {"refresh_idle": "1s"}})).await;
     let app = App::public(&idle, "a").await;
     let tokens = app.tokens().await;
@@ -391,7 +391,7 @@ async fn tokens_have_ends() {
 
 /// Client authentication by the registered method only.
 #[tokio::test]
-async fn clients_prove_who_they_are() {
+async fn clients_authenticate_by_their_registered_method() {
     let gateway = gateway(json!({"oauth": {"failures": 1000}})).await;
     for method in ["client_secret_basic", "client_secret_post"] {
         let metadata = json!({"redirect_uris": [BACK], "token_endpoint_auth_method": method});
@@ -437,7 +437,7 @@ async fn clients_prove_who_they_are() {
         }
         let both = post_with(&url, &in_form, Some(&right)).await;
         both.assert_refused(400, "invalid_request");
-        // None of it cost the code.
+        // The code is not spent.
         let good = if is_basic {
             post_with(&url, &own, Some(&right)).await
         } else {
@@ -448,7 +448,7 @@ async fn clients_prove_who_they_are() {
         let stolen = app.refresh(&good.text("refresh_token"), &[]).await;
         stolen.assert_refused(401, "invalid_client");
     }
-    // A client that an operator wrote down may use either.
+    // A declared client may use either method.
     let app = App {
         secret: Some(SECRET.to_owned()),
         ..App::of(&gateway, "a", "app")
@@ -473,7 +473,7 @@ async fn clients_prove_who_they_are() {
 
 /// RFC 7523.
 #[tokio::test]
-async fn clients_sign_who_they_are() {
+async fn clients_authenticate_by_signed_assertions() {
     let gateway = gateway(json!({"oauth": {"failures": 1000}})).await;
     let (key, stranger) = (Key::new("k"), Key::new("k"));
     let metadata = json!({"redirect_uris": [BACK], "jwks": {"keys": [key.public()]},
@@ -561,7 +561,7 @@ async fn revokes(config: Value) {
     for name in ["access_token", "refresh_token"] {
         let tokens = app.tokens().await;
         let (access, refresh) = (tokens.text("access_token"), tokens.text("refresh_token"));
-        // Foreign and unknown tokens, and what only looks like one: 200, and nothing happens.
+        // Foreign, unknown and malformed tokens: 200 without an effect.
         assert_eq!(other.revoke(&tokens.text(name)).await, StatusCode::OK);
         let forged = access.rsplit_once('.').unwrap().0.to_owned() + ".AAAA";
         for unknown in ["lgr_x", "x", "a.b.c", &forged] {
@@ -601,12 +601,12 @@ async fn revokes(config: Value) {
 }
 
 #[tokio::test]
-async fn clients_give_their_tokens_back_on_sqlite() {
+async fn clients_revoke_their_tokens_on_sqlite() {
     revokes(json!({})).await;
 }
 
 #[tokio::test]
-async fn clients_give_their_tokens_back_on_postgres() {
+async fn clients_revoke_their_tokens_on_postgres() {
     let postgres = Postgres::start();
     revokes(json!({"sql": {"url": postgres.url()}})).await;
 }
@@ -654,7 +654,7 @@ async fn guesses_are_stopped() {
 
 /// The time of a refusal does not reveal which ids exist.
 #[tokio::test]
-async fn unknown_and_wrong_take_as_long() {
+async fn unknown_and_wrong_take_the_same_time() {
     let gateway =
         gateway(json!({"oauth": {"failures": 100_000, "registrations_address": 1000}})).await;
     let made = register(
@@ -723,7 +723,7 @@ async fn a_code_is_redeemed_once_by_two_replicas() {
     redeems_once(replicas(&postgres).await.each_ref()).await;
 }
 
-/// An answer of a store that had time for it: on a busy machine not all of fifty find it so at once.
+/// An answer after the database had time: on a busy machine not all of fifty get one at once.
 async fn patiently<F: Future<Output = Answer>>(ask: impl Fn() -> F) -> Answer {
     let mut answer = ask().await;
     while answer.status == StatusCode::SERVICE_UNAVAILABLE {

@@ -29,7 +29,7 @@ fn library() -> String {
     found.to_str().unwrap().to_owned()
 }
 
-/// What a process needs to see another time; timers are not to notice.
+/// The environment of a process with another time; timers are not affected.
 fn faked<'e>(library: &'e str, more: (&'static str, &'e str)) -> [(&'static str, &'e str); 4] {
     [
         ("LD_PRELOAD", library),
@@ -39,7 +39,7 @@ fn faked<'e>(library: &'e str, more: (&'static str, &'e str)) -> [(&'static str,
     ]
 }
 
-/// A clock that is set while those run who go by it.
+/// A clock that is set while its processes run.
 pub(crate) struct Faked {
     library: String,
     dir: tempfile::TempDir,
@@ -59,14 +59,14 @@ impl Faked {
         faked
     }
 
-    /// From now on it is ahead by so much; nobody sees half of it.
+    /// Sets its offset atomically.
     pub(crate) fn set(&self, seconds: &str) {
         let new = self.dir.path().join("new");
         std::fs::write(&new, seconds).unwrap();
         std::fs::rename(&new, self.dir.path().join("time")).unwrap();
     }
 
-    /// What a process needs to go by it.
+    /// The environment of a process with this clock.
     pub(crate) fn environment(&self) -> [(&'static str, String); 4] {
         let file = self.dir.path().join("time");
         let of_file = ("FAKETIME_TIMESTAMP_FILE", file.to_str().unwrap());
@@ -121,7 +121,7 @@ async fn replicas_whose_clocks_are_a_minute_apart_believe_each_other() {
         again.assert_refused(400, "invalid_grant");
         let token = tokens.text("access_token");
         let refresh = tokens.text("refresh_token");
-        // Whose answer was lost asks the other one, and gets the same.
+        // A retry at the other replica gets the same successor.
         let next = own.refresh(&refresh, &[]).await;
         let same = other.refresh(&refresh, &[]).await;
         assert_eq!(same.status, StatusCode::OK, "{at}: {}", same.body);
@@ -145,7 +145,7 @@ async fn replicas_whose_clocks_are_a_minute_apart_believe_each_other() {
             assert_eq!(gone.status(), StatusCode::NOT_FOUND, "revived");
         }
     }
-    // What a person lost at one of them has no worth at the other: a code from just before, too.
+    // A revocation at one replica holds at the other, also for a code from just before.
     for at in 0..2 {
         let (own, other) = (&apps[at], &at_other[at]);
         let tokens = own.tokens().await;
@@ -168,7 +168,7 @@ async fn replicas_whose_clocks_are_a_minute_apart_believe_each_other() {
             })
             .await;
         }
-        // Who logs in again is let in again.
+        // A new log-in works.
         let tokens = other.tokens().await;
         for at in 0..2 {
             let token = tokens.text("access_token");
@@ -258,8 +258,8 @@ async fn a_clock_that_is_set_by_an_hour_is_noticed_by_no_timer() {
                 *seen += 1;
             }
         }
-        // Silence is as long as it was, and so is the time that an answer is held. What came while
-        // nobody read comes at once.
+        // Keep-alive and the hold time of answers are unchanged. A message that came
+        // without a reader comes at once.
         let (mut gaps, mut since) = (Vec::new(), Instant::now());
         while gaps.len() < 3 {
             let event = listener.next().await.unwrap();
@@ -273,7 +273,7 @@ async fn a_clock_that_is_set_by_an_hour_is_noticed_by_no_timer() {
         let response = there.begin("sleep", json!({"ms": 400})).await;
         assert!(is_stream(&response));
         assert!(last(response).await["result"].is_object());
-        // Nobody lost a lease, and nothing lives longer or shorter for it.
+        // No lease was lost, and no lifetime changed.
         for at in 0..2 {
             assert_eq!(cluster.health(at).await.0, StatusCode::OK);
         }

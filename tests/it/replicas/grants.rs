@@ -92,7 +92,7 @@ async fn a_refreshed_token_of_the_grant_resumes_at_the_other_replica() {
     );
 }
 
-/// What is open of somebody who will be gone: sessions that began at each replica, and streams by each.
+/// Open sessions and streams, through each replica, of a principal that will be deleted.
 async fn opened(pair: &Pair, token: &str) -> Vec<(Session, Vec<Events>)> {
     let mut open = Vec::new();
     let [first, second] = pair.both();
@@ -157,7 +157,7 @@ async fn all_gone(
         "{:?}",
         began.elapsed()
     );
-    // What still counts somebody, counts him not for long.
+    // Counters of the deleted principal expire soon.
     for key in pair.redis.keys() {
         let left = pair.redis.command(&["PTTL", &key]).number();
         assert_ne!(left, -1, "{key} stays for ever");
@@ -178,7 +178,7 @@ async fn bystander(pair: &Pair) -> (Session, Events, Vec<u32>) {
     (there, listener, pair.descendants())
 }
 
-/// Its stream has not ended, and its child is the one that it had.
+/// Its stream has not ended, and its child is the same.
 async fn is_untouched((session, mut listener, _): (Session, Events, Vec<u32>)) {
     let changed = json!({"method": "notifications/tools/list_changed", "params": {}});
     assert_eq!(session.text("notify", changed).await, "sent");
@@ -200,7 +200,7 @@ async fn a_deleted_user_is_gone_from_both_replicas_and_redis() {
     deleted("/tenants/a/users/ada").await;
 }
 
-/// Nothing is left of what goes with `path`, and all of who has nothing to do with it.
+/// Everything below `path` is gone, and everything else is left.
 async fn deleted(path: &str) {
     let pair = Pair::issuing(json!({})).await;
     let other = bystander(&pair).await;
@@ -214,7 +214,7 @@ async fn deleted(path: &str) {
     is_untouched(other).await;
 }
 
-/// Deletes what an operator declared.
+/// Deletes a declared object.
 async fn operate(pair: &Pair, path: &str) {
     let first = pair.both()[0];
     let url = format!("{}/api/v1{path}", first.origin());
@@ -268,14 +268,14 @@ async fn streams_of_a_principal_are_limited_over_both_replicas() {
     .await;
 }
 
-/// The race row of 4.4 on codes, with everything that replicas share.
+/// One code used many times at once, with all shared stores.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_code_is_redeemed_once_by_replicas_that_share_redis() {
     let pair = Pair::issuing(json!({"oauth": {"failures": 100_000}})).await;
     redeems_once(pair.both()).await;
 }
 
-/// The race row of 4.4 on refresh tokens, with everything that replicas share.
+/// One refresh token used many times at once, with all shared stores.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_token_has_one_successor_by_replicas_that_share_redis() {
     let pair = Pair::issuing(json!({"oauth": {"failures": 100_000}})).await;
@@ -317,7 +317,7 @@ impl Alternating {
         Answer::of(within("an answer", asked).await.unwrap()).await
     }
 
-    /// From the URL of a server to the authorization server's metadata, as clients find it.
+    /// Discovery: from the URL of a server to the metadata of the authorization server.
     async fn discover(&self) -> Value {
         let refused = self.get(&format!("{}/t/a/x/mcp", self.origin)).await;
         assert_eq!(refused.status, StatusCode::UNAUTHORIZED);
@@ -423,7 +423,7 @@ async fn each_kind_of_client_connects_where_no_two_steps_meet_one_replica() {
     let registered = register(replicas.pair.both()[1], "a", &metadata).await;
     let app = replicas.app(&registered.text("client_id"), None);
     replicas.connects(&app).await;
-    // A document (CIMD), fetched by whichever replica needs it.
+    // A metadata document, fetched by the replica that needs it.
     let site = Site::start().await;
     let id = site.document("/client.json", "max-age=600", json!({}));
     replicas.connects(&replicas.app(&id, None)).await;

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// What is kept of a session, as whoever has it wrote it.
+/// The stored session, as its owner wrote it.
 struct Kept<'r> {
     replicas: &'r Replicas,
     key: String,
@@ -34,13 +34,13 @@ impl<'r> Kept<'r> {
         redis.command(&["HSET", &self.key, field, value]);
     }
 
-    /// What the next owner is to know.
+    /// The record for the next owner.
     fn record(&self) -> Value {
         serde_json::from_str(&self.get("kept").text()).unwrap()
     }
 }
 
-/// Nothing but service, or 503 for a moment.
+/// Asserts service, or 503 for a moment.
 fn is_served(response: &Response) -> bool {
     let status = response.status().as_u16();
     assert!([200, 503].contains(&status), "{status}");
@@ -57,7 +57,7 @@ async fn count(way: &Session) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_newer_version_adds_is_tolerated_and_stays() {
+async fn additions_of_a_newer_version_are_tolerated_and_stay() {
     let mut replicas = Replicas::with(3, &[], "idle: 10m").await;
     let here = replicas.node(0).session().await;
     let there = replicas.by(&here, 1);
@@ -82,7 +82,7 @@ async fn what_a_newer_version_adds_is_tolerated_and_stays() {
     let (stream, id) = (format!("{}:0", kept.key), format!("{last}-0"));
     redis.command(&["XADD", &stream, &id, "e", event, "part", "two"]);
     kept.set("n:0", &last.to_string());
-    // So does a newer replica that lives, of which nobody here knows what it says.
+    // The same for a newer replica that lives, with unknown contents of its heartbeat.
     for (key, value) in [
         (
             "lockgate:v1:replica:0123",
@@ -92,7 +92,7 @@ async fn what_a_newer_version_adds_is_tolerated_and_stays() {
     ] {
         redis.command(&["SET", key, value, "PX", "60000"]);
     }
-    // While both run, nobody notices.
+    // Both versions serve side by side.
     for way in [&here, &there] {
         assert!(is_served(&way.begin("echo", json!({})).await));
         assert!(is_served(&way.get(Some(&cursor)).await));
@@ -106,7 +106,7 @@ async fn what_a_newer_version_adds_is_tolerated_and_stays() {
             .await,
         "1"
     );
-    // Then the newer one is taken back: this version goes on with what it left.
+    // After the downgrade this version goes on with the newer version's data.
     replicas.kill(0).await;
     assert_eq!(count(&there).await, "1", "another child");
     let subscribed = there.text("subscribed", json!({})).await;
@@ -116,15 +116,15 @@ async fn what_a_newer_version_adds_is_tolerated_and_stays() {
     assert_eq!(heard["method"], "notifications/new");
     let kept = Kept::of(&replicas, &here);
     assert_eq!(kept.get("future").text(), "1", "it is not ours to remove");
-    // And all of it goes with the session.
+    // All of it is removed with the session.
     assert_eq!(there.delete().await.status(), StatusCode::NO_CONTENT);
     let id = here.id.clone().unwrap();
     assert!(!replicas.redis.keys().iter().any(|key| key.contains(&id)));
 }
 
-/// A version before this one knew less: what it did not write is as if it had never been.
+/// An older version wrote less: missing members count as absent.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_older_version_did_not_write_is_not_missed() {
+async fn missing_members_of_an_older_version_are_tolerated() {
     let mut replicas = Replicas::two(&[]).await;
     let sessions = [
         replicas.node(0).session().await,

@@ -125,7 +125,7 @@ async fn a_frozen_owner_is_found_out_once() {
     replicas.node(0).signal(Signal::STOP);
     let first = last(ways[0].begin("echo", json!({"text": "x"})).await).await;
     assert_eq!(first["error"]["data"]["reason"], "owner_lost", "{first}");
-    // Neither it nor another session of that owner waits so long again.
+    // No further request for that owner waits so long.
     for way in &ways {
         loop {
             let began = Instant::now();
@@ -204,7 +204,7 @@ async fn a_replica_that_stops_begins_and_claims_nothing() {
         })
         .await;
     }
-    // Nobody waits for the end of the delay.
+    // No request waits for the end of the delay.
     for at in 0..2 {
         replicas.kill(at).await;
     }

@@ -21,7 +21,7 @@ use crate::support::{
     oauth_client::{Answer, App, send},
 };
 
-/// A client of PostgreSQL that says one thing after another (its documentation, "Message Flow").
+/// A sequential client of PostgreSQL (its documentation, "Message Flow").
 struct Sql(TcpStream);
 
 impl Sql {
@@ -51,7 +51,7 @@ impl Sql {
         self.0.write_all(&message).unwrap();
     }
 
-    /// What comes until it waits for the next statement, or an error.
+    /// All messages up to the next `ReadyForQuery`, or an error.
     fn heard(&mut self) -> Result<Vec<String>, String> {
         let mut rows = Vec::new();
         loop {
@@ -75,7 +75,7 @@ impl Sql {
     }
 }
 
-/// Calls by either replica, all of which have to succeed, until `done`; how many.
+/// Calls through either replica until `done`; all must succeed. Returns their number.
 async fn calls(ways: &[Session], done: &std::cell::Cell<bool>) -> usize {
     let mut count = 0;
     while !done.get() {
@@ -103,7 +103,7 @@ fn assert_away(answer: &Answer) {
     assert_eq!(got, wanted, "{}", answer.body);
 }
 
-/// Asks the administration of the first replica for its tenants' revocations to be one more.
+/// Adds a revocation through the administration of the first replica.
 async fn administrate(cluster: &Cluster) -> Answer {
     let gateway = &cluster.replicas[0];
     let url = format!("{}/api/v1/audit", gateway.origin());
@@ -129,7 +129,7 @@ async fn a_database_without_room_is_503_at_once_and_mcp_goes_on() {
     let url = cluster.postgres.url();
     let mut first = Sql::connect(&url).unwrap();
     let mut others = Vec::new();
-    // Until nobody else has a connection, and there is none left.
+    // Until all connections are taken by this client.
     let own = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockgate'";
     let most: usize = first.run("SHOW max_connections")[0].parse().unwrap();
     let began = Instant::now();
@@ -170,8 +170,8 @@ async fn a_database_without_room_is_503_at_once_and_mcp_goes_on() {
     assert_eq!(again.status, StatusCode::OK, "{}", again.body);
 }
 
-/// All connections of the replica wait for a lock that another client holds; who
-/// comes then is told at once.
+/// All connections of the replica wait for a lock that another client holds;
+/// other requests are refused at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_all_wait_cost_the_others_a_second() {
     let cluster = Cluster::two().await;
@@ -219,7 +219,7 @@ async fn connections_that_all_wait_cost_the_others_a_second() {
     assert_eq!(successors.len(), 1, "one live branch");
 }
 
-/// How many rows a question has.
+/// The number of rows of a query.
 fn seen(cluster: &Cluster, question: &str) -> usize {
     let mut sql = Sql::connect(&cluster.postgres.url()).unwrap();
     sql.run(question).len()
@@ -274,7 +274,7 @@ async fn calls_with_valid_tokens_go_on_without_the_database() {
         }
         is_back(&cluster).await;
     }
-    // What is revoked counts again.
+    // Revocations take effect again.
     assert_eq!(app.revoke(&refresh).await, StatusCode::OK);
     for at in 0..2 {
         until("the revocation", || async {
@@ -284,7 +284,7 @@ async fn calls_with_valid_tokens_go_on_without_the_database() {
     }
 }
 
-/// A database that takes 200 ms for everything is late and right.
+/// A database with a latency of 200 ms is late and correct.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_database_makes_oauth_slow_and_calls_not() {
     let cluster = Cluster::two().await;
@@ -305,7 +305,7 @@ async fn a_slow_database_makes_oauth_slow_and_calls_not() {
     let (count, ()) = tokio::join!(calls(&ways, &done), refreshing);
     assert!(count > 10, "{count}");
     for at in 0..2 {
-        // It may say that it hears too little of its store.
+        // It may report the database as degraded.
         assert_eq!(cluster.health(at).await.0, StatusCode::OK);
     }
 }
@@ -322,8 +322,8 @@ async fn was_hit(cluster: &Cluster) {
     until("the commit", async || cluster.sql_way.mode() == Mode::Pass).await;
 }
 
-/// "Ambiguous commit; no double spend": a code whose redemption broke at any of its commits gives
-/// tokens once or never, to however many come again, by either replica.
+/// Ambiguous commits: a code whose redemption broke at any of its commits gives
+/// tokens once or never, for any number of retries through either replica.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_code_is_not_spent_twice_when_a_commit_is_ambiguous() {
     let cluster = Cluster::two().await;
@@ -364,7 +364,7 @@ async fn a_code_is_not_spent_twice_when_a_commit_is_ambiguous() {
     }
 }
 
-/// The same of a refresh token: whoever comes again within the grace gets the one successor.
+/// The same for a refresh token: retries within the grace get the one successor.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_token_has_one_successor_when_a_commit_is_ambiguous() {
     let cluster = Cluster::two().await;

@@ -41,7 +41,7 @@ async fn replicas_start_without_their_stores_and_recover() {
         .await;
         unready(&cluster, at, &["redis"]).await;
     }
-    // Nobody tells the second one what the first declared: it looks for it again and again.
+    // The second replica gets no notification of the first one's objects: it polls.
     let keys = async |at: usize| {
         let origin = cluster.replicas[at].origin();
         let asked = client().get(format!("{origin}/t/a/oauth/jwks"));
@@ -57,7 +57,7 @@ async fn replicas_start_without_their_stores_and_recover() {
         first.contains("kid") && first == keys(1).await
     })
     .await;
-    // Who may log in can; what needs a session waits.
+    // Log-ins work; requests of sessions wait.
     let app = App::public(&cluster.replicas[0], "a").await;
     let token = app.tokens().await.text("access_token");
     for at in 0..2 {
@@ -78,7 +78,7 @@ async fn replicas_start_without_their_stores_and_recover() {
     assert_eq!(there.text("counter", json!({})).await, "2");
 }
 
-/// It lives, serves nobody, and says what it lacks.
+/// It lives, serves no request, and reports the missing store.
 async fn unready(cluster: &Cluster, at: usize, lacks: &[&str]) {
     let (status, said) = cluster.health(at).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
@@ -129,8 +129,9 @@ impl Ground {
         within("readiness", asked).await.unwrap().status()
     }
 
-    /// Asks each session by both ways once. Whatever ails Redis, an answer is right and its own, or
-    /// 503; how many are right. One that was taken just before may wait for as long as it lasts.
+    /// Sends one request to each session by both ways. With any fault of Redis, an answer is correct, or
+    /// 503; returns the number of correct ones. A request that was taken just before may wait for as long
+    /// as the fault lasts.
     async fn ask(&self, round: usize, waiting: &mut Vec<JoinHandle<bool>>) -> usize {
         let mut right = 0;
         for (session, ways) in self.ways.iter().enumerate() {
@@ -146,7 +147,7 @@ impl Ground {
         right
     }
 
-    /// Nobody is told that a session, or a right to it, is gone: not a client that listens, ends
+    /// No client gets 404 or 401: not one that listens, ends
     /// its session, or begins one.
     async fn refuses(&self) {
         for (at, ways) in self.ways.iter().enumerate() {
@@ -162,7 +163,7 @@ impl Ground {
         }
     }
 
-    /// All is well within `limit`: the same sessions, with the same children, each with its own.
+    /// Asserts full service within `limit`: the same sessions with the same children.
     async fn recovers(&self, limit: Duration, waiting: Vec<JoinHandle<bool>>) {
         self.answers(limit, waiting).await;
         self.kept_its_children().await;
@@ -193,15 +194,15 @@ impl Ground {
         }
     }
 
-    /// Whether the heartbeats of both replicas stand, as Redis has it.
+    /// Whether Redis has the heartbeats of both replicas.
     fn has_heartbeats(&self) -> bool {
         let keys = self.replicas.redis.keys();
         keys.iter().filter(|key| key.contains("replica:")).count() == 2
     }
 }
 
-/// Whether a call is answered as it should be; else by 503, or by what says that nobody knows what
-/// became of it.
+/// Whether a call gets its answer; else it gets 503, or the error for an unknown
+/// outcome.
 async fn is_right(client: Session, text: String) -> bool {
     let response = client.begin("echo", json!({"text": text})).await;
     if response.status() != StatusCode::OK {
@@ -257,7 +258,7 @@ async fn whole(streams: Vec<Events>) {
     }
 }
 
-/// The story of every fault: 503 while it lasts, and then as if nothing had been.
+/// The course of every fault: 503 while it lasts, then normal service.
 async fn suffers(begin: impl Fn(&Ground), end: impl Fn(&Ground)) {
     let ground = Ground::new().await;
     let streams = streams(&ground).await;
@@ -318,8 +319,8 @@ async fn a_redis_that_takes_no_writes_is_503() {
 /// The time for which a line is thin. A heartbeat stands for 5 s and is up to 1 s old when it begins.
 const THIN: Duration = Duration::from_millis(2500);
 
-/// Not away, and hardly there: what comes is late, and still right. A replica whose heartbeat lapses on
-/// a busy machine loses its sessions, as it has to; then the line is made thin once more.
+/// A very slow Redis: answers are late and correct. A replica whose heartbeat lapses on
+/// a busy machine must lose its sessions; then the line is made thin once more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_behind_a_thin_line_is_late_or_503() {
     for _ in 0..5 {
@@ -360,8 +361,8 @@ async fn heartbeats_outlast_a_thin_line() -> bool {
     true
 }
 
-/// A name that moves to an empty server: owners register again what they have, and nothing of it
-/// is known by an id from before.
+/// A name that moves to an empty server: owners register their sessions again, and ids from
+/// before are unknown.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_failed_over_to_an_empty_one_is_filled_again() {
     let empty = Redis::start(Kind::Valkey);
@@ -388,7 +389,7 @@ async fn a_redis_that_failed_over_to_an_empty_one_is_filled_again() {
         })
         .await;
     }
-    // What begins now is whole, and belongs to nobody else.
+    // New sessions and streams are complete and separate.
     let ways = &ground.ways;
     let mut events = ways[0][1]
         .stream("slow", json!({"n": 5, "ms": 5}), json!("t"))

@@ -42,7 +42,7 @@ impl Authority {
     }
 }
 
-/// The user that the documentation tells to make, and nobody else.
+/// The only user of Redis is the documented one.
 fn restrict(redis: &Redis) {
     let text = std::fs::read_to_string(package().join("docs/replicas.md")).unwrap();
     let line = text.split("```text\nuser lockgate ").nth(1).unwrap();

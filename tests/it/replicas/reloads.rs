@@ -20,7 +20,7 @@ fn url(replica: &Replica, name: &str) -> String {
     format!("{origin}/t/a/{name}/mcp")
 }
 
-/// What a replica makes of a request without a session: 400 where there is such a server.
+/// The status of a request without a session: 400 if the server exists.
 async fn status(replica: &Replica, http: &Client, name: &str) -> u16 {
     let asked = http.get(url(replica, name));
     let asked = asked.header("Accept", "text/event-stream").send();
@@ -87,7 +87,7 @@ async fn reloads_on_two_replicas_drop_no_stream_and_bad_ones_change_nothing() {
         there.stream("slow", args, json!("there")).await,
     ];
     let mut seen = [0, 0];
-    // A certificate that is none, and a manifest with a mistake.
+    // An invalid certificate, and a manifest with a mistake.
     let bad = Pair {
         cert: "no certificate".to_owned(),
         key: second.key.clone(),
@@ -117,7 +117,7 @@ async fn reloads_on_two_replicas_drop_no_stream_and_bad_ones_change_nothing() {
     for (call, seen) in calls.iter_mut().zip(&mut seen) {
         goes_on(call, seen).await;
     }
-    // Better ones: another launch of the server too, for whoever begins now.
+    // Valid ones, with another launch of the server for new sessions.
     second.install(folder.path());
     ground.manifest(&tenants(json!({"x": server("2"), "y": server("1")})));
     let new = second.client();
@@ -136,7 +136,7 @@ async fn reloads_on_two_replicas_drop_no_stream_and_bad_ones_change_nothing() {
         fresh.initialize(NEWEST).await;
         assert_eq!(crate::database::persistence::mark(&fresh).await, "2");
     }
-    // The connections of before have lived through it all, with their child.
+    // The earlier connections are still open, with the same child.
     for (call, seen) in calls.iter_mut().zip(&mut seen) {
         goes_on(call, seen).await;
     }

@@ -50,7 +50,7 @@ impl Balancer {
         self.urls.send_modify(|urls| urls[at] = url);
     }
 
-    /// Sends a request of a session; none if nobody was there, or the connection broke.
+    /// Sends a request of a session; none if no replica answered, or the connection broke.
     async fn send(
         &self,
         session: &Session,
@@ -74,16 +74,16 @@ impl Balancer {
     }
 }
 
-/// What may go wrong for a client.
+/// Tolerated failures of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Loss {
-    /// Nothing.
+    /// None.
     None,
-    /// A call may be refused for now, or its end unknown; never is a session.
+    /// A call may be 503 or end with −31001; sessions may not be lost.
     Calls,
 }
 
-/// One client: it sends numbered notifications through its child, and hears them.
+/// A client that makes its child send numbered notifications, and reads them.
 struct Visitor {
     session: Session,
     balancer: Arc<Balancer>,
@@ -93,7 +93,7 @@ struct Visitor {
 }
 
 impl Visitor {
-    /// Asks the child to say `number`; whether it did.
+    /// Makes the child send `number`; returns whether it did.
     async fn says(&self, number: u64) -> bool {
         let args = json!({"method": "notifications/number", "params": {"number": number}});
         let call = tool_call(json!(number), "notify", args).to_string();
@@ -128,7 +128,7 @@ impl Visitor {
         is_said
     }
 
-    /// Sends until it is to stop; the numbers of which it knows that they were said.
+    /// Sends until it is stopped; returns the numbers that were confirmed.
     async fn sends(&self) -> Vec<u64> {
         let (mut number, mut said) = (0, Vec::new());
         while !self.is_over.load(Ordering::SeqCst) {
@@ -141,7 +141,7 @@ impl Visitor {
         said
     }
 
-    /// Listens by whichever replica, again and again, until it has heard `last`.
+    /// Listens through any replica, with reconnects, until it has read `last`.
     async fn hears(&self, mut last: watch::Receiver<Option<u64>>) -> Vec<u64> {
         let (mut heard, mut cursor) = (Vec::new(), None::<String>);
         let is_all = |heard: &[u64], last: Option<u64>| {
@@ -186,7 +186,7 @@ impl Visitor {
         }
     }
 
-    /// Sends and listens until it is to stop: nothing that was sent is lost, comes twice, or late.
+    /// Sends and listens until it is stopped: no event is lost, repeated or out of order.
     async fn visits(self) -> usize {
         let (end, last) = watch::channel(None);
         let sending = async {
@@ -209,7 +209,7 @@ impl Visitor {
     }
 }
 
-/// Clients that visit until they are told to stop.
+/// Clients that run until they are stopped.
 struct Crowd {
     balancer: Arc<Balancer>,
     is_over: Arc<AtomicBool>,
@@ -236,7 +236,7 @@ impl Crowd {
         }
     }
 
-    /// Waits for all of them; how many calls were answered.
+    /// Waits for all of them; returns the number of answered calls.
     async fn go(self) -> usize {
         self.is_over.store(true, Ordering::SeqCst);
         let mut count = 0;
@@ -285,7 +285,7 @@ async fn a_rolling_restart_fails_no_request_and_loses_no_event() {
     assert!(count > 100, "{count}");
 }
 
-/// Whatever becomes of the replicas: calls may be lost, and say so; sessions and events are not.
+/// With any loss of replicas: calls may end with an error; sessions and events survive.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_that_are_killed_and_frozen_in_turn_lose_no_session_and_no_event() {
     let mut replicas = Replicas::with(2, &SETS, KEYS).await;
@@ -293,7 +293,7 @@ async fn replicas_that_are_killed_and_frozen_in_turn_lose_no_session_and_no_even
     let balancer = Arc::clone(&crowd.balancer);
     replicas.kill(0).await;
     begin(&mut replicas, &balancer, 0).await;
-    // Frozen, until what it owned is served by the other, and woken as one that was fenced.
+    // Frozen until the other replica serves its sessions, then woken, fenced.
     let session = replicas.node(1).session().await;
     replicas.node(1).signal(Signal::STOP);
     balancer.set(1, None);

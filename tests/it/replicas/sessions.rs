@@ -47,7 +47,7 @@ impl Replicas {
         Self::over(redis, &urls, sets, keys).await
     }
 
-    /// One for each of the URLs by which they reach their Redis.
+    /// One replica for each URL of Redis.
     pub(crate) async fn over(redis: Redis, urls: &[&str], sets: &[&str], keys: &str) -> Self {
         let (mut nodes, mut dirs) = (Vec::new(), Vec::new());
         for url in urls {
@@ -77,21 +77,21 @@ impl Replicas {
         .await;
     }
 
-    /// Kills one: nothing of it gets a chance to say goodbye.
+    /// Kills a replica with SIGKILL.
     pub(crate) async fn kill(&mut self, at: usize) {
         let mut node = self.nodes[at].take().unwrap();
         node.process.start_kill().unwrap();
         node.process.wait().await.unwrap();
     }
 
-    /// Waits for the end of one that was told to; its exit code.
+    /// Waits for the end of a replica that was signalled; its exit code.
     pub(crate) async fn wait(&mut self, at: usize) -> Option<i32> {
         let mut node = self.nodes[at].take().unwrap();
         let status = within("its end", node.process.wait()).await;
         status.unwrap().code()
     }
 
-    /// Starts one again that is gone, and waits until it serves.
+    /// Starts a replica again, and waits until it serves.
     pub(crate) async fn start(&mut self, at: usize, sets: &[&str], keys: &str) {
         let dir = self.dirs[at].path();
         self.nodes[at] = Some(node(dir, &self.redis.url(), sets, keys).await);
@@ -116,7 +116,7 @@ pub(crate) async fn node(dir: &std::path::Path, redis: &str, sets: &[&str], keys
     .await
 }
 
-/// A way to Redis that can be cut, and the URL that leads there by it.
+/// A forwarder to Redis that can be cut, and its URL.
 async fn way_to(redis: &Redis) -> (Faulty, String) {
     let url = redis.url();
     let address = url.trim_start_matches("redis://").trim_end_matches("/0");
@@ -125,7 +125,7 @@ async fn way_to(redis: &Redis) -> (Faulty, String) {
     (way, url)
 }
 
-/// How often its child was asked so: another child begins anew.
+/// The count of its child; another child begins at one again.
 pub(crate) async fn count(session: &Session) -> u64 {
     let text = session.text("counter", json!({})).await;
     text.parse().unwrap()
@@ -291,7 +291,7 @@ async fn a_killed_replica_loses_no_event_and_its_calls_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_forwarded_to_a_killed_replica_ends() {
+async fn calls_forwarded_to_a_killed_replica_end() {
     let mut replicas = Replicas::two(&[]).await;
     let here = replicas.node(0).session().await;
     let there = replicas.by(&here, 1);
@@ -316,7 +316,7 @@ async fn what_was_forwarded_to_a_killed_replica_ends() {
         (&json!("held"), &json!(-31001))
     );
     assert_eq!(held["error"]["data"]["reason"], "owner_lost");
-    // The stream by way of the living replica goes on to its end, without a reconnect.
+    // The stream through the living replica goes on to its end, without a reconnect.
     seen.extend(events.rest().await);
     let numbers: Vec<u64> = progress(&seen)
         .into_iter()
@@ -388,7 +388,7 @@ async fn a_replica_that_was_frozen_is_fenced_when_it_wakes() {
     let end: Value = final_message(&rest);
     assert_eq!(end["error"]["data"]["reason"], "owner_lost");
     replicas.node(0).signal(Signal::CONT);
-    // The zombie says nothing more of what it had, ends its child, and serves as one of two.
+    // The woken replica sends nothing of its old sessions, ends its child, and serves as one of two.
     let late = events.rest().await;
     let frozen: Vec<u64> = progress(&late)
         .into_iter()
@@ -475,8 +475,8 @@ async fn redis_away_is_503_and_costs_no_child() {
     );
 }
 
-/// Asks for the count again and again, for a while after `back`: everything but 503 has to be a
-/// count. When the last 503 came, and what was counted.
+/// Polls the count for a while after `back`: every answer other than 503 must be a
+/// count. Returns the time of the last 503 and the counts.
 async fn counted(way: Session, back: Instant) -> (Instant, Vec<u64>) {
     let (mut late, mut counts) = (back, Vec::new());
     while back.elapsed() < Duration::from_secs(3) {
@@ -491,7 +491,7 @@ async fn counted(way: Session, back: Instant) -> (Instant, Vec<u64>) {
     (late, counts)
 }
 
-/// All heartbeats have ended when Redis is back, and one replica is back before the other: it takes
+/// All heartbeats have expired when Redis is back, and one replica is back before the other: it claims
 /// no session whose owner lives.
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_away_beyond_all_heartbeats_costs_no_child() {
@@ -509,7 +509,7 @@ async fn redis_away_beyond_all_heartbeats_costs_no_child() {
     for way in &ways {
         way.set(Mode::Cut);
     }
-    // Not a wait for something: it is what the outage lasts.
+    // The length of the outage, not a wait for a condition.
     tokio::time::sleep(Duration::from_secs(6)).await;
     ways[0].set(Mode::Pass);
     let back = Instant::now();
@@ -696,7 +696,7 @@ async fn a_message_is_on_one_stream_also_of_two_replicas() {
         }
     }
     drop((one, other));
-    // Nothing of it was kept for a sixth.
+    // No sixth event was kept.
     let mut third = here.listen().await;
     here.call(
         "notify",
@@ -759,7 +759,7 @@ async fn a_session_survives_every_replica_it_had() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_claims_is_enough_when_many_ask_at_once() {
+async fn one_replica_claims_when_many_requests_arrive_at_once() {
     let mut replicas = Replicas::with(3, &["stream.per_session=64"], "idle: 10m").await;
     let first = replicas.node(0).session().await;
     assert_eq!(count(&first).await, 1);
@@ -838,7 +838,7 @@ async fn a_replica_of_another_deployment_does_not_start() {
             stranger.stderr()
         );
     }
-    // One more of the same is welcome.
+    // A further replica of the same deployment starts.
     let dir = tempfile::tempdir().unwrap();
     let third = node(dir.path(), &redis, &[], "idle: 10m").await;
     let session = replicas.node(0).session().await;
@@ -859,7 +859,7 @@ async fn nothing_is_sent_that_redis_does_not_have() {
         .await;
     let mut seen = read(&mut events, 5).await;
     replicas.redis.pause();
-    // What was acknowledged before may still be on its way.
+    // Events that were acknowledged before may still be on their way.
     let quiet = Duration::from_millis(500);
     while let Ok(event) = tokio::time::timeout(quiet, events.next()).await {
         seen.push(event.unwrap());
@@ -872,7 +872,7 @@ async fn nothing_is_sent_that_redis_does_not_have() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_session_of_a_dead_replica_is_still_nobody_elses() {
+async fn the_session_of_a_dead_replica_stays_its_principals() {
     let mut replicas = Replicas::two(&[]).await;
     let here = replicas.node(0).session().await;
     let there = replicas.by(&here, 1);

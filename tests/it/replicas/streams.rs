@@ -108,7 +108,7 @@ async fn streams_of_a_session_are_limited_over_both_replicas() {
     .await;
 }
 
-/// What came of a stream of a client that lives through every cut: the ids, and the number of cuts.
+/// The events of a stream over all reconnects: the ids, and the number of cuts.
 async fn collect(direct: &Session, by: &Session, count: u64) -> (Vec<String>, usize) {
     let args = json!({"n": count, "ms": 1});
     let mut stream = direct.stream("slow", args, json!("t")).await;
@@ -220,14 +220,14 @@ async fn where_replay_becomes_live_there_is_no_seam_at_either_replica() {
 /// Events of a stream that is not kept as a whole.
 const MANY: u64 = 600;
 
-/// What a resume behind `number` gets: nothing but 410, or what follows at once.
+/// The answer to a resume behind `number`: 410, or the next events.
 async fn is_gone(response: Response, number: u64) -> bool {
     if response.status() == StatusCode::GONE {
         return true;
     }
     assert!(is_stream(&response), "{response:?}");
     let Some((_, message)) = Events::of(response).message().await else {
-        // It was cut off before it got anything, and comes again.
+        // It was cut before the first event, and reconnects.
         return false;
     };
     let next = message["params"]["progress"].as_u64();
@@ -240,7 +240,7 @@ async fn is_gone(response: Response, number: u64) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_longer_kept_is_gone_at_every_replica() {
+async fn trimmed_events_are_gone_at_every_replica() {
     let mut replicas = Replicas::two(&["log.events=50"]).await;
     let here = replicas.node(0).session().await;
     let there = replicas.by(&here, 1);
@@ -291,7 +291,7 @@ async fn what_is_no_longer_kept_is_gone_at_every_replica() {
     assert_eq!(count(&there).await, 1, "the session goes on");
 }
 
-/// A held response that nobody waits for any more becomes no stream: its client knows of none.
+/// A held response of a lost connection becomes no stream, since its client knows of none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_that_nobody_waits_for_is_in_no_log() {
     let replicas = Replicas::with(1, &[], "reply: {sse_after: 500ms}").await;
@@ -360,9 +360,9 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
         stays_quick("by the other replica", before[1], || slow_call(&other_way)).await;
     };
     tokio::join!(join_all(floods), others);
-    // What is under way to Redis (4 MiB of events, and the commands that a batch of 1 MiB is copied
-    // into), the log, and what is read ahead of the child; the other replica has only what is on its
-    // way out. A whole flood is 24,000 KiB.
+    // The batches under way to Redis (4 MiB of events, and the commands that a batch of 1 MiB is copied
+    // into), the log, and the read-ahead of the child; the other replica has only its pending
+    // output. A whole flood is 24,000 KiB.
     for ((gauge, memory), bound) in gauges.iter().zip(memory).zip([12 << 10, 2 << 10]) {
         let grown = gauge.memory() - memory;
         println!("{grown} KiB more for {clients} clients");
@@ -385,7 +385,7 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
     join_all(ends).await;
 }
 
-/// How many events of 8 KB a client does not read.
+/// The number of events of 8 KB that a client does not read.
 const FLOOD: u64 = 3000;
 
 /// Waits until a client that does not read has something to read: an event, or that it fell behind
@@ -419,7 +419,7 @@ async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
         held.push(hold(session).await);
     }
     replicas.node(0).signal(Signal::STOP);
-    // What is sent to it meanwhile it finds when it wakes: on a connection that it knows, and new ones.
+    // Requests that arrive meanwhile, on known connections and new ones, are read when it wakes.
     let queued = (0..10).map(|_| {
         let mut way = plain(&here);
         way.http = here.http.clone();
@@ -435,7 +435,7 @@ async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
         .await;
     }
     replicas.node(0).signal(Signal::CONT);
-    // The children have answered long ago; that was for sessions that are another's now.
+    // The children answered long ago, for sessions that another replica owns now.
     for held in held {
         let (status, answer) = within("the held call's end", held).await.unwrap();
         assert!(answer["result"].is_null(), "{status} {answer}");
@@ -454,7 +454,7 @@ async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
         !left.iter().any(|child| first.contains(child))
     })
     .await;
-    // Nothing was given to a second child.
+    // No call was given to a second child.
     for session in &sessions {
         let received = session.text("received", json!({})).await;
         assert!(!received.contains("sleep"), "{received}");

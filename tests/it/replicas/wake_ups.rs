@@ -34,7 +34,7 @@ async fn listened_to(redis: &Redis, count: i64) {
     .await;
 }
 
-/// How long it takes on average until a server that is made by `admin` is there for `client`.
+/// The average time until a server that `admin` adds is there for `client`.
 async fn delay(admin: &Admin, at: &Replica, names: std::ops::Range<u32>) -> Duration {
     let (mut waited, count) = (Duration::ZERO, names.len());
     for number in names {
@@ -44,7 +44,7 @@ async fn delay(admin: &Admin, at: &Replica, names: std::ops::Range<u32>) -> Dura
         let began = Instant::now();
         let client: Session = at.stranger("a", &format!("s{number}"));
         until("the server", || async {
-            // Who names no session is told so, where there is such a server.
+            // A request without a session is 400 if the server exists.
             let status = client.get(None).await.status().as_u16();
             assert!([400, 404].contains(&status), "{status}");
             status == 400
@@ -56,7 +56,7 @@ async fn delay(admin: &Admin, at: &Replica, names: std::ops::Range<u32>) -> Dura
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_changes_at_one_replica_is_known_to_the_other_at_once() {
+async fn changes_at_one_replica_reach_the_other_at_once() {
     let (ground, redis) = (Ground::postgres(), Redis::start(Kind::Redis));
     let one = replica(&ground, &redis).await;
     let other = replica(&ground, &redis).await;
@@ -64,15 +64,15 @@ async fn what_changes_at_one_replica_is_known_to_the_other_at_once() {
     let made = admin.put("/tenants/a", json!({"auth": {"mode": "none"}}));
     assert_eq!(made.await.0, 201);
     listened_to(&redis, 2).await;
-    // Who is told nothing asks every 400 ms: that is 200 on average.
+    // Without notifications a replica polls every 400 ms: 200 ms on average.
     let told = delay(&admin, &other, 0..20).await;
     assert!(told < Duration::from_millis(100), "{told:?}");
-    // It is told also over another connection.
+    // Notifications arrive over another connection too.
     redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     listened_to(&redis, 2).await;
     let told = delay(&admin, &other, 20..40).await;
     assert!(told < Duration::from_millis(100), "{told:?}");
-    // And needs none of it.
+    // Notifications are optional.
     redis.pause();
     delay(&admin, &other, 40..42).await;
     redis.resume();

@@ -8,7 +8,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Gives connection after connection to the next replica.
+/// Assigns each connection to the next replica.
 pub(crate) struct Balancer {
     pub(crate) address: SocketAddr,
     listener: Option<TcpListener>,
@@ -16,7 +16,7 @@ pub(crate) struct Balancer {
 }
 
 impl Balancer {
-    /// One that nobody is behind yet: replicas have to be told its address.
+    /// A balancer without replicas, whose settings need its address.
     pub(crate) async fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self {

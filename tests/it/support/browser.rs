@@ -14,7 +14,7 @@ pub(crate) struct Browser {
     cookies: BTreeMap<(String, String), String>,
 }
 
-/// What it shows, or where it is sent.
+/// A page, or a redirect.
 #[derive(Debug)]
 pub(crate) struct Shown {
     pub(crate) url: Url,
@@ -28,7 +28,7 @@ impl Browser {
         Self::with(client())
     }
 
-    /// One that asks through `http`.
+    /// A browser that uses `http`.
     pub(crate) fn with(http: reqwest::Client) -> Self {
         Self {
             http,
@@ -36,7 +36,7 @@ impl Browser {
         }
     }
 
-    /// GET, as by a link on another site.
+    /// GET, as from a link on another site.
     pub(crate) async fn open(&mut self, url: &str) -> Shown {
         let request = self.http.get(url).header("Sec-Fetch-Site", "cross-site");
         self.send(url, request).await
@@ -123,7 +123,7 @@ impl Browser {
 }
 
 impl Shown {
-    /// Where a redirect leads.
+    /// The target of a redirect.
     pub(crate) fn location(&self) -> Option<Url> {
         let to = self.headers.get("location")?.to_str().unwrap();
         Some(self.url.join(to).unwrap())
@@ -136,7 +136,7 @@ impl Shown {
         to.query_pairs().into_owned().collect()
     }
 
-    /// Where the form with a field of this name goes, and its sealed state.
+    /// The action of the form with a field of this name, and its sealed state.
     pub(crate) fn form(&self, field: &str) -> (String, String) {
         let forms = self.text.split("<form").skip(1);
         let mut fitting = forms.filter(|form| form.contains(&format!("name=\"{field}\"")));

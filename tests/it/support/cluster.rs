@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// The replicas, and what they share.
+/// The replicas and their shared services.
 pub(crate) struct Cluster {
     pub(crate) replicas: Vec<Served>,
     pub(crate) redis: Redis,
@@ -38,7 +38,7 @@ impl Cluster {
         cluster
     }
 
-    /// Over stores that may be away: they listen, and may not be ready.
+    /// Over stores that may be away: the replicas listen, and may be unready.
     pub(crate) async fn over(
         redis: Redis,
         postgres: Postgres,
@@ -60,7 +60,7 @@ impl Cluster {
                 config[part][key] = value.clone();
             }
         }
-        // One declares, so that both mean the same.
+        // One replica applies the manifest, so that both serve the same objects.
         let first = Served::with(env[0], config.clone(), tenants()).await;
         let second = Served::with(env[1], config, Value::Null).await;
         let replicas = vec![first, second];
@@ -82,7 +82,7 @@ impl Cluster {
         }
     }
 
-    /// What a replica says of itself, in detail.
+    /// The detailed readiness of a replica.
     pub(crate) async fn health(&self, at: usize) -> (StatusCode, Value) {
         let (status, body) = self.replicas[at].ops_status("/readyz").await;
         (status, serde_json::from_str(&body).unwrap())
@@ -108,7 +108,7 @@ impl Cluster {
         format!("{}/t/a/x/mcp", self.replicas[at].origin())
     }
 
-    /// What one of them makes of an access token: 400 where it is good, for want of a session.
+    /// The status for an access token at a replica: 400 if it is valid, since the request has no session.
     pub(crate) async fn status(&self, at: usize, token: &str) -> u16 {
         let asked = client().get(self.url(at)).bearer_auth(token);
         let asked = asked.header("Accept", "text/event-stream").send();
@@ -118,7 +118,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The first one looks for what is left of all their children.
+        // The first one checks that no child is left.
         while self.replicas.pop().is_some() {}
     }
 }

@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::support::harness::Gateway;
 
-/// Forwards connections, and cuts all of them when told to.
+/// A forwarder that can cut all its connections.
 pub(crate) struct Cutter {
     address: SocketAddr,
     cuts: watch::Sender<u32>,
@@ -18,7 +18,7 @@ pub(crate) struct Cutter {
 }
 
 impl Cutter {
-    /// Before a gateway with such settings.
+    /// In front of a new gateway with these settings.
     pub(crate) async fn before(sets: &[&str]) -> (Self, Gateway) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -56,7 +56,7 @@ impl Cutter {
         format!("http://{}/mcp", self.address)
     }
 
-    /// Cuts what is open; how many that were.
+    /// Cuts all open connections, and returns their number.
     pub(crate) fn cut(&self) -> usize {
         // One is the acceptor's.
         let open = self.cuts.receiver_count() - 1;

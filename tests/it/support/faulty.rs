@@ -17,14 +17,14 @@ use tokio::{
     time::Instant,
 };
 
-/// What happens to bytes.
+/// The fault that is applied to bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mode {
-    /// They go through.
+    /// None.
     Pass,
-    /// They go through later.
+    /// A delay.
     Delay(Duration),
-    /// They wait until another mode; connections stay open.
+    /// A stall until the next mode; connections stay open.
     Stall,
     /// Connections are reset, and new ones are closed at once.
     Cut,
@@ -32,20 +32,20 @@ pub(crate) enum Mode {
     Sever(usize),
     /// The server's side of each connection ends; what is sent to it still goes through.
     HalfClose,
-    /// So many bytes a second go through each way.
+    /// That many bytes a second each way.
     Trickle(usize),
-    /// One commit of PostgreSQL is hit, and then everything goes through.
+    /// One commit of PostgreSQL is hit; everything else passes.
     Commit(Hit),
 }
 
-/// Which commit, and what becomes of its connection, which is reset.
+/// The commit that is hit; its connection is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hit {
     /// A value that a statement of the transaction names.
     pub(crate) names: [u8; 32],
-    /// How many such commits go through before.
+    /// The number of commits that pass before.
     pub(crate) after: usize,
-    /// Whether the server gets it: then only its answer is lost.
+    /// Whether the server receives it, so that only its answer is lost.
     pub(crate) is_done: bool,
 }
 

@@ -77,7 +77,7 @@ impl Gauge {
         folder.unwrap().count()
     }
 
-    /// Child processes, dead ones that nobody waited for included.
+    /// Child processes, zombies included.
     pub(crate) fn children(&self) -> usize {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0)).unwrap();
         let of = |task: std::fs::DirEntry| {
@@ -114,7 +114,7 @@ pub(crate) async fn metric(gateway: &Gateway, name: &str) -> i64 {
     metric_of(&format!("http://{address}"), name).await
 }
 
-/// The same, from where it is told.
+/// The same, from a given address.
 pub(crate) async fn metric_of(ops: &str, name: &str) -> i64 {
     let request = client().get(format!("{ops}/metrics")).send();
     let text = body(within("metrics", request).await.unwrap()).await;
@@ -134,7 +134,7 @@ pub(crate) async fn slow_call(session: &Session) -> Duration {
     .await
 }
 
-/// The third slowest of twenty: of the slowest, one or two met another test on this machine.
+/// The third slowest of twenty, since one or two may have met another test on this machine.
 pub(crate) async fn slow_of_twenty(act: impl AsyncFn()) -> Duration {
     let mut all = Vec::new();
     for _ in 0..20 {
@@ -153,7 +153,7 @@ pub(crate) async fn median<F: Future<Output = Duration>>(measure: impl Fn() -> F
     all[1]
 }
 
-/// Holds `measure` to the gate's bound: five times what it was `before`, on the median of three.
+/// Asserts that the median of three of `measure` is at most five times `before`.
 /// A machine that is busy with something else may spoil two of three medians.
 pub(crate) async fn stays_quick<F: Future<Output = Duration>>(
     what: &str,

@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// How long anything may take.
+/// The deadline of every wait.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The newest revision with sessions.
@@ -24,7 +24,7 @@ pub(crate) const NEWEST: &str = "2025-11-25";
 /// What most clients send.
 pub(crate) const BOTH: &str = "application/json, text/event-stream";
 
-/// Waits for `future`, but not for ever.
+/// Waits for `future` up to the deadline.
 pub(crate) async fn within<F: Future>(what: &str, future: F) -> F::Output {
     match timeout(DEADLINE, future).await {
         Ok(output) => output,
@@ -32,7 +32,7 @@ pub(crate) async fn within<F: Future>(what: &str, future: F) -> F::Output {
     }
 }
 
-/// Polls `check` until it says yes.
+/// Polls `check` until it is true.
 pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
     within(what, async {
         while !check().await {
@@ -42,8 +42,8 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut check: impl 
     .await;
 }
 
-/// The folder of this package, as it is called now: the tests may have been built where it was
-/// called otherwise.
+/// The folder of this package at run time: the tests may have been built under another
+/// path.
 pub(crate) fn package() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR")
         .expect("cargo says it")
@@ -73,7 +73,7 @@ pub(crate) fn for_everybody(program: &str) -> tempfile::TempDir {
     dir
 }
 
-/// A gateway that runs.
+/// A running gateway.
 pub(crate) struct Gateway {
     /// The child's program, if it is a copy.
     program: Option<tempfile::TempDir>,
@@ -86,7 +86,7 @@ pub(crate) struct Gateway {
     /// Kept open: the gateway may write more.
     _stdout: Lines<BufReader<ChildStdout>>,
     stderr: tempfile::NamedTempFile,
-    /// What its children have in their environment.
+    /// The marker in the environment of its children.
     pub(crate) marker: String,
 }
 
@@ -196,18 +196,18 @@ impl Gateway {
         String::from_utf8_lossy(&std::fs::read(self.stderr.path()).unwrap()).into_owned()
     }
 
-    /// Processes below the gateway, wherever they hang: those with the marker in their environment.
+    /// Processes of the gateway's children: those with the marker in their environment.
     pub(crate) fn descendants(&self) -> Vec<u32> {
         marked(&self.marker)
     }
 
-    /// Sends a signal to the gateway; one that was told to stop has stopped when this returns.
+    /// Sends a signal to the gateway; after SIGSTOP it waits until the gateway has stopped.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         if let Some(id) = self.process.id()
             && let Some(pid) = rustix::process::Pid::from_raw(id.cast_signed())
         {
             let _ = rustix::process::kill_process(pid, signal);
-            // Each thread stops when it runs next: until then it may take a request.
+            // Each thread stops when it runs next, and may take a request until then.
             while signal == rustix::process::Signal::STOP && has_running_thread(id) {
                 std::thread::yield_now();
             }
@@ -260,7 +260,7 @@ impl Drop for Gateway {
     }
 }
 
-/// What all children of one gateway have in their environment, and no other process.
+/// A marker that only the children of one gateway have in their environment.
 fn marker() -> String {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let number = LAST.fetch_add(1, Ordering::Relaxed);
@@ -294,8 +294,8 @@ pub(crate) fn marked(marker: &str) -> Vec<u32> {
 
 /// A client without retries, redirects or proxies.
 ///
-/// It trusts nobody: gateways of tests speak plain HTTP, and to read all of the system's
-/// certificates takes a debug build 30 ms of processor time for each client.
+/// It trusts no certificate: gateways of tests speak plain HTTP, and reading the system's
+/// certificates costs a debug build 30 ms of processor time per client.
 pub(crate) fn client() -> Client {
     Client::builder()
         .no_proxy()
@@ -380,7 +380,7 @@ impl Session {
         self.post_text(message.to_string()).await
     }
 
-    /// Posts a body as it stands.
+    /// Posts raw bytes.
     pub(crate) async fn post_text(&self, body: impl Into<reqwest::Body>) -> Response {
         let request = self.request(Method::POST).body(body);
         let request = request
@@ -394,7 +394,7 @@ impl Session {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Calls a tool; the response is whatever the gateway makes of it.
+    /// Calls a tool and returns the response.
     pub(crate) async fn begin(&self, tool: &str, args: Value) -> Response {
         self.post(&tool_call(self.next_id().into(), tool, args))
             .await
@@ -460,7 +460,7 @@ impl Session {
 
 /// A connection of HTTP+SSE (2024-11-05).
 pub(crate) struct Legacy {
-    /// What comes.
+    /// The received events.
     pub(crate) events: Events,
     /// The id of the endpoint event.
     pub(crate) first: String,
@@ -471,7 +471,7 @@ pub(crate) struct Legacy {
 }
 
 impl Legacy {
-    /// Connects, or comes again.
+    /// Connects, or reconnects.
     pub(crate) async fn connect(gateway: &Gateway, last_event_id: Option<&str>) -> Self {
         Self::open(&gateway.http, gateway.base(), "", last_event_id).await
     }
@@ -566,7 +566,7 @@ pub(crate) fn is_stream(response: &Response) -> bool {
         .is_some_and(|value| value == "text/event-stream")
 }
 
-/// One block of a stream, as it came.
+/// One raw block of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) id: Option<String>,
@@ -613,7 +613,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Of a response that must be SSE.
+    /// Reads a response that must be SSE.
     pub(crate) fn of(response: Response) -> Self {
         assert_eq!(response.status(), StatusCode::OK);
         let headers = response.headers().clone();
@@ -637,7 +637,7 @@ impl Events {
                 let block: Vec<u8> = self.buffer.drain(..end + 2).collect();
                 return Some(Event::parse(std::str::from_utf8(&block[..end]).unwrap()));
             }
-            // A connection that the gateway cuts is an end like another.
+            // A cut by the gateway counts as the end.
             let chunk = self.response.chunk().await;
             if let Err(error) = &chunk {
                 self.error = Some(format!("{error:?}"));

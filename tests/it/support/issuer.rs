@@ -103,7 +103,7 @@ impl Provider {
         self.tell("retire\n").await;
     }
 
-    /// From now on the client `gateway` may send people back to `url`.
+    /// Registers `url` as redirect URI of the client `gateway`.
     pub(crate) async fn callback(&mut self, url: &str) {
         self.tell(&format!("callback {url}\n")).await;
     }
@@ -126,30 +126,30 @@ async fn line(lines: &mut Lines<BufReader<ChildStdout>>, is_it: impl Fn(&str) ->
     .await
 }
 
-/// How an issuer answers for its keys.
+/// Answers of an issuer to requests for its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mood {
-    /// As it should.
+    /// The keys.
     Good,
-    /// By closing the connection.
+    /// A closed connection.
     Gone,
-    /// Never.
+    /// No answer.
     Slow,
-    /// Without end.
+    /// An endless answer.
     Huge,
-    /// By sending the client to a place where the keys are.
+    /// A redirect to the keys.
     Redirecting,
-    /// As a page.
+    /// An HTML page.
     Html,
-    /// With an error that has the keys as its body.
+    /// An error with the keys as its body.
     Failing,
-    /// With metadata of another issuer.
+    /// Metadata of another issuer.
     Foreign,
-    /// With metadata whose keys are at the metadata service of a cloud.
+    /// Metadata with a `jwks_uri` at the metadata service of a cloud.
     Steering,
 }
 
-/// An issuer of the test's own.
+/// A scripted issuer.
 pub(crate) struct Issuer {
     /// Its issuer.
     pub(crate) url: String,
@@ -160,7 +160,7 @@ pub(crate) struct Issuer {
 }
 
 impl Issuer {
-    /// One that has the public halves of `keys`.
+    /// An issuer with the public halves of `keys`.
     pub(crate) async fn start(keys: &[&Key]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -186,17 +186,17 @@ impl Issuer {
         self.hits.load(Ordering::SeqCst)
     }
 
-    /// Changes how it answers.
+    /// Sets its answers.
     pub(crate) fn turn(&self, mood: Mood) {
         self.mood.send_modify(|state| state.0 = mood);
     }
 
-    /// Changes what keys it has.
+    /// Sets its keys.
     pub(crate) fn publish(&self, keys: &[&Key]) {
         self.mood.send_modify(|state| state.1 = set(keys));
     }
 
-    /// What a good access token for `resource` says.
+    /// The claims of a valid access token for `resource`.
     pub(crate) fn claims(&self, resource: &str) -> Value {
         json!({"iss": self.url, "sub": "ada", "aud": resource, "client_id": "app",
             "iat": now(), "exp": now() + 300, "jti": "j", "scope": "files:read"})
@@ -240,7 +240,7 @@ async fn answer(mut socket: TcpStream, issuer: String, state: watch::Receiver<(M
         Mood::Good | Mood::Foreign | Mood::Steering => with("200 OK", json, ""),
         Mood::Gone => return,
         Mood::Slow => {
-            // Until the other side has had enough.
+            // Until the other side closes.
             let _ = socket.read(&mut [0; 1]).await;
             return;
         }
@@ -267,7 +267,7 @@ async fn answer(mut socket: TcpStream, issuer: String, state: watch::Receiver<(M
 pub(crate) struct Key {
     /// Its id.
     pub(crate) kid: String,
-    /// What signs.
+    /// The private half.
     pub(crate) private: EncodingKey,
     point: Vec<u8>,
 }
@@ -285,14 +285,14 @@ impl Key {
         }
     }
 
-    /// What is published of it.
+    /// The public half as a JWK.
     pub(crate) fn public(&self) -> Value {
         let number = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
         json!({"kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "kid": self.kid,
             "x": number(&self.point[1..33]), "y": number(&self.point[33..])})
     }
 
-    /// An access token that says `claims` (RFC 9068).
+    /// An access token with `claims` (RFC 9068).
     pub(crate) fn sign(&self, claims: &Value) -> String {
         let header = json!({"alg": "ES256", "typ": "at+jwt", "kid": self.kid});
         self.sign_as(&header.to_string(), &claims.to_string())

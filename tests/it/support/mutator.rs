@@ -33,7 +33,7 @@ impl Dice {
     }
 }
 
-/// What a request may name.
+/// The names that a request may use.
 pub(crate) struct Place {
     /// The authority of the gateway.
     pub(crate) host: String,
@@ -49,14 +49,14 @@ pub(crate) struct Place {
     pub(crate) event: String,
 }
 
-/// How the end of a body is told.
+/// The delimiter of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Framing {
-    /// By its length, or there is none.
+    /// `Content-Length`, or no body.
     Length,
-    /// In chunks of so many bytes.
+    /// Chunks of that many bytes.
     Chunks(usize),
-    /// By these headers, true or not.
+    /// These headers, correct or not.
     Told(String),
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A valid request, or one to which up to three things were done.
+    /// A valid request with up to three mutations.
     pub(crate) fn random(dice: &mut Dice, place: &Place) -> Self {
         let mut request = Self::valid(dice, place);
         for _ in 0..dice.below(4) {

@@ -12,7 +12,7 @@ use crate::support::{
     served::Served,
 };
 
-/// Where answers go.
+/// The redirect URI.
 pub(crate) const BACK: &str = "http://127.0.0.1:9/cb";
 /// RFC 7636, appendix B.
 pub(crate) const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
@@ -24,7 +24,7 @@ pub(crate) async fn gateway(config: Value) -> Served {
 }
 
 /// Tenants `a` and `b`, which are alike: users ada and eve, servers x (which names scopes) and y;
-/// x is meant where none is named.
+/// x is the default server.
 pub(crate) fn tenants() -> Value {
     let tenant = || {
         let policy = json!({"scopes": {"delete_*": ["files:write"]}});
@@ -44,7 +44,7 @@ pub(crate) fn tenants() -> Value {
 /// The secret of the client `app`.
 pub(crate) const SECRET: &str = "a secret of 32 bytes and a few more";
 
-/// The form in which most ask.
+/// The content type of forms.
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -141,7 +141,7 @@ pub(crate) async fn register(gateway: &Served, tenant: &str, metadata: &Value) -
     send(Method::POST, &url, "", Some(metadata)).await
 }
 
-/// A client of a tenant.
+/// A client at a tenant's authorization server.
 #[derive(Clone, Debug)]
 pub(crate) struct App {
     pub(crate) origin: String,
@@ -150,7 +150,7 @@ pub(crate) struct App {
     pub(crate) back: String,
     /// For `client_secret_post`.
     pub(crate) secret: Option<String>,
-    /// One for all, which takes long to make.
+    /// Shared by all, since it is slow to create.
     pub(crate) http: reqwest::Client,
 }
 
@@ -180,7 +180,7 @@ impl App {
         format!("{}/t/{}/oauth/{name}", self.origin, self.tenant)
     }
 
-    /// Where ada is sent to let it in.
+    /// The authorization URL for ada.
     pub(crate) fn request(&self, more: &[(&str, &str)]) -> String {
         let own = [
             ("response_type", "code"),
@@ -199,7 +199,7 @@ impl App {
         format!("{}?{query}", self.endpoint("authorize"))
     }
 
-    /// What ada's browser brings back when she logs in and allows it.
+    /// The parameters of the redirect after ada logs in and allows.
     pub(crate) async fn answer(&self, more: &[(&str, &str)]) -> BTreeMap<String, String> {
         let mut browser = Browser::new();
         let login = browser.open(&self.request(more)).await;
@@ -208,7 +208,7 @@ impl App {
         let sent = browser.submit(&login, &ada).await;
         let consent = browser.follow(sent, &self.origin).await;
         if consent.location().is_some() {
-            // She allowed it before.
+            // The consent is remembered.
             return consent.answer();
         }
         let done = browser.submit(&consent, &[("decision", "allow")]).await;
@@ -222,7 +222,7 @@ impl App {
         answer["code"].clone()
     }
 
-    /// Asks the token endpoint, as itself; `changed` are in place of its own.
+    /// Sends a token request; `changed` replaces its own parameters.
     pub(crate) async fn ask(&self, changed: &[(&str, &str)]) -> Answer {
         let mut fields = vec![("client_id", self.id.as_str())];
         fields.extend(
@@ -236,7 +236,7 @@ impl App {
         post_by(&self.http, &self.endpoint("token"), &fields, None).await
     }
 
-    /// Redeems a code; `changed` are in place of what belongs to it.
+    /// Redeems a code; `changed` replaces the code's own parameters.
     pub(crate) async fn redeem(&self, code: &str, changed: &[(&str, &str)]) -> Answer {
         let own = [
             ("grant_type", "authorization_code"),
@@ -250,7 +250,7 @@ impl App {
         self.ask(&fields).await
     }
 
-    /// Tokens, from nothing.
+    /// Tokens from a new log-in.
     pub(crate) async fn tokens(&self) -> Answer {
         let answer = self.redeem(&self.code(&[]).await, &[]).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
@@ -274,8 +274,8 @@ impl App {
         post(&self.endpoint("revoke"), &fields).await.status
     }
 
-    /// Whether an access token is good at a server of its tenant. Without a session id it gets as
-    /// far as that, and starts no child.
+    /// Whether an access token is valid at a server of its tenant. The request has no session id, so a
+    /// valid token gets 400 and starts no child.
     pub(crate) async fn reaches(&self, server: &str, token: &str) -> bool {
         let url = format!("{}/t/{}/{server}/mcp", self.origin, self.tenant);
         let asked = client().get(url).bearer_auth(token);
@@ -286,7 +286,7 @@ impl App {
     }
 }
 
-/// What an access token says: its header and its claims.
+/// Header and claims of an access token.
 pub(crate) fn said(token: &str) -> (Value, Value) {
     let mut parts = token.split('.');
     let mut part = || {

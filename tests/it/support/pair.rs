@@ -11,7 +11,7 @@ use crate::support::{
     served::Served,
 };
 
-/// The replicas, and what they share.
+/// The replicas and their shared services.
 pub(crate) struct Pair {
     // Dropped in this order: the first waits for the end of all children, which look alike.
     second: Served,
@@ -21,12 +21,12 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Of tenants with authorization servers of their own.
+    /// Serves tenants with their own authorization servers.
     pub(crate) async fn issuing(config: Value) -> Self {
         Self::of(config, tenants()).await
     }
 
-    /// Of `tenants`, with the settings of `config`.
+    /// Serves `tenants` with the settings of `config`.
     pub(crate) async fn of(config: Value, tenants: Value) -> Self {
         let (redis, postgres) = (Redis::start(Kind::Redis), Postgres::start());
         let mut all = json!({

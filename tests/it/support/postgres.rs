@@ -13,8 +13,8 @@ use std::{
 
 /// A free port that no connection gets for its own end: a server that is paused finds it again.
 fn port() -> u16 {
-    // Below those that systems give out (Linux: 32768). Each process begins elsewhere, and never tries
-    // one again: what is free may be what another of its tests is about to listen on.
+    // Below ephemeral ports (Linux: 32768). Each process begins elsewhere, and never tries
+    // a port again: another of its tests may be about to listen on it.
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(37);
     let next = || TRIED.fetch_add(1, Ordering::Relaxed).wrapping_mul(7919);
@@ -34,19 +34,19 @@ pub(crate) struct Postgres {
     dir: tempfile::TempDir,
     port: u16,
     process: Option<Child>,
-    /// What it has in its environment beside its language.
+    /// Its environment beside the language.
     pub(crate) environment: Vec<(&'static str, String)>,
 }
 
 impl Postgres {
-    /// Made and started.
+    /// Creates and starts it.
     pub(crate) fn start() -> Self {
         let mut made = Self::prepared();
         made.resume();
         made
     }
 
-    /// Made, and not started: its port answers nobody.
+    /// Creates it without a start: its port refuses connections.
     pub(crate) fn prepared() -> Self {
         let mode = std::fs::Permissions::from_mode(0o755);
         let dir = tempfile::Builder::new()
@@ -112,7 +112,7 @@ impl Postgres {
 
     /// Ends it, as an administrator would at once; its data stays.
     pub(crate) fn pause(&mut self) {
-        // Fast shutdown: what is under way is cut off.
+        // Fast shutdown: open transactions are aborted.
         self.end(rustix::process::Signal::INT);
     }
 
@@ -131,7 +131,7 @@ impl Postgres {
         }
     }
 
-    /// What a gateway needs to know.
+    /// The setting for a gateway.
     pub(crate) fn url(&self) -> String {
         format!(
             "postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable",
@@ -139,12 +139,12 @@ impl Postgres {
         )
     }
 
-    /// Where it keeps everything.
+    /// Its data directory.
     pub(crate) fn data(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
-    /// Whether it takes a query.
+    /// Whether it answers a query.
     fn answers(&self) -> bool {
         let there = TcpStream::connect(("127.0.0.1", self.port)).is_ok();
         there && {
@@ -174,12 +174,12 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // Immediate shutdown: nobody reads its data any more.
+        // Immediate shutdown: the data is not needed any more.
         self.end(rustix::process::Signal::QUIT);
     }
 }
 
-/// Where its files are best kept: in memory, if there is room for many, where to make them takes a
+/// The best place for its files: in memory, if there is room, where their creation takes a
 /// third of the processor time.
 fn quick_place() -> PathBuf {
     let memory = Path::new("/dev/shm");
@@ -290,5 +290,5 @@ fn for_everybody(programs: &Path) -> PathBuf {
     copy.join(name).join("pginstall/bin")
 }
 
-/// How long anything may take.
+/// The deadline of every wait.
 const DEADLINE: Duration = Duration::from_secs(20);

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Which of the two servers.
+/// One of the two servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `redis-server`, 7.0 or later.
@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     Valkey,
 }
 
-/// A server that runs until it is dropped, and keeps nothing.
+/// A server that runs until it is dropped, without persistence.
 pub(crate) struct Redis {
     program: PathBuf,
     dir: tempfile::TempDir,
@@ -32,7 +32,7 @@ pub(crate) struct Redis {
     process: Option<Child>,
 }
 
-/// What a server answers.
+/// An answer of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Nil,
@@ -43,14 +43,14 @@ pub(crate) enum Reply {
 }
 
 impl Redis {
-    /// A server that answers.
+    /// A running server.
     pub(crate) fn start(kind: Kind) -> Self {
         let mut made = Self::prepared(kind);
         made.restart();
         made
     }
 
-    /// One that is not started: its port answers nobody.
+    /// A server that is not started: its port refuses connections.
     pub(crate) fn prepared(kind: Kind) -> Self {
         Self {
             program: program(kind),
@@ -102,7 +102,7 @@ impl Redis {
         }
     }
 
-    /// Ends it at once; what it knew is lost.
+    /// Ends it at once; its data is lost.
     pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -137,17 +137,17 @@ impl Redis {
         words.concat().into_iter().map(str::to_owned).collect()
     }
 
-    /// What a gateway needs to know to come by TLS, as `user` (`NAME:PASSWORD`).
+    /// The setting for a gateway that connects by TLS as `user` (`NAME:PASSWORD`).
     pub(crate) fn secure_url(&self, user: &str) -> String {
         format!("rediss://{user}@127.0.0.1:{}/0", self.secure.unwrap())
     }
 
-    /// What a gateway needs to know.
+    /// The setting for a gateway.
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
-    /// Asks it something, over a connection of its own.
+    /// Sends a command over a separate connection.
     pub(crate) fn command(&self, words: &[&str]) -> Reply {
         self.asked(words).unwrap()
     }
@@ -227,8 +227,8 @@ impl Reply {
 
 /// A free port that no connection gets for its own end: a server that is restarted finds it again.
 fn port() -> u16 {
-    // Below those of the other harnesses and of the system. Each process begins elsewhere, and never
-    // tries one again: what is free may be what another of its tests is about to listen on.
+    // Below the ports of the other harnesses and of the system. Each process begins elsewhere, and never
+    // tries a port again: another of its tests may be about to listen on it.
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(37);
     let next = || TRIED.fetch_add(1, Ordering::Relaxed).wrapping_mul(7919);
@@ -279,5 +279,5 @@ fn installed(name: &str) -> Option<PathBuf> {
 const PORT: u16 = 12_000;
 /// How many there are.
 const PORTS: u32 = 8_000;
-/// How long anything may take.
+/// The deadline of every wait.
 const DEADLINE: Duration = Duration::from_secs(20);

@@ -20,9 +20,9 @@ pub(crate) struct Served {
     http: String,
     ops: String,
     process: Child,
-    /// What it logged before it listened.
+    /// Log lines from before it listened.
     early: Vec<Value>,
-    /// Kept open and read on: these are its logs.
+    /// Its stdout, which stays open: the log.
     stdout: Lines<BufReader<ChildStdout>>,
     dir: tempfile::TempDir,
     marker: (String, String),
@@ -53,13 +53,13 @@ impl Served {
         Self::with(&[], config, tenants).await
     }
 
-    /// The same with more in its environment. Without tenants it serves what the store holds.
+    /// The same with more environment. Without tenants it serves the stored ones.
     pub(crate) async fn with(env: &[(&str, &str)], config: Value, tenants: Value) -> Self {
         let tenants = (!tenants.is_null()).then_some(tenants);
         Self::run(env, &config, tenants).await
     }
 
-    /// Serves what another one has declared in the store that they share.
+    /// Serves the objects that another gateway declared in the shared database.
     pub(crate) async fn joining(config: &Value) -> Self {
         Self::run(&[], config, None).await
     }
@@ -78,10 +78,10 @@ impl Served {
             "ops.listen=127.0.0.1:0".to_owned(),
             format!("data_dir={}", dir.path().join("data").display()),
             "telemetry.log=warn,lockgate::cli=info".to_owned(),
-            // The numbers that children know themselves by are those that tests see.
+            // Children see the same process numbers as the tests.
             "sandbox.separation=none".to_owned(),
             "sandbox.shared_uid=true".to_owned(),
-            // A client that does not read may hold its connection for so long.
+            // The limit for a client that does not read.
             "drain.timeout=2s".to_owned(),
         ];
         settings.extend(settings_of(config));
@@ -147,7 +147,7 @@ impl Served {
         session
     }
 
-    /// What the operations listener says.
+    /// An answer of the operations listener.
     pub(crate) async fn ops(&self, path: &str) -> String {
         self.ops_status(path).await.1
     }
@@ -175,7 +175,7 @@ impl Served {
         within("its end", self.process.wait()).await.unwrap();
     }
 
-    /// Ends it; what it logged.
+    /// Ends it and returns its log.
     pub(crate) async fn end(&mut self) -> Vec<Value> {
         self.signal();
         let mut logs = std::mem::take(&mut self.early);

@@ -32,19 +32,19 @@ struct State {
     asked: Vec<String>,
 }
 
-/// How a path is answered.
+/// The answer of a path.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
-    /// With this status and this JSON.
+    /// This status and this JSON.
     Json(u16, Value),
-    /// With a redirect.
+    /// A redirect.
     Redirect(String),
-    /// Never.
+    /// No answer.
     Slow,
 }
 
 impl Stage {
-    /// One that knows no path yet.
+    /// A server without any path.
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -58,12 +58,12 @@ impl Stage {
         Self { url, state, task }
     }
 
-    /// How a path is answered from now on.
+    /// Sets the answer of a path.
     pub(crate) fn set(&self, path: &str, answer: Answer) {
         self.lock().answers.insert(path.to_owned(), answer);
     }
 
-    /// The same for a good answer.
+    /// The same with status 200.
     pub(crate) fn json(&self, path: &str, body: Value) {
         self.set(path, Answer::Json(200, body));
     }
@@ -107,7 +107,7 @@ async fn answer(mut socket: TcpStream, state: Shared) {
         Some(Answer::Json(status, body)) => (status, String::new(), body),
         Some(Answer::Redirect(to)) => (302, format!("Location: {to}\r\n"), json!({})),
         Some(Answer::Slow) => {
-            // Until the other side has had enough.
+            // Until the other side closes.
             let _ = socket.read(&mut [0; 1]).await;
             return;
         }

@@ -12,18 +12,18 @@ pub(crate) async fn connect(gateway: &Gateway) -> TcpStream {
     TcpStream::connect(host(gateway)).await.unwrap()
 }
 
-/// Everything that comes back for `bytes` until the gateway closes.
+/// Sends `bytes`, and returns all bytes until the gateway closes.
 pub(crate) async fn raw(gateway: &Gateway, bytes: impl AsRef<[u8]>) -> String {
     within("a raw answer", async {
         let mut socket = connect(gateway).await;
-        // A refusal may come, and the connection go, before all is written.
+        // A refusal may arrive, and the connection close, before all is written.
         let _ = socket.write_all(bytes.as_ref()).await;
         rest(&mut socket).await
     })
     .await
 }
 
-/// What comes until the gateway closes.
+/// All bytes until the gateway closes.
 pub(crate) async fn rest(socket: &mut TcpStream) -> String {
     let (mut all, mut chunk) = (Vec::new(), vec![0; 4096]);
     while let Ok(count @ 1..) = socket.read(&mut chunk).await {
@@ -37,7 +37,7 @@ pub(crate) fn host(gateway: &Gateway) -> &str {
     gateway.base().split_once("://").unwrap().1
 }
 
-/// One request that asks for the connection's end.
+/// A request with `Connection: close`.
 pub(crate) async fn ask(gateway: &Gateway, line: &str, headers: &str) -> String {
     let host = host(gateway);
     let request = format!("{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n");
@@ -68,8 +68,8 @@ pub(crate) fn status(answer: &str) -> u16 {
     all[0]
 }
 
-/// The body of a response of which perhaps only a part has come: what stands behind its head,
-/// with the frames of chunked coding taken off.
+/// The body of a response that may be incomplete: the bytes behind its head,
+/// without the frames of chunked coding.
 pub(crate) fn chunked_body(bytes: &[u8]) -> Vec<u8> {
     let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         return Vec::new();

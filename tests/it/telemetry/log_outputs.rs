@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// A gateway whose logs go somewhere.
+/// A gateway with a certain log output.
 struct Logging {
     url: String,
     ops: String,
@@ -59,7 +59,7 @@ impl Logging {
         metric_of(&self.ops, "lockgate_log_lines_dropped_total ").await
     }
 
-    /// Asks until so many lines were lost; calls meanwhile are answered in time.
+    /// Sends requests until that many lines were lost; calls meanwhile are answered in time.
     async fn calls(&self, session: &Session, lost: i64) {
         let began = Instant::now();
         while self.lost().await < lost {
@@ -227,7 +227,7 @@ async fn a_full_data_directory_costs_changes_and_no_request() {
     };
     sign("fill");
     signed("full").await;
-    // What the journal has room for may still go through.
+    // Writes that fit into the journal may still succeed.
     let mut number = 0;
     let refused = loop {
         number += 1;

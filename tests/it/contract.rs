@@ -1,4 +1,4 @@
-//! The contract page and the links of all pages, compared with the tests and files that exist.
+//! The documentation, compared with the source: tests of the contract page, links, file names, recipes.
 //!
 //! A row of `docs/contract.md` has an identifier, a promise, and the tests that hold it: `room::file::function`
 //! below `tests/it`, or `src::…` for a unit test. A row without a test begins its last cell with a reason.
@@ -161,8 +161,8 @@ fn every_promise_has_a_test_or_a_reason() {
     );
 }
 
-#[test]
-fn links_of_all_pages_lead_somewhere() {
+/// Every page of the documentation.
+fn pages() -> Vec<PathBuf> {
     let mut pages = files(&package().join("docs"), "md");
     let front = [
         "README.md",
@@ -171,8 +171,51 @@ fn links_of_all_pages_lead_somewhere() {
         "CHANGELOG.md",
     ];
     pages.extend(front.map(|name| package().join(name)));
+    pages
+}
+
+#[test]
+fn files_that_pages_name_exist() {
+    let folders = ["src/", "tests/", "docs/", "scripts/", "deploy/"];
+    let is_part = |one: char| one.is_alphanumeric() || "/._-".contains(one);
+    let mut missing = Vec::new();
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for word in text.split(|one| !is_part(one)) {
+            let path = word.trim_matches(['.', '/']);
+            let is_path = folders.iter().any(|folder| word.starts_with(folder));
+            if is_path && !package().join(path).exists() {
+                missing.push(format!("{}: {word}", page.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn recipes_of_contributing_fit_the_source() {
+    let text = std::fs::read_to_string(package().join("CONTRIBUTING.md")).unwrap();
+    let mut wrong = Vec::new();
+    let diffs = text.split("```diff\n").skip(1);
+    for diff in diffs.filter_map(|rest| rest.split("```").next()) {
+        let (mut file, mut source) = ("", String::new());
+        for line in diff.lines() {
+            if let Some(path) = line.strip_prefix("--- ") {
+                (file, source) = (path, std::fs::read_to_string(package().join(path)).unwrap());
+            } else if let Some(old) = line.strip_prefix([' ', '-'])
+                && !source.lines().any(|one| one == old)
+            {
+                wrong.push(format!("{file}: {old}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "lines that are not there: {wrong:#?}");
+}
+
+#[test]
+fn links_of_all_pages_lead_somewhere() {
     let mut dead = Vec::new();
-    for page in &pages {
+    for page in &pages() {
         let text = std::fs::read_to_string(page).unwrap();
         for target in links(&text) {
             let (file, heading) = target.split_once('#').unwrap_or((target, ""));

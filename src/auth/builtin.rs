@@ -228,7 +228,8 @@ mod tests {
     use crate::config::Format;
     use crate::{
         declare::{
-            Allow, AuthMode, Catalog, DeclaredClient, Provider, ProviderKind, PublicKey, RevokedOf,
+            Allow, AuthMode, Catalog, DeclaredClient, Provider, ProviderKind, PublicKey,
+            TenantRevocations,
         },
         manifest::reader::parse,
     };
@@ -553,7 +554,7 @@ mod tests {
         };
         assert!(of(&closed, &none, "ada", "https://app.test/client").is_err());
         let revoked = |tenant: &str, grant, kid: &str| {
-            let revoked = RevokedOf {
+            let revoked = TenantRevocations {
                 grants: HashMap::from([(grant, 1)]),
                 keys: HashMap::from([(kid.to_owned(), 1)]),
             };

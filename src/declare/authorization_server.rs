@@ -1,4 +1,4 @@
-//! Declared parts of a tenant's authorization server: users, clients and identity providers.
+//! The declared parts of a tenant's authorization server: users, clients and identity providers.
 //!
 //! Not here: registered clients and log-ins (`database/oauth`).
 
@@ -12,98 +12,99 @@ use uuid::Uuid;
 
 use crate::base::Secret;
 
-/// A tenant's own authorization server, as it is declared.
+/// The declaration of a tenant's own authorization server.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Builtin {
-    /// Local users by name; the name is the subject.
+    /// Local users by name, which is the subject.
     pub(crate) users: BTreeMap<String, Arc<User>>,
-    /// Clients that need not register, by client id.
+    /// Clients that need no registration, by client id.
     pub(crate) clients: BTreeMap<String, Arc<DeclaredClient>>,
-    /// Who else may say who somebody is, by name.
+    /// Identity providers, by name.
     pub(crate) providers: BTreeMap<String, Arc<Provider>>,
-    /// Scopes that clients are told to ask for, beside those that policy needs.
+    /// Scopes that clients should request, besides those that policies require.
     pub(crate) scopes: Vec<String>,
-    /// Whether clients may register themselves (RFC 7591).
+    /// Clients may register themselves (RFC 7591).
     pub(crate) registration: bool,
-    /// Whether a client id may be the URL of a metadata document.
+    /// A client id may be the URL of a metadata document.
     pub(crate) documents: bool,
 }
 
-/// A person who logs in with a password.
+/// A user who logs in with a password.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct User {
     /// The name, which is the subject of tokens.
     pub(crate) name: String,
-    /// The password's Argon2id hash as a PHC string; none cannot log in here.
+    /// The Argon2id hash of the password, as a PHC string; none to disable log-in by password.
     pub(crate) password: Option<Secret>,
     /// Groups, for grants.
     pub(crate) groups: Vec<String>,
-    /// Whether it administrates its tenant.
+    /// The user administrates the tenant.
     pub(crate) admin: bool,
-    /// Whether it may do nothing at all.
+    /// The user is rejected everywhere.
     pub(crate) disabled: bool,
 }
 
-/// A client that an operator wrote down.
+/// A client that an operator declared.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DeclaredClient {
     /// The client id.
     pub(crate) id: String,
-    /// What people are shown.
+    /// The title shown to users.
     pub(crate) title: String,
-    /// Where answers may go, exactly.
+    /// The redirect URIs, compared exactly.
     pub(crate) redirect_uris: Vec<String>,
-    /// The secret of a confidential client; none is a public one, or one with keys.
+    /// The secret of a confidential client; none for a public client or one with keys.
     pub(crate) secret: Option<Secret>,
-    /// The public keys of a client that signs assertions, as a JWK Set in JSON.
+    /// The public keys of a client that authenticates by signed assertions, as a JWK Set.
     pub(crate) jwks: Option<String>,
 }
 
-/// An identity provider, at which people of the tenant log in.
+/// An identity provider where users of the tenant log in.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Provider {
-    /// Its name, in URLs.
+    /// The name in URLs.
     pub(crate) name: String,
-    /// What people are shown.
+    /// The title shown to users.
     pub(crate) title: String,
-    /// What it speaks.
+    /// Its protocol.
     pub(crate) kind: ProviderKind,
-    /// Our client id there.
+    /// The gateway's client id.
     pub(crate) client_id: String,
-    /// Our secret there.
+    /// The gateway's client secret.
     pub(crate) client_secret: Option<Secret>,
-    /// What we ask for.
+    /// The scopes that the gateway requests.
     pub(crate) scopes: Vec<String>,
-    /// Who of those that it knows may come in.
+    /// The users that may log in.
     pub(crate) allow: Allow,
 }
 
-/// What a provider speaks.
+/// The protocol of a provider.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProviderKind {
-    /// OpenID Connect: its metadata and keys are found at the issuer.
+    /// OpenID Connect: metadata and keys are found at the issuer.
     OpenId {
         /// The issuer, byte for byte as in ID tokens.
         issuer: String,
-        /// The claim that holds the groups.
+        /// The claim with the groups.
         groups_claim: String,
     },
-    /// OAuth 2.0 alone, like GitHub: who somebody is, is asked for with the access token.
+    /// OAuth 2.0 without OpenID, like GitHub: a request with the access token identifies the user.
     OAuth {
-        /// What it is called in subjects, like an issuer: `https://github.com/login/oauth`.
+        /// The issuer in subjects: `https://github.com/login/oauth`.
         issuer: String,
-        /// Where people are sent.
+        /// The authorization endpoint.
         authorization_url: String,
-        /// Where codes are redeemed.
+        /// The token endpoint.
         token_url: String,
-        /// What says who the token belongs to.
+        /// The endpoint that identifies the owner of a token.
         user_url: String,
-        /// The member of that answer which never changes and is never used again.
+        /// The member of its response that identifies the user, never changes and is never
+        /// reassigned.
         subject_member: String,
     },
 }
 
-/// Who may come in; empty lists allow everybody whom the provider knows.
+/// The users of a provider that may log in; empty lists admit all.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Allow {
     /// Subjects at the provider.
@@ -115,13 +116,13 @@ pub(crate) struct Allow {
 }
 
 impl Allow {
-    /// Whether everybody may come in.
+    /// Reports whether all users may log in.
     pub(crate) fn is_empty(&self) -> bool {
         self.subjects.is_empty() && self.domains.is_empty() && self.groups.is_empty()
     }
 
-    /// Whether somebody may come in: whom one of the rules names. `email` is verified.
-    pub(crate) fn lets_in(&self, subject: &str, groups: &[String], email: Option<&str>) -> bool {
+    /// Reports whether one of the rules admits a user. `email` is verified.
+    pub(crate) fn admits(&self, subject: &str, groups: &[String], email: Option<&str>) -> bool {
         let domain = email.and_then(|email| email.rsplit_once('@'));
         self.is_empty()
             || self.subjects.iter().any(|known| known == subject)
@@ -134,13 +135,13 @@ impl Allow {
 }
 
 impl Provider {
-    /// Whether its rules let somebody in who came from there before. Addresses are not kept: where
-    /// rules are about them, they are asked for at the next log-in.
-    pub(crate) fn still_lets_in(&self, subject: &str, groups: &[String]) -> bool {
+    /// Reports whether the rules still admit a user who logged in before. E-mail addresses are not
+    /// stored, so rules on them are checked at the next log-in.
+    pub(crate) fn still_admits(&self, subject: &str, groups: &[String]) -> bool {
         let own = subject.strip_prefix(self.issuer());
         own.and_then(|rest| rest.strip_prefix('#'))
             .is_some_and(|own| {
-                !self.allow.domains.is_empty() || self.allow.lets_in(own, groups, None)
+                !self.allow.domains.is_empty() || self.allow.admits(own, groups, None)
             })
     }
 }
@@ -155,7 +156,7 @@ impl Builtin {
         // Names of local users cannot contain this character.
         if name.contains('#') {
             let mut providers = self.providers.values();
-            let is_allowed = providers.any(|provider| provider.still_lets_in(name, claimed));
+            let is_allowed = providers.any(|provider| provider.still_admits(name, claimed));
             let subject = is_allowed.then_some(Subject::OfProvider);
             return subject.ok_or("of nobody whom a provider lets in");
         }
@@ -169,7 +170,7 @@ impl Builtin {
 pub(crate) enum Subject {
     /// A local user.
     User(Arc<User>),
-    /// A person of an identity provider.
+    /// A user of an identity provider.
     OfProvider,
 }
 
@@ -183,13 +184,13 @@ impl Subject {
     }
 }
 
-/// Public keys and revocations: what decides whether a token of this gateway is valid.
+/// Public keys and revocations, which decide whether a token of this gateway is valid.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Issued {
     /// The public keys of each tenant: next, current and previous.
     pub(crate) keys: HashMap<String, Arc<[PublicKey]>>,
     /// Revocations by tenant.
-    pub(crate) revoked: HashMap<String, Arc<RevokedOf>>,
+    pub(crate) revoked: HashMap<String, Arc<TenantRevocations>>,
 }
 
 /// A public key of a tenant.
@@ -203,7 +204,7 @@ pub(crate) struct PublicKey {
 
 /// Revocations of one tenant within the last day.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RevokedOf {
+pub(crate) struct TenantRevocations {
     /// Grants, with the time.
     pub(crate) grants: HashMap<Uuid, i64>,
     /// Removed signing keys by their `kid`, with the time.
@@ -211,17 +212,17 @@ pub(crate) struct RevokedOf {
 }
 
 impl Provider {
-    /// What it is called in subjects.
+    /// The issuer in subjects.
     pub(crate) fn issuer(&self) -> &str {
         match &self.kind {
             ProviderKind::OpenId { issuer, .. } | ProviderKind::OAuth { issuer, .. } => issuer,
         }
     }
 
-    /// Whether an answer of it may name `iss` (RFC 9207). Where `issuer` is but what it is called in
-    /// subjects, it may name itself otherwise: by what its own pages stand under. Each provider has
-    /// a callback of its own, so that nobody else's answer is taken for its (RFC 9700, section 4.4).
-    pub(crate) fn is_named(&self, iss: &str) -> bool {
+    /// Reports whether a response of the provider may name `iss` (RFC 9207). Where `issuer` is only
+    /// the name in subjects, the provider may name any URL below the host of its pages. Each
+    /// provider has a separate callback, so responses cannot be confused (RFC 9700, section 4.4).
+    pub(crate) fn may_name(&self, iss: &str) -> bool {
         iss == self.issuer()
             || match &self.kind {
                 ProviderKind::OpenId { .. } => false,
@@ -234,7 +235,7 @@ impl Provider {
             }
     }
 
-    /// The URLs at which it is asked, by their keys.
+    /// The URLs that the gateway requests, by their keys.
     pub(crate) fn urls(&self) -> Vec<(&'static str, &str)> {
         match &self.kind {
             ProviderKind::OpenId { issuer, .. } => vec![("issuer", issuer)],
@@ -251,7 +252,7 @@ impl Provider {
         }
     }
 
-    /// Whether anybody can have an account there.
+    /// Reports whether the public can create accounts there.
     pub(crate) fn is_public(&self) -> bool {
         let urls = self.urls().into_iter().map(|(_, url)| url);
         let mut all = urls
@@ -261,13 +262,14 @@ impl Provider {
             let host = url.host_str().unwrap_or_default();
             let first = url.path_segments().and_then(|mut parts| parts.next());
             let first = first.unwrap_or_default();
-            PUBLIC.contains(&host) || (ENTRA.contains(&host) && EVERYBODYS.contains(&first))
+            PUBLIC_HOSTS.contains(&host)
+                || (ENTRA_HOSTS.contains(&host) && PUBLIC_SEGMENTS.contains(&first))
         })
     }
 }
 
-/// Hosts of providers at which anybody can have an account.
-const PUBLIC: [&str; 11] = [
+/// Hosts of providers where the public can create accounts.
+const PUBLIC_HOSTS: [&str; 11] = [
     "accounts.google.com",
     "appleid.apple.com",
     "bitbucket.org",
@@ -280,10 +282,11 @@ const PUBLIC: [&str; 11] = [
     "www.facebook.com",
     "www.linkedin.com",
 ];
-/// Hosts of Microsoft's, where the first part of the path says whose accounts are meant.
-const ENTRA: [&str; 2] = ["login.microsoftonline.com", "login.microsoftonline.us"];
-/// Accounts of every organisation, and of everybody; the last is how `consumers` names itself.
-const EVERYBODYS: [&str; 4] = [
+/// Hosts of Microsoft, where the first path segment selects the accounts.
+const ENTRA_HOSTS: [&str; 2] = ["login.microsoftonline.com", "login.microsoftonline.us"];
+/// Segments for accounts of every organisation and for personal accounts; the last is the id of
+/// `consumers`.
+const PUBLIC_SEGMENTS: [&str; 4] = [
     "common",
     "organizations",
     "consumers",
@@ -320,13 +323,9 @@ mod tests {
             (allow(&["2"], &["x.test"], &["eng"]), true),
         ] {
             let email = Some("a@b.test@Acme.test");
-            assert_eq!(
-                rule.lets_in("1", &list(&["eng"]), email),
-                wanted,
-                "{rule:?}"
-            );
+            assert_eq!(rule.admits("1", &list(&["eng"]), email), wanted, "{rule:?}");
         }
-        assert!(!allow(&[], &[""], &[]).lets_in("1", &[], None));
+        assert!(!allow(&[], &[""], &[]).admits("1", &[], None));
     }
 
     #[test]
@@ -360,7 +359,7 @@ mod tests {
                 scopes: Vec::new(),
                 allow: rule,
             };
-            let found = provider.still_lets_in(subject, &list(&["eng"]));
+            let found = provider.still_admits(subject, &list(&["eng"]));
             assert_eq!(found, wanted, "{subject}: {:?}", provider.allow);
         }
     }

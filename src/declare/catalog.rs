@@ -1,4 +1,4 @@
-//! Catalogue: the tenants that this gateway serves, each with its servers.
+//! The catalogue: the tenants that this gateway serves, each with its servers.
 //!
 //! Not here: the declaration of one server (`server`) and of its callers (`identity`).
 
@@ -14,12 +14,12 @@ use super::identity::{ApiKeys, AuthMode};
 use super::quotas::Quotas;
 use super::server::Server;
 
-/// Every tenant that this gateway serves, by name.
+/// Every tenant that this gateway serves.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Catalog {
-    /// Tenants by their name.
+    /// Tenants by name.
     pub(crate) tenants: HashMap<String, Arc<Tenant>>,
-    /// What decides whether tokens of our own issuers are worth anything.
+    /// Keys and revocations, which decide whether tokens of this gateway are valid.
     pub(crate) issued: Arc<Issued>,
 }
 
@@ -30,9 +30,8 @@ impl Catalog {
         tenants.flat_map(|tenant| tenant.servers.values())
     }
 
-    /// Takes over from `before` what is the same, so that what did not change can be told by its
-    /// address.
-    pub(crate) fn keeping(mut self, before: &Self) -> Self {
+    /// Replaces equal parts by those of `before`, so that unchanged parts keep their address.
+    pub(crate) fn reusing(mut self, before: &Self) -> Self {
         for (name, tenant) in &mut self.tenants {
             let Some(old) = before.tenants.get(name) else {
                 continue;
@@ -41,7 +40,7 @@ impl Catalog {
                 *tenant = Arc::clone(old);
                 continue;
             }
-            // Nobody else has it yet.
+            // No other reference exists yet.
             if let Some(tenant) = Arc::get_mut(tenant) {
                 for (name, server) in &mut tenant.servers {
                     if let Some(old) = old.servers.get(name).filter(|old| *old == server) {
@@ -61,20 +60,20 @@ impl Catalog {
     }
 }
 
-/// The isolation boundary: nothing below it is ever shared with another tenant.
+/// The unit of isolation: tenants share nothing.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Tenant {
-    /// Its name, as in the URL.
+    /// The name in URLs.
     pub(crate) name: String,
-    /// How callers prove who they are.
+    /// The authentication of callers.
     pub(crate) auth: AuthMode,
     /// Its API keys.
     pub(crate) api_keys: ApiKeys,
-    /// The server meant where a request names none.
+    /// The server of requests that name none.
     pub(crate) default_server: Option<String>,
-    /// Revisions that its clients may negotiate, newest first; never empty.
+    /// The MCP revisions that its clients may negotiate, newest first; never empty.
     pub(crate) revisions: Vec<Revision>,
-    /// How much of the gateway it may use.
+    /// Its quotas.
     pub(crate) quotas: Quotas,
     /// Its servers by name.
     pub(crate) servers: BTreeMap<String, Arc<Server>>,

@@ -1,48 +1,48 @@
-//! Difference of two declared states: the changes that lead from one to the other.
+//! The difference of two declared states: the changes from one to the other.
 //!
-//! Pure: used to make changes (`database`) and to show them only.
+//! Pure, for applying changes (`database`) and for showing them.
 
 use std::fmt;
 
 use super::object::{Declared, Kind, ObjectName};
 
-/// One object that differs.
+/// One changed object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// Which object.
+    /// Its name.
     pub(crate) name: ObjectName,
-    /// What happens to it.
-    pub(crate) what: What,
+    /// Its change.
+    pub(crate) what: ChangeKind,
 }
 
-/// What happens to an object.
+/// The change of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// It was not there.
+pub(crate) enum ChangeKind {
+    /// The object is new.
     Added,
-    /// These members are different, secret ones included.
+    /// These members differ, secret ones included.
     Changed(Vec<String>),
-    /// It goes; with a tenant all that belongs to it goes.
+    /// The object is removed, with a tenant all its objects.
     Removed,
 }
 
-/// What happens to objects that are stored and not wanted.
+/// The treatment of stored objects that are not wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Prune {
     /// They stay.
     Keep,
-    /// They go.
+    /// They are removed.
     Remove,
 }
 
-/// The occasion on which a declared state is judged.
+/// The occasion of checking a declared state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// A whole manifest leads to the state.
+    /// A whole manifest is applied.
     Applying,
-    /// The change of one object leads to it; others may follow.
+    /// One object changes; others may follow.
     Changing,
-    /// It is stored already, perhaps by another replica, and is to be served here.
+    /// The state is stored, maybe by another replica, and is about to be served.
     Serving,
 }
 
@@ -50,40 +50,39 @@ impl fmt::Display for Change {
     /// `+ server acme/files`, `~ server acme/files: args, env`, `- server acme/files`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::Added => write!(f, "+ {}", self.name),
-            What::Changed(members) => write!(f, "~ {}: {}", self.name, members.join(", ")),
-            What::Removed => write!(f, "- {}", self.name),
+            ChangeKind::Added => write!(f, "+ {}", self.name),
+            ChangeKind::Changed(members) => write!(f, "~ {}: {}", self.name, members.join(", ")),
+            ChangeKind::Removed => write!(f, "- {}", self.name),
         }
     }
 }
 
-/// The changes that make `stored` into `wanted`: what goes first, inner objects before their
-/// tenant, then what comes, tenants before what belongs to them.
+/// The changes from `stored` to `wanted`: first removals, objects before their tenant, then
+/// additions, tenants before their objects.
 ///
 /// Operators' API keys are in no manifest, so they are never pruned.
 pub(crate) fn difference(stored: &Declared, wanted: &Declared, prune: Prune) -> Vec<Change> {
     let unwanted = stored.0.keys().rev().filter(|name| {
         prune == Prune::Remove && name.owner().is_some() && !wanted.0.contains_key(name)
     });
-    let removed = unwanted.map(|name| (name, What::Removed));
+    let removed = unwanted.map(|name| (name, ChangeKind::Removed));
     let others = wanted.0.iter().filter_map(|(name, object)| {
         let what = match stored.0.get(name) {
-            None => What::Added,
+            None => ChangeKind::Added,
             Some(old) if old == object => return None,
-            Some(old) => What::Changed(object.differing(old)),
+            Some(old) => ChangeKind::Changed(object.differing(old)),
         };
         Some((name, what))
     });
-    let change = |(name, what): (&ObjectName, What)| Change {
+    let change = |(name, what): (&ObjectName, ChangeKind)| Change {
         name: name.clone(),
         what,
     };
     removed.chain(others).map(change).collect()
 }
 
-/// The objects that go with `name`: itself, and for a tenant all that belongs to it, which comes
-/// first.
-pub(crate) fn with_its_own(stored: &Declared, name: &ObjectName) -> Vec<ObjectName> {
+/// The objects that are removed with `name`: itself, and before it all objects of a tenant.
+pub(crate) fn with_members(stored: &Declared, name: &ObjectName) -> Vec<ObjectName> {
     let own = stored.0.keys().rev().filter(|inner| {
         *inner == name || (name.kind() == Kind::Tenant && inner.owner() == name.owner())
     });
@@ -160,7 +159,7 @@ mod tests {
     #[test]
     fn what_belongs_to_a_tenant_goes_with_it() {
         let old = state(&[("acme", "files", json!({})), ("b", "x", json!({}))]);
-        let names = with_its_own(&old, &ObjectName::tenant("acme"));
+        let names = with_members(&old, &ObjectName::tenant("acme"));
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         assert_eq!(names, ["server acme/files", "tenant acme"]);
     }

@@ -1,6 +1,6 @@
 //! Identity of callers: authentication mode, API keys and grants of a tenant.
 //!
-//! Not here: authenticating a request (`auth`).
+//! Not here: authentication of a request (`auth`).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -9,21 +9,21 @@ use std::{
 
 use super::authorization_server::Builtin;
 
-/// Authentication mode of a tenant. API keys work in every mode but `None`.
+/// The authentication mode of a tenant. API keys work in every mode but `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AuthMode {
-    /// No authentication: only on loopback, or with `auth.insecure`.
+    /// No authentication: on loopback only, or with `auth.insecure`.
     None,
-    /// By an API key, and by nothing else.
+    /// API keys only.
     Keys,
-    /// By an access token of the tenant's own authorization server.
+    /// Access tokens of the tenant's own authorization server.
     Builtin(Arc<Builtin>),
-    /// By an access token of another authorization server.
+    /// Access tokens of an external authorization server.
     External(Arc<External>),
 }
 
 impl AuthMode {
-    /// Whether an authorization server issues tokens for the tenant.
+    /// Reports whether an authorization server issues tokens for the tenant.
     pub(crate) fn has_issuer(&self) -> bool {
         match self {
             Self::None | Self::Keys => false,
@@ -42,20 +42,20 @@ impl AuthMode {
     }
 }
 
-/// An authorization server that is not ours, and how its access tokens are read.
+/// An external authorization server, and the form of its access tokens.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct External {
     /// Its issuer identifier, compared byte for byte.
     pub(crate) issuer: String,
-    /// Signature algorithms that are believed; never empty.
+    /// The accepted signature algorithms; never empty.
     pub(crate) algorithms: Vec<Algorithm>,
-    /// The claim that holds the subject's groups.
+    /// The claim with the groups of the subject.
     pub(crate) groups_claim: String,
-    /// Scopes that clients are told to ask for; no call needs them.
+    /// Scopes that clients should request; calls do not require them.
     pub(crate) scopes: Vec<String>,
 }
 
-/// A signature algorithm: asymmetric ones only, so that no public key can be used as a secret (RFC
+/// A signature algorithm. All are asymmetric, so that no public key can be used as a secret (RFC
 /// 8725, section 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Algorithm {
@@ -92,21 +92,21 @@ pub(crate) const ALGORITHMS: [(&str, Algorithm); 9] = [
     ("EdDSA", Algorithm::EdDsa),
 ];
 
-/// The API keys of a tenant, by the SHA-256 of their text: the text itself is nowhere.
+/// The API keys of a tenant, by the SHA-256 of their text, which is not stored.
 pub(crate) type ApiKeys = HashMap<[u8; 32], Arc<ApiKey>>;
 
 /// An API key of a tenant.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ApiKey {
-    /// Its name: the client of those who call with it.
+    /// Its name, which is the client id of its callers.
     pub(crate) name: String,
-    /// The subject that it acts for.
+    /// Its subject.
     pub(crate) subject: String,
-    /// OAuth scopes that it carries.
+    /// Its OAuth scopes.
     pub(crate) scopes: Arc<[String]>,
-    /// Servers that it may use.
+    /// The servers that it may use.
     pub(crate) servers: Servers,
-    /// From when on it is worth nothing, in seconds since the epoch.
+    /// The expiry, in seconds since the epoch.
     pub(crate) expires: Option<u64>,
 }
 
@@ -118,28 +118,28 @@ pub(crate) type OperatorKeys = HashMap<[u8; 32], OperatorKey>;
 pub(crate) struct OperatorKey {
     /// Its name.
     pub(crate) name: String,
-    /// From when on it is worth nothing, in seconds since the epoch.
+    /// The expiry, in seconds since the epoch.
     pub(crate) expires: Option<u64>,
 }
 
 impl OperatorKey {
-    /// Whether it holds at `now`, in seconds since the epoch.
+    /// Reports whether it is valid at `now`, in seconds since the epoch.
     pub(crate) fn holds(&self, now: u64) -> bool {
         self.expires.is_none_or(|expires| now < expires)
     }
 }
 
-/// Which servers of its tenant an API key reaches.
+/// The servers that an API key may use.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Servers {
-    /// Every one, also those that come later.
+    /// All servers of the tenant, now and later.
     All,
-    /// These.
+    /// These servers.
     Named(BTreeSet<String>),
 }
 
 impl Servers {
-    /// Whether `server` is one of them.
+    /// Reports whether `server` is among them.
     pub(crate) fn contains(&self, server: &str) -> bool {
         match self {
             Self::All => true,
@@ -148,20 +148,20 @@ impl Servers {
     }
 }
 
-/// Grants of a server: the callers of its tenant that may use it, by any of three names.
+/// The grants of a server: the callers of its tenant that may use it, by any of three names.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Grants {
     /// Subjects.
     pub(crate) users: BTreeSet<String>,
     /// Groups of subjects.
     pub(crate) groups: BTreeSet<String>,
-    /// Client ids; an API key's is its name.
+    /// Client ids; that of an API key is its name.
     pub(crate) clients: BTreeSet<String>,
 }
 
 impl Grants {
-    /// Whether one of the grants matches.
-    pub(crate) fn fit(&self, subject: &str, groups: &[String], client: Option<&str>) -> bool {
+    /// Reports whether one of the grants matches.
+    pub(crate) fn include(&self, subject: &str, groups: &[String], client: Option<&str>) -> bool {
         self.users.contains(subject)
             || groups.iter().any(|group| self.groups.contains(group))
             || client.is_some_and(|client| self.clients.contains(client))

@@ -6,14 +6,14 @@
 //! * `catalog`: the tenants that this gateway serves
 //! * `difference`: changes between two declared states
 //! * `identity`: authentication mode, API keys and grants
-//! * `launch`: what is started for a server, and what is prepared for it
+//! * `launch`: the program of a server, and its preparation
 //! * `object`: declared objects, as they are stored
-//! * `offer`: the confinement that a machine can enforce
+//! * `offer`: the sandboxing that a machine can enforce
 //! * `password`: hashes of passwords
 //! * `pattern`: patterns of names and URIs
 //! * `policy`: access policy of a server
 //! * `quotas`: quotas of a tenant and of its principals
-//! * `redirect`: redirect URIs that a client may have
+//! * `redirect`: redirect URIs that a client may register
 //! * `server`: a server, its time limits, bounds and supervision
 
 mod authorization_server;
@@ -31,12 +31,12 @@ pub(crate) mod redirect;
 mod server;
 
 #[cfg(test)]
-pub(crate) use self::authorization_server::RevokedOf;
+pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
     Allow, Builtin, DeclaredClient, Issued, Provider, ProviderKind, PublicKey, Subject, User,
 };
 pub(crate) use self::catalog::{Catalog, Tenant};
-pub(crate) use self::difference::{Change, Prune, What, When};
+pub(crate) use self::difference::{Change, ChangeKind, Prune, When};
 pub(crate) use self::identity::{
     ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grants, OperatorKey, OperatorKeys,
     Servers,

@@ -1,7 +1,7 @@
 //! Declared objects: tenants, servers, users, clients, providers and API keys, one row each.
 //!
-//! An object is a subtree of the manifest as JSON, in the manifest's syntax. Not here: reading one
-//! (`manifest/objects`) and storing it (`database/objects`).
+//! An object is a subtree of the manifest as JSON, in the manifest's syntax. Not here: its reader
+//! (`manifest/objects`) and its storage (`database/objects`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,10 +12,10 @@ use serde_json::Value as Json;
 
 use super::password::{PASSWORD, PASSWORD_HASH};
 
-/// The members of an object, by their names in the manifest.
+/// The members of an object, by their manifest keys.
 pub(crate) type Document = serde_json::Map<String, Json>;
 
-/// Kind of an object.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
     /// A tenant, without the objects that belong to it.
@@ -33,7 +33,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Every kind; tenants first, since the others belong to one.
+    /// Every kind; tenants first, because the others belong to one.
     pub(crate) const ALL: [Self; 6] = [
         Self::Tenant,
         Self::Server,
@@ -43,7 +43,7 @@ impl Kind {
         Self::ApiKey,
     ];
 
-    /// Its name in messages.
+    /// The name in messages.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Tenant => "tenant",
@@ -55,7 +55,7 @@ impl Kind {
         }
     }
 
-    /// The key of a tenant under which the manifest has its objects of this kind.
+    /// The manifest key of a tenant's objects of this kind.
     pub(crate) fn plural(self) -> &'static str {
         match self {
             Self::Tenant => "tenants",
@@ -67,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// The members that are kept sealed.
+    /// The members that are stored sealed.
     fn secrets(self) -> &'static [&'static str] {
         match self {
             Self::Tenant | Self::ApiKey => &[],
@@ -79,17 +79,17 @@ impl Kind {
     }
 }
 
-/// Which object: orders tenants by name, each before what belongs to it.
+/// The name of an object. The order sorts by tenant, each tenant before its objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ObjectName {
-    /// The tenant that it belongs to, for a tenant itself; none for an operator's API key.
+    /// The tenant of the object, or the tenant itself; none for an operator's API key.
     tenant: Option<String>,
     kind: Kind,
     name: String,
 }
 
 impl ObjectName {
-    /// A tenant.
+    /// The name of a tenant.
     pub(crate) fn tenant(name: &str) -> Self {
         Self {
             tenant: Some(name.to_owned()),
@@ -98,7 +98,7 @@ impl ObjectName {
         }
     }
 
-    /// What belongs to a tenant.
+    /// The name of an object of a tenant.
     pub(crate) fn of(tenant: &str, kind: Kind, name: &str) -> Self {
         Self {
             tenant: Some(tenant.to_owned()),
@@ -107,7 +107,7 @@ impl ObjectName {
         }
     }
 
-    /// An API key of an operator, who belongs to no tenant.
+    /// The name of an operator's API key, which belongs to no tenant.
     pub(crate) fn operator_key(name: &str) -> Self {
         Self {
             tenant: None,
@@ -116,22 +116,22 @@ impl ObjectName {
         }
     }
 
-    /// What kind of thing it is.
+    /// Its kind.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Its own name, in its tenant.
+    /// Its name within the tenant.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The tenant that it belongs to, or is.
+    /// Its tenant, or the tenant itself.
     pub(crate) fn owner(&self) -> Option<&str> {
         self.tenant.as_deref()
     }
 
-    /// The key of the manifest under which it stands; an operator's key stands in none.
+    /// Its manifest key; empty for an operator's key.
     pub(crate) fn key(&self) -> String {
         match (&self.tenant, self.kind) {
             (Some(tenant), Kind::Tenant) => format!("tenants.{tenant}"),
@@ -151,12 +151,12 @@ impl fmt::Display for ObjectName {
     }
 }
 
-/// One object; equal if it declares the same.
+/// A declared object, compared by its members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Object {
     /// The members that may be shown.
     pub(crate) spec: Document,
-    /// The members that are kept sealed.
+    /// The members that are stored sealed.
     pub(crate) secret: SecretMembers,
 }
 
@@ -165,14 +165,14 @@ pub(crate) struct Object {
 pub(crate) struct SecretMembers(pub(crate) Document);
 
 impl fmt::Debug for SecretMembers {
-    /// Says which members there are, never what they hold.
+    /// Prints the names of the members, never their values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
 }
 
 impl Object {
-    /// The object that `document` describes in the manifest's syntax, its secrets among the rest.
+    /// The object of a `document` in the manifest's syntax, which includes its secrets.
     pub(crate) fn new(kind: Kind, document: Document) -> Self {
         let (secret, spec) = document
             .into_iter()
@@ -183,7 +183,7 @@ impl Object {
         }
     }
 
-    /// Its members, secrets included, which differ from those of `other`.
+    /// The members, secrets included, that differ from those of `other`.
     pub(crate) fn differing(&self, other: &Self) -> Vec<String> {
         let pairs = [(&self.spec, &other.spec), (&self.secret.0, &other.secret.0)];
         let differing = pairs.iter().flat_map(|(one, other)| {
@@ -196,9 +196,9 @@ impl Object {
     }
 }
 
-/// Everything that is declared, by name.
+/// All declared objects, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Declared(pub(crate) BTreeMap<ObjectName, Object>);
 
-/// The place of what does not stand in a file.
+/// The place in mistakes of objects that come from no file.
 pub(crate) const PLACE: &str = "store";

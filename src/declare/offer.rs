@@ -1,6 +1,6 @@
-//! Offer of a machine: the confinement that it can enforce, and what a server requires beyond it.
+//! The sandboxing that a machine can enforce, and the settings of a server beyond it.
 //!
-//! Not here: probing the kernel, and confining anything (`backend/sandbox`).
+//! Not here: probing the kernel, and the sandbox itself (`backend/sandbox`).
 
 use super::{
     launch::{Home, Profile, Tcp},
@@ -8,40 +8,40 @@ use super::{
 };
 use crate::config::Separation;
 
-/// What this machine can hold a child to.
+/// The sandboxing that this machine can enforce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a fact of the machine, independent of the others"
 )]
 pub(crate) struct Offer {
-    /// What keeps children apart.
+    /// The separation of children.
     pub(crate) separation: Separation,
-    /// The version of Landlock's interface; 0 is none.
+    /// The ABI version of Landlock; 0 for none.
     pub(crate) landlock: u32,
-    /// Whether system calls can be filtered.
+    /// System calls can be filtered.
     pub(crate) has_seccomp: bool,
-    /// Whether a cgroup bounds memory.
+    /// A cgroup limits memory.
     pub(crate) bounds_memory: bool,
-    /// Whether a cgroup, or a uid of its own, bounds processes.
+    /// A cgroup, or a separate uid, limits processes.
     pub(crate) bounds_pids: bool,
-    /// Whether a cgroup bounds processor time.
+    /// A cgroup limits processor time.
     pub(crate) bounds_cpu: bool,
-    /// Whether connections to the gateway and to link-local addresses are refused.
+    /// Connections to the gateway and to link-local addresses are refused.
     pub(crate) refuses_addresses: bool,
 }
 
-/// Something that was asked for and that cannot be enforced here.
+/// A setting that this machine cannot enforce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unenforced {
     /// The key below the server's.
     pub(crate) key: &'static str,
-    /// What is missing.
+    /// The missing feature.
     pub(crate) what: &'static str,
 }
 
 impl Offer {
-    /// What does not hold for `server`, though it may start: for the log, and for metrics.
+    /// The settings of `server` that are not enforced though it may start, for the log and metrics.
     pub(crate) fn shortcomings(&self, server: &Server) -> Vec<Unenforced> {
         let confinement = &server.launch.confinement;
         let is_reachable = confinement.profile == Profile::Standard
@@ -55,7 +55,7 @@ impl Offer {
         found
     }
 
-    /// What `server` asks for in vain.
+    /// The settings of `server` that cannot be enforced.
     pub(crate) fn unenforced(&self, server: &Server) -> Vec<Unenforced> {
         let (confinement, limits) = (&server.launch.confinement, &server.limits);
         let is_standard = confinement.profile == Profile::Standard;
@@ -78,7 +78,7 @@ impl Offer {
             ),
             (
                 matches!(confinement.tcp, Tcp::Ports(_))
-                    && !(self.has_seccomp && self.landlock >= PORTS_SINCE),
+                    && !(self.has_seccomp && self.landlock >= PORTS_ABI),
                 "sandbox.tcp",
                 NO_PORTS,
             ),
@@ -106,8 +106,8 @@ impl Offer {
     }
 }
 
-/// Landlock knows TCP ports since its interface 4 (Linux 6.7).
-const PORTS_SINCE: u32 = 4;
+/// The first Landlock ABI with TCP ports (Linux 6.7).
+const PORTS_ABI: u32 = 4;
 
 const NO_LANDLOCK: &str = "standard confines files by Landlock, which this kernel does not offer";
 const NO_SECCOMP: &str = "seccomp filters, which it needs, are not available here";

@@ -1,7 +1,7 @@
-//! Passwords of users: hashed when they are declared, compared when somebody logs in.
+//! Passwords of users: hashed when declared, verified at log-in.
 //!
-//! Argon2id (RFC 9106) with the parameters of OWASP's password storage cheat sheet. Not here: how
-//! often somebody may try (`oauth`).
+//! Argon2id (RFC 9106) with the parameters of OWASP's password storage cheat sheet. Not here: the
+//! rate of attempts (`oauth`).
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -18,19 +18,19 @@ use zeroize::Zeroizing;
 
 use crate::base::{Random, Secret};
 
-/// What may be a password; the error says what is wrong with it, without showing it.
+/// Checks a new password; the error never contains it.
 pub(crate) fn check_password(text: &str) -> Result<(), &'static str> {
     // NIST SP 800-63B, section 3.1.1.2: letters are counted, not bytes.
-    if text.chars().count() < SHORTEST {
+    if text.chars().count() < MIN_LETTERS {
         Err("is shorter than 8 letters")
-    } else if text.len() > LONGEST {
+    } else if text.len() > MAX_BYTES {
         Err("is longer than 1024 bytes")
     } else {
         Ok(())
     }
 }
 
-/// What may be the hash of a password: Argon2id, and neither cheap to guess nor a burden to us.
+/// Checks the hash of a password: Argon2id, neither cheap to guess nor expensive to verify.
 pub(crate) fn check_hash(text: &str) -> Result<(), &'static str> {
     let hash = PasswordHash::new(text).map_err(|_| "is no hash")?;
     if hash.algorithm.as_str() != "argon2id" || hash.version != Some(19) {
@@ -43,31 +43,31 @@ pub(crate) fn check_hash(text: &str) -> Result<(), &'static str> {
     }
     let params = Params::try_from(&hash).map_err(|_| "has parameters that Argon2id has not")?;
     let (memory, rounds) = (params.m_cost(), params.t_cost());
-    if u64::from(memory) * u64::from(rounds) < u64::from(WEAKEST) {
+    if u64::from(memory) * u64::from(rounds) < u64::from(MIN_COST) {
         return Err("is cheaper than m=19456,t=1");
     }
-    if memory > MEMORY || rounds > ROUNDS || params.p_cost() > LANES {
+    if memory > MAX_MEMORY || rounds > MAX_ROUNDS || params.p_cost() > MAX_LANES {
         return Err("costs more than m=262144,t=16,p=8");
     }
     Ok(())
 }
 
-/// Why a password could not be hashed.
+/// The reason why a password could not be hashed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotHashed {
     /// The system has no randomness.
     #[error("no randomness")]
     NoRandomness,
-    /// No memory, or the task was aborted.
+    /// Memory is exhausted, or the task was aborted.
     #[error("a password cannot be hashed: {0}")]
     Failed(String),
 }
 
-/// The hash of a password, as a PHC string with a salt of its own.
+/// Hashes a password with a random salt, to a PHC string.
 ///
 /// # Errors
 ///
-/// Without randomness or memory.
+/// No randomness or memory.
 pub(crate) async fn hash(random: &Random, password: Secret) -> Result<Secret, NotHashed> {
     let mut salt = [0; 16];
     let filled = random.fill(&mut salt);
@@ -84,9 +84,8 @@ pub(crate) async fn hash(random: &Random, password: Secret) -> Result<Secret, No
     hashed.map_err(|error| failed(error.to_string()))
 }
 
-/// Whether `given` is the password with the hash `stored`. Where there is none, as of a user whom
-/// nobody knows, it costs the same and is false. None says that it was not looked at, since too
-/// many others were waiting.
+/// Verifies `given` against the hash `stored`. Without a hash, as for an unknown user, it takes the
+/// same time and returns false. Returns none if too many verifications are waiting.
 pub(crate) async fn verify(stored: Option<&str>, given: &str) -> Option<bool> {
     let Ok(permit) = timeout(WAIT, permit()).await else {
         tracing::warn!("too many passwords at once: one was not looked at");
@@ -97,10 +96,10 @@ pub(crate) async fn verify(stored: Option<&str>, given: &str) -> Option<bool> {
 
 async fn is_password(permit: SemaphorePermit<'static>, stored: Option<&str>, given: &str) -> bool {
     let is_there = stored.is_some();
-    let stored = stored.unwrap_or(NOBODYS).to_owned();
+    let stored = stored.unwrap_or(DUMMY_HASH).to_owned();
     let given = Zeroizing::new(given.to_owned());
     let compared = spawn_blocking(move || {
-        // Held by the work, not by who waits for it: one who goes away leaves it running.
+        // The task holds the permit, because it continues when its caller is gone.
         let _held = permit;
         let hash = PasswordHash::new(&stored).ok()?;
         let compared = Argon2::default().verify_password(given.as_bytes(), &hash);
@@ -109,41 +108,42 @@ async fn is_password(permit: SemaphorePermit<'static>, stored: Option<&str>, giv
     compared.await.is_ok_and(|same| same.is_some()) && is_there
 }
 
-/// Like [`verify`] for a hash that is there, waiting for its turn as long as it takes.
+/// Verifies against an existing hash like [`verify`], but waits for its turn without limit.
 pub(crate) async fn is_hash_of(stored: &Secret, given: &Secret) -> bool {
     is_password(permit().await, Some(stored.expose()), given.expose()).await
 }
 
-/// A turn: 19 MiB and a processor for some time.
+/// A permit for 19 MiB and a processor.
 async fn permit() -> SemaphorePermit<'static> {
     TURNS.acquire().await.expect("it is never closed")
 }
 
-/// The member that holds a password, as it is declared; never stored.
+/// The member with a declared password; never stored.
 pub(crate) const PASSWORD: &str = "password";
-/// The member that holds its hash.
+/// The member with its hash.
 pub(crate) const PASSWORD_HASH: &str = "password_hash";
 
-/// Letters of a password at least.
-const SHORTEST: usize = 8;
-/// Bytes of a password at most.
-const LONGEST: usize = 1024;
-/// Kibibytes times rounds at least: OWASP's choices have 36 to 47 thousand, RFC 9106's second 196.
-const WEAKEST: u32 = 19 * 1024;
-/// Kibibytes at most: whoever tries to log in makes us take them.
-const MEMORY: u32 = 256 * 1024;
-/// Rounds at most.
-const ROUNDS: u32 = 16;
-/// Lanes at most.
-const LANES: u32 = 8;
-/// Passwords at once.
-pub(crate) const AT_ONCE: usize = 2;
-/// How long a log-in waits for its turn.
+/// Minimum letters of a password.
+const MIN_LETTERS: usize = 8;
+/// Maximum bytes of a password.
+const MAX_BYTES: usize = 1024;
+/// Minimum KiB times rounds: OWASP's choices have 36 to 47 thousand, the second of RFC 9106 has
+/// 196.
+const MIN_COST: u32 = 19 * 1024;
+/// Maximum KiB, which any log-in attempt allocates.
+const MAX_MEMORY: u32 = 256 * 1024;
+/// Maximum rounds.
+const MAX_ROUNDS: u32 = 16;
+/// Maximum lanes.
+const MAX_LANES: u32 = 8;
+/// Maximum concurrent verifications.
+pub(crate) const MAX_CONCURRENT: usize = 2;
+/// Maximum time that a log-in waits for a permit.
 const WAIT: Duration = Duration::from_secs(5);
-/// What is compared where there is no hash, at the price of one of ours.
-const NOBODYS: &str = "$argon2id$v=19$m=19456,t=2,p=1$YSBzYWx0IG9mIG5vYm9keQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+/// The hash that is verified for unknown users, at the usual cost.
+const DUMMY_HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$YSBzYWx0IG9mIG5vYm9keQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-static TURNS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(AT_ONCE));
+static TURNS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MAX_CONCURRENT));
 
 #[cfg(test)]
 mod tests {
@@ -193,8 +193,8 @@ mod tests {
             let lengths = (salt.as_ref().len(), output.as_bytes().len());
             (hash.algorithm, hash.version, hash.params, lengths)
         };
-        assert_eq!(cost(known.expose()), cost(NOBODYS));
-        assert_eq!(check_hash(NOBODYS), Ok(()));
+        assert_eq!(cost(known.expose()), cost(DUMMY_HASH));
+        assert_eq!(check_hash(DUMMY_HASH), Ok(()));
         let mut took = [Vec::new(), Vec::new()];
         for _ in 0..5 {
             for (at, stored) in [Some(known.expose()), None].into_iter().enumerate() {

@@ -1,20 +1,20 @@
-//! Patterns of names and URIs: `*` is any text, `?` any one character, `\` takes the special
-//! meaning from the character behind it. Everything else is itself, byte for byte.
+//! Patterns of names and URIs: `*` matches any text, `?` any character, and `\` escapes the next
+//! character.
 //!
-//! Compiled once. Matching never goes back: each stretch between two `*` is looked for once, from
-//! where the one before it ended, so the time is that of one pass over the text.
+//! Patterns are compiled once. Matching does not backtrack: each stretch between two `*` is
+//! searched once, from the end of the one before, so a match takes one pass over the text.
 
 use memchr::memmem::Finder;
 
 use crate::config::Wrong;
 
-/// A compiled pattern; equal if it was the same text.
+/// A compiled pattern, compared by its text.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
     tokens: Vec<Token>,
-    /// What the text begins with.
+    /// The beginning of a matching text.
     first: Stretch,
-    /// What comes behind each `*`; the last one ends the text.
+    /// The stretches behind each `*`; the last one ends the text.
     rest: Vec<Stretch>,
 }
 
@@ -29,12 +29,12 @@ enum Token {
     Any,
 }
 
-/// What stands between two `*`.
+/// The part between two `*`.
 #[derive(Clone, Debug)]
 enum Stretch {
     /// Text without `?`.
     Plain(Box<Finder<'static>>),
-    /// Characters, none for `?`.
+    /// Characters; none for `?`.
     Wild(Vec<Option<char>>),
 }
 
@@ -51,14 +51,14 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// The mistake in it.
     pub(crate) fn parse(text: &str) -> Result<Self, Wrong> {
         let wrong = |what: &str, remedy: &str| Wrong::new(format!("{text:?} {what}"), remedy);
         if text.is_empty() {
             return Err(wrong("matches nothing", "write \"*\", or leave it out"));
         }
-        if text.len() > LONGEST {
-            let remedy = format!("write at most {LONGEST} bytes");
+        if text.len() > MAX_PATTERN {
+            let remedy = format!("write at most {MAX_PATTERN} bytes");
             return Err(wrong("is too long", &remedy));
         }
         let mut tokens = Vec::new();
@@ -85,14 +85,14 @@ impl Pattern {
         })
     }
 
-    /// Whether it matches every text.
+    /// Reports whether it matches every text.
     pub(crate) fn is_everything(&self) -> bool {
         self.tokens == [Token::Any]
     }
 
-    /// Whether the whole text matches.
+    /// Reports whether it matches the whole text.
     pub(crate) fn matches(&self, text: &str) -> bool {
-        let Some(mut text) = self.first.behind(text) else {
+        let Some(mut text) = self.first.strip_from(text) else {
             return false;
         };
         let Some((last, middle)) = self.rest.split_last() else {
@@ -107,8 +107,8 @@ impl Pattern {
         last.is_end_of(text)
     }
 
-    /// A URI of `template` that matches, if there is one: where both leave a character open it
-    /// is one that no pattern is likely to name.
+    /// A matching URI of `template`, if there is one. Where both leave a character open, it is one
+    /// that other patterns are unlikely to name.
     pub(crate) fn example(&self, template: &Template) -> Option<String> {
         example(&self.tokens, &template.0)
     }
@@ -129,8 +129,8 @@ impl Stretch {
         }
     }
 
-    /// What follows it, where it begins the text.
-    fn behind<'t>(&self, text: &'t str) -> Option<&'t str> {
+    /// The rest of a text that begins with the stretch.
+    fn strip_from<'t>(&self, text: &'t str) -> Option<&'t str> {
         match self {
             Self::Plain(finder) => {
                 let is_there = text.as_bytes().starts_with(finder.needle());
@@ -149,8 +149,8 @@ impl Stretch {
         }
     }
 
-    /// What follows its first place in the text. It always takes as many characters, so no later
-    /// place leaves more.
+    /// The rest of the text behind the first occurrence. Every occurrence has the same length, so
+    /// no later one leaves more.
     fn find<'t>(&self, text: &'t str) -> Option<&'t str> {
         match self {
             Self::Plain(finder) => {
@@ -159,7 +159,7 @@ impl Stretch {
             }
             Self::Wild(_) => text
                 .char_indices()
-                .find_map(|(at, _)| self.behind(text.get(at..)?)),
+                .find_map(|(at, _)| self.strip_from(text.get(at..)?)),
         }
     }
 
@@ -170,28 +170,28 @@ impl Stretch {
                 let from_end = letters.len().saturating_sub(1);
                 let at = text.char_indices().rev().nth(from_end).map(|(at, _)| at);
                 let end = at.and_then(|at| text.get(at..));
-                end.is_some_and(|end| self.behind(end).is_some())
+                end.is_some_and(|end| self.strip_from(end).is_some())
             }
         }
     }
 }
 
-/// A URI template (RFC 6570), of which each expression stands for any text: values are the
-/// client's to choose, and what an operator makes of them is more than has to be known here.
+/// A URI template (RFC 6570). Each expression matches any text: the client chooses its values, and
+/// their treatment by the server is unknown here.
 #[derive(Debug)]
 pub(crate) struct Template(Vec<Token>);
 
 impl Template {
-    /// Reads a template; none for one that is too long to be looked at.
+    /// Parses a template; none if it is too long.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        if text.len() > LONGEST_TEMPLATE {
+        if text.len() > MAX_TEMPLATE {
             return None;
         }
         let mut tokens = Vec::new();
         let mut letters = text.chars();
         while let Some(letter) = letters.next() {
             if letter == '{' {
-                // Without its end it is no template; then the rest is anything.
+                // An unterminated expression matches any rest.
                 letters.find(|letter| *letter == '}');
                 tokens.push(Token::Any);
             } else {
@@ -202,17 +202,17 @@ impl Template {
     }
 }
 
-/// The shortest way through two sequences at once, breadth first; every pair of places is
+/// The shortest path through two sequences at once, breadth first; every pair of positions is
 /// visited at most once.
 fn example(one: &[Token], other: &[Token]) -> Option<String> {
     let width = other.len() + 1;
     let mut seen = vec![false; (one.len() + 1) * width];
-    // Places, the step before, and the character between.
+    // Positions, the previous step, and the character between.
     let mut steps: Vec<((usize, usize), usize, Option<char>)> = vec![((0, 0), 0, None)];
     let mut at = 0;
     while let Some(&((i, j), ..)) = steps.get(at) {
         if i == one.len() && j == other.len() {
-            return Some(spelled(&steps, at));
+            return Some(spell(&steps, at));
         }
         for (i, j, letter) in moves((i, one.get(i)), (j, other.get(j))) {
             if !std::mem::replace(&mut seen[i * width + j], true) {
@@ -224,7 +224,7 @@ fn example(one: &[Token], other: &[Token]) -> Option<String> {
     None
 }
 
-fn spelled(steps: &[((usize, usize), usize, Option<char>)], mut at: usize) -> String {
+fn spell(steps: &[((usize, usize), usize, Option<char>)], mut at: usize) -> String {
     let mut letters = Vec::new();
     while at > 0 {
         let (_, before, letter) = steps[at];
@@ -260,12 +260,12 @@ fn moves(
     }
 }
 
-/// Of a private use area.
+/// A character of a private use area.
 const UNLIKELY: char = '\u{f8ff}';
-/// Bytes of a pattern: bounds the length of a stretch with `?`, which is compared at each place.
-const LONGEST: usize = 256;
-/// Bytes of a template: bounds the pairs of places, which are visited for each pattern.
-const LONGEST_TEMPLATE: usize = 1024;
+/// Maximum bytes of a pattern: bounds a stretch with `?`, which is compared at each position.
+const MAX_PATTERN: usize = 256;
+/// Maximum bytes of a template: bounds the pairs of positions, visited for each pattern.
+const MAX_TEMPLATE: usize = 1024;
 
 #[cfg(test)]
 mod tests {

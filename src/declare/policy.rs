@@ -1,12 +1,12 @@
 //! Access policy of a server: allowed tools, prompts and resources, and the scopes they require.
 //!
-//! Not here: applying it to messages (`auth/policy`).
+//! Not here: its application to messages (`auth/policy`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::pattern::{Pattern, Template};
 
-/// Access policy of a server.
+/// The access policy of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Policy {
     /// Tools, by name.
@@ -15,44 +15,42 @@ pub(crate) struct Policy {
     pub(crate) prompts: Names,
     /// Resources, by URI.
     pub(crate) resources: Names,
-    /// Scopes that calls of tools need: every entry whose pattern matches counts.
+    /// The scopes that calls of tools require: all entries with a matching pattern apply.
     scopes: Vec<(Pattern, Vec<String>)>,
-    /// By a scope, those that imply it, at whatever distance.
+    /// For each scope, the scopes that imply it, directly or indirectly.
     implied_by: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Names that are allowed: those of `allow` that are not of `deny`.
+/// The allowed names: those that match `allow` and do not match `deny`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
-    /// None is `["*"]`.
+    /// None means `["*"]`.
     allow: Option<Vec<Pattern>>,
     deny: Vec<Pattern>,
 }
 
 impl Names {
-    /// The names that match a pattern of `allow`, or of no list, and none of `deny`.
+    /// The names that match a pattern of `allow`, if given, and no pattern of `deny`.
     pub(crate) fn new(allow: Option<Vec<Pattern>>, deny: Vec<Pattern>) -> Self {
         Self { allow, deny }
     }
 
-    /// Whether every name is allowed, also one that cannot be read.
+    /// Reports whether every name is allowed, even one that cannot be read.
     pub(crate) fn is_open(&self) -> bool {
         let allow = self.allow.as_ref();
         self.deny.is_empty() && allow.is_none_or(|all| all.iter().any(Pattern::is_everything))
     }
 
-    /// Whether this name is allowed.
+    /// Reports whether this name is allowed.
     pub(crate) fn allows(&self, name: &str) -> bool {
         if self.is_open() {
             return true;
         }
         let is_one = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
-        name.len() <= LONGEST_NAME
-            && self.allow.as_deref().is_none_or(is_one)
-            && !is_one(&self.deny)
+        name.len() <= MAX_NAME && self.allow.as_deref().is_none_or(is_one) && !is_one(&self.deny)
     }
 
-    /// Whether the template has a URI that is allowed.
+    /// Reports whether the template has an allowed URI.
     pub(crate) fn allows_template(&self, template: &str) -> bool {
         if self.is_open() {
             return true;
@@ -73,8 +71,7 @@ impl Names {
 }
 
 impl Policy {
-    /// The policy with these names, scopes by tools, and implied scopes by the scope that implies
-    /// them.
+    /// A policy of names, scopes by tool patterns, and implied scopes by the implying scope.
     pub(crate) fn new(
         tools: Names,
         prompts: Names,
@@ -91,23 +88,23 @@ impl Policy {
         }
     }
 
-    /// Whether calls of tools may require scopes.
+    /// Reports whether calls of tools may require scopes.
     pub(crate) fn has_scopes(&self) -> bool {
         !self.scopes.is_empty()
     }
 
-    /// The scopes that a call of this tool needs, in the order of their patterns.
+    /// The scopes that a call of this tool requires, in the order of their patterns.
     pub(crate) fn scopes_of<'p>(&'p self, tool: &'p str) -> impl Iterator<Item = &'p String> {
         let matching = self.scopes.iter().filter(|(tools, _)| tools.matches(tool));
         matching.flat_map(|(_, scopes)| scopes)
     }
 
-    /// Every scope that a call of any tool may need.
+    /// Every scope that a call of any tool may require.
     pub(crate) fn all_scopes(&self) -> BTreeSet<&String> {
         self.scopes.iter().flat_map(|(_, scopes)| scopes).collect()
     }
 
-    /// Whether the scopes `has` include `needed`, itself or one that implies it.
+    /// Reports whether the scopes `has` include `needed`, or a scope that implies it.
     pub(crate) fn covers(&self, has: &[String], needed: &str) -> bool {
         let implied_by = self.implied_by.get(needed);
         has.iter()
@@ -115,13 +112,13 @@ impl Policy {
     }
 }
 
-/// Whether a text is one `scope-token` (RFC 6749, section 3.3).
+/// Reports whether a text is one `scope-token` (RFC 6749, section 3.3).
 pub(crate) fn is_scope(text: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
     !text.is_empty() && text.bytes().all(fits)
 }
 
-/// Turns `implies` round and follows it: what implies a scope, at whatever distance.
+/// Inverts `implies` transitively: for each scope, those that imply it.
 fn implied_by(implies: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, BTreeSet<String>> {
     let mut implied_by: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for scope in implies.keys() {
@@ -142,9 +139,9 @@ fn implied_by(implies: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, BTree
     implied_by
 }
 
-/// Bytes of a name or URI that patterns are compared with; a longer one is not allowed where
-/// anything is not.
-const LONGEST_NAME: usize = 64 << 10;
+/// Maximum bytes of a name or URI that is matched; a longer one is allowed only where everything
+/// is.
+const MAX_NAME: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -173,7 +170,7 @@ mod tests {
         assert!(Names::default().is_open() && !policy.prompts.is_open());
         let open = Policy::of(&json!({"tools": {"allow": ["a", "*"]}, "resources": {}}));
         assert!(open.tools.is_open() && open.resources.is_open());
-        let long = "x".repeat(LONGEST_NAME + 1);
+        let long = "x".repeat(MAX_NAME + 1);
         assert!(open.tools.allows(&long) && !policy.prompts.allows(&long));
     }
 

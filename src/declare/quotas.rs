@@ -7,33 +7,33 @@ use std::num::NonZeroU64;
 /// The quotas of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quotas {
-    /// Of all its principals together.
+    /// Quotas of all its principals together.
     pub(crate) tenant: Bounds,
-    /// Of each principal.
+    /// Quotas of each principal.
     pub(crate) principal: Bounds,
 }
 
-/// What may be used; none is without bound.
+/// Maximum values; none for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// Children; read for the tenant only.
+    /// Children; for the tenant only.
     pub(crate) children: Option<NonZeroU64>,
-    /// Resident bytes of its children together; read for the tenant only.
+    /// Resident bytes of its children together; for the tenant only.
     pub(crate) memory: Option<NonZeroU64>,
-    /// Sessions at a time.
+    /// Concurrent sessions.
     pub(crate) sessions: Option<NonZeroU64>,
-    /// Streams with a connection at a time.
+    /// Concurrent streams with a connection.
     pub(crate) streams: Option<NonZeroU64>,
     /// Calls in flight.
     pub(crate) calls: Option<NonZeroU64>,
-    /// HTTP requests a second.
+    /// HTTP requests per second.
     pub(crate) requests_per_second: Option<NonZeroU64>,
-    /// Bytes of answers and streams a second.
+    /// Bytes of responses and streams per second.
     pub(crate) bytes_out: Option<NonZeroU64>,
 }
 
 impl Bounds {
-    /// No bounds.
+    /// No limits.
     pub(crate) const NONE: Self = Self {
         children: None,
         memory: None,
@@ -45,26 +45,26 @@ impl Bounds {
     };
 }
 
-/// What the children of a tenant may take together; none is without bound.
+/// Limits of all children of a tenant together; none for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// How many there may be.
+    /// Maximum number of children.
     pub(crate) children: Option<NonZeroU64>,
-    /// Resident bytes above which no further one starts.
+    /// Resident bytes above which no child starts.
     pub(crate) memory: Option<NonZeroU64>,
 }
 
-/// A bound of a [`Room`] that is reached, and how much it is.
+/// The limit of a [`Room`] that is reached, with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// There are so many children.
+    /// The number of children.
     Children(NonZeroU64),
-    /// They take so many bytes.
+    /// The memory of children, in bytes.
     Memory(NonZeroU64),
 }
 
 impl Bounds {
-    /// Its part that is about children.
+    /// The limits on children.
     pub(crate) const fn room(&self) -> Room {
         Room {
             children: self.children,
@@ -72,7 +72,7 @@ impl Bounds {
         }
     }
 
-    /// It as the manifest has it; null is without bound.
+    /// The quotas in the manifest's form; null for no limit.
     pub(crate) fn shown(&self) -> serde_json::Value {
         let Self {
             children,
@@ -91,7 +91,7 @@ impl Bounds {
 }
 
 impl Default for Quotas {
-    /// Far above what one tenant of a healthy gateway uses, and far below what would take it down.
+    /// Far above the use of a healthy gateway's tenant, and far below an overload.
     fn default() -> Self {
         Self {
             tenant: Bounds {
@@ -109,7 +109,7 @@ impl Default for Quotas {
 }
 
 impl Quotas {
-    /// No bounds: one person's own gateway.
+    /// No limits, for a gateway of one user.
     pub(crate) const NONE: Self = Self {
         tenant: Bounds::NONE,
         principal: Bounds::NONE,

@@ -1,23 +1,22 @@
 //! Redirect URIs that a client may register.
 //!
-//! Not here: the comparison of a request with the URIs of its client (`oauth/clients`).
+//! Not here: comparison with the redirect URI of a request (`oauth/clients`).
 
 use url::Url;
 
-/// The names of one's own machine that a native app may listen at (RFC 8252, section 7.3), and
-/// `localhost`, which most write instead.
+/// The loopback hosts of native apps (RFC 8252, section 7.3), and `localhost`, which most apps use.
 pub(crate) const LOOPBACK: [&str; 3] = ["127.0.0.1", "[::1]", "localhost"];
 
-/// Whether a client may register `text`.
+/// Checks whether a client may register `text`.
 ///
 /// # Errors
 ///
-/// Why not.
+/// The reason why not.
 pub(crate) fn check_redirect_uri(text: &str) -> Result<(), &'static str> {
-    if text.is_empty() || text.len() > LENGTH_MAX {
+    if text.is_empty() || text.len() > MAX_LENGTH {
         return Err("a redirect URI is empty or too long");
     }
-    // What browsers, we and the client could read differently is no URI (RFC 3986, section 2).
+    // Characters that parsers treat differently belong to no URI (RFC 3986, section 2).
     let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&byte);
     if !text.bytes().all(is_plain) || !is_encoded_well(text) {
         return Err("a redirect URI has characters that no URI has");
@@ -41,7 +40,7 @@ pub(crate) fn check_redirect_uri(text: &str) -> Result<(), &'static str> {
     }
 }
 
-/// A loopback URI as its host and what follows the port; none for every other one.
+/// The host of a loopback URI, and the part behind its port; none for other URIs.
 pub(crate) fn loopback(text: &str) -> Option<(&'static str, &str)> {
     let rest = text.strip_prefix("http://")?;
     let host = LOOPBACK.into_iter().find(|host| {
@@ -54,20 +53,20 @@ pub(crate) fn loopback(text: &str) -> Option<(&'static str, &str)> {
     };
     let end = port.find(['/', '?']).unwrap_or(port.len());
     let (digits, rest) = port.split_at(end);
-    // `parse` alone would take "+80" and "080", which nobody else compares as we do.
+    // `parse` alone would accept "+80" and "080", which other parsers read differently.
     let is_plain = !digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit());
     let is_port = is_plain && digits.parse::<u16>().is_ok();
     is_port.then_some((host, rest))
 }
 
-/// Every percent sign is of an octet (RFC 3986, section 2.1).
+/// Reports whether every percent sign begins an encoded octet (RFC 3986, section 2.1).
 fn is_encoded_well(text: &str) -> bool {
     let mut parts = text.split('%');
     parts.next();
     parts.all(|part| part.len() >= 2 && part.bytes().take(2).all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// What stands before an `@` in the authority.
+/// Reports whether the authority has user information.
 fn has_userinfo(rest: &str) -> bool {
     let authority = rest.strip_prefix("//").unwrap_or("");
     let end = authority.find(['/', '?']).unwrap_or(authority.len());
@@ -75,7 +74,7 @@ fn has_userinfo(rest: &str) -> bool {
 }
 
 fn check_https(text: &str, rest: &str) -> Result<(), &'static str> {
-    // Browsers find a host behind one slash and behind three.
+    // Browsers accept one and three slashes before a host too.
     let is_usual = rest
         .strip_prefix("//")
         .is_some_and(|rest| !rest.starts_with('/'));
@@ -87,9 +86,9 @@ fn check_https(text: &str, rest: &str) -> Result<(), &'static str> {
     }
 }
 
-/// A scheme of an app's own (RFC 8252, section 7.1). Those with a dot are as they should be; the
-/// others in use are names of editors, so that no list of them would ever be complete: what is
-/// refused are schemes that browsers act on themselves.
+/// Checks a private-use scheme (RFC 8252, section 7.1). Schemes should contain a dot, but many apps
+/// use their plain names, which no list could enumerate. Only schemes that browsers handle
+/// themselves are refused.
 fn check_private(scheme: &str, rest: &str) -> Result<(), &'static str> {
     let begins = scheme.starts_with(|letter: char| letter.is_ascii_lowercase());
     let is_name =
@@ -106,7 +105,7 @@ fn check_private(scheme: &str, rest: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Schemes that mean something to browsers and systems, and are no app's.
+/// Schemes that browsers and systems handle themselves.
 const RESERVED: [&str; 36] = [
     "about",
     "acap",
@@ -146,8 +145,8 @@ const RESERVED: [&str; 36] = [
     "wss",
 ];
 
-/// Longer ones are nobody's.
-const LENGTH_MAX: usize = 2048;
+/// Maximum bytes of a redirect URI.
+const MAX_LENGTH: usize = 2048;
 
 #[cfg(test)]
 mod tests {

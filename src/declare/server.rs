@@ -1,6 +1,6 @@
-//! Server: a named MCP server of a tenant, its time limits, bounds and supervision.
+//! A server of a tenant: its time limits, bounds and supervision.
 //!
-//! Not here: what is started for it (`launch`), and doing so (`backend`, `hub`).
+//! Not here: its launch specification (`launch`), and its operation (`backend`, `hub`).
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -14,31 +14,31 @@ use super::{
 /// A named MCP server of a tenant.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Server {
-    /// The tenant that it belongs to.
+    /// Its tenant.
     pub(crate) tenant: String,
-    /// Its name, as in the URL.
+    /// The name in URLs.
     pub(crate) name: String,
-    /// What to start.
+    /// The program to start.
     pub(crate) launch: Launch,
-    /// What is done once before the first start; none for most servers.
+    /// The preparation before the first start, if any.
     pub(crate) recipe: Option<Recipe>,
-    /// How responses are chosen.
+    /// The choice of response types.
     pub(crate) reply: Reply,
-    /// How long things may take.
+    /// Time limits.
     pub(crate) clocks: Clocks,
-    /// Clocks of single tools, complete: what a tool does not name is the server's.
+    /// Time limits of single tools, each completed by those of the server.
     pub(crate) tools: HashMap<String, Clocks>,
-    /// Bounds of one child.
+    /// Limits of one child.
     pub(crate) limits: Limits,
-    /// How its children are shared, kept and replaced.
+    /// Sharing, pooling and replacement of its children.
     pub(crate) supervision: Supervision,
-    /// What of it may be used.
+    /// The access policy.
     pub(crate) policy: Arc<Policy>,
-    /// Whether calls are on record in the audit trail.
+    /// Calls are recorded in the audit trail.
     pub(crate) audit_calls: bool,
-    /// What the children of its tenant may take together.
+    /// The limits of all children of its tenant together.
     pub(crate) room: Room,
-    /// Who of its tenant may use it; none is everybody.
+    /// The callers of its tenant that may use it; none for all.
     pub(crate) grants: Option<Grants>,
 }
 
@@ -46,56 +46,56 @@ impl Server {
     /// Returns whether the grants admit a caller; without grants, every caller of the tenant.
     pub(crate) fn admits(&self, subject: &str, groups: &[String], client: Option<&str>) -> bool {
         let grants = self.grants.as_ref();
-        grants.is_none_or(|grants| grants.fit(subject, groups, client))
+        grants.is_none_or(|grants| grants.include(subject, groups, client))
     }
 
-    /// The clocks of a call of `tool`, or those of the server.
+    /// The time limits of a call of `tool`, or those of the server.
     pub(crate) fn clocks_of(&self, tool: Option<&str>) -> &Clocks {
         tool.and_then(|name| self.tools.get(name))
             .unwrap_or(&self.clocks)
     }
 }
 
-/// How the response to a POST is chosen (legacy era).
+/// The choice of the response to a POST (revisions before 2026-07-28).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
-    /// Which of the two content types.
+    /// The content type.
     pub(crate) mode: ReplyMode,
-    /// How long `auto` holds the headers before it opens SSE.
+    /// Time that `auto` waits for a first message before it opens SSE.
     pub(crate) sse_after: Duration,
-    /// After how long a POST stream of a 2025-11-25 session is closed to be polled; zero is never.
+    /// Time after which a POST stream of a 2025-11-25 session is closed for polling; zero is never.
     pub(crate) close_after: Duration,
 }
 
-/// Which content type answers a POST with a request.
+/// The content type of the response to a POST with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyMode {
-    /// JSON if the first message is the final response and comes in time, else SSE.
+    /// JSON if the first message is the final response and arrives in time, else SSE.
     Auto,
-    /// SSE, always.
+    /// Always SSE.
     Sse,
-    /// JSON, always.
+    /// Always JSON.
     Json,
 }
 
-/// How long things may take.
+/// Time limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Clocks {
     /// From the spawn to the answer to `initialize`.
     pub(crate) start: Duration,
-    /// The child's own time for a call; progress restarts it.
+    /// A call, without progress.
     pub(crate) call: Duration,
-    /// A call in all.
+    /// A call in total.
     pub(crate) call_max: Duration,
-    /// A client's time to answer what the server asks.
+    /// The client's answer to a request of the server.
     pub(crate) ask: Duration,
-    /// How long an ask may wait for a connection that can carry it.
+    /// The wait of a request of the server for a connection that can carry it.
     pub(crate) ask_unclaimed: Duration,
-    /// After closing stdin until SIGTERM, and after that until SIGKILL of the tree.
+    /// From closing stdin to SIGTERM, and from there to SIGKILL of the process tree.
     pub(crate) stop: [Duration; 2],
 }
 
-/// Bounds of one child.
+/// Limits of one child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Bytes of one line on stdout.
@@ -104,7 +104,7 @@ pub(crate) struct Limits {
     pub(crate) stderr: u64,
     /// Open files (`RLIMIT_NOFILE`).
     pub(crate) files: u64,
-    /// Bytes of one file that it writes (`RLIMIT_FSIZE`).
+    /// Bytes of one written file (`RLIMIT_FSIZE`).
     pub(crate) file_size: u64,
     /// Bytes of memory of all its processes together.
     pub(crate) memory: Option<u64>,
@@ -114,25 +114,25 @@ pub(crate) struct Limits {
     pub(crate) cpu: Option<u32>,
 }
 
-/// How the children of a server are shared, kept and replaced.
+/// Sharing, pooling and replacement of a server's children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Supervision {
-    /// Who shares a child.
+    /// The sessions that share a child.
     pub(crate) isolation: Isolation,
-    /// Children that may serve one shared key.
+    /// Maximum children for one shared key.
     pub(crate) max_children: u32,
-    /// Children kept started ahead of their sessions.
+    /// Children that are started ahead of their sessions.
     pub(crate) warm: u32,
-    /// How long a child may have nothing to do before it is stopped; zero is for ever.
+    /// Idle time after which a child is stopped; zero is never.
     pub(crate) idle: Duration,
-    /// What becomes of a session whose child is lost.
+    /// The effect of a lost child on its session.
     pub(crate) on_loss: OnLoss,
 }
 
-/// Who shares a child.
+/// The sessions that share a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isolation {
-    /// Nobody: each session has its own.
+    /// None: each session has a child.
     Session,
     /// The sessions of one principal.
     Principal,
@@ -140,12 +140,12 @@ pub(crate) enum Isolation {
     Tenant,
 }
 
-/// What becomes of a session whose child is lost.
+/// The effect of a lost child on its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnLoss {
-    /// It gets another one.
+    /// The session gets another child.
     Restore,
-    /// It ends: 404.
+    /// The session ends: 404.
     End,
 }
 

@@ -1,4 +1,4 @@
-//! Reader of users, clients and `auth` in mode `builtin`.
+//! The reader of users, clients and `auth` in mode `builtin`.
 //!
 //! Every mistake names its key and a remedy, and no secret. Not here: identity providers
 //! (`provider`).
@@ -21,7 +21,7 @@ use crate::declare::{
 };
 
 impl Reader<'_> {
-    /// A tenant's own authorization server; without `auth` as it is by default.
+    /// Reads a tenant's own authorization server; `auth` is optional.
     pub(crate) fn builtin(&mut self, tenant: &Fields<'_>, auth: Option<&Fields<'_>>) -> Builtin {
         let users = self.each(tenant, Kind::User, user_name, Self::user);
         let clients = self.each(tenant, Kind::Client, client_id, Self::client);
@@ -43,13 +43,13 @@ impl Reader<'_> {
         }
     }
 
-    /// Says of users, clients and providers that they are of no use without `builtin`.
+    /// Reports users, clients and providers without mode `builtin`.
     pub(crate) fn useless_identities(&mut self, tenant: &Fields<'_>) {
         for kind in [Kind::User, Kind::Client, Kind::Provider] {
             let Some(node) = tenant.member(kind.plural()) else {
                 continue;
             };
-            // Its own mistakes were found before.
+            // Mistakes within were reported before.
             let ignored = Mistakes::default();
             let members = Fields::of(node, &tenant.key(kind.plural()), &ignored);
             for (name, node) in members.members() {
@@ -60,7 +60,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The objects of a kind by name.
+    /// Reads the objects of a kind, by name.
     fn each<T>(
         &mut self,
         tenant: &Fields<'_>,
@@ -121,7 +121,7 @@ impl Reader<'_> {
         let secret = |node: &Node| {
             let text = interpolate(&node.text()?, env)?;
             let is_plain = text.bytes().all(|byte| matches!(byte, 0x20..=0x7e));
-            if text.len() < SECRET || !is_plain {
+            if text.len() < MIN_SECRET || !is_plain {
                 let what = "is shorter than 16 letters, or not of ASCII";
                 let remedy = "make a random one, for example by openssl rand -hex 32";
                 return Err(Wrong::new(what, remedy));
@@ -164,7 +164,7 @@ fn jwks(client: &Fields<'_>) -> Option<String> {
     (!keys.is_empty()).then(|| serde_json::json!({"keys": keys}).to_string())
 }
 
-/// Reports a key that is missing in a table.
+/// Reports a missing key of a table.
 pub(super) fn needed(fields: &Fields<'_>, node: &Node, key: &str, remedy: &str) {
     // A value of another type was reported already.
     if matches!(node.value, Value::Map(_)) {
@@ -178,8 +178,8 @@ fn needed_in(fields: &Fields<'_>, key: &str, remedy: &str) {
     }
 }
 
-/// What a user may be called: the subject of tokens, so never what a provider's subject looks
-/// like, and never the same as another's but for the case.
+/// Parses a user name. It is the subject of tokens, so it must not look like a provider's subject,
+/// nor differ from another name by case alone.
 fn user_name(text: &str) -> Result<String, Wrong> {
     if name(text).is_ok() || is_address(text) {
         return Ok(text.to_owned());
@@ -202,7 +202,7 @@ pub(super) fn is_address(text: &str) -> bool {
     begins && local.bytes().all(is_local) && text.len() <= 254 && domain.split('.').all(is_label)
 }
 
-/// A client id that no registered client and no metadata document can have.
+/// Parses a client id that no registered client and no metadata document can have.
 fn client_id(text: &str) -> Result<String, Wrong> {
     let wrong = |what: &str, remedy: &str| Err(Wrong::new(format!("{text:?} {what}"), remedy));
     if text.starts_with("http://") || text.starts_with("https://") {
@@ -265,7 +265,7 @@ fn redirect_uris(node: &Node) -> Result<Vec<String>, Wrong> {
     Ok(uris)
 }
 
-/// A public key as JSON; one that is secret must not stand in a manifest.
+/// Reads a public key as JSON; a private key must not be in a manifest.
 fn public_key(node: &Node) -> Result<Json, Wrong> {
     let Value::Map(members) = &node.value else {
         let what = format!("holds {} where a key is expected", node.kind());
@@ -315,8 +315,8 @@ fn no_admin(node: &Node) -> Result<bool, Wrong> {
     Ok(false)
 }
 
-/// Letters of a client's secret at least.
-const SECRET: usize = 16;
+/// Minimum letters of a client secret.
+const MIN_SECRET: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -445,7 +445,7 @@ mod tests {
             (corp, "https://corp.test", true),
             (corp, "https://corp.tes", false),
         ] {
-            assert_eq!(provider.is_named(iss), is_its, "{iss}");
+            assert_eq!(provider.may_name(iss), is_its, "{iss}");
         }
         let ProviderKind::OAuth {
             subject_member,

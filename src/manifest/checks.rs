@@ -1,6 +1,6 @@
 //! Checks of a manifest against the configuration and the machine.
 //!
-//! Not here: mistakes of the manifest by itself (`reader`).
+//! Not here: mistakes in the manifest itself (`reader`).
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -16,7 +16,7 @@ use crate::{
     declare::{AuthMode, Offer, STORE, Server, Tenant, When},
 };
 
-/// All that the functions below find.
+/// Checks a manifest that is applied as a whole.
 pub(crate) fn check(
     manifest: &Manifest,
     config: &Config,
@@ -26,10 +26,10 @@ pub(crate) fn check(
     judge(manifest, When::Applying, config, search, offer)
 }
 
-/// All that is a mistake at this time.
+/// Checks a declared state on the occasion `when`.
 ///
-/// While single objects change, the server of `[default]` may still be to come, or gone. What is
-/// stored was checked by whoever stored it: a program that is missing here only fails to start.
+/// While single objects change, the server of `[default]` may not exist yet, or not any more. A
+/// stored state was checked when it was stored: a program that is missing here only fails to start.
 pub(crate) fn judge(
     manifest: &Manifest,
     when: When,
@@ -51,14 +51,14 @@ pub(crate) fn judge(
     mistakes
 }
 
-/// More than one tenant needs what keeps their processes apart.
+/// More than one tenant requires separation of their processes.
 pub(crate) fn check_separation(
     manifest: &Manifest,
     is_shared_uid: bool,
     separation: Separation,
 ) -> Vec<Mistake> {
-    let is_apart = separation != Separation::None;
-    if is_apart || is_shared_uid || manifest.catalog.tenants.len() < 2 {
+    let is_separated = separation != Separation::None;
+    if is_separated || is_shared_uid || manifest.catalog.tenants.len() < 2 {
         return Vec::new();
     }
     let what = "more than one tenant, and nothing here separates their processes";
@@ -66,7 +66,7 @@ pub(crate) fn check_separation(
     vec![manifest.mistake("tenants", what, remedy)]
 }
 
-/// What a server asks for must be enforceable, unless it says that it need not be.
+/// Required sandbox settings must be enforceable.
 pub(crate) fn check_confinement(manifest: &Manifest, offer: &Offer) -> Vec<Mistake> {
     let tenants = manifest.tenants();
     let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
@@ -85,7 +85,7 @@ pub(crate) fn check_confinement(manifest: &Manifest, offer: &Offer) -> Vec<Mista
     servers.flat_map(mistakes).collect()
 }
 
-/// Tenants without authentication are for loopback.
+/// Tenants without authentication are served on loopback only.
 pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     if config.auth.insecure || is_loopback(config.http.listen) {
         return Vec::new();
@@ -102,7 +102,7 @@ pub(crate) fn check_auth(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     open.map(mistake).collect()
 }
 
-/// Whoever is asked by http needs `outbound.allow`.
+/// Issuers and providers with http URLs require `outbound.allow`.
 pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     if !config.outbound_allow.is_empty() {
         return Vec::new();
@@ -132,7 +132,7 @@ pub(crate) fn check_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake
     mistakes
 }
 
-/// An issuer is an https URL (RFC 8414, section 2), except on one's own machine.
+/// An issuer is an https URL (RFC 8414, section 2), except on loopback.
 pub(crate) fn check_own_issuers(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     let is_fine = Url::parse(&config.public_url).is_ok_and(|url| is_trustworthy(&url));
     if is_fine || config.auth.insecure {
@@ -148,7 +148,7 @@ pub(crate) fn check_own_issuers(manifest: &Manifest, config: &Config) -> Vec<Mis
     issuing.map(mistake).collect()
 }
 
-/// `[default]` must name a server that there is.
+/// `[default]` must name a declared server.
 pub(crate) fn check_default(manifest: &Manifest, config: &Config) -> Vec<Mistake> {
     let missing = config
         .default
@@ -165,7 +165,7 @@ pub(crate) fn check_default(manifest: &Manifest, config: &Config) -> Vec<Mistake
     missing.map(mistake).into_iter().collect()
 }
 
-/// Every command must be found, as `search` (the value of PATH) has it, and be executable.
+/// Every command must be an executable file, found in `search` (the value of PATH).
 pub(crate) fn check_commands(manifest: &Manifest, search: &str) -> Vec<Mistake> {
     let tenants = manifest.tenants();
     let servers = tenants.iter().flat_map(|tenant| tenant.servers.values());
@@ -180,7 +180,7 @@ pub(crate) fn check_commands(manifest: &Manifest, search: &str) -> Vec<Mistake> 
         let all = std::iter::once(first).chain(second);
         all.map(move |(key, program)| (place, key, program))
     });
-    // What is prepared is there only later.
+    // Programs in the prepared store appear later.
     let missing = programs.filter(|(_, _, program)| {
         !program.contains(STORE) && find_command(program, search).is_none()
     });
@@ -196,7 +196,7 @@ pub(crate) fn check_commands(manifest: &Manifest, search: &str) -> Vec<Mistake> 
     missing.map(mistake).collect()
 }
 
-/// The executable file that `command` means.
+/// The executable file of `command`.
 pub(crate) fn find_command(command: &str, search: &str) -> Option<PathBuf> {
     let is_executable = |path: &PathBuf| {
         path.metadata()
@@ -205,7 +205,7 @@ pub(crate) fn find_command(command: &str, search: &str) -> Option<PathBuf> {
     if command.contains('/') {
         return Some(PathBuf::from(command)).filter(is_executable);
     }
-    // An empty member of PATH means the working directory to a shell; here it means nothing.
+    // A shell takes an empty member of PATH as the working directory; it is ignored here.
     let directories = search.split(':').filter(|directory| !directory.is_empty());
     directories
         .map(|directory| Path::new(directory).join(command))

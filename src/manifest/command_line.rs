@@ -1,6 +1,6 @@
-//! Manifest of `lockgate run`, made of a command line and flags.
+//! The manifest of `lockgate run`, made from a command line and flags.
 //!
-//! Not here: the meaning of its keys; the reader of files reads them too (`server`).
+//! Not here: the meaning of its keys, which the reader of files reads (`server`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,7 +17,7 @@ use crate::{
     protocol::revision,
 };
 
-/// The manifest of `lockgate run`: one tenant with one server, which the flags describe.
+/// The manifest of `lockgate run`: one tenant with one server.
 pub(crate) fn single(
     launch: Launch,
     overrides: &[Override],
@@ -27,13 +27,13 @@ pub(crate) fn single(
     let mut reader = Reader::new(env, &mistakes);
     let mut tree = launch_node(&launch);
     for Override { path, value } in overrides {
-        if let Err(wrong) = put(&mut tree, path, value) {
+        if let Err(wrong) = set(&mut tree, path, value) {
             reader.wrong(wrong, &value.place, &format!("server.{}", path.join(".")));
         }
     }
     let mut server = reader.server(&tree, "server", RUN_TENANT, RUN_SERVER);
     server.launch.home = launch.home;
-    // Not by way of the tree: a directory's name need not be UTF-8.
+    // Not by way of the tree: the name of a directory need not be UTF-8.
     server.launch.cwd = server.launch.cwd.or(launch.cwd);
     let tenant = Tenant {
         name: RUN_TENANT.to_owned(),
@@ -59,7 +59,7 @@ pub(crate) fn single(
     mistakes.result(Manifest { catalog, places })
 }
 
-/// A launch specification as if it had been written in a manifest.
+/// The tree of a launch specification, as a manifest would have it.
 fn launch_node(launch: &Launch) -> Node {
     let text = |text: &str| Node::new(COMMAND_LINE, Value::Text(escape(text)));
     let node = |value: Value| Node::new(COMMAND_LINE, value);
@@ -76,7 +76,7 @@ fn launch_node(launch: &Launch) -> Node {
             )),
         ),
         ("env".to_owned(), node(Value::Map(variables.collect()))),
-        // One's own server on one's own machine: it may do what its caller may.
+        // A local server of the caller has the caller's permissions.
         (
             "sandbox".to_owned(),
             node(Value::Map(vec![
@@ -84,13 +84,13 @@ fn launch_node(launch: &Launch) -> Node {
                 ("required".to_owned(), node(Value::Flag(false))),
             ])),
         ),
-        // One's own server has one's own caches, unless the flags say otherwise.
+        // A local server uses the caller's caches, unless flags say otherwise.
         ("prepare".to_owned(), text("off")),
     ]))
 }
 
-/// Puts a value into a tree, in place of what is there.
-fn put(tree: &mut Node, path: &[String], value: &Node) -> Result<(), Wrong> {
+/// Sets or replaces a value in a tree.
+fn set(tree: &mut Node, path: &[String], value: &Node) -> Result<(), Wrong> {
     let Some((first, rest)) = path.split_first() else {
         tree.clone_from(value);
         return Err(Wrong::new(
@@ -120,8 +120,8 @@ fn put(tree: &mut Node, path: &[String], value: &Node) -> Result<(), Wrong> {
         member.clone_from(value);
         return Ok(());
     }
-    put(member, rest, value)
+    set(member, rest, value)
 }
 
-/// The place of what stands behind `--` on the command line.
+/// The place of the words behind `--` on the command line.
 const COMMAND_LINE: &str = "--";

@@ -15,7 +15,7 @@ use crate::declare::{
 };
 
 impl OperatorKey {
-    /// The key `name` with its hash, as `spec` describes it.
+    /// Reads the key `name` and its hash from `spec`.
     ///
     /// # Errors
     ///
@@ -36,14 +36,14 @@ impl OperatorKey {
         fields.end();
         let name = name.to_owned();
         let key = Self { name, expires };
-        // Without a hash there is a mistake.
+        // Without a hash a mistake was reported.
         found.result((sha256.unwrap_or_default(), key))
     }
 }
 
 impl Reader<'_> {
-    /// The mode of a tenant, with all that it declares for its own authorization server; saying
-    /// nothing means `builtin`, which asks everybody who they are.
+    /// Reads the mode of a tenant, with the declarations of its own authorization server. The
+    /// default is `builtin`, which authenticates every caller.
     pub(crate) fn auth(&mut self, tenant: &Fields<'_>) -> AuthMode {
         let key = tenant.key("auth");
         let Some(node) = tenant.member("auth") else {
@@ -96,7 +96,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The API keys of a tenant with the servers `known`.
+    /// Reads the API keys of a tenant with the servers `known`.
     pub(crate) fn api_keys(
         &mut self,
         tenant: &Fields<'_>,
@@ -127,7 +127,7 @@ impl Reader<'_> {
         keys
     }
 
-    /// One API key; none without a hash to find it by.
+    /// Reads one API key; none without a hash.
     fn api_key(
         &mut self,
         node: &Node,
@@ -157,7 +157,7 @@ impl Reader<'_> {
     }
 }
 
-/// The grants of a server; none is everybody of its tenant.
+/// Reads the grants of a server; none for all callers of its tenant.
 pub(super) fn grants(server: &Fields<'_>) -> Option<Grants> {
     let fields = server.inner("grants")?;
     let names = |node: &Node| {
@@ -176,13 +176,14 @@ pub(super) fn grants(server: &Fields<'_>) -> Option<Grants> {
     Some(read)
 }
 
-/// Grants of a tenant in which nobody is known.
+/// The mistake of grants in a tenant without authentication.
 pub(crate) fn useless_grants() -> Wrong {
     let what = "means nothing where auth.mode is none: everybody may call";
     Wrong::new(what, "write another auth.mode, or leave the grants out")
 }
 
-/// An issuer identifier: a URL without query or fragment (RFC 8414, section 2), kept as written.
+/// Parses an issuer identifier, kept as written: a URL without query or fragment (RFC 8414, section
+/// 2).
 pub(crate) fn issuer(node: &Node) -> Result<String, Wrong> {
     let text = node.text()?;
     let wrong = |what: &str| {
@@ -216,7 +217,7 @@ fn all_algorithms() -> Vec<Algorithm> {
     ALGORITHMS.map(|(_, algorithm)| algorithm).to_vec()
 }
 
-/// Scope tokens (RFC 6749, section 3.3), each once.
+/// Parses scope tokens (RFC 6749, section 3.3), without duplicates.
 pub(crate) fn scopes(node: &Node) -> Result<Vec<String>, Wrong> {
     let is_token = |text: &str| {
         let fits = |byte: u8| matches!(byte, 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
@@ -252,7 +253,7 @@ fn servers(node: &Node, known: &[&str]) -> Result<Servers, Wrong> {
     Ok(Servers::Named(names))
 }
 
-/// Whether `text` is one of the servers `known`.
+/// Checks that `text` is one of the servers `known`.
 pub(crate) fn known_server(text: &str, known: &[&str], remedy: &str) -> Result<(), Wrong> {
     if known.contains(&text) {
         return Ok(());
@@ -263,7 +264,7 @@ pub(crate) fn known_server(text: &str, known: &[&str], remedy: &str) -> Result<(
     Err(Wrong::new(what, near.unwrap_or_else(|| remedy.to_owned())))
 }
 
-/// A point in time, in seconds since the epoch.
+/// Parses a point in time, to seconds since the epoch.
 fn moment(node: &Node) -> Result<u64, Wrong> {
     let text = node.text()?;
     let parsed = OffsetDateTime::parse(&text, &Rfc3339).ok();
@@ -274,9 +275,9 @@ fn moment(node: &Node) -> Result<u64, Wrong> {
     })
 }
 
-/// The SHA-256 of a key's text.
+/// Parses the SHA-256 of a key's text.
 fn hash(text: &str) -> Result<[u8; 32], Wrong> {
-    // Without the value: somebody may have written the key itself.
+    // Without the value, which may be the key itself by mistake.
     let wrong = || Wrong::new("is no hash", HASH_REMEDY);
     let hex = text.strip_prefix("sha256:").ok_or_else(wrong)?;
     let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
@@ -301,7 +302,7 @@ pub(crate) fn not_empty(text: String) -> Result<String, Wrong> {
 const MODE_REMEDY: &str =
     "write auth: {mode: builtin}, {mode: external, issuer: URL}, {mode: keys} or {mode: none}";
 const HASH_REMEDY: &str = "write sha256:… as lockgate key new prints it";
-/// The keys of an API key that have no default.
+/// The required members of an API key.
 const NEEDED: [(&str, &str); 3] = [
     ("hash", HASH_REMEDY),
     ("subject", "name whom it acts for"),
@@ -355,8 +356,8 @@ mod tests {
         );
         assert!(key.servers.contains("x") && !key.servers.contains("y"));
         let grants = tenant.servers["x"].grants.as_ref().unwrap();
-        assert!(grants.fit("ada", &[], None) && grants.fit("-", &[], Some("ci")));
-        assert!(grants.fit("-", &["g".to_owned()], None) && !grants.fit("-", &[], None));
+        assert!(grants.include("ada", &[], None) && grants.include("-", &[], Some("ci")));
+        assert!(grants.include("-", &["g".to_owned()], None) && !grants.include("-", &[], None));
         let keys = read("tenants: {a: {auth: {mode: keys}, servers: {}}}").unwrap();
         assert_eq!((&keys.auth, keys.api_keys.len()), (&AuthMode::Keys, 0));
     }

@@ -1,13 +1,13 @@
 //! Interpolation of `${env:NAME}`, `${file:PATH}` and `${prepared}`.
 //!
-//! Inserted values never appear in messages. Not here: the keys whose values are interpolated.
+//! Inserted values never appear in messages. Not here: the keys with interpolated values.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use crate::config::Wrong;
 use crate::declare::STORE;
 
-/// `text` with variables and files put in, and [`STORE`] for `${prepared}`; `$$` is `$`.
+/// Inserts variables and files into `text`, and [`STORE`] for `${prepared}`; `$$` is `$`.
 pub(crate) fn interpolate(text: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {
     let mut out = String::with_capacity(text.len());
     let mut rest = without_nul(text)?;
@@ -35,7 +35,7 @@ pub(crate) fn interpolate(text: &str, env: &BTreeMap<String, String>) -> Result<
     Ok(out)
 }
 
-/// No program can be given a NUL, which stands for something else here.
+/// A NUL stands for the prepared store here, and no program can receive one.
 fn without_nul(text: &str) -> Result<&str, Wrong> {
     if text.contains(STORE) {
         return Err(Wrong::new("holds a NUL byte", "leave it out"));
@@ -43,10 +43,10 @@ fn without_nul(text: &str) -> Result<&str, Wrong> {
     Ok(text)
 }
 
-/// `text` with variables and files put in, still in the manifest's syntax: what [`interpolate`]
-/// makes of it without an environment is what it makes of `text` with this one.
+/// Inserts variables and files into `text`, and keeps it in the manifest's syntax: [`interpolate`]
+/// of the result without an environment equals [`interpolate`] of `text` with `env`.
 ///
-/// What else is wrong with `text` stays, to be found by [`interpolate`].
+/// Other mistakes in `text` stay, for [`interpolate`] to find.
 pub(crate) fn resolve(text: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong> {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text) {
@@ -58,12 +58,12 @@ pub(crate) fn resolve(text: &str, env: &BTreeMap<String, String>) -> Result<Stri
     Ok(out)
 }
 
-/// Whether `text` names no variable and no file.
+/// Reports whether `text` refers to no variable and no file.
 pub(crate) fn is_closed(text: &str) -> bool {
     pieces(text).all(|piece| matches!(piece, Piece::Plain(_)))
 }
 
-/// The files that `text` names.
+/// The files that `text` refers to.
 pub(crate) fn files(text: &str) -> impl Iterator<Item = &Path> {
     pieces(text).filter_map(|piece| match piece {
         Piece::Open(inner) => inner.strip_prefix("file:").map(Path::new),
@@ -73,13 +73,13 @@ pub(crate) fn files(text: &str) -> impl Iterator<Item = &Path> {
 
 /// A part of a text.
 enum Piece<'a> {
-    /// What stays as it is, `$$` and `${prepared}` included.
+    /// Literal text, including `$$` and `${prepared}`.
     Plain(&'a str),
     /// The inside of a `${env:…}` or `${file:…}`.
     Open(&'a str),
 }
 
-/// The parts of a text, taken apart from left to right as [`interpolate`] does it.
+/// The parts of a text, split from left to right as [`interpolate`] does.
 fn pieces(text: &str) -> impl Iterator<Item = Piece<'_>> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -94,7 +94,7 @@ fn pieces(text: &str) -> impl Iterator<Item = Piece<'_>> {
         let first = if rest.starts_with("$$") { 2 } else { 1 };
         let next = rest.get(first..).and_then(|behind| behind.find('$'));
         let end = next.map_or(rest.len(), |next| first + next);
-        // Not at a letter of several bytes: all that is looked for is ASCII.
+        // Never within a multi-byte character: the searched characters are ASCII.
         let end = if rest.starts_with('$') {
             end
         } else {
@@ -106,7 +106,7 @@ fn pieces(text: &str) -> impl Iterator<Item = Piece<'_>> {
     })
 }
 
-/// `text` so that [`interpolate`] gives it back.
+/// Escapes `text`, so that [`interpolate`] returns it.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('$', "$$")
 }
@@ -120,7 +120,7 @@ fn value_of(inner: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong
         });
     }
     let Some(path) = inner.strip_prefix("file:") else {
-        // Without the text: it may be a part of a password.
+        // Without the text, which may be a part of a password.
         return Err(Wrong::new(
             "an unknown ${…}",
             "write ${env:NAME}, ${file:PATH} or ${prepared}, or $$ for a $",
@@ -133,7 +133,7 @@ fn value_of(inner: &str, env: &BTreeMap<String, String>) -> Result<String, Wrong
         ));
     }
     match fs::read_to_string(path) {
-        // Editors and `echo` end files with a newline that nobody means.
+        // Editors and `echo` add a newline at the end of files.
         Ok(text) => Ok(text
             .strip_suffix('\n')
             .map_or(text.as_str(), |line| {

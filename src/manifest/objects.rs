@@ -1,6 +1,6 @@
 //! Conversion between manifests and declared objects.
 //!
-//! Files and rows are read by the same reader. Not here: the keys of an object (`reader`).
+//! The same reader reads files and rows. Not here: the keys of an object (`reader`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::config::{
 use crate::declare::{Declared, Document, Kind, Object, ObjectName, PLACE};
 
 impl Object {
-    /// The object as a document in the manifest's syntax, secrets included.
+    /// The object as a document in the manifest's syntax, including secrets.
     pub(crate) fn tree(&self) -> Node {
         Node::new(PLACE, Value::Map(self.node()))
     }
@@ -36,7 +36,7 @@ impl Object {
 impl Declared {
     /// The objects that a manifest without mistakes declares.
     ///
-    /// `${env:…}` and `${file:…}` are put in, here and now; `${prepared}` and `$$` stay.
+    /// `${env:…}` and `${file:…}` are resolved; `${prepared}` and `$$` stay.
     fn of_tree(tree: &Node, env: &BTreeMap<String, String>) -> Result<Self, Vec<Mistake>> {
         let (mut objects, mut mistakes) = (BTreeMap::new(), Vec::new());
         let mut add = |name: ObjectName, members: Vec<(&str, &Node)>| {
@@ -71,23 +71,23 @@ impl Declared {
         }
     }
 
-    /// The manifest that says the same, read by the same reader as a file.
+    /// Builds an equal manifest, with the reader of files.
     ///
     /// # Errors
     ///
-    /// Every mistake in it; texts that name the environment or files are among them, since whoever
-    /// wrote them may not read ours.
+    /// Every mistake. References to the environment or to files are among them, because the author
+    /// of the objects may have no access to this process's.
     pub(crate) fn manifest(&self) -> Result<Manifest, Vec<Mistake>> {
-        let open: Vec<Mistake> = self.0.iter().flat_map(open_texts).collect();
+        let open: Vec<Mistake> = self.0.iter().flat_map(reference_mistakes).collect();
         if !open.is_empty() {
             return Err(open);
         }
         reader::stored(&self.tenants())
     }
 
-    /// The whole manifest as JSON, secrets included: what is sent to a gateway that is to apply it.
+    /// The whole manifest as JSON, including secrets, to be sent to a gateway.
     pub(crate) fn json(&self) -> Json {
-        // Nothing is open in it, so nothing is put in and nothing can fail.
+        // No references are left, so none is resolved and none can fail.
         to_json(&self.tree(), &BTreeMap::new(), "", &mut Vec::new())
     }
 
@@ -99,10 +99,10 @@ impl Declared {
         ]))
     }
 
-    /// Each tenant with the lists of its objects, as a manifest writes it.
+    /// Each tenant with the lists of its objects, as in a manifest.
     fn tenants(&self) -> Vec<(String, Node)> {
         let node = |value: Value| Node::new(PLACE, value);
-        // An object comes behind its tenant, whose last list it belongs to, or to a new one.
+        // An object follows its tenant, so it belongs to the last tenant, or to a new one.
         let mut tenants: Vec<(String, Vec<(String, Node)>)> = Vec::new();
         for (name, object) in &self.0 {
             if name.kind() == Kind::Tenant {
@@ -138,15 +138,15 @@ impl Declared {
 /// A manifest in both forms: checked, and as single objects.
 #[derive(Debug)]
 pub(crate) struct Declaration {
-    /// What it declares, with the places where it stands.
+    /// The checked manifest, with the places of its keys.
     pub(crate) manifest: Manifest,
-    /// The same as objects, nothing of the environment left open.
+    /// Its objects, with all references resolved.
     pub(crate) declared: Declared,
-    /// The files that `${file:…}` named in it.
+    /// The files that `${file:…}` refers to.
     pub(crate) files: BTreeSet<PathBuf>,
 }
 
-/// The manifest in a file, whose ending says how it is written.
+/// Loads a manifest from a file, in the format of its extension.
 pub(crate) fn load(
     path: &Path,
     env: &BTreeMap<String, String>,
@@ -167,7 +167,7 @@ pub(crate) fn load(
     }
 }
 
-/// The manifest `text`, which stands in `file`.
+/// Parses the manifest `text`, the content of `file`.
 pub(crate) fn parse(
     file: &str,
     text: &str,
@@ -178,7 +178,7 @@ pub(crate) fn parse(
     let manifest = reader::read(tree.as_ref(), syntax_mistakes(file, errors), env)?;
     let mut files = BTreeSet::new();
     if let Some(tree) = &tree {
-        named_files(tree, &mut files);
+        referenced_files(tree, &mut files);
     }
     let declared = tree.map(|tree| Declared::of_tree(&tree, env)).transpose()?;
     Ok(Declaration {
@@ -188,16 +188,16 @@ pub(crate) fn parse(
     })
 }
 
-/// The manifest `text` of a request: texts that name the environment or files are mistakes,
-/// since they would be ours.
-pub(crate) fn received(
+/// Parses the manifest `text` of a request. References to the environment or to files are mistakes,
+/// because they would be the gateway's.
+pub(crate) fn parse_request(
     file: &str,
     text: &str,
     format: Format,
 ) -> Result<Declaration, Vec<Mistake>> {
     let mut open = Vec::new();
     if let Some(tree) = format.parse(file, text).0 {
-        open_nodes(&tree, "", &mut open);
+        find_references(&tree, "", &mut open);
     }
     if !open.is_empty() {
         return Err(open);
@@ -205,8 +205,7 @@ pub(crate) fn received(
     parse(file, text, format, &BTreeMap::new())
 }
 
-/// One object's document `text`, which stands in `file`, nothing of the environment left open; what
-/// its keys mean is left to whoever gets it.
+/// Parses the document of one object and resolves its references. Its recipient checks the keys.
 pub(crate) fn document(
     file: &str,
     text: &str,
@@ -238,7 +237,7 @@ fn members(node: &Node) -> Vec<(&str, &Node)> {
     named.collect()
 }
 
-/// A tree as JSON, what `${env:…}` and `${file:…}` name put in.
+/// Converts a tree to JSON, and resolves `${env:…}` and `${file:…}`.
 fn to_json(
     node: &Node,
     env: &BTreeMap<String, String>,
@@ -246,7 +245,7 @@ fn to_json(
     mistakes: &mut Vec<Mistake>,
 ) -> Json {
     match &node.value {
-        // No key takes the last; a manifest with one has a mistake.
+        // No key accepts such a value, so the manifest has a mistake.
         Value::Nothing | Value::Other(_) => Json::Null,
         Value::Flag(flag) => (*flag).into(),
         Value::Whole(whole) => (*whole).into(),
@@ -288,40 +287,46 @@ fn of_json(json: &Json) -> Node {
     Node::new(PLACE, value)
 }
 
-fn named_files(node: &Node, found: &mut BTreeSet<PathBuf>) {
+fn referenced_files(node: &Node, found: &mut BTreeSet<PathBuf>) {
     match &node.value {
         Value::Text(text) => found.extend(files(text).map(Path::to_owned)),
-        Value::List(items) => items.iter().for_each(|item| named_files(item, found)),
+        Value::List(items) => items.iter().for_each(|item| referenced_files(item, found)),
         Value::Map(entries) => {
             let nodes = entries.iter().map(|(_, node)| node);
-            nodes.for_each(|node| named_files(node, found));
+            nodes.for_each(|node| referenced_files(node, found));
         }
         _ => {}
     }
 }
 
-fn open_nodes(node: &Node, key: &str, found: &mut Vec<Mistake>) {
+fn find_references(node: &Node, key: &str, found: &mut Vec<Mistake>) {
     match &node.value {
-        Value::Text(text) if !is_closed(text) => found.push(open_text().at(&node.place, key)),
-        Value::List(items) => items.iter().for_each(|item| open_nodes(item, key, found)),
+        Value::Text(text) if !is_closed(text) => {
+            found.push(reference_mistake().at(&node.place, key));
+        }
+        Value::List(items) => items
+            .iter()
+            .for_each(|item| find_references(item, key, found)),
         Value::Map(entries) => entries.iter().for_each(|(name, node)| {
             let dot = if key.is_empty() { "" } else { "." };
-            open_nodes(node, &format!("{key}{dot}{name}"), found);
+            find_references(node, &format!("{key}{dot}{name}"), found);
         }),
         _ => {}
     }
 }
 
-fn open_text() -> Wrong {
+fn reference_mistake() -> Wrong {
     let what = "names a variable or a file, which only its author's side can put in";
     Wrong::new(what, "write the value itself, or use lockgate apply")
 }
 
-/// Mistakes of an object that names the environment or files of whoever reads it.
-fn open_texts((name, object): (&ObjectName, &Object)) -> Vec<Mistake> {
+/// The mistakes of an object with references to the environment or files of its reader.
+fn reference_mistakes((name, object): (&ObjectName, &Object)) -> Vec<Mistake> {
     fn walk(json: &Json, key: &str, found: &mut Vec<Mistake>) {
         match json {
-            Json::String(text) if !is_closed(text) => found.push(open_text().at(PLACE, key)),
+            Json::String(text) if !is_closed(text) => {
+                found.push(reference_mistake().at(PLACE, key));
+            }
             Json::Array(items) => items.iter().for_each(|item| walk(item, key, found)),
             Json::Object(members) => members
                 .iter()
@@ -425,7 +430,7 @@ tenants:
             file.display()
         );
         assert!(yaml(&text).is_err(), "no PATH in this environment");
-        let found = received("F", &text, Format::Yaml).unwrap_err();
+        let found = parse_request("F", &text, Format::Yaml).unwrap_err();
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         insta::assert_snapshot!(found.join("\n"), @r"
         F:7: tenants.a.servers.x.args: names a variable or a file, which only its author's side can put in; write the value itself, or use lockgate apply
@@ -437,8 +442,8 @@ tenants:
     fn what_is_sent_is_received_as_it_was() {
         let declared = yaml(FULL).unwrap().declared;
         let sent = declared.json().to_string();
-        let received = received("F", &sent, Format::Json).unwrap().declared;
-        assert_eq!(received, declared);
+        let parse_request = parse_request("F", &sent, Format::Json).unwrap().declared;
+        assert_eq!(parse_request, declared);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(super) fn policy(server: &Fields<'_>) -> Policy {
     read
 }
 
-/// A key of the operator's choice, and its place.
+/// A key that the operator chose, and its place.
 struct Chosen<'n> {
     table: &'static str,
     name: &'n str,
@@ -44,13 +44,13 @@ struct Chosen<'n> {
 }
 
 impl Chosen<'_> {
-    /// Its key below `policy`.
+    /// Its dotted key below `policy`.
     fn key(&self) -> String {
         format!("{}.{}", self.table, self.name)
     }
 }
 
-/// The members of a table whose values are lists of texts.
+/// The members of a table of lists.
 fn lists<'n, T>(
     policy: &Fields<'n>,
     table: &'static str,
@@ -81,14 +81,14 @@ fn names(policy: &Fields<'_>, kind: &'static str) -> Names {
 
 fn each<T>(node: &Node, item: fn(&str) -> Result<T, Wrong>) -> Result<Vec<T>, Wrong> {
     let items = node.items()?;
-    if items.len() > MOST {
-        let remedy = format!("write at most {MOST}, with * where many begin alike");
+    if items.len() > MAX_ENTRIES {
+        let remedy = format!("write at most {MAX_ENTRIES}, with * where many begin alike");
         return Err(Wrong::new("has too many entries", remedy));
     }
     items.iter().map(|node| item(&node.text()?)).collect()
 }
 
-/// RFC 6749, section 3.3: `scope-token`. What stands in a header must not end a quoted string.
+/// Parses a `scope-token` (RFC 6749, section 3.3), which is safe in a quoted string of a header.
 fn scope(text: &str) -> Result<String, Wrong> {
     if is_scope(text) {
         return Ok(text.to_owned());
@@ -97,12 +97,12 @@ fn scope(text: &str) -> Result<String, Wrong> {
     Err(Wrong::new(format!("{text:?} is no scope"), remedy))
 }
 
-/// Entries of one list.
-const MOST: usize = 256;
+/// Maximum entries of a list.
+const MAX_ENTRIES: usize = 256;
 
 #[cfg(test)]
 impl Policy {
-    /// What a manifest with this `policy` reads.
+    /// The policy of a manifest with this `policy`.
     pub(crate) fn of(policy: &serde_json::Value) -> Self {
         let server = serde_json::json!({"command": "x", "policy": policy});
         let text = serde_json::json!({"version": 1, "tenants": {"a": {"auth": {"mode": "none"},

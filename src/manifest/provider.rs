@@ -20,7 +20,7 @@ use crate::config::{Fields, Mistakes, Node, Wrong, reader::choice};
 use crate::declare::{Allow, Kind, Provider, ProviderKind};
 
 impl Reader<'_> {
-    /// One provider.
+    /// Reads one provider.
     pub(crate) fn provider(&mut self, node: &Node, key: &str, name: &str) -> Provider {
         let ignored = Mistakes::default();
         let any = Fields::of(node, key, &ignored);
@@ -74,7 +74,7 @@ impl Reader<'_> {
         provider
     }
 
-    /// Two providers with one issuer would make one subject of two people.
+    /// Reports providers with the same issuer: they would merge subjects of different users.
     pub(super) fn distinct(&mut self, tenant: &Fields<'_>, all: &BTreeMap<String, Arc<Provider>>) {
         let mut seen = HashMap::new();
         for (name, provider) in all {
@@ -153,7 +153,7 @@ fn domains(node: &Node) -> Result<Vec<String>, Wrong> {
     }
 }
 
-/// An http or https URL with a host and without fragment and user name.
+/// Parses an http or https URL with a host, without fragment or user name.
 fn web(node: &Node) -> Result<String, Wrong> {
     let text = node.text()?;
     let wrong = |what: &str| Wrong::new(format!("{text:?} {what}"), "write its URL, https://…");

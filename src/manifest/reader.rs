@@ -1,4 +1,4 @@
-//! Manifest: the [`Catalog`] that a document declares, or every mistake in it.
+//! The reader of a manifest: its [`Catalog`], or every mistake in it.
 //!
 //! Not here: the keys of each table (the other readers), and checks that need the configuration
 //! (`checks`).
@@ -10,23 +10,23 @@ use crate::{
     declare::{Catalog, PLACE, Tenant},
 };
 
-/// A manifest that was read without a mistake.
+/// A manifest without mistakes.
 #[derive(Debug)]
 pub(crate) struct Manifest {
-    /// The tenants that it declares.
+    /// The declared tenants.
     pub(crate) catalog: Catalog,
-    /// Places of keys, for mistakes that are found later.
+    /// The places of keys, for mistakes that are found later.
     pub(super) places: BTreeMap<String, String>,
 }
 
 impl Manifest {
-    /// A mistake at a key, where that is written.
+    /// A mistake in a key, with its place.
     pub(crate) fn mistake(&self, key: &str, what: impl Into<String>, remedy: &str) -> Mistake {
         let place = self.places.get(key).or_else(|| self.places.get(""));
         Wrong::new(what, remedy).at(place.map_or("manifest", String::as_str), key)
     }
 
-    /// Its tenants in the order of their names.
+    /// The tenants, sorted by name.
     pub(crate) fn tenants(&self) -> Vec<&Arc<Tenant>> {
         let mut tenants: Vec<_> = self.catalog.tenants.values().collect();
         tenants.sort_by_key(|tenant| tenant.name.as_str());
@@ -34,7 +34,8 @@ impl Manifest {
     }
 }
 
-/// The manifest that `tree` is; `mistakes` were found before, and without a tree there are some.
+/// Reads the manifest in `tree`. `mistakes` are those of the parser; without a tree there is at
+/// least one.
 pub(crate) fn read(
     tree: Option<&Node>,
     mistakes: Vec<Mistake>,
@@ -47,7 +48,7 @@ pub(crate) fn read(
     mistakes.result(Manifest { catalog, places })
 }
 
-/// The tenants of stored objects; nothing of the environment is left open in them.
+/// Reads the tenants of stored objects, in which all references are resolved.
 pub(super) fn stored(tenants: &[(String, Node)]) -> Result<Manifest, Vec<Mistake>> {
     let (env, mistakes) = (BTreeMap::new(), Mistakes::from(Vec::new()));
     let mut reader = Reader::new(&env, &mistakes);
@@ -57,7 +58,7 @@ pub(super) fn stored(tenants: &[(String, Node)]) -> Result<Manifest, Vec<Mistake
     mistakes.result(Manifest { catalog, places })
 }
 
-/// The manifest `text`, which stands in `file`.
+/// Parses the manifest `text`, the content of `file`.
 #[cfg(test)]
 pub(crate) fn parse(
     file: &str,
@@ -70,18 +71,18 @@ pub(crate) fn parse(
     read(tree.as_ref(), mistakes, env)
 }
 
-/// Reader of one manifest, which gathers its mistakes.
+/// The reader of one manifest, which collects its mistakes.
 pub(crate) struct Reader<'e> {
-    /// The variables that `${env:…}` names.
+    /// The variables for `${env:…}`.
     pub(crate) env: &'e BTreeMap<String, String>,
-    /// The mistakes found so far.
+    /// The mistakes so far.
     pub(crate) mistakes: &'e Mistakes,
-    /// Places of keys, for checks that follow.
+    /// The places of keys, for later checks.
     pub(crate) places: BTreeMap<String, String>,
 }
 
 impl<'e> Reader<'e> {
-    /// A reader of texts that name variables of `env`.
+    /// A reader with the variables `env`.
     pub(super) fn new(env: &'e BTreeMap<String, String>, mistakes: &'e Mistakes) -> Self {
         Self {
             env,

@@ -7,7 +7,7 @@ use crate::config::{Fields, Node, Value, Wrong, reader::choice};
 use crate::declare::{Confinement, Profile, Tcp};
 
 impl Reader<'_> {
-    /// The `sandbox` of a server.
+    /// Reads the `sandbox` of a server.
     pub(crate) fn confinement(&mut self, server: &Fields<'_>) -> Confinement {
         for key in [
             "sandbox.profile",
@@ -43,7 +43,7 @@ impl Reader<'_> {
     }
 }
 
-/// The limits that need a cgroup: memory, pids, cpu.
+/// Reads the limits that need a cgroup: memory, pids, cpu.
 pub(super) fn group_limits(limits: &Fields<'_>) -> (Option<u64>, Option<u32>, Option<u32>) {
     let memory = |node: &Node| {
         let bytes = node.size()?;
@@ -91,7 +91,7 @@ fn tcp(node: &Node) -> Result<Tcp, Wrong> {
     }
 }
 
-/// Percents of one processor: `"50%"`, or a number of processors.
+/// Parses percents of one processor: `"50%"`, or a number of processors.
 fn cpu(node: &Node) -> Result<Option<u32>, Wrong> {
     let remedy = "write a share of one processor like \"50%\", or a number of processors";
     let percents = match &node.value {

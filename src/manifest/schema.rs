@@ -1,7 +1,7 @@
-//! The JSON schema of manifests, for editors and for whoever writes manifests with a program.
+//! The JSON schema of manifests, for editors and programs.
 //!
-//! It says which keys there are and what they look like. Not here: what only the reader
-//! (`manifest`) finds, such as names of servers that do not exist.
+//! It describes keys and their types. Not here: mistakes that only the reader finds, such as names
+//! of missing servers.
 
 /// The schema, draft 2020-12: `docs/manifest.schema.json`.
 pub(crate) const TEXT: &str = include_str!("../../docs/manifest.schema.json");

@@ -1,4 +1,4 @@
-//! Reader of `servers`: launch specification, preparation, limits and supervision.
+//! The reader of `servers`: launch specification, preparation, limits and supervision.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Reader<'_> {
-    /// One server of a tenant.
+    /// Reads one server of a tenant.
     pub(crate) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
         let fields = Fields::of(node, key, self.mistakes);
         fields.order(&[
@@ -125,7 +125,7 @@ fn reply(server: &Fields<'_>) -> Reply {
     read
 }
 
-/// Time limits of a server.
+/// Reads the time limits of a server.
 fn clocks(server: &Fields<'_>) -> Clocks {
     let default = DEFAULT_CLOCKS;
     let Some(fields) = server.inner("clocks") else {
@@ -133,7 +133,7 @@ fn clocks(server: &Fields<'_>) -> Clocks {
     };
     let start = fields.read("start", default.start, Node::duration);
     let of_calls = call_clocks(&fields, default);
-    let stop = fields.read("stop", default.stop, two_durations);
+    let stop = fields.read("stop", default.stop, duration_pair);
     fields.end();
     Clocks {
         start,
@@ -142,7 +142,7 @@ fn clocks(server: &Fields<'_>) -> Clocks {
     }
 }
 
-/// Time limits of single tools; `start` and `stop` concern the child, whatever tool is called.
+/// Reads the time limits of single tools; `start` and `stop` apply to the child, not to calls.
 fn tools(server: &Fields<'_>, default: Clocks) -> HashMap<String, Clocks> {
     let mut tools = HashMap::new();
     if let Some(members) = server.inner("tools") {
@@ -180,7 +180,7 @@ fn limits(server: &Fields<'_>) -> Limits {
         )),
         bytes => Ok(bytes),
     };
-    // The kernel's value for no limit (RLIM_INFINITY).
+    // The kernel's value for no limit (`RLIM_INFINITY`).
     let unlimited = |node: &Node| {
         node.size()
             .map(|bytes| if bytes == 0 { u64::MAX } else { bytes })
@@ -199,7 +199,7 @@ fn limits(server: &Fields<'_>) -> Limits {
     read
 }
 
-fn two_durations(node: &Node) -> Result<[Duration; 2], Wrong> {
+fn duration_pair(node: &Node) -> Result<[Duration; 2], Wrong> {
     let clocks: Vec<Duration> = node
         .items()?
         .iter()
@@ -226,7 +226,7 @@ fn absolute(text: &str) -> Result<Option<PathBuf>, Wrong> {
     } else if path.is_absolute() || text.starts_with(STORE) {
         Ok(Some(path))
     } else {
-        // Without the value: a secret may have been put in.
+        // Without the value, which may contain a resolved secret.
         Err(Wrong::new("is not absolute", "write the whole path"))
     }
 }
@@ -266,7 +266,7 @@ enum Prepare {
     Words(Vec<String>),
 }
 
-/// Reads the key of a server whose specification is `launch`.
+/// Reads `prepare` of a server with the specification `launch`.
 fn recipe(
     fields: &Fields<'_>,
     launch: &Launch,
@@ -300,13 +300,13 @@ fn prepare(node: &Node, text: impl Fn(&Node) -> Result<String, Wrong>) -> Result
     match &node.value {
         Value::Text(text) if text == "auto" => Ok(Prepare::Auto),
         Value::Text(text) if text == "off" => Ok(Prepare::Off),
-        // YAML 1.1 reads `off` so.
+        // YAML 1.1 reads `off` as false.
         Value::Flag(false) => Ok(Prepare::Off),
         _ => Err(Wrong::new("is neither auto, off nor a list", remedy)),
     }
 }
 
-/// How the children of a server are shared, kept and replaced.
+/// Reads the supervision of a server's children.
 fn supervision(fields: &Fields<'_>) -> Supervision {
     let default = Supervision::default();
     let read = Supervision {

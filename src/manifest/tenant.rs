@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Reader<'_> {
-    /// The whole manifest.
+    /// Reads the whole manifest.
     pub(super) fn root(&mut self, tree: &Node) -> Catalog {
         let fields = Fields::of(tree, "", self.mistakes);
         self.places.insert(String::new(), fields.place.clone());
@@ -28,7 +28,7 @@ impl Reader<'_> {
         catalog
     }
 
-    /// The tenants of a manifest, or of stored objects.
+    /// Reads the tenants of a manifest, or of stored objects.
     pub(super) fn catalog<'n>(
         &mut self,
         tenants: impl IntoIterator<Item = (&'n str, &'n Node)>,
@@ -86,7 +86,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The servers of a tenant whose children may take `room`.
+    /// Reads the servers of a tenant, whose children share `room`.
     fn servers(
         &mut self,
         of: &Fields<'_>,
@@ -156,7 +156,7 @@ fn quotas(tenant: &Fields<'_>) -> Quotas {
     read
 }
 
-/// The bounds that a tenant and a principal have.
+/// Reads the bounds of a tenant or a principal.
 fn bounds(fields: &Fields<'_>, default: Bounds) -> Bounds {
     let bound = |key, default| fields.read(key, default, count);
     Bounds {
@@ -169,14 +169,14 @@ fn bounds(fields: &Fields<'_>, default: Bounds) -> Bounds {
     }
 }
 
-/// A number of things; 0 is without bound.
+/// Parses a number; 0 is unlimited.
 fn count(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
     Ok(NonZeroU64::new(node.count(0)?.into()))
 }
 
-/// A size; `""` is without bound.
+/// Parses a size; `""` is unlimited.
 fn size(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
-    // Sums of it stay far inside of what can be counted.
+    // So that sums of it cannot overflow.
     let bytes = node.size()?.min(1 << 50);
     Ok(NonZeroU64::new(bytes))
 }

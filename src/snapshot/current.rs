@@ -179,7 +179,7 @@ impl CurrentSnapshot {
         let database = self.database()?;
         let loaded = database.objects().load().await?;
         let catalog = database.objects().judged(&loaded, When::Serving)?.catalog;
-        let mut catalog = catalog.keeping(&self.catalog());
+        let mut catalog = catalog.reusing(&self.catalog());
         let operators = loaded.objects.iter();
         let operators = operators.filter(|stored| stored.name.owner().is_none());
         // A malformed operator key grants nothing, and the other keys stay valid.

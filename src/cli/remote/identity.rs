@@ -26,10 +26,10 @@ pub(crate) struct Clients;
 pub(crate) struct Providers;
 
 const HELP: Help = Help {
-    list: "Those of a tenant, one a line",
-    show: "What is declared of one; passwords and secrets are never shown",
+    list: "List those of a tenant",
+    show: "Show one, without passwords and secrets",
     add: "Declare one",
-    remove: "Remove one; what it was given is worth nothing from then on",
+    remove: "Remove one, and invalidate everything issued to it",
 };
 
 #[derive(Args)]

@@ -112,10 +112,10 @@ impl Kind for ApiKeys {
 
     const SEGMENT: &'static str = "api-keys";
     const HELP: Help = Help {
-        list: "API keys of a tenant, one a line",
-        show: "What an API key stands for",
-        add: "Make an API key, and print it: nothing can show it again",
-        remove: "Remove an API key; it is worth nothing from then on",
+        list: "List the API keys of a tenant",
+        show: "Show an API key, without its secret",
+        add: "Create an API key, and print it; it cannot be shown again",
+        remove: "Remove an API key, which ends its validity",
     };
 
     fn columns(keys: &Keys) -> &'static [Column] {

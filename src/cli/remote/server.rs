@@ -91,8 +91,8 @@ impl Kind for Servers {
 
     const SEGMENT: &'static str = "servers";
     const HELP: Help = Help {
-        list: "Servers of a tenant, one a line",
-        show: "What is declared of a server; the values of its environment are never shown",
+        list: "List the servers of a tenant",
+        show: "Show a server, without the values of its environment",
         add: "Declare a server: by a document, or by its command behind --",
         remove: "Remove a server",
     };

@@ -82,10 +82,10 @@ impl Kind for Tenants {
 
     const SEGMENT: &'static str = "tenants";
     const HELP: Help = Help {
-        list: "Tenants, one a line",
-        show: "What is declared of a tenant, less its servers and API keys",
+        list: "List the tenants",
+        show: "Show a tenant, without its servers and API keys",
         add: "Declare a tenant",
-        remove: "Remove a tenant with all that belongs to it",
+        remove: "Remove a tenant with all its objects",
     };
 
     fn columns(_: &AllTenants) -> &'static [Column] {

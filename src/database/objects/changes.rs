@@ -12,7 +12,7 @@ use crate::{
         pool::{Author, Error, Record, Transaction},
         vault::Sealer,
     },
-    declare::{Change, Declared, Kind, Object, ObjectName, What},
+    declare::{Change, ChangeKind, Declared, Kind, Object, ObjectName},
 };
 
 /// Applies `changes` to `before`, with the objects in `wanted`.
@@ -33,7 +33,7 @@ pub(super) fn edited(
         };
         let owner = change.name.owner().map(ObjectName::tenant);
         let is_orphan = owner.is_some_and(|owner| !after.0.contains_key(&owner));
-        if change.what != What::Removed && is_orphan {
+        if change.what != ChangeKind::Removed && is_orphan {
             return Err(Error::NotFound);
         }
     }
@@ -119,9 +119,9 @@ async fn end_issued(
 pub(super) fn record(change: &Change, author: &Author) -> Record {
     let mut detail = author.detail.clone();
     let what = match &change.what {
-        What::Added => "added",
-        What::Removed => "removed",
-        What::Changed(members) => {
+        ChangeKind::Added => "added",
+        ChangeKind::Removed => "removed",
+        ChangeKind::Changed(members) => {
             detail.insert("members".to_owned(), json!(members));
             "changed"
         }

@@ -18,8 +18,8 @@ use crate::{
         vault::{Sealer, Vault},
     },
     declare::{
-        Change, Declared, Kind, Object, ObjectName, Prune, What, When,
-        difference::{difference, with_its_own},
+        Change, ChangeKind, Declared, Kind, Object, ObjectName, Prune, When,
+        difference::{difference, with_members},
     },
     manifest::Manifest,
 };
@@ -171,10 +171,10 @@ impl Objects<'_> {
             }
             check_expected(before, name, expected)?;
             check_last_key(before, name, self.pool.now_ms())?;
-            let gone = with_its_own(&stored, name).into_iter();
+            let gone = with_members(&stored, name).into_iter();
             let changes = gone.map(|name| Change {
                 name,
-                what: What::Removed,
+                what: ChangeKind::Removed,
             });
             Ok((Declared::default(), changes.collect()))
         };

@@ -14,7 +14,7 @@ use crate::{
     database::pool::Error,
     declare::{
         Declared, Kind, Object, ObjectName, PASSWORD, PASSWORD_HASH, PLACE,
-        password::{AT_ONCE, check_password, hash, is_hash_of},
+        password::{MAX_CONCURRENT, check_password, hash, is_hash_of},
     },
     manifest::interpolation::{escape, interpolate},
 };
@@ -44,7 +44,7 @@ pub(super) async fn hashed(
         async move { Ok::<_, Error>((name, kept_or_new(random, old, password).await?)) }
     });
     // As many at once as there are turns; log-ins meanwhile get theirs in between.
-    let mut hashing = stream::iter(hashing).buffer_unordered(AT_ONCE);
+    let mut hashing = stream::iter(hashing).buffer_unordered(MAX_CONCURRENT);
     while let Some((name, hash)) = hashing.try_next().await? {
         if let Some(object) = wanted.0.get_mut(&name) {
             object.put_hash(&hash);

@@ -1,6 +1,6 @@
-//! Launch: what is started for a server, and what is prepared for it before.
+//! Launch: the program of a server, and its preparation.
 //!
-//! Not here: starting and preparing (`backend`).
+//! Not here: starts and preparations (`backend`).
 //!
 //! * `packages`: recipes for `npx` and `uvx`
 //! * `recipe`: preparation of a server, run once before its first start

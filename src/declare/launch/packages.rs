@@ -1,7 +1,7 @@
-//! Recipes for `npx` and `uvx`: one installation in place of a download at every start.
+//! Recipes for `npx` and `uvx`: one installation instead of a download at every start.
 //!
-//! Pure. Only command lines with a certain meaning have a recipe; all others are left to npx and
-//! uvx. Not here: recipes themselves (`recipe`).
+//! Pure. Only command lines with a certain meaning have a recipe; others are left to npx and uvx.
+//! Not here: the recipe type (`recipe`).
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{
     specification::Launch,
 };
 
-/// The recipe for a specification; none for other commands.
+/// The recipe of a specification; none for other commands.
 pub(crate) fn derive(launch: &Launch) -> Option<Recipe> {
     let path = Path::new(&launch.command);
     let args = &launch.args;
@@ -24,7 +24,7 @@ pub(crate) fn derive(launch: &Launch) -> Option<Recipe> {
     }
 }
 
-/// The program of this name beside another: as written, if that was looked up in PATH.
+/// The program `name` in the directory of another; just `name` if that was looked up in PATH.
 fn beside(path: &Path, name: &str) -> String {
     path.with_file_name(name).to_string_lossy().into_owned()
 }
@@ -45,7 +45,7 @@ fn npx(launch: &Launch, path: &Path, args: &[String]) -> Option<Recipe> {
                 options.push(format!("--registry={registry}"));
             }
             _ if value.is_none() && NPX.contains(&name) => {}
-            // Another option may mean anything: npx itself knows.
+            // Other options may have any meaning, so they are left to npx.
             _ if name.starts_with('-') => return None,
             _ => break arg,
         }
@@ -58,7 +58,7 @@ fn npx(launch: &Launch, path: &Path, args: &[String]) -> Option<Recipe> {
         .iter()
         .map(|package| npm_package(package))
         .collect::<Option<_>>()?;
-    // npx would look for a program of this name in the project around it first.
+    // npx would first look for a program of this name in the surrounding project.
     if launch.cwd.is_some() && bin.is_none() && names[0].len() == program.len() {
         return None;
     }
@@ -88,7 +88,7 @@ fn npx(launch: &Launch, path: &Path, args: &[String]) -> Option<Recipe> {
     Some(Recipe::new(words, env, launch, start))
 }
 
-/// Options of npx that have no meaning for what is installed.
+/// Options of npx without effect on the installation.
 const NPX: [&str; 6] = [
     "-y",
     "--yes",
@@ -98,7 +98,7 @@ const NPX: [&str; 6] = [
     "--prefer-online",
 ];
 
-/// The name of `NAME[@RANGE]` of the registry; none for a path, a URL, an alias.
+/// The package of `NAME[@RANGE]` in the registry; none for a path, a URL or an alias.
 fn npm_package(text: &str) -> Option<&str> {
     let is_word = |word: &str| {
         let mut letters = word.chars();
@@ -154,7 +154,7 @@ fn uvx(launch: &Launch, path: &Path, args: &[String]) -> Option<Recipe> {
     words.push(requirement);
     let env = [
         ("UV_CACHE_DIR", "\0/.tmp/uv"),
-        // A store that nobody may write to cannot keep what Python compiles.
+        // Python cannot store compiled files in a read-only store.
         ("UV_COMPILE_BYTECODE", "1"),
         ("UV_NO_PROGRESS", "1"),
         ("UV_PYTHON_INSTALL_DIR", "\0/python"),
@@ -164,10 +164,10 @@ fn uvx(launch: &Launch, path: &Path, args: &[String]) -> Option<Recipe> {
     Some(Recipe::new(words, env, launch, start))
 }
 
-/// Options of uvx that have no meaning for what is installed.
+/// Options of uvx without effect on the installation.
 const UVX: [&str; 4] = ["-q", "--quiet", "--no-progress", "--isolated"];
 
-/// Options with a value that `uv tool install` has as well.
+/// Options with a value that `uv tool install` has too.
 const UVX_VALUED: [&str; 10] = [
     "--with",
     "-p",
@@ -181,7 +181,7 @@ const UVX_VALUED: [&str; 10] = [
     "--prerelease",
 ];
 
-/// A requirement and the name in it; none for a path.
+/// A requirement and its package name; none for a path.
 fn uv_package(text: &str) -> Option<(String, &str)> {
     if is_url(text) {
         return Some((text.to_owned(), ""));
@@ -212,7 +212,7 @@ fn is_version(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || ".+!-_".contains(letter)
 }
 
-/// An option's name and the value behind its `=`.
+/// An option, and the value behind its `=`.
 fn option(arg: &str) -> (&str, Option<String>) {
     match arg.split_once('=') {
         Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),

@@ -1,4 +1,4 @@
-//! Preparation of a server: the command that fills its store once, before its first start.
+//! The preparation of a server: the command that fills its store, once before the first start.
 //!
 //! Pure. Not here: recipes for `npx` and `uvx` (`packages`), and running them (`backend/prepare`).
 
@@ -15,44 +15,45 @@ use super::{
 };
 use crate::base::Sha256;
 
-/// Stands for the path of the store, which is known only later. `${prepared}` in a manifest
-/// becomes it; no other text of a specification can have it, since no program can be given it.
+/// The placeholder for the path of the store, which is known only later. `${prepared}` in a
+/// manifest becomes it. No other text of a specification can contain it, because no program can
+/// receive a NUL.
 pub(crate) const STORE: char = '\0';
 
-/// The variable that names the store to whatever runs with one.
+/// The variable with the path of the store, for programs that run with one.
 pub(crate) const VARIABLE: &str = "LOCKGATE_PREPARED";
 
-/// How the store of a server is filled, and how its children start from it.
+/// The preparation of a server's store, and the start of its children from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Recipe {
-    /// The command and its arguments; it runs in the store.
+    /// The command and its arguments, which run in the store.
     pub(crate) words: Vec<String>,
-    /// What it is given beside what every child gets; with settings of the specification, which
-    /// may be secrets.
+    /// Its environment besides that of every child: settings of the specification, which may be
+    /// secrets.
     env: Secrets,
-    /// How children start.
+    /// The start of the children.
     pub(crate) start: Start,
 }
 
-/// Variables whose values are never shown.
+/// Variables whose values are never printed.
 #[derive(Clone, PartialEq, Eq)]
 struct Secrets(BTreeMap<String, String>);
 
-/// How children start from a store.
+/// The start of children from a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// As the specification says.
+    /// As specified.
     AsWritten,
-    /// As `npx` would start it.
+    /// As `npx` would start the program.
     Npm {
-        /// The package whose version is shown, and whose program it is if none was named.
+        /// The package whose version is shown, and whose program runs if none is named.
         package: String,
-        /// The program, where it was named.
+        /// The program, if named.
         bin: Option<String>,
         /// Its arguments.
         args: Vec<String>,
     },
-    /// As `uvx` would start it.
+    /// As `uvx` would start the program.
     Uv {
         /// The program.
         bin: String,
@@ -62,7 +63,7 @@ pub(crate) enum Start {
 }
 
 impl Recipe {
-    /// One of these words and variables, with the settings of `launch`.
+    /// A recipe of these words and variables, with the settings of `launch`.
     pub(crate) fn new<'e>(
         words: Vec<String>,
         env: impl IntoIterator<Item = (&'e str, &'e str)>,
@@ -73,7 +74,7 @@ impl Recipe {
         let mut all: BTreeMap<_, _> = settings
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
-        // Last, so that nothing is kept outside of the store.
+        // Last, so that all files are stored in the store.
         let own = [("HOME", "\0"), ("TMPDIR", "\0/.tmp"), (VARIABLE, "\0")];
         all.extend(
             own.into_iter()
@@ -87,12 +88,11 @@ impl Recipe {
         }
     }
 
-    /// The digest that names the store: of all that decides what is in it, which is the command,
-    /// the settings that it gets, and the platform.
+    /// The digest that names the store: the command, its settings, and the platform.
     pub(crate) fn digest(&self) -> Digest {
         let mut digest = Sha256::new();
         let mut add = |text: &str| digest.add_part(text.as_bytes());
-        [FORM, std::env::consts::OS, std::env::consts::ARCH]
+        [FORMAT, std::env::consts::OS, std::env::consts::ARCH]
             .into_iter()
             .for_each(&mut add);
         add(&self.words.len().to_string());
@@ -104,7 +104,7 @@ impl Recipe {
         digest.finish()
     }
 
-    /// What starts the preparation, for a server with the specification `launch`.
+    /// The launch specification of the preparation for a server with the specification `launch`.
     pub(crate) fn launch(&self, launch: &Launch, store: &Path) -> Launch {
         let mut words = self.words.iter().map(|word| filled(word, store));
         let mut made = launch.clone();
@@ -115,16 +115,16 @@ impl Recipe {
         made.home = Home::Private;
         made.prepared = Some(store.to_owned());
         made.is_preparing = true;
-        // Whatever the server may reach: this is what fetches it.
+        // Regardless of the server's sandbox: the preparation downloads it.
         made.confinement.tcp = Tcp::Any;
         made
     }
 
-    /// What is prepared, as an operator reads it: never an argument, which may be a secret.
+    /// The subject of the preparation, for operators; never an argument, which may be a secret.
     pub(crate) fn subject(&self) -> &str {
         match &self.start {
             Start::AsWritten => self.words.first().map_or("", String::as_str),
-            // Its URL may have a password.
+            // Its URL may contain a password.
             Start::Uv { bin, .. } if self.words.last().is_some_and(|word| is_url(word)) => bin,
             Start::Npm { .. } | Start::Uv { .. } => self.words.last().map_or("", String::as_str),
         }
@@ -132,7 +132,7 @@ impl Recipe {
 }
 
 impl Launch {
-    /// What starts a child from a store: `program` where the recipe found one.
+    /// The launch specification of a child from a store; `program` if the recipe found one.
     pub(crate) fn prepared(&self, recipe: &Recipe, program: Option<&str>, store: &Path) -> Self {
         let mut made = self.clone();
         made.env = filled_all(&self.env, store);
@@ -140,7 +140,7 @@ impl Launch {
             Start::AsWritten => &self.args,
             Start::Npm { args, .. } => args,
             Start::Uv { args, .. } => {
-                // It was compiled when it was installed, and nothing is to be written there.
+                // Python was compiled at the installation, and nothing can be written there.
                 made.env
                     .entry("PYTHONDONTWRITEBYTECODE".to_owned())
                     .or_insert_with(|| "1".to_owned());
@@ -155,7 +155,7 @@ impl Launch {
         made
     }
 
-    /// Whether it names the store.
+    /// Reports whether the specification refers to the store.
     pub(crate) fn has_store(&self) -> bool {
         let cwd = self.cwd.as_ref().map(|cwd| cwd.as_os_str().as_bytes());
         let mut texts = self.args.iter().chain(self.env.values());
@@ -171,12 +171,12 @@ impl std::fmt::Debug for Secrets {
     }
 }
 
-/// Whether a requirement is the URL of a repository; one of another kind is not derived.
+/// Reports whether a requirement is the URL of a repository; other kinds have no recipe.
 pub(super) fn is_url(text: &str) -> bool {
     text.starts_with("git+")
 }
 
-/// A text with the path of the store put in.
+/// Inserts the path of the store into a text.
 fn filled(text: &str, store: &Path) -> String {
     if text.contains(STORE) {
         text.replace(STORE, &store.to_string_lossy())
@@ -201,8 +201,8 @@ fn filled_path(path: &Path, store: &Path) -> PathBuf {
     OsString::from_vec(filled).into()
 }
 
-/// Whether a variable of the specification is one by which installers are set: the preparation
-/// gets these alone, and they are part of its digest. A token of the server is none.
+/// Reports whether a variable of the specification configures an installer. The preparation gets
+/// only these, and its digest includes them. A token of the server is none of them.
 fn is_setting(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     let known = [
@@ -219,8 +219,8 @@ fn is_setting(name: &str) -> bool {
     known.contains(&name.as_str()) || families.iter().any(|family| name.starts_with(family))
 }
 
-/// Which form stores have: another one makes other digests.
-const FORM: &str = "lockgate-prepared-1";
+/// The version of the store format, which is part of the digest.
+const FORMAT: &str = "lockgate-prepared-1";
 
 #[cfg(test)]
 mod tests {

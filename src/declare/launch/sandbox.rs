@@ -1,21 +1,21 @@
-//! Sandbox of a server's children: profile, directories and TCP, as an operator declared them.
+//! The sandbox of a server's children: profile, directories and TCP.
 //!
-//! Not here: whether a machine can enforce it (`offer`), and doing so (`backend/sandbox`).
+//! Not here: its enforcement (`offer`, `backend/sandbox`).
 
 use std::path::PathBuf;
 
-/// What a child may reach.
+/// The sandbox of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Confinement {
-    /// What holds beside the knobs.
+    /// The rules that apply besides the single settings.
     pub(crate) profile: Profile,
-    /// Whether what cannot be enforced here keeps the gateway from starting.
+    /// The gateway refuses to start if a setting cannot be enforced.
     pub(crate) required: bool,
-    /// What it may read beside the system and its own programs (`standard`).
+    /// Paths that the child may read besides the system and its programs (`standard`).
     pub(crate) read: Vec<PathBuf>,
-    /// What it may write beside its private directory (`standard`).
+    /// Paths that the child may write besides its private directory (`standard`).
     pub(crate) write: Vec<PathBuf>,
-    /// Which TCP it may speak.
+    /// The TCP connections that the child may make.
     pub(crate) tcp: Tcp,
 }
 
@@ -31,22 +31,22 @@ impl Default for Confinement {
     }
 }
 
-/// What holds beside the knobs.
+/// The rules that apply besides the single settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// Files by an allow-list, system calls by a deny-list, no capabilities.
+    /// An allow-list of files, a deny-list of system calls, no capabilities.
     Standard,
-    /// All that its user may do; only the gateway's own files are hidden.
+    /// All permissions of the user; only the gateway's files are hidden.
     Open,
 }
 
-/// Which TCP a child may speak.
+/// The TCP connections that a child may make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Tcp {
     /// Any.
     Any,
-    /// None at all: it has no such socket.
+    /// None: it cannot create a TCP socket.
     Off,
-    /// Only to (and on) these ports.
+    /// Only to and on these ports.
     Ports(Vec<u16>),
 }

@@ -1,38 +1,38 @@
-//! Launch specification: the program that a child runs, with its environment and confinement.
+//! The launch specification: the program of a child, with its environment and sandbox.
 //!
-//! Not here: preparations (`recipe`), and starting anything (`backend/child`).
+//! Not here: preparations (`recipe`), and starts (`backend/child`).
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use super::sandbox::Confinement;
 use crate::base::Sha256;
 
-/// A launch specification: the only source of what is ever started.
+/// A launch specification; the gateway starts nothing else.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Launch {
     /// The program: a path, or a name that is looked up in PATH; never a shell.
     pub(crate) command: String,
-    /// Its arguments, passed as they are.
+    /// Its arguments, passed unchanged.
     pub(crate) args: Vec<String>,
-    /// Its environment beside the fixed part; values may be secrets.
+    /// Its environment besides the fixed part; values may be secrets.
     pub(crate) env: BTreeMap<String, String>,
-    /// Its working directory; none means a private one.
+    /// Its working directory; none for a private one.
     pub(crate) cwd: Option<PathBuf>,
-    /// Where HOME and TMPDIR come from.
+    /// The source of HOME and TMPDIR.
     pub(crate) home: Home,
-    /// What it may reach.
+    /// Its sandbox.
     pub(crate) confinement: Confinement,
-    /// The store that it may read: what was prepared for it, once that is known.
+    /// The prepared store that it may read, once known.
     pub(crate) prepared: Option<PathBuf>,
-    /// Whether this is the preparation itself, which may also write to the store.
+    /// This is the preparation, which may also write to the store.
     pub(crate) is_preparing: bool,
 }
 
-/// Tells launch specifications apart: the SHA-256 of all that decides what is started.
+/// The SHA-256 of everything that decides what is started.
 pub(crate) type Digest = [u8; 32];
 
 impl Launch {
-    /// Its digest; equal for equal specifications, in this process.
+    /// The digest; equal for equal specifications, within this process.
     pub(crate) fn digest(&self) -> Digest {
         let mut digest = Sha256::new();
         let mut add = |text: &[u8]| digest.add_part(text);
@@ -51,17 +51,17 @@ impl Launch {
     }
 }
 
-/// Where a child's HOME, LANG and default working directory come from.
+/// The source of a child's HOME, LANG and default working directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// A directory of its own, 0700, removed with the child; LANG is C.UTF-8.
+    /// A private directory with mode 0700, removed with the child; LANG is C.UTF-8.
     Private,
-    /// The caller's own (`lockgate run`): one's own server on one's own machine.
+    /// The caller's (`lockgate run`), for a local server of the caller.
     Caller,
 }
 
 impl std::fmt::Debug for Launch {
-    /// Names what is started; never the environment's values, which may be secrets.
+    /// Prints the command, never values of the environment, which may be secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Launch")
             .field("command", &self.command)

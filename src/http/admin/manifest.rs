@@ -39,7 +39,7 @@ async fn apply(call: Call) -> OperationResult {
     let body = body(call.body, front.config.http.max_body).await?;
     let text = std::str::from_utf8(&body)
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "the body is not UTF-8"))?;
-    let received = objects::received("manifest", text, format);
+    let received = objects::parse_request("manifest", text, format);
     let wanted = received.map_err(Problem::invalid)?.declared;
     let store = front.snapshot.database()?;
     let changes = if is_dry {

@@ -127,7 +127,7 @@ impl BrowserRequest {
             .ok_or_else(expired_log_in)?;
         let provider = Arc::clone(self.provider(name).ok_or_else(provider_gone)?);
         // RFC 9207: a response of another provider is a mix-up attack.
-        if fields.get("iss").is_some_and(|iss| !provider.is_named(iss)) {
+        if fields.get("iss").is_some_and(|iss| !provider.may_name(iss)) {
             return Err(expired_log_in().into());
         }
         let authorization = self.read(&pending.query).await?;
@@ -161,7 +161,7 @@ impl BrowserRequest {
     ) -> StepResult {
         let subject = format!("{}#{}", provider.issuer(), found.subject);
         let email = found.email.as_deref();
-        if !provider.allow.lets_in(&found.subject, &found.groups, email) {
+        if !provider.allow.admits(&found.subject, &found.groups, email) {
             let target = format!("tenant {}", self.tenant());
             let detail = serde_json::json!({"by": provider.name});
             self.audit("login.refused", &subject, target, detail).await;

@@ -239,7 +239,7 @@ impl BrowserRequest {
                 .is_some_and(|user| !user.disabled && password_digest(user) == person.password),
             Some(provider) => {
                 let provider = builtin.providers.get(provider);
-                provider.is_some_and(|known| known.still_lets_in(&person.subject, &person.groups))
+                provider.is_some_and(|known| known.still_admits(&person.subject, &person.groups))
             }
         }))
     }

@@ -109,7 +109,7 @@ impl Denials {
 
     /// Counts a denial, and records it if it is the caller's first at this tenant within a minute.
     pub(crate) fn report(&self, denial: Denial) {
-        self.metrics.denied(denial.reason);
+        self.metrics.denied.add(denial.reason);
         let now = Instant::now();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let mut key = (denial.who.clone(), Arc::clone(&denial.tenant));
@@ -177,7 +177,7 @@ impl Denials {
                 format!("server {tenant}/{server}")
             },
             detail: json!({
-                "route": denial.route, "reason": denial.reason.as_str(), "detail": denial.detail,
+                "route": denial.route, "reason": denial.reason.into_str(), "detail": denial.detail,
                 "address": address, "count": count,
             }),
         });
@@ -200,7 +200,7 @@ fn log(denial: &Denial, count: u64) {
             tenant.id = &*denial.tenant,
             server.name = &*denial.server,
             route = denial.route,
-            reason = denial.reason.as_str(),
+            reason = denial.reason.into_str(),
             detail = denial.detail,
             count
         },

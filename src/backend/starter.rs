@@ -138,7 +138,7 @@ impl Starter {
         match Child::spawn(&self.launcher, &label, &launch, &server.limits) {
             Ok(child) => {
                 place.entry.started(child.pid(), child.stderr().clone());
-                self.metrics.child_started();
+                self.metrics.children.add(1);
                 Ok(Started { child, place })
             }
             Err(error) => {

@@ -171,7 +171,7 @@ impl Parts {
             return AuditQueue::disabled();
         }
         let counted = Arc::clone(&self.metrics);
-        let dropped = Arc::new(move |count| counted.audit_dropped(count));
+        let dropped = Arc::new(move |count| counted.audit_dropped.add(count));
         let stage = &self.stages.audit;
         AuditQueue::new(
             Arc::clone(&self.snapshot),

@@ -173,7 +173,7 @@ fn children(hub: &Hub) -> String {
         let last = stderr.lines().rev().take(LAST_LINES).collect::<Vec<_>>();
         serde_json::json!({
             "number": child.number, "tenant": child.tenant, "server": child.server,
-            "guard": child.guard, "pid": child.pid, "state": child.state.as_str(),
+            "guard": child.guard, "pid": child.pid, "state": child.state.into_str(),
             "age": child.age.as_secs_f64(), "restarts": child.restarts, "calls": child.calls,
             "memory": child.memory, "cpu": child.cpu.as_secs_f64(),
             "stderr": last.into_iter().rev().collect::<Vec<_>>(),

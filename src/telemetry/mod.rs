@@ -1,15 +1,18 @@
 //! Logs and metrics of the gateway.
 //!
 //! * `logs`: log lines, through a bounded queue
-//! * `metrics`: instruments and their Prometheus text
-//! * `hops`: metrics of requests that are forwarded to other replicas
+//! * `metrics`: the declaration of each metric and their Prometheus text
+//! * `instruments`: kinds of instruments
+//! * `labels`: label values
 
-mod hops;
+mod instruments;
+mod labels;
 pub(crate) mod logs;
 pub(crate) mod metrics;
 
-pub(crate) use self::hops::HopOutcome;
-pub(crate) use self::logs::{Format, Logs};
-pub(crate) use self::metrics::{
-    ChildState, Denied, Dropped, Ended, Exit, Method, Metrics, Outcome, Route,
+pub(crate) use self::instruments::LimitName;
+pub(crate) use self::labels::{
+    ChildState, Denied, Dropped, Ended, Exit, HopOutcome, MethodClass, Outcome, Route,
 };
+pub(crate) use self::logs::{Format, Logs};
+pub(crate) use self::metrics::{Metrics, SESSION_STREAMS};

@@ -64,7 +64,7 @@ impl Circuits {
         let jitter = self.jitter();
         let has_opened = self.with(spec, |circuit, now| circuit.failed(now, jitter));
         if has_opened {
-            self.metrics.circuit_opened();
+            self.metrics.circuits_opened.add(1);
             let (tenant, server, _) = spec;
             tracing::warn!(
                 tenant.id = tenant,
@@ -80,7 +80,7 @@ impl Circuits {
     ///
     /// `why`, always.
     pub(crate) fn refuse<T>(&self, why: Refused) -> Result<T, Refused> {
-        self.metrics.start_refused();
+        self.metrics.starts_refused.add(1);
         Err(why)
     }
 

@@ -284,7 +284,7 @@ impl Entry {
 
     /// State of the child.
     pub(crate) fn state(&self) -> ChildState {
-        ChildState::from(self.state.load(Ordering::Relaxed))
+        state_of(self.state.load(Ordering::Relaxed))
     }
 
     /// Notes the state of the child.
@@ -292,7 +292,7 @@ impl Entry {
         let before = self.state.swap(state as u8, Ordering::Relaxed);
         if before != state as u8 {
             self.metrics
-                .child_state(Some(ChildState::from(before)), Some(state));
+                .child_state(Some(state_of(before)), Some(state));
         }
     }
 
@@ -361,3 +361,7 @@ const WEIGHED: Duration = Duration::from_secs(1);
 
 /// Limit of processes measured in one tree.
 const MOST: usize = 4096;
+/// The state that was stored as a number.
+fn state_of(number: u8) -> ChildState {
+    ChildState::from_repr(number).unwrap_or(ChildState::Stopping)
+}

@@ -167,7 +167,7 @@ impl RunningChild {
                             sleep_until(until).await;
                         }
                         let Ok(message) = Message::parse(line) else {
-                            self.shared.pool.metrics.noise_line();
+                            self.shared.pool.metrics.noise_lines.add(1);
                             continue;
                         };
                         if message.id() == Some(b"0")
@@ -419,7 +419,7 @@ impl RunningChild {
     }
 
     async fn handle_invalid_line(&mut self, line: &[u8]) {
-        self.shared.pool.metrics.noise_line();
+        self.shared.pool.metrics.noise_lines.add(1);
         if let Some(call) = salvage_call(line).filter(|call| *call != 0) {
             self.send(owner(call), ToSession::InvalidResponse(call))
                 .await;
@@ -438,7 +438,7 @@ impl RunningChild {
 
     fn count_dropped(&self) {
         let reason = crate::telemetry::Dropped::Unknown;
-        self.shared.pool.metrics.message_dropped(reason);
+        self.shared.pool.metrics.messages_dropped.add(reason);
     }
 
     /// End of a pause in reading, if the child sends too much.

@@ -229,7 +229,7 @@ impl SharedChildren {
             Some(Loss::Crash | Loss::TooLong) => {
                 group.restarts += 1;
                 if group.crashes.failed(Instant::now(), jitter) {
-                    self.pool.metrics.circuit_opened();
+                    self.pool.metrics.circuits_opened.add(1);
                     let (tenant, server, _) = &key.0;
                     tracing::warn!(
                         tenant.id = tenant,

@@ -133,7 +133,7 @@ async fn children(call: Call) -> OperationResult {
 
 fn child(one: &SeenChild) -> Json {
     json!({
-        "number": one.number, "pid": one.pid, "state": one.state.as_str(),
+        "number": one.number, "pid": one.pid, "state": one.state.into_str(),
         "age_seconds": one.age.as_secs_f64(), "restarts": one.restarts, "calls": one.calls,
         "memory_bytes": one.memory, "cpu_seconds": one.cpu.as_secs_f64(),
     })

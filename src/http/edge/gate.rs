@@ -172,7 +172,9 @@ impl Gate {
         };
         let response = finish(response, version, state.get());
         let status = response.status();
-        self.metrics.request(route_label(path), status.as_u16());
+        self.metrics
+            .requests
+            .add(route_label(path), status.as_u16().into());
         line.write(status);
         response
     }

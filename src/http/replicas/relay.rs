@@ -281,7 +281,7 @@ impl Relay {
     }
 
     fn continue_from(&mut self, source: Source) {
-        self.forwarding.front.metrics.hops.stream_resumed();
+        self.forwarding.front.metrics.streams_spliced.add(1);
         self.source = source;
         self.parser.resume();
     }

@@ -88,7 +88,7 @@ impl Forwarding {
             Err(HopError::Send(SendError::Full)) => HopOutcome::Full,
             Err(HopError::Send(SendError::Broken | SendError::Silent)) => HopOutcome::Broken,
         };
-        self.front.metrics.hops.record(outcome, began.elapsed());
+        self.front.metrics.hop(outcome, began.elapsed());
         if let Err(HopError::Send(SendError::Silent)) = &sent {
             self.front.hub.mark_unresponsive(to);
         }

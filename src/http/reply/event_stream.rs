@@ -99,14 +99,14 @@ struct OpenStream(Arc<Metrics>);
 
 impl OpenStream {
     fn count(metrics: &Arc<Metrics>) -> Self {
-        metrics.stream_opened();
+        metrics.streams_open.add(1);
         Self(Arc::clone(metrics))
     }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.0.stream_closed();
+        self.0.streams_open.add(-1);
     }
 }
 

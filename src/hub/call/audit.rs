@@ -43,7 +43,7 @@ impl Audited {
             actor: principal.subject().unwrap_or("anonymous").to_owned(),
             target: format!("server {tenant}/{name}"),
             detail: json!({
-                "method": self.method, "name": self.name, "outcome": outcome.as_str(),
+                "method": self.method, "name": self.name, "outcome": outcome.into_str(),
                 "client": principal.client(), "session": session.short(),
                 "ms": u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
             }),

@@ -17,7 +17,7 @@ use crate::{
         stream::{About, InFlight, route},
     },
     protocol::StreamId,
-    telemetry::metrics,
+    telemetry::MethodClass,
 };
 
 /// Calls and asks that have not ended.
@@ -42,7 +42,7 @@ pub(crate) struct Call {
     /// The clock, which says when the call is overdue.
     pub(crate) clock: CallClock,
     /// The class for the metrics.
-    pub(crate) class: metrics::Method,
+    pub(crate) class: MethodClass,
     /// The audit record, if the server is declared so.
     pub(crate) audited: Option<Box<Audited>>,
     /// The change that the result makes in the session.

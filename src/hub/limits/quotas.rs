@@ -22,7 +22,7 @@ use crate::{
     error::{Error, Limit, Quota},
     protocol::{Body, Kind, Message, Method},
     state::{Account, Limiter, Seat, memory::MemoryLimiter},
-    telemetry::Metrics,
+    telemetry::{LimitName, Metrics},
 };
 
 /// The limits of all tenants, principals and addresses.
@@ -270,7 +270,7 @@ impl Limits {
     }
 
     fn refuse(&self, limit: Limit, bound: NonZeroU64, retry: Duration) -> Error {
-        self.metrics.limited(limit.name());
+        self.metrics.limited.add(LimitName(limit.name()));
         Error::Quota(Quota {
             limit,
             bound,

@@ -158,7 +158,7 @@ impl Session {
     pub(super) fn count_call(&mut self, call: &Call, outcome: Outcome) {
         // Its client may fetch the response for as long as after a request.
         self.lifetime.touch();
-        self.core.metrics.call(call.class, outcome);
+        self.core.metrics.calls.add(call.class, outcome);
         if let Some(audited) = &call.audited {
             let record = audited.record(
                 self.client.server(),

@@ -21,7 +21,7 @@ use crate::{
         stream::{Answer, Form, PageCursors},
     },
     protocol::{Body, Kind, LISTENER, Message, Method, Refusal, Revision, StreamId, jsonrpc},
-    telemetry::metrics,
+    telemetry::{Dropped, MethodClass, Outcome, SESSION_STREAMS},
 };
 
 /// The most subscriptions of a session, and the most bytes of each URI: they live as long as the
@@ -145,7 +145,7 @@ impl Session {
         }
         let room = self.streams.check_room();
         if room.is_err() {
-            self.core.metrics.limited(metrics::SESSION_STREAMS);
+            self.core.metrics.limited.add(SESSION_STREAMS);
         }
         room
     }
@@ -348,7 +348,7 @@ impl Session {
         // that are not the gateway's, and without the checks of requests.
         let is_disguised = message.kind() == Kind::Notification && message.method().is_request();
         if is_disguised || policy::denied(self.client.policy(), message).is_some() {
-            self.core.metrics.message_dropped(metrics::Dropped::Unknown);
+            self.core.metrics.messages_dropped.add(Dropped::Unknown);
             return Ok(());
         }
         if self.link.is_absent() {
@@ -363,7 +363,7 @@ impl Session {
                     self.calls.settle(ask, Instant::now());
                     self.wake_by(Instant::now());
                 }
-                None => self.core.metrics.message_dropped(metrics::Dropped::Unknown),
+                None => self.core.metrics.messages_dropped.add(Dropped::Unknown),
             }
             return Ok(());
         }
@@ -384,7 +384,7 @@ impl Session {
         }
         match self.dialect.notification(message, self.link.out()) {
             Forwarded::Passed => {}
-            Forwarded::Dropped => self.core.metrics.message_dropped(metrics::Dropped::Unknown),
+            Forwarded::Dropped => self.core.metrics.messages_dropped.add(Dropped::Unknown),
             Forwarded::Cancelled(call) => {
                 let id = message.request_id().map(|span| span.of(message.bytes()));
                 self.cancel_call(call, id.unwrap_or_default());
@@ -400,7 +400,7 @@ impl Session {
         };
         self.abandon_subscription(call, &ended.effect);
         self.link.set_calls(self.calls.count());
-        self.count_call(&ended, metrics::Outcome::Cancelled);
+        self.count_call(&ended, Outcome::Cancelled);
         let forgotten = self.streams.forget_request(ended.stream, id);
         self.handle_write(forgotten);
         let finished = self.streams.finish_call(ended.stream, None);
@@ -482,11 +482,11 @@ fn effect(message: &Message) -> Effect {
     effect.unwrap_or_default()
 }
 
-fn class(message: &Message) -> metrics::Method {
+fn class(message: &Message) -> MethodClass {
     match &*message.method_name() {
-        "tools/call" => metrics::Method::Tool,
-        "resources/read" | "prompts/get" => metrics::Method::Read,
-        name if name.ends_with("/list") => metrics::Method::List,
-        _ => metrics::Method::Other,
+        "tools/call" => MethodClass::Tool,
+        "resources/read" | "prompts/get" => MethodClass::Read,
+        name if name.ends_with("/list") => MethodClass::List,
+        _ => MethodClass::Other,
     }
 }

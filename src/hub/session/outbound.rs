@@ -54,7 +54,7 @@ impl Session {
                     session.id = self.id.short(),
                     "a line above limits.line: the child is ended"
                 );
-                self.core.metrics.message_dropped(Dropped::TooLarge);
+                self.core.metrics.messages_dropped.add(Dropped::TooLarge);
                 self.child_lost(Fault::TOO_LONG);
             }
             ChildEvent::Closed => self.child_lost(Fault::EXITED),
@@ -142,12 +142,12 @@ impl Session {
                     why,
                     "a message of the child is dropped"
                 );
-                self.core.metrics.message_dropped(Dropped::Unknown);
+                self.core.metrics.messages_dropped.add(Dropped::Unknown);
                 return Ok(());
             }
         };
         let Some(stream) = stream else {
-            self.core.metrics.message_dropped(Dropped::NoStream);
+            self.core.metrics.messages_dropped.add(Dropped::NoStream);
             return Ok(());
         };
         self.write_message(stream, line, now)
@@ -259,7 +259,7 @@ impl Session {
             }
             return;
         }
-        self.core.metrics.noise_line();
+        self.core.metrics.noise_lines.add(1);
         tracing::debug!(
             server.name = self.client.server().name,
             session.id = self.id.short(),

@@ -69,7 +69,7 @@ impl Session {
             session.id = self.id.short(),
             "session got another child"
         );
-        self.core.metrics.restored();
+        self.core.metrics.restores.add(1);
         self.calls.restart(Instant::now());
         self.link.set_calls(self.calls.count());
         if std::mem::take(&mut self.replay.is_stale) {
@@ -139,7 +139,7 @@ impl Session {
     fn count_crash(&mut self, own: &Own) {
         let jitter = self.core.pool.jitter();
         if self.link.count_crash(own, Instant::now(), jitter) {
-            self.core.metrics.circuit_opened();
+            self.core.metrics.circuits_opened.add(1);
             tracing::warn!(
                 server.name = self.client.server().name,
                 session.id = self.id.short(),

@@ -25,7 +25,7 @@ use crate::{
         stream::Answer,
     },
     protocol::{Kind, Message, Revision, initialize, jsonrpc},
-    telemetry::{Method, Outcome},
+    telemetry::{LimitName, MethodClass, Outcome},
 };
 
 impl Session {
@@ -132,7 +132,10 @@ impl Session {
             } else {
                 Outcome::Result
             };
-            self.core.metrics.call(Method::Initialize, outcome);
+            self.core
+                .metrics
+                .calls
+                .add(MethodClass::Initialize, outcome);
             if is_error {
                 self.lifetime.force_end(EndReason::Failed);
                 return self.answer_start(Answer::Failed(line));
@@ -202,7 +205,10 @@ impl Session {
         let mut line = BytesMut::new();
         let result = initialize::with_revision(&result, settled);
         jsonrpc::push_result(&initializing.id, &result, &mut line);
-        self.core.metrics.call(Method::Initialize, Outcome::Result);
+        self.core
+            .metrics
+            .calls
+            .add(MethodClass::Initialize, Outcome::Result);
         self.link.serve_shared(member);
         self.replay.shared_revision = Some(revision);
         self.begin_session(settled, &capabilities, line.freeze())
@@ -265,13 +271,19 @@ impl Session {
             "no backend for the session"
         );
         if let Refused::Limit(full) = refused {
-            self.core.metrics.limited(quota(*full).0.name());
+            self.core
+                .metrics
+                .limited
+                .add(LimitName(quota(*full).0.name()));
         }
         self.link.disconnect();
         if let Some(Initializing { id, reply }) = self.lifetime.initializing() {
             let answer = match (refused, fault.status, reply) {
                 (Refused::Answered(error), ..) => {
-                    self.core.metrics.call(Method::Initialize, Outcome::Error);
+                    self.core
+                        .metrics
+                        .calls
+                        .add(MethodClass::Initialize, Outcome::Error);
                     let mut line = BytesMut::new();
                     jsonrpc::push_raw_error(id, error, &mut line);
                     Answer::Failed(line.freeze())

@@ -31,7 +31,7 @@ use crate::{
     },
     protocol::LISTENER,
     state::{Fence, SessionId},
-    telemetry::metrics,
+    telemetry::SESSION_STREAMS,
 };
 
 /// The state of a session. Each part has a file, which alone touches its fields.
@@ -145,7 +145,7 @@ impl Session {
         let mut lease_status = owner.lease_status();
         let alarm = sleep_until(self.alarm);
         pin!(drain, halt, alarm);
-        self.core.metrics.session_began();
+        self.core.metrics.sessions.add(1);
         if self.client.transport() == Transport::Sse2024 && self.lifetime.is_new() {
             self.register().await;
         }
@@ -218,7 +218,7 @@ impl Session {
             Command::Attach { cursor, reply } => {
                 let attached = self.streams.attach(cursor).await;
                 if matches!(attached, Err(Error::Limit { .. })) {
-                    self.core.metrics.limited(metrics::SESSION_STREAMS);
+                    self.core.metrics.limited.add(SESSION_STREAMS);
                 }
                 // A reader whose client went meanwhile detaches by its drop.
                 let _ = reply.send(attached);

@@ -49,6 +49,7 @@ class Options:
     folder: Path
     quick: bool
     count: int | None
+    other: Path | None = None
 
     def of(self, full, quick):
         """How many: what was asked for, else by whether it has to be quick."""

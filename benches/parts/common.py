@@ -49,7 +49,7 @@ class Options:
     folder: Path
     quick: bool
     count: int | None
-    other: Path | None = None
+    other: str | None = None
 
     def of(self, full, quick):
         """How many: what was asked for, else by whether it has to be quick."""

@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn principals_are_told_apart_by_all_four() {
+    fn principals_differ_by_tenant_issuer_subject_and_client() {
         let all = [
             Principal::new("a", None, None, None),
             Principal::new("b", None, None, None),
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_name_users_groups_or_clients() {
+    fn grants_match_users_groups_or_clients() {
         let external =
             |grants: &str| catalog("mode: external, issuer: \"https://i.test\"", "", grants);
         for (grants, groups, may) in [
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_is_renewed_while_it_rests_on_something() {
+    fn access_is_renewed_while_its_basis_exists() {
         let key = "subject: ada, servers: [x], scopes: [s]";
         let access = by_key(&keyed(key, ""), "x").unwrap();
         assert_eq!(access.scopes(), ["s"]);

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_recognised_and_mistyped_ones_are_not() {
+    fn mistyped_keys_are_not_recognised() {
         let key = generate(&SystemRandom::new()).unwrap();
         assert_ne!(key, generate(&SystemRandom::new()).unwrap());
         assert_eq!(key.len(), 53);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_is_for_ever() {
+    fn the_key_format_is_stable() {
         let body = format!("lgk_{}", "0".repeat(43));
         let key = format!("{body}{}", checksum(&body));
         assert_eq!(key, "lgk_00000000000000000000000000000000000000000003RK6Ff");

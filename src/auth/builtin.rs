@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_of_ours_is_believed_until_it_ends() {
+    async fn own_tokens_are_valid_until_they_expire() {
         let key = Key::new("k");
         let catalog = catalog(declared(), &[&key]);
         let grant = Uuid::now_v7();
@@ -384,7 +384,7 @@ mod tests {
         let fresh = Tokens::new();
         let late = verified(&fresh, &catalog, &text, NOW + 890 + 60).await;
         assert_eq!(late.err(), Some("expired"));
-        // One that was believed for another tenant is not believed here.
+        // A token that is valid for another tenant is not valid here.
         let at = (&*catalog.tenants["b"], &*catalog.issued);
         let foreign = tokens
             .verify(at, || ISSUER.to_owned(), &text, NOW, |_| true)
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_that_is_taken_away_takes_its_tokens_along() {
+    async fn removing_a_key_invalidates_its_tokens() {
         let (key, next) = (Key::new("k"), Key::new("n"));
         let text = key.sign(&claims(Uuid::now_v7()));
         let tokens = Tokens::new();
@@ -404,7 +404,7 @@ mod tests {
             verified(&tokens, &gone, &text, NOW).await.err(),
             Some("an unknown key")
         );
-        // Nor does another key by its name help.
+        // Another key with the same name does not help.
         let imitation = catalog(declared(), &[&Key::new("k")]);
         assert!(verified(&tokens, &imitation, &text, NOW).await.is_err());
     }
@@ -486,12 +486,12 @@ mod tests {
         ];
         let tokens = Tokens::new();
         for text in &forged {
-            // What was believed before is no help for what looks like it.
+            // A valid token before does not help a similar one.
             assert!(verified(&tokens, &catalog, &real, NOW).await.is_ok());
             let refused = verified(&tokens, &catalog, text, NOW).await;
             assert!(refused.is_err(), "{text}");
         }
-        // Keys that a token brings along are not looked at, whatever they say.
+        // Keys inside a token are ignored.
         for name in ["jku", "x5u", "jwk", "x5c"] {
             let mut brought = header("k");
             brought[name] = json!("https://evil.test/keys");
@@ -507,7 +507,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
-    fn whom_and_what_a_token_names_must_still_be_there() {
+    fn subject_client_and_grant_of_a_token_must_still_exist() {
         let (grant, other) = (Uuid::now_v7(), Uuid::now_v7());
         let basis = GrantBasis::of(grant, "k");
         let said = Groups::Claimed(["said".to_owned()].into());
@@ -571,7 +571,7 @@ mod tests {
         ] {
             assert_eq!(of(&builtin, &issued, "ada", "c_app").is_ok(), is_good);
         }
-        // A session rests on all that it was used with.
+        // A session rests on all tokens that it was used with.
         let joined = GrantBasis::of(other, "n").joined(&basis).unwrap();
         assert_eq!(joined.joined(&basis), None);
         let principal = Principal::new("a", Some(ISSUER), Some("ada"), Some("c_app"));

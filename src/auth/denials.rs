@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_written_and_the_rest_is_counted() {
+    fn the_first_denial_is_recorded_and_repetitions_are_counted() {
         let denials = Denials::new(
             Arc::new(Metrics::new(None).unwrap()),
             AuditQueue::disabled(),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_of_those_that_are_denied_at_once_waits_for_its_record() {
+    async fn concurrent_denials_wait_for_their_records() {
         let settled = Settled::default();
         let write = || settled.written.fetch_add(1, Ordering::AcqRel);
         write();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_table_is_bounded_and_the_last_minute_is_not_lost() {
+    async fn the_table_is_bounded_and_flushed_at_the_end() {
         let denials = Denials::new(
             Arc::new(Metrics::new(None).unwrap()),
             AuditQueue::disabled(),

@@ -410,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metadata_is_looked_for_in_three_places() {
+    fn metadata_is_fetched_from_three_urls() {
         for issuer in ["https://a.test", "https://a.test/"] {
             let wanted = [
                 "https://a.test/.well-known/oauth-authorization-server",
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_of_that_very_issuer() {
+    fn metadata_must_name_the_issuer_exactly() {
         let of = |text: &str| jwks_uri(text.as_bytes(), "https://a.test");
         let good = r#"{"issuer":"https://a.test","jwks_uri":"https://b.test/k"}"#;
         assert_eq!(of(good).unwrap(), "https://b.test/k");

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_access_token_by_its_header_is_refused() {
+    fn other_token_types_in_the_header_are_refused() {
         let good = payload().to_string();
         for header in [
             r#"{"alg":"none"}"#,
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_access_token_by_its_claims_is_refused() {
+    fn other_token_types_in_the_claims_are_refused() {
         let good = payload().to_string();
         for header in [
             HEADER,
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_readers_could_read_differently_is_refused() {
+    fn ambiguous_json_is_refused() {
         let good = payload().to_string();
         let twice = good.replacen('{', r#"{"sub":"eve","#, 1);
         let escaped = good.replacen('{', r#"{"s\u0075b":"eve","#, 1);
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_decide_what_they_verify() {
+    fn keys_determine_their_algorithms() {
         let random = SystemRandom::new();
         let ec = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
         let point =
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn rsa_keys_are_long_enough() {
+    fn short_rsa_keys_are_ignored() {
         let pair = Rsa::generate(KeySize::Rsa2048).unwrap();
         let der: Pkcs8V1Der<'_> = pair.as_der().unwrap();
         // PKCS #1 is what PKCS #8 has behind a header, which is as long for every key of that size.

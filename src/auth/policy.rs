@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_denied() {
+    fn names_that_cannot_be_compared_are_denied() {
         let policy = Policy::of(&json!({"tools": {"deny": ["x"]}, "resources": {"deny": ["x"]}}));
         for params in [
             "{}",
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_are_judged_by_all_that_they_name() {
+    fn completions_are_checked_by_all_members_of_the_reference() {
         let policy = Policy::of(&json!({
             "prompts": {"deny": ["p"]}, "resources": {"allow": ["a:*"]}}));
         let table = [
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_methods_are_no_way_around() {
+    fn unknown_methods_do_not_bypass_policy() {
         let policy = Policy::of(&json!({"resources": {"deny": ["x"]}}));
         for method in [
             "resources/copy",
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_keep_what_is_allowed_as_it_was() {
+    fn lists_keep_allowed_entries_unchanged() {
         let policy = Policy::of(&json!({"tools": {"allow": ["a*", "ü"]}}));
         let cut = |text: &str| {
             let answer = filtered(
@@ -444,7 +444,7 @@ mod tests {
                 "{tools}"
             );
         }
-        // A list that stands twice is cut twice: which of them counts is the client's affair.
+        // A repeated list is filtered twice, because clients may take either one.
         let twice = r#"{"result":{"tools":[{"name":"b"}],"t\u006fols":[{"name":"b"}]}}"#;
         assert_eq!(cut(twice), r#"{"result":{"tools":[],"t\u006fols":[]}}"#);
         let error = r#"{"id":1,"error":{"code":1,"message":"b"}}"#;
@@ -531,10 +531,10 @@ mod tests {
     }
 
     proptest! {
-        /// Key smuggling: of whatever the gateway lets pass, the name that policy judged is the
-        /// one that another parser finds in the same bytes.
+        /// Key smuggling: in each message that passes, another parser finds the same name that policy
+        /// checked.
         #[test]
-        fn what_policy_judged_is_what_another_parser_reads(
+        fn policy_and_other_parsers_read_the_same_name(
             name in "[ad]{0,3}|\\PC{0,6}", other in "[ad]{0,3}",
             first in "name|Name|nam\u{17f}|uri|x", second in "name|NAME|uri|ref|arguments",
             mask in any::<u64>(), place in 0..3_usize,
@@ -559,7 +559,7 @@ mod tests {
         }
 
         #[test]
-        fn filtering_keeps_the_allowed_and_nothing_else(
+        fn filtering_keeps_only_allowed_entries(
             names in prop::collection::vec("[abd]{0,3}", 0..8), mask in any::<u64>(),
         ) {
             let policy = Policy::of(&json!({"prompts": {"deny": ["*d*"]}}));

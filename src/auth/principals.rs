@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn are_the_same_until_the_key_is_another() {
+    fn cached_principals_last_until_the_key_changes() {
         let principals = Principals::default();
         let of = |tenant: &Arc<Tenant>| {
             let key = &tenant.api_keys[&[0; 32]];

@@ -101,7 +101,7 @@ mod tests {
     use super::super::clock::*;
 
     #[test]
-    fn goes_by_the_clock_that_it_was_set_by() {
+    fn follows_the_clock_of_the_database() {
         let clock = Clock {
             own: Arc::new(|| 5),
             shared: Some(Arc::default()),
@@ -109,7 +109,7 @@ mod tests {
         let (other, began) = (clock.clone(), Instant::now());
         let after = |ms| began + Duration::from_millis(ms);
         assert_eq!(other.at(began), 5);
-        // It said so on half of the way.
+        // The database read its clock half-way between request and response.
         clock.correct(1_000, began, after(200));
         assert_eq!(other.at(after(200)), 1_100);
         assert_eq!(other.at(after(1_200)), 2_100, "it runs");

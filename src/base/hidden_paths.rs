@@ -49,7 +49,7 @@ mod tests {
     use super::super::hidden_paths::*;
 
     #[test]
-    fn what_is_found_is_what_is_there_now() {
+    fn only_existing_paths_are_returned() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let at = |name: &str| root.join(name);

@@ -461,7 +461,7 @@ mod tests {
     ];
 
     #[test]
-    fn addresses_that_are_not_of_the_internet() {
+    fn special_purpose_addresses_are_not_public() {
         for text in PUBLIC {
             assert!(is_public(text.parse().unwrap()), "{text}");
         }
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_that_must_not_be_asked() {
+    fn forbidden_urls() {
         let strict = Outbound::new(Vec::new());
         let mut bad: Vec<String> = [
             "http://8.8.8.8/",
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn documents_and_nothing_else() {
+    async fn only_json_documents_are_accepted() {
         let good = b"HTTP/1.1 200 OK\r\nContent-Type: application/jwk-set+json; a=b\r\nContent-Length: 2\r\n\r\n{}";
         let (url, _server) = server(good).await;
         assert_eq!(local().json(&url, 2).await.unwrap(), "{}");
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_servers_do_not_keep_anybody() {
+    async fn slow_servers_time_out() {
         let began = tokio::time::Instant::now();
         for answer in [
             &b""[..],

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_sink_loses_lines_and_holds_nobody() {
+    fn a_stalled_sink_loses_lines_and_delays_no_request() {
         let (go, stop) = sync_channel(0);
         let logs = Logs::to(Stalled(stop), Format::Json).expect("thread");
         let line = vec![b'x'; 1024];

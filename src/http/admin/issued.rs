@@ -294,7 +294,7 @@ mod tests {
     use super::super::{issued::*, request::read_document};
 
     #[test]
-    fn one_thing_is_meant() {
+    fn revocations_name_exactly_one_object() {
         let id = "0190163d-8694-739b-aea5-966c26f8ad91";
         let of = |body: &str| revoked(&read_document(body.as_bytes()).ok()?).ok();
         let grant = Revoked::Consent(Uuid::try_parse(id).unwrap());

@@ -101,7 +101,7 @@ mod tests {
     use super::super::{caller::Permission, routes::*};
 
     #[test]
-    fn the_checked_in_document_is_this_one() {
+    fn the_checked_in_document_is_current() {
         let checked_in = include_str!("../../../docs/openapi.json");
         assert!(
             checked_in == document(),
@@ -110,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn operations_have_names_of_their_own() {
+    fn operation_ids_are_unique() {
         let all = operations();
         let ids: BTreeSet<&str> = all.iter().map(|one| one.description.id).collect();
         assert_eq!(ids.len(), all.len());
     }
 
     #[test]
-    fn operations_on_a_tenant_require_access_to_it() {
+    fn operations_on_a_tenant_require_permission_for_it() {
         for operation in operations() {
             let (path, permission) = (operation.description.path, operation.permission);
             let of_tenant = matches!(

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_are_those_of_the_tenant_and_of_the_server_that_is_called() {
+    fn scopes_come_from_the_tenant_and_the_called_server() {
         let text = "
 tenants:
   a:

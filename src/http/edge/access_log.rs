@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_says_whom_a_path_names() {
+    fn the_log_names_the_tenant_and_server_of_a_path() {
         let table = [
             ("/api/v1/tenants", (None, None)),
             ("/api/v1/tenants/", (None, None)),

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_and_the_header_must_agree() {
+    fn target_and_host_must_agree() {
         let table = allowed("https://gw.example.com", "0.0.0.0:8080");
         for (target, values, expected) in [
             (
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_for_operators_on_every_address_is_known_by_each() {
+    fn operators_may_use_any_address_of_a_listener_on_all_addresses() {
         let check = |bound: &str, host: &str| {
             let allowed = Allowed::for_operators(bound.parse().unwrap(), &[], &[]).unwrap();
             let uri = Uri::from_static("/");

@@ -34,7 +34,7 @@ mod tests {
     use super::super::own_form::*;
 
     #[test]
-    fn only_forms_of_our_own_pages_may_name_no_origin() {
+    fn only_own_forms_may_lack_an_origin() {
         let at = |is_trustworthy, method: Method, path: &str, origin: &[&str], site: &[&str]| {
             let mut request = http::Request::builder().method(method).uri(path);
             for origin in origin {

@@ -144,7 +144,7 @@ mod tests {
 
     #[tokio::test]
     #[expect(clippy::disallowed_methods, reason = "a test awaits what it spawns")]
-    async fn a_new_certificate_is_taken_and_a_bad_one_is_not() {
+    async fn a_new_certificate_is_loaded_and_a_bad_one_is_not() {
         let dir = tempfile::tempdir().expect("directory");
         let files = Files {
             cert: dir.path().join("c.pem"),

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_for_the_request_that_it_was_made_for() {
+    fn is_valid_for_the_signed_request_only() {
         assert_eq!(check(&signed(), REQUEST), Ok(hop()));
         assert!(signed().is_sensitive(), "it would fill the table of HPACK");
         let other = |asked| check(&signed(), asked);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_for_one_life_of_one_replica() {
+    fn is_valid_for_one_boot_of_one_replica() {
         let header = signed();
         let at = |me: &str| keys().verify(&header, REQUEST, me, NOW);
         assert_eq!(at("cccc"), Err(InvalidHop::Elsewhere));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_for_two_minutes_whatever_the_clocks() {
+    fn is_valid_for_two_minutes_despite_clock_skew() {
         let header = signed();
         let at = |now| keys().verify(&header, REQUEST, "aaaa", now).is_ok();
         for (after, is_good) in [
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_client_gets_into_the_fields() {
+    fn client_text_cannot_inject_fields() {
         let mut hop = hop();
         hop.trace = "00;1;2".to_owned();
         hop.client = None;

@@ -112,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whole_events_come_whole_wherever_bytes_split(
+        fn events_stay_whole_wherever_the_bytes_are_split(
             mut cuts in prop::collection::vec(0_usize..200, 0..8), end in 0_usize..200,
         ) {
             let all = stream();

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nothing_of_the_url_becomes_markup() {
+    async fn the_url_cannot_inject_markup() {
         let shown = show("a<b>", "x\"'{url}", "http://h/<script>alert(1)</script>&");
         assert_eq!(shown.headers()["content-security-policy"], POLICY);
         let html = shown.into_body().collect().await.expect("body").to_bytes();

@@ -1,4 +1,4 @@
-//! Connections to replicas that refuse, drain, freeze, break, or have slow readers.
+//! Connections to replicas that refuse, drain, freeze or break, and slow readers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,7 +38,7 @@ async fn other(finish: Duration) -> Other {
                 Body::from_stream(futures_util::stream::repeat(chunk))
             }),
         );
-    // Which looks at no name that it is called by.
+    // This gate does not check the host.
     let app = App::of_operators(app, ([0, 0, 0, 0], 0).into());
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let bounds = Bounds {
@@ -89,7 +89,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_crowd_shares_one_connection() {
+async fn concurrent_requests_share_one_connection() {
     let (bench, other) = (bench(), other(Duration::ZERO).await);
     let asked = (0..100).map(|_| async {
         let mut answer = bench
@@ -107,7 +107,7 @@ async fn a_crowd_shares_one_connection() {
 }
 
 #[tokio::test]
-async fn nobody_listens() {
+async fn a_refused_connection_is_reported() {
     let bench = bench();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
@@ -118,14 +118,14 @@ async fn nobody_listens() {
 }
 
 #[tokio::test]
-async fn what_a_draining_replica_never_took_may_be_sent_again() {
+async fn requests_that_a_draining_replica_never_took_may_be_sent_again() {
     let (bench, other) = (bench(), other(Duration::from_secs(3)).await);
     let waiting = bench.get(&other.address, "/never");
     tokio::pin!(waiting);
     let early = timeout(Duration::from_millis(200), &mut waiting).await;
     assert!(early.is_err());
     other.stop.cancel();
-    // Sent before or after its farewell arrives, and nobody listens behind it.
+    // Sent before or after its GOAWAY arrives; later connections are refused.
     for _ in 0..50 {
         let asked = bench.get(&other.address, "/quick").await;
         let why = asked.err();
@@ -134,7 +134,7 @@ async fn what_a_draining_replica_never_took_may_be_sent_again() {
             "{why:?}"
         );
     }
-    // It was taken, and then its time was over.
+    // The request was taken, and then the time limit passed.
     assert_eq!(waiting.await.err(), Some(SendError::Broken));
     bench.ends().await;
 }
@@ -156,7 +156,7 @@ async fn a_frozen_replica_is_noticed() {
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_is_no_end() {
+async fn a_broken_response_is_no_end_of_stream() {
     let (bench, other) = (bench(), other(Duration::ZERO).await);
     let mut answer = bench
         .get(&other.address, "/endless")
@@ -174,7 +174,7 @@ async fn an_answer_that_breaks_is_no_end() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_stops_nobody_else() {
+async fn a_slow_reader_stops_no_other_stream() {
     let (bench, other) = (bench(), other(Duration::ZERO).await);
     let mut slow = Vec::new();
     for _ in 0..500 {
@@ -199,7 +199,7 @@ async fn a_slow_reader_stops_nobody_else() {
 }
 
 #[tokio::test]
-async fn what_is_too_much_is_refused_at_once() {
+async fn too_many_parameters_are_refused() {
     let (bench, other) = (bench(), other(Duration::ZERO).await);
     // Full of requests that are never answered: one poll of each sends it.
     let all: Vec<_> = (0..MAX_CONCURRENT)
@@ -213,7 +213,7 @@ async fn what_is_too_much_is_refused_at_once() {
     bench.ends().await;
 }
 
-/// Who reads nothing of a connection that nobody uses must not keep it either.
+/// A peer that does not read cannot keep an unused connection open.
 #[tokio::test]
 async fn a_connection_ends_with_the_gateway() {
     let bench = bench();

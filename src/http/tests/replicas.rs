@@ -1,4 +1,4 @@
-//! Two replicas in one process: real hubs, children and connections; what they share is in memory.
+//! Two replicas in one process, with real hubs, children and connections, and shared state in memory.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -44,7 +44,7 @@ fn built(name: &str) -> PathBuf {
     own.parent().unwrap().parent().unwrap().join(name)
 }
 
-/// What both replicas share.
+/// State that both replicas share.
 #[derive(Clone)]
 struct Shared {
     log: Arc<MemoryLog>,
@@ -81,16 +81,16 @@ impl Shared {
     }
 }
 
-/// One replica, with threads of its own so that it can be killed.
+/// One replica, with its own threads so that it can be killed.
 struct Gateway {
     runtime: Option<Runtime>,
-    /// Ends what others reach.
+    /// Ends the listeners.
     reached: CancellationToken,
     url: String,
     me: Replica,
     metrics: Arc<Metrics>,
     client: reqwest::Client,
-    /// Its directory among them.
+    /// Keeps the shared directory alive.
     _shared: Shared,
 }
 
@@ -120,8 +120,8 @@ impl Gateway {
         }
     }
 
-    /// Ends it as others see the end of a process: first its connections break and nobody listens,
-    /// whatever its tasks do while they are dropped.
+    /// Ends the replica like a process: its connections break and its ports close before its tasks
+    /// are dropped.
     async fn kill(&mut self) {
         self.reached.cancel();
         while TcpStream::connect(&*self.me.address).await.is_ok() {
@@ -279,14 +279,14 @@ fn front(
     }
 }
 
-/// Two replicas, and what they share.
+/// Starts two replicas with shared state.
 async fn two() -> (Gateway, Gateway) {
     let shared = Shared::new();
     let one = Gateway::start(&shared, "aaaa").await;
     (one, Gateway::start(&shared, "bbbb").await)
 }
 
-/// The events of a response as they come.
+/// Events of a response, read as they arrive.
 struct Events {
     response: reqwest::Response,
     text: String,
@@ -366,7 +366,7 @@ async fn any_replica_serves_any_session() {
     assert_eq!(sent.unwrap().status(), 200);
     let (_, data) = listener.next().await.unwrap();
     assert!(data.unwrap().contains("hello"));
-    // Its end, and what comes behind it.
+    // The end of the session, and calls after it.
     let ended = two.of(Method::DELETE, &session).send().await.unwrap();
     assert_eq!(ended.status(), 204);
     for gateway in [&one, &two] {
@@ -410,7 +410,7 @@ async fn a_call_whose_owner_is_lost_ends_with_an_error() {
         .map(|one| &one["id"])
         .collect();
     assert_eq!(ids, ["a", "b"]);
-    // The session goes on, here.
+    // The session continues on this replica.
     let next = two.call(&session, 8, "echo", &json!({"text": "hi"}));
     // A child that starts for longer than a held response waits would be answered over SSE.
     let next = next.header("accept", "application/json").send();
@@ -450,7 +450,7 @@ async fn a_stream_goes_on_when_its_owner_is_lost() {
         .collect();
     let wanted: Vec<u64> = (1..=progress.len() as u64).collect();
     assert_eq!(progress, wanted, "none is missing");
-    // What the next child says comes over the connection that the client has.
+    // Messages of the next child arrive on the client's open connection.
     let notify = json!({"method": "notifications/prompts/list_changed", "params": {"hello": 1}});
     let sent = two.call(&session, 8, "notify", &notify).send().await;
     assert_eq!(sent.unwrap().status(), 200);
@@ -492,7 +492,7 @@ async fn http_with_sse_goes_on_at_another_replica() {
     let (cursor, answer) = first.next().await.unwrap();
     assert!(answer.unwrap().contains("serverInfo"));
     drop(first);
-    // Read again from its beginning, through the other one.
+    // Read again from the beginning, through the other replica.
     let again = two.ask(Method::GET, "/t/a/main/sse");
     let again = again.header("last-event-id", id.unwrap()).send().await;
     let mut again = Events::of(again.unwrap());
@@ -501,7 +501,7 @@ async fn http_with_sse_goes_on_at_another_replica() {
     one.kill().await;
     let message = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call",
         "params": {"name": "echo", "arguments": {"text": "hi"}}});
-    // Its connection may take a last message with it, which is answered 503 (docs/replicas.md).
+    // A message on the breaking connection may be lost, which gives a 503 (docs/replicas.md).
     for left in (0..5).rev() {
         let posted = two.ask(Method::POST, &endpoint).json(&message).send().await;
         let posted = posted.unwrap();
@@ -511,7 +511,7 @@ async fn http_with_sse_goes_on_at_another_replica() {
         }
         assert!(status == 503 && left > 0, "{status} {text}");
     }
-    // The next child is another one, and says so first.
+    // The next child is new and announces itself first.
     let session = endpoint.split_once("session_id=").unwrap().1;
     loop {
         let (id, answer) = again.next().await.unwrap();
@@ -523,7 +523,7 @@ async fn http_with_sse_goes_on_at_another_replica() {
 }
 
 #[tokio::test]
-async fn nobody_but_a_replica_is_heard_on_the_cluster_listener() {
+async fn only_replicas_may_use_the_cluster_listener() {
     let (one, two) = two().await;
     let session = one.open("2025-11-25").await;
     let client = reqwest::Client::builder().http2_prior_knowledge().build();
@@ -567,7 +567,7 @@ async fn nobody_but_a_replica_is_heard_on_the_cluster_listener() {
         let answer = post(to, path, Some(hop)).await.unwrap();
         answer.status().as_u16()
     };
-    // The body is no message: a route read it, and refuses the type.
+    // The body is no message: a route has read it and refuses its type.
     assert_eq!(status(&one.me, PATH, &for_one).await, 415);
     assert_eq!(status(&one.me, "/t/a/main/messages", &for_one).await, 403);
     assert_eq!(status(&one.me, PATH, &for_two).await, 403);
@@ -575,10 +575,10 @@ async fn nobody_but_a_replica_is_heard_on_the_cluster_listener() {
         status(&one.me, PATH, &for_one.replace("cccc", "dddd")).await,
         403
     );
-    // Not the owner: told before the body is read, and never sent on.
+    // Not the owner: refused before the body is read, and never forwarded.
     assert_eq!(status(&two.me, PATH, &for_two).await, 421);
     assert_eq!(two.count("lockgate_hops_total{outcome=\"ok\"}"), 0);
-    // And never on the public one, be it good or not.
+    // The public listener refuses the header, valid or not.
     for hop in [for_one.as_str(), "", "x"] {
         let asked = one.call(&session, 1, "echo", &json!({}));
         let refused = asked.header("lockgate-hop", hop).send().await.unwrap();

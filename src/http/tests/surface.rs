@@ -1,4 +1,4 @@
-//! The surface over real sockets: what of CONTRACT 4.5 needs no MCP route.
+//! Public and operations listeners over real sockets, without MCP routes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ async fn surface(max_connections: usize) -> Surface {
     serving(listener, app, max_connections)
 }
 
-/// The operations listener as it would be at `bound`, with its probes alone.
+/// Starts an operations listener that takes `bound` for its address and has only the probes.
 async fn operations(bound: &str) -> Surface {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let bound = bound.parse().expect("address");
@@ -103,14 +103,14 @@ impl Surface {
         let (mut from, mut to) = stream.split();
         let request = request.as_ref();
         let send = async {
-            // The peer may close before it read all: that is for the answer to tell.
+            // The peer may close before it has read all; the response tells.
             let _ = to.write_all(request).await;
             std::future::pending::<()>().await;
         };
         tokio::select! { () = send => unreachable!(), answer = quiet(&mut from) => answer }
     }
 
-    /// A request with the right host.
+    /// Sends a request with the right host.
     async fn ask(&self, line: &str, headers: &str) -> (String, bool) {
         self.raw(format!(
             "{line} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n",
@@ -128,7 +128,7 @@ impl Surface {
     }
 }
 
-/// What arrives until the end, or until nothing has come for a while, and whether it was the end.
+/// Reads until the end or until no byte has come for a while; returns whether it was the end.
 async fn quiet(from: &mut (impl AsyncReadExt + Unpin)) -> (String, bool) {
     let mut all = Vec::new();
     let mut chunk = [0; 4096];
@@ -179,7 +179,7 @@ async fn hosts() {
         ))
         .await;
     assert_eq!(status(&answer), "200");
-    // Equal answers must be equal in every byte: the id of a request is in the log only.
+    // Equal responses are equal in every byte, because the request id is only in the log.
     assert!(!answer.contains("x-request-id"), "{answer}");
     surface.ends().await;
 }
@@ -250,7 +250,7 @@ async fn a_slow_header_block_is_cut_off() {
         stream.write_all(first.as_bytes()).await.expect("write");
         let mut rest = Vec::new();
         let read = stream.read_to_end(&mut rest);
-        // A reset is as good an end as any.
+        // A reset is an end too.
         drop(
             timeout(Duration::from_secs(12), read)
                 .await
@@ -268,7 +268,7 @@ async fn a_slow_header_block_is_cut_off() {
 }
 
 #[tokio::test]
-async fn too_long_is_said_before_continue() {
+async fn too_large_bodies_are_refused_before_continue() {
     let surface = surface(100).await;
     let headers = "Content-Length: 99999999\r\nExpect: 100-continue\r\n";
     let (answer, closed) = surface.ask("POST /mcp", headers).await;
@@ -339,7 +339,7 @@ async fn paths_and_forged_addresses() {
 }
 
 #[tokio::test]
-async fn beyond_the_bound_503_and_recovery() {
+async fn connections_beyond_the_limit_get_503() {
     let surface = surface(2).await;
     let held = (surface.connect().await, surface.connect().await);
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -355,7 +355,7 @@ async fn beyond_the_bound_503_and_recovery() {
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_body_is_no_request() {
+async fn the_rest_of_a_body_is_no_request() {
     let surface = surface(100).await;
     let inner = format!("GET /livez HTTP/1.1\r\nHost: {}\r\n\r\n", surface.address);
     // Refused with its body unread; the body looks like a request.
@@ -383,7 +383,7 @@ async fn what_is_left_of_a_body_is_no_request() {
             );
         }
     }
-    // A chunked body beyond the limit (P41): the answer survives all that is still being sent.
+    // A chunked body beyond the limit: the response arrives although the client is still sending.
     let chunk = format!("{:x}\r\n{}\r\n", 16 << 10, "x".repeat(16 << 10));
     let body = format!(
         "Transfer-Encoding: chunked\r\n\r\n{}0\r\n\r\n",
@@ -426,7 +426,7 @@ async fn old_versions_and_upgrades() {
 }
 
 #[tokio::test]
-async fn http2_with_prior_knowledge_meets_the_same_gate() {
+async fn http2_with_prior_knowledge_passes_the_same_gate() {
     let surface = surface(100).await;
     let client = reqwest::Client::builder()
         .http2_prior_knowledge()
@@ -466,7 +466,7 @@ async fn no_web_page_reads_the_operations_listener() {
     };
     for (bound, host, expected) in [
         ("127.0.0.1:9090", "127.0.0.1:9090", "200"),
-        // Whoever forwards a port has another one.
+        // A port forwarder uses another port.
         ("127.0.0.1:9090", "LocalHost:19090", "200"),
         ("127.0.0.1:9090", "127.1.2.3", "200"),
         ("[::1]:9090", "[::1]:9090", "200"),

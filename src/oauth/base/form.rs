@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_mean_two_things_is_refused() {
+    fn ambiguous_parameters_are_refused() {
         for text in [
             "a=%",
             "a=%4",
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_come_twice_are_found() {
+    fn repeated_names_are_found() {
         let repeated = |text: &str| {
             let form = Form::parse(text).unwrap();
             form.repeated(&["resource"]).map(str::to_owned)
@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_encoded_comes_back(pairs in prop::collection::vec((any::<String>(), any::<String>()), 0..8)) {
+        fn encoded_parameters_are_decoded(pairs in prop::collection::vec((any::<String>(), any::<String>()), 0..8)) {
             let text = url::form_urlencoded::Serializer::new(String::new())
                 .extend_pairs(&pairs)
                 .finish();

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_never_kept_and_say_when_to_come_back() {
+    fn refusals_are_uncacheable_and_carry_retry_after() {
         let refusal = OauthRefusal::too_many("too often", Duration::from_millis(1001));
         let response = refusal.into_response();
         let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_say_what_they_are_and_nothing_else() {
+    fn secrets_have_prefixes_and_random_text() {
         let random = SystemRandom::new();
         for kind in [
             SecretKind::Code,
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_are_compared_whole() {
+    fn digests_are_compared_completely() {
         let (one, mut other) = (hash("a"), hash("a"));
         assert!(is_same(&one, &other));
         other[31] ^= 1;

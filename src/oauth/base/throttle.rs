@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn so_many_in_a_minute() {
+    async fn events_per_minute_are_limited() {
         let throttle = Throttle::new();
         for _ in 0..3 {
             assert_eq!(throttle.check_at(&"a", 3, 1), Ok(()));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_flood_of_keys_takes_no_memory_and_few_places() {
+    async fn a_flood_of_keys_takes_no_memory_and_few_slots() {
         let throttle = Throttle::new();
         for key in 0..10_000 {
             assert_eq!(throttle.spend(&key, 100), Ok(()));

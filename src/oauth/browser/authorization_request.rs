@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_are_those_that_there_are() {
+    fn unknown_scopes_are_ignored() {
         let of = |more: &str| read(&format!("{GOOD}&{more}")).map(|read| read.scope());
         assert_eq!(of("scope=files:read+x").as_deref(), Ok("files:read"));
         assert_eq!(
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_granted_is_refused_by_its_name() {
+    fn invalid_requests_get_the_right_error_code() {
         for (more, error) in [
             ("x=1&x=2", "invalid_request"),
             ("state=1&state=2", "invalid_request"),
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_keep_what_they_were_given() {
+    fn response_urls_keep_state_and_query() {
         let back = |uri: &str, state: Option<&str>| ClientRedirect {
             uri: uri.to_owned(),
             sent: String::new(),
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_consent_is_about_all_that_is_shown() {
+    fn a_consent_covers_everything_that_the_page_shows() {
         let back = ClientRedirect {
             uri: "https://c.test/cb".to_owned(),
             sent: String::new(),

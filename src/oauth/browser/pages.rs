@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn markup_of_others_is_text() {
+    fn third_party_markup_is_escaped() {
         let hostile = "</h1><script>alert(1)</script>\" onload='x'&amp;";
         let page = ConsentPage {
             tenant: "a",
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_may_lead_where_its_answer_goes() {
+    fn form_action_allows_the_redirect_uri() {
         for (uri, wanted) in [
             ("https://app.test/cb?x=1", "https://app.test"),
             ("https://app.test:8443/cb", "https://app.test:8443"),
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_names_the_style_that_is_there() {
+    fn the_policy_contains_the_hash_of_the_style() {
         let response = ErrorPage::bad("A", "b", "c").page("a");
         let policy = response.headers()[CONTENT_SECURITY_POLICY]
             .to_str()

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_send_is_kept_and_given_back() {
+    fn metadata_are_stored_and_returned() {
         let all = json!({
             "redirect_uris": ["http://localhost:6274/cb", "cursor://x/cb"],
             "client_name": "Ada <b>", "client_uri": "https://app.test",
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_right_is_refused() {
+    fn invalid_metadata_are_refused() {
         let long = "a".repeat(3000);
         let many = vec!["https://app.test/cb"; 65];
         for uris in [
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_in_one_place() {
+    fn keys_come_from_one_source() {
         let jwt = |more: Value| {
             let mut all = with("token_endpoint_auth_method", json!("private_key_jwt"));
             all.as_object_mut()

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_that_are_what_they_should_be() {
+    fn documents_are_validated() {
         let good = document().to_string();
         let read_one = read(ID, good.as_bytes()).unwrap();
         assert_eq!(read_one.metadata.method, ClientAuthMethod::None);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn urls_that_are_no_client_ids() {
+    async fn invalid_client_id_urls() {
         let documents = Documents::new(Outbound::new(Vec::new()));
         assert!(documents.check(ID).is_ok());
         assert!(documents.check("https://app.test:8443/a/b?c=d").is_ok());

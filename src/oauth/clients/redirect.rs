@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_what_people_know() {
+    fn hosts_are_shown_without_ports() {
         for (uri, wanted) in [
             ("https://app.test/cb", "app.test"),
             ("https://app.test:8443?x", "app.test"),
@@ -126,7 +126,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_the_same_differs_in_digits_alone(one in uris(), other in uris()) {
+        fn equal_uris_differ_in_port_digits_only(one in uris(), other in uris()) {
             let bare = |uri: &str| {
                 let digits = |letter: char| letter.is_ascii_digit() || letter == ':';
                 uri.replace("127.0.0.1", "L").replace("[::1]", "S").replace(digits, "")
@@ -135,7 +135,7 @@ mod tests {
                 assert_eq!(bare(&one), bare(&other));
                 assert!(one == other || one.starts_with("http://"));
             }
-            // Whatever is registered fits itself.
+            // Every registered URI matches itself.
             assert!(check_redirect_uri(&one).is_err() || is_same(&one, &one));
         }
 

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_token_is_for_us_and_for_this_log_in() {
+    fn id_tokens_are_for_this_gateway_and_log_in() {
         let header = json!({"alg": "ES256"});
         assert_eq!(check(&header, &good()), Ok(()));
         for (name, value, wanted) in [

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn one_proof_and_no_more() {
+    fn two_client_credentials_are_refused() {
         let (ada, jwt) = (
             basic_of("ada:s"),
             "urn%3Aietf%3Aparams%3Aoauth%3Aclient-assertion-type%3Ajwt-bearer",
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_proves_nothing_is_no_proof() {
+    fn malformed_authorization_is_no_credential() {
         let (nothing, odd) = (basic_of("ada"), basic_of("ada:%zz"));
         for header in ["Bearer x", "Basic", "Basic !", &nothing, &odd] {
             let refused = offer(&[header], "client_id=ada");

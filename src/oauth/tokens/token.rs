@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scopes_only_become_fewer() {
+    fn refreshed_scopes_are_a_subset() {
         let of = |asked: Option<&str>| narrowed("a b c", asked).map_err(|refusal| refusal.code());
         for (asked, wanted) in [
             (None, Ok("a b c")),

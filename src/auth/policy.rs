@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use super::access::Access;
 use crate::{
     declare::{Names, Policy},
-    protocol::{Body, Fault, Message, Method, Scanner, Span, json},
+    protocol::{Body, Message, Method, Scanner, Span, SyntaxError, json},
 };
 
 /// The error response to a request that policy refuses, in the form the server uses for unknown
@@ -261,7 +261,7 @@ fn kept(policy: &Policy, listed: Listed, answer: &[u8], list: Span) -> Option<By
     let (_, name) = listed.members();
     let text = list.of(answer);
     let (mut kept, mut is_whole) = (BytesMut::from(&b"["[..]), true);
-    let read = Scanner::new(text).array::<Fault>(0, |scanner| {
+    let read = Scanner::new(text).array::<SyntaxError>(0, |scanner| {
         let entry = scanner.value(1)?.of(text);
         let name = json::get(entry, name).and_then(json::decoded);
         if name.is_some_and(|name| listed.allows(policy, &name)) {

@@ -1,11 +1,11 @@
-//! Backends: the child processes that speak MCP on stdio behind sessions.
+//! Backends: child processes that speak MCP on stdio, behind sessions.
 //!
 //! Not here: sessions and their calls (`hub`).
 //!
 //! * `linux`: system calls, polling and removal, for the guard
-//! * `sandbox`: capabilities of this machine, and the walls around a child
-//! * `guard`: the process between the gateway and a server
-//! * `child`: a child's stdio, launch and registry
+//! * `sandbox`: capabilities of this machine, and the restrictions of a child
+//! * `guard`: process between the gateway and a server
+//! * `child`: launch, stdio, stop and registry of children
 //! * `admission`: slots for starts, and circuits after failures
 //! * `prepare`: installations that children start from
 //! * `starter`: starts of children within all limits

@@ -1,4 +1,4 @@
-//! Pool of children: each session or shared key gets a warm child or a new one from here.
+//! Pool of children: warm or new children for sessions and for shared keys.
 //!
 //! Not here: the use of a child (`hub`), and sessions that share one (`shared`).
 
@@ -13,7 +13,7 @@ use super::{
     child::{Launcher, Registry},
     prepare::Preparations,
     starter::{Started, Starter},
-    warm::Shelves,
+    warm::WarmChildren,
 };
 use crate::{config::gateway, declare::Server, telemetry::Metrics};
 
@@ -22,7 +22,7 @@ pub(crate) struct Pool {
     wait: Duration,
     circuits: Arc<Circuits>,
     starter: Arc<Starter>,
-    warm: Shelves,
+    warm: WarmChildren,
     /// Installations that children start from.
     pub(crate) preparations: Arc<Preparations>,
     /// Children that run.
@@ -60,7 +60,7 @@ impl Pool {
         Self {
             wait: bounds.wait,
             circuits,
-            warm: Shelves::new(Arc::clone(&starter), Arc::clone(&preparations)),
+            warm: WarmChildren::new(Arc::clone(&starter), Arc::clone(&preparations)),
             preparations,
             registry: Arc::clone(&starter.registry),
             starter,
@@ -68,7 +68,7 @@ impl Pool {
         }
     }
 
-    /// Gives a child of `server`: a warm one, or a new one as soon as there is room.
+    /// Returns a child of `server`: a warm one, or a new one as soon as there is room.
     ///
     /// `not_before` is the end of a backoff of the caller.
     ///
@@ -98,8 +98,8 @@ impl Pool {
             .await
     }
 
-    /// Keeps as many children of each `wanted` server started as it asks for, until `halt`, and
-    /// none of others.
+    /// Keeps the declared number of warm children of each `wanted` server, and none of other servers,
+    /// until `halt`.
     pub(crate) fn keep_warm(
         &self,
         wanted: &[Arc<Server>],

@@ -1,6 +1,6 @@
 //! Starts of children: within the limits of the gateway, the tenant and the server's circuit.
 //!
-//! Not here: which child a session gets (`pool`), and the process itself (`child`).
+//! Not here: the choice of a child for a session (`pool`), and the process itself (`child`).
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -159,7 +159,7 @@ impl Place {
         &self.entry
     }
 
-    /// Notes that the child answered its first request, and frees its slot.
+    /// Records that the child answered its first request, and frees its slot.
     pub(crate) fn succeeded(&mut self) {
         self.slot = None;
         if std::mem::take(&mut self.is_starting) {
@@ -170,7 +170,7 @@ impl Place {
         }
     }
 
-    /// Notes that the child did not answer its first request; counted once.
+    /// Records that the child did not answer its first request; counted once.
     pub(crate) fn failed(mut self) {
         self.fail();
     }

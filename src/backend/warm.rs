@@ -1,7 +1,7 @@
 //! Warm children: started ahead of the sessions that will use them.
 //!
-//! One task owns the shelf of each server with `warm` children, and hands them over by message. A
-//! warm child has received nothing, so that any session may take it.
+//! One task owns the queue of each server with `warm` children, and hands them over by message. A
+//! warm child has received no message, so that any session may take it.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -29,32 +29,32 @@ use crate::{
     telemetry::{ChildState, Exit as Exited},
 };
 
-/// Shelves of warm children, one for each server that asks for some.
-pub(super) struct Shelves {
+/// All warm children, in one queue for each server that declares `warm`.
+pub(super) struct WarmChildren {
     /// Never locked across an await.
-    shelves: RwLock<HashMap<Spec, Shelf>>,
+    queues: RwLock<HashMap<Spec, ServerQueue>>,
     starter: Arc<Starter>,
     preparations: Arc<Preparations>,
 }
 
-/// Shelf of one server, as others see it.
-struct Shelf {
+/// The queue of one server, for its takers.
+struct ServerQueue {
     /// Server of its children.
     server: Arc<Server>,
     takers: mpsc::Sender<oneshot::Sender<Started>>,
 }
 
-/// Takers in the queue of a shelf; each is answered at once.
-const TAKERS: usize = 64;
+/// Takers in the queue of a queue; each is answered at once.
+const MAX_TAKERS: usize = 64;
 
 /// Pause of a refill after a refusal.
 const PAUSE: Duration = Duration::from_secs(1);
 
-impl Shelves {
-    /// No shelf.
+impl WarmChildren {
+    /// No queue.
     pub(super) fn new(starter: Arc<Starter>, preparations: Arc<Preparations>) -> Self {
         Self {
-            shelves: RwLock::default(),
+            queues: RwLock::default(),
             starter,
             preparations,
         }
@@ -65,17 +65,17 @@ impl Shelves {
         if server.supervision.warm == 0 {
             return None;
         }
-        let shelf = {
-            let shelves = self.shelves.read().unwrap_or_else(PoisonError::into_inner);
-            shelves.get(&spec(server))?.takers.clone()
+        let queue = {
+            let queues = self.queues.read().unwrap_or_else(PoisonError::into_inner);
+            queues.get(&spec(server))?.takers.clone()
         };
         let (reply, started) = oneshot::channel();
-        shelf.send(reply).await.ok()?;
+        queue.send(reply).await.ok()?;
         started.await.ok()
     }
 
-    /// Keeps as many children of each `wanted` server started as it asks for, until `halt`, and
-    /// none of others.
+    /// Keeps the declared number of warm children of each `wanted` server, and none of other servers,
+    /// until `halt`.
     ///
     /// A server that did not change has the same address.
     pub(super) fn keep_only(
@@ -84,63 +84,63 @@ impl Shelves {
         halt: &CancellationToken,
         tracker: &TaskTracker,
     ) {
-        let mut shelves = self.shelves.write().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
         let is_wanted =
             |server: &Arc<Server>| wanted.iter().any(|wanted| Arc::ptr_eq(wanted, server));
-        // A shelf without a sender is cleared.
-        shelves.retain(|_, shelf| is_wanted(&shelf.server));
+        // A queue without a sender is cleared.
+        queues.retain(|_, queue| is_wanted(&queue.server));
         for server in wanted {
             if server.supervision.warm > 0 {
-                let open = || self.open_shelf(server, halt.clone(), tracker);
-                shelves.entry(spec(server)).or_insert_with(open);
+                let open = || self.open_queue(server, halt.clone(), tracker);
+                queues.entry(spec(server)).or_insert_with(open);
             }
         }
     }
 
-    fn open_shelf(
+    fn open_queue(
         &self,
         server: &Arc<Server>,
         halt: CancellationToken,
         tracker: &TaskTracker,
-    ) -> Shelf {
-        let (takers, asked) = mpsc::channel(TAKERS);
-        let keeper = Keeper {
+    ) -> ServerQueue {
+        let (takers, asked) = mpsc::channel(MAX_TAKERS);
+        let task = QueueTask {
             starter: Arc::clone(&self.starter),
             preparations: Arc::clone(&self.preparations),
             server: Arc::clone(server),
-            shelf: VecDeque::new(),
+            queue: VecDeque::new(),
             tracker: tracker.clone(),
         };
         tracker.spawn(async move {
-            let mut keeper = keeper;
-            halt.run_until_cancelled(keeper.run(asked)).await;
-            keeper.clear();
+            let mut task = task;
+            halt.run_until_cancelled(task.run(asked)).await;
+            task.clear();
         });
-        Shelf {
+        ServerQueue {
             server: Arc::clone(server),
             takers,
         }
     }
 }
 
-/// The owner of one shelf.
-struct Keeper {
+/// The owner of one queue.
+struct QueueTask {
     starter: Arc<Starter>,
     preparations: Arc<Preparations>,
     server: Arc<Server>,
-    shelf: VecDeque<Started>,
+    queue: VecDeque<Started>,
     tracker: TaskTracker,
 }
 
 /// A refill under way, or the pause after one that was refused.
 type Refill = Pin<Box<dyn Future<Output = Result<Started, Refused>> + Send>>;
 
-impl Keeper {
+impl QueueTask {
     async fn run(&mut self, mut takers: mpsc::Receiver<oneshot::Sender<Started>>) {
         let wanted = usize::try_from(self.server.supervision.warm).unwrap_or(usize::MAX);
         let mut refill: Option<Refill> = None;
         loop {
-            if refill.is_none() && self.shelf.len() < wanted {
+            if refill.is_none() && self.queue.len() < wanted {
                 refill = Some(self.refill());
             }
             tokio::select! {
@@ -151,12 +151,12 @@ impl Keeper {
                 },
                 started = async { refill.as_mut()?.await.ok() }, if refill.is_some() => {
                     refill = None;
-                    self.shelf.extend(started.map(|mut started| {
+                    self.queue.extend(started.map(|mut started| {
                         started.place.settle();
                         started
                     }));
                 }
-                (at, exit) = ended(&mut self.shelf) => self.lost(at, &exit),
+                (at, exit) = ended(&mut self.queue) => self.lost(at, &exit),
             }
         }
     }
@@ -182,17 +182,17 @@ impl Keeper {
     }
 
     fn hand_over(&mut self, taker: oneshot::Sender<Started>) {
-        if let Some(started) = self.shelf.pop_front()
+        if let Some(started) = self.queue.pop_front()
             // The taker is gone: the child stays warm.
             && let Err(started) = taker.send(started)
         {
-            self.shelf.push_front(started);
+            self.queue.push_front(started);
         }
     }
 
-    /// Counts a child that ended on the shelf as a failed start.
+    /// Counts a child that ended on the queue as a failed start.
     fn lost(&mut self, at: usize, exit: &Exit) {
-        let Some(mut started) = self.shelf.remove(at) else {
+        let Some(mut started) = self.queue.remove(at) else {
             return;
         };
         tracing::warn!(
@@ -207,7 +207,7 @@ impl Keeper {
     }
 
     fn clear(&mut self) {
-        for started in self.shelf.drain(..) {
+        for started in self.queue.drain(..) {
             let (stop, metrics) = (self.server.clocks.stop, Arc::clone(&self.starter.metrics));
             self.tracker.spawn(async move {
                 let Started { child, place } = started;
@@ -219,10 +219,10 @@ impl Keeper {
     }
 }
 
-/// Waits until a child on the shelf ends, and drains stderr of all meanwhile.
-async fn ended(shelf: &mut VecDeque<Started>) -> (usize, Exit) {
+/// Waits until a child on the queue ends, and drains stderr of all meanwhile.
+async fn ended(queue: &mut VecDeque<Started>) -> (usize, Exit) {
     poll_fn(|cx| {
-        for (at, started) in shelf.iter_mut().enumerate() {
+        for (at, started) in queue.iter_mut().enumerate() {
             if let Poll::Ready(exit) = Child::poll_rest(&mut started.child, cx) {
                 return Poll::Ready((at, exit));
             }

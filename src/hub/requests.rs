@@ -26,8 +26,8 @@ use crate::{
     auth::{Access, policy},
     backend::{
         Pool,
-        child::{Launcher, Restart, Seen},
-        prepare::Prepared,
+        child::{ChildStatus, Launcher, Restart},
+        prepare::PreparationStatus,
         shared::SharedChildren,
     },
     config::Config,
@@ -146,12 +146,12 @@ impl Hub {
     }
 
     /// Every preparation that was requested.
-    pub(crate) fn prepared(&self) -> Vec<Prepared> {
+    pub(crate) fn prepared(&self) -> Vec<PreparationStatus> {
         self.0.pool.preparations.list()
     }
 
     /// Every running child, oldest first; reads `/proc`.
-    pub(crate) fn children(&self) -> Vec<Seen> {
+    pub(crate) fn children(&self) -> Vec<ChildStatus> {
         self.0.pool.registry.list()
     }
 

@@ -1,8 +1,8 @@
-//! Event ids and the framing of Server-Sent Events.
+//! Event ids, sealed page cursors, and the framing of Server-Sent Events.
 //!
-//! An event id is the cursor behind one event of one stream of one session. It is opaque
-//! to clients and carries a MAC, so that a cursor that was given out and is no longer kept
-//! can be told from one that was never given out, without a look-up.
+//! An event id is the cursor behind one event of one stream of one session. It is opaque to
+//! clients. Its MAC distinguishes a cursor whose events are trimmed from one that was never
+//! issued, without a look-up.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,40 +10,41 @@ use aws_lc_rs::{constant_time, hmac};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::{BufMut, BytesMut};
 
-/// A stream within its session; [`LISTENER`] is the one for what belongs to no request.
+/// The number of a stream within its session.
 pub(crate) type StreamId = u32;
 
-/// The stream that exists from the birth of a session.
+/// The stream for messages that belong to no request; it exists as long as its session.
 pub(crate) const LISTENER: StreamId = 0;
 
-/// The place behind an event of a stream; `seq` 0 is its beginning.
+/// The position behind an event of a stream; `seq` 0 is the beginning of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// Which stream of the session.
+    /// The stream of the session.
     pub(crate) stream: StreamId,
-    /// The life of the log that the number belongs to.
+    /// The epoch of the log that the number belongs to.
     pub(crate) epoch: u32,
-    /// How many events of the stream stand before this place.
+    /// The number of events before this position.
     pub(crate) seq: u64,
 }
 
-/// Makes and reads event ids of one gateway.
+/// The key that seals event ids and page cursors; the same on all replicas.
 #[derive(Clone)]
 pub(crate) struct EventKey(Arc<[hmac::Key]>);
 
-/// Bytes of a cursor and of its MAC.
+/// The bytes of a cursor.
 const CURSOR: usize = 16;
+/// The bytes of its MAC.
 const MAC: usize = 8;
-/// Characters of a MAC in Base64.
+/// The characters of a MAC in Base64.
 const MAC_TEXT: usize = 11;
 
 impl EventKey {
-    /// From 32 random bytes, the same for all replicas.
+    /// A key of 32 random bytes, the same on all replicas.
     pub(crate) fn new(secret: &[u8; 32]) -> Self {
         Self::of([secret])
     }
 
-    /// The same while one secret replaces another: ids are made with the first, and read with any.
+    /// A key during a rotation: ids are made with the first secret, and read with any of them.
     pub(crate) fn of<'s>(secrets: impl IntoIterator<Item = &'s [u8; 32]>) -> Self {
         let key = |secret: &[u8; 32]| hmac::Key::new(hmac::HMAC_SHA256, secret);
         Self(secrets.into_iter().map(key).collect())
@@ -61,11 +62,11 @@ impl EventKey {
         URL_SAFE_NO_PAD.encode(id)
     }
 
-    /// The cursor of an id that this key made for `session`; nothing for any other text.
+    /// The cursor of an id that this key made for `session`; none for any other text.
     pub(crate) fn decode(&self, session: &str, id: &[u8]) -> Option<Cursor> {
         let bytes: [u8; CURSOR + MAC] = URL_SAFE_NO_PAD.decode(id).ok()?.try_into().ok()?;
         let (cursor, tag) = bytes.split_at(CURSOR);
-        self.is_of_any(tag, |key| mac(key, session, cursor))?;
+        self.matches_any(tag, |key| mac(key, session, cursor))?;
         let number = |range: std::ops::Range<usize>| {
             cursor[range]
                 .iter()
@@ -78,31 +79,31 @@ impl EventKey {
         })
     }
 
-    /// A page cursor of a server, bound to whoever was given it.
-    pub(crate) fn seal(&self, whose: [&str; 4], cursor: &str) -> String {
-        let tag = self.0.first().map(|key| page_mac(key, whose, cursor));
+    /// Seals a page cursor of a server for its `scope`: tenant, server, principal and list.
+    pub(crate) fn seal(&self, scope: [&str; 4], cursor: &str) -> String {
+        let tag = self.0.first().map(|key| page_mac(key, scope, cursor));
         URL_SAFE_NO_PAD.encode(tag.unwrap_or_default()) + cursor
     }
 
-    /// The server's own page cursor, if it was sealed for them; nothing for any other text.
-    pub(crate) fn unseal<'c>(&self, whose: [&str; 4], sealed: &'c str) -> Option<&'c str> {
+    /// Opens a page cursor that was sealed for `scope`; none for any other text.
+    pub(crate) fn unseal<'c>(&self, scope: [&str; 4], sealed: &'c str) -> Option<&'c str> {
         let (tag, cursor) = sealed.split_at_checked(MAC_TEXT)?;
         let tag = URL_SAFE_NO_PAD.decode(tag).ok()?;
-        self.is_of_any(&tag, |key| page_mac(key, whose, cursor))?;
+        self.matches_any(&tag, |key| page_mac(key, scope, cursor))?;
         Some(cursor)
     }
 
-    fn is_of_any(&self, tag: &[u8], mac: impl Fn(&hmac::Key) -> [u8; MAC]) -> Option<()> {
+    fn matches_any(&self, tag: &[u8], mac: impl Fn(&hmac::Key) -> [u8; MAC]) -> Option<()> {
         let is_of = |key| constant_time::verify_slices_are_equal(&mac(key), tag).is_ok();
         self.0.iter().any(is_of).then_some(())
     }
 }
 
-fn page_mac(key: &hmac::Key, whose: [&str; 4], cursor: &str) -> [u8; MAC] {
+fn page_mac(key: &hmac::Key, scope: [&str; 4], cursor: &str) -> [u8; MAC] {
     let mut context = hmac::Context::with_key(key);
-    // Longer than any event id's cursor, so never the MAC of one.
+    // Longer than the cursor of an event id, so never the MAC of one.
     context.update(b"the cursor of a page of a list");
-    for part in whose {
+    for part in scope {
         context.update(&(part.len() as u64).to_be_bytes());
         context.update(part.as_bytes());
     }
@@ -123,8 +124,8 @@ fn mac(key: &hmac::Key, session: &str, cursor: &[u8]) -> [u8; MAC] {
     mac
 }
 
-/// Appends an event with a message; `data` is one line (see `message`), so no byte of it
-/// can end the event.
+/// Appends an event with a message. `data` is one line (see `message`), so that it cannot end the
+/// event.
 pub(crate) fn push_message(out: &mut BytesMut, id: &str, data: &[u8]) {
     out.reserve(id.len() + data.len() + 32);
     out.put_slice(b"event: message\nid: ");
@@ -134,8 +135,8 @@ pub(crate) fn push_message(out: &mut BytesMut, id: &str, data: &[u8]) {
     out.put_slice(b"\n\n");
 }
 
-/// Appends the event that gives a client its first cursor: an id and empty data
-/// (2025-11-25 transports, "Sending Messages to the Server" 6), and the reconnection time.
+/// Appends the priming event, which gives a client its first cursor: an id, empty data (2025-11-25
+/// transports, "Sending Messages to the Server" 6), and the reconnection time.
 pub(crate) fn push_priming(out: &mut BytesMut, id: &str, retry: Duration) {
     out.put_slice(b"id: ");
     out.put_slice(id.as_bytes());
@@ -147,7 +148,7 @@ pub(crate) fn push_retry(out: &mut BytesMut, retry: Duration) {
     out.put_slice(format!("retry: {}\n\n", retry.as_millis()).as_bytes());
 }
 
-/// Appends the first event of HTTP+SSE: where the client posts (2024-11-05 transports).
+/// Appends the first event of HTTP+SSE: the URI for POST requests (2024-11-05 transports).
 pub(crate) fn push_endpoint(out: &mut BytesMut, uri: &str, id: &str) {
     out.put_slice(b"event: endpoint\nid: ");
     out.put_slice(id.as_bytes());
@@ -156,7 +157,7 @@ pub(crate) fn push_endpoint(out: &mut BytesMut, uri: &str, id: &str) {
     out.put_slice(b"\n\n");
 }
 
-/// A comment, for silence; it carries no id.
+/// A comment for idle connections; it carries no id.
 pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
 #[cfg(test)]

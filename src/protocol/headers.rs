@@ -1,4 +1,4 @@
-//! What the headers of an MCP request say: accepted types, revision, era.
+//! Headers of an MCP request: accepted content types, protocol revision, era.
 
 use super::revision::{FIRST_MODERN, Revision};
 
@@ -9,28 +9,28 @@ pub(crate) const PROTOCOL_VERSION: &str = "mcp-protocol-version";
 /// `Last-Event-ID`
 pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 
-/// Which content types a client takes.
+/// The content types that a client accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Accepts {
     /// `application/json`
     pub(crate) json: bool,
     /// `text/event-stream`
     pub(crate) sse: bool,
-    /// `text/html` by name, as browsers send it.
+    /// `text/html`, named as browsers do.
     pub(crate) html: bool,
 }
 
 impl Accepts {
-    /// Reads all `Accept` fields; none at all accepts everything (RFC 9110 12.5.1).
+    /// Parses all `Accept` fields; without one, everything is accepted (RFC 9110 12.5.1).
     pub(crate) fn parse<'a>(fields: impl Iterator<Item = &'a str>) -> Self {
         let mut best = [(0, false); 3];
         let mut is_empty = true;
-        for (range, takes) in fields.flat_map(|field| field.split(',')).filter_map(range) {
+        for (range, is_accepted) in fields.flat_map(|field| field.split(',')).filter_map(range) {
             is_empty = false;
             for (best, media) in best.iter_mut().zip([JSON, SSE, HTML]) {
-                let fit = fit(range, media);
-                if fit > best.0 {
-                    *best = (fit, takes);
+                let specificity = media.specificity(range);
+                if specificity > best.0 {
+                    *best = (specificity, is_accepted);
                 }
             }
         }
@@ -43,53 +43,70 @@ impl Accepts {
     }
 }
 
-const JSON: (&str, &str) = ("application", "json");
-const SSE: (&str, &str) = ("text", "event-stream");
-const HTML: (&str, &str) = ("text", "html");
+/// A media type.
+struct MediaType {
+    kind: &'static str,
+    subtype: &'static str,
+}
 
-/// A media range and whether its weight is not zero.
+const JSON: MediaType = MediaType {
+    kind: "application",
+    subtype: "json",
+};
+const SSE: MediaType = MediaType {
+    kind: "text",
+    subtype: "event-stream",
+};
+const HTML: MediaType = MediaType {
+    kind: "text",
+    subtype: "html",
+};
+
+/// A media range, and whether its weight is above zero.
 fn range(text: &str) -> Option<(&str, bool)> {
     let mut parts = text.split(';').map(str::trim);
     let range = parts.next().filter(|range| !range.is_empty())?;
     let weight = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
-    let takes = weight.is_none_or(|weight| weight.parse::<f32>().is_ok_and(|q| q > 0.0));
-    Some((range, takes))
+    let is_accepted = weight.is_none_or(|weight| weight.parse::<f32>().is_ok_and(|q| q > 0.0));
+    Some((range, is_accepted))
 }
 
-/// How closely a range means a media type, 0 if not at all: the closest one decides.
-fn fit(range: &str, (kind, own): (&str, &str)) -> u8 {
-    let is = |said: &str, wanted: &str| said.eq_ignore_ascii_case(wanted);
-    match range.split_once('/') {
-        Some(("*", "*")) => 1,
-        Some((said, "*")) if is(said, kind) => 2,
-        Some((said, rest)) if is(said, kind) && is(rest, own) => EXACT,
-        _ => 0,
+impl MediaType {
+    /// The specificity of a range for this type, 0 if it does not match: the most specific decides.
+    fn specificity(&self, range: &str) -> u8 {
+        let is = |part: &str, own: &str| part.eq_ignore_ascii_case(own);
+        match range.split_once('/') {
+            Some(("*", "*")) => 1,
+            Some((kind, "*")) if is(kind, self.kind) => 2,
+            Some((kind, rest)) if is(kind, self.kind) && is(rest, self.subtype) => EXACT,
+            _ => 0,
+        }
     }
 }
 
 const EXACT: u8 = 3;
 
-/// Whether a `Content-Type` says JSON, whatever its parameters.
+/// Whether a `Content-Type` is JSON, with any parameters.
 pub(crate) fn is_json(content_type: &str) -> bool {
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     essence.eq_ignore_ascii_case("application/json")
 }
 
-/// What the version header says about the era.
+/// The value of the version header, by era.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// No header: the session's revision.
+    /// No header: the revision of the session applies.
     Absent,
     /// A session-based revision that this build serves.
     Legacy(Revision),
     /// 2026-07-28 or later.
     Modern,
-    /// No revision that this build knows.
+    /// An unknown revision.
     Unknown,
 }
 
 impl Version {
-    /// Reads the header's value.
+    /// Parses the value of the header.
     pub(crate) fn parse(value: Option<&str>) -> Self {
         let Some(value) = value else {
             return Self::Absent;

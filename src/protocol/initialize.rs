@@ -1,10 +1,10 @@
-//! What a server says of itself at its start, and what a client that comes back says again
+//! Results of `initialize`, and the lines that restore the state of a session in another child
 //! (2025-11-25 lifecycle, "Initialization").
 
 use bytes::{Bytes, BytesMut};
 
 use super::{
-    json::{self, Fault, Scanner, Span},
+    json::{self, Scanner, Span, SyntaxError},
     jsonrpc,
     revision::Revision,
 };
@@ -13,7 +13,7 @@ use super::{
 pub(crate) const INITIALIZED: &[u8] =
     b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n";
 
-/// The revision that a raw `protocolVersion` names.
+/// The revision of a raw `protocolVersion`.
 pub(crate) fn revision(token: &[u8]) -> Option<Revision> {
     Revision::parse(&json::decoded(token)?)
 }
@@ -28,11 +28,11 @@ pub(crate) fn capabilities(result: &[u8]) -> &[u8] {
     json::get(result, "capabilities").unwrap_or(b"{}")
 }
 
-/// Whether `new` offers all that `told` does.
-pub(crate) fn covers(new: &[u8], told: &[u8]) -> bool {
-    members(told).into_iter().all(|(name, value)| {
-        let value = value.of(told);
-        let Some(name) = json::decoded(name.of(told)) else {
+/// Whether the capabilities `new` include all of `old`.
+pub(crate) fn covers(new: &[u8], old: &[u8]) -> bool {
+    members(old).into_iter().all(|(name, value)| {
+        let value = value.of(old);
+        let Some(name) = json::decoded(name.of(old)) else {
             return true;
         };
         match value {
@@ -48,10 +48,10 @@ pub(crate) fn covers(new: &[u8], told: &[u8]) -> bool {
     })
 }
 
-/// The notifications that tell a client to fetch lists again, as far as it was told that they
-/// might come.
+/// The notifications that lists have changed, for the lists whose capability `listChanged` the
+/// client knows.
 pub(crate) fn list_changed(capabilities: &[u8]) -> Vec<Bytes> {
-    let is_told = |kind: &&str| {
+    let is_declared = |kind: &&str| {
         json::get(capabilities, kind).and_then(|of| json::get(of, "listChanged")) == Some(b"true")
     };
     let line = |kind: &str| {
@@ -66,13 +66,13 @@ pub(crate) fn list_changed(capabilities: &[u8]) -> Vec<Bytes> {
     let kinds = ["tools", "prompts", "resources"];
     kinds
         .iter()
-        .filter(|kind| is_told(kind))
+        .filter(|kind| is_declared(kind))
         .map(|kind| line(kind))
         .collect()
 }
 
-/// An `initialize` result without the `tasks` of its capabilities: a task of a shared child would
-/// be everybody's.
+/// An `initialize` result without the capability `tasks`: all sessions of a shared child would see
+/// its tasks.
 pub(crate) fn without_tasks(result: &[u8]) -> Bytes {
     let Some((at, object)) = member(result, "capabilities") else {
         return Bytes::copy_from_slice(result);
@@ -95,7 +95,7 @@ pub(crate) fn without_tasks(result: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// An `initialize` result that names another revision.
+/// An `initialize` result with another revision.
 pub(crate) fn with_revision(result: &[u8], revision: Revision) -> Bytes {
     let Some((at, _)) = member(result, "protocolVersion") else {
         return Bytes::copy_from_slice(result);
@@ -106,7 +106,7 @@ pub(crate) fn with_revision(result: &[u8], revision: Revision) -> Bytes {
     out.freeze()
 }
 
-/// A line that subscribes to a raw URI; `id` is raw too.
+/// A line that subscribes to a raw URI; `id` is raw as well.
 pub(crate) fn subscribe(id: &str, uri: &[u8]) -> Bytes {
     let params = [&br#"{"uri":"#[..], uri, b"}"].concat();
     let mut line = BytesMut::new();
@@ -135,7 +135,7 @@ pub(crate) fn set_level(id: &str, level: &str) -> Bytes {
 fn members(object: &[u8]) -> Vec<(Span, Span)> {
     let mut found = Vec::new();
     let mut scanner = Scanner::new(object);
-    let read = scanner.object::<Fault>(0, |scanner, name| {
+    let read = scanner.object::<SyntaxError>(0, |scanner, name| {
         found.push((name, scanner.value(1)?));
         Ok(())
     });

@@ -1,16 +1,16 @@
-//! A strict scanner over JSON text: says where things are, never builds a value.
+//! Strict scanner over JSON text: finds the spans of values and builds none.
 //!
-//! It accepts exactly RFC 8259 text of bounded depth. Decoding is not its business, save
-//! for the keys and short strings that the gateway compares.
+//! The scanner accepts exactly RFC 8259 text of bounded depth. Only the keys and short strings that the
+//! gateway compares are decoded.
 
 use std::borrow::Cow;
 
 use bytes::{BufMut, BytesMut};
 
-/// Nesting beyond this is refused (CONTRACT P42).
+/// The deepest nesting that is accepted.
 pub(crate) const MAX_DEPTH: usize = 128;
 
-/// A stretch of the text that was scanned. Texts are bounded far below 4 GiB.
+/// A span of a scanned text. Texts are bounded far below 4 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     start: u32,
@@ -31,62 +31,62 @@ impl Span {
         Self::new(0, text.len())
     }
 
-    /// The same stretch where it was counted from the beginning of `outer`.
+    /// This span, counted from the start of `outer`, as a span of the whole text.
     pub(crate) fn behind(self, outer: Self) -> Self {
         Self::new(outer.start() + self.start(), outer.start() + self.end())
     }
 
-    /// Where it begins.
+    /// The position of the first byte.
     pub(crate) const fn start(self) -> usize {
         self.start as usize
     }
 
-    /// Just behind its last byte.
+    /// The position behind the last byte.
     pub(crate) const fn end(self) -> usize {
         self.end as usize
     }
 
-    /// Its bytes in `text`, which must be what was scanned.
+    /// The bytes of the span in `text`, which must be the scanned text.
     pub(crate) fn of(self, text: &[u8]) -> &[u8] {
         text.get(self.start()..self.end()).unwrap_or_default()
     }
 }
 
-/// Why a text is not acceptable JSON.
+/// The reason why a text is not accepted as JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fault(pub(crate) &'static str);
+pub(crate) struct SyntaxError(pub(crate) &'static str);
 
-/// A position in a text that is being scanned.
+/// A scanner: a text and the position of the next byte.
 pub(crate) struct Scanner<'a> {
     text: &'a [u8],
     at: usize,
 }
 
 impl<'a> Scanner<'a> {
-    /// Begins at the first byte that is not white space.
+    /// A scanner at the first byte that is not white space.
     pub(crate) fn new(text: &'a [u8]) -> Self {
         let mut scanner = Self { text, at: 0 };
         scanner.space();
         scanner
     }
 
-    /// The byte to be read next.
+    /// The next byte.
     pub(crate) fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }
 
-    /// Fails unless everything has been read.
-    pub(crate) fn finish(mut self) -> Result<(), Fault> {
+    /// Checks that the text ends here.
+    pub(crate) fn finish(mut self) -> Result<(), SyntaxError> {
         self.space();
         if self.at == self.text.len() {
             Ok(())
         } else {
-            Err(Fault("text behind the value"))
+            Err(SyntaxError("text behind the value"))
         }
     }
 
-    /// Reads one value of any kind at `depth` and says where it stands.
-    pub(crate) fn value(&mut self, depth: usize) -> Result<Span, Fault> {
+    /// Reads one value of any kind at `depth`; returns its span.
+    pub(crate) fn value(&mut self, depth: usize) -> Result<Span, SyntaxError> {
         let start = self.at;
         match self.peek() {
             Some(b'{' | b'[') => self.container(depth)?,
@@ -95,19 +95,19 @@ impl<'a> Scanner<'a> {
         Ok(Span::new(start, self.at))
     }
 
-    /// Reads an object at `depth`; `member` gets each key (with its quotes) and must read
-    /// the value behind it.
-    pub(crate) fn object<E: From<Fault>>(
+    /// Reads an object at `depth`; `member` is called with each key (with its quotes) and must read
+    /// its value.
+    pub(crate) fn object<E: From<SyntaxError>>(
         &mut self,
         depth: usize,
         mut member: impl FnMut(&mut Self, Span) -> Result<(), E>,
     ) -> Result<Span, E> {
         let start = self.at;
         if self.peek() != Some(b'{') {
-            return Err(Fault("an object was expected").into());
+            return Err(SyntaxError("an object was expected").into());
         }
         if depth >= MAX_DEPTH {
-            return Err(Fault("nested too deeply").into());
+            return Err(SyntaxError("nested too deeply").into());
         }
         self.at += 1;
         self.space();
@@ -125,23 +125,23 @@ impl<'a> Scanner<'a> {
                     self.at += 1;
                     return Ok(Span::new(start, self.at));
                 }
-                _ => return Err(Fault("',' or '}' was expected").into()),
+                _ => return Err(SyntaxError("',' or '}' was expected").into()),
             }
             self.space();
         }
     }
 
     /// Reads an array at `depth`; `item` must read each value.
-    pub(crate) fn array<E: From<Fault>>(
+    pub(crate) fn array<E: From<SyntaxError>>(
         &mut self,
         depth: usize,
         mut item: impl FnMut(&mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
         if self.peek() != Some(b'[') {
-            return Err(Fault("an array was expected").into());
+            return Err(SyntaxError("an array was expected").into());
         }
         if depth >= MAX_DEPTH {
-            return Err(Fault("nested too deeply").into());
+            return Err(SyntaxError("nested too deeply").into());
         }
         self.at += 1;
         self.space();
@@ -158,22 +158,22 @@ impl<'a> Scanner<'a> {
                     self.at += 1;
                     return Ok(());
                 }
-                _ => return Err(Fault("',' or ']' was expected").into()),
+                _ => return Err(SyntaxError("',' or ']' was expected").into()),
             }
             self.space();
         }
     }
 
-    fn key(&mut self) -> Result<Span, Fault> {
+    fn key(&mut self) -> Result<Span, SyntaxError> {
         let start = self.at;
         if self.peek() != Some(b'"') {
-            return Err(Fault("a key was expected"));
+            return Err(SyntaxError("a key was expected"));
         }
         self.string()?;
         let key = Span::new(start, self.at);
         self.space();
         if self.peek() != Some(b':') {
-            return Err(Fault("':' was expected"));
+            return Err(SyntaxError("':' was expected"));
         }
         self.at += 1;
         self.space();
@@ -182,7 +182,7 @@ impl<'a> Scanner<'a> {
 
     /// Objects and arrays without recursion: one bit a level says which of the two it is,
     /// and the number of bits is the bound on the depth.
-    fn container(&mut self, depth: usize) -> Result<(), Fault> {
+    fn container(&mut self, depth: usize) -> Result<(), SyntaxError> {
         let mut objects: u128 = 0;
         let mut level = 0;
         loop {
@@ -190,7 +190,7 @@ impl<'a> Scanner<'a> {
             match self.peek() {
                 Some(open @ (b'{' | b'[')) => {
                     if depth + level >= MAX_DEPTH {
-                        return Err(Fault("nested too deeply"));
+                        return Err(SyntaxError("nested too deeply"));
                     }
                     objects = (objects << 1) | u128::from(open == b'{');
                     level += 1;
@@ -209,15 +209,15 @@ impl<'a> Scanner<'a> {
                 }
                 _ => self.scalar()?,
             }
-            // Here a value has ended.
+            // A value ends here.
             if !self.after_value(&mut objects, &mut level)? {
                 return Ok(());
             }
         }
     }
 
-    /// Reads on to the next value of the open containers; false when all are closed.
-    fn after_value(&mut self, objects: &mut u128, level: &mut usize) -> Result<bool, Fault> {
+    /// Reads up to the next value of the open containers; false when all are closed.
+    fn after_value(&mut self, objects: &mut u128, level: &mut usize) -> Result<bool, SyntaxError> {
         while *level > 0 {
             self.space();
             let in_object = *objects & 1 == 1;
@@ -232,7 +232,7 @@ impl<'a> Scanner<'a> {
                 }
                 Some(b'}') if in_object => self.at += 1,
                 Some(b']') if !in_object => self.at += 1,
-                _ => return Err(Fault("',' or the end of a container was expected")),
+                _ => return Err(SyntaxError("',' or the end of a container was expected")),
             }
             *objects >>= 1;
             *level -= 1;
@@ -240,19 +240,19 @@ impl<'a> Scanner<'a> {
         Ok(false)
     }
 
-    fn scalar(&mut self) -> Result<(), Fault> {
+    fn scalar(&mut self) -> Result<(), SyntaxError> {
         match self.peek() {
             Some(b'"') => self.string(),
             Some(b't') => self.word(b"true"),
             Some(b'f') => self.word(b"false"),
             Some(b'n') => self.word(b"null"),
             Some(b'-' | b'0'..=b'9') => self.number(),
-            Some(_) => Err(Fault("a value was expected")),
-            None => Err(Fault("the text ends early")),
+            Some(_) => Err(SyntaxError("a value was expected")),
+            None => Err(SyntaxError("the text ends early")),
         }
     }
 
-    fn word(&mut self, word: &[u8]) -> Result<(), Fault> {
+    fn word(&mut self, word: &[u8]) -> Result<(), SyntaxError> {
         if self
             .text
             .get(self.at..)
@@ -261,10 +261,10 @@ impl<'a> Scanner<'a> {
             self.at += word.len();
             return Ok(());
         }
-        Err(Fault("a value was expected"))
+        Err(SyntaxError("a value was expected"))
     }
 
-    fn string(&mut self) -> Result<(), Fault> {
+    fn string(&mut self) -> Result<(), SyntaxError> {
         self.at += 1;
         loop {
             self.at += plain_length(self.text.get(self.at..).unwrap_or_default());
@@ -274,36 +274,36 @@ impl<'a> Scanner<'a> {
                     return Ok(());
                 }
                 Some(b'\\') => self.escape()?,
-                Some(_) => return Err(Fault("a control character inside a string")),
-                None => return Err(Fault("the text ends inside a string")),
+                Some(_) => return Err(SyntaxError("a control character inside a string")),
+                None => return Err(SyntaxError("the text ends inside a string")),
             }
         }
     }
 
-    fn escape(&mut self) -> Result<(), Fault> {
+    fn escape(&mut self) -> Result<(), SyntaxError> {
         self.at += 1;
         match self.peek() {
             Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 1,
             Some(b'u') => {
                 let digits = self.text.get(self.at + 1..self.at + 5).unwrap_or_default();
                 if digits.len() < 4 || !digits.iter().all(u8::is_ascii_hexdigit) {
-                    return Err(Fault("a bad escape inside a string"));
+                    return Err(SyntaxError("a bad escape inside a string"));
                 }
                 self.at += 5;
             }
-            _ => return Err(Fault("a bad escape inside a string")),
+            _ => return Err(SyntaxError("a bad escape inside a string")),
         }
         Ok(())
     }
 
-    fn number(&mut self) -> Result<(), Fault> {
+    fn number(&mut self) -> Result<(), SyntaxError> {
         if self.peek() == Some(b'-') {
             self.at += 1;
         }
         match self.peek() {
             Some(b'0') => self.at += 1,
             Some(b'1'..=b'9') => self.digits()?,
-            _ => return Err(Fault("a bad number")),
+            _ => return Err(SyntaxError("a bad number")),
         }
         if self.peek() == Some(b'.') {
             self.at += 1;
@@ -319,13 +319,13 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    fn digits(&mut self) -> Result<(), Fault> {
+    fn digits(&mut self) -> Result<(), SyntaxError> {
         let start = self.at;
         while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
             self.at += 1;
         }
         if self.at == start {
-            Err(Fault("a bad number"))
+            Err(SyntaxError("a bad number"))
         } else {
             Ok(())
         }
@@ -338,8 +338,8 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// How many bytes at the beginning of `text` are plain string content: eight at a time,
-/// since most of what passes the gateway is the inside of strings.
+/// The number of bytes at the start of `text` that are plain string content. Eight are tested at a
+/// time: most bytes of messages are inside strings.
 fn plain_length(text: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGHS: u64 = 0x8080_8080_8080_8080;
@@ -350,7 +350,7 @@ fn plain_length(text: &[u8]) -> usize {
         let quote = zero(word ^ (ONES * u64::from(b'"')));
         let escape = zero(word ^ (ONES * u64::from(b'\\')));
         let control = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
-        // The lowest mark is exact; higher ones may be borrow's doing, so only it is used.
+        // Only the lowest mark is exact: a borrow may set higher ones.
         let marks = quote | escape | control;
         if marks != 0 {
             return at + (marks.trailing_zeros() / 8) as usize;
@@ -361,17 +361,16 @@ fn plain_length(text: &[u8]) -> usize {
     at + text[at..].iter().take_while(is_plain).count()
 }
 
-/// The value of `key` in the object `text`, which was scanned before; where a key stands
-/// twice, nothing.
+/// The value of `key` in the object `text`, which was scanned before; none for a duplicate key.
 pub(crate) fn get<'a>(text: &'a [u8], key: &str) -> Option<&'a [u8]> {
     let mut found = None;
     let mut scanner = Scanner::new(text);
     scanner
-        .object::<Fault>(0, |scanner, name| {
+        .object::<SyntaxError>(0, |scanner, name| {
             let value = scanner.value(1)?;
             if decoded(name.of(text)).is_some_and(|name| name == key) {
                 if found.is_some() {
-                    return Err(Fault("a key stands twice"));
+                    return Err(SyntaxError("a duplicate key"));
                 }
                 found = Some(value);
             }
@@ -381,12 +380,12 @@ pub(crate) fn get<'a>(text: &'a [u8], key: &str) -> Option<&'a [u8]> {
     found.map(|span| span.of(text))
 }
 
-/// The members of the object that stands at `object` in a text that was scanned before: keys and
-/// values, in their order. Of anything else none.
+/// The members of the object at `object` in a text that was scanned before: keys and values, in
+/// order. None for any other value.
 pub(crate) fn members(text: &[u8], object: Span) -> Vec<(Span, Span)> {
     let inside = object.of(text);
     let mut found = Vec::new();
-    let read = Scanner::new(inside).object::<Fault>(0, |scanner, key| {
+    let read = Scanner::new(inside).object::<SyntaxError>(0, |scanner, key| {
         let value = scanner.value(1)?;
         found.push((key.behind(object), value.behind(object)));
         Ok(())
@@ -394,8 +393,8 @@ pub(crate) fn members(text: &[u8], object: Span) -> Vec<(Span, Span)> {
     read.map_or_else(|_| Vec::new(), |_| found)
 }
 
-/// The characters of a string token (with its quotes) that was scanned before; nothing for
-/// other tokens and for lone surrogates.
+/// The characters of a string token (with its quotes) that was scanned before; none for other
+/// tokens and for lone surrogates.
 pub(crate) fn decoded(token: &[u8]) -> Option<Cow<'_, str>> {
     let inside = token.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     if memchr::memchr(b'\\', inside).is_none() {
@@ -404,8 +403,8 @@ pub(crate) fn decoded(token: &[u8]) -> Option<Cow<'_, str>> {
     serde_json::from_slice::<String>(token).ok().map(Cow::Owned)
 }
 
-/// A string token as this gateway would write it: two spellings of one string become the same.
-/// What cannot be decoded stays as it is.
+/// A string token in the spelling of this gateway: all spellings of a string become the same. A
+/// token that cannot be decoded is unchanged.
 pub(crate) fn canonical(token: &[u8]) -> Box<[u8]> {
     let Some(text) = decoded(token) else {
         return token.into();
@@ -415,8 +414,7 @@ pub(crate) fn canonical(token: &[u8]) -> Box<[u8]> {
     out[..].into()
 }
 
-/// Appends `text` to `out` with each stretch of `cuts` (ascending, not overlapping)
-/// replaced.
+/// Appends `text` to `out` with each span of `cuts` (ascending, not overlapping) replaced.
 pub(crate) fn splice(out: &mut BytesMut, text: &[u8], cuts: &[(Span, &[u8])]) {
     let mut at = 0;
     for (span, replacement) in cuts {
@@ -429,7 +427,8 @@ pub(crate) fn splice(out: &mut BytesMut, text: &[u8], cuts: &[(Span, &[u8])]) {
 
 /// Appends `text` as a JSON string.
 pub(crate) fn push_string(out: &mut BytesMut, text: &str) {
-    serde_json::to_writer(out.writer(), text).expect("a string has a JSON form, a buffer room");
+    serde_json::to_writer(out.writer(), text)
+        .expect("a string has a JSON form, and the buffer grows");
 }
 
 #[cfg(test)]
@@ -437,8 +436,8 @@ mod tests {
     use super::super::json::*;
     use proptest::prelude::*;
 
-    fn check(text: &[u8]) -> Result<(), Fault> {
-        std::str::from_utf8(text).map_err(|_| Fault("UTF-8"))?;
+    fn check(text: &[u8]) -> Result<(), SyntaxError> {
+        std::str::from_utf8(text).map_err(|_| SyntaxError("UTF-8"))?;
         let mut scanner = Scanner::new(text);
         scanner.value(0)?;
         scanner.finish()
@@ -498,7 +497,7 @@ mod tests {
         assert_eq!(check(&nested(MAX_DEPTH)), Ok(()));
         assert_eq!(
             check(&nested(MAX_DEPTH + 1)),
-            Err(Fault("nested too deeply"))
+            Err(SyntaxError("nested too deeply"))
         );
         let objects = |depth: usize| format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
         assert_eq!(check(objects(MAX_DEPTH).as_bytes()), Ok(()));

@@ -58,7 +58,7 @@ pub(crate) fn push_error(
     push_raw_error(id, &error, out);
 }
 
-/// Appends an error response with an error object of another writer.
+/// Appends an error response with a raw error object.
 pub(crate) fn push_raw_error(id: &[u8], error: &[u8], out: &mut BytesMut) {
     push_response(id, br#","error":"#, error, out);
 }

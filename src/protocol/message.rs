@@ -1,16 +1,16 @@
-//! The JSON-RPC envelope over raw bytes: what a message is, and where its parts stand.
+//! JSON-RPC messages over raw bytes: the kind of a message, and the spans of its members.
 //!
-//! A [`Message`] owns its bytes and knows the spans of the members that the gateway acts
-//! on; everything else is forwarded as it came. Translation is by splicing (`json::splice`).
+//! A [`Message`] owns its bytes and the spans of the members that the gateway acts on; everything
+//! else is forwarded unchanged. Translation is by splicing (`json::splice`).
 
 use bytes::{Bytes, BytesMut};
 
 use super::json::{self, Scanner, Span};
 use super::method::Method;
-use super::params::{Acted, imitates, name, set};
+use super::params::{Params, check_imitation, decode_key, set_once};
 use super::refusal::Refusal;
 
-/// One checked JSON-RPC message on one line.
+/// A checked JSON-RPC message on one line.
 #[derive(Clone, Debug)]
 pub(crate) struct Message {
     bytes: Bytes,
@@ -18,35 +18,35 @@ pub(crate) struct Message {
     method: Method,
     method_name: Option<Span>,
     id: Option<Span>,
-    acted: Acted,
+    members: Params,
 }
 
-/// What a message is, by its envelope.
+/// The kind of a message, by its envelope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Has a method and an id.
+    /// A method and an id.
     Request,
-    /// Has a method only.
+    /// A method only.
     Notification,
-    /// Has an id and a result.
+    /// An id and a result.
     Result,
-    /// Has an id and an error.
+    /// An id and an error.
     Error,
 }
 
-/// A body: one message, or an array of them.
+/// The body of a request: one message, or an array of messages.
 #[derive(Debug)]
 pub(crate) enum Body {
     /// One message.
     One(Message),
-    /// A batch (2025-03-26 only); each item stands or falls by itself.
+    /// A batch (2025-03-26 only); each item is accepted or refused by itself.
     Batch(Vec<Result<Message, Refusal>>),
 }
 
-/// The most items of a batch (CONTRACT C10).
+/// The most items of a batch.
 pub(crate) const MAX_BATCH: usize = 100;
 
-/// The longest id or progress token. The specification names no bound; real ones are
+/// The longest id or progress token, in bytes. The specification has no bound; usual tokens are
 /// counters and UUIDs, and each is kept for as long as its call is in flight.
 const MAX_TOKEN: usize = 1024;
 
@@ -56,17 +56,17 @@ impl Message {
         &self.bytes
     }
 
-    /// What it is.
+    /// The kind of the message.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Its method, as far as the gateway cares.
+    /// The method, as far as the gateway distinguishes it.
     pub(crate) fn method(&self) -> Method {
         self.method
     }
 
-    /// Its method, decoded; empty for a response.
+    /// The decoded method; empty for a response.
     pub(crate) fn method_name(&self) -> std::borrow::Cow<'_, str> {
         let decoded = self
             .method_name
@@ -74,12 +74,12 @@ impl Message {
         decoded.unwrap_or_default()
     }
 
-    /// Where its id stands; responses and requests have one.
+    /// The span of the id; requests and responses have one.
     pub(crate) fn id_span(&self) -> Option<Span> {
         self.id
     }
 
-    /// The raw token of its id: `1`, `1.0` and `"1"` are three different ids.
+    /// The raw id: `1`, `1.0` and `"1"` are three different ids.
     pub(crate) fn id(&self) -> Option<&[u8]> {
         self.id.map(|span| span.of(&self.bytes))
     }
@@ -98,95 +98,95 @@ impl Message {
             .flatten()
     }
 
-    /// `params.name`, decoded.
+    /// The decoded `params.name`.
     pub(crate) fn name(&self) -> Option<std::borrow::Cow<'_, str>> {
-        json::decoded(self.acted.name?.of(&self.bytes))
+        json::decoded(self.members.name?.of(&self.bytes))
     }
 
     /// The raw `params.uri`.
     pub(crate) fn uri(&self) -> Option<&[u8]> {
-        Some(self.acted.uri?.of(&self.bytes))
+        Some(self.members.uri?.of(&self.bytes))
     }
 
-    /// `params.uri` in the one spelling by which subscriptions are known: servers that write `/` or
-    /// `&` as escapes mean the URI that the client named.
+    /// `params.uri` in its canonical spelling, which identifies a subscription: servers may write `/`
+    /// or `&` as escapes.
     pub(crate) fn subject(&self) -> Option<Box<[u8]>> {
         self.uri().map(json::canonical)
     }
 
-    /// Whether `params.ref` stands there (completions).
+    /// Whether there is a `params.ref` (completions).
     pub(crate) fn has_reference(&self) -> bool {
-        self.acted.reference.is_some()
+        self.members.reference.is_some()
     }
 
-    /// The raw `name` and `uri` of `params.ref`, which names a prompt or a resource.
+    /// The raw `name` and `uri` of `params.ref`, a reference to a prompt or a resource.
     pub(crate) fn reference(&self) -> (Option<&[u8]>, Option<&[u8]>) {
-        let reference = self.acted.reference.map(|span| span.of(&self.bytes));
+        let reference = self.members.reference.map(|span| span.of(&self.bytes));
         let get = |key| json::get(reference?, key);
         (get("name"), get("uri"))
     }
 
     /// The raw `params.name`.
     pub(crate) fn raw_name(&self) -> Option<&[u8]> {
-        Some(self.acted.name?.of(&self.bytes))
+        Some(self.members.name?.of(&self.bytes))
     }
 
-    /// Where `params.cursor` stands (lists).
+    /// The span of `params.cursor` (lists).
     pub(crate) fn cursor(&self) -> Option<Span> {
-        self.acted.cursor
+        self.members.cursor
     }
 
-    /// `params.level`, decoded (log messages and their level).
+    /// The decoded `params.level` (log messages, and the level of logging).
     pub(crate) fn level(&self) -> Option<std::borrow::Cow<'_, str>> {
-        json::decoded(self.acted.level?.of(&self.bytes))
+        json::decoded(self.members.level?.of(&self.bytes))
     }
 
     /// The raw `params.taskId`.
     pub(crate) fn task_id(&self) -> Option<&[u8]> {
-        self.acted.task_id.map(|span| span.of(&self.bytes))
+        self.members.task_id.map(|span| span.of(&self.bytes))
     }
 
-    /// Whether `params.task` asks for a task (2025-11-25 tasks).
+    /// Whether `params.task` requests a task (2025-11-25 tasks).
     pub(crate) fn wants_task(&self) -> bool {
-        self.acted.task.is_some()
+        self.members.task.is_some()
     }
 
-    /// Where `params.requestId` stands (cancelled).
+    /// The span of `params.requestId` (cancelled).
     pub(crate) fn request_id(&self) -> Option<Span> {
-        self.acted.request_id
+        self.members.request_id
     }
 
-    /// Where `params.progressToken` stands (progress).
+    /// The span of `params.progressToken` (progress).
     pub(crate) fn progress_token(&self) -> Option<Span> {
-        self.acted.progress_token
+        self.members.progress_token
     }
 
-    /// Where `params._meta.progressToken` stands (requests).
+    /// The span of `params._meta.progressToken` (requests).
     pub(crate) fn meta_progress_token(&self) -> Option<Span> {
-        self.acted.meta_progress_token
+        self.members.meta_progress_token
     }
 
-    /// Where `params.protocolVersion` stands (initialize).
+    /// The span of `params.protocolVersion` (initialize).
     pub(crate) fn protocol_version(&self) -> Option<Span> {
-        self.acted.protocol_version
+        self.members.protocol_version
     }
 
-    /// The raw `taskId` of `params._meta`'s related task.
+    /// The raw `taskId` of the related task in `params._meta`.
     pub(crate) fn related_task(&self) -> Option<&[u8]> {
-        json::get(self.acted.meta_related_task?.of(&self.bytes), "taskId")
+        json::get(self.members.meta_related_task?.of(&self.bytes), "taskId")
     }
 
     /// Whether `params._meta` has a key of the modern era.
     pub(crate) fn is_modern(&self) -> bool {
-        self.acted.meta_modern
+        self.members.is_modern
     }
 
-    /// Appends the message with each stretch of `cuts` replaced.
+    /// Appends the message with each span of `cuts` replaced.
     pub(crate) fn splice(&self, out: &mut BytesMut, cuts: &[(Span, &[u8])]) {
         json::splice(out, &self.bytes, cuts);
     }
 
-    /// Reads one message from a line that holds nothing else.
+    /// Parses one message from a line that contains nothing else.
     pub(crate) fn parse(bytes: Bytes) -> Result<Self, Refusal> {
         if std::str::from_utf8(&bytes).is_err() {
             return Err(Refusal::NotJson("not UTF-8"));
@@ -199,12 +199,12 @@ impl Message {
 }
 
 impl Body {
-    /// Reads a request body.
+    /// Parses the body of a request.
     ///
     /// # Errors
     ///
-    /// `NotJson` for anything that is not exactly one JSON text in UTF-8, `Invalid` for a
-    /// single message that is not JSON-RPC 2.0 and for an empty or oversized batch.
+    /// `NotJson` unless the body is exactly one JSON text in UTF-8; `Invalid` for a single message
+    /// that is not JSON-RPC 2.0, and for an empty or oversized batch.
     pub(crate) fn parse(bytes: Bytes) -> Result<Self, Refusal> {
         let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
         if first != Some(&b'[') {
@@ -230,7 +230,7 @@ impl Body {
         Ok(Self::Batch(items.into_iter().map(message).collect()))
     }
 
-    /// Whether a message of it is of the modern era.
+    /// Whether a message of the body is of the modern era.
     pub(crate) fn is_modern(&self) -> bool {
         match self {
             Self::One(message) => message.is_modern(),
@@ -239,7 +239,7 @@ impl Body {
     }
 }
 
-/// Spans of the envelope's members while it is being read.
+/// The spans of the members of an envelope while it is read.
 #[derive(Default)]
 struct Envelope {
     jsonrpc: Option<Span>,
@@ -248,12 +248,12 @@ struct Envelope {
     params: Option<Span>,
     result: Option<Span>,
     error: Option<Span>,
-    acted: Acted,
+    members: Params,
 }
 
 impl Envelope {
-    /// The whole text is read before a message is refused: broken JSON is reported as such
-    /// wherever it is broken. So a refusal stands inside, and what is no JSON outside.
+    /// Reads an envelope. The outer error is broken JSON, the inner one the refusal of a message: the
+    /// whole text is read first, so that broken JSON is reported as such wherever it is.
     fn read(scanner: &mut Scanner<'_>, text: &[u8]) -> Result<Result<Self, Refusal>, Refusal> {
         let mut envelope = Self::default();
         if scanner.peek() != Some(b'{') {
@@ -275,24 +275,24 @@ impl Envelope {
         key: Span,
         text: &[u8],
     ) -> Result<Result<(), Refusal>, Refusal> {
-        let slot = match &*name(key, text) {
+        let slot = match &*decode_key(key, text) {
             "jsonrpc" => &mut self.jsonrpc,
             "id" => &mut self.id,
             "method" => &mut self.method,
             "result" => &mut self.result,
             "error" => &mut self.error,
             "params" => {
-                let (span, refusal) = self.acted.read_params(scanner, depth, text)?;
-                return Ok(set(&mut self.params, span).and(refusal));
+                let (span, refusal) = self.members.read_params(scanner, depth, text)?;
+                return Ok(set_once(&mut self.params, span).and(refusal));
             }
             other => {
-                let refusal = imitates(other, "jsonrpc id method params result error");
+                let refusal = check_imitation(other, "jsonrpc id method params result error");
                 scanner.value(depth)?;
                 return Ok(refusal);
             }
         };
         let span = scanner.value(depth)?;
-        Ok(set(slot, span))
+        Ok(set_once(slot, span))
     }
 
     fn into_message(self, bytes: Bytes) -> Result<Message, Refusal> {
@@ -313,22 +313,20 @@ impl Envelope {
         if let Some(id) = self.id {
             check_token(id.of(&bytes), "id must be a string or an integer")?;
         }
-        if self
-            .params
-            .is_some_and(|span| !span.of(&bytes).starts_with(b"{"))
-        {
+        let is_object =
+            |span: Option<Span>| span.is_none_or(|span| span.of(&bytes).starts_with(b"{"));
+        if !is_object(self.params) {
             return Err(Refusal::Invalid("params must be an object"));
         }
-        if self
-            .error
-            .is_some_and(|span| !span.of(&bytes).starts_with(b"{"))
-        {
+        if !is_object(self.error) {
             return Err(Refusal::Invalid("error must be an object"));
         }
-        for token in [self.acted.meta_progress_token, self.acted.progress_token]
-            .iter()
-            .flatten()
-        {
+        let Params {
+            meta_progress_token,
+            progress_token,
+            ..
+        } = self.members;
+        for token in [meta_progress_token, progress_token].iter().flatten() {
             check_token(
                 token.of(&bytes),
                 "a progress token must be a string or an integer",
@@ -342,7 +340,7 @@ impl Envelope {
         };
         let Self {
             id,
-            acted,
+            members,
             method: method_name,
             ..
         } = self;
@@ -352,13 +350,14 @@ impl Envelope {
             method,
             method_name,
             id,
-            acted,
+            members,
         })
     }
 }
 
-/// 2025-11-25 basic, "Requests": an id is a string or an integer, and never null.
-fn check_token(token: &[u8], why: &'static str) -> Result<(), Refusal> {
+/// Checks an id or a progress token: a string or an integer, never null (2025-11-25 basic,
+/// "Requests").
+fn check_token(token: &[u8], message: &'static str) -> Result<(), Refusal> {
     if token.len() > MAX_TOKEN {
         return Err(Refusal::Invalid("an id or progress token is too long"));
     }
@@ -374,13 +373,13 @@ fn check_token(token: &[u8], why: &'static str) -> Result<(), Refusal> {
     if is_string || is_integer {
         Ok(())
     } else {
-        Err(Refusal::Invalid(why))
+        Err(Refusal::Invalid(message))
     }
 }
 
-/// A raw CR or LF in valid JSON is white space; lines and SSE break at them, so they
-/// become blanks, and every span stays true. Only for text that was scanned: inside a
-/// string they are an error that blanking would hide.
+/// Replaces each CR and LF by a blank: lines and SSE break at them, and spans stay valid. Only for
+/// text that was scanned, where they are white space: inside a string they are an error that a
+/// blank would hide.
 fn on_one_line(bytes: Bytes) -> Bytes {
     if memchr::memchr2(b'\n', b'\r', &bytes).is_none() {
         return bytes;

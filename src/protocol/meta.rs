@@ -1,9 +1,9 @@
-//! Access to `_meta`: the few keys that the gateway acts on.
+//! Keys of `_meta` that the gateway acts on.
 
-/// 2025-11-25 tasks, "Related Task Metadata": names the task that a message belongs to.
+/// The key of the task that a message belongs to (2025-11-25 tasks, "Related Task Metadata").
 pub(crate) const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
 
-/// Any of these in `params._meta` makes a request one of the modern era (DESIGN section 2).
+/// The keys that mark a request of the modern era: any of them in `params._meta`.
 pub(crate) const MODERN_KEYS: [&str; 4] = [
     "io.modelcontextprotocol/protocolVersion",
     "io.modelcontextprotocol/clientInfo",

@@ -1,6 +1,6 @@
-//! The methods that the gateway treats in a way of their own; all others pass through.
+//! Methods that the gateway treats specially; all others pass through.
 
-/// A method, as far as the gateway cares.
+/// A method, as far as the gateway distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
     /// `initialize`
@@ -25,7 +25,7 @@ pub(crate) enum Method {
     Complete,
     /// `tasks/result`
     TasksResult,
-    /// Any other of `tasks/…`
+    /// Any other method `tasks/…`
     Tasks,
     /// `logging/setLevel`
     SetLevel,
@@ -45,12 +45,12 @@ pub(crate) enum Method {
     Updated,
     /// `notifications/…/list_changed`, of either side
     ListChanged,
-    /// Any other, and the absence of one.
+    /// Any other method, or none.
     Other,
 }
 
 impl Method {
-    /// The method of that name.
+    /// The method with this name.
     pub(crate) fn of(name: &str) -> Self {
         match name {
             "initialize" => Self::Initialize,
@@ -81,12 +81,12 @@ impl Method {
         }
     }
 
-    /// Whether it is only ever a request.
+    /// Whether the method is always a request.
     pub(crate) const fn is_request(self) -> bool {
         !self.is_notification() && !matches!(self, Self::Other)
     }
 
-    /// Whether it is only ever a notification.
+    /// Whether the method is always a notification.
     pub(crate) const fn is_notification(self) -> bool {
         matches!(
             self,

@@ -1,8 +1,20 @@
-//! Facts of MCP and JSON-RPC: pure functions over bytes, no IO.
+//! MCP and JSON-RPC messages: pure functions over bytes, without IO.
 //!
 //! Only the envelope is parsed, and of `params` and `result` only the members that the
 //! gateway acts on. There is deliberately no typed model of MCP: a new kind of content
-//! passes without a release.
+//! passes without a release. Not here: sessions (`hub`) and HTTP (`http`).
+//!
+//! * `event`: event ids, sealed page cursors, and the framing of Server-Sent Events
+//! * `headers`: headers of an MCP request
+//! * `initialize`: results of `initialize`, and the lines that restore a session
+//! * `json`: strict scanner over JSON text
+//! * `jsonrpc`: writers of requests, notifications, results and errors
+//! * `message`: JSON-RPC messages and bodies of requests
+//! * `meta`: keys of `_meta`
+//! * `method`: methods that the gateway treats specially
+//! * `params`: members of `params` that the gateway acts on
+//! * `refusal`: reasons to refuse a message
+//! * `revision`: protocol revisions
 
 pub(crate) mod event;
 pub(crate) mod headers;
@@ -18,7 +30,7 @@ pub(crate) mod revision;
 
 pub(crate) use self::event::{Cursor, EventKey, KEEP_ALIVE, LISTENER, StreamId};
 pub(crate) use self::headers::{Accepts, LAST_EVENT_ID, SESSION_ID, Version};
-pub(crate) use self::json::{Fault, Scanner, Span};
+pub(crate) use self::json::{Scanner, Span, SyntaxError};
 pub(crate) use self::message::{Body, Kind, Message};
 pub(crate) use self::method::Method;
 pub(crate) use self::refusal::Refusal;

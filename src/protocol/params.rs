@@ -1,9 +1,7 @@
-//! The members of `params` that the gateway acts on: where they stand, each once, and under no
-//! name that another parser takes for theirs.
+//! Members of `params` that the gateway acts on: their spans, without duplicate or imitated keys.
 //!
-//! What policy reads is read here, so what it judges is what the server gets: of two values
-//! under one key, or under two spellings of one key, the gateway would read the one and a server
-//! might read the other.
+//! Policy and server must see the same values: of two values under one key, or under two spellings
+//! of a key, the gateway would read one and a server might read the other.
 
 use std::borrow::Cow;
 
@@ -13,9 +11,9 @@ use super::{
     refusal::Refusal,
 };
 
-/// Members of `params` (and of its `_meta` and `ref`) that the gateway acts on.
+/// The spans of the members of `params`, of its `_meta` and of its `ref`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Acted {
+pub(super) struct Params {
     pub(super) name: Option<Span>,
     pub(super) uri: Option<Span>,
     pub(super) level: Option<Span>,
@@ -25,25 +23,26 @@ pub(super) struct Acted {
     pub(super) progress_token: Option<Span>,
     pub(super) protocol_version: Option<Span>,
     pub(super) reference: Option<Span>,
-    /// Which members of `ref` were there, by bits: messages are many, and small.
-    of_ref: u8,
+    /// The members of `ref` that were read, as bits: each message has one of these structs.
+    ref_members: u8,
     pub(super) cursor: Option<Span>,
-    /// Whether `_meta` was there.
+    /// Whether `_meta` was read.
     has_meta: bool,
     pub(super) meta_progress_token: Option<Span>,
     pub(super) meta_related_task: Option<Span>,
-    pub(super) meta_modern: bool,
+    pub(super) is_modern: bool,
 }
 
-/// The outer failure is of the JSON, the inner one of the message: broken JSON is reported as
-/// such wherever it is broken, so the text is read to its end first.
+/// The result of a read, with another result inside. The outer error is broken JSON, the inner one
+/// the refusal of a message: the whole text is read first, so that broken JSON is reported as such
+/// wherever it is.
 type Read<T> = Result<T, Refusal>;
 
-/// How a member of an inner object is read.
-type Member = fn(&mut Acted, &mut Scanner<'_>, usize, Span, &[u8]) -> Read<Result<(), Refusal>>;
+/// A function that reads a member of an inner object.
+type Member = fn(&mut Params, &mut Scanner<'_>, usize, Span, &[u8]) -> Read<Result<(), Refusal>>;
 
-impl Acted {
-    /// Reads `params` of whatever kind; the members are looked at only in an object.
+impl Params {
+    /// Reads `params` of any kind; only an object has members.
     pub(super) fn read_params(
         &mut self,
         scanner: &mut Scanner<'_>,
@@ -78,7 +77,7 @@ impl Acted {
         key: Span,
         text: &[u8],
     ) -> Read<Result<(), Refusal>> {
-        let slot = match &*name(key, text) {
+        let slot = match &*decode_key(key, text) {
             "name" => &mut self.name,
             "uri" => &mut self.uri,
             "level" => &mut self.level,
@@ -91,23 +90,23 @@ impl Acted {
             "_meta" => {
                 let (_, refusal) = self.read(scanner, depth, text, Self::meta_member)?;
                 if std::mem::replace(&mut self.has_meta, true) {
-                    return Ok(Err(TWICE));
+                    return Ok(Err(DUPLICATE));
                 }
                 return Ok(refusal);
             }
             "ref" => {
                 let (span, refusal) = self.read(scanner, depth, text, Self::ref_member)?;
-                return Ok(set(&mut self.reference, span).and(refusal));
+                return Ok(set_once(&mut self.reference, span).and(refusal));
             }
             other => {
                 let known = "name uri ref cursor _meta requestid progresstoken taskid";
-                let refusal = imitates(other, known);
+                let refusal = check_imitation(other, known);
                 scanner.value(depth)?;
                 return Ok(refusal);
             }
         };
         let span = scanner.value(depth)?;
-        Ok(set(slot, span))
+        Ok(set_once(slot, span))
     }
 
     fn meta_member(
@@ -117,14 +116,14 @@ impl Acted {
         key: Span,
         text: &[u8],
     ) -> Read<Result<(), Refusal>> {
-        let name = name(key, text);
+        let name = decode_key(key, text);
         let span = scanner.value(depth)?;
         Ok(match &*name {
-            "progressToken" => set(&mut self.meta_progress_token, span),
-            meta::RELATED_TASK => set(&mut self.meta_related_task, span),
+            "progressToken" => set_once(&mut self.meta_progress_token, span),
+            meta::RELATED_TASK => set_once(&mut self.meta_related_task, span),
             other => {
-                self.meta_modern |= meta::MODERN_KEYS.contains(&other);
-                imitates(other, "progresstoken")
+                self.is_modern |= meta::MODERN_KEYS.contains(&other);
+                check_imitation(other, "progresstoken")
             }
         })
     }
@@ -137,44 +136,44 @@ impl Acted {
         text: &[u8],
     ) -> Read<Result<(), Refusal>> {
         scanner.value(depth)?;
-        let name = name(key, text);
+        let name = decode_key(key, text);
         let known = ["type", "name", "uri"];
         let Some(at) = known.iter().position(|known| *known == name) else {
-            return Ok(imitates(&name, "type name uri"));
+            return Ok(check_imitation(&name, "type name uri"));
         };
         let bit = 1 << at;
-        if self.of_ref & bit != 0 {
-            return Ok(Err(TWICE));
+        if self.ref_members & bit != 0 {
+            return Ok(Err(DUPLICATE));
         }
-        self.of_ref |= bit;
+        self.ref_members |= bit;
         Ok(Ok(()))
     }
 }
 
-/// A key, decoded.
-pub(super) fn name(key: Span, text: &[u8]) -> Cow<'_, str> {
+/// Decodes a key.
+pub(super) fn decode_key(key: Span, text: &[u8]) -> Cow<'_, str> {
     json::decoded(key.of(text)).unwrap_or_default()
 }
 
-/// Notes where a member stands; one that stands there already is refused.
-pub(super) fn set(slot: &mut Option<Span>, span: Span) -> Result<(), Refusal> {
+/// Sets the span of a member; refuses a duplicate.
+pub(super) fn set_once(slot: &mut Option<Span>, span: Span) -> Result<(), Refusal> {
     if slot.replace(span).is_some() {
-        return Err(TWICE);
+        return Err(DUPLICATE);
     }
     Ok(())
 }
 
-const TWICE: Refusal = Refusal::Invalid("a key stands twice");
+const DUPLICATE: Refusal = Refusal::Invalid("a duplicate key");
 
-/// Refuses keys that a lenient parser takes for one of `known`, which are in lower case: case
-/// variants and Unicode folds (`Name`, `paramſ`). The gateway and the server must see the same
-/// message, and a server only ids and tokens that are the gateway's.
-pub(super) fn imitates(key: &str, known: &str) -> Result<(), Refusal> {
-    // The longest has 13 letters, and no letter that folds to ASCII takes more than 3 bytes.
+/// Refuses a key that a lenient parser takes for one of `known` (in lower case): case variants and
+/// Unicode folds (`Name`, `paramſ`). The gateway and the server must see the same message, and a
+/// server only ids and tokens of the gateway.
+pub(super) fn check_imitation(key: &str, known: &str) -> Result<(), Refusal> {
+    // The longest known key has 13 letters, and a letter that folds to ASCII has at most 3 bytes.
     if key.len() > 3 * 13 {
         return Ok(());
     }
-    // Most keys are ASCII, and a flood of them must not look up each letter in a table.
+    // Most keys are ASCII: a flood of them must not look up each letter in the table of Unicode.
     let folded: String = if key.is_ascii() {
         key.to_ascii_lowercase()
     } else {

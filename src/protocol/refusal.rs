@@ -1,8 +1,8 @@
-//! Refusals: why bytes are not a message.
+//! Refusal of a message: bytes that are no JSON, or JSON that is no message.
 
-use super::json::Fault;
+use super::json::SyntaxError;
 
-/// Why bytes are not a message.
+/// The reason to refuse a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Not JSON (−32700).
@@ -11,8 +11,8 @@ pub(crate) enum Refusal {
     Invalid(&'static str),
 }
 
-impl From<Fault> for Refusal {
-    fn from(fault: Fault) -> Self {
+impl From<SyntaxError> for Refusal {
+    fn from(fault: SyntaxError) -> Self {
         Self::NotJson(fault.0)
     }
 }

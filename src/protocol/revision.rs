@@ -1,6 +1,6 @@
-//! The protocol revisions that this build serves, and what each one has.
+//! Protocol revisions that this build serves, and the features of each.
 //!
-//! One table; nothing else in the crate compares revision strings.
+//! No other code compares revision strings.
 
 /// A session-based protocol revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,7 +15,7 @@ pub(crate) enum Revision {
     V2025_11_25,
 }
 
-/// All that this build serves, newest first.
+/// All revisions that this build serves, newest first.
 pub(crate) const ALL: [Revision; 4] = [
     Revision::V2025_11_25,
     Revision::V2025_06_18,
@@ -23,11 +23,11 @@ pub(crate) const ALL: [Revision; 4] = [
     Revision::V2024_11_05,
 ];
 
-/// The first stateless revision: from here on a request is of the modern era.
+/// The first stateless revision, which begins the modern era.
 pub(crate) const FIRST_MODERN: &str = "2026-07-28";
 
 impl Revision {
-    /// As on the wire.
+    /// The name on the wire.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::V2024_11_05 => "2024-11-05",
@@ -37,7 +37,7 @@ impl Revision {
         }
     }
 
-    /// The revision of that name, if this build serves it.
+    /// The revision with this name, if this build serves it.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         ALL.into_iter().find(|revision| revision.as_str() == text)
     }
@@ -49,7 +49,7 @@ impl Revision {
 
     /// Whether SSE streams begin with an event that has an id and no data
     /// (2025-11-25 transports, "Sending Messages to the Server" 6). Older clients
-    /// try to parse the empty data as JSON.
+    /// parse the empty data as JSON.
     pub(crate) const fn has_priming(self) -> bool {
         matches!(self, Self::V2025_11_25)
     }

@@ -109,7 +109,7 @@ impl Circuit {
         false
     }
 
-    /// Notes a success: closes an open circuit, and is not counted otherwise.
+    /// Records a success: closes an open circuit, and is not counted otherwise.
     pub(crate) fn succeeded(&mut self) {
         if matches!(self.state, State::Probing(_) | State::Open(_)) {
             self.failures.clear();

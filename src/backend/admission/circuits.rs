@@ -37,7 +37,7 @@ impl Circuits {
         }
     }
 
-    /// Acts on the circuit of a specification, at the present time.
+    /// Calls `act` with the circuit of a specification and the present time.
     pub(crate) fn with<T>(&self, spec: &Spec, act: impl FnOnce(&mut Circuit, Instant) -> T) -> T {
         let mut circuits = self
             .circuits
@@ -78,10 +78,10 @@ impl Circuits {
     ///
     /// # Errors
     ///
-    /// `why`, always.
-    pub(crate) fn refuse<T>(&self, why: Refused) -> Result<T, Refused> {
+    /// `refused`, always.
+    pub(crate) fn refuse<T>(&self, refused: Refused) -> Result<T, Refused> {
         self.metrics.starts_refused.add(1);
-        Err(why)
+        Err(refused)
     }
 
     /// Random number from 0 to 1.

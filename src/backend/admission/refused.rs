@@ -1,4 +1,4 @@
-//! Refusal of a child: the reasons why a session gets none.
+//! Refusal of a start: the reasons why a session gets no child.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::declare::Full;
 
-/// Reason why there is no child.
+/// The reason why there is no child.
 #[derive(Clone, Debug)]
 pub(crate) enum Refused {
     /// The gateway had no room for a child within `spawn.wait`.

@@ -27,7 +27,7 @@ pub(crate) struct StartSlot {
 }
 
 /// Shares kept for tenants without a slot.
-const REMEMBERED: usize = 64;
+const MAX_IDLE_SHARES: usize = 64;
 
 impl StartSlots {
     /// `count` free slots.
@@ -53,7 +53,7 @@ impl StartSlots {
 
     fn share_of(&self, tenant: &str) -> Arc<Semaphore> {
         let mut shares = self.shares.write().unwrap_or_else(PoisonError::into_inner);
-        if shares.len() > REMEMBERED {
+        if shares.len() > MAX_IDLE_SHARES {
             // A tenant that holds or awaits a slot refers to its share.
             shares.retain(|_, share| Arc::strong_count(share) > 1);
         }
@@ -111,7 +111,7 @@ mod tests {
         for one in 0..1000 {
             assert!(slots.take(&one.to_string()).now_or_never().is_some());
         }
-        assert!(slots.shares.read().unwrap().len() <= REMEMBERED + 1);
+        assert!(slots.shares.read().unwrap().len() <= MAX_IDLE_SHARES + 1);
         assert!(slots.take("a").now_or_never().is_none());
         drop(held);
     }

@@ -1,4 +1,5 @@
-//! Launcher: the surroundings that children of a gateway share, and the orders for each child.
+//! Launcher: the environment that children of a gateway share, and the orders for the guard of each
+//! child.
 //!
 //! Not here: the process itself (`stdio`).
 
@@ -17,7 +18,7 @@ use rustix::fs::FlockOperation;
 use crate::backend::{
     guard::Orders,
     linux::removal,
-    sandbox::{Cage, Lease, Sandbox, Store},
+    sandbox::{Lease, Restrictions, Sandbox, Store},
 };
 use crate::declare::{Home, Launch, Limits};
 
@@ -42,7 +43,7 @@ pub(crate) struct Ambient {
     pub(crate) cwd: PathBuf,
 }
 
-/// Surroundings in which all children of a gateway start.
+/// The environment in which all children of a gateway start.
 #[derive(Clone, Debug)]
 pub(crate) struct Launcher {
     /// Binary of the guard: this one, except in tests.
@@ -107,7 +108,7 @@ impl Launcher {
     }
 
     /// Logs a private directory that a guard could not remove.
-    pub(super) fn look_for(private: Option<&Path>) {
+    pub(super) fn log_leftover(private: Option<&Path>) {
         if let Some(dir) = private.filter(|dir| dir.exists()) {
             tracing::warn!(dir = %dir.display(), "a private directory could not be removed");
         }
@@ -159,9 +160,9 @@ impl Launcher {
             private,
             files: limits.files,
             file_size: limits.file_size,
-            cage: Cage::default(),
+            restrictions: Restrictions::default(),
         };
-        match self.wall_in(&mut orders, &name, launch, limits) {
+        match self.add_restrictions(&mut orders, &name, launch, limits) {
             Ok(lease) => Ok((orders, lease)),
             Err(error) => {
                 orders.private.map(fs::remove_dir);
@@ -170,8 +171,8 @@ impl Launcher {
         }
     }
 
-    /// Adds the walls to `orders`.
-    fn wall_in(
+    /// Adds the restrictions to `orders`.
+    fn add_restrictions(
         &self,
         orders: &mut Orders,
         name: &str,
@@ -181,20 +182,20 @@ impl Launcher {
         let path = orders.env.iter().rfind(|(name, _)| name == "PATH");
         let path = path.map_or_else(OsString::new, |(_, path)| path.clone());
         let home = self.ambient.home.as_deref().map(Path::new);
-        let mut cage = self
-            .sandbox
-            .cage(launch, limits, &path, home, &self.ambient.cwd);
+        let mut restrictions =
+            self.sandbox
+                .restrictions(launch, limits, &path, home, &self.ambient.cwd);
         let lease = self.sandbox.lease()?;
-        cage.uid = lease.as_ref().map(|lease| lease.uid);
-        if let (Some(uid), Some(private)) = (cage.uid, &orders.private) {
+        restrictions.uid = lease.as_ref().map(|lease| lease.uid);
+        if let (Some(uid), Some(private)) = (restrictions.uid, &orders.private) {
             chown(private, Some(uid), Some(uid))?;
         }
-        if let (Some(uid), Some(Store::Fill(store))) = (cage.uid, &cage.store) {
+        if let (Some(uid), Some(Store::Fill(store))) = (restrictions.uid, &restrictions.store) {
             chown(store, Some(uid), Some(uid))?;
             chown(store.join(SCRATCH), Some(uid), Some(uid))?;
         }
-        cage.group = self.sandbox.group(name, launch, limits)?;
-        orders.cage = cage;
+        restrictions.group = self.sandbox.group(name, launch, limits)?;
+        orders.restrictions = restrictions;
         Ok(lease)
     }
 }

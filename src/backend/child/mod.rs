@@ -2,8 +2,8 @@
 //!
 //! Not here: the decision to start a child (`starter`), and the processes below a guard (`guard`).
 //!
-//! * `launcher`: surroundings of all children, and the orders for each
-//! * `stdio`: a running child, its pipes and its end
+//! * `launcher`: environment of all children, and the orders for the guard of each
+//! * `stdio`: a running child: its pipes, its stop and its kill
 //! * `stderr`: kept and logged part of a child's stderr
 //! * `registry`: all children with state and usage
 
@@ -15,5 +15,5 @@ mod stdio;
 mod tests;
 
 pub(crate) use self::launcher::{Ambient, Launcher, SCRATCH};
-pub(crate) use self::registry::{Entry, Registry, Restart, Seat, Seen};
+pub(crate) use self::registry::{ChildStatus, Entry, Registry, Restart, Seat};
 pub(crate) use self::stdio::{Child, ChildEvent, Exit};

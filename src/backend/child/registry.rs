@@ -1,4 +1,4 @@
-//! Registry of children: the state and the usage of each, and requests to restart.
+//! Registry of children: the state and the usage of each, and requests to restart it.
 //!
 //! The owner of a child writes its entry; metrics, quotas and the administration API read it. Not
 //! here: starting and stopping children (`pool`, `hub`).
@@ -28,7 +28,7 @@ pub(crate) struct Registry {
     /// Children of each tenant, starting ones included.
     seats: RwLock<HashMap<String, u64>>,
     /// Resident bytes of the children of each tenant with a memory quota, as last measured.
-    weights: RwLock<HashMap<String, u64>>,
+    memory: RwLock<HashMap<String, u64>>,
     last: AtomicU64,
     metrics: Arc<Metrics>,
 }
@@ -65,8 +65,8 @@ pub(crate) struct Entry {
     state: AtomicU8,
     calls: AtomicU32,
     restarts: u32,
-    /// Its memory counts against a quota.
-    is_weighed: bool,
+    /// Whether its memory counts against a quota.
+    has_memory_quota: bool,
     stderr: OnceLock<Tail>,
     metrics: Arc<Metrics>,
     restart: AtomicU8,
@@ -74,19 +74,19 @@ pub(crate) struct Entry {
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// Mode of a restart: the child ends, and the next request starts another one.
+/// The mode of a restart: the child ends, and the next request starts another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Restart {
-    /// After its calls.
+    /// After its calls have ended.
     Drain = 1,
     /// At once.
     Now = 2,
 }
 
-/// A child as an operator sees it.
+/// The status of a child, for administrators.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ChildStatus {
     /// Number in this gateway, never reused.
     pub(crate) number: u64,
     /// Its tenant.
@@ -119,7 +119,7 @@ impl Registry {
         Self {
             entries: RwLock::default(),
             seats: RwLock::default(),
-            weights: RwLock::default(),
+            memory: RwLock::default(),
             last: AtomicU64::new(0),
             metrics,
         }
@@ -136,7 +136,7 @@ impl Registry {
             state: AtomicU8::new(ChildState::Starting as u8),
             calls: AtomicU32::new(0),
             restarts,
-            is_weighed: server.room.memory.is_some(),
+            has_memory_quota: server.room.memory.is_some(),
             stderr: OnceLock::new(),
             metrics: Arc::clone(&self.metrics),
             restart: AtomicU8::new(0),
@@ -156,10 +156,10 @@ impl Registry {
         }
     }
 
-    fn all(&self, is_meant: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
+    fn all(&self, is_selected: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        let meant = entries.values().filter(|entry| is_meant(entry));
-        meant.cloned().collect()
+        let selected = entries.values().filter(|entry| is_selected(entry));
+        selected.cloned().collect()
     }
 
     /// Takes a place among the children of a tenant, before a start.
@@ -169,7 +169,7 @@ impl Registry {
     /// The quota of `room` that is used up.
     pub(crate) fn seat(self: &Arc<Self>, tenant: &str, room: Room) -> Result<Seat, Full> {
         if let Some(most) = room.memory
-            && self.weight(tenant) > most.get()
+            && self.memory_of(tenant) > most.get()
         {
             return Err(Full::Memory(most));
         }
@@ -187,14 +187,14 @@ impl Registry {
         })
     }
 
-    fn weight(&self, tenant: &str) -> u64 {
-        let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
-        weights.get(tenant).copied().unwrap_or(0)
+    fn memory_of(&self, tenant: &str) -> u64 {
+        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+        memory.get(tenant).copied().unwrap_or(0)
     }
 
     /// Measures the children of tenants with a memory quota, until the first of these tokens.
     pub(crate) async fn watch(self: Arc<Self>, [drain, halt]: [CancellationToken; 2]) {
-        let mut pause = WEIGHED;
+        let mut pause = MEASURE_INTERVAL;
         loop {
             let pausing = drain.run_until_cancelled(sleep(pause));
             if halt.run_until_cancelled(pausing).await.flatten().is_none() {
@@ -203,27 +203,27 @@ impl Registry {
             let began = Instant::now();
             let registry = Arc::clone(&self);
             // Ends without being cancelled: reads of `/proc` do not block.
-            _ = tokio::task::spawn_blocking(move || registry.weigh()).await;
+            _ = tokio::task::spawn_blocking(move || registry.measure_memory()).await;
             // At most a twentieth of a core, independent of the number of children.
-            pause = WEIGHED.max(began.elapsed() * 20);
+            pause = MEASURE_INTERVAL.max(began.elapsed() * 20);
         }
     }
 
-    fn weigh(&self) {
-        let mut weights = HashMap::new();
-        for entry in self.all(|entry| entry.is_weighed) {
-            let weight = Usage::of(entry.guard.load(Ordering::Relaxed)).memory;
-            *weights.entry(entry.tenant.clone()).or_default() += weight;
+    fn measure_memory(&self) {
+        let mut memory = HashMap::new();
+        for entry in self.all(|entry| entry.has_memory_quota) {
+            let bytes = Usage::of(entry.guard.load(Ordering::Relaxed)).memory;
+            *memory.entry(entry.tenant.clone()).or_default() += bytes;
         }
-        *self.weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
+        *self.memory.write().unwrap_or_else(PoisonError::into_inner) = memory;
     }
 
     /// Lists all children, oldest first; reads `/proc`, so not for the path of a call.
-    pub(crate) fn list(&self) -> Vec<Seen> {
-        let seen = |entry: Arc<Entry>| {
+    pub(crate) fn list(&self) -> Vec<ChildStatus> {
+        let status = |entry: Arc<Entry>| {
             let guard = entry.guard.load(Ordering::Relaxed);
             let usage = Usage::of(guard);
-            Seen {
+            ChildStatus {
                 number: entry.number,
                 tenant: entry.tenant.clone(),
                 server: entry.server.clone(),
@@ -238,20 +238,20 @@ impl Registry {
                 stderr: entry.stderr.get().map(Tail::bytes).unwrap_or_default(),
             }
         };
-        self.all(|_| true).into_iter().map(seen).collect()
+        self.all(|_| true).into_iter().map(status).collect()
     }
 
-    /// Ends the children of a server, now or after their calls, and returns their number. Sessions
-    /// continue with new ones.
-    pub(crate) fn restart(&self, tenant: &str, server: &str, how: Restart) -> usize {
-        let meant = self.all(|entry| entry.tenant == tenant && entry.server == server);
-        for entry in &meant {
-            entry.restart.fetch_max(how as u8, Ordering::Relaxed);
+    /// Ends the children of a server, now or after their calls; returns their number. Sessions continue
+    /// with new ones.
+    pub(crate) fn restart(&self, tenant: &str, server: &str, mode: Restart) -> usize {
+        let selected = self.all(|entry| entry.tenant == tenant && entry.server == server);
+        for entry in &selected {
+            entry.restart.fetch_max(mode as u8, Ordering::Relaxed);
             if let Some(wake) = entry.wake.get() {
                 wake();
             }
         }
-        meant.len()
+        selected.len()
     }
 }
 
@@ -261,7 +261,7 @@ impl Entry {
         self.born.elapsed()
     }
 
-    /// Notes guard and stderr of a started child.
+    /// Sets the guard and the stderr of a started child.
     pub(crate) fn started(&self, guard: Option<u32>, stderr: Tail) {
         let guard = guard.unwrap_or_default();
         self.guard.store(guard, Ordering::Relaxed);
@@ -287,7 +287,7 @@ impl Entry {
         state_of(self.state.load(Ordering::Relaxed))
     }
 
-    /// Notes the state of the child.
+    /// Sets the state of the child.
     pub(crate) fn set(&self, state: ChildState) {
         let before = self.state.swap(state as u8, Ordering::Relaxed);
         if before != state as u8 {
@@ -296,7 +296,7 @@ impl Entry {
         }
     }
 
-    /// Notes the number of calls; a stopping child stays in that state.
+    /// Sets the number of calls; a stopping child stays in that state.
     pub(crate) fn set_calls(&self, calls: usize) {
         let calls = u32::try_from(calls).unwrap_or(u32::MAX);
         let before = self.calls.swap(calls, Ordering::Relaxed);
@@ -349,7 +349,7 @@ fn below(pid: u32) -> Vec<u32> {
             found.push(child);
             parents.push(child);
         }
-        if found.len() > MOST {
+        if found.len() > MAX_PROCESSES {
             break;
         }
     }
@@ -357,11 +357,12 @@ fn below(pid: u32) -> Vec<u32> {
 }
 
 /// Interval of measuring memory for quotas.
-const WEIGHED: Duration = Duration::from_secs(1);
+const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Limit of processes measured in one tree.
-const MOST: usize = 4096;
-/// The state that was stored as a number.
+/// The most processes that are measured in one tree.
+const MAX_PROCESSES: usize = 4096;
+
+/// Returns the state that was stored as a number.
 fn state_of(number: u8) -> ChildState {
     ChildState::from_repr(number).unwrap_or(ChildState::Stopping)
 }

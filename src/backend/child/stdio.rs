@@ -59,8 +59,8 @@ pub(crate) struct Child {
     guard: tokio::process::Child,
     /// None once closed by either side.
     pub(crate) stdin: Option<ChildStdin>,
-    /// The child closed stdin while messages were queued, which is not reported yet.
-    is_deaf: bool,
+    /// Whether the child closed stdin while messages were queued, which is not reported yet.
+    is_stdin_lost: bool,
     /// None once it has ended.
     stdout: Option<ChildStdout>,
     /// None once it has ended.
@@ -123,13 +123,13 @@ impl Child {
             .spawn();
         let Ok(mut guard) = guard else {
             _ = orders.private.map(std::fs::remove_dir);
-            _ = orders.cage.group.map(std::fs::remove_dir);
+            _ = orders.restrictions.group.map(std::fs::remove_dir);
             _ = lease.map(Lease::end);
             return Err(guard.expect_err("it is none"));
         };
         let mut child = Self {
             stdin: guard.stdin.take(),
-            is_deaf: false,
+            is_stdin_lost: false,
             stdout: guard.stdout.take(),
             stderr: guard.stderr.take(),
             guard,
@@ -179,7 +179,7 @@ impl Child {
                 Err(rustix::io::Errno::INTR) => {}
                 // The next poll waits for room.
                 Err(rustix::io::Errno::AGAIN) => return,
-                Err(_) => self.deafened(),
+                Err(_) => self.stdin_lost(),
             }
         }
         self.release_queue();
@@ -207,7 +207,7 @@ impl Child {
         Poll::Ready(status.unwrap_or(ExitStatus::from_raw(libc::SIGKILL)))
     }
 
-    /// Ends the child in steps: end of stdin, SIGTERM, then SIGKILL for every process below.
+    /// Stops the child in steps: end of stdin, SIGTERM, then SIGKILL for every process below.
     pub(crate) async fn stop(mut self, clocks: [Duration; 2]) -> Exit {
         let deadline = Instant::now() + clocks[0];
         if let Ok(Some(exit)) = timeout_at(deadline, self.flushed()).await {
@@ -277,7 +277,7 @@ impl Child {
             match self.poll_stdout(cx) {
                 Poll::Ready(()) => turn.made_progress(),
                 // After all of its output.
-                Poll::Pending if std::mem::take(&mut self.is_deaf) => {
+                Poll::Pending if std::mem::take(&mut self.is_stdin_lost) => {
                     turn.made_progress();
                     return Poll::Ready(ChildEvent::Closed);
                 }
@@ -289,7 +289,7 @@ impl Child {
                         // A killed guard left its directory behind.
                         if status.code().is_some() {
                             _ = self.lease.take().map(Lease::end);
-                            Launcher::look_for(self.private.as_deref());
+                            Launcher::log_leftover(self.private.as_deref());
                         }
                         self.drain();
                     } else {
@@ -307,16 +307,16 @@ impl Child {
             match Pin::new(stdin).poll_write(cx, &self.queue) {
                 Poll::Pending => return,
                 Poll::Ready(Ok(count)) => self.queue.advance(count),
-                Poll::Ready(Err(_)) => self.deafened(),
+                Poll::Ready(Err(_)) => self.stdin_lost(),
             }
         }
         self.release_queue();
     }
 
     /// EPIPE: the child closed its stdin, so that queued requests are lost.
-    fn deafened(&mut self) {
+    fn stdin_lost(&mut self) {
         self.stdin = None;
-        self.is_deaf = true;
+        self.is_stdin_lost = true;
     }
 
     /// Drops an undeliverable queue, and the large buffer of an idle child.

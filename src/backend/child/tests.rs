@@ -220,7 +220,7 @@ async fn a_child_gets_what_is_declared_and_nothing_else() {
     assert_eq!(own["umask"], "0077");
     assert_eq!(own["no_new_privs"], "1");
     assert_eq!(own["session"], own["pid"]);
-    // SIGPIPE is ignored by the child's own std; 32 and 33 belong to libc, which lets nobody set them.
+    // SIGPIPE is ignored by the child's own std; 32 and 33 belong to libc, and cannot be set.
     let ignored = u64::from_str_radix(own["signals_ignored"].as_str().unwrap(), 16).unwrap();
     assert_eq!(ignored & !0x1_8000_1000, 0, "{ignored:x}");
     assert_eq!(own["signals_blocked"], "0000000000000000");

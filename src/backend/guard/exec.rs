@@ -1,7 +1,7 @@
-//! The process of a server until `exec`: limits, user, capabilities, Landlock and seccomp.
+//! Process of a server until `exec`: limits, user, capabilities, Landlock and seccomp.
 //!
-//! Each step is final, so their order matters: a step that needs a right comes before the one that
-//! drops it. Not here: which walls a child gets (`sandbox`).
+//! No step can be undone, so the order matters: a step that needs a right comes before the step that
+//! drops it. Not here: the choice of restrictions (`sandbox`).
 
 use std::{
     ffi::OsStr,
@@ -31,22 +31,22 @@ pub(super) fn become_server(orders: &Orders, parent: Option<Pid>) -> io::Error {
 }
 
 fn confine(orders: &Orders, parent: Option<Pid>) -> io::Result<()> {
-    let cage = &orders.cage;
+    let restrictions = &orders.restrictions;
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::setsid()?;
     limit(Resource::Nofile, orders.files)?;
     limit(Resource::Fsize, orders.file_size)?;
     limit(Resource::Core, 0)?;
-    if let Some(processes) = cage.processes {
+    if let Some(processes) = restrictions.processes {
         limit(Resource::Nproc, processes)?;
     }
-    // A domain does not hold a process that has capabilities: CAP_PERFMON alone reads the memory maps and environment
-    // of any process past Landlock (Linux 6.13, `may_access_mm`).
-    let loses_capabilities = cage.is_hardened || cage.is_apart();
+    // A Landlock domain does not confine a process with capabilities: CAP_PERFMON alone reads the
+    // memory maps and the environment of any process (Linux 6.13, `may_access_mm`).
+    let loses_capabilities = restrictions.is_hardened || restrictions.is_apart();
     if loses_capabilities {
         bound_capabilities();
     }
-    if let Some(uid) = cage.uid {
+    if let Some(uid) = restrictions.uid {
         become_user(uid)?;
     }
     if loses_capabilities {
@@ -72,8 +72,8 @@ fn confine(orders: &Orders, parent: Option<Pid>) -> io::Result<()> {
     syscalls::default_signals();
     syscalls::close_all_but_streams()?;
     let private = orders.private.as_deref();
-    domain::restrict(cage, private).map_err(|error| step("Landlock", &error))?;
-    seccomp::apply(cage).map_err(|error| step("seccomp", &error))
+    domain::restrict(restrictions, private).map_err(|error| step("Landlock", &error))?;
+    seccomp::apply(restrictions).map_err(|error| step("seccomp", &error))
 }
 
 fn step(name: &str, error: &io::Error) -> io::Error {
@@ -104,9 +104,9 @@ fn become_user(uid: u32) -> io::Result<()> {
     Ok(rustix::thread::set_thread_res_uid(user, user, user)?)
 }
 
-/// Keeps capabilities from every program that is executed later.
+/// Drops capabilities for every program that is executed later.
 ///
-/// A process without the right to do so has none to lose: `no_new_privs` holds in any case.
+/// A process without the right to drop them has none; `no_new_privs` holds in any case.
 fn bound_capabilities() {
     _ = rustix::thread::clear_ambient_capability_set();
     for capability in CapabilitySet::all().iter() {
@@ -116,12 +116,12 @@ fn bound_capabilities() {
     _ = rustix::thread::set_capabilities_secure_bits(no_root);
 }
 
-/// Writes one line to stderr: why a command did not start.
+/// Writes the reason why a command did not start to stderr, as one line.
 pub(super) fn refuse(command: &OsStr, error: &io::Error) -> i32 {
     let line = format!("lockgate: cannot start {}: {error}\n", command.display());
     _ = io::stderr().write_all(line.as_bytes());
     NOT_STARTED
 }
 
-/// Exit code of a shell for a command that could not be started.
+/// The exit code of shells for a command that could not be started.
 pub(super) const NOT_STARTED: i32 = 127;

@@ -1,6 +1,6 @@
-//! Process 1 of a child's namespaces: it sets them up, starts the server and ends with it.
+//! Process 1 of the namespaces of a child: sets them up, starts the server and ends with it.
 //!
-//! Not here: creating the namespaces (`supervisor`).
+//! Not here: the creation of the namespaces (`supervisor`).
 
 use std::{
     io,
@@ -37,8 +37,12 @@ pub(super) fn run(orders: &Orders, user: User, guard: &OwnedFd) -> io::Result<i3
     }
     _ = rustix::thread::set_name(c"lockgate-init");
     user.map()?;
-    let cage = &orders.cage;
-    set_up(&cage.hide, orders.private.as_deref(), cage.store.as_ref())?;
+    let restrictions = &orders.restrictions;
+    set_up(
+        &restrictions.hide,
+        orders.private.as_deref(),
+        restrictions.store.as_ref(),
+    )?;
     let signals = signals()?;
     let Clone::Parent(server) = clone(0, None)? else {
         let error = become_server(orders, Pid::from_raw(1));

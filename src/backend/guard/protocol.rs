@@ -1,6 +1,6 @@
-//! Orders of the gateway to a guard: one message on the guard's stdin.
+//! Orders of the gateway to a guard: one message on the stdin of the guard.
 //!
-//! Not here: carrying them out (`supervisor`).
+//! Not here: their execution (`supervisor`).
 
 use std::{
     ffi::OsString,
@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::backend::sandbox::{Cage, Files, Store, Tcp};
+use crate::backend::sandbox::{Files, Restrictions, Store, Tcp};
 
 /// A server to start. No `Debug`: values of the environment may be secrets.
 #[derive(Clone, PartialEq, Eq)]
@@ -28,8 +28,8 @@ pub(crate) struct Orders {
     pub(crate) files: u64,
     /// Bytes of one file that it writes (`RLIMIT_FSIZE`).
     pub(crate) file_size: u64,
-    /// The walls around it.
-    pub(crate) cage: Cage,
+    /// The restrictions of the process.
+    pub(crate) restrictions: Restrictions,
 }
 
 impl Orders {
@@ -56,7 +56,7 @@ impl Orders {
             text(&mut to, name.as_bytes());
             text(&mut to, value.as_bytes());
         }
-        self.cage.encode(&mut to);
+        self.restrictions.encode(&mut to);
         let length = u32::try_from(to.len() - 4)
             .unwrap_or(u32::MAX)
             .to_le_bytes();
@@ -85,13 +85,13 @@ impl Orders {
             private,
             files,
             file_size,
-            cage: Cage::decode(from)?,
+            restrictions: Restrictions::decode(from)?,
         };
         from.is_empty().then_some(all)
     }
 }
 
-impl Cage {
+impl Restrictions {
     fn encode(&self, to: &mut Vec<u8>) {
         let flags = [
             self.has_namespaces,
@@ -222,7 +222,7 @@ mod tests {
     }
 
     prop_compose! {
-        fn cage()(
+        fn restrictions()(
             uid in prop::option::of(1u32..), flags: [bool; 4], landlock: u32,
             (read, write, hide) in (paths(), paths(), paths()),
             processes in prop::option::of(1u64..), group in prop::option::of("/[a-z]{1,9}"),
@@ -235,11 +235,11 @@ mod tests {
                 "/[a-z]{1,9}".prop_map(|path| Some(Store::Read(path.into()))),
                 "/[a-z]{1,9}".prop_map(|path| Some(Store::Fill(path.into()))),
             ],
-        ) -> Cage {
+        ) -> Restrictions {
             let [has_namespaces, is_scoped, is_hardened, has_files] = flags;
             let files = has_files.then_some(Files { read, write });
             let group = group.map(PathBuf::from);
-            Cage {
+            Restrictions {
                 uid, has_namespaces, is_scoped, is_hardened, landlock, files, hide, tcp,
                 processes, group, store,
             }
@@ -251,10 +251,10 @@ mod tests {
             command in text(), cwd in text(), private in prop::option::of("/[a-z]{1,9}"),
             args in prop::collection::vec(text(), 0..5),
             env in prop::collection::vec((text(), text()), 0..5),
-            files: u64, file_size: u64, cage in cage(),
+            files: u64, file_size: u64, restrictions in restrictions(),
         ) -> Orders {
             let private = private.map(PathBuf::from);
-            Orders { command, args, env, cwd: cwd.into(), private, files, file_size, cage }
+            Orders { command, args, env, cwd: cwd.into(), private, files, file_size, restrictions }
         }
     }
 

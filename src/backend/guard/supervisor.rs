@@ -1,9 +1,8 @@
-//! The guard: the process between the gateway and a server, which starts the server and ends
-//! every process below it.
+//! Guard process: starts the server, and kills every process below it at its end.
 //!
-//! It is this binary under `__launch`, before any runtime, allocation of note or thread, and it
-//! also outlives a gateway that was killed. Not here: the server's process until `exec` (`exec`),
-//! and the gateway's side of the pipes (`child`).
+//! The guard is this binary under `__launch`, before any runtime, thread or large allocation. It
+//! also outlives a gateway that was killed. Not here: the process of the server until `exec`
+//! (`exec`), and the side of the gateway (`child`).
 
 use std::{
     ffi::OsStr,
@@ -38,7 +37,7 @@ use crate::backend::{
     sandbox::{User, namespace},
 };
 
-/// Becomes a guard if the command line says so, and then never returns.
+/// Becomes a guard if the command line requests it, and then never returns.
 ///
 /// The first call of `main`: no thread of the gateway may run yet.
 pub fn guard() {
@@ -90,8 +89,12 @@ fn supervise(gateway: &OsStr) -> io::Result<i32> {
     }
     let watched = watched?;
     let orders = Orders::receive()?;
-    let Orders { private, cage, .. } = &orders;
-    let (private, group) = (private.clone(), cage.group.clone());
+    let Orders {
+        private,
+        restrictions,
+        ..
+    } = &orders;
+    let (private, group) = (private.clone(), restrictions.group.clone());
     // Locked while this process lives: a gateway removes directories without a lock.
     let _held = private.as_deref().map(hold);
     let server = match start(&orders) {
@@ -117,34 +120,38 @@ fn supervise(gateway: &OsStr) -> io::Result<i32> {
         }
         match next_signal(&signals) {
             Some(CHILD_ENDED) => _ = tree.reap(),
-            Some(libc::SIGUSR1) => tree.ask(),
+            Some(libc::SIGUSR1) => tree.terminate(),
             Some(_) => break,
             None => {}
         }
     }
-    tree.end(&signals);
+    tree.kill_all(&signals);
     remove(private.as_deref(), group.as_deref());
     Ok(tree.code.unwrap_or(128 + libc::SIGKILL))
 }
 
 /// Starts the server with stdin, stdout and stderr of this process.
 ///
-/// By a plain clone instead of a second program start: this process has one thread, and the copy
-/// has the orders.
+/// A plain clone suffices instead of a second start of this program: this process has one thread,
+/// and the copy has the orders.
 fn start(orders: &Orders) -> io::Result<Pid> {
-    let cage = &orders.cage;
+    let restrictions = &orders.restrictions;
     let (own, user) = (rustix::process::getpid(), User::own());
     let guard = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
-    let flags = if cage.has_namespaces { NAMESPACES } else { 0 };
-    if cage.has_namespaces {
+    let flags = if restrictions.has_namespaces {
+        NAMESPACES
+    } else {
+        0
+    };
+    if restrictions.has_namespaces {
         // Not possible inside; outside only for root.
         _ = rustix::thread::set_thread_groups(&[]);
     }
-    let group = cage.group.as_ref().map(File::open).transpose()?;
+    let group = restrictions.group.as_ref().map(File::open).transpose()?;
     match clone(flags, group.as_ref().map(AsFd::as_fd))? {
         Clone::Parent(server) => Ok(server),
         Clone::Child => {
-            let outcome = if cage.has_namespaces {
+            let outcome = if restrictions.has_namespaces {
                 init::run(orders, user, &guard)
             } else {
                 Err(become_server(orders, Some(own)))
@@ -155,8 +162,8 @@ fn start(orders: &Orders) -> io::Result<Pid> {
     }
 }
 
-/// Whether children can have user, pid and mount namespaces: asks a process of `program`, this
-/// binary.
+/// Whether children can have user, pid and mount namespaces: a probe process of `program`, this
+/// binary, tries.
 pub(crate) fn offers_namespaces(program: &Path) -> bool {
     let mut probe = Command::new(program);
     let probe = probe
@@ -196,7 +203,7 @@ fn remove(private: Option<&Path>, group: Option<&Path>) {
 }
 
 /// Locks a private directory that this process will remove, so that `Launcher::tidy` leaves it.
-/// A file system without locks cannot be asked for one either.
+/// A file system without locks has none to check either.
 fn hold(path: &Path) -> io::Result<File> {
     let dir = File::open(path)?;
     rustix::fs::flock(&dir, FlockOperation::NonBlockingLockShared)?;

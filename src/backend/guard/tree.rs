@@ -1,6 +1,6 @@
-//! Process tree below a guard, and its complete end.
+//! Process tree below a guard, and its kill.
 //!
-//! Not here: its start (`supervisor`).
+//! Not here: the start of the tree (`supervisor`).
 
 use std::{
     collections::BTreeMap,
@@ -47,8 +47,8 @@ impl Tree<'_> {
         }
     }
 
-    /// Asks the server and its group to end.
-    pub(crate) fn ask(&self) {
+    /// Terminates the server and its process group by SIGTERM.
+    pub(crate) fn terminate(&self) {
         // Before the server has made its group, only the process exists. After it is reaped, its id
         // may belong to another process.
         if self.code.is_none()
@@ -59,7 +59,7 @@ impl Tree<'_> {
     }
 
     /// Kills every process below, in rounds until none is left.
-    pub(crate) fn end(&mut self, signals: &OwnedFd) {
+    pub(crate) fn kill_all(&mut self, signals: &OwnedFd) {
         if let Some(group) = self.group {
             // All at once; before Linux 5.14 the rounds below do it.
             _ = fs::write(group.join("cgroup.kill"), "1");
@@ -72,7 +72,7 @@ impl Tree<'_> {
                 _ = rustix::process::kill_process_group(self.server, Signal::STOP);
             }
             for (pid, parent) in Self::freeze() {
-                strike(pid, parent, Signal::KILL);
+                signal_process(pid, parent, Signal::KILL);
             }
             for _ in 0..10 {
                 if !self.reap() {
@@ -96,7 +96,7 @@ impl Tree<'_> {
             let mut is_new = false;
             for (pid, parent) in below() {
                 if stopped.insert(pid, parent).is_none() {
-                    strike(pid, parent, Signal::STOP);
+                    signal_process(pid, parent, Signal::STOP);
                     is_new = true;
                 }
             }
@@ -146,7 +146,7 @@ fn parent_of(pid: i32) -> Option<i32> {
 }
 
 /// Signals a process found below, unless its id was reused.
-fn strike(pid: i32, parent: i32, signal: Signal) {
+fn signal_process(pid: i32, parent: i32, signal: Signal) {
     let Some(number) = Pid::from_raw(pid) else {
         return;
     };
@@ -161,7 +161,7 @@ fn strike(pid: i32, parent: i32, signal: Signal) {
     }
 }
 
-/// Limit of rounds: a tree that survives them cannot be ended (uninterruptible sleep).
+/// The most rounds: a tree that survives them cannot be killed (uninterruptible sleep).
 const ROUNDS: usize = 100;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Linux as the guard uses it: with std, rustix and libc only, in a process of one thread.
+//! Linux system calls of the guard: with std, rustix and libc only, in a process of one thread.
 //!
 //! Not here: decisions about children (`sandbox`, `guard`).
 //!
 //! * `syscalls`: system calls that need unsafe code
-//! * `poll`: waiting for descriptors
+//! * `poll`: wait for descriptors
 //! * `removal`: deletion of directory trees
 
 pub(crate) mod poll;

@@ -1,4 +1,4 @@
-//! Waiting for descriptors.
+//! Wait for descriptors.
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},

@@ -1,6 +1,6 @@
 //! System calls that need unsafe code: clone, exec, signals, descriptors, Landlock's version, BPF.
 //!
-//! The only file with unsafe code. Not here: the order in which they are made (`guard`).
+//! The only file with unsafe code. Not here: the order of the calls (`guard`).
 
 use std::{
     ffi::{CString, OsStr, OsString},
@@ -51,7 +51,7 @@ pub(crate) fn clone(flags: i32, group: Option<BorrowedFd<'_>>) -> io::Result<Clo
 
 /// Version of the Landlock ABI; 0 if the kernel has none.
 pub(crate) fn landlock() -> u32 {
-    #[expect(unsafe_code, reason = "the crate does not tell it")]
+    #[expect(unsafe_code, reason = "the crate does not report it")]
     // SAFETY: with this flag the kernel reads and writes no memory.
     let version = unsafe {
         libc::syscall(

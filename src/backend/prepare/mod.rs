@@ -2,12 +2,12 @@
 //!
 //! Not here: recipes (`declare`), and the start of children (`starter`).
 //!
-//! * `preparations`: runs of recipes, each shared by all that need its store
-//! * `programs`: the program of a server in its store
+//! * `preparations`: runs of recipes, each shared by all servers that need its store
+//! * `programs`: program of a server in its store
 //! * `stores`: directories of prepared stores
 
 mod preparations;
 mod programs;
 mod stores;
 
-pub(crate) use self::preparations::{Preparations, Prepared, Ready};
+pub(crate) use self::preparations::{PreparationStatus, Preparations, Ready};

@@ -1,6 +1,6 @@
-//! Preparations: one installation into a store that all children of a recipe read.
+//! Preparations: installation of a server into a store that all children of a recipe read.
 //!
-//! However many sessions and servers need a store, one run fills it. A failed run counts as a
+//! One run fills a store for all sessions and servers that need it. A failed run counts as a
 //! failed start of the server that began it. Not here: the recipe (`declare`), and the store
 //! itself (`stores`).
 
@@ -70,14 +70,14 @@ pub(crate) struct Ready {
     found: Found,
 }
 
-/// A preparation as an operator sees it.
+/// The status of a preparation, for administrators.
 #[derive(Clone, Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparationStatus {
     /// Name of the store.
     pub(crate) digest: String,
     /// Installed package, or the command that installs.
     pub(crate) subject: String,
-    /// Tenants and servers that asked for it.
+    /// Tenants and servers that need it.
     pub(crate) servers: Vec<(String, String)>,
     /// `preparing`, `ready` or `failed`.
     pub(crate) state: &'static str,
@@ -101,8 +101,8 @@ enum Failure {
     Failed(String, Vec<String>),
 }
 
-/// Time limit of a preparation and of waiting for one. A download that takes longer is stuck; a key
-/// for it would serve no operator.
+/// Time limit of a preparation and of waiting for one. It is not configurable: a download that takes
+/// longer is stuck.
 const LONGEST: Duration = Duration::from_mins(10);
 
 /// Preparations at a time, at most half of them of one tenant: they share one network and one disk.
@@ -111,7 +111,7 @@ const PARALLEL: usize = 4;
 /// Lines of output kept of a failed preparation.
 const LINES: usize = 20;
 
-/// Bytes kept of such a line.
+/// Bytes kept of each of these lines.
 const LINE: usize = 1024;
 
 impl Preparations {
@@ -136,7 +136,7 @@ impl Preparations {
     }
 
     /// Lists all preparations by the names of their stores.
-    pub(crate) fn list(&self) -> Vec<Prepared> {
+    pub(crate) fn list(&self) -> Vec<PreparationStatus> {
         let flights = self.flights.read().unwrap_or_else(PoisonError::into_inner);
         let seen = flights.iter().map(|(name, flight)| {
             let (state, version, output) = match &*flight.outcome.borrow() {
@@ -144,7 +144,7 @@ impl Preparations {
                 Outcome::Ready(ready) => ("ready", ready.found.version.clone(), Vec::new()),
                 Outcome::Failed(output) => ("failed", None, output.to_vec()),
             };
-            Prepared {
+            PreparationStatus {
                 digest: name.clone(),
                 subject: flight.subject.clone(),
                 servers: flight.servers.iter().cloned().collect(),
@@ -175,7 +175,7 @@ impl Preparations {
         found.await.ok().flatten()
     }
 
-    /// Fills a store unless it exists; the second value tells which.
+    /// Fills a store unless it exists; the second value is true if it existed.
     async fn make(
         &self,
         server: &Server,

@@ -51,7 +51,7 @@ impl Delegation {
 #[derive(Debug)]
 pub(crate) struct Groups {
     base: PathBuf,
-    /// It has an inner group in which addresses are refused.
+    /// Whether it has an inner group in which addresses are refused.
     is_filtered: bool,
 }
 
@@ -104,7 +104,7 @@ impl Groups {
         let set = || -> io::Result<()> {
             if let Some(memory) = limits.memory {
                 fs::write(leaf.join("memory.max"), memory.to_string())?;
-                // Without swap accounting there is no such file, and no swap to limit.
+                // Without swap accounting the file is missing, and there is no swap to limit.
                 _ = fs::write(leaf.join("memory.swap.max"), "0");
             }
             if let Some(pids) = limits.pids

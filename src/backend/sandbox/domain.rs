@@ -1,6 +1,6 @@
-//! Landlock domain of a child: the files, TCP ports and processes that it reaches.
+//! Landlock domain of a child: the files, TCP ports and processes that it may access.
 //!
-//! Not here: which of them that are (`walls`).
+//! Not here: their choice (`machine`).
 
 use std::{
     io,
@@ -13,34 +13,35 @@ use landlock::{
 };
 
 use super::{
-    cage::{Cage, Files, Store, Tcp},
     files,
+    restrictions::{Files, Restrictions, Store, Tcp},
 };
 
-/// Puts this process into the domain of `cage`, if it has one.
+/// Puts this process into the domain of `restrictions`, if they need one.
 ///
 /// # Errors
 ///
 /// Landlock's, and `Unsupported` if nothing is enforced.
-pub(crate) fn restrict(cage: &Cage, private: Option<&Path>) -> io::Result<()> {
-    let hides = !cage.hide.is_empty() && !cage.has_namespaces && cage.uid.is_none();
-    let files = cage
+pub(crate) fn restrict(restrictions: &Restrictions, private: Option<&Path>) -> io::Result<()> {
+    let hides =
+        !restrictions.hide.is_empty() && !restrictions.has_namespaces && restrictions.uid.is_none();
+    let files = restrictions
         .files
         .clone()
         .or_else(|| hides.then(|| all_but_hidden(private)));
-    let ports = match &cage.tcp {
+    let ports = match &restrictions.tcp {
         Tcp::Ports(ports) => ports.as_slice(),
         Tcp::Any | Tcp::Off => &[],
     };
     // Exempt from `hide`: these lie in the gateway's own directories.
     let (mut reads, mut writes) = (None, [private.map(Path::to_owned), None]);
-    match &cage.store {
+    match &restrictions.store {
         Some(Store::Read(path)) => reads = Some(path.clone()),
         Some(Store::Fill(path)) => writes[1] = Some(path.clone()),
         None => {}
     }
-    let is_wanted = files.is_some() || !ports.is_empty() || cage.is_scoped;
-    if cage.landlock == 0 || !is_wanted {
+    let is_wanted = files.is_some() || !ports.is_empty() || restrictions.is_scoped;
+    if restrictions.landlock == 0 || !is_wanted {
         return Ok(());
     }
     let rules = || -> Result<_, landlock::RulesetError> {
@@ -53,19 +54,19 @@ pub(crate) fn restrict(cage: &Cage, private: Option<&Path>) -> io::Result<()> {
         if !ports.is_empty() {
             rules = rules.handle_access(AccessNet::from_all(abi))?;
         }
-        if cage.is_scoped {
+        if restrictions.is_scoped {
             rules = rules.scope(Scope::from_all(abi))?;
         }
         let mut rules = rules.create()?;
         if let Some(files) = &files {
             rules = rules
                 .add_rules(path_beneath_rules(
-                    visible(&files.read, cage).chain(reads),
+                    visible(&files.read, restrictions).chain(reads),
                     AccessFs::from_read(abi),
                 ))?
                 .add_rules(path_beneath_rules(files::devices(), DEVICE))?
                 .add_rules(path_beneath_rules(
-                    visible(&files.write, cage).chain(writes.into_iter().flatten()),
+                    visible(&files.write, restrictions).chain(writes.into_iter().flatten()),
                     AccessFs::from_all(abi),
                 ))?;
         }
@@ -94,10 +95,13 @@ fn all_but_hidden(private: Option<&Path>) -> Files {
 }
 
 /// `roots` without hidden paths.
-fn visible<'c>(roots: &'c [PathBuf], cage: &'c Cage) -> impl Iterator<Item = PathBuf> + 'c {
+fn visible<'c>(
+    roots: &'c [PathBuf],
+    restrictions: &'c Restrictions,
+) -> impl Iterator<Item = PathBuf> + 'c {
     roots
         .iter()
-        .flat_map(|root| files::without(root, &cage.hide))
+        .flat_map(|root| files::without(root, &restrictions.hide))
 }
 
 /// Access to devices such as `/dev/null`.

@@ -1,4 +1,4 @@
-//! Files that a child in profile `standard` reaches.
+//! Files that a child in profile `standard` may access.
 //!
 //! An allow-list: the system, and the programs of PATH and of the command. Not here: its
 //! enforcement (`domain`).

@@ -1,9 +1,9 @@
-//! The sandbox of a child: capabilities of this machine, and the walls made of them.
+//! Sandbox of a child: the capabilities of this machine, and the restrictions made of them.
 //!
-//! Not here: the process that puts itself behind these walls (`guard`).
+//! Not here: the process that applies the restrictions to itself (`guard`).
 //!
-//! * `cage`: walls around one child, as a value
-//! * `walls`: capabilities of this machine, and the cage that each child gets
+//! * `machine`: capabilities of this machine, and the restrictions that each child gets
+//! * `restrictions`: restrictions of one child, as a value
 //! * `cgroup`: cgroups of children, and their limits
 //! * `domain`: Landlock domain of a child
 //! * `files`: files that a child in profile `standard` reaches
@@ -12,17 +12,17 @@
 //! * `seccomp`: system calls denied to a child
 //! * `uids`: uids of children
 
-mod cage;
 mod cgroup;
 pub(crate) mod domain;
 mod files;
+pub(crate) mod machine;
 pub(crate) mod namespace;
 mod network;
+mod restrictions;
 pub(crate) mod seccomp;
 mod uids;
-pub(crate) mod walls;
 
-pub(crate) use self::cage::{Cage, Files, Store, Tcp};
+pub(crate) use self::machine::{Kernel, Sandbox};
 pub(crate) use self::namespace::User;
+pub(crate) use self::restrictions::{Files, Restrictions, Store, Tcp};
 pub(crate) use self::uids::Lease;
-pub(crate) use self::walls::{Kernel, Sandbox};

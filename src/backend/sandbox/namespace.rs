@@ -14,7 +14,7 @@ use rustix::{
     process::DumpableBehavior,
 };
 
-use super::cage::Store;
+use super::restrictions::Store;
 
 /// User and group of a process before it entered a user namespace.
 #[derive(Clone, Copy)]

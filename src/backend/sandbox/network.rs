@@ -107,7 +107,7 @@ impl Refused {
     }
 }
 
-/// Whether this process may load such a program.
+/// Whether this process may load a program that filters connections.
 pub(super) fn is_offered() -> bool {
     syscalls::load_filter(&allow(), CONNECT_V4).is_ok()
 }
@@ -121,7 +121,7 @@ fn begin() -> Vec<u64> {
 }
 
 /// Denies all ports but that of DNS if `register` has this value in network order: cloud machines
-/// often have a resolver at such an address.
+/// often have a resolver at a link-local address.
 fn unless_dns(register: u8, value: u32) -> Vec<u64> {
     let mut inner = vec![step(0x16, PORT, 0, 2, u32::from(53_u16.to_be()))];
     inner.extend(deny());

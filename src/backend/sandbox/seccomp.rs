@@ -1,4 +1,4 @@
-//! Seccomp filters: system calls that no server needs and that lead out of a sandbox.
+//! Seccomp filters: system calls that are denied because no server needs them and they help to escape.
 //!
 //! A deny-list, since servers are arbitrary programs: denied calls fail with EPERM, as for a missing
 //! privilege.
@@ -10,35 +10,35 @@ use seccompiler::{
     SeccompFilter, SeccompRule, sock_filter,
 };
 
-use super::cage::{Cage, Tcp};
+use super::restrictions::{Restrictions, Tcp};
 
-/// Applies the filters of `cage` to this thread, which must be the only one; needs `no_new_privs`.
+/// Applies the filters of `restrictions` to this thread, which must be the only one; needs `no_new_privs`.
 ///
 /// # Errors
 ///
 /// Seccomp's.
-pub(crate) fn apply(cage: &Cage) -> io::Result<()> {
-    for program in programs(cage).map_err(io::Error::other)? {
+pub(crate) fn apply(restrictions: &Restrictions) -> io::Result<()> {
+    for program in programs(restrictions).map_err(io::Error::other)? {
         seccompiler::apply_filter(&program).map_err(io::Error::other)?;
     }
     Ok(())
 }
 
-/// Filters of `cage`; a call must pass all of them.
-fn programs(cage: &Cage) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
+/// Filters of `restrictions`; a call must pass all of them.
+fn programs(restrictions: &Restrictions) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     let mut denied: Vec<(i64, Vec<SeccompRule>)> = Vec::new();
-    if cage.is_hardened {
+    if restrictions.is_hardened {
         denied.extend(DENIED.iter().map(|&call| (call, Vec::new())));
         denied.extend(conditional()?);
-        if cage.landlock < TRUNCATE_SINCE {
+        if restrictions.landlock < TRUNCATE_SINCE {
             denied.push((libc::SYS_truncate, Vec::new()));
         }
     }
-    let sockets = sockets(cage)?;
+    let sockets = sockets(restrictions)?;
     if !sockets.is_empty() {
         denied.push((libc::SYS_socket, sockets));
     }
-    if cage.tcp != Tcp::Any {
+    if restrictions.tcp != Tcp::Any {
         denied.extend(fast_open()?);
         // It could create sockets past this filter.
         denied.push((libc::SYS_io_uring_setup, Vec::new()));
@@ -50,7 +50,7 @@ fn programs(cage: &Cage) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     if cfg!(target_arch = "x86_64") {
         programs.push(without_x32());
     }
-    if cage.is_hardened {
+    if restrictions.is_hardened {
         // Its arguments are in memory, invisible to a filter. libc falls back to `clone`, whose
         // flags are visible.
         programs.push(filter(vec![(libc::SYS_clone3, Vec::new())], libc::ENOSYS)?);
@@ -124,11 +124,11 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
 }
 
 /// Denied sockets.
-fn sockets(cage: &Cage) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+fn sockets(restrictions: &Restrictions) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let family = |family: i32| u64::from(family.unsigned_abs());
     let (inet, inet6) = (family(libc::AF_INET), family(libc::AF_INET6));
     let mut rules = Vec::new();
-    if cage.is_hardened {
+    if restrictions.is_hardened {
         let known = [family(libc::AF_UNIX), inet, inet6, family(libc::AF_NETLINK)];
         rules.push(rule(known.map(|known| (0, Is::Ne, known)))?);
         // Netlink only as libc uses it to list addresses (NETLINK_ROUTE).
@@ -138,7 +138,7 @@ fn sockets(cage: &Cage) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
         ])?);
     }
     for family in [inet, inet6] {
-        match cage.tcp {
+        match restrictions.tcp {
             Tcp::Off => rules.push(rule([
                 (0, Is::Eq, family),
                 (1, Is::MaskedEq(SOCKET_TYPE), 1),
@@ -252,13 +252,13 @@ mod tests {
 
     #[test]
     fn filters_compile_and_are_small() {
-        let mut cage = Cage::default();
-        assert!(programs(&cage).unwrap().is_empty());
-        cage.tcp = Tcp::Off;
-        assert_eq!(programs(&cage).unwrap().len(), 2);
-        cage.tcp = Tcp::Ports(vec![443]);
-        cage.is_hardened = true;
-        let programs = programs(&cage).unwrap();
+        let mut restrictions = Restrictions::default();
+        assert!(programs(&restrictions).unwrap().is_empty());
+        restrictions.tcp = Tcp::Off;
+        assert_eq!(programs(&restrictions).unwrap().len(), 2);
+        restrictions.tcp = Tcp::Ports(vec![443]);
+        restrictions.is_hardened = true;
+        let programs = programs(&restrictions).unwrap();
         assert_eq!(programs.len(), 3);
         // The kernel takes 4096 instructions (BPF_MAXINSNS).
         assert!(programs.iter().all(|program| program.len() < 500));

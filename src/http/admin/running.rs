@@ -15,7 +15,7 @@ use super::{
     schema::{Schema, Shape, any_object, integer, nullable_text, number, object, text},
 };
 use crate::{
-    backend::child::{Restart as EndMode, Seen as SeenChild},
+    backend::child::{ChildStatus, Restart as EndMode},
     database::Record,
     http::{
         Front,
@@ -131,7 +131,7 @@ async fn children(call: Call) -> OperationResult {
     Ok(ok(&json!({"items": items})))
 }
 
-fn child(one: &SeenChild) -> Json {
+fn child(one: &ChildStatus) -> Json {
     json!({
         "number": one.number, "pid": one.pid, "state": one.state.into_str(),
         "age_seconds": one.age.as_secs_f64(), "restarts": one.restarts, "calls": one.calls,
@@ -153,7 +153,7 @@ async fn logs(call: Call) -> OperationResult {
     Ok(lines(Body::from(out)))
 }
 
-async fn children_of(front: &Front, path: &Path) -> Vec<SeenChild> {
+async fn children_of(front: &Front, path: &Path) -> Vec<ChildStatus> {
     let hub = front.hub.clone();
     // The list reads files of the kernel for each process.
     let listed = tokio::task::spawn_blocking(move || hub.children()).await;
@@ -180,8 +180,8 @@ async fn quotas(call: Call) -> OperationResult {
     let quotas = found.ok_or_else(Problem::not_found)?.quotas;
     let (hub, name) = (call.front.hub.clone(), tenant.to_owned());
     let used = tokio::task::spawn_blocking(move || {
-        let own = |one: &SeenChild| one.tenant == name;
-        let children: Vec<SeenChild> = hub.children().into_iter().filter(own).collect();
+        let own = |one: &ChildStatus| one.tenant == name;
+        let children: Vec<ChildStatus> = hub.children().into_iter().filter(own).collect();
         let calls: u32 = children.iter().map(|one| one.calls).sum();
         let memory: u64 = children.iter().map(|one| one.memory).sum();
         (children.len(), calls, memory, hub.sessions(&name).len())

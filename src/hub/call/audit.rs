@@ -1,6 +1,6 @@
 //! Audit record of a call, for servers with `audit_calls`.
 //!
-//! It never contains arguments or results.
+//! The record never contains arguments or results.
 
 use serde_json::json;
 use tokio::time::Instant;

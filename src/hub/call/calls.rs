@@ -39,11 +39,11 @@ pub(crate) struct Call {
     pub(crate) task: Option<Box<[u8]>>,
     /// Whether the client requested a task.
     pub(crate) wants_task: bool,
-    /// The clock, which says when the call is overdue.
+    /// The clock with the deadline of the call.
     pub(crate) clock: CallClock,
     /// The class for the metrics.
     pub(crate) class: MethodClass,
-    /// The audit record, if the server is declared so.
+    /// The audit record, for a server with `audit_calls`.
     pub(crate) audited: Option<Box<Audited>>,
     /// The change that the result makes in the session.
     pub(crate) effect: Effect,
@@ -122,7 +122,7 @@ impl Calls {
         self.calls.is_empty()
     }
 
-    /// How many calls are in flight.
+    /// The number of calls in flight.
     pub(crate) fn count(&self) -> usize {
         self.calls.len()
     }
@@ -132,14 +132,14 @@ impl Calls {
         !(self.calls.is_empty() && self.asks.is_empty() && self.tasks.is_empty())
     }
 
-    /// The calls waited for a child: its time begins now.
+    /// Restarts the clocks of all calls, which waited for a child.
     pub(crate) fn restart(&mut self, now: Instant) {
         self.calls
             .values_mut()
             .for_each(|call| call.clock.restart(now));
     }
 
-    /// Removes all asks, with the streams that they were on.
+    /// Removes all asks; returns them with their streams.
     pub(crate) fn drop_asks(&mut self, now: Instant) -> Vec<(AskId, StreamId)> {
         let asks: Vec<AskId> = self.asks.keys().copied().collect();
         asks.into_iter()

@@ -1,4 +1,4 @@
-//! Faults: errors of the gateway itself as answers to calls, listed in `docs/contract.md`.
+//! Faults: errors of the gateway itself as responses to calls, listed in `docs/contract.md`.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -11,19 +11,19 @@ use crate::{
     protocol::jsonrpc,
 };
 
-/// The reason why a call has no answer of the server.
+/// An error of the gateway in place of the response of a server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     code: i32,
     message: &'static str,
-    /// The reason for programs: `data.reason`.
+    /// The reason as `data.reason`, for programs.
     pub(crate) reason: &'static str,
     is_retryable: bool,
-    /// The status that says it where nothing has been sent yet.
+    /// The HTTP status in place of the error, if no headers were sent.
     pub(crate) status: Option<Status>,
 }
 
-/// A status by which a request is refused as a whole.
+/// An HTTP status that refuses a whole request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     /// 503 with Retry-After.
@@ -53,7 +53,7 @@ impl Status {
     }
 }
 
-/// The limit as clients and metrics name it, and its bound.
+/// The limit with its name for clients and metrics, and its bound.
 pub(crate) const fn quota(full: Full) -> (Limit, NonZeroU64) {
     match full {
         Full::Children(most) => (Limit::Children, most),
@@ -72,13 +72,13 @@ impl Fault {
         }
     }
 
-    /// The child ended in the middle of the call, which may have had its effect.
+    /// The child ended during the call, which may have had its effect.
     pub(crate) const EXITED: Self = Self::new(
         -31001,
         "the backend ended before it answered",
         "backend_exited",
     );
-    /// The replica ended that had the call, which may have had its effect.
+    /// The replica of the session ended during the call, which may have had its effect.
     pub(crate) const OWNER_LOST: Self = Self::new(
         -31001,
         "the replica that served the session was lost",
@@ -99,7 +99,7 @@ impl Fault {
         "the backend's answer is not valid JSON",
         "invalid_answer",
     );
-    /// The child that was to go on with a session answered `initialize` with an error.
+    /// The child that replaced another one answered `initialize` with an error.
     pub(crate) const REFUSED: Self = Self::new(
         -31001,
         "the backend refused to be initialized again",
@@ -112,7 +112,7 @@ impl Fault {
         "unsupported_revision",
     );
 
-    /// Why nothing was started; no server has seen the call.
+    /// The fault of a refused start; no server has seen the call.
     pub(crate) fn of(refused: &Refused) -> Self {
         let fault = match refused {
             Refused::Busy => Self {
@@ -137,7 +137,7 @@ impl Fault {
             Refused::Failed("oversized_line") => Self::TOO_LONG,
             Refused::Failed("unsupported_revision") => Self::REVISION,
             Refused::Failed(_) | Refused::Spawn => Self::EXITED.of_start(),
-            // It would say so again.
+            // A retry would get the same answer.
             Refused::Answered(_) => return Self::REFUSED,
         };
         Self {
@@ -146,7 +146,7 @@ impl Fault {
         }
     }
 
-    /// The same where the server never began.
+    /// The same fault for a server that never started.
     pub(crate) fn of_start(self) -> Self {
         let message = match self.reason {
             "backend_exited" => "the backend could not be started",
@@ -154,7 +154,7 @@ impl Fault {
         };
         Self {
             message,
-            // One that refused would do so again.
+            // A retry would get the same refusal.
             is_retryable: self.reason != Self::REFUSED.reason,
             ..self
         }

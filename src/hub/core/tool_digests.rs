@@ -10,7 +10,7 @@ use std::{
 use crate::{
     base::sha256,
     declare::Server,
-    protocol::{Fault, Scanner, json},
+    protocol::{Scanner, SyntaxError, json},
 };
 
 /// The digests of all listed tools. Never held across an await.
@@ -72,7 +72,7 @@ impl ToolDigests {
 fn listed(tools: &[u8]) -> Vec<(String, [u8; 32])> {
     let mut found = Vec::new();
     let mut scanner = Scanner::new(tools);
-    let read = scanner.array::<Fault>(0, |scanner| {
+    let read = scanner.array::<SyntaxError>(0, |scanner| {
         let tool = scanner.value(1)?.of(tools);
         let name = json::get(tool, "name").and_then(json::decoded);
         if let Some(name) = name {

@@ -238,7 +238,7 @@ impl Limits {
     }
 
     /// Seats for a stream that a POST has become, on all replicas. None if the limit was reached
-    /// meanwhile: such a stream goes on.
+    /// meanwhile: the stream continues.
     pub(crate) async fn became_stream(&self, access: &Access) -> Seats {
         if self.is_shared {
             self.stream(access).await.unwrap_or_default()

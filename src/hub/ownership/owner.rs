@@ -18,7 +18,8 @@ use crate::{
     state::{Directory, Heartbeat, Replica, StoreError},
 };
 
-/// The time that a lease runs after its heartbeat was sent; the key in the store lives longer.
+/// The time that a lease runs after its heartbeat was sent; the key in the store has a
+/// longer time to live.
 const LEASE: Duration = Duration::from_secs(3);
 /// The interval of heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
@@ -57,7 +58,7 @@ pub(crate) struct Owner {
 pub(crate) struct LeaseStatus {
     /// Whether the lease runs.
     is_running: bool,
-    /// How often it has ended.
+    /// The number of times that it has ended.
     lapses: u32,
 }
 
@@ -139,7 +140,7 @@ impl Owner {
         self.runs_at(now) && self.lapses.load(Ordering::Acquire) == confirmed
     }
 
-    /// How often the lease has ended before it was renewed.
+    /// The number of times that the lease ended before it was renewed.
     pub(crate) fn lapses(&self) -> u32 {
         self.lapses.load(Ordering::Acquire)
     }

@@ -103,7 +103,7 @@ impl Session {
         self.lifetime.end_reason().unwrap_or(EndReason::Lost)
     }
 
-    /// Whether the session goes on at another replica.
+    /// Whether another replica continues the session.
     fn has_successor(&self) -> bool {
         let is_left = matches!(
             self.end_reason(),
@@ -112,7 +112,7 @@ impl Session {
         is_left && !self.core.owner.is_alone() && self.lifetime.is_ready()
     }
 
-    /// Removes the record, unless the session goes on at another replica.
+    /// Removes the record, unless another replica continues the session.
     async fn unregister(&mut self) {
         if !self.core.owner.is_alone() && !self.has_successor() {
             // In a store that is away the record ends with its time to live.
@@ -154,7 +154,7 @@ impl Session {
         }
     }
 
-    /// Counts a call that ended, and writes its audit record where the server is declared so.
+    /// Counts a call that ended, and writes its audit record if the server has `audit_calls`.
     pub(super) fn count_call(&mut self, call: &Call, outcome: Outcome) {
         // Its client may fetch the response for as long as after a request.
         self.lifetime.touch();

@@ -119,8 +119,8 @@ impl Lease {
 
 /// Waits until a session may not be served any more.
 ///
-/// It registers no waker: the task of the session polls it before each event it handles. A replica
-/// that was frozen finds events ready for a session that may be another's now.
+/// The future registers no waker: the task of the session polls it before each event. After a
+/// freeze of this replica, events are ready for a session that may belong to another owner.
 pub(super) async fn lapse(owner: &Owner, pulse: &Pulse) {
     poll_fn(|_| {
         if is_served(owner, pulse) {

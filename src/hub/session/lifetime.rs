@@ -9,7 +9,7 @@ use crate::{
     protocol::Revision,
 };
 
-/// How long an HTTP+SSE session outlives its connection.
+/// The time that an HTTP+SSE session outlives its connection.
 pub(super) const DISCONNECTED: Duration = Duration::from_secs(60);
 
 /// The lifetime of a session.
@@ -69,17 +69,17 @@ pub(super) struct Initializing {
 pub(super) enum EndReason {
     /// The client or an administrator ended it.
     Deleted,
-    /// Its principal may not use its server any more, or one of them is gone.
+    /// The principal may not use the server any more, or one of them is gone.
     Revoked,
-    /// It was idle for too long.
+    /// The idle time is over.
     Idle,
-    /// It reached its absolute age.
+    /// The session reached its absolute age.
     Expired,
     /// The connection of HTTP+SSE is gone.
     Disconnected,
-    /// Its child is gone and cannot be restored.
+    /// The child is gone and cannot be restored.
     Lost,
-    /// Its start failed.
+    /// The start failed.
     Failed,
     /// The gateway stops.
     Drained,
@@ -220,7 +220,7 @@ impl Lifetime {
         self.end = Some(reason);
     }
 
-    /// The reason of the end; none while the session goes on.
+    /// The reason of the end; none while the session continues.
     pub(super) fn end_reason(&self) -> Option<EndReason> {
         self.end
     }

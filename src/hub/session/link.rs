@@ -17,14 +17,14 @@ use crate::backend::{
     shared::{Loss, Member, STABLE, mailbox},
 };
 
-/// How long a child has to show that it lives after a call that was overdue.
+/// The time for a child to answer a ping after a call that was overdue.
 const PROBE: Duration = Duration::from_secs(5);
 
 /// The backend of one session.
 pub(super) struct Link {
     state: State,
     held: BytesMut,
-    /// When the backend last had something to do.
+    /// The start of the idle time of the backend.
     used: Instant,
     /// Until when the child must answer a ping, after a call that was overdue.
     probe: Option<Instant>,
@@ -50,7 +50,7 @@ enum State {
         own: Box<Own>,
         /// The gateway's id of `initialize`.
         id: CallId,
-        /// When its response is overdue.
+        /// The time at which its response is overdue.
         until: Instant,
     },
     /// The session's own child serves it.
@@ -78,7 +78,7 @@ pub(super) enum Acquired {
 
 /// An event of the backend.
 pub(super) enum BackendEvent {
-    /// It was acquired, or could not be.
+    /// The backend was acquired, or refused.
     Acquired(Result<Acquired, Refused>),
     /// An event of the session's own child.
     Own(ChildEvent),
@@ -221,12 +221,12 @@ impl Link {
         }
     }
 
-    /// Lets the session's own child serve it.
+    /// Serves the session with its own child.
     pub(super) fn serve_own(&mut self, own: Box<Own>) {
         self.serve(State::Ready(own));
     }
 
-    /// Lets a shared child serve the session.
+    /// Serves the session with a shared child.
     pub(super) fn serve_shared(&mut self, member: Box<Member>) {
         self.serve(State::Shared(member));
     }
@@ -276,7 +276,7 @@ impl Link {
         self.used = now;
     }
 
-    /// When the backend last had something to do.
+    /// The start of the idle time of the backend.
     pub(super) fn used(&self) -> Instant {
         self.used
     }
@@ -286,7 +286,7 @@ impl Link {
         self.probe.get_or_insert(now + PROBE);
     }
 
-    /// The child lives, or is gone.
+    /// Clears the deadline: the child has answered, or is gone.
     pub(super) fn end_probe(&mut self) {
         self.probe = None;
     }
@@ -304,7 +304,7 @@ impl Link {
         self.crashes.ask(now)
     }
 
-    /// How many children have crashed.
+    /// The number of crashed children.
     pub(super) fn restarts(&self) -> u32 {
         self.restarts
     }

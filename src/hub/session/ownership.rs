@@ -2,8 +2,8 @@
 //! a loss of the store's data.
 //!
 //! During the wait the child is not read and nothing is sent. Once the store answers, the fence of
-//! the session is read: the session goes on if the fence is unchanged, and ends if it is another
-//! owner's.
+//! the session is read: the session continues if the fence is unchanged, and ends if it belongs to
+//! another owner.
 
 use std::{
     sync::{Arc, atomic::Ordering},

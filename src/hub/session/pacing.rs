@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long the child waits for a connection that is far behind. Within it a busy reader
-/// catches up; one that does not read at all loses its place.
+/// The time that the child waits for a connection that is far behind. A busy reader catches up
+/// within it; a reader that does not read at all loses its place.
 const READER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Messages of a child within a window; beyond, the child is read no further until the
-/// window ends. Responses are not counted: clients pace those themselves.
+/// The messages of a child within a window beyond which it is not read until the window ends.
+/// Responses are not counted: their number is bounded by the requests of clients.
 const WINDOW_MESSAGES: u32 = 2000;
 const WINDOW: Duration = Duration::from_millis(100);
 

@@ -1,6 +1,6 @@
 //! Loss of a backend, its replacement by another one, and the stop of idle children.
 //!
-//! The session goes on, and the client notices as little as possible.
+//! The session continues, with as little effect on the client as possible.
 
 use std::{sync::Arc, time::Duration};
 
@@ -148,7 +148,8 @@ impl Session {
         }
     }
 
-    /// Ends the calls and the asks of a lost backend; ends the session if its server is declared so.
+    /// Ends the calls and the asks of a lost backend; ends the session if the server is
+    /// declared with `on_loss = "end"`.
     fn backend_lost(&mut self, fault: Fault) {
         self.replay.is_stale = true;
         self.end_asks();

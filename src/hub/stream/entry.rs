@@ -62,7 +62,7 @@ pub(crate) struct Stream {
 pub(crate) struct Held {
     pub(crate) reply: oneshot::Sender<Answer>,
     pub(crate) form: Form,
-    /// When the response becomes SSE if there is no message.
+    /// The time at which the response becomes SSE without a message.
     pub(crate) until: Option<Instant>,
     /// The responses so far.
     pub(crate) done: Vec<Bytes>,
@@ -143,7 +143,7 @@ impl Stream {
         attachment
     }
 
-    /// Ends all connections; the stream goes on for later ones.
+    /// Ends all connections; later ones can read the stream.
     pub(crate) fn release(&self) {
         let last = self.last_attachment;
         self.tail.send_modify(|tail| tail.released = last);

@@ -141,7 +141,7 @@ impl Reader {
         }
     }
 
-    /// Holds the seats of this connection for as long as it lives.
+    /// Holds the seats of this connection until it closes.
     pub(crate) fn hold(&mut self, seats: Seats) {
         self.seats = seats;
     }

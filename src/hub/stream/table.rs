@@ -282,7 +282,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Lets connections read a write that the log has acknowledged.
+    /// Publishes a write that the log has acknowledged to the readers.
     fn acknowledged(&mut self, id: StreamId, write: &Write) {
         let Some(stream) = self.open.get_mut(&id) else {
             return;

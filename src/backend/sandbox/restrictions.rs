@@ -1,21 +1,21 @@
-//! Cage: the walls around one child, as a value that the gateway decides and the guard applies.
+//! Restrictions of one child, as a value that the gateway chooses and the guard applies.
 
 use std::path::{Path, PathBuf};
 
-/// Walls around one child, as decided for this machine.
+/// The restrictions of one child, as chosen for this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cage {
-    /// Its own uid, also the number of its gid.
+pub(crate) struct Restrictions {
+    /// The uid of the child, also the number of its gid.
     pub(crate) uid: Option<u32>,
-    /// Own user, pid and mount namespaces.
+    /// Whether it has user, pid and mount namespaces of its own.
     pub(crate) has_namespaces: bool,
-    /// Landlock also blocks signals and abstract sockets to processes outside.
+    /// Whether Landlock also blocks signals and abstract sockets to processes outside.
     pub(crate) is_scoped: bool,
-    /// System calls are filtered and capabilities dropped.
+    /// Whether system calls are filtered and capabilities dropped.
     pub(crate) is_hardened: bool,
     /// Version of the Landlock ABI.
     pub(crate) landlock: u32,
-    /// Files that it reaches; none means all but hidden ones.
+    /// Files that it may access; none means all but hidden ones.
     pub(crate) files: Option<Files>,
     /// Hidden files and directories.
     pub(crate) hide: Vec<PathBuf>,
@@ -25,11 +25,11 @@ pub(crate) struct Cage {
     pub(crate) processes: Option<u64>,
     /// Its own cgroup, which the guard ends and removes.
     pub(crate) group: Option<PathBuf>,
-    /// Prepared store that it reaches, even in a hidden directory.
+    /// Prepared store that it may access, even in a hidden directory.
     pub(crate) store: Option<Store>,
 }
 
-/// Prepared store that a child reaches.
+/// A prepared store that a child may access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Store {
     /// Read and execute.
@@ -47,7 +47,7 @@ impl Store {
     }
 }
 
-/// Files that a child reaches.
+/// The files that a child may access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Files {
     /// Read and execute.
@@ -68,7 +68,7 @@ pub(crate) enum Tcp {
     Ports(Vec<u16>),
 }
 
-impl Cage {
+impl Restrictions {
     /// Whether the child is separated from other processes.
     pub(crate) fn is_apart(&self) -> bool {
         self.uid.is_some() || self.has_namespaces || self.is_scoped

@@ -1,7 +1,7 @@
-//! Capabilities of this machine, and the walls that each child gets of them.
+//! Capabilities of this machine, and the restrictions that each child gets.
 //!
-//! Probed once at the start and held as a value. Not here: the walls themselves (`domain`,
-//! `namespace`, `seccomp`).
+//! Probed once at the start and held as a value. Not here: the application of the restrictions
+//! (`domain`, `namespace`, `seccomp`).
 
 use std::{
     ffi::OsStr,
@@ -13,10 +13,10 @@ use std::{
 use rustix::{process::Resource, thread::CapabilitySet};
 
 use super::{
-    cage::{Cage, Files, Store, Tcp},
     cgroup::{Delegation, Groups},
     files,
     network::{self, Refused},
+    restrictions::{Files, Restrictions, Store, Tcp},
     uids::{Lease, Pool},
 };
 use crate::{
@@ -50,7 +50,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Asks the kernel; a guard has tried whether it `has_namespaces`.
+    /// Probes the kernel; a guard has tested `has_namespaces`.
     pub(crate) fn probe(has_namespaces: bool) -> Self {
         let needed = CapabilitySet::SETUID
             | CapabilitySet::SETGID
@@ -76,7 +76,7 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// The key that asks for a missing capability, and the reason.
+    /// The configuration key that requires a missing capability, and the reason.
     pub(crate) fn offer(
         &self,
         wish: Option<Separation>,
@@ -131,10 +131,10 @@ impl Kernel {
     }
 }
 
-/// Walls of the children of one gateway.
+/// The sandbox of the children of one gateway.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
-    /// Means that can be enforced.
+    /// The restrictions that can be enforced.
     offer: Offer,
     /// Uids of children.
     uids: Option<Arc<Pool>>,
@@ -148,7 +148,7 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// Walls from the capabilities of `kernel`; `ports` are those of the gateway.
+    /// A sandbox with the capabilities of `kernel`; `ports` are those of the gateway.
     pub(crate) fn new(
         kernel: &Kernel,
         offer: Offer,
@@ -176,12 +176,12 @@ impl Sandbox {
         })
     }
 
-    /// Means that can be enforced here.
+    /// The restrictions that can be enforced here.
     pub(crate) fn offer(&self) -> &Offer {
         &self.offer
     }
 
-    /// No walls, for other tests.
+    /// A sandbox without restrictions, for other tests.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self {
@@ -222,19 +222,19 @@ impl Sandbox {
         self.groups.as_ref().map(leaf).transpose()
     }
 
-    /// Decides the cage of a child with this PATH, HOME and working directory.
-    pub(crate) fn cage(
+    /// Decides the restrictions of a child with this PATH, HOME and working directory.
+    pub(crate) fn restrictions(
         &self,
         launch: &Launch,
         limits: &Limits,
         path: &OsStr,
         home: Option<&Path>,
         cwd: &Path,
-    ) -> Cage {
-        let (offer, asked) = (&self.offer, &launch.confinement);
-        let is_standard = asked.profile == Profile::Standard;
+    ) -> Restrictions {
+        let (offer, wanted) = (&self.offer, &launch.confinement);
+        let is_standard = wanted.profile == Profile::Standard;
         let by_group = self.groups.is_some() && offer.separation != Separation::Uid;
-        Cage {
+        Restrictions {
             uid: None,
             has_namespaces: offer.separation == Separation::Namespace,
             is_scoped: offer.landlock >= SCOPES_SINCE
@@ -243,7 +243,7 @@ impl Sandbox {
             landlock: offer.landlock,
             files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
             hide: self.hidden(),
-            tcp: match &asked.tcp {
+            tcp: match &wanted.tcp {
                 declare::Tcp::Off if offer.has_seccomp => Tcp::Off,
                 declare::Tcp::Ports(ports) if offer.has_seccomp => Tcp::Ports(ports.clone()),
                 _ => Tcp::Any,
@@ -261,7 +261,7 @@ impl Sandbox {
     fn hidden(&self) -> Vec<PathBuf> {
         let found = self.hide.iter().flat_map(|hide| {
             let found = hide.existing().into_iter();
-            found.chain(secrets(self.offer.separation))
+            found.chain(root_secrets(self.offer.separation))
         });
         found.collect()
     }
@@ -277,7 +277,7 @@ impl Sandbox {
 }
 
 /// Files in system directories that children of root must not read.
-fn secrets(separation: Separation) -> impl Iterator<Item = PathBuf> {
+fn root_secrets(separation: Separation) -> impl Iterator<Item = PathBuf> {
     let are_root = rustix::process::geteuid().is_root() && separation != Separation::Uid;
     let files = SECRETS.iter().filter(move |_| are_root);
     files.map(PathBuf::from)
@@ -331,7 +331,7 @@ const SECRETS: [&str; 6] = [
 
 #[cfg(test)]
 mod tests {
-    use super::super::walls::*;
+    use super::super::machine::*;
 
     const BARE: Kernel = Kernel {
         landlock: 0,

@@ -1,4 +1,4 @@
-//! The open database: one handle, and a repository per noun.
+//! The open database: one handle, with a repository per noun.
 //!
 //! Not here: the repositories themselves (`objects`, `oauth`, `pool/audit`).
 
@@ -25,14 +25,14 @@ use crate::{
 /// The location of a database.
 #[derive(Clone, Debug)]
 pub(crate) enum Location {
-    /// A file of SQLite.
+    /// A SQLite file.
     File(PathBuf),
     /// PostgreSQL, by its URL.
     Url(Secret),
 }
 
 impl Location {
-    /// The location in the configuration.
+    /// Reads the location from the configuration.
     pub(crate) fn of(config: &Config) -> Self {
         match &config.storage.sql_url {
             Some(url) => Self::Url(url.clone()),
@@ -48,14 +48,14 @@ pub(crate) struct Opening {
     pub(crate) location: Location,
     /// The source of the master keys.
     pub(crate) keys: KeySource,
-    /// The judge of a state that is to be stored.
+    /// The check of a state before it is stored.
     pub(crate) judge: Judge,
-    /// The clock, set by that of PostgreSQL.
+    /// The clock, synchronised with PostgreSQL.
     pub(crate) clock: Clock,
 }
 
 impl Opening {
-    /// Location and keys in the configuration.
+    /// Reads location and keys from the configuration.
     pub(crate) fn of(config: &Config, judge: Judge, clock: Clock) -> Self {
         let keys = match &config.storage.master_key {
             Some(text) => KeySource::Given(text.clone()),
@@ -90,12 +90,12 @@ impl fmt::Debug for Database {
 }
 
 impl Database {
-    /// Opens the database, brings its schema up to date, and proves that the master key fits.
+    /// Opens the database, updates its schema, and verifies the master key.
     ///
     /// # Errors
     ///
-    /// `Unavailable` while the database does not answer; `Invalid` if it cannot be used as
-    /// configured: a wrong master key, an unusable URL.
+    /// `Unavailable` while the database is unreachable; `Invalid` if it cannot be used as
+    /// configured: a wrong master key, an invalid URL.
     pub(crate) async fn open(opening: Opening) -> Result<Self, Error> {
         let clock = opening.clock;
         let pool = match &opening.location {
@@ -162,7 +162,7 @@ impl Database {
         Revocations { pool: &self.0.pool }
     }
 
-    /// Public keys and revocations, as replicas follow them.
+    /// Public keys and revocations, as replicas read them.
     pub(crate) fn issued(&self) -> Issuance<'_> {
         let Parts {
             pool,
@@ -172,14 +172,14 @@ impl Database {
         Issuance { pool, cache }
     }
 
-    /// Removes some of the expired rows of the authorization servers; true if there may be more.
+    /// Removes some expired rows of the authorization servers; returns true if there may be more.
     pub(crate) async fn sweep(&self) -> Result<bool, Error> {
         sweep::sweep(&self.0.pool).await
     }
 
-    /// Seals everything again: with a new key if the gateway owns the key file, else with the first
-    /// given. The old keys are useless then; log-ins under way start again. Returns the id of the
-    /// new key.
+    /// Seals every secret again: with a new key if the gateway owns the key file, else with the
+    /// first given key. The old keys are no longer needed; log-ins in progress start again. Returns
+    /// the id of the new key.
     ///
     /// # Errors
     ///
@@ -216,14 +216,14 @@ impl Database {
     }
 }
 
-/// Creates a private file before SQLite creates one with other modes; the files beside it get the
-/// same mode.
+/// Creates the file with private modes before SQLite creates it with others. SQLite uses the same
+/// modes for its companion files.
 fn make_private(file: &Path) -> io::Result<()> {
     let mode = fs::Permissions::from_mode(private_file::MODE);
     private_file::open_or_create(file)?.set_permissions(mode)
 }
 
-/// The database in the data directory.
+/// The file name of the database in the data directory.
 const FILE: &str = "lockgate.db";
-/// The master keys in the data directory.
+/// The file name of the master keys in the data directory.
 const KEY_FILE: &str = "master.key";

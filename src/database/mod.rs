@@ -1,11 +1,11 @@
 //! The database (SQLite or PostgreSQL): declared objects, issued grants and keys, the audit trail.
 //!
-//! Every room asks through [`Database`], by one repository per noun: `database.objects()`,
-//! `database.grants()`, `database.audit()`. Not here: the declared model (`declare`), and the snapshot
-//! that requests read (`snapshot`).
+//! Each table is used through a repository of [`Database`], one per noun: `database.objects()`,
+//! `database.grants()`, `database.audit()`. Not here: the declared model (`declare`), and the
+//! snapshot that requests read (`snapshot`).
 //!
 //! * `handle`: the open database, its location, and its repositories
-//! * `pool`: SQL on both databases, failures, the audit trail
+//! * `pool`: SQL on both databases, errors, the audit trail
 //! * `vault`: sealed secrets and the master key
 //! * `oauth`: rows of the authorization server
 //! * `objects`: declared objects

@@ -16,7 +16,7 @@ pub(crate) struct Registered {
     pub(crate) access_hash: [u8; 32],
     /// Time of registration, in milliseconds since 1970.
     pub(crate) created_ms: i64,
-    /// Time of removal, unless the client is used before.
+    /// Time of expiry, unless the client is used before.
     pub(crate) expires_ms: i64,
 }
 
@@ -27,9 +27,9 @@ pub(crate) struct Clients<'a> {
 }
 
 impl Clients<'_> {
-    /// Adds a client; false if the tenant has `cap` unexpired clients.
+    /// Adds a client; returns false if the tenant has `cap` unexpired clients.
     pub(crate) async fn add(self, tenant: &str, new: &Registered, cap: u32) -> Result<bool, Error> {
-        // Simultaneous registrations may together exceed the cap by their number.
+        // Concurrent registrations may exceed the cap by their number.
         let values = vec![
             tenant.into(),
             new.client_id.as_str().into(),
@@ -44,7 +44,7 @@ impl Clients<'_> {
         Ok(!self.pool.write(INSERT, values).await?.is_empty())
     }
 
-    /// A client that has not expired.
+    /// Returns a client that has not expired.
     pub(crate) async fn get(
         self,
         tenant: &str,
@@ -55,7 +55,8 @@ impl Clients<'_> {
         rows.first().map(read).transpose()
     }
 
-    /// Replaces metadata, secret, access token and end of a client; false if there is none.
+    /// Replaces metadata, secret, access token and expiry of a client; returns false if it does not
+    /// exist.
     pub(crate) async fn update(self, tenant: &str, new: &Registered) -> Result<bool, Error> {
         let values = vec![
             tenant.into(),
@@ -69,7 +70,7 @@ impl Clients<'_> {
         Ok(!self.pool.write(UPDATE, values).await?.is_empty())
     }
 
-    /// Postpones a client's end to `expires_ms`; never brings it forward.
+    /// Extends a client's lifetime to `expires_ms`; never shortens it.
     pub(crate) async fn renew(
         self,
         tenant: &str,
@@ -86,7 +87,7 @@ impl Clients<'_> {
         Ok(())
     }
 
-    /// Removes a client and revokes its grants; false if there is none.
+    /// Removes a client and revokes its grants; returns false if it does not exist.
     pub(crate) async fn remove(self, tenant: &str, client_id: &str) -> Result<bool, Error> {
         let mut transaction = self.pool.begin_beside().await?;
         let values = vec![tenant.into(), client_id.into()];

@@ -1,31 +1,32 @@
-//! Authorization codes, grants and refresh tokens as rows.
+//! Authorization codes, grants and refresh tokens.
 //!
-//! Each one-time use is decided by one statement: the caller whose update finds the row unused has
-//! it. Not here: revocations (`revocations`).
+//! One statement decides each one-time use: the caller whose update finds the row unused succeeds.
+//! Not here: revocations (`revocations`).
 
 use uuid::Uuid;
 
 use super::revocations;
 use crate::database::pool::{Error, Pool, Row, Transaction, Value};
 
-/// A grant: a person allows a client to use a resource.
+/// A grant: the consent of a user to a client's use of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     /// The id in tokens and revocations.
     pub(crate) id: Uuid,
-    /// The person.
+    /// The subject of the user.
     pub(crate) subject: String,
-    /// The person's groups at the log-in; those of a local user are looked up instead.
+    /// The user's groups at the log-in; those of a local user are read from its declaration
+    /// instead.
     pub(crate) groups: Vec<String>,
-    /// The client.
+    /// The client id.
     pub(crate) client_id: String,
     /// The resource: the audience of the tokens.
     pub(crate) resource: String,
-    /// Scopes with blanks between them.
+    /// Scopes, separated by spaces.
     pub(crate) scope: String,
     /// Time of the log-in, in milliseconds since 1970.
     pub(crate) auth_ms: i64,
-    /// End of the grant, regardless of refreshes.
+    /// Expiry of the grant, regardless of refreshes.
     pub(crate) expires_ms: i64,
 }
 
@@ -34,29 +35,29 @@ pub(crate) struct Grant {
 pub(crate) struct NewCode {
     /// The SHA-256 of its text.
     pub(crate) hash: [u8; 32],
-    /// The grant to be; `expires_ms` is the end of the grant.
+    /// The future grant, with its expiry.
     pub(crate) grant: Grant,
-    /// The redirect URI of the request, exactly; empty if the request had none.
+    /// The exact redirect URI of the request; empty if the request had none.
     pub(crate) redirect_uri: String,
-    /// The S256 challenge of the request, as it was sent.
+    /// The S256 challenge of the request, unchanged.
     pub(crate) challenge: String,
-    /// End of the code.
+    /// Expiry of the code.
     pub(crate) expires_ms: i64,
 }
 
-/// A code that was taken: it cannot be used again.
+/// The result of taking a code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TakenCode {
-    /// The first use. The grant exists only after [`Grants::start`] wrote it.
+    /// The first use. The grant exists after [`Grants::start`] has written it.
     First(Box<NewCode>),
-    /// Another use, after the first at `used_ms`.
+    /// A reuse, after the first use at `used_ms`.
     Again {
         /// Time of the first use.
         used_ms: i64,
-        /// The grant of the code, perhaps not written yet: revoking it works in both cases.
+        /// The grant of the code; revocation works even if it is not written yet.
         grant: Option<Uuid>,
     },
-    /// No such code in this tenant.
+    /// The code does not exist in this tenant.
     Unknown,
 }
 
@@ -65,35 +66,36 @@ pub(crate) enum TakenCode {
 pub(crate) struct NewRefresh {
     /// The SHA-256 of its text.
     pub(crate) hash: [u8; 32],
-    /// When it ends unless it is used; the end of its grant comes first.
+    /// Expiry if unused, within the lifetime of its grant.
     pub(crate) expires_ms: i64,
 }
 
 /// The successor of a refresh token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Succession {
-    /// The successor's text is derived from this and the token's own text. It is stored, so that
-    /// a retry with the token gets the same successor; without the token it reveals nothing.
+    /// The salt from which, with the token's text, the successor's text is derived. It is stored,
+    /// so that a retry with the token gets the same successor; without the token it reveals
+    /// nothing.
     pub(crate) salt: [u8; 32],
     /// The successor.
     pub(crate) successor: NewRefresh,
-    /// How long the same successor is given again.
+    /// The time within which a retry gets the same successor.
     pub(crate) grace_ms: i64,
 }
 
-/// The outcome of using a refresh token.
+/// The result of a refresh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refreshed {
-    /// The first use, or another within the grace period: the successor is derived from this salt.
+    /// The first use, or a retry within the grace period: the successor is derived from this salt.
     Good {
         /// The grant.
         grant: Box<Grant>,
-        /// Of the successor.
+        /// The salt of the successor.
         salt: [u8; 32],
     },
-    /// It is not valid: unknown, expired, revoked, of another client, or its successor was used.
+    /// Invalid: unknown, expired, revoked, of another client, or with a used successor.
     Refused,
-    /// It was used again after the grace period: the whole grant has just been revoked.
+    /// A reuse after the grace period, which has just revoked the whole grant.
     Reused {
         /// The grant.
         grant: Uuid,
@@ -102,21 +104,21 @@ pub(crate) enum Refreshed {
 
 /// A grant as shown to operators.
 #[derive(Clone, Debug)]
-pub(crate) struct SeenGrant {
+pub(crate) struct ListedGrant {
     /// The grant.
     pub(crate) grant: Grant,
     /// Time of creation, in milliseconds since 1970.
     pub(crate) created_ms: i64,
 }
 
-/// A selection of grants; a member that is none selects all.
+/// A filter of grants; absent members match all.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GrantFilter<'f> {
-    /// Of this person.
+    /// The subject.
     pub(crate) subject: Option<&'f str>,
-    /// Of this client.
+    /// The client id.
     pub(crate) client: Option<&'f str>,
-    /// Behind this one.
+    /// The id of the last grant of the previous page.
     pub(crate) after: Option<Uuid>,
 }
 
@@ -127,7 +129,7 @@ pub(crate) struct Grants<'a> {
 }
 
 impl Grants<'_> {
-    /// Writes a code.
+    /// Stores a code.
     pub(crate) async fn add_code(self, tenant: &str, code: &NewCode) -> Result<(), Error> {
         let grant = &code.grant;
         let values = vec![
@@ -149,7 +151,7 @@ impl Grants<'_> {
         Ok(())
     }
 
-    /// Takes a code, in one statement: only one caller gets [`TakenCode::First`]. The caller judges
+    /// Takes a code, in one statement: only one caller gets [`TakenCode::First`]. The caller checks
     /// expiry, client, redirect URI and challenge afterwards.
     pub(crate) async fn take_code(self, tenant: &str, hash: &[u8; 32]) -> Result<TakenCode, Error> {
         let now_ms = self.pool.now_ms();
@@ -168,13 +170,13 @@ impl Grants<'_> {
                 None => TakenCode::Unknown,
             }
         };
-        // After an error here the code may have been taken: it then counts as taken.
+        // After an error the code may have been taken; it counts as taken then.
         transaction.commit().await?;
         Ok(taken)
     }
 
-    /// Writes the grant of a code that was taken and judged good, with its first refresh token.
-    /// False if the code's replay revoked it meanwhile, or its client or person is gone.
+    /// Stores the grant of a taken and valid code, with its first refresh token. Returns false if a
+    /// replay of the code has revoked it, or if client or user were removed.
     pub(crate) async fn start(
         self,
         tenant: &str,
@@ -183,13 +185,13 @@ impl Grants<'_> {
     ) -> Result<bool, Error> {
         let (grant, now_ms) = (&code.grant, self.pool.now_ms());
         let mut transaction = self.pool.begin_beside().await?;
-        // A revocation removes codes and then ends grants: the lock on the row of the code orders
-        // the two.
+        // A revocation first removes codes, then ends grants: the lock on the code's row orders
+        // both.
         let held = vec![(&code.hash).into(), tenant.into()];
         if transaction.run(HOLD_CODE, held).await?.is_empty() {
             return Ok(false);
         }
-        // The person logged in before all of their grants were revoked.
+        // The user logged in before all of their grants were revoked.
         let person = vec![
             tenant.into(),
             grant.subject.as_str().into(),
@@ -228,7 +230,7 @@ impl Grants<'_> {
     ) -> Result<Refreshed, Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin_beside().await?;
-        // The lock on the row of the grant decides: another use, and a revocation, wait.
+        // The lock on the grant's row decides: another use, or a revocation, waits.
         let values = vec![hash.into(), tenant.into(), client_id.into(), now_ms.into()];
         let held = transaction.run(HOLD_GRANT, values).await?;
         let Some(row) = held.first() else {
@@ -262,18 +264,18 @@ impl Grants<'_> {
             let salt = succession.salt;
             Refreshed::Good { grant, salt }
         };
-        // After an error here a retry within the grace period gets the same successor.
+        // After an error a retry within the grace period gets the same successor.
         transaction.commit().await?;
         Ok(outcome)
     }
 
-    /// The grants of a tenant that have not ended, in the order of their ids.
+    /// The unexpired grants of a tenant, ordered by id.
     pub(crate) async fn list(
         self,
         tenant: &str,
         filter: GrantFilter<'_>,
         limit: usize,
-    ) -> Result<Vec<SeenGrant>, Error> {
+    ) -> Result<Vec<ListedGrant>, Error> {
         let own = |text: Option<&str>| Value::Text(text.map(str::to_owned));
         let values = vec![
             tenant.into(),
@@ -285,7 +287,7 @@ impl Grants<'_> {
         ];
         let rows = self.pool.read(GRANTS_OF, values).await?;
         let seen = |row: &Row| {
-            Ok(SeenGrant {
+            Ok(ListedGrant {
                 grant: grant(row)?,
                 created_ms: row.get("created_ms")?,
             })
@@ -293,7 +295,7 @@ impl Grants<'_> {
         rows.iter().map(seen).collect()
     }
 
-    /// The grant of a refresh token, if it is known, revoked or not.
+    /// The grant of a known refresh token, revoked or not.
     pub(crate) async fn of_refresh(
         self,
         tenant: &str,
@@ -305,22 +307,22 @@ impl Grants<'_> {
     }
 }
 
-/// The groups in a row.
+/// Reads the groups of a row.
 fn row_groups(row: &Row) -> Result<Vec<String>, Error> {
     let text: String = row.get("groups")?;
     serde_json::from_str(&text).map_err(|error| Error::Bug(format!("groups in a row: {error}")))
 }
 
-/// A refresh token that was used.
+/// A used refresh token.
 struct Used {
     at_ms: i64,
     salt: [u8; 32],
-    /// Whether its successor was used too, or is gone.
+    /// Its successor was used or removed.
     is_succeeded: bool,
 }
 
 impl Used {
-    /// None if it was not used: it has expired.
+    /// Time of the first use; none if it expired unused.
     fn read(row: &Row) -> Result<Option<Self>, Error> {
         let at_ms: Option<i64> = row.get("used_ms")?;
         let salt: Option<Vec<u8>> = row.get("salt")?;
@@ -379,7 +381,7 @@ fn new_code(row: &Row, hash: &[u8; 32]) -> Result<NewCode, Error> {
 }
 
 fn groups_text(grant: &Grant) -> String {
-    // Texts alone: writing them cannot fail.
+    // Serialising texts cannot fail.
     serde_json::to_string(&grant.groups).unwrap_or_default()
 }
 
@@ -400,7 +402,7 @@ const USED_CODE: &str = "
       FROM codes
      WHERE hash = $1 AND tenant = $2 AND used_ms IS NOT NULL";
 
-// Changes nothing: it is for the lock, which both databases take for it.
+// Changes nothing, but takes the row lock in both databases.
 const HOLD_CODE: &str = "
     UPDATE codes
        SET used_ms = used_ms

@@ -1,6 +1,6 @@
-//! Public keys and revocations, as replicas follow them.
+//! Public keys and revocations, as replicas read them.
 //!
-//! Not here: revoking (`revocations`), and the keys themselves (`signing_keys`).
+//! Not here: revocation itself (`revocations`), and the private keys (`signing_keys`).
 
 use std::sync::Arc;
 
@@ -32,23 +32,23 @@ pub(crate) struct Issuance<'a> {
 }
 
 impl Issuance<'_> {
-    /// The numbers of the last changes, and the time of the server: one cheap query.
+    /// The numbers of the last changes, and the time of the server, by one cheap query.
     pub(crate) async fn reached(self) -> Result<Reached, Error> {
         reached_in(&self.pool.read_in_time(REACHED).await?)
     }
 
-    /// Keys and revocations, with the number up to which they are known; reads only the rows after
-    /// the number in `before`.
+    /// Keys and revocations, with the number of the last change. Reads only rows after the number
+    /// in `before`.
     pub(crate) async fn newer(self, before: (&Issued, i64)) -> Result<(Issued, i64), Error> {
         let mut transaction = self.pool.snapshot().await?;
         let number = reached_in(&transaction.run(REACHED, Vec::new()).await?)?.revocation;
         let (known, known_to) = before;
         let since_ms = self.pool.now_ms() - KEPT_MS;
         let mut issued = known.clone();
-        // No row has number 0: the first read takes all keys.
+        // Numbers begin at 1, so the first read takes all keys.
         let mut is_keys = known_to <= 0;
         let newer = transaction.run(NEWER, vec![known_to.into()]).await?;
-        // Every number had its row: a missing one was swept, and may have been of a key.
+        // Every number had a row: a missing one was swept, and may have been of a key.
         is_keys |= i64::try_from(newer.len()).unwrap_or(i64::MAX) < number - known_to;
         for row in newer {
             let tenant: String = row.get("tenant")?;
@@ -66,7 +66,7 @@ impl Issuance<'_> {
                     is_keys = true;
                 }
                 KEYS => is_keys = true,
-                // Of interest only when a grant begins.
+                // Relevant only when a grant is written.
                 _ => {}
             }
         }
@@ -93,7 +93,7 @@ fn ids(value: &str) -> impl Iterator<Item = Uuid> + '_ {
     words.filter_map(|word| Uuid::try_parse(word).ok())
 }
 
-/// Drops revocations so old that no token can depend on them.
+/// Drops revocations that are older than every token.
 fn forget(issued: &mut Issued, since_ms: i64) {
     let is_old = |at_ms: &i64| *at_ms < since_ms;
     for revoked in issued.revoked.values_mut() {

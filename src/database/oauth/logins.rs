@@ -1,4 +1,4 @@
-//! Log-ins of browsers, consents, and log-ins under way at a provider, as rows.
+//! Log-ins of browsers, consents, and log-ins in progress at a provider.
 
 use zeroize::Zeroizing;
 
@@ -10,12 +10,12 @@ use crate::{
     },
 };
 
-/// A person who is logged in.
+/// A user who is logged in.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Person {
     /// The subject: a local user's name, or `{issuer}#{sub}` of a provider.
     pub(crate) subject: String,
-    /// The name to show; never identifies the person.
+    /// The displayed name, which never identifies the user.
     pub(crate) title: String,
     /// The provider's groups; empty for local users.
     pub(crate) groups: Vec<String>,
@@ -23,12 +23,12 @@ pub(crate) struct Person {
     pub(crate) provider: Option<String>,
     /// Time of the log-in, in milliseconds since 1970.
     pub(crate) auth_ms: i64,
-    /// The SHA-256 of the password hash of a local user: another password ends the log-in.
+    /// The SHA-256 of a local user's password hash: a new password ends the log-in.
     #[serde(default)]
     pub(crate) password: Option<[u8; 32]>,
 }
 
-/// Log-ins, consents, and values used once, of tenants.
+/// Log-ins, consents and one-time values of tenants.
 #[derive(Clone, Copy)]
 pub(crate) struct Logins<'a> {
     pub(crate) pool: &'a Pool,
@@ -36,7 +36,7 @@ pub(crate) struct Logins<'a> {
 }
 
 impl Logins<'_> {
-    /// Remembers that a browser, by the SHA-256 of its cookie, is logged in as `person`.
+    /// Stores the log-in of `person` in a browser, by the SHA-256 of its cookie.
     pub(crate) async fn log_in(
         self,
         tenant: &str,
@@ -57,7 +57,7 @@ impl Logins<'_> {
         Ok(())
     }
 
-    /// The person logged in in a browser.
+    /// Returns the user who is logged in in a browser.
     pub(crate) async fn logged_in(
         self,
         tenant: &str,
@@ -80,7 +80,8 @@ impl Logins<'_> {
         Ok(())
     }
 
-    /// True if a person gave exactly this consent: `digest` covers everything the page showed.
+    /// Reports whether a user gave exactly this consent: `digest` covers everything that the page
+    /// showed.
     pub(crate) async fn has_consented(
         self,
         tenant: &str,
@@ -97,7 +98,7 @@ impl Logins<'_> {
         Ok(!self.pool.read(CONSENTED, values).await?.is_empty())
     }
 
-    /// Remembers a consent.
+    /// Stores a consent.
     pub(crate) async fn consent(
         self,
         tenant: &str,
@@ -134,8 +135,8 @@ impl Logins<'_> {
         Ok(())
     }
 
-    /// Takes the state of a log-in at a provider: once, and only before its end. A state sealed
-    /// under a master key that was rotated away is lost.
+    /// Takes the state of a log-in at a provider: once, and only before its expiry. A state sealed
+    /// under a rotated master key is lost.
     pub(crate) async fn take_trip(
         self,
         tenant: &str,
@@ -150,8 +151,8 @@ impl Logins<'_> {
         Ok(self.vault.open(trip_place(&trip_row(tenant, key)), &sealed))
     }
 
-    /// True at the first use of a value (a SHA-256 with its purpose and owner); remembered until
-    /// `expires_ms`.
+    /// Returns true at the first use of a value (a SHA-256 with its purpose and owner), which is
+    /// stored until `expires_ms`.
     pub(crate) async fn use_once(
         self,
         tenant: &str,
@@ -194,7 +195,7 @@ fn trip_place(row: &str) -> Place<'_> {
     }
 }
 
-/// A row of `trips`, by its key.
+/// The place of a row of `trips`, by its key.
 fn trip_row(tenant: &str, key: &[u8; 32]) -> String {
     format!("{tenant}/{}", hex(key))
 }

@@ -4,8 +4,8 @@
 //!
 //! * `clients`: registered clients
 //! * `grants`: authorization codes, grants and refresh tokens
-//! * `issued`: public keys and revocations, as replicas follow them
-//! * `logins`: log-ins of browsers, consents, and log-ins under way
+//! * `issued`: public keys and revocations, as replicas read them
+//! * `logins`: log-ins of browsers, consents, and log-ins in progress
 //! * `revocations`: revocations, numbered for replicas
 //! * `signing_keys`: signing keys of tenants
 //! * `sweep`: removal of expired rows
@@ -20,9 +20,9 @@ pub(crate) mod sweep;
 
 pub(crate) use self::clients::{Clients, Registered};
 pub(crate) use self::grants::{
-    Grant, GrantFilter, Grants, NewCode, NewRefresh, Refreshed, SeenGrant, Succession, TakenCode,
+    Grant, GrantFilter, Grants, ListedGrant, NewCode, NewRefresh, Refreshed, Succession, TakenCode,
 };
 pub(crate) use self::issued::Issuance;
 pub(crate) use self::logins::{Logins, Person};
 pub(crate) use self::revocations::{Revocations, Revoked};
-pub(crate) use self::signing_keys::{Schedule, SeenKey, Signing, SigningKey, SigningKeys};
+pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};

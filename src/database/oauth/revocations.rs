@@ -1,8 +1,8 @@
-//! Revocations: ended before their time, and numbered for replicas.
+//! Revocations: early ends of grants and keys, numbered for replicas.
 //!
-//! A revocation ends grants and numbers the rows that say so, in one transaction; the numbers grow in
-//! the order of the commits, so that a replica that has read up to one has missed none. Grants are
-//! named one by one, so that no clock decides which tokens are revoked. Not here: how replicas follow
+//! A revocation ends grants and writes numbered rows, in one transaction. The numbers grow in the
+//! order of the commits, so that a replica that has read up to a number has missed none. Rows name
+//! single grants, so that no clock decides which tokens are revoked. Not here: reading by replicas
 //! (`issued`).
 
 use uuid::Uuid;
@@ -12,13 +12,13 @@ use crate::database::pool::{Error, Pool, Row, Transaction};
 /// The object of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Revoked {
-    /// One grant. Its client may get another one without a consent page.
+    /// One grant. Its client may get another grant without a consent page.
     Grant(Uuid),
-    /// One grant, and the consents of its person to its client.
+    /// One grant, and the consents of its user to its client.
     Consent(Uuid),
     /// All grants of a client, and every consent to it.
     Client(String),
-    /// All grants and consents of a person.
+    /// All grants and consents of a subject.
     Subject(String),
 }
 
@@ -29,8 +29,8 @@ pub(crate) struct Revocations<'a> {
 }
 
 impl Revocations<'_> {
-    /// Revokes: refresh tokens and codes end at once, access tokens at the next read of the
-    /// revocations. The log-ins of a subject end too. After revoking a client or a subject, the
+    /// Revokes: refresh tokens and codes end at once, access tokens when replicas read the
+    /// revocation. The log-ins of a subject end too. After a client or a subject is revoked, the
     /// consent page is shown again.
     pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<(), Error> {
         let now_ms = self.pool.now_ms();
@@ -40,7 +40,7 @@ impl Revocations<'_> {
     }
 }
 
-/// Revokes as part of a transaction.
+/// Revokes within a transaction.
 pub(crate) async fn end(
     transaction: &mut Transaction,
     tenant: &str,
@@ -78,7 +78,7 @@ pub(crate) async fn end(
             all.push(now_ms.into());
             let ended = transaction.run(END_OF_SUBJECT, all).await?;
             number_grants(transaction, tenant, &ended, now_ms).await?;
-            // A code of a log-in that has just ended may still be under way.
+            // A code of a log-in that has just ended may still be in use.
             number(transaction, tenant, SUBJECT, subject, now_ms).await?;
         }
     }
@@ -97,7 +97,7 @@ pub(super) async fn end_grant(
     number_grants(transaction, tenant, &ended, now_ms).await
 }
 
-/// Tells replicas that the signing keys of a tenant changed; `removed` is no longer valid.
+/// Announces changed signing keys of a tenant to replicas; `removed` is no longer valid.
 pub(crate) async fn number_keys(
     transaction: &mut Transaction,
     tenant: &str,
@@ -128,8 +128,8 @@ async fn number_grants(
     number(transaction, tenant, GRANTS, &value, now_ms).await
 }
 
-/// Writes one numbered row, last in its transaction: the row of `changes` is locked from here to
-/// the commit, which keeps the numbers in order.
+/// Writes one numbered row, last in its transaction: the lock on the row of `changes` until the
+/// commit keeps the numbers in order.
 async fn number(
     transaction: &mut Transaction,
     tenant: &str,
@@ -153,16 +153,17 @@ async fn number(
     Ok(())
 }
 
-/// How long a revocation is known: longer than an access token, or a session that began with one.
+/// The time that a revocation is kept: longer than the lifetime of access tokens, and of sessions
+/// that began with one.
 pub(super) const KEPT_MS: i64 = 24 * 3600 * 1000 + 3600 * 1000;
 
-/// Kind of a row: grants, by their ids with blanks between them.
+/// Row kind: grants, as ids separated by spaces.
 pub(super) const GRANTS: &str = "grants";
-/// Kind of a row: a person, for the codes of log-ins that ended.
+/// Row kind: a subject, whose codes ended.
 const SUBJECT: &str = "subject";
-/// Kind of a row: the signing keys of a tenant changed.
+/// Row kind: changed signing keys of a tenant.
 pub(super) const KEYS: &str = "keys";
-/// Kind of a row: the same, and this key is invalid.
+/// Row kind: changed signing keys, of which this one is invalid.
 pub(super) const KEY: &str = "key";
 
 const NEXT: &str = "

@@ -1,7 +1,8 @@
 //! Signing keys of tenants.
 //!
-//! A key is published before it signs, and afterwards for as long as its tokens are valid. Not here:
-//! tokens (`oauth` writes them, `auth` reads them), and how replicas follow (`issued`).
+//! A key is published before its first signature, and after its last one for the lifetime of its
+//! tokens. Not here: tokens (`oauth` issues them, `auth` verifies them), and reading by replicas
+//! (`issued`).
 
 use std::{
     collections::HashMap,
@@ -34,34 +35,34 @@ use crate::{
 pub(crate) struct SigningKey {
     /// Its RFC 7638 thumbprint.
     pub(crate) kid: String,
-    /// PKCS#8.
+    /// The private key, in PKCS#8.
     pub(crate) pkcs8: Arc<Zeroizing<Vec<u8>>>,
 }
 
 /// A signing key as shown to operators; times are milliseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SeenKey {
+pub(crate) struct ListedKey {
     /// Its RFC 7638 thumbprint.
     pub(crate) kid: String,
     /// Time of creation and publication.
     pub(crate) created_ms: i64,
     /// Time from which it signs.
     pub(crate) active_ms: i64,
-    /// End of publication; none until a successor is planned.
+    /// End of publication; none before a successor is created.
     pub(crate) retired_ms: Option<i64>,
 }
 
 /// The schedule of key rotation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
-    /// How long a key is published before it signs.
+    /// The time that a key is published before its first signature.
     ahead_ms: i64,
-    /// How long a key stays published after its last signature.
+    /// The time that a key is published after its last signature.
     keep_ms: i64,
 }
 
 impl Schedule {
-    /// The schedule in the settings.
+    /// Reads the schedule from the settings.
     pub(crate) fn of(settings: &OauthSettings) -> Self {
         let ms = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         Self {
@@ -71,17 +72,17 @@ impl Schedule {
     }
 }
 
-/// A cache of opened signing keys.
+/// A cache of unsealed signing keys.
 #[derive(Default)]
 pub(crate) struct Signing {
     known: ArcSwap<HashMap<String, Arc<Opened>>>,
-    /// Grows whenever keys may have changed.
+    /// Incremented when keys may have changed.
     generation: AtomicU64,
 }
 
 struct Opened {
     generation: u64,
-    keys: Vec<(SeenKey, SigningKey)>,
+    keys: Vec<(ListedKey, SigningKey)>,
 }
 
 impl Signing {
@@ -111,10 +112,10 @@ impl Signing {
     }
 }
 
-/// The newest of the keys that sign at this time.
-fn current(keys: &[(SeenKey, SigningKey)], now_ms: i64) -> Option<SigningKey> {
-    let signs = keys.iter().filter(|(seen, _)| {
-        seen.active_ms <= now_ms && seen.retired_ms.is_none_or(|retired| now_ms < retired)
+/// The newest key that is active at this time.
+fn current(keys: &[(ListedKey, SigningKey)], now_ms: i64) -> Option<SigningKey> {
+    let signs = keys.iter().filter(|(listed, _)| {
+        listed.active_ms <= now_ms && listed.retired_ms.is_none_or(|retired| now_ms < retired)
     });
     let newest = signs.max_by(|(one, _), (other, _)| {
         (one.active_ms, &one.kid).cmp(&(other.active_ms, &other.kid))
@@ -131,7 +132,7 @@ pub(crate) struct SigningKeys<'a> {
 }
 
 impl SigningKeys<'_> {
-    /// The key that signs for a tenant; created if there is none.
+    /// Returns the key that signs for a tenant; creates it if needed.
     pub(crate) async fn current(self, tenant: &str) -> Result<SigningKey, Error> {
         let now_ms = self.pool.now_ms();
         if let Some(key) = self.cache.find(tenant, now_ms) {
@@ -144,7 +145,8 @@ impl SigningKeys<'_> {
             self.cache.keep(tenant, Opened { generation, keys });
             return Ok(key);
         }
-        // Writers of all replicas take turns: one of several simultaneous callers creates it.
+        // Writers of all replicas are serialised: one of several concurrent callers creates the
+        // key.
         let mut transaction = self.pool.begin().await?;
         let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
         if let Some(key) = current(&opened(self.vault, &rows)?, now_ms) {
@@ -157,28 +159,28 @@ impl SigningKeys<'_> {
         Ok(made.1)
     }
 
-    /// The signing keys of a tenant, the newest first.
-    pub(crate) async fn list(self, tenant: &str) -> Result<Vec<SeenKey>, Error> {
+    /// The signing keys of a tenant, newest first.
+    pub(crate) async fn list(self, tenant: &str) -> Result<Vec<ListedKey>, Error> {
         let rows = self.pool.read(KEYS_OF, vec![tenant.into()]).await?;
-        rows.iter().map(seen).collect()
+        rows.iter().map(listed).collect()
     }
 
-    /// Creates the next key of a tenant: published now, signing later.
+    /// Creates the next key of a tenant: published at once, active later.
     ///
     /// # Errors
     ///
-    /// `Conflict` if one waits already; `NotFound`, `Unavailable`.
+    /// `Conflict` if a next key exists already; `NotFound`, `Unavailable`.
     pub(crate) async fn rotate(
         self,
         tenant: &str,
         schedule: Schedule,
         author: &Author,
-    ) -> Result<SeenKey, Error> {
+    ) -> Result<ListedKey, Error> {
         let made = self.succeed(tenant, schedule, i64::MIN, author).await?;
         made.ok_or(Error::Conflict)
     }
 
-    /// Creates the next key of every tenant whose newest one is older than `age_ms`; returns those
+    /// Creates the next key of every tenant whose newest key is older than `age_ms`; returns these
     /// tenants.
     pub(crate) async fn rotate_old(
         self,
@@ -201,19 +203,19 @@ impl SigningKeys<'_> {
         Ok(rotated)
     }
 
-    /// Creates the next key; none if one waits already, or the newest is too young.
+    /// Creates the next key; none if one exists already, or if the newest is too young.
     async fn succeed(
         self,
         tenant: &str,
         schedule: Schedule,
         age_ms: i64,
         author: &Author,
-    ) -> Result<Option<SeenKey>, Error> {
+    ) -> Result<Option<ListedKey>, Error> {
         let now_ms = self.pool.now_ms();
         let mut transaction = self.pool.begin().await?;
         let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
-        let keys: Vec<SeenKey> = rows.iter().map(seen).collect::<Result<_, _>>()?;
-        let is_young = |key: &SeenKey| {
+        let keys: Vec<ListedKey> = rows.iter().map(listed).collect::<Result<_, _>>()?;
+        let is_young = |key: &ListedKey| {
             key.active_ms > now_ms || (age_ms > 0 && key.created_ms >= now_ms - age_ms)
         };
         if keys.iter().any(is_young) {
@@ -232,8 +234,8 @@ impl SigningKeys<'_> {
         Ok(Some(made))
     }
 
-    /// Removes a key: its tokens are invalid from the next read of the revocations on, and another
-    /// key signs at once. False if there is no such key.
+    /// Removes a key: its tokens are invalid once replicas read the revocation, and another key is
+    /// active at once. Returns false if the key does not exist.
     pub(crate) async fn remove(
         self,
         tenant: &str,
@@ -247,8 +249,8 @@ impl SigningKeys<'_> {
             return Ok(false);
         }
         let rows = transaction.run(KEYS_OF, vec![tenant.into()]).await?;
-        let left: Vec<SeenKey> = rows.iter().map(seen).collect::<Result<_, _>>()?;
-        // Replicas know every published key: a waiting one signs now, a retiring one stays.
+        let left: Vec<ListedKey> = rows.iter().map(listed).collect::<Result<_, _>>()?;
+        // Replicas know every published key: the next one becomes active, a retiring one stays.
         match left
             .iter()
             .find(|key| key.retired_ms.is_none_or(|at| at > now_ms))
@@ -301,7 +303,7 @@ pub(super) async fn forget(transaction: &mut Transaction, now_ms: i64) -> Result
     Ok(gone.len())
 }
 
-/// Seals every key again, with the first of the new keys.
+/// Seals every key again, with the first of the new master keys.
 pub(crate) async fn reseal(
     transaction: &mut Transaction,
     Sealer { keys, random }: &Sealer<'_>,
@@ -323,13 +325,13 @@ pub(crate) async fn reseal(
     Ok(())
 }
 
-/// Creates a key that signs from `active_ms` on.
+/// Creates a key that is active from `active_ms` on.
 async fn add(
     (pool, vault): (&Pool, &Vault),
     transaction: &mut Transaction,
     tenant: &str,
     active_ms: i64,
-) -> Result<(SeenKey, SigningKey), Error> {
+) -> Result<(ListedKey, SigningKey), Error> {
     let pkcs8 =
         Ed25519KeyPair::generate_pkcs8(&vault.random).map_err(|_| Error::no_randomness())?;
     let pkcs8 = Zeroizing::new(pkcs8.as_ref().to_vec());
@@ -339,7 +341,7 @@ async fn add(
     let kid = thumbprint(public);
     let id = Uuid::now_v7();
     let name = id.simple().to_string();
-    // A value sealed with a master key that was rotated away could not be opened.
+    // A value sealed under a rotated master key could not be opened.
     let keys = vault.current_keys(transaction).await?;
     let sealed = keys.seal(&vault.random, place(&name), &pkcs8);
     if sealed.is_none() {
@@ -356,41 +358,41 @@ async fn add(
         active_ms.into(),
     ];
     transaction.run(INSERT, values).await?;
-    let seen = SeenKey {
+    let listed = ListedKey {
         kid: kid.clone(),
         created_ms,
         active_ms,
         retired_ms: None,
     };
     let pkcs8 = Arc::new(pkcs8);
-    Ok((seen, SigningKey { kid, pkcs8 }))
+    Ok((listed, SigningKey { kid, pkcs8 }))
 }
 
-/// The name of a public key (RFC 7638, section 3; RFC 8037, appendix A.3).
+/// The thumbprint of a public key (RFC 7638, section 3; RFC 8037, appendix A.3).
 fn thumbprint(public: &[u8]) -> String {
     let x = URL_SAFE_NO_PAD.encode(public);
     let members = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}"#);
     URL_SAFE_NO_PAD.encode(sha256(members.as_bytes()))
 }
 
-fn opened(vault: &Vault, rows: &[Row]) -> Result<Vec<(SeenKey, SigningKey)>, Error> {
+fn opened(vault: &Vault, rows: &[Row]) -> Result<Vec<(ListedKey, SigningKey)>, Error> {
     let one = |row: &Row| {
         let id: Uuid = row.get("id")?;
         let sealed: Vec<u8> = row.get("secret")?;
         let plain = vault.open(place(&id.simple().to_string()), &sealed);
         let plain = plain.ok_or_else(|| Error::Bug("the seal of a signing key".to_owned()))?;
-        let seen = seen(row)?;
+        let listed = listed(row)?;
         let key = SigningKey {
-            kid: seen.kid.clone(),
+            kid: listed.kid.clone(),
             pkcs8: Arc::new(plain),
         };
-        Ok((seen, key))
+        Ok((listed, key))
     };
     rows.iter().map(one).collect()
 }
 
-fn seen(row: &Row) -> Result<SeenKey, Error> {
-    Ok(SeenKey {
+fn listed(row: &Row) -> Result<ListedKey, Error> {
+    Ok(ListedKey {
         kid: row.get("kid")?,
         created_ms: row.get("created_ms")?,
         active_ms: row.get("active_ms")?,
@@ -418,7 +420,7 @@ fn place(row: &str) -> Place<'_> {
     }
 }
 
-/// Added to the lifetime of tokens: the difference of clocks, and the delay of the last token.
+/// Margin beyond the lifetime of tokens, for clock differences and the delay of the last token.
 const MARGIN_MS: i64 = 120_000;
 
 const KEYS_OF: &str = "

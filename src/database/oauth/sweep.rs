@@ -1,11 +1,11 @@
-//! Removal of expired rows of the authorization servers.
+//! The removal of expired rows of the authorization servers.
 //!
-//! In small parts, so that no writer waits long. Not here: the audit trail (`pool/audit`).
+//! In small batches, so that no writer waits long. Not here: the audit trail (`pool/audit`).
 
 use super::{revocations::KEPT_MS, signing_keys};
 use crate::database::pool::{Error, Pool, Value};
 
-/// Removes some of the expired rows; true if there may be more.
+/// Removes some expired rows; returns true if there may be more.
 pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
     let now_ms = pool.now_ms();
     let mut is_more = false;
@@ -21,16 +21,16 @@ pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
     Ok(is_more)
 }
 
-/// The most rows that a statement removes.
+/// Maximum rows that a statement removes.
 const PART: usize = 1000;
 
-/// Access tokens outlive their grant by minutes, and can be revoked until then.
+/// Access tokens outlive their grant by minutes, and stay revocable until then.
 const HOUR_MS: i64 = 3600 * 1000;
 
-/// A code used again later than this is no longer taken for a replay.
+/// The time after which a reused code no longer counts as a replay.
 const DAY_MS: i64 = 24 * HOUR_MS;
 
-/// The statements, each with the time that rows stay after their end.
+/// The statements, each with the time that rows outlive their expiry.
 const EXPIRED: &[(&str, i64)] = &[
     (
         "DELETE FROM codes
@@ -87,7 +87,7 @@ const EXPIRED: &[(&str, i64)] = &[
     ),
 ];
 
-/// Consents to registered clients that are gone: their ids are never reused.
+/// Consents to removed registered clients, whose ids are never reused.
 const LOST_CONSENTS: &str = "
     DELETE FROM consents
      WHERE (tenant, subject, client_id, digest) IN (

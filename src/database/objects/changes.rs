@@ -40,7 +40,7 @@ pub(super) fn edited(
     Ok(after)
 }
 
-/// Writes one change and brings `state` up to date with it.
+/// Writes one change, and applies it to `state`.
 pub(super) async fn write(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
@@ -88,20 +88,20 @@ pub(super) async fn write(
     Ok(written?)
 }
 
-/// True for a disabled user.
+/// Reports whether a user is disabled.
 fn is_disabled(object: &Object) -> bool {
     object.spec.get("disabled") == Some(&Json::Bool(true))
 }
 
-/// Ends everything issued in the name of a removed object: a later object of that name must not
-/// inherit it. Tokens are refused anyway, since the object that they name is gone.
+/// Ends everything issued in the name of a removed object, so that a later object of that name does
+/// not inherit it. Tokens are refused already, because the object that they name is gone.
 async fn end_issued(
     transaction: &mut Transaction,
     name: &ObjectName,
     now_ms: i64,
 ) -> Result<(), Error> {
     match (name.kind(), name.owner()) {
-        // Its rows go with it; replicas drop its keys from memory because of this number.
+        // Its rows are removed with it; this number makes replicas drop its keys from memory.
         (Kind::Tenant, _) => revocations::number_keys(transaction, name.name(), None, now_ms).await,
         (Kind::User, Some(tenant)) => {
             let person = Revoked::Subject(name.name().to_owned());

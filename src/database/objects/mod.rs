@@ -1,11 +1,11 @@
-//! Declared objects: their rows, and the path of every change.
+//! Declared objects: their rows, and the steps of every change.
 //!
 //! Not here: the model (`declare`), and the rows of the authorization server (`oauth`).
 //!
 //! * `changes`: changes of objects: edited, written, recorded
-//! * `repository`: declared objects, read, judged and changed
+//! * `repository`: reads, checks and changes of declared objects
 //! * `rows`: objects as rows
-//! * `secrets`: secrets of objects: hashed, kept, not shown
+//! * `secrets`: secrets of objects: hashed, kept, hidden
 
 mod changes;
 pub(crate) mod repository;

@@ -1,8 +1,8 @@
-//! Declared objects in the database: read, judged and changed.
+//! The repository of declared objects: reads, checks and changes.
 //!
 //! Every change passes [`Objects::apply`], [`Objects::put`] or [`Objects::delete`]: the resulting
-//! state is judged as a whole and written with its audit records in one transaction. Not here: the
-//! statements (`rows`), and the snapshot that requests read (`snapshot`).
+//! state is checked as a whole and written with its audit records, in one transaction. Not here:
+//! the statements (`rows`), and the snapshot that requests read (`snapshot`).
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -53,13 +53,14 @@ impl Objects<'_> {
     ///
     /// # Errors
     ///
-    /// `Unavailable`, `Invalid` (a master key is missing), `Bug` (a row is not as it was written).
+    /// `Unavailable`, `Invalid` (a master key is missing), `Bug` (a row was written by another
+    /// program).
     pub(crate) async fn load(self) -> Result<Loaded, Error> {
         let mut transaction = self.pool.snapshot().await?;
         self.loaded(&mut transaction).await
     }
 
-    /// The number of the last change: one cheap query.
+    /// The number of the last change, by one cheap query.
     pub(crate) async fn version(self) -> Result<i64, Error> {
         let rows = self.pool.read(VERSION, Vec::new()).await?;
         version_in(&rows)
@@ -74,13 +75,13 @@ impl Objects<'_> {
         self.judged_state(&loaded.declared(), when)
     }
 
-    /// Brings the stored state to that of a manifest, in one step, and returns the changes; writes
-    /// nothing if there are none.
+    /// Changes the stored state to that of a manifest, in one transaction, and returns the changes;
+    /// writes nothing if there are none.
     ///
     /// # Errors
     ///
-    /// `Invalid` with every mistake in the resulting state; `Conflict` if an API key's hash is
-    /// taken; `Unavailable`.
+    /// `Invalid` with every mistake in the resulting state; `Conflict` if the hash of an API key
+    /// exists already; `Unavailable`.
     pub(crate) async fn apply(
         self,
         wanted: &Declared,
@@ -96,8 +97,8 @@ impl Objects<'_> {
         Ok(changes)
     }
 
-    /// The objects of a kind in the order of their names, behind `after`; `tenant` owns them, and
-    /// for API keys none means operators'.
+    /// The objects of a kind after `after`, ordered by name. `tenant` owns them; none selects
+    /// operators' API keys.
     pub(crate) async fn list(
         self,
         kind: Kind,
@@ -124,12 +125,13 @@ impl Objects<'_> {
             .find(|stored| stored.name == *name))
     }
 
-    /// Writes one object and its audit record; an equal object writes nothing.
+    /// Writes one object and its audit record; nothing if the object is unchanged.
     ///
     /// # Errors
     ///
-    /// `Conflict` if it is not as `expected`, or an API key's hash is taken; `NotFound` without its
-    /// tenant; `Invalid` with every mistake in the resulting state; `Unavailable`.
+    /// `Conflict` if the object is not as `expected`, or the hash of an API key exists already;
+    /// `NotFound` without its tenant; `Invalid` with every mistake in the resulting state;
+    /// `Unavailable`.
     pub(crate) async fn put(
         self,
         name: &ObjectName,
@@ -152,12 +154,12 @@ impl Objects<'_> {
         found.ok_or_else(|| Error::Bug(format!("{name} was written and is not there")))
     }
 
-    /// Removes one object and everything that belongs to it, and writes the audit records.
+    /// Removes one object and all objects that belong to it, and writes the audit records.
     ///
     /// # Errors
     ///
-    /// `NotFound`, `Conflict` if it is not as `expected`, `LastKey`, `Invalid` if the rest cannot be served
-    /// without it, `Unavailable`.
+    /// `NotFound`, `Conflict` if the object is not as `expected`, `LastKey`, `Invalid` if the
+    /// remaining state cannot be served, `Unavailable`.
     pub(crate) async fn delete(
         self,
         name: &ObjectName,
@@ -207,18 +209,18 @@ pub(crate) async fn reseal(
     Ok(())
 }
 
-/// The path of every change.
+/// The steps of every change.
 impl Objects<'_> {
     async fn hashed(self, wanted: Declared) -> Result<Declared, Error> {
         let stored = Box::pin(async { Ok(self.load().await?.declared()) });
         Box::pin(hashed(&self.vault.random, wanted, stored)).await
     }
 
-    /// The declared state as the transaction sees it.
+    /// The declared state within the transaction.
     pub(super) async fn loaded(self, transaction: &mut Transaction) -> Result<Loaded, Error> {
         let version = version_in(&transaction.run(VERSION, Vec::new()).await?)?;
         let objects = match rows::all(transaction, &self.vault.keys()).await {
-            // After `lockgate key rotate` the file holds the new key.
+            // After `lockgate key rotate` the file contains the new key.
             Err(RowError::UnknownKey) => {
                 let keys = self.vault.reload()?;
                 rows::all(transaction, &keys).await
@@ -239,8 +241,8 @@ impl Objects<'_> {
         }
     }
 
-    /// The one path of every change: `edit` returns the wanted state and its differences; the
-    /// result is judged as a whole and written with its audit records, or not at all.
+    /// The steps of every change: `edit` returns the wanted state and its differences. The result
+    /// is checked as a whole and written with its audit records, or not at all.
     async fn change(
         self,
         when: When,
@@ -296,7 +298,7 @@ fn check_expected(state: &Loaded, name: &ObjectName, expected: Expected) -> Resu
     if is_met { Ok(()) } else { Err(Error::Conflict) }
 }
 
-/// Checks that another valid operator key remains without `gone`.
+/// Checks that a valid operator key other than `gone` remains.
 fn check_last_key(state: &Loaded, gone: &ObjectName, now_ms: i64) -> Result<(), Error> {
     if *gone != ObjectName::operator_key(gone.name()) {
         return Ok(());
@@ -311,7 +313,7 @@ fn check_last_key(state: &Loaded, gone: &ObjectName, now_ms: i64) -> Result<(), 
     others.any(holds).then_some(()).ok_or(Error::LastKey)
 }
 
-/// The number of changes in the answer to [`VERSION`].
+/// The number of changes in the result of [`VERSION`].
 fn version_in(rows: &[Row]) -> Result<i64, Error> {
     let row = rows.first();
     let row = row.ok_or_else(|| Error::Bug("no number of changes".to_owned()))?;

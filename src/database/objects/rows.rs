@@ -1,4 +1,4 @@
-//! Objects as rows: the statements that read and write them, with their secrets sealed.
+//! Objects as rows: the statements that read and write them, with sealed secrets.
 //!
 //! Not here: the checks of a change (`changes`).
 
@@ -60,14 +60,14 @@ impl Loaded {
     }
 }
 
-/// Why a row could not be read or written.
+/// The reason why a row could not be read or written.
 #[derive(Debug)]
 pub(crate) enum RowError {
-    /// The database's reason.
+    /// The error of the database.
     Sql(SqlError),
-    /// It is sealed under an unknown master key.
+    /// The row is sealed under an unknown master key.
     UnknownKey,
-    /// The row is not as this program wrote it.
+    /// Another program wrote the row.
     Broken(String),
 }
 
@@ -140,7 +140,7 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// Writes an object over the row with its id.
+/// Replaces the object in the row with its id.
 pub(crate) async fn update(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
@@ -171,7 +171,7 @@ pub(crate) async fn delete(transaction: &mut Transaction, old: &Stored) -> Resul
     Ok(())
 }
 
-/// Seals an object's secret again, with the first key.
+/// Seals an object's secret again, with the first master key.
 pub(crate) async fn reseal(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
@@ -247,7 +247,7 @@ fn spec(of: &Stored) -> Value {
     Json::Object(of.object.spec.clone()).to_string().into()
 }
 
-/// The hash of an API key, by which it is found.
+/// The hash of an API key, which identifies it.
 fn hash(of: &Stored) -> Result<Value, RowError> {
     let hash = of.object.spec.get("hash").and_then(Json::as_str);
     let missing = || RowError::Broken(format!("no hash in {}", of.name));

@@ -1,4 +1,4 @@
-//! Secrets of declared objects: passwords are hashed, a null keeps the stored secret, and documents
+//! Secrets of declared objects: passwords are hashed, null keeps a stored secret, and documents
 //! show null.
 //!
 //! Not here: sealing (`vault`), and the parameters of password hashes (`declare`).
@@ -19,10 +19,10 @@ use crate::{
     manifest::interpolation::{escape, interpolate},
 };
 
-/// Replaces every password in `wanted` by its hash; `stored` is read if there is one. A stored hash of the same password stays,
-/// so that the same manifest again changes nothing.
+/// Replaces every password in `wanted` by its hash; reads `stored` if there is a password. A stored
+/// hash of the same password stays, so that applying a manifest again changes nothing.
 ///
-/// Call it before the transaction begins: hashing takes long, and other writers wait.
+/// Call it before the transaction begins, because hashing takes long and other writers wait.
 pub(super) async fn hashed(
     random: &Random,
     mut wanted: Declared,
@@ -43,7 +43,7 @@ pub(super) async fn hashed(
         let old = stored.0.get(&name).and_then(Object::password_hash);
         async move { Ok::<_, Error>((name, kept_or_new(random, old, password).await?)) }
     });
-    // As many at once as there are turns; log-ins meanwhile get theirs in between.
+    // As many at once as there are permits; log-ins share them.
     let mut hashing = stream::iter(hashing).buffer_unordered(MAX_CONCURRENT);
     while let Some((name, hash)) = hashing.try_next().await? {
         if let Some(object) = wanted.0.get_mut(&name) {
@@ -69,7 +69,7 @@ async fn kept_or_new(
 
 /// Passwords of users.
 impl Object {
-    /// The password declared in plain text; none if it is not valid, which the reader reports.
+    /// The declared plain-text password; none if it is invalid, which the reader reports.
     fn password(&self) -> Option<Secret> {
         let text = Self::plain(self.secret.0.get(PASSWORD)?)?;
         let is_lone = !self.secret.0.contains_key(PASSWORD_HASH);
@@ -91,7 +91,7 @@ impl Object {
         self.secret.0.insert(PASSWORD_HASH.to_owned(), text.into());
     }
 
-    /// Makes null for a password mean that its stored hash stays, unless another one is given.
+    /// Treats a null password as the stored hash, unless another hash is given.
     fn keep_password(&mut self) {
         let secret = &mut self.secret.0;
         match secret.get(PASSWORD).map(Json::is_null) {
@@ -109,7 +109,7 @@ impl Object {
 
 /// Secrets in documents of the administration API.
 impl Object {
-    /// Replaces secrets that are null by those of the stored object `kept`.
+    /// Replaces null secrets by those of the stored object `kept`.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl Object {
         }
     }
 
-    /// Its members, with null for every secret.
+    /// The members, with null for every secret.
     pub(crate) fn shown(&self) -> Json {
         let hidden = |value: &Json| match value {
             Json::Object(inner) => {

@@ -122,7 +122,7 @@ impl Audit<'_> {
         Ok(transaction.commit().await?)
     }
 
-    /// Reads records, newest first, behind `after`.
+    /// Reads records after `after`, newest first.
     pub(crate) async fn page(
         self,
         filter: &Filter,
@@ -149,7 +149,7 @@ pub(crate) async fn append(
 ) -> Result<(), SqlError> {
     for record in records {
         let values = vec![
-            // Within a process they grow, so that records of one moment keep their order.
+            // Ids grow within a process, so that records of the same millisecond keep their order.
             Uuid::now_v7().into(),
             at_ms.into(),
             Value::Text(record.tenant.clone()),
@@ -163,13 +163,13 @@ pub(crate) async fn append(
     Ok(())
 }
 
-/// A text that PostgreSQL accepts: a foreign `sub` may contain a NUL, which must not fail the
-/// other records of the batch.
+/// Replaces NUL, which PostgreSQL rejects: a `sub` of a provider may contain one, and must not fail
+/// the other records of the batch.
 fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-/// Reads records, newest first, behind `after`.
+/// Reads records after `after`, newest first.
 async fn query(
     pool: &Pool,
     filter: &Filter,
@@ -184,7 +184,7 @@ async fn query(
         Value::Whole(filter.until_ms),
         Value::Whole(after.map(|cursor| cursor.at_ms)),
         after.map_or(Uuid::nil(), |cursor| cursor.id).into(),
-        // One more tells whether there is another page.
+        // One more record tells whether another page follows.
         (i64::from(limit) + 1).into(),
     ];
     let rows = pool.read(SELECT, values).await?;
@@ -199,7 +199,7 @@ async fn query(
     Ok(Page { entries, next })
 }
 
-/// Removes some of the records before `before_ms` and returns their number; zero when none is left.
+/// Removes some records before `before_ms`, and returns their number; zero if none is left.
 async fn prune(pool: &Pool, before_ms: i64) -> Result<usize, SqlError> {
     let mut transaction = pool.begin_beside().await?;
     let removed = transaction.run(DELETE, vec![before_ms.into()]).await?.len();
@@ -239,7 +239,7 @@ const SELECT: &str = "
      ORDER BY at_ms DESC, id DESC
      LIMIT $8";
 
-// In parts: a writer waits for no more than this.
+// Small batches keep the wait of other writers short.
 const DELETE: &str = "
     DELETE FROM audit
      WHERE id IN (SELECT id FROM audit WHERE at_ms < $1 ORDER BY at_ms LIMIT 1000)

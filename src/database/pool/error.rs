@@ -1,27 +1,27 @@
-//! Failures of the database, as the rest of the gateway sees them.
+//! Errors of database operations.
 
 use super::sql::SqlError;
 use crate::config::{Mistake, Wrong};
 
-/// Why the database did not do what it was asked.
+/// The reason why a database operation failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The database does not answer; nothing is known to have changed. Try again later.
+    /// The database is unreachable, and maybe nothing changed. Try again later.
     #[error("the store is not available: {0}")]
     Unavailable(String),
-    /// The object has another version than expected, exists already, or is gone.
+    /// The object has another version than expected, exists already, or was removed.
     #[error("the object was changed meanwhile")]
     Conflict,
-    /// Without this API key no operator could get in.
+    /// Without this API key no operator could administrate.
     #[error("the last operator key that holds")]
     LastKey,
-    /// No such object, or no such tenant.
+    /// The object, or its tenant, does not exist.
     #[error("no such object")]
     NotFound,
     /// The resulting state cannot be served, or the database cannot be used with these settings.
     #[error("{}", lines(.0))]
     Invalid(Vec<Mistake>),
-    /// A bug of the gateway, or a database that another program wrote to.
+    /// A bug of the gateway, or a row that another program wrote.
     #[error("bug in the store: {0}")]
     Bug(String),
 }

@@ -1,10 +1,10 @@
-//! The ground of every repository: SQL on both databases, their failures, and the audit trail.
+//! The base of every repository: SQL on both databases, errors, and the audit trail.
 //!
 //! Not here: sealed columns (`vault`), and the tables of objects and of the authorization server
 //! (`objects`, `oauth`).
 //!
 //! * `audit`: the audit trail
-//! * `error`: errors of the database, as the rest of the gateway sees them
+//! * `error`: errors of database operations
 //! * `sql`: connections, transactions and rows, on SQLite and PostgreSQL
 //! * `value`: values of statements
 

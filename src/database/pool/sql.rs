@@ -1,7 +1,7 @@
-//! SQL on SQLite and PostgreSQL: connections, transactions, and the meaning of their errors.
+//! SQL on SQLite and PostgreSQL: connections, transactions, and their errors.
 //!
-//! Both databases run the same text of SQL. The only file that knows sqlx. Not here: the statements
-//! themselves (`objects/rows`, `oauth`, `audit`).
+//! Both databases run the same SQL text. No other file uses `sqlx`. Not here: the statements
+//! (`objects/rows`, `oauth`, `audit`).
 
 use std::{fmt, path::Path, pin::Pin, time::Duration};
 
@@ -31,11 +31,11 @@ pub(crate) struct Pool {
 enum Connections {
     /// PostgreSQL.
     Postgres(PgPool),
-    /// A file. One connection writes, since SQLite allows one writer: a second would only wait.
+    /// A file. One connection writes, because SQLite permits one writer.
     Sqlite {
-        /// The connection that writes.
+        /// The writing connection.
         write: SqlitePool,
-        /// The connections that read.
+        /// The reading connections.
         read: SqlitePool,
     },
 }
@@ -46,19 +46,19 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Why a statement was not run, or not to its end.
+/// The reason why a statement failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SqlError {
-    /// The database does not answer, or not now.
+    /// The database is unreachable or busy.
     #[error("the database is not available: {0}")]
     Unavailable(String),
-    /// An object of that name or value exists already.
+    /// The name or value exists already.
     #[error("it is there already")]
     Duplicate,
-    /// The object that it refers to does not exist.
+    /// The referenced object does not exist.
     #[error("what it belongs to is not there")]
     Dangling,
-    /// The database cannot be used by this build.
+    /// This build cannot use the database.
     #[error("{0}")]
     Unusable(String),
     /// A bug of the gateway.
@@ -67,7 +67,7 @@ pub(crate) enum SqlError {
 }
 
 impl Pool {
-    /// Connects to PostgreSQL and brings its schema up to date.
+    /// Connects to PostgreSQL and updates its schema.
     pub(crate) async fn postgres(url: &str, clock: Clock) -> Result<Self, SqlError> {
         let options: PgConnectOptions = url
             .parse()
@@ -88,13 +88,13 @@ impl Pool {
         Ok(Self { connections, clock })
     }
 
-    /// Opens a file of SQLite, created if it is missing, and brings its schema up to date.
+    /// Opens a SQLite file, creates it if needed, and updates its schema.
     pub(crate) async fn sqlite(file: &Path, clock: Clock) -> Result<Self, SqlError> {
         let options = SqliteConnectOptions::new()
             .filename(file)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            // Safe against a killed process; only a loss of power may cost the last writes.
+            // Safe when the process is killed; a power failure may lose the last writes.
             .synchronous(SqliteSynchronous::Normal)
             .foreign_keys(true)
             .busy_timeout(BUSY);
@@ -106,8 +106,9 @@ impl Pool {
             .acquire_timeout(BUSY)
             .after_release(|connection: &mut SqliteConnection, _| {
                 Box::pin(async move {
-                    // A full disk ends a transaction by itself, and the driver counts on it still:
-                    // no other could begin. An answer comes behind the rollback.
+                    // A full disk rolls the transaction back, but the driver still counts it as
+                    // open, and no other could begin. The statement's error arrives after the
+                    // rollback.
                     connection.ping().await?;
                     Ok(!connection.is_in_transaction())
                 })
@@ -126,7 +127,7 @@ impl Pool {
         self.clock.now_ms()
     }
 
-    /// Runs one statement that writes and depends on no other.
+    /// Runs one independent statement that writes.
     pub(crate) async fn write(
         &self,
         sql: impl Into<Sql>,
@@ -138,13 +139,13 @@ impl Pool {
         Ok(rows)
     }
 
-    /// Begins a transaction that writes. Writers of all replicas take turns, so that everything
-    /// read in it stays true until the commit.
+    /// Begins a writing transaction. Writers of all replicas are serialised, so that everything
+    /// read in it stays valid until the commit.
     pub(crate) async fn begin(&self) -> Result<Transaction, SqlError> {
         match &self.connections {
             Connections::Postgres(_) => {
                 let mut begun = self.begin_beside().await?;
-                // Readers go on; the one row of `changes` says what a new writer has to know.
+                // Readers are not blocked; a new writer needs only the one row of `changes`.
                 let sql = "LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE";
                 begun.run(sql, Vec::new()).await?;
                 Ok(begun)
@@ -153,15 +154,15 @@ impl Pool {
         }
     }
 
-    /// Begins a transaction whose writes no other writer depends on; takes no turn in PostgreSQL.
+    /// Begins a transaction whose writes no other writer depends on; not serialised in PostgreSQL.
     pub(crate) async fn begin_beside(&self) -> Result<Transaction, SqlError> {
         match &self.connections {
             Connections::Postgres(pool) => {
                 let begun = timed(STATEMENT, pool.begin()).await?;
                 Ok(Transaction::Postgres(begun))
             }
-            // A transaction that begins as a reader fails at its first write if another wrote
-            // meanwhile, whatever `busy_timeout` says.
+            // A transaction that begins with a read fails at its first write if another one wrote
+            // meanwhile, regardless of `busy_timeout`.
             Connections::Sqlite { write, .. } => {
                 let begun = timed(STATEMENT, write.begin_with("BEGIN IMMEDIATE")).await?;
                 Ok(Transaction::Sqlite(begun))
@@ -169,7 +170,7 @@ impl Pool {
         }
     }
 
-    /// Begins a transaction that reads, all as of one moment.
+    /// Begins a reading transaction, which sees one state.
     pub(crate) async fn snapshot(&self) -> Result<Transaction, SqlError> {
         match &self.connections {
             Connections::Postgres(pool) => {
@@ -184,7 +185,7 @@ impl Pool {
         }
     }
 
-    /// The rows of one statement that only reads.
+    /// The rows of one reading statement.
     pub(crate) async fn read(
         &self,
         sql: impl Into<Sql>,
@@ -211,8 +212,8 @@ impl Pool {
         }
     }
 
-    /// The rows of one statement that only reads; sets the clock by that of the server, which
-    /// replicas share. A file is on this machine and needs no correction.
+    /// The rows of one reading statement. Sets the clock by that of the server, which replicas
+    /// share; a file is local and needs no correction.
     pub(crate) async fn read_in_time(&self, sql: &'static str) -> Result<Vec<Row>, SqlError> {
         let Connections::Postgres(_) = &self.connections else {
             return self.read(sql, Vec::new()).await;
@@ -226,7 +227,7 @@ impl Pool {
         Ok(rows)
     }
 
-    /// Copies a file's content, as of one moment, to `target`, which must be empty.
+    /// Copies a consistent state of the file to `target`, which must be empty.
     pub(crate) async fn copy_to(&self, target: &str) -> Result<(), SqlError> {
         let Connections::Sqlite { read, .. } = &self.connections else {
             let what = "PostgreSQL is backed up by its own tools (pg_dump)";
@@ -249,12 +250,12 @@ impl Pool {
                 }
             }
         };
-        // A database that does not answer cannot be told.
+        // An unreachable database cannot be closed cleanly.
         let _ = timeout(STATEMENT, closed).await;
     }
 }
 
-/// Checks, without changing it, that a file is a whole database that this build can use.
+/// Checks, without a change, that a file is an intact database that this build can use.
 ///
 /// # Errors
 ///
@@ -291,7 +292,7 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
     }
 }
 
-/// Statements that count together or not at all; undone when dropped without [`Self::commit`].
+/// An atomic group of statements, rolled back when dropped without [`Self::commit`].
 pub(crate) enum Transaction {
     /// In PostgreSQL.
     Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
@@ -300,7 +301,7 @@ pub(crate) enum Transaction {
 }
 
 impl Transaction {
-    /// Runs one statement; the rows that it returns.
+    /// Runs one statement and returns its rows.
     pub(crate) async fn run(
         &mut self,
         sql: impl Into<Sql>,
@@ -327,7 +328,7 @@ impl Transaction {
         }
     }
 
-    /// Commits. After an error the outcome is unknown: read it.
+    /// Commits. After an error the outcome is unknown and must be read.
     pub(crate) async fn commit(self) -> Result<(), SqlError> {
         match self {
             Self::Postgres(inner) => timed(STATEMENT, inner.commit()).await,
@@ -336,7 +337,7 @@ impl Transaction {
     }
 }
 
-/// Text of a statement: a constant of this program, perhaps with the name of one of its tables.
+/// The text of a statement: a constant of this program, maybe with the name of one of its tables.
 pub(crate) struct Sql(AssertSqlSafe<String>);
 
 impl From<&'static str> for Sql {
@@ -346,7 +347,7 @@ impl From<&'static str> for Sql {
 }
 
 impl Sql {
-    /// `text` with the name of one of our tables for each `{table}`.
+    /// Replaces each `{table}` in `text` by the name of a table.
     pub(crate) fn on(table: &'static str, text: &'static str) -> Self {
         Self(AssertSqlSafe(text.replace("{table}", table)))
     }
@@ -390,7 +391,7 @@ where
     })
 }
 
-/// Runs a step and gives up after `limit`: a dead connection may never report an end.
+/// Runs a step with a time limit: a dead connection may never report an end.
 async fn timed<T>(
     limit: Duration,
     step: impl Future<Output = Result<T, sqlx::Error>>,
@@ -401,7 +402,7 @@ async fn timed<T>(
     }
 }
 
-/// Boxed: the compiler loses track of what such a future borrows (rust-lang/rust#100013).
+/// Boxed, because the compiler loses track of the borrows of this future (rust-lang/rust#100013).
 type Step<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
 async fn timed_migration(step: Step<'_, (), MigrateError>) -> Result<(), MigrateError> {
@@ -409,10 +410,10 @@ async fn timed_migration(step: Step<'_, (), MigrateError>) -> Result<(), Migrate
     timeout(MIGRATION, step).await.map_err(late)?
 }
 
-/// Locks a file for migration until the lock is dropped.
+/// Locks a file for migration, until the lock is dropped.
 ///
-/// Two processes that start together would both create the tables, and a change of the journal's
-/// mode fails at once on a busy file: for that SQLite knows no `busy_timeout`.
+/// Two processes that start together would both create the tables. A change of the journal mode
+/// fails at once on a busy file, without `busy_timeout`.
 async fn turn(file: &Path) -> Result<std::fs::File, SqlError> {
     let unusable = |error: std::io::Error| SqlError::Unusable(format!("its lock: {error}"));
     let turn = std::fs::File::create(file.with_extension("migrate")).map_err(unusable)?;
@@ -426,8 +427,8 @@ async fn turn(file: &Path) -> Result<std::fs::File, SqlError> {
     Ok(turn)
 }
 
-/// Migrates on a separate connection: a disk that takes seconds to create the file is no reason to
-/// give up, whereas a request that waits for the writer is told so after `BUSY`.
+/// Migrates on a separate connection: creating the file may take seconds on a slow disk, longer
+/// than the `BUSY` limit of requests.
 async fn migrate_sqlite(options: &SqliteConnectOptions) -> Result<(), SqlError> {
     let connected = PoolOptions::new()
         .max_connections(1)
@@ -440,14 +441,14 @@ async fn migrate_sqlite(options: &SqliteConnectOptions) -> Result<(), SqlError> 
     migrated(outcome)
 }
 
-/// Migrates on a separate connection: waiting for another replica is not a slow statement.
+/// Migrates on a separate connection: the wait for another replica is not a slow statement.
 async fn migrate_postgres(options: PgConnectOptions) -> Result<(), SqlError> {
     let connected = PoolOptions::new()
         .max_connections(1)
         .acquire_timeout(CONNECT)
         .connect_with(options);
     let pool: PgPool = timed(STATEMENT, connected).await?;
-    // sqlx takes an advisory lock for it, so that replicas that start together take turns.
+    // sqlx takes an advisory lock, which serialises replicas that start together.
     let schema = postgres_schema();
     let outcome = timed_migration(Box::pin(schema.run(&pool))).await;
     let _ = timeout(STATEMENT, pool.close()).await;
@@ -489,7 +490,7 @@ fn meaning(error: &sqlx::Error) -> SqlError {
     }
 }
 
-/// The schema of a file.
+/// The schema of a SQLite file.
 fn sqlite_schema() -> Migrator {
     schema(MIGRATIONS.map(|(number, name, [sqlite, _])| (number, name, sqlite)))
 }
@@ -499,7 +500,7 @@ fn postgres_schema() -> Migrator {
     schema(MIGRATIONS.map(|(number, name, [_, postgres])| (number, name, postgres)))
 }
 
-/// These migrations. A build of last week still starts when one of this week has added to them.
+/// The migrations of this build. An older build still starts after a newer one has added some.
 fn schema(migrations: [(i64, &'static str, &'static str); MIGRATIONS.len()]) -> Migrator {
     let migrations = migrations.map(|(number, name, sql)| {
         let (kind, sql) = (MigrationType::Simple, SqlSafeStr::into_sql_str(sql));
@@ -510,9 +511,9 @@ fn schema(migrations: [(i64, &'static str, &'static str); MIGRATIONS.len()]) -> 
     schema
 }
 
-/// Every migration: its number, its name, and its statements for SQLite and for PostgreSQL. Listed
-/// here rather than read by `sqlx::migrate!`, for which the compiler needs a build of sqlx, SQLite and
-/// aws-lc of its own.
+/// Every migration: its number, its name, and its statements for SQLite and PostgreSQL. They are
+/// listed here instead of read by `sqlx::migrate!`, which would compile sqlx, SQLite and aws-lc for
+/// the build host too.
 const MIGRATIONS: [(i64, &str, [&str; 2]); 2] = [
     (
         1,
@@ -532,29 +533,30 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 2] = [
     ),
 ];
 
-/// The time of the statement, not of the begin of its transaction.
+/// The time of the statement, not of the start of its transaction.
 const NOW: &str = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000)::BIGINT";
 
-/// Codes of PostgreSQL (its documentation, appendix A) that a later attempt may not meet: connection,
-/// log-in, no such database yet, rollback, resources, no lock, cancelled, system.
+/// SQLSTATE codes of PostgreSQL (appendix A) that a retry may avoid: connection, log-in, missing
+/// database, rollback, resources, lock, cancellation, system.
 const AWAY: [&str; 9] = ["08", "28", "3D", "40", "53", "55", "57", "58", "25006"];
 
-/// Codes of SQLite's files: `SQLITE_BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`, `CANTOPEN`.
+/// SQLite error codes of the file: `SQLITE_BUSY`, `LOCKED`, `READONLY`, `IOERR`, `FULL`,
+/// `CANTOPEN`.
 const SQLITE_AWAY: [&str; 6] = ["5", "6", "8", "10", "13", "14"];
 
-/// Limit of one statement.
+/// Time limit of one statement.
 const STATEMENT: Duration = Duration::from_secs(5);
-/// How long a request waits for a connection: its client gets 503 within a second.
+/// Time limit for a request to get a connection: its client gets 503 within a second.
 const ACQUIRE: Duration = Duration::from_millis(800);
-/// How long the start waits for a database that may be away.
+/// Time limit for the start to reach a database.
 const CONNECT: Duration = Duration::from_secs(2);
-/// Limit of a migration, including the turns of other replicas.
+/// Time limit of a migration, including those of other replicas.
 const MIGRATION: Duration = Duration::from_mins(1);
 /// Interval between attempts to take the lock.
 const TURN: Duration = Duration::from_millis(10);
-/// How long a writer waits for one of another process.
+/// Time that a writer waits for one of another process.
 const BUSY: Duration = Duration::from_secs(5);
-/// Connections of one replica: it writes little, and reads at a change.
+/// Connections of one replica, which writes rarely and reads after changes.
 const POSTGRES: u32 = 8;
 /// Reading connections to a file.
 const SQLITE_READERS: u32 = 4;
@@ -565,7 +567,7 @@ mod tests {
 
     use super::{postgres_schema, sqlite_schema};
 
-    /// Migrations that were run are known by these in the databases of users.
+    /// The databases of users identify applied migrations by these checksums.
     #[tokio::test]
     async fn the_schemas_are_the_files_in_migrations() {
         for (schema, folder) in [(sqlite_schema(), "sqlite"), (postgres_schema(), "postgres")] {

@@ -383,7 +383,7 @@ async fn a_used_refresh_token_ends_its_grant_after_the_grace(place: Place) {
     assert_eq!(alive, [kept]);
 }
 
-/// CONTRACT R12, over two stores.
+/// Codes and refresh tokens are spent once, also by concurrent calls to two handles.
 async fn codes_and_tokens_are_never_spent_twice(place: Place) {
     let stores = open(&place).await;
     let text = |number: u32, kind: u8| {

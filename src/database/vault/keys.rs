@@ -1,4 +1,4 @@
-//! The master keys in use: seal and open, and follow a rotation by another process.
+//! The master keys in use, which follow a rotation by another process.
 //!
 //! Not here: the rotation itself (`rotation`).
 
@@ -22,14 +22,14 @@ use crate::{
 pub(crate) struct Vault {
     /// The source of the master keys.
     pub(crate) source: KeySource,
-    /// The keys; replaced when the key file was changed meanwhile.
+    /// The keys, replaced when the key file has changed.
     keys: ArcSwap<Keyring>,
     /// The source of keys and nonces.
     pub(crate) random: SystemRandom,
 }
 
 impl Vault {
-    /// Reads the keys and proves that they are those of the database.
+    /// Reads the keys, and verifies that they are those of the database.
     ///
     /// # Errors
     ///
@@ -66,11 +66,11 @@ impl Vault {
         Ok(keys)
     }
 
-    /// Opens a value sealed for `place`; none if it is forged, or sealed under a key that is gone.
+    /// Opens a value sealed for `place`; none if it is forged, or sealed under a removed key.
     pub(crate) fn open(&self, place: Place<'_>, sealed: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
         match self.keys.load().open(place, sealed) {
             Err(NotOpened::UnknownKey) => {
-                // After `lockgate key rotate` the file holds the new key.
+                // After `lockgate key rotate` the file contains the new key.
                 let keys = self.source.keyring(&self.random, Make::Never).ok()?;
                 let opened = keys.open(place, sealed).ok()?;
                 self.keys.store(Arc::new(keys));
@@ -85,7 +85,8 @@ impl Vault {
         self.keys.load().seal(&self.random, place, plain)
     }
 
-    /// The keys to seal with: a value sealed with a key that was rotated away could not be opened.
+    /// The keys to seal with, read again first: a value sealed with a rotated key could not be
+    /// opened.
     pub(crate) async fn current_keys(
         &self,
         transaction: &mut Transaction,

@@ -18,14 +18,14 @@ use crate::{
 /// The source of the master keys of a gateway.
 #[derive(Clone, Debug)]
 pub(crate) enum KeySource {
-    /// `master_key`, from the environment or the configuration; never changed here.
+    /// `master_key`, from the environment or the configuration; never changed by the gateway.
     Given(Secret),
-    /// This file.
+    /// A key file.
     File(PathBuf),
 }
 
 impl KeySource {
-    /// Reads the keys; creates a missing file if `make` says so.
+    /// Reads the keys; creates a missing file if `make` permits.
     ///
     /// # Errors
     ///
@@ -43,11 +43,12 @@ impl KeySource {
         }
     }
 
-    /// Locks the key file against rotation by other processes; given keys need no lock.
+    /// Locks the key file against rotation by other processes; keys of the configuration need no
+    /// lock.
     ///
     /// # Errors
     ///
-    /// An error of the file system; a rotation by another process under way.
+    /// File system errors; a rotation by another process in progress.
     pub(crate) fn lock(&self) -> Result<Option<fs::File>, Wrong> {
         let Self::File(path) = self else {
             return Ok(None);
@@ -64,11 +65,11 @@ impl KeySource {
         }
     }
 
-    /// Writes the keys to the file atomically: another process reads the old or the new ones.
+    /// Writes the keys to the file atomically: other processes read the old or the new ones.
     ///
     /// # Errors
     ///
-    /// An error of the file system; given keys cannot be changed here.
+    /// File system errors; keys of the configuration cannot be changed.
     pub(crate) fn write(&self, keys: &[MasterKey]) -> Result<(), Wrong> {
         let Self::File(path) = self else {
             return Err(Wrong::new("stands in the configuration", "change it there"));
@@ -90,9 +91,9 @@ impl KeySource {
 /// The treatment of a missing key file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Make {
-    /// Create it: the first start.
+    /// Create it, at the first start.
     IfMissing,
-    /// Do not create it: the database is sealed with some key.
+    /// Do not create it, because the database is sealed with another key.
     Never,
 }
 
@@ -104,7 +105,7 @@ fn read(path: &Path, random: &Random, make: Make) -> Result<Keyring, Wrong> {
             let text = Zeroizing::new(format!("{}\n", *key.text()));
             match private_file::write_new(path, &text).and_then(|()| sync_parent(path)) {
                 Ok(()) => Ok(Keyring::of(key, Vec::new())),
-                // Another process was faster: its key counts.
+                // Another process was faster, so its key is used.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
                     read(path, random, Make::Never)
                 }

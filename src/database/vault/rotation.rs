@@ -9,9 +9,10 @@ use super::{
 use crate::database::pool::{Error, Transaction};
 use crate::{base::Random, config::Wrong};
 
-/// Reads the keys and proves that they are those of this database, which then knows the first.
+/// Reads the keys, and verifies that they are those of this database, which stores a proof of the
+/// first.
 ///
-/// A key is created only for a database that knows none: it would not open values sealed before.
+/// A key is created only for a database without proofs: it could not open values sealed before.
 pub(crate) async fn admit(
     transaction: &mut Transaction,
     source: &KeySource,
@@ -53,13 +54,13 @@ pub(crate) async fn admit(
     Ok(keys)
 }
 
-/// True if the database knows the key that seals.
+/// Reports whether the database has a proof of the sealing key.
 pub(crate) async fn is_known(transaction: &mut Transaction, keys: &Keyring) -> Result<bool, Error> {
     let rows = transaction.run(ONE, vec![keys.first().id().into()]).await?;
     Ok(!rows.is_empty())
 }
 
-/// Puts a new key in front of those in the file; among given keys the first is the new one.
+/// Adds a new key before those in the file; of given keys the first is the new one.
 pub(crate) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyring, Error> {
     let keys = source
         .keyring(random, Make::Never)
@@ -73,7 +74,7 @@ pub(crate) fn begin_rotation(source: &KeySource, random: &Random) -> Result<Keyr
     Ok(keys)
 }
 
-/// Makes the first key the only one that the database knows.
+/// Removes the proofs of all keys but the first.
 pub(crate) async fn keep_first(
     transaction: &mut Transaction,
     sealer: &Sealer<'_>,
@@ -85,7 +86,7 @@ pub(crate) async fn keep_first(
     Ok(())
 }
 
-/// Drops the old keys from the file; returns the id of the remaining one.
+/// Removes the old keys from the file; returns the id of the remaining one.
 pub(crate) fn end_rotation(source: &KeySource, keys: &Keyring) -> Result<String, Error> {
     let id = keys.first().id();
     if matches!(source, KeySource::File(_)) {
@@ -117,7 +118,7 @@ fn place(id: &str) -> Place<'_> {
     }
 }
 
-/// The text that is sealed to prove a key.
+/// The text that is sealed as the proof of a key.
 const CHECK: &[u8] = b"lockgate";
 
 const ALL: &str = "

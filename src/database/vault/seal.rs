@@ -1,6 +1,6 @@
 //! Sealing of secrets, so that a file or dump of the database alone reveals none.
 //!
-//! AES-256-GCM under a key derived from a master key, bound to the table, row and column. Pure; not
+//! AES-256-GCM under a key derived from a master key, bound to table, row and column. Pure. Not
 //! here: the source of master keys (`master_key`).
 
 use aws_lc_rs::{
@@ -16,7 +16,7 @@ use crate::{
     config::Wrong,
 };
 
-/// The place of a sealed value; one moved elsewhere does not open.
+/// The place of a sealed value; a value that was moved does not open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     /// The table.
@@ -27,12 +27,12 @@ pub(crate) struct Place<'a> {
     pub(crate) column: &'a str,
 }
 
-/// Why a sealed value does not open.
+/// The reason why a sealed value does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotOpened {
     /// It was sealed under an unknown master key.
     UnknownKey,
-    /// It was changed, cut, or sealed for another place.
+    /// It was altered, truncated, or sealed for another place.
     Forged,
 }
 
@@ -48,7 +48,7 @@ impl MasterKey {
     ///
     /// # Errors
     ///
-    /// Without randomness.
+    /// No randomness.
     pub(crate) fn new(random: &Random) -> Result<Self, Wrong> {
         let mut bytes = Zeroizing::new([0; KEY]);
         let filled = random.fill(&mut *bytes);
@@ -68,18 +68,18 @@ impl MasterKey {
         }
     }
 
-    /// A name that does not reveal the key.
+    /// An id that does not reveal the key.
     pub(crate) fn id(&self) -> String {
         hex(&self.id)
     }
 
-    /// A key for the purpose that `label` names, the same at every replica with this master key.
+    /// The key for the purpose `label`, equal at every replica with this master key.
     pub(crate) fn derive(&self, label: &str) -> Zeroizing<[u8; KEY]> {
         derived(&self.bytes, label.as_bytes())
     }
 
-    /// A text that is the same at two replicas with this master key and the same public URL, and
-    /// reveals neither.
+    /// A text that is equal at replicas with the same master key and public URL, and reveals
+    /// neither.
     pub(crate) fn fingerprint(&self, public_url: &str) -> String {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &*self.derive("lockgate replicas v1"));
         let tag = hmac::sign(&key, public_url.as_bytes());
@@ -91,7 +91,7 @@ impl MasterKey {
         Zeroizing::new(STANDARD.encode(*self.bytes))
     }
 
-    /// The associated data: every part with its length, so that no part runs into the next.
+    /// The associated data: every part with its length, so that parts cannot be confused.
     fn associated(&self, place: Place<'_>) -> Vec<u8> {
         let mut data = vec![FORM];
         data.extend_from_slice(&self.id);
@@ -107,13 +107,13 @@ impl MasterKey {
 pub(crate) struct Keyring(Vec<MasterKey>);
 
 impl Keyring {
-    /// One key, or several with a comma or a line break between them, each 32 bytes in Base64.
+    /// Parses one key, or several separated by commas or line breaks, each 32 bytes in Base64.
     pub(crate) fn parse(text: &str) -> Result<Self, Wrong> {
         let words = text.split([',', '\n']).map(str::trim);
         let keys = words.filter(|word| !word.is_empty()).map(|word| {
             let decoded = STANDARD.decode(word).map(Zeroizing::new).ok();
             let bytes = decoded.and_then(|bytes| <[u8; KEY]>::try_from(&bytes[..]).ok());
-            // Without the text: it may be a key with a letter too many.
+            // Without the text, which may be a key with a typing error.
             let what = "is not 32 bytes in Base64";
             let wrong = || Wrong::new(what, "write what `openssl rand -base64 32` prints");
             bytes
@@ -137,7 +137,7 @@ impl Keyring {
         self.0.first().expect("every constructor puts one in")
     }
 
-    /// All of them, the one that seals first.
+    /// All keys, the sealing one first.
     pub(crate) fn keys(&self) -> &[MasterKey] {
         &self.0
     }
@@ -150,7 +150,7 @@ impl Keyring {
     /// Seals `plain` for `place`; none without randomness.
     pub(crate) fn seal(&self, random: &Random, place: Place<'_>, plain: &[u8]) -> Option<Vec<u8>> {
         let key = self.first();
-        // Random nonces: 2^32 values under one key stay far below the bound of SP 800-38D, 8.3.
+        // Random nonces: 2^32 values under one key stay far below the limit of SP 800-38D, 8.3.
         let mut nonce = [0; NONCE_LEN];
         random.fill(&mut nonce).ok()?;
         let mut sealed = plain.to_vec();
@@ -190,7 +190,7 @@ impl Keyring {
     }
 }
 
-/// Master keys and the source of nonces, to seal with.
+/// The master keys and the source of nonces, for sealing.
 pub(crate) struct Sealer<'a> {
     /// The keys, of which the first seals.
     pub(crate) keys: &'a Keyring,
@@ -199,7 +199,7 @@ pub(crate) struct Sealer<'a> {
 }
 
 impl std::fmt::Debug for Keyring {
-    /// Shows the ids of the keys.
+    /// Prints the ids of the keys.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ids = self.0.iter().map(MasterKey::id);
         f.debug_list().entries(ids).finish()
@@ -227,7 +227,7 @@ fn derived(master: &[u8; KEY], purpose: &[u8]) -> Zeroizing<[u8; KEY]> {
 const KEY: usize = 32;
 /// Bytes of a key's id.
 const ID: usize = 8;
-/// Bytes of a fingerprint: enough that no two installations share one.
+/// Bytes of a fingerprint: enough to be unique among installations.
 const FINGERPRINT: usize = 16;
 /// The first byte of every sealed value: the format of the rest.
 const FORM: u8 = 1;

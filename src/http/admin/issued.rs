@@ -16,7 +16,7 @@ use crate::{
     config::Wrong,
     database::{
         self, Expected, Record,
-        oauth::{GrantFilter, Revoked, Schedule, SeenGrant, SeenKey},
+        oauth::{GrantFilter, ListedGrant, ListedKey, Revoked, Schedule},
     },
     declare::Document,
     http::{
@@ -84,7 +84,7 @@ async fn signing_keys(call: Call) -> OperationResult {
     Ok(ok(&json!({"items": items})))
 }
 
-fn signing_key(key: &SeenKey) -> Json {
+fn signing_key(key: &ListedKey) -> Json {
     json!({
         "kid": key.kid, "created": moment(key.created_ms), "active": moment(key.active_ms),
         "retired": key.retired_ms.map(moment),
@@ -146,7 +146,7 @@ async fn grants(call: Call) -> OperationResult {
     Ok(page(found.iter().map(grant).collect(), next))
 }
 
-fn grant(seen: &SeenGrant) -> Json {
+fn grant(seen: &ListedGrant) -> Json {
     let grant = &seen.grant;
     json!({
         "id": grant.id.to_string(), "subject": grant.subject, "client": grant.client_id,

@@ -312,10 +312,10 @@ impl Drop for Said {
     }
 }
 
-/// That many seeds of 1,000 (CONTRACT R18 at the gate): `SCALE=10` are those of the bench.
+/// The seeds of a test: its share of 1,000, times `SCALE`, which the bench sets to 10.
 #[expect(
     clippy::disallowed_methods,
-    reason = "how much is tested says whoever starts the tests"
+    reason = "the environment sets the amount of tests"
 )]
 fn seeds(of_thousand: u64) -> std::ops::Range<u64> {
     let scale = std::env::var("SCALE").map_or(1, |scale| scale.parse().unwrap());

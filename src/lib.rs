@@ -105,7 +105,7 @@
 //! answer, which comes in a later POST, finds its way back.
 //!
 //! [`EventLog::append`](state::EventLog::append) keeps the event before any client receives it.
-//! Each connection is a [`Reading`](hub::stream::Reading), which reads the log from its own cursor.
+//! Each connection is a [`Reader`](hub::stream::Reader), which reads the log from its own cursor.
 //!
 //! If the child ends, every call in flight ends with −31001, and the session continues: its next
 //! request starts another child and repeats the handshake.

@@ -21,7 +21,7 @@
 //!
 //! # The rooms
 //!
-//! From the bottom up; each room imports only rooms above it in this list.
+//! Lowest layer first: each room imports only rooms listed before it.
 //!
 //! * [`base`], [`endpoint`], [`error`]: clock, secrets, outbound requests; URLs; refusals of
 //!   requests
@@ -130,12 +130,14 @@
 //! [`SigningKey`](database::oauth::SigningKey).
 //!
 //! [`Verifier::admit`](auth::Verifier::admit) verifies it against the keys and revocations of the
-//! snapshot. A revocation takes effect within two seconds on every replica: a replica whose
-//! [`LastPoll`](snapshot::LastPoll) is older accepts no token.
+//! snapshot. A revocation takes effect within two seconds on every replica that reaches the
+//! database: a replica whose [`LastPollAttempt`](snapshot::LastPollAttempt) is older accepts no
+//! token. Without the database tokens stay valid.
 //!
 //! # The loss of a replica
 //!
-//! Any replica takes any request. [`Hub::locate`](hub::Hub::locate) finds the session's owner, and
+//! Any replica takes any request. [`Hub::locate_or_claim`](hub::Hub::locate_or_claim) finds the
+//! session's owner, and
 //! [`http::replicas::forward`] sends the request there, with a signed [`Hop`](http::peers::Hop).
 //!
 //! An [`Owner`](hub::ownership::Owner) holds a lease while its heartbeats are acknowledged. Without

@@ -21,7 +21,7 @@ use crate::{
     declare::{ApiKey, AuthMode, Builtin, Catalog, External, Issued, Server, Tenant},
     endpoint::{self, Endpoint},
     error::Error,
-    snapshot::{AuditQueue, LastPoll},
+    snapshot::{AuditQueue, LastPollAttempt},
     telemetry::{Denied, Metrics},
 };
 
@@ -123,7 +123,7 @@ pub(crate) struct VerifierState {
     principals: Principals,
     pub(crate) denials: Denials,
     clock: Clock,
-    asked: LastPoll,
+    asked: LastPollAttempt,
 }
 
 impl VerifierState {
@@ -153,7 +153,7 @@ impl Verifier {
     pub(crate) fn new(
         config: &Config,
         outbound: Outbound,
-        (clock, audit, asked): (Clock, AuditQueue, LastPoll),
+        (clock, audit, asked): (Clock, AuditQueue, LastPollAttempt),
         metrics: &Arc<Metrics>,
         tracker: &TaskTracker,
         stop: &CancellationToken,

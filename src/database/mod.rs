@@ -1,8 +1,9 @@
 //! The database (SQLite or PostgreSQL): declared objects, issued grants and keys, the audit trail.
 //!
-//! Each table is used through a repository of [`Database`], one per noun: `database.objects()`,
-//! `database.grants()`, `database.audit()`. Not here: the declared model (`declare`), and the
-//! snapshot that requests read (`snapshot`).
+//! The tables are created by `migrations/sqlite` and `migrations/postgres`. Each is used through a
+//! repository of [`Database`], one per noun: `database.objects()`, `database.grants()`,
+//! `database.audit()`. Not here: the declared model (`declare`), and the snapshot that requests read
+//! (`snapshot`).
 //!
 //! * `handle`: the open database, its location, and its repositories
 //! * `pool`: SQL on both databases, errors, the audit trail

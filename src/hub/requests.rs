@@ -242,7 +242,7 @@ impl Hub {
         let calls = core.limits.calls(access, &body)?;
         let may_stream = form != Form::Json && handle.transport == Transport::Streamable;
         let seats = if may_stream && !calls.is_empty() {
-            core.limits.post(access).await?
+            core.limits.seats_for_post(access).await?
         } else {
             Seats::new()
         };

@@ -10,7 +10,9 @@ use tokio::{
 
 use super::{
     core::{COMMANDS, Handle, Transport},
-    ownership::{AWAY, LookupSource, Place, RecordedOwner, UNRESPONSIVE, is_of, recorded_owner},
+    ownership::{
+        LookupSource, Place, RecordedOwner, STORE_AWAY, UNRESPONSIVE, is_of, recorded_owner,
+    },
     requests::Hub,
     session::{Session, SessionRecord, Takeover},
     stream::{LogOnlyStream, SessionLog},
@@ -34,7 +36,7 @@ impl Hub {
     /// # Errors
     ///
     /// `NoSession` for an unknown, ended or foreign id; `Busy` while the directory is out of reach.
-    pub(crate) async fn locate(
+    pub(crate) async fn locate_or_claim(
         &self,
         access: &Access,
         id: &str,
@@ -58,7 +60,7 @@ impl Hub {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let asked = Instant::now();
-            let found = core.directory.find(&id).await.map_err(|_| AWAY)?;
+            let found = core.directory.find(&id).await.map_err(|_| STORE_AWAY)?;
             let Some(found) = found.filter(|found| is_of(found, access)) else {
                 return Err(self.missing().await);
             };
@@ -100,7 +102,11 @@ impl Hub {
     ) -> Result<Option<LogOnlyStream>, Error> {
         let core = &self.0;
         let session = SessionId(id.into());
-        let found = core.directory.find(&session).await.map_err(|_| AWAY)?;
+        let found = core
+            .directory
+            .find(&session)
+            .await
+            .map_err(|_| STORE_AWAY)?;
         let Some(found) = found.filter(|found| is_of(found, access)) else {
             return Err(self.missing().await);
         };
@@ -178,7 +184,7 @@ impl Hub {
         match self.0.directory.find(&SessionId(id.into())).await {
             Ok(Some(found)) if is_of(&found, access) => Error::Moved,
             Ok(_) => Error::NoSession,
-            Err(_) => AWAY,
+            Err(_) => STORE_AWAY,
         }
     }
 
@@ -188,7 +194,7 @@ impl Hub {
         let known = self.0.owner.epoch();
         match self.0.owner.beat().await {
             Ok(beat) if beat.epoch == known && !beat.is_recovering => Error::NoSession,
-            _ => AWAY,
+            _ => STORE_AWAY,
         }
     }
 
@@ -201,7 +207,7 @@ impl Hub {
             return Err(Error::Draining);
         }
         if !is_owner_alive && self.0.owner.is_just_back() {
-            return Err(AWAY);
+            return Err(STORE_AWAY);
         }
         Ok(())
     }
@@ -221,7 +227,7 @@ impl Hub {
                 return Ok(true);
             }
             let claimed = core.directory.claim(&id, &record, &core.owner.me).await;
-            let Some(fence) = claimed.map_err(|_| AWAY)? else {
+            let Some(fence) = claimed.map_err(|_| STORE_AWAY)? else {
                 return Ok(false);
             };
             hub.adopt(&access, &id, fence, record).await.map(|()| true)
@@ -253,7 +259,7 @@ impl Hub {
         };
         let Ok(streams) = self.0.log.streams(id).await else {
             let _ = self.0.directory.release(id, fence).await;
-            return Err(AWAY);
+            return Err(STORE_AWAY);
         };
         let seats = self.0.limits.session(access).await.unwrap_or_default();
         let (commands, received) = mpsc::channel(COMMANDS);

@@ -14,7 +14,7 @@ use bytes::{BufMut, BytesMut};
 pub(crate) type StreamId = u32;
 
 /// The stream for messages that belong to no request; it exists as long as its session.
-pub(crate) const LISTENER: StreamId = 0;
+pub(crate) const LISTENER_STREAM: StreamId = 0;
 
 /// The position behind an event of a stream; `seq` 0 is the beginning of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ mod params;
 mod refusal;
 pub(crate) mod revision;
 
-pub(crate) use self::event::{Cursor, EventKey, KEEP_ALIVE, LISTENER, StreamId};
+pub(crate) use self::event::{Cursor, EventKey, KEEP_ALIVE, LISTENER_STREAM, StreamId};
 pub(crate) use self::headers::{Accepts, LAST_EVENT_ID, SESSION_ID, Version};
 pub(crate) use self::json::{Scanner, Span, SyntaxError};
 pub(crate) use self::message::{Body, Kind, Message};

@@ -43,7 +43,7 @@ pub(crate) struct CurrentSnapshot {
     /// The database, once it is open; never in `run`.
     database: OnceLock<Database>,
     /// The time of the last poll.
-    last_poll: LastPoll,
+    last_poll: LastPollAttempt,
     /// Ends the wait before the next poll.
     woken: Notify,
     /// The time of the database, where replicas share one; else the system's.
@@ -56,14 +56,15 @@ pub(crate) struct CurrentSnapshot {
 /// A process that was suspended misses revocations, so it must poll before it accepts a token
 /// again. An unreachable database ends no access.
 #[derive(Clone, Debug)]
-pub(crate) struct LastPoll(Arc<(Instant, AtomicU64)>);
+pub(crate) struct LastPollAttempt(Arc<(Instant, AtomicU64)>);
 
-impl LastPoll {
+impl LastPollAttempt {
     fn never() -> Self {
         Self(Arc::new((Instant::now(), AtomicU64::new(0))))
     }
 
-    /// Reports whether the poll is recent enough that no revocation is missed.
+    /// Reports whether the poll is recent enough that no revocation is missed, if the database could
+    /// be reached.
     pub(crate) fn is_recent(&self) -> bool {
         self.is_recent_at(Instant::now())
     }
@@ -83,7 +84,7 @@ impl LastPoll {
 }
 
 /// The maximum age of the last poll at which tokens are accepted: a revocation takes effect within
-/// this time.
+/// this time where the database can be reached.
 const MAX_POLL_AGE: Duration = Duration::from_secs(2);
 
 impl CurrentSnapshot {
@@ -107,14 +108,14 @@ impl CurrentSnapshot {
             snapshot: ArcSwap::new(Arc::clone(&snapshot)),
             changed: watch::Sender::new(snapshot),
             database: OnceLock::new(),
-            last_poll: LastPoll::never(),
+            last_poll: LastPollAttempt::never(),
             woken: Notify::new(),
             clock: Clock::system(),
         })
     }
 
     /// The time of the last poll.
-    pub(crate) fn last_poll(&self) -> &LastPoll {
+    pub(crate) fn last_poll(&self) -> &LastPollAttempt {
         &self.last_poll
     }
 
@@ -357,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_suspended_process_has_no_recent_poll() {
-        let (last_poll, begin) = (LastPoll::never(), Instant::now());
+        let (last_poll, begin) = (LastPollAttempt::never(), Instant::now());
         let noted = begin + Duration::from_secs(10);
         last_poll.note(noted);
         assert!(last_poll.is_recent_at(noted + MAX_POLL_AGE - Duration::from_millis(5)));

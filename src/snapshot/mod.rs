@@ -9,5 +9,5 @@ mod current;
 mod sync;
 
 pub(crate) use self::audit_queue::AuditQueue;
-pub(crate) use self::current::{CurrentSnapshot, LastPoll, Snapshot};
+pub(crate) use self::current::{CurrentSnapshot, LastPollAttempt, Snapshot};
 pub(crate) use self::sync::{Freshness, ManifestFile, SnapshotSync};

@@ -18,7 +18,7 @@ use rustix::fs::FlockOperation;
 use crate::backend::{
     guard::Orders,
     linux::removal,
-    sandbox::{Lease, Restrictions, Sandbox, Store},
+    sandbox::{Restrictions, Sandbox, Store, UidLease},
 };
 use crate::declare::{Home, Launch, Limits};
 
@@ -121,7 +121,7 @@ impl Launcher {
         label: &str,
         launch: &Launch,
         limits: &Limits,
-    ) -> io::Result<(Orders, Option<Lease>)> {
+    ) -> io::Result<(Orders, Option<UidLease>)> {
         let mut env: Vec<(OsString, OsString)> = Vec::with_capacity(launch.env.len() + 4);
         let mut set = |name: &str, value: Option<OsString>| {
             env.extend(value.map(|value| (name.into(), value)));
@@ -178,7 +178,7 @@ impl Launcher {
         name: &str,
         launch: &Launch,
         limits: &Limits,
-    ) -> io::Result<Option<Lease>> {
+    ) -> io::Result<Option<UidLease>> {
         let path = orders.env.iter().rfind(|(name, _)| name == "PATH");
         let path = path.map_or_else(OsString::new, |(_, path)| path.clone());
         let home = self.ambient.home.as_deref().map(Path::new);

@@ -25,7 +25,7 @@ use tokio::{
 
 use super::launcher::Launcher;
 use super::stderr::{Stderr, Tail};
-use crate::backend::{guard::STAGE, sandbox::Lease};
+use crate::backend::{guard::GUARD_ARGUMENT, sandbox::UidLease};
 use crate::declare::{Launch, Limits};
 
 /// Event of a child.
@@ -84,7 +84,7 @@ pub(crate) struct Child {
     /// Private directory, removed by the guard, or by the gateway if the guard failed.
     private: Option<PathBuf>,
     /// Uid of all processes below the guard.
-    lease: Option<Lease>,
+    lease: Option<UidLease>,
 }
 
 /// State of a child's stdout.
@@ -111,7 +111,7 @@ impl Child {
         let (orders, lease) = launcher.orders(label, launch, limits)?;
         let guard = Command::new(&launcher.program)
             .arg0("lockgate")
-            .args([STAGE, &std::process::id().to_string()])
+            .args([GUARD_ARGUMENT, &std::process::id().to_string()])
             .env_clear()
             // For the guard itself: its allocator would begin with an arena of huge pages.
             .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
@@ -124,7 +124,7 @@ impl Child {
         let Ok(mut guard) = guard else {
             _ = orders.private.map(std::fs::remove_dir);
             _ = orders.restrictions.group.map(std::fs::remove_dir);
-            _ = lease.map(Lease::end);
+            _ = lease.map(UidLease::end);
             return Err(guard.expect_err("it is none"));
         };
         let mut child = Self {
@@ -288,7 +288,7 @@ impl Child {
                         self.exit = Some(status);
                         // A killed guard left its directory behind.
                         if status.code().is_some() {
-                            _ = self.lease.take().map(Lease::end);
+                            _ = self.lease.take().map(UidLease::end);
                             Launcher::log_leftover(self.private.as_deref());
                         }
                         self.drain();

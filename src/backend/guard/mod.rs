@@ -15,4 +15,4 @@ pub(crate) mod supervisor;
 mod tree;
 
 pub(crate) use self::protocol::Orders;
-pub(crate) use self::supervisor::STAGE;
+pub(crate) use self::supervisor::GUARD_ARGUMENT;

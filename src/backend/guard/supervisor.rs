@@ -42,7 +42,7 @@ use crate::backend::{
 /// The first call of `main`: no thread of the gateway may run yet.
 pub fn guard() {
     let mut args = std::env::args_os().skip(1);
-    if args.next().is_none_or(|first| first != STAGE) {
+    if args.next().is_none_or(|first| first != GUARD_ARGUMENT) {
         return;
     }
     let code = match args.next() {
@@ -167,7 +167,7 @@ fn start(orders: &Orders) -> io::Result<Pid> {
 pub(crate) fn offers_namespaces(program: &Path) -> bool {
     let mut probe = Command::new(program);
     let probe = probe
-        .args([STAGE, PROBE])
+        .args([GUARD_ARGUMENT, PROBE])
         .env_clear()
         // As for a guard: a small process is cheap to clone.
         .env("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")
@@ -215,7 +215,7 @@ fn pid_of(number: u32) -> Option<Pid> {
 }
 
 /// First argument of a guard.
-pub(crate) const STAGE: &str = "__launch";
+pub(crate) const GUARD_ARGUMENT: &str = "__launch";
 
 /// Second argument of a probe.
 const PROBE: &str = "probe";

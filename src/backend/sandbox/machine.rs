@@ -17,7 +17,7 @@ use super::{
     files,
     network::{self, Refused},
     restrictions::{Files, Restrictions, Store, Tcp},
-    uids::{Lease, Pool},
+    uids::{Pool, UidLease},
 };
 use crate::{
     backend::linux::syscalls,
@@ -202,7 +202,7 @@ impl Sandbox {
     }
 
     /// Leases a uid for a child, if each has its own.
-    pub(crate) fn lease(&self) -> io::Result<Option<Lease>> {
+    pub(crate) fn lease(&self) -> io::Result<Option<UidLease>> {
         let Some(uids) = &self.uids else {
             return Ok(None);
         };

@@ -25,4 +25,4 @@ mod uids;
 pub(crate) use self::machine::{Kernel, Sandbox};
 pub(crate) use self::namespace::User;
 pub(crate) use self::restrictions::{Files, Restrictions, Store, Tcp};
-pub(crate) use self::uids::Lease;
+pub(crate) use self::uids::UidLease;

@@ -26,10 +26,10 @@ pub(crate) struct Pool {
 
 /// Lease of a uid for one child.
 ///
-/// Freed by [`Lease::end`], after the end of every process with the uid. A dropped lease stays
+/// Freed by [`UidLease::end`], after the end of every process with the uid. A dropped lease stays
 /// taken until no process with its uid is found.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct UidLease {
     pool: Arc<Pool>,
     /// The uid; the gid has the same number.
     pub(crate) uid: u32,
@@ -48,12 +48,12 @@ impl Pool {
     }
 
     /// Takes a free uid; none if all are taken.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Lease> {
+    pub(crate) fn take(self: &Arc<Self>) -> Option<UidLease> {
         // Second pass: processes of dropped leases may have ended.
         self.search(false).or_else(|| self.search(true))
     }
 
-    fn search(self: &Arc<Self>, is_last: bool) -> Option<Lease> {
+    fn search(self: &Arc<Self>, is_last: bool) -> Option<UidLease> {
         for _ in 0..self.range.count {
             let at = self.next.fetch_add(1, Ordering::Relaxed) % self.range.count;
             let (word, bit) = ((at / 64) as usize, 1 << (at % 64));
@@ -67,13 +67,13 @@ impl Pool {
                 continue;
             }
             let pool = Arc::clone(self);
-            return Some(Lease { pool, uid });
+            return Some(UidLease { pool, uid });
         }
         None
     }
 }
 
-impl Lease {
+impl UidLease {
     /// Frees the uid: no process has it any more.
     pub(crate) fn end(self) {
         let at = self.uid - self.pool.range.first;
@@ -105,7 +105,7 @@ mod tests {
             first: 4_000_000_000,
             count: 3,
         }));
-        let leases: Vec<Lease> = std::iter::from_fn(|| pool.take()).take(3).collect();
+        let leases: Vec<UidLease> = std::iter::from_fn(|| pool.take()).take(3).collect();
         let uids: Vec<u32> = leases.iter().map(|lease| lease.uid).collect();
         assert_eq!(uids, [4_000_000_000, 4_000_000_001, 4_000_000_002]);
         let mut leases = leases.into_iter();

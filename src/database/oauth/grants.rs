@@ -155,7 +155,7 @@ impl Grants<'_> {
     /// expiry, client, redirect URI and challenge afterwards.
     pub(crate) async fn take_code(self, tenant: &str, hash: &[u8; 32]) -> Result<TakenCode, Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_beside().await?;
+        let mut transaction = self.pool.begin_unserialized().await?;
         let values = vec![hash.into(), tenant.into(), now_ms.into()];
         let first = transaction.run(TAKE_CODE, values).await?;
         let taken = if let Some(row) = first.first() {
@@ -184,7 +184,7 @@ impl Grants<'_> {
         refresh: &NewRefresh,
     ) -> Result<bool, Error> {
         let (grant, now_ms) = (&code.grant, self.pool.now_ms());
-        let mut transaction = self.pool.begin_beside().await?;
+        let mut transaction = self.pool.begin_unserialized().await?;
         // A revocation first removes codes, then ends grants: the lock on the code's row orders
         // both.
         let held = vec![(&code.hash).into(), tenant.into()];
@@ -229,7 +229,7 @@ impl Grants<'_> {
         succession: &Succession,
     ) -> Result<Refreshed, Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_beside().await?;
+        let mut transaction = self.pool.begin_unserialized().await?;
         // The lock on the grant's row decides: another use, or a revocation, waits.
         let values = vec![hash.into(), tenant.into(), client_id.into(), now_ms.into()];
         let held = transaction.run(HOLD_GRANT, values).await?;
@@ -253,7 +253,7 @@ impl Grants<'_> {
                     revocations::end_grant(&mut transaction, tenant, grant.id, now_ms).await?;
                     Refreshed::Reused { grant: grant.id }
                 }
-                Some(used) if used.is_succeeded => return Ok(Refreshed::Refused),
+                Some(used) if used.is_successor_used => return Ok(Refreshed::Refused),
                 Some(used) => Refreshed::Good {
                     grant,
                     salt: used.salt,
@@ -318,7 +318,7 @@ struct Used {
     at_ms: i64,
     salt: [u8; 32],
     /// Its successor was used or removed.
-    is_succeeded: bool,
+    is_successor_used: bool,
 }
 
 impl Used {
@@ -331,7 +331,7 @@ impl Used {
         Ok(at_ms.zip(salt).map(|(at_ms, salt)| Self {
             at_ms,
             salt,
-            is_succeeded: unused == 0,
+            is_successor_used: unused == 0,
         }))
     }
 }

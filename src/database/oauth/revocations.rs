@@ -34,7 +34,7 @@ impl Revocations<'_> {
     /// consent page is shown again.
     pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<(), Error> {
         let now_ms = self.pool.now_ms();
-        let mut transaction = self.pool.begin_beside().await?;
+        let mut transaction = self.pool.begin_unserialized().await?;
         end(&mut transaction, tenant, what, now_ms).await?;
         Ok(transaction.commit().await?)
     }

@@ -14,7 +14,7 @@ pub(crate) async fn sweep(pool: &Pool) -> Result<bool, Error> {
         is_more |= pool.write(*sql, values).await?.len() == PART;
     }
     is_more |= pool.write(LOST_CONSENTS, Vec::new()).await?.len() == PART;
-    let mut transaction = pool.begin_beside().await?;
+    let mut transaction = pool.begin_unserialized().await?;
     if signing_keys::forget(&mut transaction, now_ms).await? > 0 {
         transaction.commit().await?;
     }

@@ -1,7 +1,8 @@
 //! The audit trail: actor, action, target and time.
 //!
 //! Records of changes are written in the transaction of the change; others (log-ins, denials) are
-//! appended afterwards. A record never holds a secret.
+//! appended afterwards. A record never holds a secret. A new column also needs a migration in
+//! `migrations/`, and its member in `http/admin/audit`.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -117,7 +118,7 @@ pub(crate) struct Audit<'a> {
 impl Audit<'_> {
     /// Appends records, all or none.
     pub(crate) async fn append(self, records: &[Record]) -> Result<(), Error> {
-        let mut transaction = self.pool.begin_beside().await?;
+        let mut transaction = self.pool.begin_unserialized().await?;
         append(&mut transaction, self.pool.now_ms(), records).await?;
         Ok(transaction.commit().await?)
     }
@@ -201,7 +202,7 @@ async fn query(
 
 /// Removes some records before `before_ms`, and returns their number; zero if none is left.
 async fn prune(pool: &Pool, before_ms: i64) -> Result<usize, SqlError> {
-    let mut transaction = pool.begin_beside().await?;
+    let mut transaction = pool.begin_unserialized().await?;
     let removed = transaction.run(DELETE, vec![before_ms.into()]).await?.len();
     transaction.commit().await?;
     Ok(removed)

@@ -133,7 +133,7 @@ impl Pool {
         sql: impl Into<Sql>,
         values: Vec<Value>,
     ) -> Result<Vec<Row>, SqlError> {
-        let mut transaction = self.begin_beside().await?;
+        let mut transaction = self.begin_unserialized().await?;
         let rows = transaction.run(sql, values).await?;
         transaction.commit().await?;
         Ok(rows)
@@ -144,18 +144,18 @@ impl Pool {
     pub(crate) async fn begin(&self) -> Result<Transaction, SqlError> {
         match &self.connections {
             Connections::Postgres(_) => {
-                let mut begun = self.begin_beside().await?;
+                let mut begun = self.begin_unserialized().await?;
                 // Readers are not blocked; a new writer needs only the one row of `changes`.
                 let sql = "LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE";
                 begun.run(sql, Vec::new()).await?;
                 Ok(begun)
             }
-            Connections::Sqlite { .. } => self.begin_beside().await,
+            Connections::Sqlite { .. } => self.begin_unserialized().await,
         }
     }
 
     /// Begins a transaction whose writes no other writer depends on; not serialised in PostgreSQL.
-    pub(crate) async fn begin_beside(&self) -> Result<Transaction, SqlError> {
+    pub(crate) async fn begin_unserialized(&self) -> Result<Transaction, SqlError> {
         match &self.connections {
             Connections::Postgres(pool) => {
                 let begun = timed(STATEMENT, pool.begin()).await?;

@@ -40,7 +40,7 @@ impl Vault {
         now_ms: i64,
     ) -> Result<Self, Error> {
         let random = SystemRandom::new();
-        let keys = rotation::admit(transaction, &source, &random, now_ms).await?;
+        let keys = rotation::read_and_verify_keys(transaction, &source, &random, now_ms).await?;
         let keys = ArcSwap::from_pointee(keys);
         Ok(Self {
             source,

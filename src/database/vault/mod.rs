@@ -4,7 +4,8 @@
 //!
 //! * `keys`: the master keys in use
 //! * `master_key`: the source of master keys
-//! * `rotation`: the master keys that a database knows, and their rotation
+//! * `rotation`: the master keys that a database knows, and the steps of a rotation, which
+//!   `Database::rotate` runs
 //! * `seal`: sealing of secrets
 
 mod keys;

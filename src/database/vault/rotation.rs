@@ -13,7 +13,7 @@ use crate::{base::Random, config::Wrong};
 /// first.
 ///
 /// A key is created only for a database without proofs: it could not open values sealed before.
-pub(crate) async fn admit(
+pub(crate) async fn read_and_verify_keys(
     transaction: &mut Transaction,
     source: &KeySource,
     random: &Random,

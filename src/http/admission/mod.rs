@@ -8,7 +8,7 @@
 //! * `bearer`: bearer credentials of a request
 //! * `challenge`: `WWW-Authenticate`
 //! * `headers`: header fields of MCP requests
-//! * `body`: request bodies
+//! * `body`: request bodies, read whole within limits of size and time
 
 mod admitted;
 pub(crate) mod bearer;

@@ -170,7 +170,7 @@ impl Gate {
                 response
             }
         };
-        let response = finish(response, version, state.get());
+        let response = with_response_headers(response, version, state.get());
         let status = response.status();
         self.metrics
             .requests
@@ -192,8 +192,8 @@ fn route_label(path: &str) -> Route {
     }
 }
 
-/// Adds the header fields of every response.
-fn finish(mut response: Response, version: Version, body: ReadState) -> Response {
+/// Adds the header fields that every response of this listener has.
+fn with_response_headers(mut response: Response, version: Version, body: ReadState) -> Response {
     let headers = response.headers_mut();
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     // The rest of a body must never be read as the next request. HTTP/2 has frames for that.

@@ -6,7 +6,7 @@
 //! * `tls`: certificates and their reload
 //! * `wire`: a socket with a lingering close
 //! * `app`: routes of one listener, behind its gate
-//! * `gate`: gate of the public listener
+//! * `gate`: gate of the public listener, and the header fields of each of its responses
 //! * `hops`: gate of the cluster listener
 //! * `operators`: gate of listeners for operators
 //! * `address`: hosts, origins, paths and client addresses

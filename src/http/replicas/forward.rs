@@ -105,7 +105,7 @@ async fn other_owner(
     session: &str,
     look: LookupSource,
 ) -> Result<Option<Replica>, Error> {
-    match front.hub.locate(access, session, look).await {
+    match front.hub.locate_or_claim(access, session, look).await {
         Ok(Place::There(owner)) => Ok(Some(owner)),
         // The route refuses an unknown session itself, and `initialize` needs none.
         Ok(Place::Here) | Err(Error::NoSession) => Ok(None),

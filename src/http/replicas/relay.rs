@@ -337,7 +337,7 @@ impl Forwarding {
             session,
             ..
         } = self;
-        match front.hub.locate(access, session, look).await {
+        match front.hub.locate_or_claim(access, session, look).await {
             Ok(Place::Here) => self.resume_here(cursor).await,
             Ok(Place::There(owner)) => self.resume_at(owner, cursor).await,
             Err(error) => Lookup::after(&error),

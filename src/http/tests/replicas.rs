@@ -28,7 +28,7 @@ use crate::{
     },
     base::{Clock, Outbound},
     config::{Config, Format, Sources},
-    hub::{Hub, HubParts, Patience, Stores, ownership::Owner, retention},
+    hub::{Hub, HubParts, Patience, Stores, ownership::ReplicaLease, retention},
     manifest::reader,
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
@@ -69,7 +69,7 @@ impl Shared {
         }
     }
 
-    fn stores(&self, owner: Arc<Owner>) -> Stores {
+    fn stores(&self, owner: Arc<ReplicaLease>) -> Stores {
         Stores {
             log: self.log.clone(),
             directory: self.directory.clone(),
@@ -235,7 +235,7 @@ fn front(
         work,
         sandbox: Arc::new(Sandbox::none()),
     };
-    let owner = Arc::new(Owner::new(me.clone(), shared.directory.clone()));
+    let owner = Arc::new(ReplicaLease::new(me.clone(), shared.directory.clone()));
     tracker.spawn(Arc::clone(&owner).run(|_| {}, stop.clone()));
     let stores = shared.stores(owner);
     let random = Arc::new(SystemRandom::new());

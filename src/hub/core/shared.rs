@@ -14,7 +14,7 @@ use crate::{
     error::Error,
     hub::{
         limits::Limits,
-        ownership::{Claims, Owner, Places, Unresponsive},
+        ownership::{Claims, Places, ReplicaLease, Unresponsive},
     },
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
@@ -29,7 +29,7 @@ pub(crate) struct Core {
     /// The sessions of all replicas.
     pub(crate) directory: Arc<dyn Directory>,
     /// The lease of this replica.
-    pub(crate) owner: Arc<Owner>,
+    pub(crate) owner: Arc<ReplicaLease>,
     /// The limits of an outage of the store.
     pub(crate) patience: Patience,
     /// Cache of the replicas that own sessions.

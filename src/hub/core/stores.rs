@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 use crate::{
     config::Config,
     error::Error,
-    hub::ownership::Owner,
+    hub::ownership::ReplicaLease,
     protocol::EventKey,
     state::{
         Directory, EventLog, Limiter, Replica,
@@ -27,7 +27,7 @@ pub(crate) struct Stores {
     /// The counters of limits.
     pub(crate) limiter: Arc<dyn Limiter>,
     /// The lease of this replica.
-    pub(crate) owner: Arc<Owner>,
+    pub(crate) owner: Arc<ReplicaLease>,
     /// The key of event ids, the same on all replicas.
     pub(crate) key: EventKey,
     /// The limits of an outage of the store.
@@ -66,7 +66,7 @@ impl Stores {
         let directory: Arc<dyn Directory> = Arc::new(MemoryDirectory::default());
         Ok(Self {
             log: Arc::new(MemoryLog::new(retention(config))),
-            owner: Arc::new(Owner::alone(Arc::clone(&directory), EPOCH)),
+            owner: Arc::new(ReplicaLease::alone(Arc::clone(&directory), EPOCH)),
             directory,
             limiter: Arc::new(MemoryLimiter::default()),
             key: EventKey::new(&secret),
@@ -97,7 +97,7 @@ impl Stores {
         );
         Self {
             log: Arc::new(log),
-            owner: Arc::new(Owner::new(me, Arc::clone(&directory))),
+            owner: Arc::new(ReplicaLease::new(me, Arc::clone(&directory))),
             directory,
             limiter: Arc::new(limiter),
             key: EventKey::of(keys.iter().map(|key| &**key)),

@@ -57,7 +57,7 @@ pub(crate) struct Remaining {
 }
 
 /// The rate of an account.
-struct Rate {
+struct AccountLimit {
     account: Account,
     limit: Limit,
     bound: NonZeroU64,
@@ -66,7 +66,7 @@ struct Rate {
 /// The bytes of one connection, which count for its tenant and its principal.
 pub(crate) struct Flow {
     limits: Arc<Limits>,
-    rates: Vec<Rate>,
+    account_limits: Vec<AccountLimit>,
 }
 
 /// The state of a draw.
@@ -113,7 +113,7 @@ impl Limits {
         };
         let limit = Limit::AddressRequests;
         let account = Account(account.into());
-        let rate = Rate {
+        let rate = AccountLimit {
             account,
             limit,
             bound,
@@ -127,14 +127,14 @@ impl Limits {
     ///
     /// `Quota`.
     pub(crate) fn request(&self, access: &Access) -> Result<Option<Remaining>, Error> {
-        let rates = rates(
+        let account_limits = limits_of(
             access,
             Limit::Requests,
             Limit::PrincipalRequests,
             |bounds| bounds.requests_per_second,
         );
         let mut least: Option<Remaining> = None;
-        for (at, rate) in rates.iter().enumerate() {
+        for (at, rate) in account_limits.iter().enumerate() {
             match self.spend(rate) {
                 Ok(left) => {
                     let is_least = least.is_none_or(|least| left.left < least.left);
@@ -142,7 +142,7 @@ impl Limits {
                 }
                 Err(error) => {
                     // A refusal by one rate must not spend the other.
-                    for rate in &rates[..at] {
+                    for rate in &account_limits[..at] {
                         let now = self.now();
                         let allotment = self.allotments.of(&rate.account, rate.bound.get(), now);
                         allotment.balance.fetch_add(1, Ordering::Relaxed);
@@ -177,14 +177,14 @@ impl Limits {
             Body::One(message) => usize::from(is_call(&message)),
             Body::Batch(items) => items.iter().flatten().filter(is_call).count(),
         };
-        let rates = rates(access, Limit::Calls, Limit::PrincipalCalls, |bounds| {
+        let account_limits = limits_of(access, Limit::Calls, Limit::PrincipalCalls, |bounds| {
             bounds.calls
         });
-        let seat = |rate: &Rate| {
+        let seat = |rate: &AccountLimit| {
             let seat = self.calls.seat(&rate.account, rate.bound.get());
             seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, RETRY_CALL))
         };
-        let seats = (0..calls).map(|_| rates.iter().map(seat).collect());
+        let seats = (0..calls).map(|_| account_limits.iter().map(seat).collect());
         seats.collect()
     }
 
@@ -194,13 +194,13 @@ impl Limits {
     ///
     /// `Quota`.
     pub(crate) async fn session(&self, access: &Access) -> Result<Seats, Error> {
-        let rates = rates(
+        let account_limits = limits_of(
             access,
             Limit::Sessions,
             Limit::PrincipalSessions,
             |bounds| bounds.sessions,
         );
-        self.take_seats(rates, RETRY_SESSION).await
+        self.take_seats(account_limits, RETRY_SESSION).await
     }
 
     /// Seats for a stream.
@@ -209,10 +209,10 @@ impl Limits {
     ///
     /// `Quota`.
     pub(crate) async fn stream(&self, access: &Access) -> Result<Seats, Error> {
-        let rates = rates(access, Limit::Streams, Limit::PrincipalStreams, |bounds| {
+        let account_limits = limits_of(access, Limit::Streams, Limit::PrincipalStreams, |bounds| {
             bounds.streams
         });
-        self.take_seats(rates, RETRY_CALL).await
+        self.take_seats(account_limits, RETRY_CALL).await
     }
 
     /// Seats for the stream that the answer to a POST may become.
@@ -223,18 +223,18 @@ impl Limits {
     /// # Errors
     ///
     /// `Quota`.
-    pub(crate) async fn post(&self, access: &Access) -> Result<Seats, Error> {
+    pub(crate) async fn seats_for_post(&self, access: &Access) -> Result<Seats, Error> {
         if !self.is_shared {
             return self.stream(access).await;
         }
-        let rates = rates(access, Limit::Streams, Limit::PrincipalStreams, |bounds| {
+        let account_limits = limits_of(access, Limit::Streams, Limit::PrincipalStreams, |bounds| {
             bounds.streams
         });
-        let seat = |rate: &Rate| {
+        let seat = |rate: &AccountLimit| {
             let seat = self.calls.seat(&rate.account, rate.bound.get());
             seat.ok_or_else(|| self.refuse(rate.limit, rate.bound, RETRY_CALL))
         };
-        rates.iter().map(seat).collect()
+        account_limits.iter().map(seat).collect()
     }
 
     /// Seats for a stream that a POST has become, on all replicas. None if the limit was reached
@@ -247,9 +247,13 @@ impl Limits {
         }
     }
 
-    async fn take_seats(&self, rates: Vec<Rate>, retry: Duration) -> Result<Seats, Error> {
+    async fn take_seats(
+        &self,
+        account_limits: Vec<AccountLimit>,
+        retry: Duration,
+    ) -> Result<Seats, Error> {
         let mut seats = Seats::new();
-        for rate in rates {
+        for rate in account_limits {
             let entered = Arc::clone(&self.limiter).enter(rate.account, rate.bound.get());
             let entered = timeout(LIMITER_TIMEOUT, entered).await;
             let seat = entered.map_err(|_| Error::Busy {
@@ -265,7 +269,7 @@ impl Limits {
     pub(crate) fn flow(self: &Arc<Self>, access: &Access) -> Flow {
         Flow {
             limits: Arc::clone(self),
-            rates: bytes_out(access),
+            account_limits: bytes_out(access),
         }
     }
 
@@ -278,7 +282,7 @@ impl Limits {
         })
     }
 
-    fn spend(&self, rate: &Rate) -> Result<Remaining, Error> {
+    fn spend(&self, rate: &AccountLimit) -> Result<Remaining, Error> {
         let (allotment, drawn) = self.fill(rate);
         let lent = signed(rate.bound.get());
         let taken =
@@ -289,7 +293,7 @@ impl Limits {
                     let lent = if drawn == Draw::Underway { lent } else { 0 };
                     (balance > -lent).then_some(balance - 1)
                 });
-        let Rate { limit, bound, .. } = *rate;
+        let AccountLimit { limit, bound, .. } = *rate;
         match taken {
             Ok(before) => Ok(Remaining {
                 limit,
@@ -301,13 +305,13 @@ impl Limits {
     }
 
     /// The balance of a rate.
-    fn balance(&self, rate: &Rate) -> (i64, Arc<Allotment>) {
+    fn balance(&self, rate: &AccountLimit) -> (i64, Arc<Allotment>) {
         let (allotment, _) = self.fill(rate);
         (allotment.balance.load(Ordering::Relaxed), allotment)
     }
 
     /// Draws an allotment if one is due.
-    fn fill(&self, rate: &Rate) -> (Arc<Allotment>, Draw) {
+    fn fill(&self, rate: &AccountLimit) -> (Arc<Allotment>, Draw) {
         let (bound, now) = (rate.bound.get(), self.now());
         let allotments = match rate.limit {
             Limit::AddressRequests => &self.addresses,
@@ -373,7 +377,7 @@ impl Limits {
 impl Flow {
     /// Counts bytes that were written, or are about to be.
     pub(crate) fn wrote(&self, bytes: usize) {
-        for rate in &self.rates {
+        for rate in &self.account_limits {
             let (_, allotment) = self.limits.balance(rate);
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
             // The debt is bounded, so that no sum overflows.
@@ -388,7 +392,7 @@ impl Flow {
 
     /// The time for which nothing more may be written.
     pub(crate) fn pause(&self) -> Option<Duration> {
-        let waits = self.rates.iter().filter_map(|rate| {
+        let waits = self.account_limits.iter().filter_map(|rate| {
             let (balance, _) = self.limits.balance(rate);
             (balance <= 0).then(|| wait(1 - balance, rate.bound))
         });
@@ -411,22 +415,22 @@ fn wanted(bound: u64, balance: i64, since: Option<u64>) -> u64 {
     }
 }
 
-/// The rates of a tenant and a principal. The principal comes first, so that a principal at its own
+/// The limits of a tenant and a principal. The principal comes first, so that a principal at its own
 /// limit spends nothing of its tenant's.
-fn rates(
+fn limits_of(
     access: &Access,
     of_tenant: Limit,
     of_principal: Limit,
     bound: impl Fn(&Bounds) -> Option<NonZeroU64>,
-) -> Vec<Rate> {
+) -> Vec<AccountLimit> {
     let tenant = access.tenant();
-    let mut rates = Vec::new();
+    let mut account_limits = Vec::new();
     // The name of a tenant has no slash.
     let name = &tenant.name;
     if let Some(bound) = bound(&tenant.quotas.principal) {
         let (limit, key) = (of_principal, access.principal().key());
         let account = Account(format!("{}:{name}/{key}", limit.name()).into());
-        rates.push(Rate {
+        account_limits.push(AccountLimit {
             account,
             limit,
             bound,
@@ -435,17 +439,17 @@ fn rates(
     if let Some(bound) = bound(&tenant.quotas.tenant) {
         let limit = of_tenant;
         let account = Account(format!("{}:{name}", limit.name()).into());
-        rates.push(Rate {
+        account_limits.push(AccountLimit {
             account,
             limit,
             bound,
         });
     }
-    rates
+    account_limits
 }
 
-fn bytes_out(access: &Access) -> Vec<Rate> {
-    rates(
+fn bytes_out(access: &Access) -> Vec<AccountLimit> {
+    limits_of(
         access,
         Limit::BytesOut,
         Limit::PrincipalBytesOut,

@@ -33,7 +33,7 @@ const SETTLE_TIME: u64 = 1500;
 const TIMEOUT: Duration = Duration::from_millis(800);
 
 /// The lease of this replica.
-pub(crate) struct Owner {
+pub(crate) struct ReplicaLease {
     /// This replica.
     pub(crate) me: Replica,
     directory: Arc<dyn Directory>,
@@ -62,7 +62,7 @@ pub(crate) struct LeaseStatus {
     lapses: u32,
 }
 
-impl Owner {
+impl ReplicaLease {
     /// The only replica.
     pub(crate) fn alone(directory: Arc<dyn Directory>, epoch: u32) -> Self {
         let me = Replica {
@@ -156,7 +156,11 @@ impl Owner {
     ///
     /// `Busy` while this replica is cut off from the others.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if self.is_valid() { Ok(()) } else { Err(AWAY) }
+        if self.is_valid() {
+            Ok(())
+        } else {
+            Err(STORE_AWAY)
+        }
     }
 
     /// Whether the store has just returned: live owners may not have sent a heartbeat yet, and an
@@ -239,7 +243,7 @@ impl Owner {
 }
 
 /// The refusal while the directory is out of reach.
-pub(crate) const AWAY: Error = Error::Busy {
+pub(crate) const STORE_AWAY: Error = Error::Busy {
     what: "sessions cannot be served at this moment",
     retry: Duration::from_secs(1),
 };
@@ -249,12 +253,12 @@ mod tests {
     use super::super::owner::*;
     use crate::state::memory::MemoryDirectory;
 
-    fn owner() -> Owner {
+    fn owner() -> ReplicaLease {
         let me = Replica {
             address: "127.0.0.1:1".into(),
             boot: "a".into(),
         };
-        Owner::new(me, Arc::new(MemoryDirectory::default()))
+        ReplicaLease::new(me, Arc::new(MemoryDirectory::default()))
     }
 
     const BEAT: Heartbeat = Heartbeat {
@@ -307,7 +311,7 @@ mod tests {
 
     #[test]
     fn one_that_is_alone_has_it_for_ever() {
-        let owner = Owner::alone(Arc::new(MemoryDirectory::default()), 1);
+        let owner = ReplicaLease::alone(Arc::new(MemoryDirectory::default()), 1);
         assert!(owner.is_valid() && owner.serves(7) && owner.check().is_ok());
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     hub::{
         call::{Call, Fault},
         core::Command,
-        ownership::{AWAY, Claim},
+        ownership::{Claim, STORE_AWAY},
         stream::{Answer, Pulse, StreamEnd},
     },
     telemetry::{Ended, Exit, Outcome},
@@ -60,7 +60,7 @@ impl Session {
         };
         self.streams.release(end, || {
             Answer::Refused(if has_successor {
-                AWAY
+                STORE_AWAY
             } else {
                 Error::NoSession
             })

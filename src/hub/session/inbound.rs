@@ -20,7 +20,9 @@ use crate::{
         limits::Seats,
         stream::{Answer, Form, PageCursors},
     },
-    protocol::{Body, Kind, LISTENER, Message, Method, Refusal, Revision, StreamId, jsonrpc},
+    protocol::{
+        Body, Kind, LISTENER_STREAM, Message, Method, Refusal, Revision, StreamId, jsonrpc,
+    },
     telemetry::{Dropped, MethodClass, Outcome, SESSION_STREAMS},
 };
 
@@ -160,7 +162,7 @@ impl Session {
     ) -> StreamId {
         if self.client.transport() == Transport::Sse2024 {
             let _ = reply.send(Answer::Accepted);
-            return LISTENER;
+            return LISTENER_STREAM;
         }
         let hold = (form == Form::Auto).then_some(self.client.server().reply.sse_after);
         let until = hold.map(|hold| Instant::now() + hold);
@@ -428,7 +430,7 @@ impl Session {
             .count();
         let stream = if requests == 0 {
             let _ = reply.send(Answer::Accepted);
-            LISTENER
+            LISTENER_STREAM
         } else if let Err(error) = self.check_streams() {
             let _ = reply.send(Answer::Refused(error));
             return;

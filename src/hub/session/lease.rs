@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{
-    hub::{ownership::Owner, stream::Pulse},
+    hub::{ownership::ReplicaLease, stream::Pulse},
     protocol::StreamId,
     state::{BoxFuture, Fence, StoreError},
 };
@@ -121,7 +121,7 @@ impl Lease {
 ///
 /// The future registers no waker: the task of the session polls it before each event. After a
 /// freeze of this replica, events are ready for a session that may belong to another owner.
-pub(super) async fn lapse(owner: &Owner, pulse: &Pulse) {
+pub(super) async fn lapse(owner: &ReplicaLease, pulse: &Pulse) {
     poll_fn(|_| {
         if is_served(owner, pulse) {
             Poll::Pending
@@ -133,6 +133,6 @@ pub(super) async fn lapse(owner: &Owner, pulse: &Pulse) {
 }
 
 /// Whether this replica may serve a session with this pulse now.
-pub(super) fn is_served(owner: &Owner, pulse: &Pulse) -> bool {
+pub(super) fn is_served(owner: &ReplicaLease, pulse: &Pulse) -> bool {
     owner.serves(pulse.confirmed.load(Ordering::Acquire))
 }

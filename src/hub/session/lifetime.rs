@@ -39,9 +39,9 @@ pub(super) struct Limits {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Activity {
     /// Whether a living connection reads the listener.
-    pub(super) is_heard: bool,
+    pub(super) has_reader: bool,
     /// Since when no connection reads the listener.
-    pub(super) unheard_since: Option<Instant>,
+    pub(super) no_reader_since: Option<Instant>,
     /// Whether calls are in flight or the backend is being initialized.
     pub(super) is_busy: bool,
 }
@@ -192,14 +192,14 @@ impl Lifetime {
         let by_age = (self.born + limits.max, EndReason::Expired);
         let by_idleness = match transport {
             Transport::Sse2024 => {
-                let since = activity.unheard_since.unwrap_or(now);
+                let since = activity.no_reader_since.unwrap_or(now);
                 (since + DISCONNECTED, EndReason::Disconnected)
             }
-            Transport::Streamable if activity.is_heard || activity.is_busy => {
+            Transport::Streamable if activity.has_reader || activity.is_busy => {
                 (now + limits.idle, EndReason::Idle)
             }
             Transport::Streamable => {
-                let heard = activity.unheard_since.unwrap_or(self.touched);
+                let heard = activity.no_reader_since.unwrap_or(self.touched);
                 (self.touched.max(heard) + limits.idle, EndReason::Idle)
             }
         };

@@ -18,7 +18,7 @@ use crate::{
         core::or_never,
         stream::About,
     },
-    protocol::{Body, Kind, LISTENER, Message, Revision, StreamId, json},
+    protocol::{Body, Kind, LISTENER_STREAM, Message, Revision, StreamId, json},
     state::StoreError,
     telemetry::{Dropped, Outcome},
 };
@@ -103,7 +103,7 @@ impl Session {
                 let stream = self
                     .calls
                     .route(About::Ask(task.as_deref()))
-                    .unwrap_or(LISTENER);
+                    .unwrap_or(LISTENER_STREAM);
                 let number = self.streams.message(stream, line)?;
                 let clocks = &self.client.server().clocks;
                 let due = self.calls.ask(&NewAsk {
@@ -119,7 +119,9 @@ impl Session {
             }
             ServerMessage::AskCancelled { ask, line } => (self.calls.settle(ask, now), line),
             // A log message of a shared child belongs to none of its calls.
-            ServerMessage::Log { line, .. } if self.link.is_shared() => (Some(LISTENER), line),
+            ServerMessage::Log { line, .. } if self.link.is_shared() => {
+                (Some(LISTENER_STREAM), line)
+            }
             ServerMessage::Log { task, line } => {
                 (self.calls.route(About::Log(task.as_deref())), line)
             }

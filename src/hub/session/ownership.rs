@@ -22,7 +22,7 @@ use crate::{
     error::Error,
     hub::{
         core::{Command, or_never},
-        ownership::AWAY,
+        ownership::STORE_AWAY,
         stream::Answer,
     },
     protocol::StreamId,
@@ -86,7 +86,7 @@ impl Session {
                 Some(command) = commands.recv() => match command {
                     // A lost access takes effect without the store.
                     Command::Change(access) => self.change_access(access.as_deref()),
-                    command => deferred.extend(refuse(command, || AWAY)),
+                    command => deferred.extend(refuse(command, || STORE_AWAY)),
                 },
                 () = sleep_until(retry), if is_valid => {}
                 () = self.core.owner.renewed() => {}

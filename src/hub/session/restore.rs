@@ -19,7 +19,7 @@ use crate::{
         call::{Effect, Fault},
         stream::Answer,
     },
-    protocol::{LISTENER, Revision, initialize, jsonrpc},
+    protocol::{LISTENER_STREAM, Revision, initialize, jsonrpc},
     telemetry::{ChildState, Exit},
 };
 
@@ -96,7 +96,7 @@ impl Session {
 
     /// Sends a message on the listener.
     pub(super) fn send_to_listener(&mut self, line: Bytes) {
-        let written = self.streams.message(LISTENER, line).map(drop);
+        let written = self.streams.message(LISTENER_STREAM, line).map(drop);
         self.handle_write(written);
     }
 
@@ -165,7 +165,7 @@ impl Session {
     fn is_awaited(&self) -> bool {
         let has_news = !self.replay.subscriptions.is_empty()
             || !initialize::list_changed(&self.replay.capabilities).is_empty();
-        has_news && self.streams.is_listened_to(Instant::now())
+        has_news && self.streams.has_reader(Instant::now())
     }
 
     /// Cancels the requests of the lost backend to the client.

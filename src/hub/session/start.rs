@@ -21,7 +21,7 @@ use crate::{
     hub::{
         call::{Fault, quota},
         core::or_never,
-        ownership::AWAY,
+        ownership::STORE_AWAY,
         stream::Answer,
     },
     protocol::{Kind, Message, Revision, initialize, jsonrpc},
@@ -235,7 +235,7 @@ impl Session {
         };
         self.register().await;
         if self.lifetime.is_over() {
-            let _ = reply.send(Answer::Refused(AWAY));
+            let _ = reply.send(Answer::Refused(STORE_AWAY));
             return;
         }
         self.publish();

@@ -29,7 +29,7 @@ use crate::{
         limits::Seats,
         stream::{SessionLog, StreamLimits, Streams},
     },
-    protocol::LISTENER,
+    protocol::LISTENER_STREAM,
     state::{Fence, SessionId},
     telemetry::SESSION_STREAMS,
 };
@@ -123,7 +123,7 @@ impl Session {
                 let answered = self.streams.message(stream, line).map(drop);
                 self.handle_write(answered);
             }
-            if stream != LISTENER {
+            if stream != LISTENER_STREAM {
                 let finished = self.streams.finish(stream);
                 self.handle_write(finished);
             }
@@ -282,7 +282,7 @@ impl Session {
         if self.pacing.is_waiting_for_readers() && !self.streams.is_any_behind() {
             self.stop_waiting_for_readers();
         }
-        if self.streams.unheard_since().is_some() {
+        if self.streams.no_reader_since().is_some() {
             self.wake_by(now + DISCONNECTED);
         }
         if self.link.restart().is_some() {
@@ -317,8 +317,8 @@ impl Session {
     /// The time and the reason of the end of the session if nothing happens.
     pub(super) fn expiry(&self, now: Instant) -> (Instant, EndReason) {
         let activity = Activity {
-            is_heard: self.streams.is_listened_to(now),
-            unheard_since: self.streams.unheard_since(),
+            has_reader: self.streams.has_reader(now),
+            no_reader_since: self.streams.no_reader_since(),
             is_busy: self.is_busy(),
         };
         let (limits, transport) = (lifetime_limits(&self.core), self.client.transport());

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    protocol::{Cursor, LISTENER, StreamId},
+    protocol::{Cursor, LISTENER_STREAM, StreamId},
     state::StoreError,
 };
 
@@ -37,7 +37,7 @@ impl Streams {
         if cursor.is_some_and(|cursor| cursor.epoch != self.writes.epoch()) {
             return Err(Error::Gone);
         }
-        let id = cursor.map_or(LISTENER, |cursor| cursor.stream);
+        let id = cursor.map_or(LISTENER_STREAM, |cursor| cursor.stream);
         let (last, written) = match self.open.get(&id) {
             Some(stream) => (stream.tail.borrow().last, stream.written()),
             None => {

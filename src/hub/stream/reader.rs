@@ -16,7 +16,7 @@ use tokio::{
 use super::session_log::SessionLog;
 use crate::{
     hub::limits::Seats,
-    protocol::{Cursor, LISTENER, Revision, StreamId},
+    protocol::{Cursor, LISTENER_STREAM, Revision, StreamId},
     state::Page,
 };
 
@@ -148,7 +148,7 @@ impl Reader {
 
     /// Whether the stream is the listener.
     pub(crate) fn is_listener(&self) -> bool {
-        self.stream == LISTENER
+        self.stream == LISTENER_STREAM
     }
 
     /// The revision that the session has negotiated, if any.

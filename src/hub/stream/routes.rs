@@ -2,7 +2,7 @@
 
 use crate::{
     backend::dialect::CallId,
-    protocol::{LISTENER, StreamId},
+    protocol::{LISTENER_STREAM, StreamId},
 };
 
 /// A call that has not ended.
@@ -45,14 +45,14 @@ pub(crate) fn route<'a>(
             of_task(task, calls.clone())
                 .or_else(|| only(calls.clone()))
                 .or_else(|| youngest(calls))
-                .unwrap_or(LISTENER),
+                .unwrap_or(LISTENER_STREAM),
         ),
         About::Log(task) => Some(
             of_task(task, calls.clone())
                 .or_else(|| only(calls))
-                .unwrap_or(LISTENER),
+                .unwrap_or(LISTENER_STREAM),
         ),
-        About::Other => Some(LISTENER),
+        About::Other => Some(LISTENER_STREAM),
     }
 }
 
@@ -96,6 +96,8 @@ mod tests {
         }
     }
 
+    const LISTENER: Option<StreamId> = Some(LISTENER_STREAM);
+
     #[test]
     fn follows_the_table() {
         let none: &[InFlight<'_>] = &[];
@@ -116,25 +118,25 @@ mod tests {
                 "ask, the only call no carrier",
                 About::Ask(None),
                 one_json,
-                Some(LISTENER),
+                LISTENER,
             ),
             ("ask among several", About::Ask(None), two, Some(20)),
             ("ask, youngest carrier", About::Ask(None), mixed, Some(10)),
-            ("ask without calls", About::Ask(None), none, Some(LISTENER)),
+            ("ask without calls", About::Ask(None), none, LISTENER),
             ("log of a task", About::Log(task), waiting, Some(10)),
             ("log in the only call", About::Log(None), one, Some(10)),
             (
                 "log, the only call no carrier",
                 About::Log(None),
                 one_json,
-                Some(LISTENER),
+                LISTENER,
             ),
-            ("log among several", About::Log(None), two, Some(LISTENER)),
-            ("log among mixed", About::Log(None), mixed, Some(LISTENER)),
-            ("log without calls", About::Log(None), none, Some(LISTENER)),
-            ("other", About::Other, one, Some(LISTENER)),
-            ("other among several", About::Other, two, Some(LISTENER)),
-            ("other without calls", About::Other, none, Some(LISTENER)),
+            ("log among several", About::Log(None), two, LISTENER),
+            ("log among mixed", About::Log(None), mixed, LISTENER),
+            ("log without calls", About::Log(None), none, LISTENER),
+            ("other", About::Other, one, LISTENER),
+            ("other among several", About::Other, two, LISTENER),
+            ("other without calls", About::Other, none, LISTENER),
         ];
         for (name, about, calls, to) in cases {
             assert_eq!(route(about, calls.iter().copied()), to, "{name}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     error::Error,
-    hub::ownership::{AWAY, Owner},
+    hub::ownership::{ReplicaLease, STORE_AWAY},
     protocol::{Cursor, EventKey, StreamId},
     state::{EventLog, Page, SessionId, StoreError},
 };
@@ -15,7 +15,7 @@ pub(crate) struct SessionLog {
     /// The events of all streams.
     pub(crate) log: Arc<dyn EventLog>,
     /// The lease of this replica.
-    pub(crate) owner: Arc<Owner>,
+    pub(crate) owner: Arc<ReplicaLease>,
     /// The key of event ids.
     pub(crate) key: EventKey,
     /// The session.
@@ -37,7 +37,7 @@ impl SessionLog {
 /// The error for a cursor behind which the log cannot be read.
 pub(super) fn unreadable(error: StoreError) -> Error {
     match error {
-        StoreError::Away => AWAY,
+        StoreError::Away => STORE_AWAY,
         StoreError::Trimmed { .. } | StoreError::Fenced | StoreError::Flushed => Error::Gone,
     }
 }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    protocol::{LISTENER, Revision, StreamId, json},
+    protocol::{LISTENER_STREAM, Revision, StreamId, json},
     state::{Fence, StoreError, contract},
 };
 
@@ -42,12 +42,12 @@ impl Streams {
     pub(crate) fn new(log: SessionLog, fence: Fence, limits: StreamLimits) -> Self {
         let epoch = log.owner.epoch();
         let writes = Writes::new(Arc::clone(&log.log), log.session.clone(), fence, epoch);
-        let open = HashMap::from([(LISTENER, Stream::new(0, None, false, epoch))]);
+        let open = HashMap::from([(LISTENER_STREAM, Stream::new(0, None, false, epoch))]);
         let pulse = Arc::new(Pulse::new(log.owner.lapses()));
         Self {
             log,
             limits,
-            last: LISTENER,
+            last: LISTENER_STREAM,
             open,
             writes,
             pulse,
@@ -65,9 +65,9 @@ impl Streams {
         if self.log.owner.is_alone() {
             return Ok(());
         }
-        let calls = self.open.get(&LISTENER).map(Stream::open_calls);
+        let calls = self.open.get(&LISTENER_STREAM).map(Stream::open_calls);
         let calls = calls.unwrap_or_default();
-        self.write(LISTENER, Write::Open { last: 0, calls })
+        self.write(LISTENER_STREAM, Write::Open { last: 0, calls })
     }
 
     /// Continues the streams of another replica. Returns the open streams with the raw ids of the
@@ -165,7 +165,7 @@ impl Streams {
             return Ok(());
         };
         stream.ids.push(request.into());
-        if id == LISTENER {
+        if id == LISTENER_STREAM {
             let (last, calls) = (stream.last, stream.open_calls());
             return self.write(id, Write::Open { last, calls });
         }
@@ -335,7 +335,7 @@ impl Streams {
             return Ok(());
         };
         stream.calls = stream.calls.saturating_sub(1);
-        let is_last = stream.calls == 0 && id != LISTENER;
+        let is_last = stream.calls == 0 && id != LISTENER_STREAM;
         match &mut stream.held {
             Some(held) if held.form != Form::Sse || line.is_none() => {
                 held.done.extend(line);
@@ -457,8 +457,8 @@ impl Streams {
     }
 
     /// Whether a living connection is attached to the listener.
-    pub(crate) fn is_listened_to(&self, now: Instant) -> bool {
-        self.open.get(&LISTENER).is_some_and(|stream| {
+    pub(crate) fn has_reader(&self, now: Instant) -> bool {
+        self.open.get(&LISTENER_STREAM).is_some_and(|stream| {
             stream.attachments.iter().any(|attachment| {
                 let taken = Duration::from_millis(attachment.taken.load(Ordering::Relaxed));
                 now.saturating_duration_since(attachment.born + taken) < self.limits.silence
@@ -467,8 +467,8 @@ impl Streams {
     }
 
     /// Since when no connection is attached to the listener.
-    pub(crate) fn unheard_since(&self) -> Option<Instant> {
-        self.open.get(&LISTENER)?.detached
+    pub(crate) fn no_reader_since(&self) -> Option<Instant> {
+        self.open.get(&LISTENER_STREAM)?.detached
     }
 
     /// The pulse of the session; every reader holds a reference to it.

@@ -130,7 +130,7 @@ impl Client {
     /// Reports whether `redirect_uri` is one of the client's.
     pub(crate) fn matches(&self, redirect_uri: &str) -> bool {
         let mut own = self.redirect_uris.iter();
-        own.any(|own| redirect::is_same(own, redirect_uri))
+        own.any(|own| redirect::matches_registered(own, redirect_uri))
     }
 
     /// Reports whether all redirect URIs are loopback ones, on which any local program may listen

@@ -7,7 +7,7 @@ use crate::declare::redirect::loopback;
 /// Reports whether `requested` matches `registered`: byte for byte (RFC 9700, section 2.1), except
 /// for the port of a loopback URI, which the operating system assigns to a native app at each start
 /// (RFC 8252, section 7.3).
-pub(crate) fn is_same(registered: &str, requested: &str) -> bool {
+pub(crate) fn matches_registered(registered: &str, requested: &str) -> bool {
     registered == requested
         || loopback(registered).is_some_and(|known| loopback(requested) == Some(known))
 }
@@ -52,7 +52,7 @@ mod tests {
             ("cursor://x/cb", "cursor://x/cb"),
             ("https://app.test/cb", "https://app.test/cb"),
         ] {
-            assert!(is_same(registered, requested), "{requested}");
+            assert!(matches_registered(registered, requested), "{requested}");
         }
         for (registered, requested) in [
             (native, "http://127.0.0.1:33418/cb"),
@@ -91,7 +91,7 @@ mod tests {
             ("https://app.test/cb", ""),
             ("cursor://x/cb", "cursor://x:1/cb"),
         ] {
-            assert!(!is_same(registered, requested), "{requested}");
+            assert!(!matches_registered(registered, requested), "{requested}");
         }
     }
 
@@ -131,12 +131,12 @@ mod tests {
                 let digits = |letter: char| letter.is_ascii_digit() || letter == ':';
                 uri.replace("127.0.0.1", "L").replace("[::1]", "S").replace(digits, "")
             };
-            if is_same(&one, &other) {
+            if matches_registered(&one, &other) {
                 assert_eq!(bare(&one), bare(&other));
                 assert!(one == other || one.starts_with("http://"));
             }
             // Every registered URI matches itself.
-            assert!(check_redirect_uri(&one).is_err() || is_same(&one, &one));
+            assert!(check_redirect_uri(&one).is_err() || matches_registered(&one, &one));
         }
 
         #[test]
@@ -147,14 +147,14 @@ mod tests {
             letters[at] = letter;
             let changed: String = letters.into_iter().collect();
             let is_of_port = (17..21).contains(&at) && letter.is_ascii_digit();
-            if is_same(registered, &changed) {
+            if matches_registered(registered, &changed) {
                 assert!(changed == registered || is_of_port, "{changed}");
             }
         }
 
         #[test]
         fn nothing_panics(registered in ".*", requested in ".*") {
-            let _ = is_same(&registered, &requested);
+            let _ = matches_registered(&registered, &requested);
             let _ = check_redirect_uri(&requested);
             let _ = host(&requested);
         }

@@ -15,7 +15,7 @@ use super::{
     client::{Call, Redis},
     scripts::Lua,
 };
-use crate::protocol::{LISTENER, StreamId};
+use crate::protocol::{LISTENER_STREAM, StreamId};
 use crate::state::{
     BoxFuture, EventLog, Fence, OpenStream, Page, SessionId, StoreError, Streams, WriteTarget,
     memory::{PAGE, Retention},
@@ -171,7 +171,7 @@ impl EventLog for RedisLog {
 fn whole_session(session: &SessionId, fence: Fence, epoch: u32) -> WriteTarget {
     WriteTarget {
         session: session.clone(),
-        stream: LISTENER,
+        stream: LISTENER_STREAM,
         fence,
         epoch,
     }

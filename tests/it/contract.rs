@@ -71,19 +71,48 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 /// The paths of all test functions below a folder, behind `prefix`.
 fn tests_below(folder: &str, prefix: &str) -> BTreeSet<String> {
     let root = package().join(folder);
-    let mut found = BTreeSet::new();
-    for file in files(&root, "rs") {
-        let path = file.strip_prefix(&root).unwrap().with_extension("");
-        let mut module = prefix.to_owned();
-        for part in path.iter().filter(|part| *part != "mod") {
-            module += part.to_str().unwrap();
-            module += "::";
+    let texts: BTreeMap<PathBuf, String> = files(&root, "rs")
+        .into_iter()
+        .map(|file| (file.clone(), std::fs::read_to_string(&file).unwrap()))
+        .collect();
+    let mut modules: BTreeMap<PathBuf, String> = texts
+        .keys()
+        .map(|file| (file.clone(), module(&root, file, prefix)))
+        .collect();
+    for (file, text) in &texts {
+        for (path, name) in elsewhere(text) {
+            let place = file.parent().unwrap().join(path).canonicalize().unwrap();
+            modules.insert(place, format!("{}{name}::", module(&root, file, prefix)));
         }
-        tests_of(
-            &std::fs::read_to_string(&file).unwrap(),
-            &module,
-            &mut found,
-        );
+    }
+    let mut found = BTreeSet::new();
+    for (file, text) in &texts {
+        tests_of(text, &modules[file], &mut found);
+    }
+    found
+}
+
+/// The path of a file's module, with `::` at its end.
+fn module(root: &Path, file: &Path, prefix: &str) -> String {
+    let path = file.strip_prefix(root).unwrap().with_extension("");
+    let mut module = prefix.to_owned();
+    for part in path.iter().filter(|part| *part != "mod") {
+        module += part.to_str().unwrap();
+        module += "::";
+    }
+    module
+}
+
+/// The modules of a file that lie where `#[path]` says: path and name.
+fn elsewhere(text: &str) -> Vec<(&str, &str)> {
+    let mut lines = text.lines().peekable();
+    let mut found = Vec::new();
+    while let Some(line) = lines.next() {
+        let path = line.strip_prefix("#[path = \"");
+        let path = path.and_then(|rest| rest.strip_suffix("\"]"));
+        let name = lines.peek().and_then(|next| next.strip_prefix("mod "));
+        let name = name.and_then(|rest| rest.strip_suffix(';'));
+        found.extend(path.zip(name));
     }
     found
 }

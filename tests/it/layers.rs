@@ -148,10 +148,15 @@ fn table(rows: &BTreeMap<String, Row>) -> String {
     let names = |rooms: &BTreeSet<String>| rooms.iter().cloned().collect::<Vec<_>>().join(", ");
     for (room, row) in rows {
         let (imports, importers) = (names(&row.imports), names(&row.importers));
+        // In hundreds, so that not every edit changes the page.
+        let lines = match (row.lines + 50) / 100 {
+            0 => "< 50".to_owned(),
+            hundreds => (hundreds * 100).to_string(),
+        };
         writeln!(
             text,
-            "| {room} | {} | {} | {imports} | {importers} |",
-            row.files, row.lines
+            "| {room} | {} | {lines} | {imports} | {importers} |",
+            row.files
         )
         .unwrap();
     }

@@ -1,0 +1,288 @@
+//! Tests of `auth::jwt`.
+
+use aws_lc_rs::{
+    encoding::{AsDer, Pkcs8V1Der},
+    rand::SystemRandom,
+    rsa::{KeyPair as Rsa, KeySize},
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use jsonwebtoken::{Algorithm as Alg, EncodingKey, crypto};
+use serde_json::json;
+
+use super::super::jws::{KeySet, Signature, TOKEN_MAX};
+use super::*;
+use crate::declare::ALGORITHMS;
+
+fn settings() -> External {
+    External {
+        issuer: "https://issuer.test".to_owned(),
+        algorithms: ALGORITHMS.map(|(_, algorithm)| algorithm).to_vec(),
+        groups_claim: "groups".to_owned(),
+        scopes: Vec::new(),
+    }
+}
+
+fn payload() -> Value {
+    json!({"iss": "https://issuer.test", "sub": "ada", "aud": "https://gw.test/mcp",
+        "exp": 1000, "client_id": "c", "scope": "a b", "groups": ["g"]})
+}
+
+fn part(text: &str) -> String {
+    URL_SAFE_NO_PAD.encode(text)
+}
+
+fn unsigned(header: &str, payload: &str) -> String {
+    format!("{}.{}.c2ln", part(header), part(payload))
+}
+
+fn parsed(header: &str, payload: &str) -> Result<Claims, &'static str> {
+    let text = unsigned(header, payload);
+    Token::parse(&text, (&settings()).into()).map(|token| token.claims)
+}
+
+const HEADER: &str = r#"{"alg":"ES256","kid":"k"}"#;
+
+#[test]
+fn claims_are_read() {
+    let claims = parsed(HEADER, &payload().to_string()).unwrap();
+    assert_eq!(
+        (claims.subject.as_str(), claims.client.as_deref()),
+        ("ada", Some("c"))
+    );
+    assert_eq!(
+        (&*claims.scopes, &*claims.groups),
+        (&["a".to_owned(), "b".into()][..], &["g".to_owned()][..])
+    );
+    let with = |name: &str, value: Value| {
+        let mut all = payload();
+        all[name] = value;
+        parsed(HEADER, &all.to_string())
+    };
+    let mut plain = payload();
+    plain
+        .as_object_mut()
+        .unwrap()
+        .retain(|name, _| name != "scope" && name != "client_id");
+    plain["scp"] = json!(["x", "y"]);
+    plain["azp"] = json!("z");
+    let claims = parsed(HEADER, &plain.to_string()).unwrap();
+    assert_eq!(
+        (claims.scopes.len(), claims.client.as_deref()),
+        (2, Some("z"))
+    );
+    let text = r#"{"alg":"ES256","typ":"at+JWT"}"#;
+    assert_eq!(parsed(text, &plain.to_string()), Err("no client_id"));
+    assert_eq!(
+        with("aud", json!(["a", "b"])).unwrap().audiences,
+        ["a", "b"]
+    );
+    assert_eq!(with("exp", json!(12.9)).unwrap().expires, 12);
+}
+
+#[test]
+fn times_have_a_minute_of_leeway_and_no_more() {
+    let mut all = payload();
+    all["nbf"] = json!(500);
+    let claims = parsed(HEADER, &all.to_string()).unwrap();
+    for (now, is_good) in [
+        (439, false),
+        (440, true),
+        (999, true),
+        (1059, true),
+        (1060, false),
+    ] {
+        assert_eq!(claims.hold(now).is_ok(), is_good, "{now}");
+    }
+    all["exp"] = json!(u64::MAX);
+    assert!(
+        parsed(HEADER, &all.to_string())
+            .unwrap()
+            .hold(u64::MAX - 1)
+            .is_ok()
+    );
+}
+
+#[test]
+fn other_token_types_in_the_header_are_refused() {
+    let good = payload().to_string();
+    for header in [
+        r#"{"alg":"none"}"#,
+        r#"{"alg":"None"}"#,
+        r#"{"alg":"HS256"}"#,
+        r#"{"alg":"HS512","kid":"k"}"#,
+        r#"{"alg":"es256"}"#,
+        r#"{"alg":["ES256"]}"#,
+        r#"{"kid":"k"}"#,
+        r#"{"alg":"ES256","crit":["exp"],"exp":1}"#,
+        r#"{"alg":"ES256","crit":[]}"#,
+        r#"{"alg":"ES256","b64":false}"#,
+        r#"{"alg":"ES256","zip":"DEF"}"#,
+        r#"{"alg":"ES256","alg":"ES256"}"#,
+        r#"{"alg":"ES256","\u0061lg":"none"}"#,
+        r#"{"alg":"ES256","typ":"id_token+jwt"}"#,
+        r#"{"alg":"ES256","typ":"dpop+jwt"}"#,
+        r#"{"alg":"ES256","typ":"logout+jwt"}"#,
+        r#"{"alg":"ES256","typ":1}"#,
+        r#"{"alg":"ES256","kid":1}"#,
+        r#"["ES256"]"#,
+        "",
+    ] {
+        assert!(parsed(header, &good).is_err(), "{header}");
+    }
+}
+
+#[test]
+fn other_token_types_in_the_claims_are_refused() {
+    let good = payload().to_string();
+    for header in [
+        HEADER,
+        r#"{"alg":"ES256","typ":"application/AT+jwt"}"#,
+        r#"{"alg":"RS256","typ":"JWT","jku":"https://evil.test","jwk":{"kty":"EC"}}"#,
+    ] {
+        assert!(parsed(header, &good).is_ok(), "{header}");
+    }
+    for (name, value) in [
+        ("iss", json!("https://issuer.test/")),
+        ("iss", json!("https://ISSUER.test")),
+        ("iss", json!(["https://issuer.test"])),
+        ("sub", json!("")),
+        ("sub", json!(7)),
+        ("aud", json!(7)),
+        ("aud", json!(["a", 7])),
+        ("exp", json!("1000")),
+        ("exp", json!(-1)),
+        ("nbf", json!("1")),
+        ("nonce", json!("n")),
+        ("at_hash", json!("h")),
+        ("events", json!({})),
+        ("typ", json!("ID")),
+        ("typ", json!("Refresh")),
+        ("token_use", json!("id")),
+        ("scope", json!(["a"])),
+        ("groups", json!({})),
+        ("client_id", json!(5)),
+    ] {
+        let mut all = payload();
+        all[name] = value.clone();
+        assert!(parsed(HEADER, &all.to_string()).is_err(), "{name}: {value}");
+    }
+    for missing in ["iss", "sub", "aud", "exp"] {
+        let mut all = payload();
+        all.as_object_mut().unwrap().remove(missing);
+        assert!(parsed(HEADER, &all.to_string()).is_err(), "{missing}");
+    }
+}
+
+#[test]
+fn ambiguous_json_is_refused() {
+    let good = payload().to_string();
+    let twice = good.replacen('{', r#"{"sub":"eve","#, 1);
+    let escaped = good.replacen('{', r#"{"s\u0075b":"eve","#, 1);
+    let deep = good.replacen('{', r#"{"x":{"a":1,"a":2},"#, 1);
+    for payload in [&twice, &escaped, &deep] {
+        assert!(parsed(HEADER, payload).is_err(), "{payload}");
+    }
+    for text in ["", ".", "..", "a.b", "a.b.c.d", &"a".repeat(9000)] {
+        assert!(Token::parse(text, (&settings()).into()).is_err(), "{text}");
+    }
+    let padded = format!("{}=.{}.c2ln", part(HEADER), part(&good));
+    assert!(Token::parse(&padded, (&settings()).into()).is_err());
+    let long = unsigned(
+        HEADER,
+        &good.replacen('{', &format!(r#"{{"x":"{}","#, "y".repeat(6100)), 1),
+    );
+    assert!(long.len() > TOKEN_MAX && Token::parse(&long, (&settings()).into()).is_err());
+}
+
+fn signed(alg: &str, kid: Option<&str>, key: &EncodingKey, by: Alg) -> String {
+    let mut header = json!({"alg": alg});
+    if let Some(kid) = kid {
+        header["kid"] = kid.into();
+    }
+    let text = format!(
+        "{}.{}",
+        part(&header.to_string()),
+        part(&payload().to_string())
+    );
+    let signature = crypto::sign(text.as_bytes(), key, by).unwrap();
+    format!("{text}.{signature}")
+}
+
+fn check(set: &Value, text: &str) -> Signature {
+    let set = KeySet::parse(set.to_string().as_bytes()).unwrap();
+    set.check(&Token::parse(text, (&settings()).into()).unwrap().jws)
+}
+
+#[test]
+fn keys_determine_their_algorithms() {
+    let random = SystemRandom::new();
+    let ec = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
+    let point = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, ec.as_ref()).unwrap();
+    let point = point.public_key().as_ref();
+    let (x, y) = (
+        URL_SAFE_NO_PAD.encode(&point[1..33]),
+        URL_SAFE_NO_PAD.encode(&point[33..]),
+    );
+    let ed = Ed25519KeyPair::generate_pkcs8(&random).unwrap();
+    let public = Ed25519KeyPair::from_pkcs8(ed.as_ref()).unwrap();
+    let public = URL_SAFE_NO_PAD.encode(public.public_key().as_ref());
+    let ec_key = EncodingKey::from_ec_der(ec.as_ref());
+    let ed_key = EncodingKey::from_ed_der(ed.as_ref());
+    let ec_jwk = json!({"kty": "EC", "crv": "P-256", "x": x, "y": y, "kid": "k", "use": "sig"});
+    let ed_jwk = json!({"kty": "OKP", "crv": "Ed25519", "x": public, "kid": "e", "alg": "EdDSA"});
+    let both =
+        json!({"keys": [{"kty": "oct", "k": "AAAA", "kid": "o"}, ec_jwk, ed_jwk, {"kty": 5}]});
+    let by = |text: &str| check(&both, text);
+    let es = |kid| signed("ES256", kid, &ec_key, Alg::ES256);
+    assert!(matches!(by(&es(Some("k"))), Signature::By(_)));
+    assert!(matches!(by(&es(None)), Signature::By(_)));
+    assert_eq!(
+        by(&es(Some("e"))),
+        Signature::Bad,
+        "the key of another curve"
+    );
+    assert_eq!(by(&es(Some("x"))), Signature::NoKey);
+    assert!(matches!(
+        by(&signed("EdDSA", Some("e"), &ed_key, Alg::EdDSA)),
+        Signature::By(_)
+    ));
+    assert_eq!(
+        by(&signed("EdDSA", Some("k"), &ed_key, Alg::EdDSA)),
+        Signature::Bad
+    );
+    let mut text = es(Some("k"));
+    let last = if text.pop() == Some('A') { "Q" } else { "A" };
+    assert_eq!(by(&(text + last)), Signature::Bad);
+    for (name, value) in [
+        ("use", json!("enc")),
+        ("key_ops", json!(["sign"])),
+        ("crv", json!("P-384")),
+        ("alg", json!("ES384")),
+    ] {
+        let mut jwk = ec_jwk.clone();
+        jwk[name] = value;
+        let outcome = check(&json!({"keys": [jwk]}), &es(Some("k")));
+        assert!(!matches!(outcome, Signature::By(_)), "{name}: {outcome:?}");
+    }
+}
+
+#[test]
+fn short_rsa_keys_are_ignored() {
+    let pair = Rsa::generate(KeySize::Rsa2048).unwrap();
+    let der: Pkcs8V1Der<'_> = pair.as_der().unwrap();
+    // PKCS #1 is what PKCS #8 has behind a header, which is as long for every key of that size.
+    let key = EncodingKey::from_rsa_der(&der.as_ref()[26..]);
+    let public = pair.public_key();
+    let number = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let n = public.modulus().big_endian_without_leading_zero().to_vec();
+    let e = number(public.exponent().big_endian_without_leading_zero());
+    let set = |n: &[u8]| json!({"keys": [{"kty": "RSA", "n": number(n), "e": e, "kid": "r"}]});
+    for (name, alg) in [("RS256", Alg::RS256), ("PS512", Alg::PS512)] {
+        let text = signed(name, Some("r"), &key, alg);
+        assert!(matches!(check(&set(&n), &text), Signature::By(_)), "{name}");
+        assert_eq!(check(&set(&n[1..]), &text), Signature::NoKey, "2040 bits");
+    }
+    let swapped = signed("RS256", Some("r"), &key, Alg::RS384);
+    assert_eq!(check(&set(&n), &swapped), Signature::Bad);
+}

@@ -1,0 +1,358 @@
+//! Tests of `backend::dialect::legacy`.
+
+use proptest::prelude::*;
+
+use super::super::legacy::*;
+
+fn message(text: &str) -> Message {
+    Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+}
+
+fn call(dialect: &mut Legacy, id: &str, params: &str) -> (CallId, String) {
+    let mut out = BytesMut::new();
+    let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#);
+    let call = dialect.request(&message(&text), &mut out);
+    (call, text_of(&out))
+}
+
+fn text_of(out: &[u8]) -> String {
+    String::from_utf8(out.to_vec()).unwrap()
+}
+
+fn note(dialect: &mut Legacy, text: &str) -> (Forwarded, String) {
+    let mut out = BytesMut::new();
+    let forwarded = dialect.notification(&message(text), &mut out);
+    (forwarded, text_of(&out))
+}
+
+fn line(dialect: &mut Legacy, text: &str) -> ServerMessage {
+    dialect.line(&message(text), &mut BytesMut::new())
+}
+
+fn result(id: &str) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#)
+}
+
+fn progress(token: &str) -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":1}}}}"#
+    )
+}
+
+fn cancelled(id: &str) -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#
+    )
+}
+
+#[test]
+fn a_request_and_its_end_are_translated() {
+    let mut dialect = Legacy::default();
+    let (first, sent) = call(&mut dialect, "\"a\"", r#"{"_meta":{"progressToken":"p"}}"#);
+    assert_eq!(
+        sent,
+        format!(
+            "{{\"jsonrpc\":\"2.0\",\"id\":{first},\"method\":\"tools/call\",\"params\":{{\"_meta\":{{\"progressToken\":{first}}}}}}}\n"
+        )
+    );
+    let (second, _) = call(&mut dialect, "\"a\"", "{}");
+    assert_ne!(first, second);
+    let said = line(&mut dialect, &progress(&first.to_string()));
+    assert!(
+        matches!(&said, ServerMessage::Progress { call, line } if *call == first && line == progress("\"p\"").as_bytes()),
+        "{said:?}"
+    );
+    // A call without a token has no progress.
+    let said = line(&mut dialect, &progress(&second.to_string()));
+    assert!(
+        matches!(said, ServerMessage::Dropped("unknown_token")),
+        "{said:?}"
+    );
+    let said = line(&mut dialect, &result(&first.to_string()));
+    assert!(
+        matches!(&said, ServerMessage::Response { call, line } if *call == first && line == result("\"a\"").as_bytes()),
+        "{said:?}"
+    );
+    // Late, foreign, and in another spelling.
+    for id in [first.to_string(), "99".to_owned(), format!("\"{second}\"")] {
+        let said = line(&mut dialect, &result(&id));
+        assert!(
+            matches!(said, ServerMessage::Dropped("unknown_id")),
+            "{said:?}"
+        );
+    }
+    let said = line(&mut dialect, &progress(&first.to_string()));
+    assert!(
+        matches!(said, ServerMessage::Dropped("unknown_token")),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn ids_beside_those_of_others_stay_where_they_belong() {
+    let mut dialect = Legacy::default();
+    dialect.confine(40..=43, 41);
+    let begun = |dialect: &mut Legacy| call(dialect, "1", "{}").0;
+    assert_eq!(begun(&mut dialect), 42);
+    assert_eq!(begun(&mut dialect), 43);
+    dialect.abandon(43);
+    assert_eq!(begun(&mut dialect), 40);
+    assert_eq!(begun(&mut dialect), 41);
+    assert_eq!(begun(&mut dialect), 43, "42 is in use");
+}
+
+#[test]
+fn a_cancellation_ends_the_newest_call_of_its_id() {
+    let mut dialect = Legacy::default();
+    let (first, _) = call(&mut dialect, "5", "{}");
+    let (second, _) = call(&mut dialect, "5", "{}");
+    let (forwarded, sent) = note(&mut dialect, &cancelled("5"));
+    assert_eq!(forwarded, Forwarded::Cancelled(second));
+    assert_eq!(sent, cancelled(&second.to_string()) + "\n");
+    assert!(matches!(
+        line(&mut dialect, &result(&second.to_string())),
+        ServerMessage::Dropped("unknown_id")
+    ));
+    assert_eq!(
+        note(&mut dialect, &cancelled("5")).0,
+        Forwarded::Cancelled(first)
+    );
+    for id in ["5", "6", "\"5\"", &first.to_string()] {
+        assert_eq!(
+            note(&mut dialect, &cancelled(id)),
+            (Forwarded::Dropped, String::new())
+        );
+    }
+    let (third, _) = call(&mut dialect, "7", "{}");
+    assert_eq!(dialect.abandon(third).as_deref(), Some(&b"7"[..]));
+    assert_eq!(dialect.abandon(third), None);
+}
+
+#[test]
+fn what_the_child_asks_is_translated() {
+    let mut dialect = Legacy::default();
+    let asked = r#"{"jsonrpc":"2.0","id":"x","method":"roots/list","params":{"_meta":{"progressToken":"q","io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#;
+    let ServerMessage::Ask {
+        ask,
+        task,
+        line: shown,
+    } = line(&mut dialect, asked)
+    else {
+        panic!("no ask");
+    };
+    assert_eq!(task.as_deref(), Some(&b"\"t\""[..]));
+    let expected = asked
+        .replace("\"x\"", &ask.to_string())
+        .replace("\"q\"", &ask.to_string());
+    assert_eq!(text_of(&shown), expected);
+    let number = ask.to_string();
+    assert_eq!(
+        note(&mut dialect, &progress(&number)),
+        (Forwarded::Passed, progress("\"q\"") + "\n")
+    );
+    assert_eq!(note(&mut dialect, &progress("77")).0, Forwarded::Dropped);
+    let mut out = BytesMut::new();
+    assert_eq!(dialect.answer(&message(&result("\"x\"")), &mut out), None);
+    assert!(out.is_empty());
+    assert_eq!(
+        dialect.answer(&message(&result(&number)), &mut out),
+        Some(ask)
+    );
+    assert_eq!(text_of(&out), result("\"x\"") + "\n");
+    out.clear();
+    assert_eq!(dialect.answer(&message(&result(&number)), &mut out), None);
+    assert!(out.is_empty(), "an ask is answered once");
+}
+
+#[test]
+fn what_the_child_takes_back_is_over() {
+    let mut dialect = Legacy::default();
+    let asked = r#"{"jsonrpc":"2.0","id":"x","method":"roots/list"}"#;
+    let ServerMessage::Ask { ask, .. } = line(&mut dialect, asked) else {
+        panic!("no ask");
+    };
+    let said = line(&mut dialect, &cancelled("\"y\""));
+    assert!(
+        matches!(said, ServerMessage::Dropped("unknown_id")),
+        "{said:?}"
+    );
+    let said = line(&mut dialect, &cancelled("\"x\""));
+    let expected = cancelled(&ask.to_string());
+    assert!(
+        matches!(&said, ServerMessage::AskCancelled { ask: named, line } if *named == ask && line == expected.as_bytes()),
+        "{said:?}"
+    );
+    let mut out = BytesMut::new();
+    dialect.refuse(ask, "late", &mut out);
+    assert!(out.is_empty());
+    let ServerMessage::Ask { ask, .. } = line(&mut dialect, asked) else {
+        panic!("no ask");
+    };
+    dialect.refuse(ask, "nobody \"here\"", &mut out);
+    assert_eq!(
+        text_of(&out),
+        "{\"jsonrpc\":\"2.0\",\"id\":\"x\",\"error\":{\"code\":-32603,\"message\":\"nobody \\\"here\\\"\"}}\n"
+    );
+}
+
+#[test]
+fn pings_are_answered_here() {
+    let mut dialect = Legacy::default();
+    let mut out = BytesMut::new();
+    let ping = message(r#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#);
+    assert!(matches!(
+        dialect.line(&ping, &mut out),
+        ServerMessage::Pinged
+    ));
+    assert_eq!(text_of(&out), result("\"p\"") + "\n");
+    let said = line(&mut dialect, &result("\"lockgate-ping\""));
+    assert!(matches!(said, ServerMessage::Pong), "{said:?}");
+    out.clear();
+    Legacy::ping(&mut out);
+    assert_eq!(
+        message(text_of(&out).trim_end()).id(),
+        Some(&b"\"lockgate-ping\""[..])
+    );
+}
+
+#[test]
+fn the_token_of_a_task_outlives_its_call() {
+    let mut dialect = Legacy::default();
+    let asks = r#"{"task":{},"_meta":{"progressToken":"p"}}"#;
+    let (task, _) = call(&mut dialect, "1", asks);
+    let (failed, _) = call(&mut dialect, "2", asks);
+    line(&mut dialect, &result(&task.to_string()));
+    let error = format!(r#"{{"jsonrpc":"2.0","id":{failed},"error":{{}}}}"#);
+    line(&mut dialect, &error);
+    let said = line(&mut dialect, &progress(&task.to_string()));
+    assert!(
+        matches!(said, ServerMessage::Progress { call, .. } if call == task),
+        "{said:?}"
+    );
+    let said = line(&mut dialect, &progress(&failed.to_string()));
+    assert!(
+        matches!(said, ServerMessage::Dropped("unknown_token")),
+        "{said:?}"
+    );
+    for _ in 0..MAX_TASK_TOKENS {
+        let (next, _) = call(&mut dialect, "3", asks);
+        line(&mut dialect, &result(&next.to_string()));
+    }
+    let said = line(&mut dialect, &progress(&task.to_string()));
+    assert!(
+        matches!(said, ServerMessage::Dropped("unknown_token")),
+        "the oldest goes: {said:?}"
+    );
+}
+
+#[test]
+fn the_token_of_a_task_outlives_its_ask() {
+    let mut dialect = Legacy::default();
+    let mut asked = |params: &str| {
+        let text = format!(
+            r#"{{"jsonrpc":"2.0","id":"x","method":"sampling/createMessage","params":{params}}}"#
+        );
+        let ServerMessage::Ask { ask, .. } = line(&mut dialect, &text) else {
+            panic!("no ask");
+        };
+        let answer = message(&result(&ask.to_string()));
+        dialect.answer(&answer, &mut BytesMut::new());
+        note(&mut dialect, &progress(&ask.to_string()))
+    };
+    let (forwarded, sent) = asked(r#"{"task":{},"_meta":{"progressToken":"q"}}"#);
+    assert_eq!(
+        (forwarded, sent),
+        (Forwarded::Passed, progress("\"q\"") + "\n")
+    );
+    let (forwarded, _) = asked(r#"{"_meta":{"progressToken":"q"}}"#);
+    assert_eq!(forwarded, Forwarded::Dropped);
+}
+
+#[test]
+fn a_child_that_asks_and_does_not_read_costs_a_bounded_sum() {
+    let mut dialect = Legacy::default();
+    let mut out = BytesMut::new();
+    let ask = message(r#"{"jsonrpc":"2.0","id":"x","method":"roots/list"}"#);
+    for _ in 0..MAX_ASKS {
+        assert!(matches!(
+            dialect.line(&ask, &mut out),
+            ServerMessage::Ask { .. }
+        ));
+    }
+    let said = dialect.line(&ask, &mut out);
+    assert!(
+        matches!(said, ServerMessage::Dropped("too_many_asks")),
+        "{said:?}"
+    );
+    assert!(text_of(&out).contains("-32603"));
+    let ping = format!(
+        r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#,
+        "p".repeat(1000)
+    );
+    let ping = message(&ping);
+    for _ in 0..2 * MAX_OWED / 1000 {
+        assert!(matches!(
+            dialect.line(&ping, &mut out),
+            ServerMessage::Pinged
+        ));
+    }
+    assert!(
+        (MAX_OWED..MAX_OWED + 2000).contains(&out.len()),
+        "{}",
+        out.len()
+    );
+}
+
+#[test]
+fn another_revision_is_put_into_initialize() {
+    let text = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2099-01-01","capabilities":{}}}"#;
+    let mut out = BytesMut::new();
+    let id = Legacy::default().request_as(&message(text), Some("2025-11-25"), &mut out);
+    let expected = text
+        .replace("2099-01-01", "2025-11-25")
+        .replace("\"id\":0", &format!("\"id\":{id}"));
+    assert_eq!(text_of(&out), expected + "\n");
+}
+
+fn token() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<i64>().prop_map(|number| number.to_string()),
+        any::<u32>().prop_map(|number| format!("{number}.00")),
+        "\\PC{0,20}".prop_map(|text| serde_json::Value::from(text).to_string()),
+        Just(r#""\u0061\/""#.to_owned()),
+        Just("\"lockgate-ping\"".to_owned()),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn ids_and_tokens_come_back_byte_for_byte(calls in prop::collection::vec((token(), token()), 1..8)) {
+        let mut dialect = Legacy::default();
+        let begun: Vec<_> = calls
+            .iter()
+            .map(|(id, token)| call(&mut dialect, id, &format!(r#"{{"_meta":{{"progressToken":{token}}}}}"#)).0)
+            .collect();
+        for (call, (id, token)) in begun.iter().zip(&calls).rev() {
+            let ServerMessage::Progress { line: shown, .. } = line(&mut dialect, &progress(&call.to_string())) else {
+                panic!("no progress");
+            };
+            prop_assert_eq!(text_of(&shown), progress(token));
+            let ServerMessage::Response { line: shown, .. } = line(&mut dialect, &result(&call.to_string())) else {
+                panic!("no end");
+            };
+            prop_assert_eq!(text_of(&shown), result(id));
+        }
+    }
+
+    #[test]
+    fn a_childs_id_comes_back_byte_for_byte(id in token()) {
+        let mut dialect = Legacy::default();
+        let asked = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"roots/list"}}"#);
+        let ServerMessage::Ask { ask, .. } = line(&mut dialect, &asked) else {
+            panic!("no ask");
+        };
+        let mut out = BytesMut::new();
+        dialect.answer(&message(&result(&ask.to_string())), &mut out);
+        prop_assert_eq!(text_of(&out), result(&id) + "\n");
+    }
+}

@@ -1,0 +1,316 @@
+//! Tests of `backend::shared::routing`.
+
+use super::super::routing::*;
+
+fn message(text: &str) -> Message {
+    Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+}
+
+fn call(number: u32, at: u64) -> u64 {
+    (u64::from(number) << CALL_BITS) + at
+}
+
+fn told(out: &mut BytesMut) -> String {
+    String::from_utf8(out.split().to_vec()).unwrap()
+}
+
+fn of(isolation: Isolation) -> (Routing, BytesMut) {
+    let mut routing = Routing::new(isolation);
+    (1..=3).for_each(|number| routing.join(number));
+    (routing, BytesMut::new())
+}
+
+const LOG: &str =
+    r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}"#;
+
+#[test]
+fn each_message_goes_to_whom_it_belongs() {
+    let all = || Recipients::Sessions(vec![1, 2, 3]);
+    let two = || Recipients::Sessions(vec![2]);
+    let id = call(2, 7);
+    let answer = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#);
+    let progress = format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{id},"progress":1}}}}"#
+    );
+    let strange = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{}}}}"#, call(9, 1));
+    let changed = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+    let other = r#"{"jsonrpc":"2.0","method":"notifications/elicitation/complete"}"#;
+    let updated =
+        r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x:1"}}"#;
+    let table = [
+        (&*answer, two(), two()),
+        (&progress, two(), two()),
+        (&strange, Recipients::None, Recipients::None),
+        (
+            r#"{"jsonrpc":"2.0","id":"x","result":{}}"#,
+            Recipients::None,
+            Recipients::None,
+        ),
+        (
+            r#"{"jsonrpc":"2.0","id":0,"result":{}}"#,
+            Recipients::Gateway,
+            Recipients::Gateway,
+        ),
+        (changed, all(), all()),
+        (other, all(), Recipients::None),
+        (LOG, all(), Recipients::None),
+        (updated, Recipients::None, Recipients::None),
+    ];
+    for (text, principal, tenant) in table {
+        for (isolation, expected) in [
+            (Isolation::Principal, principal),
+            (Isolation::Tenant, tenant),
+        ] {
+            let (mut routing, mut out) = of(isolation);
+            assert_eq!(routing.route(&message(text), &mut out), expected, "{text}");
+            assert!(out.is_empty(), "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_ids_of_a_session_are_its_own_to_the_last() {
+    let all = (1 << 29) - 1;
+    for number in [1, 2, all] {
+        let (first, last) = (*ids(number).start(), *ids(number).end());
+        assert_eq!([owner(first), owner(last)], [number; 2]);
+        assert_eq!(
+            [owner(first - 1), owner(last + 1)],
+            [number - 1, number + 1]
+        );
+    }
+    assert_eq!(
+        *ids(all).end(),
+        (1 << 53) - 1,
+        "what JavaScript keeps exactly"
+    );
+}
+
+#[test]
+fn what_the_child_asks_is_refused_and_its_ping_answered() {
+    let (mut routing, mut out) = of(Isolation::Tenant);
+    let ask = message(r#"{"jsonrpc":"2.0","id":"a","method":"roots/list"}"#);
+    assert_eq!(routing.route(&ask, &mut out), Recipients::Gateway);
+    let said = told(&mut out);
+    assert!(
+        said.starts_with(r#"{"jsonrpc":"2.0","id":"a","error":{"code":-32601"#),
+        "{said}"
+    );
+    let ping = message(r#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#);
+    assert_eq!(routing.route(&ping, &mut out), Recipients::Gateway);
+    assert_eq!(
+        told(&mut out),
+        "{\"jsonrpc\":\"2.0\",\"id\":\"p\",\"result\":{}}\n"
+    );
+}
+
+#[test]
+fn subscriptions_are_counted_by_uri() {
+    let (mut routing, mut out) = of(Isolation::Tenant);
+    let uri = || Box::<[u8]>::from(&br#""file:///a""#[..]);
+    let updated = |uri: &str| {
+        message(&format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{{"uri":"{uri}"}}}}"#
+        ))
+    };
+    let first = call(1, 1);
+    assert_eq!(
+        routing.subscription(first, uri(), true, b"first\n", &mut out),
+        None
+    );
+    assert_eq!(told(&mut out), "first\n");
+    assert_eq!(
+        routing.route(&updated("file:///a"), &mut out),
+        Recipients::None,
+        "not confirmed"
+    );
+    let confirmed = format!(r#"{{"jsonrpc":"2.0","id":{first},"result":{{}}}}"#);
+    routing.route(&message(&confirmed), &mut out);
+    let second = call(2, 1);
+    let answer = routing.subscription(second, uri(), true, b"second\n", &mut out);
+    assert_eq!(
+        answer.unwrap(),
+        format!(r#"{{"jsonrpc":"2.0","id":{second},"result":{{}}}}"#)
+    );
+    assert_eq!(told(&mut out), "", "the child has it already");
+    let both = Recipients::Sessions(vec![1, 2]);
+    assert_eq!(routing.route(&updated("file:///a"), &mut out), both);
+    assert_eq!(
+        routing.route(&updated("file:///a/b"), &mut out),
+        both,
+        "a sub-resource"
+    );
+    assert_eq!(
+        routing.route(&updated("file:///ab"), &mut out),
+        Recipients::None
+    );
+    assert_eq!(
+        routing.route(&updated(r"file:\/\/\u002fa"), &mut out),
+        both,
+        "another spelling"
+    );
+    // A session without the subscription cannot end it.
+    assert!(
+        routing
+            .subscription(call(3, 1), uri(), false, b"no\n", &mut out)
+            .is_some()
+    );
+    routing.leave(1, &mut out);
+    assert_eq!(told(&mut out), "");
+    assert_eq!(
+        routing.route(&updated("file:///a"), &mut out),
+        Recipients::Sessions(vec![2])
+    );
+    routing.leave(2, &mut out);
+    assert!(told(&mut out).contains(r#""resources/unsubscribe","params":{"uri":"file:///a"}"#));
+    assert!(!routing.is_subscribed());
+}
+
+const URI: &[u8] = b"\"x:1\"";
+
+/// Immediate answer of `subscription`, and the lines for the child.
+fn asked(routing: &mut Routing, call: u64, is_subscribe: bool) -> (bool, String) {
+    let (mut out, line) = (BytesMut::new(), format!("{call}\n"));
+    let answer = routing.subscription(call, URI.into(), is_subscribe, line.as_bytes(), &mut out);
+    (answer.is_some(), told(&mut out))
+}
+
+/// Routes the child's answer to a call; returns the lines for the child.
+fn answered(routing: &mut Routing, call: u64, member: &str) -> String {
+    let mut out = BytesMut::new();
+    let text = format!(r#"{{"jsonrpc":"2.0","id":{call},"{member}":{{}}}}"#);
+    routing.route(&message(&text), &mut out);
+    told(&mut out)
+}
+
+fn hearing(routing: &mut Routing) -> Recipients {
+    let updated =
+        r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x:1"}}"#;
+    routing.route(&message(updated), &mut BytesMut::new())
+}
+
+const ENDED: &str = "{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"resources/unsubscribe\",\"params\":{\"uri\":\"x:1\"}}\n";
+
+#[test]
+fn who_waits_for_a_subscription_keeps_it_from_its_end() {
+    let (mut routing, mut out) = of(Isolation::Tenant);
+    let (one, two) = (call(1, 1), call(2, 1));
+    // Both are under way when the first is confirmed.
+    assert_eq!(asked(&mut routing, one, true), (false, format!("{one}\n")));
+    assert_eq!(asked(&mut routing, two, true), (false, format!("{two}\n")));
+    answered(&mut routing, one, "result");
+    assert_eq!(
+        asked(&mut routing, call(1, 2), false),
+        (true, String::new())
+    );
+    assert_eq!(
+        asked(&mut routing, call(3, 1), false),
+        (true, String::new())
+    );
+    routing.leave(1, &mut out);
+    assert_eq!(told(&mut out), "");
+    assert_eq!(answered(&mut routing, two, "result"), "");
+    assert_eq!(hearing(&mut routing), Recipients::Sessions(vec![2]));
+    // A refusal of the waiting session leaves a subscription without holder at the child.
+    let (mut routing, _) = of(Isolation::Tenant);
+    asked(&mut routing, one, true);
+    asked(&mut routing, two, true);
+    answered(&mut routing, one, "result");
+    asked(&mut routing, call(1, 2), false);
+    let third = asked(&mut routing, call(3, 1), true);
+    assert!(!third.0, "no session holds it");
+    assert_eq!(answered(&mut routing, two, "error"), "");
+    assert_eq!(answered(&mut routing, call(3, 1), "error"), ENDED);
+    assert!(!routing.is_subscribed());
+}
+
+#[test]
+fn what_a_session_waits_for_ends_with_it() {
+    let (mut routing, mut out) = of(Isolation::Tenant);
+    let (one, two) = (call(1, 1), call(2, 1));
+    asked(&mut routing, one, true);
+    asked(&mut routing, two, true);
+    routing.leave(1, &mut out);
+    assert_eq!(told(&mut out), "", "another one waits for it");
+    routing.leave(2, &mut out);
+    assert_eq!(told(&mut out), ENDED);
+    assert_eq!(answered(&mut routing, two, "result"), "");
+    assert!(!routing.is_subscribed());
+}
+
+#[test]
+fn a_subscription_that_is_ended_before_it_is_confirmed_is_none() {
+    let (mut routing, _) = of(Isolation::Tenant);
+    let (one, end) = (call(1, 1), call(1, 2));
+    asked(&mut routing, one, true);
+    assert_eq!(asked(&mut routing, end, false), (false, format!("{end}\n")));
+    answered(&mut routing, one, "result");
+    answered(&mut routing, end, "result");
+    assert_eq!(hearing(&mut routing), Recipients::None);
+    assert!(!routing.is_subscribed());
+}
+
+#[test]
+fn a_subscription_without_an_answer_is_none() {
+    let (mut routing, mut out) = of(Isolation::Tenant);
+    let (one, two) = (call(1, 1), call(2, 1));
+    asked(&mut routing, one, true);
+    routing.abandon(one, URI, false, &mut out);
+    assert_eq!(told(&mut out), "", "the child has not got it yet");
+    assert!(!routing.is_subscribed());
+    assert_eq!(answered(&mut routing, one, "result"), ENDED);
+    // Its answer is under way to the session.
+    asked(&mut routing, two, true);
+    answered(&mut routing, two, "result");
+    routing.abandon(two, URI, true, &mut out);
+    assert_eq!(told(&mut out), "", "kept by an earlier one");
+    assert_eq!(hearing(&mut routing), Recipients::Sessions(vec![2]));
+    routing.abandon(two, URI, false, &mut out);
+    assert_eq!(told(&mut out), ENDED);
+}
+
+#[test]
+fn a_refused_subscription_is_none() {
+    let (mut routing, mut out) = of(Isolation::Tenant);
+    routing.subscription(call(1, 1), Box::from(&b"\"x\""[..]), true, b"l\n", &mut out);
+    let error = format!(
+        r#"{{"jsonrpc":"2.0","id":{},"error":{{"code":1,"message":""}}}}"#,
+        call(1, 1)
+    );
+    assert_eq!(
+        routing.route(&message(&error), &mut out),
+        Recipients::Sessions(vec![1])
+    );
+    assert!(!routing.is_subscribed());
+}
+
+#[test]
+fn the_child_has_the_lowest_level_and_each_session_its_own() {
+    let (mut routing, mut out) = of(Isolation::Principal);
+    let log = |level: &str| message(&LOG.replace("info", level));
+    assert_eq!(
+        routing.route(&log("debug"), &mut out),
+        Recipients::Sessions(vec![1, 2, 3])
+    );
+    routing.set_level(1, level("error").unwrap(), &mut out);
+    assert!(told(&mut out).contains(r#"{"level":"error"}"#));
+    routing.set_level(2, level("debug").unwrap(), &mut out);
+    assert!(told(&mut out).contains(r#"{"level":"debug"}"#));
+    assert_eq!(
+        routing.route(&log("debug"), &mut out),
+        Recipients::Sessions(vec![2])
+    );
+    assert_eq!(
+        routing.route(&log("notice"), &mut out),
+        Recipients::Sessions(vec![2, 3])
+    );
+    assert_eq!(
+        routing.route(&log("alert"), &mut out),
+        Recipients::Sessions(vec![1, 2, 3])
+    );
+    routing.leave(2, &mut out);
+    assert!(
+        told(&mut out).contains(r#"{"level":"error"}"#),
+        "the lowest of those left"
+    );
+}

@@ -1,0 +1,226 @@
+//! Tests of `base::outbound`.
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    task::JoinSet,
+};
+
+use super::super::outbound::*;
+
+const PUBLIC: [&str; 12] = [
+    "8.8.8.8",
+    "1.1.1.1",
+    "100.63.255.255",
+    "100.128.0.0",
+    "172.15.255.255",
+    "172.32.0.0",
+    "198.20.0.0",
+    "223.255.255.255",
+    "2606:4700:4700::1111",
+    "2001:4860:4860::8888",
+    "::ffff:8.8.8.8",
+    "64:ff9b::8.8.8.8",
+];
+
+const SPECIAL: [&str; 46] = [
+    "0.0.0.0",
+    "0.1.2.3",
+    "10.0.0.1",
+    "10.255.255.255",
+    "100.64.0.1",
+    "100.127.255.255",
+    "127.0.0.1",
+    "127.255.255.254",
+    "169.254.169.254",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.8",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "198.19.255.255",
+    "198.51.100.7",
+    "203.0.113.7",
+    "224.0.0.1",
+    "239.255.255.255",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::127.0.0.1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "::ffff:169.254.169.254",
+    "::ffff:0:127.0.0.1",
+    "64:ff9b::127.0.0.1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b::10.1.2.3",
+    "64:ff9b:1::8.8.8.8",
+    "100::1",
+    "2001::1",
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+    "2001:2::1",
+    "2001:db8::1",
+    "2002:7f00:1::",
+    "2002:808:808::1",
+    "3fff::1",
+    "5f00::1",
+    "fc00::1",
+    "fe80::1",
+    "ff02::1",
+];
+
+#[test]
+fn special_purpose_addresses_are_not_public() {
+    for text in PUBLIC {
+        assert!(is_public(text.parse().unwrap()), "{text}");
+    }
+    for text in SPECIAL {
+        assert!(!is_public(text.parse().unwrap()), "{text}");
+    }
+}
+
+#[test]
+fn forbidden_urls() {
+    let strict = Outbound::new(Vec::new());
+    let mut bad: Vec<String> = [
+        "http://8.8.8.8/",
+        "https://127.1/",
+        "https://2130706433/",
+        "https://0x7f000001/",
+        "https://0177.0.0.1/",
+        "https://127.0.0.1./",
+        "https://①②⑦.0.0.1/",
+        "https://0/",
+        "https://user@8.8.8.8/",
+        "https://:pw@8.8.8.8/",
+        "ftp://8.8.8.8/",
+        "file:///etc/passwd",
+        "data:application/json,{}",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    for text in SPECIAL {
+        let is_v6 = text.contains(':');
+        bad.push(if is_v6 {
+            format!("https://[{text}]/")
+        } else {
+            format!("https://{text}/")
+        });
+    }
+    for text in bad {
+        let url = Url::parse(&text).unwrap();
+        let refused = strict.client(&url).err();
+        assert!(matches!(refused, Some(OutboundError::Url(_))), "{text}");
+    }
+    let opened = Outbound::new(vec!["10.0.0.0/8".parse().unwrap()]);
+    let asks = |text: &str| opened.client(&Url::parse(text).unwrap()).is_ok();
+    assert!(asks("http://10.1.2.3/") && asks("https://[::ffff:10.1.2.3]/"));
+    assert!(!asks("http://8.8.8.8/") && !asks("http://127.0.0.1/"));
+    assert!(!asks("https://192.168.0.1/"));
+}
+
+/// A server that answers every connection with `answer` and then keeps it open.
+async fn server(answer: &'static [u8]) -> (String, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            let _ = socket.read(&mut request).await;
+            let _ = socket.write_all(answer).await;
+            open.push(socket);
+        }
+    });
+    (url, tasks)
+}
+
+fn local() -> Outbound {
+    Outbound::new(vec!["127.0.0.0/8".parse().unwrap()])
+}
+
+#[tokio::test]
+async fn only_json_documents_are_accepted() {
+    let good = b"HTTP/1.1 200 OK\r\nContent-Type: application/jwk-set+json; a=b\r\nContent-Length: 2\r\n\r\n{}";
+    let (url, _server) = server(good).await;
+    assert_eq!(local().json(&url, 2).await.unwrap(), "{}");
+    assert!(matches!(
+        local().json(&url, 1).await,
+        Err(OutboundError::Response(_))
+    ));
+    let bad: [&[u8]; 6] = [
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\naaaaa\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n3\r\naaa\r\n3\r\naaa\r\n",
+    ];
+    for answer in bad {
+        let (url, _server) = server(answer).await;
+        let got = local().json(&url, 4).await;
+        assert!(matches!(got, Err(OutboundError::Response(_))), "{got:?}");
+    }
+}
+
+#[test]
+fn documents_are_as_fresh_as_their_servers_say() {
+    let of = |lines: &[&'static str], age: Option<&'static str>| {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(CACHE_CONTROL, line.parse().unwrap());
+        }
+        if let Some(age) = age {
+            headers.insert(AGE, age.parse().unwrap());
+        }
+        freshness(&headers).map(|fresh| fresh.as_secs())
+    };
+    for (lines, age, wanted) in [
+        (&[][..], None, None),
+        (&["public"], None, None),
+        (&["max-age=60"], None, Some(60)),
+        (&["private, Max-Age=60"], Some("50"), Some(10)),
+        (&["max-age=60"], Some("70"), Some(0)),
+        (&["public", "max-age=5"], None, Some(5)),
+        (&["no-store"], None, Some(0)),
+        (&["max-age=60, no-cache"], None, Some(0)),
+        (&["no-cache=\"x\""], None, Some(0)),
+        (&["max-age=x"], None, Some(0)),
+        (&["max-age"], None, Some(0)),
+        (&["s-maxage=9"], None, None),
+    ] {
+        assert_eq!(of(lines, age), wanted, "{lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn slow_servers_time_out() {
+    let began = tokio::time::Instant::now();
+    for answer in [
+        &b""[..],
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+    ] {
+        let (url, _server) = server(answer).await;
+        let got = local().json(&url, 99).await;
+        assert!(matches!(got, Err(OutboundError::Unreachable(_))), "{got:?}");
+    }
+    assert!(began.elapsed() < TOTAL * 2 + Duration::from_secs(2));
+}
+
+#[tokio::test]
+async fn names_of_private_addresses_are_not_connected_to() {
+    let good = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+    let (url, _server) = server(good).await;
+    let named = url.replace("127.0.0.1", "localhost");
+    assert_eq!(local().json(&named, 9).await.unwrap(), "{}");
+    let elsewhere = Outbound::new(vec!["10.0.0.0/8".parse().unwrap()]);
+    for url in [named.clone(), named.replace("http:", "https:")] {
+        let got = elsewhere.json(&url, 9).await;
+        let why = "the name has no public address".to_owned();
+        assert_eq!(got, Err(OutboundError::Unreachable(why)), "{url}");
+    }
+}

@@ -1,0 +1,286 @@
+//! Tests of `protocol::message`.
+
+use proptest::prelude::*;
+
+use super::super::message::*;
+use super::super::meta;
+
+fn parse(text: impl Into<Vec<u8>>) -> Result<Message, Refusal> {
+    Message::parse(Bytes::from(text.into()))
+}
+
+fn is_invalid(text: &str) -> bool {
+    matches!(parse(text), Err(Refusal::Invalid(_)))
+}
+
+fn is_not_json(text: &[u8]) -> bool {
+    matches!(parse(text), Err(Refusal::NotJson(_)))
+}
+
+#[test]
+fn tells_the_four_kinds() {
+    let kinds = [
+        (r#""id":1,"method":"a""#, Kind::Request),
+        (r#""method":"a""#, Kind::Notification),
+        (r#""id":1,"result":null"#, Kind::Result),
+        (r#""id":1,"error":{}"#, Kind::Error),
+    ];
+    for (members, kind) in kinds {
+        let text = format!(r#"{{"jsonrpc":"2.0",{members}}}"#);
+        assert_eq!(parse(text.as_str()).unwrap().kind(), kind, "{text}");
+    }
+}
+
+#[test]
+fn refuses_what_is_no_message() {
+    let bad = [
+        "{}",
+        "1",
+        "null",
+        r#""text""#,
+        r#"{"id":1,"method":"a"}"#,
+        r#"{"jsonrpc":"1.0","id":1,"method":"a"}"#,
+        r#"{"jsonrpc":2.0,"id":1,"method":"a"}"#,
+        r#"{"jsonrpc":"2.0","id":1}"#,
+        r#"{"jsonrpc":"2.0","result":{}}"#,
+        r#"{"jsonrpc":"2.0","error":{}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":5}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":null}"#,
+        r#"{"jsonrpc":"2.0","id":1,"error":"text"}"#,
+        r#"{"jsonrpc":"2.0","id":1,"result":1,"error":{}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","result":1}"#,
+    ];
+    for text in bad {
+        assert!(is_invalid(text), "{text}");
+    }
+    for params in ["1", "null", "true", "[]", r#""text""#] {
+        let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{params}}}"#);
+        assert!(is_invalid(&text), "{text}");
+    }
+    let long = format!("\"{}\"", "x".repeat(MAX_TOKEN));
+    for id in ["null", "true", "{}", "[]", "1.5", "1e3", "-0.1", &long] {
+        let texts = [
+            format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"a"}}"#),
+            format!(r#"{{"jsonrpc":"2.0","id":{id},"result":1}}"#),
+            format!(r#"{{"jsonrpc":"2.0","method":"a","params":{{"progressToken":{id}}}}}"#),
+            format!(
+                r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{{"_meta":{{"progressToken":{id}}}}}}}"#
+            ),
+        ];
+        for text in texts {
+            assert!(is_invalid(&text), "{text}");
+        }
+    }
+}
+
+#[test]
+fn bounds_the_depth() {
+    let nested = |depth: usize| {
+        let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+        format!(r#"{{"jsonrpc":"2.0","method":"a","params":{{"x":{open}{close}}}}}"#)
+    };
+    assert!(parse(nested(126)).is_ok());
+    assert!(is_not_json(nested(127).as_bytes()));
+}
+
+#[test]
+fn refuses_other_encodings_and_what_trails() {
+    let good = r#"{"jsonrpc":"2.0","method":"a"}"#;
+    let wide: Vec<u8> = good.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    assert!(is_not_json(&wide));
+    for text in [
+        format!("\u{feff}{good}"),
+        format!("{good}x"),
+        format!("{good}{good}"),
+        format!("{good}\n{good}"),
+        format!("{good}\0"),
+        String::new(),
+        " ".to_owned(),
+    ] {
+        assert!(is_not_json(text.as_bytes()), "{text}");
+    }
+    assert!(is_not_json(b"{\"jsonrpc\":\"2.0\",\"method\":\"\xff\"}"));
+}
+
+/// Found by the fuzz target `envelope`: what trails a message that is refused anyway.
+#[test]
+fn broken_json_is_told_as_such_however_invalid_its_beginning_is() {
+    for text in [
+        r#"{"jsonrpc":"2.0","jsonrpc":"2.0","#,
+        r#"{"jsonrpc":"2.0","METHOD":"a"}x"#,
+        r#"{"jsonrpc":"2.0","jsonrpc":"2.0"}{}"#,
+        r#""text" x"#,
+        "1 2",
+        "[] {}",
+    ] {
+        assert!(is_not_json(text.as_bytes()), "{text}");
+    }
+    assert!(is_invalid(r#"{"jsonrpc":"2.0","METHOD":"a"} "#));
+}
+
+#[test]
+fn ids_are_kept_as_they_were_written() {
+    for id in [
+        "1",
+        "1.0",
+        "-7",
+        "\"1\"",
+        r#""\u0061""#,
+        "18446744073709551616",
+    ] {
+        let text = format!(r#"{{"jsonrpc":"2.0","id": {id} ,"method":"a"}}"#);
+        assert_eq!(parse(text).unwrap().id(), Some(id.as_bytes()));
+    }
+}
+
+#[test]
+fn a_key_that_stands_twice_is_refused_also_when_escaped() {
+    let bad = [
+        r#"{"jsonrpc":"2.0","jsonrpc":"2.0","method":"a"}"#,
+        r#"{"jsonrpc":"2.0","method":"a","method":"b"}"#,
+        r#"{"jsonrpc":"2.0","method":"a","m\u0065thod":"b"}"#,
+        r#"{"jsonrpc":"2.0","method":"a","id":1,"\u0069d":2}"#,
+        r#"{"jsonrpc":"2.0","method":"a","params":{},"p\u0061rams":{}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"name":"a","n\u0061me":"b"}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"uri":"a","uri":"b"}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"cursor":"a","curso\u0072":"b"}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{},"\u005fmeta":{}}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":1,"_meta":{}}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{},"r\u0065f":{}}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{"name":"a","n\u0061me":"b"}}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{"uri":"a","uri":"b"}}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"ref":{"type":"a","type":"b"}}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"_meta":{"progressToken":1,"progress\u0054oken":2}}}"#,
+    ];
+    for text in bad {
+        assert!(is_invalid(text), "{text}");
+    }
+}
+
+#[test]
+fn a_key_that_imitates_another_is_refused() {
+    for key in ["METHOD", "Id", "paramſ", "Jsonrpc", "RESULT", r"\u0045rror"] {
+        let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"a","{key}":{{}}}}"#);
+        assert!(is_invalid(&text), "{text}");
+    }
+    for key in ["Name", "NAME", "URI", "_Meta", r"n\u0041me"] {
+        let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{{"{key}":1}}}}"#);
+        assert!(is_invalid(&text), "{text}");
+    }
+    for key in ["Name", "URI", "TYPE", r"tY\u0070e"] {
+        let text =
+            format!(r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{{"ref":{{"{key}":1}}}}}}"#);
+        assert!(is_invalid(&text), "{text}");
+    }
+    assert!(is_invalid(
+        r#"{"jsonrpc":"2.0","id":1,"method":"a","params":{"Ref":{}}}"#
+    ));
+    let harmless = r#"{"jsonrpc":"2.0","id":1,"method":"a","x":1,"params":{"arguments":{"Name":1,"name":2,"name":3}}}"#;
+    assert!(parse(harmless).is_ok());
+}
+
+#[test]
+fn finds_what_the_gateway_acts_on() {
+    let text = r#"{"params":{"name":"\u0061b","task":{},"taskId":"t","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"r"},"progressToken":7}},"id":1,"method":"tools\/call","jsonrpc":"2.0"}"#;
+    let message = parse(text).unwrap();
+    assert_eq!(message.method(), Method::ToolsCall);
+    assert_eq!(message.method_name(), "tools/call");
+    assert_eq!(message.name().as_deref(), Some("ab"));
+    assert!(message.wants_task() && !message.is_modern());
+    assert_eq!(message.task_id(), Some(&b"\"t\""[..]));
+    assert_eq!(message.related_task(), Some(&b"\"r\""[..]));
+    let token = message.meta_progress_token().unwrap();
+    assert_eq!(token.of(message.bytes()), b"7");
+    for key in meta::MODERN_KEYS {
+        let text = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"a","params":{{"_meta":{{"{key}":1}}}}}}"#
+        );
+        assert!(parse(text).unwrap().is_modern(), "{key}");
+    }
+}
+
+#[test]
+fn batches_have_bounds_and_their_items_stand_alone() {
+    let one = r#"{"jsonrpc":"2.0","method":"a"}"#;
+    let body = |text: String| Body::parse(text.into());
+    let of = |count: usize| format!("[{}]", vec![one; count].join(","));
+    let invalid = |text: &str| matches!(body(text.to_owned()), Err(Refusal::Invalid(_)));
+    assert!(invalid("[]") && invalid(" [ ] ") && invalid(&of(101)));
+    assert!(matches!(body(of(100)), Ok(Body::Batch(items)) if items.len() == 100));
+    assert!(matches!(body(one.to_owned()), Ok(Body::One(_))));
+    let mixed = body(format!("\n[{one}, [{one}], 5, {{}}, {one}]\n"));
+    let Ok(Body::Batch(items)) = mixed else {
+        panic!("{mixed:?}");
+    };
+    let fine: Vec<_> = items.iter().map(Result::is_ok).collect();
+    assert_eq!(fine, [true, false, false, false, true]);
+    for text in [
+        format!("[{one}"),
+        format!("[{one},]"),
+        format!("{}x", of(1)),
+    ] {
+        assert!(matches!(body(text), Err(Refusal::NotJson(_))));
+    }
+}
+
+#[test]
+fn line_ends_become_blanks_and_spans_stay_true() {
+    let text =
+        "{\r\n\"jsonrpc\":\"2.0\",\n\"id\":\n7,\"method\":\"a\",\"params\":{\"name\":\r\"b\"}}";
+    let message = parse(text).unwrap();
+    assert_eq!(message.bytes().len(), text.len());
+    assert!(!message.bytes().iter().any(|byte| b"\r\n".contains(byte)));
+    assert_eq!(message.id(), Some(&b"7"[..]));
+    assert_eq!(message.name().as_deref(), Some("b"));
+    for end in ["\n", "\r"] {
+        let text = format!("{{\"jsonrpc\":\"2.0\",\"method\":\"a{end}b\"}}");
+        assert!(is_not_json(text.as_bytes()));
+    }
+}
+
+fn token() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<i64>().prop_map(|number| number.to_string()),
+        any::<u32>().prop_map(|number| format!("{number}.0")),
+        "\\PC{0,20}".prop_map(|text| serde_json::Value::from(text).to_string()),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn splicing_tokens_changes_nothing_else(
+        id in token(), progress in token(), new_id: u64, new_progress: u64, text in "\\PC{0,40}",
+    ) {
+        let text = serde_json::Value::from(text);
+        let request = format!(
+            "{{\"params\":{{\"name\":{text},\"_meta\":{{\"progressToken\":{progress},\"k\":{text}}}}},\n\"id\":{id},\"jsonrpc\":\"2.0\",\"method\":\"tools/call\"}}"
+        );
+        let message = parse(request.as_str()).unwrap();
+        prop_assert_eq!(message.id(), Some(id.as_bytes()));
+        let (new_id, new_progress) = (new_id.to_string(), new_progress.to_string());
+        let mut cuts: Vec<(Span, &[u8])> = vec![
+            (message.id_span().unwrap(), new_id.as_bytes()),
+            (message.meta_progress_token().unwrap(), new_progress.as_bytes()),
+        ];
+        cuts.sort_by_key(|(span, _)| span.start());
+        let mut out = BytesMut::new();
+        message.splice(&mut out, &cuts);
+        let again = Message::parse(out.freeze()).unwrap();
+        prop_assert_eq!(again.id(), Some(new_id.as_bytes()));
+        let mut expected: serde_json::Value = serde_json::from_str(&request).unwrap();
+        expected["id"] = serde_json::from_str(&new_id).unwrap();
+        expected["params"]["_meta"]["progressToken"] =
+            serde_json::from_str(&new_progress).unwrap();
+        let found: serde_json::Value = serde_json::from_slice(again.bytes()).unwrap();
+        prop_assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn never_panics(
+        bytes in prop::collection::vec(any::<u8>(), 0..100),
+        members in "[\\[{]\"(jsonrpc|id|method|params)\":[\\[{}\\]\",:0-9a\\\\\n]{0,40}",
+    ) {
+        let _ = Body::parse(bytes.into());
+        let _ = Body::parse(members.into_bytes().into());
+    }
+}

@@ -137,12 +137,12 @@
 //! # The loss of a replica
 //!
 //! Any replica takes any request. [`Hub::locate_or_claim`](hub::Hub::locate_or_claim) finds the
-//! session's owner, and
-//! [`http::replicas::forward`] sends the request there, with a signed [`Hop`](http::peers::Hop).
+//! session's owner, and [`http::replicas::forward`] sends the request there, with a signed
+//! [`Hop`](http::peers::Hop).
 //!
-//! An [`Owner`](hub::ownership::Owner) holds a lease while its heartbeats are acknowledged. Without
-//! a lease its sessions pause: it reads no child, and sends no event. A session whose owner has no
-//! heartbeat, or refuses connections, is claimed by the replica that a client asks for it
+//! A replica holds a lease ([`ReplicaLease`](hub::ownership::ReplicaLease)) while its heartbeats are
+//! acknowledged. Without a lease its sessions pause: it reads no child, and sends no event. A session
+//! whose owner has no heartbeat, or refuses connections, is claimed by the replica that a client asks for it
 //! ([`Directory::claim`](state::Directory::claim)). The fence keeps the old owner out if it returns.
 //!
 //! The new owner reads the session's record, ends its open calls with −31001 in the log, and

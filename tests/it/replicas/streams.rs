@@ -362,9 +362,10 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
     tokio::join!(join_all(floods), others);
     // The batches under way to Redis (4 MiB of events, and the commands that a batch of 1 MiB is copied
     // into), the log, and the read-ahead of the child; the other replica has only its pending
-    // output. A whole flood is 24,000 KiB. What the allocator holds for a moment longer is not kept.
+    // output. A whole flood is 32,000 KiB. Alone on the machine it is 7 MiB; where builds run
+    // beside it, more threads take part, and the allocator of each keeps pages of its own.
     let clients = i64::try_from(clients).unwrap();
-    for ((gauge, memory), bound) in gauges.iter().zip(memory).zip([12 << 10, 2 << 10]) {
+    for ((gauge, memory), bound) in gauges.iter().zip(memory).zip([20 << 10, 4 << 10]) {
         let mut all = Vec::new();
         until("no more than a part of the flood is kept", || {
             all.push(gauge.memory() - memory);
@@ -394,7 +395,7 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
 }
 
 /// The number of events of 8 KB that a client does not read.
-const FLOOD: u64 = 3000;
+const FLOOD: u64 = 4000;
 
 /// Waits until a client that does not read has something to read: an event, or that it fell behind
 /// before the first one was on its way.

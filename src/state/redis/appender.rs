@@ -221,7 +221,11 @@ impl Appender {
     fn call(&self, group: &Group, batch: &VecDeque<Write>) -> Call {
         let (session, epoch) = (self.redis.session(&group.session), self.redis.key("epoch"));
         let at = &batch[group.writes[0]].at;
-        let mut call = Call::new(Lua::Write, &[&session, &epoch])
+        let writes = group.writes.iter().map(|at| &batch[*at]);
+        let bytes: usize = writes.clone().map(|write| write.operation.bytes()).sum();
+        let keys = [session.as_str(), epoch.as_str()];
+        let (arguments, bytes) = (16 + 8 * writes.len(), 256 + 64 * writes.len() + bytes);
+        let mut call = Call::with_capacity(Lua::Write, &keys, arguments, bytes)
             .arg(at.epoch)
             .arg(at.fence.0)
             .arg(ms(self.retention.age))
@@ -229,7 +233,7 @@ impl Appender {
             .arg(self.retention.of_ended())
             .arg(ENDED_STREAMS)
             .arg(ms(MARGIN));
-        for write in group.writes.iter().map(|at| &batch[*at]) {
+        for write in writes {
             let stream = write.at.stream;
             match &write.operation {
                 Operation::Open(last, calls) => {

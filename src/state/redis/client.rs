@@ -262,8 +262,15 @@ pub(crate) struct Call {
 
 impl Call {
     pub(crate) fn new(lua: Lua, keys: &[&str]) -> Self {
-        let mut command = redis::cmd("EVALSHA");
+        Self::with_capacity(lua, keys, 16, 256)
+    }
+
+    /// A call with room for its arguments, all together `bytes` long: adding them copies nothing
+    /// twice.
+    pub(super) fn with_capacity(lua: Lua, keys: &[&str], arguments: usize, bytes: usize) -> Self {
+        let mut command = Cmd::with_capacity(arguments, bytes);
         command
+            .arg("EVALSHA")
             .arg(lua.script().get_hash())
             .arg(keys.len())
             .arg(keys);

@@ -58,7 +58,7 @@ pub(crate) enum Write {
 
 /// The writes and the bytes under way beyond which the child is not read.
 const MAX_WRITES: usize = 512;
-const MAX_BYTES: usize = 1024 * 1024;
+const MAX_BYTES: usize = 512 * 1024;
 
 impl Writes {
     pub(crate) fn new(

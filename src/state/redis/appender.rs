@@ -337,7 +337,7 @@ fn groups(batch: &VecDeque<Write>) -> Vec<Group> {
 
 /// Maximum writes and bytes of a batch. Redis serves no other client meanwhile, and each byte is
 /// copied three times: into the call, the pipeline and the buffer of the connection.
-const MAX_BATCH: (usize, usize) = (1024, 256 * 1024);
+const MAX_BATCH: (usize, usize) = (1024, 128 * 1024);
 /// The delay before a failed batch is retried: the first, and the maximum.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 /// The time limit of the last flush.

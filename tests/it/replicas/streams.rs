@@ -1,13 +1,13 @@
 //! Streams of sessions over two replicas: cut anywhere, resumed often, never read, read too late, and owned
 //! by a replica that was frozen.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::future::join_all;
 use reqwest::{Method, Response, StatusCode};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tokio::{net::TcpStream, task::JoinHandle};
+use tokio::{net::TcpStream, task::JoinHandle, time::Instant};
 
 use crate::{
     hub::broken_connections::{Chance, deaf, wakes},
@@ -360,9 +360,8 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
         stays_quick("by the other replica", before[1], || slow_call(&other_way)).await;
     };
     tokio::join!(join_all(floods), others);
-    // The batches under way to Redis (4 MiB of events, and the commands that a batch of 1 MiB is copied
-    // into), the log, and the read-ahead of the child; the other replica has only its pending
-    // output. A whole flood is 24,000 KiB.
+    // The writes that wait for Redis, the copies of the batch under way, the log, and the read-ahead
+    // of the child; the other replica has only its pending output. A whole flood is 24,000 KiB.
     for ((gauge, memory), bound) in gauges.iter().zip(memory).zip([12 << 10, 2 << 10]) {
         let grown = gauge.memory() - memory;
         println!("{grown} KiB more for {clients} clients");
@@ -384,6 +383,48 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
         });
     join_all(ends).await;
 }
+
+/// No event is sent before Redis has it, so a child that goes on would fill the memory of its owner.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_floods_waits_for_a_redis_that_hangs_and_loses_nothing() {
+    let replicas = Replicas::with(2, &["log.bytes=64MiB", "log.events=10000"], "").await;
+    let session = replicas.node(0).session().await;
+    let mut listener = session.listen().await;
+    let hang = session.begin("hang", json!({})).await;
+    let gauge = Gauge::of(replicas.node(0));
+    let before = gauge.bytes_read();
+    replicas.redis.pause();
+    let flood = async {
+        let args = json!({"n": FLOOD, "text": "x".repeat(8000)});
+        assert_eq!(session.text("burst", args).await, "sent");
+    };
+    let reading = async {
+        let mut grew = (before, Instant::now());
+        until("the child waits", || {
+            let read = gauge.bytes_read();
+            if read > grew.0 + (20 << 10) {
+                grew = (read, Instant::now());
+            }
+            let waits = read > before + (100 << 10) && grew.1.elapsed() > QUIET;
+            async move { waits }
+        })
+        .await;
+        // Writes that wait for Redis, and the read-ahead of the child.
+        let read = gauge.bytes_read() - before;
+        assert!(read < 2 << 20, "{read} bytes of {} KiB", FLOOD * 8);
+        replicas.redis.resume();
+        for n in 0..FLOOD {
+            let (_, message) = listener.message().await.unwrap();
+            assert_eq!(message["params"]["data"]["n"], n);
+        }
+    };
+    tokio::join!(flood, reading);
+    session.delete().await;
+    drop(hang);
+}
+
+/// A child from which nothing was read for this long waits.
+const QUIET: Duration = Duration::from_millis(300);
 
 /// The number of events of 8 KB that a client does not read.
 const FLOOD: u64 = 3000;

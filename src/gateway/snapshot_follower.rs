@@ -37,7 +37,7 @@ pub(super) async fn follow(
             .map(|new| (1, new))
             .chain(known.difference(&unenforced).map(|gone| (-1, gone)))
         {
-            metrics.unenforced.add(&[tenant, server, key], sign);
+            metrics.unenforced.add([tenant, server, key], sign);
         }
         if current.database().is_ok() && !has_operator {
             let key = config.storage.admin_key.as_ref().map(Secret::expose);

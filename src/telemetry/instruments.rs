@@ -1,4 +1,4 @@
-//! Instruments: counters, levels and durations with at most three labels.
+//! Instruments: counters, levels and durations, with or without labels.
 //!
 //! Recording allocates nothing where the label values are constants.
 
@@ -21,7 +21,7 @@ pub(super) struct Description {
     pub(super) labels: &'static [&'static str],
 }
 
-/// A kind of instrument.
+/// An instrument of a metric.
 #[cfg_attr(
     not(test),
     expect(
@@ -36,80 +36,52 @@ pub(super) trait Instrument {
     /// Creates the instrument.
     fn new(meter: &Meter, description: &'static Description) -> Self;
 
-    /// The values of each label that has a fixed set of them.
+    /// The possible values of each label that has a fixed set of them.
     fn values() -> Vec<&'static [&'static str]> {
         Vec::new()
     }
 }
 
-/// A counter.
-#[derive(Debug)]
-pub(crate) struct Count(Counter<u64>);
+/// The label values of a record.
+pub(super) trait Labels {
+    /// The values with their `names`, which stand in the same order.
+    fn key_values(self, names: &'static [&'static str]) -> impl AsRef<[KeyValue]>;
 
-impl Instrument for Count {
-    const SUFFIX: &'static str = "_total";
-
-    fn new(meter: &Meter, description: &'static Description) -> Self {
-        Self(counter(meter, description))
-    }
+    /// The possible values of each label that has a fixed set of them.
+    fn values() -> Vec<&'static [&'static str]>;
 }
 
-impl Count {
-    /// Counts `count` more.
-    pub(crate) fn add(&self, count: u64) {
-        self.0.add(count, &[]);
-    }
-}
+/// A label with a fixed set of values.
+pub(crate) trait Label: VariantNames + Into<&'static str> {}
 
-/// A counter by one label.
-#[derive(Debug)]
-pub(crate) struct CountBy<L> {
-    counter: Counter<u64>,
-    labels: &'static [&'static str],
-    values: PhantomData<fn(L)>,
-}
+impl<L: VariantNames + Into<&'static str>> Label for L {}
 
-impl<L: VariantNames> Instrument for CountBy<L> {
-    const SUFFIX: &'static str = "_total";
-
-    fn new(meter: &Meter, description: &'static Description) -> Self {
-        Self {
-            counter: counter(meter, description),
-            labels: description.labels,
-            values: PhantomData,
-        }
+impl Labels for () {
+    fn key_values(self, _: &'static [&'static str]) -> impl AsRef<[KeyValue]> {
+        []
     }
 
     fn values() -> Vec<&'static [&'static str]> {
-        vec![L::VARIANTS]
+        Vec::new()
     }
 }
 
-impl<L: Into<&'static str>> CountBy<L> {
-    /// Counts one more.
-    pub(crate) fn add(&self, value: L) {
-        let label = KeyValue::new(self.labels[0], value.into());
-        self.counter.add(1, &[label]);
+impl<A: Label> Labels for (A,) {
+    fn key_values(self, names: &'static [&'static str]) -> impl AsRef<[KeyValue]> {
+        [KeyValue::new(names[0], self.0.into())]
+    }
+
+    fn values() -> Vec<&'static [&'static str]> {
+        vec![A::VARIANTS]
     }
 }
 
-/// A counter by two labels.
-#[derive(Debug)]
-pub(crate) struct CountByTwo<A, B> {
-    counter: Counter<u64>,
-    labels: &'static [&'static str],
-    values: PhantomData<fn(A, B)>,
-}
-
-impl<A: VariantNames, B: VariantNames> Instrument for CountByTwo<A, B> {
-    const SUFFIX: &'static str = "_total";
-
-    fn new(meter: &Meter, description: &'static Description) -> Self {
-        Self {
-            counter: counter(meter, description),
-            labels: description.labels,
-            values: PhantomData,
-        }
+impl<A: Label, B: Label> Labels for (A, B) {
+    fn key_values(self, names: &'static [&'static str]) -> impl AsRef<[KeyValue]> {
+        [
+            KeyValue::new(names[0], self.0.into()),
+            KeyValue::new(names[1], self.1.into()),
+        ]
     }
 
     fn values() -> Vec<&'static [&'static str]> {
@@ -117,14 +89,15 @@ impl<A: VariantNames, B: VariantNames> Instrument for CountByTwo<A, B> {
     }
 }
 
-impl<A: Into<&'static str>, B: Into<&'static str>> CountByTwo<A, B> {
-    /// Counts one more.
-    pub(crate) fn add(&self, first: A, second: B) {
-        let labels = [
-            KeyValue::new(self.labels[0], first.into()),
-            KeyValue::new(self.labels[1], second.into()),
-        ];
-        self.counter.add(1, &labels);
+/// Labels with any values.
+impl<const N: usize> Labels for [&str; N] {
+    fn key_values(self, names: &'static [&'static str]) -> impl AsRef<[KeyValue]> {
+        let label = |at: usize| KeyValue::new(names[at], self[at].to_owned());
+        std::array::from_fn::<_, N, _>(label)
+    }
+
+    fn values() -> Vec<&'static [&'static str]> {
+        Vec::new()
     }
 }
 
@@ -142,118 +115,125 @@ impl VariantNames for LimitName {
     const VARIANTS: &'static [&'static str] = &[];
 }
 
-/// A number that goes up and down.
+/// An instrument of the kind `I` whose records have the labels `L`.
 #[derive(Debug)]
-pub(crate) struct Level(UpDownCounter<i64>);
+pub(crate) struct Labelled<I, L> {
+    instrument: I,
+    names: &'static [&'static str],
+    labels: PhantomData<fn(L)>,
+}
 
-impl Instrument for Level {
+/// A counter.
+pub(crate) type Count<L = ()> = Labelled<Counter<u64>, L>;
+/// A number that goes up and down.
+pub(crate) type Level<L = ()> = Labelled<UpDownCounter<i64>, L>;
+/// A histogram of durations.
+pub(crate) type Durations<L> = Labelled<Histogram<f64>, L>;
+
+/// A kind of instrument that can have labels.
+pub(super) trait Kind {
+    /// The suffix that the Prometheus text adds to the name.
+    const SUFFIX: &'static str;
+
+    fn build(meter: &Meter, description: &'static Description) -> Self;
+}
+
+impl Kind for Counter<u64> {
+    const SUFFIX: &'static str = "_total";
+
+    fn build(meter: &Meter, description: &'static Description) -> Self {
+        let counter = meter.u64_counter(description.name);
+        counter.with_description(description.help).build()
+    }
+}
+
+impl Kind for UpDownCounter<i64> {
     const SUFFIX: &'static str = "";
 
+    fn build(meter: &Meter, description: &'static Description) -> Self {
+        let level = meter.i64_up_down_counter(description.name);
+        level.with_description(description.help).build()
+    }
+}
+
+impl Kind for Histogram<f64> {
+    const SUFFIX: &'static str = "";
+
+    fn build(meter: &Meter, description: &'static Description) -> Self {
+        let durations = meter.f64_histogram(description.name);
+        let durations = durations.with_description(description.help);
+        durations.with_boundaries(BUCKETS.to_vec()).build()
+    }
+}
+
+impl<I: Kind, L: Labels> Instrument for Labelled<I, L> {
+    const SUFFIX: &'static str = I::SUFFIX;
+
     fn new(meter: &Meter, description: &'static Description) -> Self {
-        Self(level(meter, description))
+        Self {
+            instrument: I::build(meter, description),
+            names: description.labels,
+            labels: PhantomData,
+        }
+    }
+
+    fn values() -> Vec<&'static [&'static str]> {
+        L::values()
+    }
+}
+
+impl Count {
+    /// Counts `count` more.
+    pub(crate) fn add(&self, count: u64) {
+        self.instrument.add(count, &[]);
+    }
+}
+
+impl<A: Label> Count<(A,)> {
+    /// Counts one more.
+    pub(crate) fn add(&self, label: A) {
+        let labels = (label,).key_values(self.names);
+        self.instrument.add(1, labels.as_ref());
+    }
+}
+
+impl<A: Label, B: Label> Count<(A, B)> {
+    /// Counts one more.
+    pub(crate) fn add(&self, first: A, second: B) {
+        let labels = (first, second).key_values(self.names);
+        self.instrument.add(1, labels.as_ref());
     }
 }
 
 impl Level {
     /// Adds `change`.
     pub(crate) fn add(&self, change: i64) {
-        self.0.add(change, &[]);
+        self.instrument.add(change, &[]);
     }
 }
 
-/// A number that goes up and down, by one label.
-#[derive(Debug)]
-pub(crate) struct LevelBy<L> {
-    level: UpDownCounter<i64>,
-    labels: &'static [&'static str],
-    values: PhantomData<fn(L)>,
-}
-
-impl<L: VariantNames> Instrument for LevelBy<L> {
-    const SUFFIX: &'static str = "";
-
-    fn new(meter: &Meter, description: &'static Description) -> Self {
-        Self {
-            level: level(meter, description),
-            labels: description.labels,
-            values: PhantomData,
-        }
-    }
-
-    fn values() -> Vec<&'static [&'static str]> {
-        vec![L::VARIANTS]
-    }
-}
-
-impl<L: Into<&'static str>> LevelBy<L> {
+impl<A: Label> Level<(A,)> {
     /// Adds `change`.
-    pub(crate) fn add(&self, value: L, change: i64) {
-        let label = KeyValue::new(self.labels[0], value.into());
-        self.level.add(change, &[label]);
+    pub(crate) fn add(&self, label: A, change: i64) {
+        let labels = (label,).key_values(self.names);
+        self.instrument.add(change, labels.as_ref());
     }
 }
 
-/// A number that goes up and down, by labels with any values.
-#[derive(Debug)]
-pub(crate) struct LevelOf {
-    level: UpDownCounter<i64>,
-    labels: &'static [&'static str],
-}
-
-impl Instrument for LevelOf {
-    const SUFFIX: &'static str = "";
-
-    fn new(meter: &Meter, description: &'static Description) -> Self {
-        Self {
-            level: level(meter, description),
-            labels: description.labels,
-        }
+impl<const N: usize> Level<[&str; N]> {
+    /// Adds `change`; `labels` are in the order of their names.
+    pub(crate) fn add(&self, labels: [&str; N], change: i64) {
+        let labels = labels.key_values(self.names);
+        self.instrument.add(change, labels.as_ref());
     }
 }
 
-impl LevelOf {
-    /// Adds `change`; `values` are in the order of the labels.
-    pub(crate) fn add(&self, values: &[&str], change: i64) {
-        let labels = self.labels.iter().zip(values);
-        let labels: Vec<_> = labels
-            .map(|(label, value)| KeyValue::new(*label, (*value).to_owned()))
-            .collect();
-        self.level.add(change, &labels);
-    }
-}
-
-/// A histogram of durations, by one label.
-#[derive(Debug)]
-pub(crate) struct DurationBy<L> {
-    histogram: Histogram<f64>,
-    labels: &'static [&'static str],
-    values: PhantomData<fn(L)>,
-}
-
-impl<L: VariantNames> Instrument for DurationBy<L> {
-    const SUFFIX: &'static str = "";
-
-    fn new(meter: &Meter, description: &'static Description) -> Self {
-        let histogram = meter
-            .f64_histogram(description.name)
-            .with_description(description.help);
-        Self {
-            histogram: histogram.with_boundaries(BUCKETS.to_vec()).build(),
-            labels: description.labels,
-            values: PhantomData,
-        }
-    }
-
-    fn values() -> Vec<&'static [&'static str]> {
-        vec![L::VARIANTS]
-    }
-}
-
-impl<L: Into<&'static str>> DurationBy<L> {
+impl<A: Label> Durations<(A,)> {
     /// Records a duration.
-    pub(crate) fn record(&self, value: L, elapsed: Duration) {
-        let label = KeyValue::new(self.labels[0], value.into());
-        self.histogram.record(elapsed.as_secs_f64(), &[label]);
+    pub(crate) fn record(&self, label: A, elapsed: Duration) {
+        let labels = (label,).key_values(self.names);
+        self.instrument
+            .record(elapsed.as_secs_f64(), labels.as_ref());
     }
 }
 
@@ -278,16 +258,6 @@ impl Observed {
             .with_callback(move |count| count.observe(read(), &[]))
             .build();
     }
-}
-
-fn counter(meter: &Meter, description: &'static Description) -> Counter<u64> {
-    let counter = meter.u64_counter(description.name);
-    counter.with_description(description.help).build()
-}
-
-fn level(meter: &Meter, description: &'static Description) -> UpDownCounter<i64> {
-    let level = meter.i64_up_down_counter(description.name);
-    level.with_description(description.help).build()
 }
 
 /// Buckets from a hop alone to a long call: the duration includes the server's own time.

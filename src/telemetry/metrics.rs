@@ -10,10 +10,7 @@ use opentelemetry_sdk::metrics::SdkMeterProvider;
 use prometheus::{Registry, TextEncoder};
 
 use super::{
-    instruments::{
-        Count, CountBy, CountByTwo, Description, DurationBy, Instrument, Level, LevelBy, LevelOf,
-        LimitName, Observed,
-    },
+    instruments::{Count, Description, Durations, Instrument, Level, LimitName, Observed},
     labels::{
         ChildState, Denied, Dropped, Ended, Exit, HopOutcome, MethodClass, Outcome, Route,
         StatusClass,
@@ -71,19 +68,19 @@ macro_rules! metrics {
 
 metrics! {
     /// Answered requests, by kind of route and class of status.
-    requests: CountByTwo<Route, StatusClass> = "lockgate_requests" ["route", "status"];
+    requests: Count<(Route, StatusClass)> = "lockgate_requests" ["route", "status"];
     /// Open sessions.
     sessions: Level = "lockgate_sessions";
     /// Ended sessions, by reason.
-    sessions_ended: CountBy<Ended> = "lockgate_sessions_ended" ["reason"];
+    sessions_ended: Count<(Ended,)> = "lockgate_sessions_ended" ["reason"];
     /// Streams with a connection.
     streams_open: Level = "lockgate_streams_open";
     /// Running children.
     children: Level = "lockgate_children";
     /// Running children, by state.
-    children_state: LevelBy<ChildState> = "lockgate_children_state" ["state"];
+    children_state: Level<(ChildState,)> = "lockgate_children_state" ["state"];
     /// Ended children, by cause.
-    children_exits: CountBy<Exit> = "lockgate_children_exits" ["cause"];
+    children_exits: Count<(Exit,)> = "lockgate_children_exits" ["cause"];
     /// Starts of children refused because of a limit or an open circuit.
     starts_refused: Count = "lockgate_starts_refused";
     /// Circuits that opened after repeated failures.
@@ -91,25 +88,25 @@ metrics! {
     /// Sessions that got a new child.
     restores: Count = "lockgate_restores";
     /// Ended calls, by class of method and outcome.
-    calls: CountByTwo<MethodClass, Outcome> = "lockgate_calls" ["method", "outcome"];
+    calls: Count<(MethodClass, Outcome)> = "lockgate_calls" ["method", "outcome"];
     /// Dropped messages, by reason.
-    messages_dropped: CountBy<Dropped> = "lockgate_messages_dropped" ["reason"];
+    messages_dropped: Count<(Dropped,)> = "lockgate_messages_dropped" ["reason"];
     /// Lines on stdout of children that are no messages.
     noise_lines: Count = "lockgate_noise_lines";
     /// Refusals because of a limit, by limit.
-    limited: CountBy<LimitName> = "lockgate_limited" ["limit"];
+    limited: Count<(LimitName,)> = "lockgate_limited" ["limit"];
     /// Denied callers, by reason.
-    denied: CountBy<Denied> = "lockgate_denied" ["reason"];
+    denied: Count<(Denied,)> = "lockgate_denied" ["reason"];
     /// Settings of servers that cannot be enforced on this machine.
-    unenforced: LevelOf = "lockgate_sandbox_unenforced" ["tenant", "server", "key"];
+    unenforced: Level<[&'static str; 3]> = "lockgate_sandbox_unenforced" ["tenant", "server", "key"];
     /// Audit records dropped: the queue was full or the database unavailable.
     audit_dropped: Count = "lockgate_audit_dropped";
     /// Dropped log lines.
     log_lines_dropped: Observed = "lockgate_log_lines_dropped";
     /// Requests forwarded to other replicas, by outcome.
-    hops: CountBy<HopOutcome> = "lockgate_hops" ["outcome"];
+    hops: Count<(HopOutcome,)> = "lockgate_hops" ["outcome"];
     /// Time until the response of a forwarded request began, by outcome.
-    hop_duration: DurationBy<HopOutcome> = "lockgate_hop_duration_seconds" ["outcome"];
+    hop_duration: Durations<(HopOutcome,)> = "lockgate_hop_duration_seconds" ["outcome"];
     /// Streams that continued after their session owner was lost.
     streams_spliced: Count = "lockgate_streams_spliced";
 }

@@ -1,4 +1,12 @@
 //! Promises of the database, kept on SQLite and PostgreSQL.
 
-mod issued;
-mod store;
+mod audit;
+mod grants;
+mod logins;
+mod objects;
+mod opening;
+mod place;
+mod revocations;
+mod secrets;
+mod signing_keys;
+mod tokens;

@@ -1,0 +1,158 @@
+//! The audit trail.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::place::{Place, ada, on_both, put, record, server, tenant};
+use crate::database::{Error, Expected, Filter, Record};
+
+on_both! {
+    a_change_and_its_audit_record_are_one_transaction
+    the_audit_trail_is_filtered_and_read_in_pages
+    an_audit_record_holds_any_text
+    old_audit_records_are_deleted
+}
+
+async fn a_change_and_its_audit_record_are_one_transaction(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let mut author = ada();
+    author
+        .detail
+        .insert("address".to_owned(), json!("192.0.2.1"));
+    let (name, files) = server("acme", "files", "1");
+    store
+        .objects()
+        .put(&name, files, Expected::Any, &author)
+        .await
+        .unwrap();
+    let (_, files) = server("acme", "files", "2");
+    store
+        .objects()
+        .put(&name, files, Expected::Any, &author)
+        .await
+        .unwrap();
+    let entry = store
+        .audit()
+        .page(&Filter::default(), None, 1)
+        .await
+        .unwrap()
+        .entries
+        .remove(0);
+    assert_eq!(entry.at_ms, 1_000_000);
+    let wanted = Record {
+        tenant: Some("acme".to_owned()),
+        kind: "server.changed".to_owned(),
+        actor: "ada".to_owned(),
+        target: "server acme/files".to_owned(),
+        detail: json!({"address": "192.0.2.1", "members": ["args"]}),
+    };
+    assert_eq!(entry.record, wanted);
+    // Where no record can be written nothing changes either.
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    transaction
+        .run("ALTER TABLE audit RENAME TO away", Vec::new())
+        .await
+        .unwrap();
+    transaction.commit().await.unwrap();
+    let before = store.objects().version().await.unwrap();
+    let (_, files) = server("acme", "files", "3");
+    let failed = store
+        .objects()
+        .put(&name, files, Expected::Any, &author)
+        .await;
+    assert!(matches!(failed, Err(Error::Bug(_))), "{failed:?}");
+    assert_eq!(store.objects().version().await.unwrap(), before);
+    let found = store.objects().get(&name).await.unwrap().unwrap();
+    assert_eq!(found.object.spec["args"], json!(["2"]));
+}
+
+async fn the_audit_trail_is_filtered_and_read_in_pages(place: Place) {
+    let store = place.open().await;
+    for time in 0..5_i64 {
+        place.now_ms.store(1_000 + time / 2, Ordering::Relaxed);
+        let actor = format!("{time}");
+        let records = [
+            record(Some("a"), "login", &actor),
+            record(Some("b"), "denial", &actor),
+            record(None, "login", &actor),
+        ];
+        store.audit().append(&records).await.unwrap();
+    }
+    let (mut seen, mut after) = (Vec::new(), None);
+    loop {
+        let page = store
+            .audit()
+            .page(&Filter::default(), after, 4)
+            .await
+            .unwrap();
+        assert!(page.entries.len() <= 4);
+        seen.extend(
+            page.entries
+                .into_iter()
+                .map(|entry| (entry.at_ms, entry.id)),
+        );
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 15);
+    assert!(seen.windows(2).all(|pair| pair[0] > pair[1]), "{seen:?}");
+    let all = Filter::default();
+    let text = |text: &str| Some(text.to_owned());
+    #[rustfmt::skip]
+    let cases = [
+        (5, Filter { tenant: text("a"), ..all.clone() }),
+        (10, Filter { kind: text("login"), ..all.clone() }),
+        (3, Filter { actor: text("3"), ..all.clone() }),
+        (9, Filter { from_ms: Some(1_001), ..all.clone() }),
+        (6, Filter { until_ms: Some(1_001), ..all.clone() }),
+        (0, Filter { tenant: text("b"), kind: text("login"), ..all }),
+    ];
+    for (count, filter) in cases {
+        let found = store.audit().page(&filter, None, 99).await.unwrap().entries;
+        assert_eq!(found.len(), count, "{filter:?}");
+    }
+}
+
+async fn an_audit_record_holds_any_text(place: Place) {
+    let store = place.open().await;
+    let mut odd = record(Some("a"), "denied", "a\0b");
+    odd.detail = json!({"address": "\0"});
+    let records = [record(Some("a"), "denied", "ada"), odd];
+    store.audit().append(&records).await.unwrap();
+    let entries = store
+        .audit()
+        .page(&Filter::default(), None, 9)
+        .await
+        .unwrap()
+        .entries;
+    let actors: Vec<&str> = entries
+        .iter()
+        .map(|entry| entry.record.actor.as_str())
+        .collect();
+    assert_eq!(actors, ["a\u{fffd}b", "ada"]);
+}
+
+async fn old_audit_records_are_deleted(place: Place) {
+    let store = place.open().await;
+    for time in [1_000, 5_000] {
+        place.now_ms.store(time, Ordering::Relaxed);
+        let records = vec![record(None, "login", "ada"); 1_500];
+        store.audit().append(&records).await.unwrap();
+    }
+    place.now_ms.store(6_000, Ordering::Relaxed);
+    store.audit().prune(Duration::from_secs(2)).await.unwrap();
+    let left = store
+        .audit()
+        .page(&Filter::default(), None, 9_999)
+        .await
+        .unwrap()
+        .entries;
+    assert_eq!(left.len(), 1_500);
+    assert!(left.iter().all(|entry| entry.at_ms == 5_000));
+}

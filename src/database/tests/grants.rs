@@ -1,0 +1,316 @@
+//! Authorization codes, grants and refresh tokens.
+
+use std::collections::HashSet;
+
+use futures_util::future::join_all;
+use uuid::Uuid;
+
+use super::place::{Place, on_both, patient};
+use super::tokens::{
+    BEGIN, DAY, SECOND, code, granted, later, open, refresh, revoked, succession, successor,
+};
+use crate::database::Error;
+use crate::database::oauth::{GrantFilter, NewRefresh, Refreshed, Revoked, TakenCode};
+
+on_both! {
+    a_code_is_taken_once
+    a_code_of_another_tenant_is_unknown
+    a_grant_begins_once_and_not_after_a_revocation
+    a_refresh_token_has_one_successor
+    a_refresh_token_is_of_one_client
+    a_used_refresh_token_ends_its_grant_after_the_grace
+    codes_and_refresh_tokens_are_never_spent_twice
+}
+
+async fn a_code_is_taken_once(place: Place) {
+    let stores = open(&place).await;
+    let code = code(1);
+    stores[0].grants().add_code("a", &code).await.unwrap();
+    let takes = (0..50).map(|number: usize| {
+        let (store, code) = (&stores[number % 2], &code);
+        patient(move || store.grants().take_code("a", &code.hash))
+    });
+    let taken: Vec<TakenCode> = join_all(takes).await;
+    let first = TakenCode::First(Box::new(code.clone()));
+    let again = TakenCode::Again {
+        used_ms: BEGIN,
+        grant: Some(code.grant.id),
+    };
+    assert_eq!(taken.iter().filter(|one| **one == first).count(), 1);
+    assert_eq!(taken.iter().filter(|one| **one == again).count(), 49);
+    let twice = stores[0].grants().add_code("a", &code).await;
+    assert!(matches!(twice, Err(Error::Conflict)), "{twice:?}");
+    let nobody = stores[0].grants().add_code("nobody", &self::code(2)).await;
+    assert!(matches!(nobody, Err(Error::NotFound)), "{nobody:?}");
+}
+
+async fn a_code_of_another_tenant_is_unknown(place: Place) {
+    let [store, _] = open(&place).await;
+    let code = code(1);
+    store.grants().add_code("a", &code).await.unwrap();
+    let foreign = store.grants().take_code("b", &code.hash).await.unwrap();
+    assert_eq!(foreign, TakenCode::Unknown);
+    let unknown = store.grants().take_code("a", &[9; 32]).await.unwrap();
+    assert_eq!(unknown, TakenCode::Unknown);
+    let taken = store.grants().take_code("a", &code.hash).await.unwrap();
+    assert!(matches!(taken, TakenCode::First(_)));
+    let foreign = store.grants().start("b", &code, &refresh(&[1; 32])).await;
+    assert!(!foreign.unwrap());
+}
+
+async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
+    let [store, other] = open(&place).await;
+    let first = code(1);
+    store.grants().add_code("a", &first).await.unwrap();
+    let untaken = store.grants().start("a", &first, &refresh(&[1; 32])).await;
+    assert!(!untaken.unwrap(), "nobody took its code");
+    store.grants().take_code("a", &first.hash).await.unwrap();
+    let tokens = [[11; 32], [12; 32]].map(|text| refresh(&text));
+    let twice = [&tokens[0], &tokens[1]].map(|token| store.grants().start("a", &first, token));
+    let begun: Vec<bool> = join_all(twice)
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    assert_eq!(begun.iter().filter(|begun| **begun).count(), 1);
+    for (number, what) in [
+        (2, Revoked::Grant(Uuid::nil())),
+        (3, Revoked::Client("c_app".to_owned())),
+        (4, Revoked::Subject("ada".to_owned())),
+    ] {
+        let late = code(number);
+        let what = match what {
+            Revoked::Grant(_) => Revoked::Grant(late.grant.id),
+            other => other,
+        };
+        store.grants().add_code("a", &late).await.unwrap();
+        store.grants().take_code("a", &late.hash).await.unwrap();
+        other.revocations().revoke("a", &what).await.unwrap();
+        let begun = store
+            .grants()
+            .start("a", &late, &refresh(&[number; 32]))
+            .await;
+        assert!(!begun.unwrap(), "{what:?}");
+    }
+    // A code of the log-in that was revoked, written a moment later.
+    let straggler = code(5);
+    store.grants().add_code("a", &straggler).await.unwrap();
+    store
+        .grants()
+        .take_code("a", &straggler.hash)
+        .await
+        .unwrap();
+    let begun = store
+        .grants()
+        .start("a", &straggler, &refresh(&[5; 32]))
+        .await;
+    assert!(!begun.unwrap());
+    // Who logs in anew is not meant.
+    later(&place, 1);
+    let mut fresh = code(6);
+    fresh.grant.auth_ms = BEGIN + 1;
+    granted(&store, &fresh, &[6; 32]).await;
+}
+
+async fn a_refresh_token_has_one_successor(place: Place) {
+    let stores = open(&place).await;
+    let code = code(1);
+    granted(&stores[0], &code, &[1; 32]).await;
+    let uses = (0..50_u8).map(|number| {
+        let store = &stores[usize::from(number) % 2];
+        let next = succession(&[1; 32], number);
+        async move { patient(|| store.grants().refresh("a", "c_app", &[1; 32], &next)).await }
+    });
+    let uses: Vec<Refreshed> = join_all(uses).await;
+    let mut salts: Vec<u8> = uses
+        .iter()
+        .map(|refreshed| match refreshed {
+            Refreshed::Good { grant, salt } if **grant == code.grant => salt[0],
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    salts.dedup();
+    let [salt] = salts[..] else {
+        panic!("{salts:?}")
+    };
+    for number in 0..50 {
+        let hash = successor(&[1; 32], number);
+        let known = stores[1].grants().of_refresh("a", &hash).await.unwrap();
+        let is_winner = number == salt;
+        assert_eq!(known, is_winner.then(|| code.grant.clone()), "{number}");
+    }
+    // Once the successor is used, the token gives nothing, and ends nothing.
+    let second = successor(&[1; 32], salt);
+    let used = stores[1]
+        .grants()
+        .refresh("a", "c_app", &second, &succession(&second, 7))
+        .await;
+    assert!(
+        matches!(used, Ok(Refreshed::Good { salt, .. }) if salt == [7; 32]),
+        "{used:?}"
+    );
+    let late = stores[0]
+        .grants()
+        .refresh("a", "c_app", &[1; 32], &succession(&[1; 32], 99))
+        .await;
+    assert_eq!(late.unwrap(), Refreshed::Refused);
+    assert!(revoked(&stores[0]).await.is_empty());
+    let third = successor(&second, 7);
+    let used = stores[0]
+        .grants()
+        .refresh("a", "c_app", &third, &succession(&third, 8))
+        .await;
+    assert!(matches!(used, Ok(Refreshed::Good { .. })), "{used:?}");
+}
+
+async fn a_refresh_token_is_of_one_client(place: Place) {
+    let [store, _] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    let next = succession(&[1; 32], 1);
+    for (tenant, client, hash) in [
+        ("a", "c_other", [1; 32]),
+        ("b", "c_app", [1; 32]),
+        ("a", "c_app", [2; 32]),
+    ] {
+        let refused = store
+            .grants()
+            .refresh(tenant, client, &hash, &next)
+            .await
+            .unwrap();
+        assert_eq!(refused, Refreshed::Refused, "{tenant} {client}");
+    }
+    assert_eq!(
+        store.grants().of_refresh("b", &[1; 32]).await.unwrap(),
+        None
+    );
+    let own = store.grants().of_refresh("a", &[1; 32]).await.unwrap();
+    assert_eq!(own.map(|grant| grant.id), Some(id));
+    // Expired: the token, and then the grant.
+    later(&place, 30 * DAY);
+    let expired = store
+        .grants()
+        .refresh("a", "c_app", &[1; 32], &next)
+        .await
+        .unwrap();
+    assert_eq!(expired, Refreshed::Refused);
+    assert!(revoked(&store).await.is_empty());
+    let mut short = code(2);
+    short.grant.auth_ms = BEGIN + 30 * DAY;
+    short.grant.expires_ms = BEGIN + 30 * DAY + SECOND;
+    let token = NewRefresh {
+        hash: [3; 32],
+        expires_ms: BEGIN + 60 * DAY,
+    };
+    store.grants().add_code("a", &short).await.unwrap();
+    store.grants().take_code("a", &short.hash).await.unwrap();
+    assert!(store.grants().start("a", &short, &token).await.unwrap());
+    later(&place, SECOND);
+    let ended = store
+        .grants()
+        .refresh("a", "c_app", &[3; 32], &next)
+        .await
+        .unwrap();
+    assert_eq!(ended, Refreshed::Refused);
+}
+
+async fn a_used_refresh_token_ends_its_grant_after_the_grace(place: Place) {
+    let [store, other] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    let kept = granted(&store, &code(2), &[2; 32]).await;
+    let first = store
+        .grants()
+        .refresh("a", "c_app", &[1; 32], &succession(&[1; 32], 1))
+        .await;
+    assert!(matches!(first, Ok(Refreshed::Good { .. })), "{first:?}");
+    later(&place, 60 * SECOND);
+    let in_time = other
+        .grants()
+        .refresh("a", "c_app", &[1; 32], &succession(&[1; 32], 2))
+        .await;
+    assert!(
+        matches!(in_time, Ok(Refreshed::Good { salt, .. }) if salt == [1; 32]),
+        "{in_time:?}"
+    );
+    later(&place, 1);
+    let reused = other
+        .grants()
+        .refresh("a", "c_app", &[1; 32], &succession(&[1; 32], 3))
+        .await;
+    assert_eq!(reused.unwrap(), Refreshed::Reused { grant: id });
+    assert_eq!(revoked(&store).await, HashSet::from([id]));
+    let next = successor(&[1; 32], 1);
+    for token in [[1; 32], next] {
+        let dead = store
+            .grants()
+            .refresh("a", "c_app", &token, &succession(&token, 4))
+            .await;
+        assert_eq!(dead.unwrap(), Refreshed::Refused);
+    }
+    let alive = store
+        .grants()
+        .list("a", GrantFilter::default(), 9)
+        .await
+        .unwrap();
+    let alive: Vec<Uuid> = alive.iter().map(|seen| seen.grant.id).collect();
+    assert_eq!(alive, [kept]);
+}
+
+/// Codes and refresh tokens are spent once, also by concurrent calls to two handles.
+async fn codes_and_refresh_tokens_are_never_spent_twice(place: Place) {
+    let stores = open(&place).await;
+    let text = |number: u32, kind: u8| {
+        let mut text = [kind; 32];
+        text[4..8].copy_from_slice(&number.to_be_bytes());
+        text
+    };
+    for number in 0..rounds() {
+        let mut code = code(0);
+        code.hash = text(number, 1);
+        stores[0].grants().add_code("a", &code).await.unwrap();
+        let uses = (0..10_u8).map(|user| {
+            let (store, code, token) = (&stores[usize::from(user) % 2], &code, text(number, user));
+            async move {
+                match patient(|| store.grants().take_code("a", &code.hash)).await {
+                    TakenCode::First(code) => {
+                        let token = refresh(&token);
+                        let begun = patient(|| store.grants().start("a", &code, &token)).await;
+                        begun.then_some(token.hash)
+                    }
+                    _ => None,
+                }
+            }
+        });
+        let spent: Vec<[u8; 32]> = join_all(uses).await.into_iter().flatten().collect();
+        let [mut token] = spent[..] else {
+            panic!("{} spends of code {number}", spent.len())
+        };
+        for _ in 0..2 {
+            let uses = (0..10_u8).map(|user| {
+                let (store, token) = (&stores[usize::from(user) % 2], &token);
+                let next = succession(token, user);
+                async move { patient(|| store.grants().refresh("a", "c_app", token, &next)).await }
+            });
+            let salts = join_all(uses)
+                .await
+                .into_iter()
+                .map(|refreshed| match refreshed {
+                    Refreshed::Good { salt, .. } => salt[0],
+                    other => panic!("{other:?}"),
+                });
+            let salts: HashSet<u8> = salts.collect();
+            assert_eq!(salts.len(), 1, "a fork of token {number}");
+            token = successor(&token, *salts.iter().next().unwrap());
+        }
+    }
+    assert!(revoked(&stores[0]).await.is_empty());
+}
+
+/// How many codes and tokens are raced for.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a longer run is asked for by a variable"
+)]
+fn rounds() -> u32 {
+    let scale = std::env::var("SCALE").map_or(1, |scale| scale.parse().unwrap());
+    100 * scale
+}

@@ -1,0 +1,356 @@
+//! Registered clients, log-ins, consents and one-time values.
+
+use std::collections::HashSet;
+
+use futures_util::future::join_all;
+
+use super::place::{Place, on_both, patient};
+use super::tokens::{BEGIN, DAY, SECOND, code, granted, later, open, person, registered, revoked};
+use crate::database::oauth::{Registered, Revoked};
+
+on_both! {
+    registered_clients_are_added_replaced_and_removed
+    log_ins_and_consents_are_remembered
+    one_time_values_are_taken_once
+    forms_are_sealed
+    expired_rows_are_swept
+}
+
+#[expect(clippy::too_many_lines, reason = "one story, told as a table")]
+async fn registered_clients_are_added_replaced_and_removed(place: Place) {
+    let [store, other] = open(&place).await;
+    let one = registered("c_one");
+    assert!(store.clients().add("a", &one, 2).await.unwrap());
+    assert!(
+        store
+            .clients()
+            .add("a", &registered("c_two"), 2)
+            .await
+            .unwrap()
+    );
+    assert!(
+        !store
+            .clients()
+            .add("a", &registered("c_three"), 2)
+            .await
+            .unwrap()
+    );
+    assert!(store.clients().add("b", &one, 1).await.unwrap());
+    assert_eq!(
+        other.clients().get("a", "c_one").await.unwrap(),
+        Some(one.clone())
+    );
+    assert_eq!(other.clients().get("a", "c_three").await.unwrap(), None);
+    let changed = Registered {
+        metadata: "{\"client_name\":\"x\"}".to_owned(),
+        secret_hash: Some([2; 32]),
+        access_hash: [3; 32],
+        ..one.clone()
+    };
+    assert!(store.clients().update("a", &changed).await.unwrap());
+    assert_eq!(
+        store.clients().get("a", "c_one").await.unwrap(),
+        Some(changed)
+    );
+    assert_eq!(
+        store.clients().get("b", "c_one").await.unwrap(),
+        Some(one.clone())
+    );
+    store
+        .clients()
+        .renew("a", "c_one", BEGIN + DAY)
+        .await
+        .unwrap();
+    store
+        .clients()
+        .renew("a", "c_one", BEGIN + 2 * SECOND)
+        .await
+        .unwrap();
+    later(&place, 3600 * SECOND);
+    assert_eq!(
+        store.clients().get("a", "c_two").await.unwrap(),
+        None,
+        "expired"
+    );
+    assert!(
+        !store
+            .clients()
+            .update("a", &registered("c_two"))
+            .await
+            .unwrap()
+    );
+    store
+        .clients()
+        .renew("a", "c_two", BEGIN + DAY)
+        .await
+        .unwrap();
+    assert_eq!(
+        store.clients().get("a", "c_two").await.unwrap(),
+        None,
+        "not revived"
+    );
+    let kept = store.clients().get("a", "c_one").await.unwrap().unwrap();
+    assert_eq!(kept.expires_ms, BEGIN + DAY);
+    assert!(
+        store
+            .clients()
+            .add("a", &registered("c_four"), 2)
+            .await
+            .unwrap()
+    );
+    let mut code = code(1);
+    code.grant.client_id = "c_one".to_owned();
+    let id = granted(&store, &code, &[1; 32]).await;
+    store
+        .logins()
+        .consent("a", "ada", "c_one", &[1; 32])
+        .await
+        .unwrap();
+    assert!(store.clients().remove("a", "c_one").await.unwrap());
+    assert!(!store.clients().remove("a", "c_one").await.unwrap());
+    assert_eq!(revoked(&store).await, HashSet::from([id]));
+    assert!(
+        !store
+            .logins()
+            .has_consented("a", "ada", "c_one", &[1; 32])
+            .await
+            .unwrap()
+    );
+    assert!(
+        store.clients().get("b", "c_one").await.unwrap().is_none(),
+        "expired there"
+    );
+}
+
+#[expect(clippy::too_many_lines, reason = "one promise, told in order")]
+async fn log_ins_and_consents_are_remembered(place: Place) {
+    let [store, other] = open(&place).await;
+    let ends = BEGIN + SECOND;
+    store
+        .logins()
+        .log_in("a", &[1; 32], &person("ada"), ends)
+        .await
+        .unwrap();
+    assert_eq!(
+        other.logins().logged_in("a", &[1; 32]).await.unwrap(),
+        Some(person("ada"))
+    );
+    assert_eq!(other.logins().logged_in("b", &[1; 32]).await.unwrap(), None);
+    assert_eq!(other.logins().logged_in("a", &[2; 32]).await.unwrap(), None);
+    store
+        .logins()
+        .log_in("a", &[1; 32], &person("bob"), ends)
+        .await
+        .unwrap();
+    assert_eq!(
+        other.logins().logged_in("a", &[1; 32]).await.unwrap(),
+        Some(person("bob"))
+    );
+    // The one who was logged in there before is not what the row belongs to.
+    store
+        .revocations()
+        .revoke("a", &Revoked::Subject("ada".to_owned()))
+        .await
+        .unwrap();
+    assert!(
+        other
+            .logins()
+            .logged_in("a", &[1; 32])
+            .await
+            .unwrap()
+            .is_some()
+    );
+    store.logins().log_out("a", &[1; 32]).await.unwrap();
+    assert_eq!(other.logins().logged_in("a", &[1; 32]).await.unwrap(), None);
+    store
+        .logins()
+        .log_in("a", &[1; 32], &person("ada"), ends)
+        .await
+        .unwrap();
+    later(&place, SECOND);
+    assert_eq!(other.logins().logged_in("a", &[1; 32]).await.unwrap(), None);
+    for _ in 0..2 {
+        store
+            .logins()
+            .consent("a", "ada", "c_app", &[1; 32])
+            .await
+            .unwrap();
+    }
+    for (tenant, subject, client, digest, is_known) in [
+        ("a", "ada", "c_app", [1; 32], true),
+        ("b", "ada", "c_app", [1; 32], false),
+        ("a", "bob", "c_app", [1; 32], false),
+        ("a", "ada", "c_web", [1; 32], false),
+        ("a", "ada", "c_app", [2; 32], false),
+    ] {
+        let known = other
+            .logins()
+            .has_consented(tenant, subject, client, &digest)
+            .await;
+        assert_eq!(known.unwrap(), is_known);
+    }
+}
+
+#[expect(clippy::too_many_lines, reason = "one promise, told in order")]
+async fn one_time_values_are_taken_once(place: Place) {
+    let stores = open(&place).await;
+    let ends = BEGIN + SECOND;
+    stores[0]
+        .logins()
+        .add_trip("a", &[1; 32], b"content", ends)
+        .await
+        .unwrap();
+    assert!(
+        stores[1]
+            .logins()
+            .take_trip("b", &[1; 32])
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let takes = (0..50).map(|number: usize| {
+        let store = &stores[number % 2];
+        patient(move || store.logins().take_trip("a", &[1; 32]))
+    });
+    let taken = join_all(takes).await.into_iter().flatten();
+    let taken: Vec<Vec<u8>> = taken.map(|content| content.to_vec()).collect();
+    assert_eq!(taken, [b"content".to_vec()]);
+    stores[0]
+        .logins()
+        .add_trip("a", &[2; 32], b"late", ends)
+        .await
+        .unwrap();
+    let uses = (0..50).map(|number: usize| {
+        let store = &stores[number % 2];
+        patient(move || store.logins().use_once("a", &[1; 32], ends))
+    });
+    let first = join_all(uses).await.into_iter();
+    assert_eq!(first.filter(|is_first| *is_first).count(), 1);
+    assert!(
+        stores[0]
+            .logins()
+            .use_once("b", &[1; 32], ends)
+            .await
+            .unwrap()
+    );
+    assert!(
+        stores[0]
+            .logins()
+            .use_once("a", &[2; 32], ends)
+            .await
+            .unwrap()
+    );
+    later(&place, SECOND);
+    assert!(
+        stores[0]
+            .logins()
+            .take_trip("a", &[2; 32])
+            .await
+            .unwrap()
+            .is_none()
+    );
+    // Its content is nowhere in clear.
+    let pool = place.pool().await;
+    let rows = pool
+        .read("SELECT content FROM trips", Vec::new())
+        .await
+        .unwrap();
+    let content: Vec<u8> = rows[0].get("content").unwrap();
+    assert!(!content.windows(4).any(|part| part == b"late"));
+}
+
+async fn forms_are_sealed(place: Place) {
+    let [store, other] = open(&place).await;
+    let sealed = store.logins().seal("a", "login", b"state").unwrap();
+    let opened = |tenant, purpose| other.logins().open_sealed(tenant, purpose, &sealed);
+    assert_eq!(opened("a", "login").unwrap().as_slice(), b"state");
+    assert!(opened("b", "login").is_none());
+    assert!(opened("a", "consent").is_none());
+    store.rotate().await.unwrap();
+    // The others take the new key when they meet it, and what was sealed before is lost to them.
+    let renewed = place
+        .open()
+        .await
+        .logins()
+        .seal("a", "login", b"new")
+        .unwrap();
+    let opened = other.logins().open_sealed("a", "login", &renewed);
+    assert_eq!(opened.unwrap().as_slice(), b"new");
+    assert!(other.logins().open_sealed("a", "login", &sealed).is_none());
+}
+
+#[expect(clippy::too_many_lines, reason = "one promise, told in order")]
+async fn expired_rows_are_swept(place: Place) {
+    let [store, _] = open(&place).await;
+    let mut short = code(1);
+    short.grant.expires_ms = BEGIN + SECOND;
+    let id = granted(&store, &short, &[1; 32]).await;
+    granted(&store, &code(2), &[2; 32]).await;
+    store
+        .revocations()
+        .revoke("a", &Revoked::Grant(id))
+        .await
+        .unwrap();
+    assert!(
+        store
+            .clients()
+            .add("a", &registered("c_one"), 9)
+            .await
+            .unwrap()
+    );
+    store
+        .logins()
+        .consent("a", "ada", "c_one", &[1; 32])
+        .await
+        .unwrap();
+    store
+        .logins()
+        .consent("a", "ada", "https://app.test/client", &[1; 32])
+        .await
+        .unwrap();
+    store
+        .logins()
+        .log_in("a", &[1; 32], &person("ada"), BEGIN + SECOND)
+        .await
+        .unwrap();
+    store
+        .logins()
+        .add_trip("a", &[1; 32], b"content", BEGIN + SECOND)
+        .await
+        .unwrap();
+    store
+        .logins()
+        .use_once("a", &[1; 32], BEGIN + SECOND)
+        .await
+        .unwrap();
+    let pool = place.pool().await;
+    let counts = async || {
+        let mut counts = Vec::new();
+        for sql in [
+            "SELECT COUNT(*) AS count FROM codes",
+            "SELECT COUNT(*) AS count FROM grants",
+            "SELECT COUNT(*) AS count FROM refresh_tokens",
+            "SELECT COUNT(*) AS count FROM revocations",
+            "SELECT COUNT(*) AS count FROM registrations",
+            "SELECT COUNT(*) AS count FROM consents",
+            "SELECT COUNT(*) AS count FROM logins",
+            "SELECT COUNT(*) AS count FROM trips",
+            "SELECT COUNT(*) AS count FROM used",
+        ] {
+            let rows = pool.read(sql, Vec::new()).await.unwrap();
+            counts.push(rows[0].get::<i64>("count").unwrap());
+        }
+        counts
+    };
+    store.sweep().await.unwrap();
+    assert_eq!(counts().await, [1, 2, 2, 1, 1, 2, 1, 1, 1]);
+    later(&place, 2 * SECOND);
+    store.sweep().await.unwrap();
+    assert_eq!(counts().await, [1, 2, 2, 1, 1, 2, 0, 0, 0]);
+    later(&place, 3600 * SECOND);
+    store.sweep().await.unwrap();
+    assert_eq!(counts().await, [1, 1, 1, 1, 0, 1, 0, 0, 0]);
+    later(&place, 2 * DAY);
+    assert!(!store.sweep().await.unwrap());
+    assert_eq!(counts().await, [0, 1, 1, 0, 0, 1, 0, 0, 0]);
+}

@@ -1,0 +1,402 @@
+//! Declared objects: written, removed, planned and applied.
+
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value as Json, json};
+
+use super::place::{CANARY, Place, ada, lines, manifest, object, on_both, put, server, tenant};
+use crate::database::{Error, Expected, Filter};
+use crate::declare::{AuthMode, Kind, ObjectName, Prune, When};
+
+on_both! {
+    an_object_is_written_read_and_removed
+    a_change_meant_for_another_version_is_refused
+    one_of_racing_writers_wins
+    an_object_with_a_mistake_is_not_written
+    applying_the_same_manifest_again_writes_nothing
+    the_objects_of_a_tenant_are_removed_with_it
+    the_hash_of_an_api_key_is_unique
+    users_and_providers_are_declared_objects
+    a_plan_changes_nothing
+}
+
+async fn an_object_is_written_read_and_removed(place: Place) {
+    let store = place.open().await;
+    assert_eq!(store.objects().version().await.unwrap(), 0);
+    put(&store, tenant("acme")).await;
+    let (name, first) = server("acme", "files", "1");
+    let written = put(&store, (name.clone(), first.clone())).await;
+    assert_eq!(store.objects().version().await.unwrap(), written);
+    let found = store.objects().get(&name).await.unwrap().unwrap();
+    assert_eq!((found.version, &found.object), (written, &first));
+    assert_eq!((found.created_ms, found.updated_ms), (1_000_000, 1_000_000));
+    place.now_ms.store(2_000_000, Ordering::Relaxed);
+    assert_eq!(
+        put(&store, (name.clone(), first)).await,
+        written,
+        "the same"
+    );
+    let again = put(&store, server("acme", "files", "2")).await;
+    let found = store.objects().get(&name).await.unwrap().unwrap();
+    assert!(again > written && found.version == again);
+    assert_eq!((found.created_ms, found.updated_ms), (1_000_000, 2_000_000));
+    put(&store, server("acme", "b", "")).await;
+    let listed = |after| store.objects().list(Kind::Server, Some("acme"), after, 1);
+    assert_eq!(listed(None).await.unwrap()[0].name.name(), "b");
+    assert_eq!(listed(Some("b")).await.unwrap()[0].name.name(), "files");
+    assert!(listed(Some("files")).await.unwrap().is_empty());
+    assert!(
+        store
+            .objects()
+            .list(Kind::Server, Some("b"), None, 9)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(
+        store
+            .objects()
+            .list(Kind::Tenant, None, None, 9)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
+    store
+        .objects()
+        .delete(&name, Expected::Any, &ada())
+        .await
+        .unwrap();
+    assert!(store.objects().get(&name).await.unwrap().is_none());
+    let gone = store.objects().delete(&name, Expected::Any, &ada()).await;
+    assert!(matches!(gone, Err(Error::NotFound)), "{gone:?}");
+    // What was there before it and comes again is never taken for it.
+    assert!(put(&store, server("acme", "files", "2")).await > again);
+    let (name, orphan) = server("nobody", "files", "");
+    let refused = store
+        .objects()
+        .put(&name, orphan, Expected::Any, &ada())
+        .await;
+    assert!(matches!(refused, Err(Error::NotFound)), "{refused:?}");
+}
+
+async fn a_change_meant_for_another_version_is_refused(place: Place) {
+    let store = place.open().await;
+    let (name, acme) = tenant("acme");
+    let with = |expected, revisions: Json| {
+        let mut changed = acme.clone();
+        changed.spec.insert("revisions".to_owned(), revisions);
+        let (store, name) = (store.clone(), name.clone());
+        async move {
+            let put = store.objects().put(&name, changed, expected, &ada()).await;
+            put.map(|stored| stored.version).map_err(|error| {
+                assert!(matches!(error, Error::Conflict), "{error:?}");
+            })
+        }
+    };
+    let (one, two) = (json!(["2025-11-25"]), json!(["2025-06-18"]));
+    assert_eq!(with(Expected::Present, one.clone()).await, Err(()));
+    assert_eq!(with(Expected::Version(0), one.clone()).await, Err(()));
+    let first = with(Expected::Absent, one.clone()).await.unwrap();
+    assert_eq!(with(Expected::Absent, one.clone()).await, Err(()));
+    let second = with(Expected::Version(first), two.clone()).await.unwrap();
+    assert_eq!(with(Expected::Version(first), one.clone()).await, Err(()));
+    let old = store
+        .objects()
+        .delete(&name, Expected::Version(first), &ada())
+        .await;
+    assert!(matches!(old, Err(Error::Conflict)), "{old:?}");
+    let new = store
+        .objects()
+        .delete(&name, Expected::Version(second), &ada())
+        .await;
+    assert!(new.is_ok(), "{new:?}");
+}
+
+async fn one_of_racing_writers_wins(place: Place) {
+    let store = place.open().await;
+    let mut version = put(&store, tenant("acme")).await;
+    // Again and again: in the first round most of them still wait for their connection.
+    for round in 0..5 {
+        let tasks = (0..8).map(|number| {
+            let store = store.clone();
+            let (name, mut object) = tenant("acme");
+            let quota = json!({"children": round * 8 + number + 1});
+            object.spec.insert("quotas".to_owned(), quota);
+            async move {
+                let expected = Expected::Version(version);
+                store
+                    .objects()
+                    .put(&name, object, expected, &ada())
+                    .await
+                    .is_ok()
+            }
+        });
+        let won = futures_util::future::join_all(tasks).await;
+        assert_eq!(won.iter().filter(|won| **won).count(), 1, "{won:?}");
+        version += 1;
+        assert_eq!(store.objects().version().await.unwrap(), version);
+    }
+}
+
+async fn an_object_with_a_mistake_is_not_written(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let before = store.objects().version().await.unwrap();
+    let (name, mut unknown) = server("acme", "files", "1");
+    unknown.spec.insert("comand".to_owned(), json!("cat"));
+    let refused = store
+        .objects()
+        .put(&name, unknown, Expected::Any, &ada())
+        .await;
+    let Err(Error::Invalid(mistakes)) = refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(mistakes[0].key, "tenants.acme.servers.files.comand");
+    let (name, bad) = tenant("bad");
+    let refused = store.objects().put(&name, bad, Expected::Any, &ada()).await;
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    let (name, mut curious) = server("acme", "x", "${file:/etc/passwd}");
+    let refused = store
+        .objects()
+        .put(&name, curious.clone(), Expected::Any, &ada())
+        .await;
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    curious
+        .spec
+        .insert("args".to_owned(), json!(["$${file:/etc/passwd}"]));
+    let written = store
+        .objects()
+        .put(&name, curious, Expected::Any, &ada())
+        .await;
+    assert_eq!(written.unwrap().version, before + 1);
+    let records = store
+        .audit()
+        .page(&Filter::default(), None, 9)
+        .await
+        .unwrap()
+        .entries;
+    assert_eq!(records.len(), 2, "{records:?}");
+}
+
+const TWO: &str = "
+tenants:
+  a: {auth: {mode: none}, servers: {x: {command: cat, env: {T: '1'}}, y: {command: cat}}}
+  b: {auth: {mode: none}}
+";
+
+const ONE: &str = "
+tenants:
+  a: {auth: {mode: none}, servers: {x: {command: cat, env: {T: '2'}}}}
+";
+
+async fn applying_the_same_manifest_again_writes_nothing(place: Place) {
+    let store = place.open().await;
+    let apply = async |text: &str, prune| {
+        let changes = store
+            .objects()
+            .apply(&manifest(text), prune, &ada())
+            .await
+            .unwrap();
+        changes.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let all = ["+ tenant a", "+ server a/x", "+ server a/y", "+ tenant b"];
+    assert_eq!(apply(TWO, Prune::Keep).await, all);
+    let version = store.objects().version().await.unwrap();
+    assert!(apply(TWO, Prune::Remove).await.is_empty());
+    assert_eq!(store.objects().version().await.unwrap(), version);
+    assert_eq!(apply(ONE, Prune::Keep).await, ["~ server a/x: env"]);
+    assert_eq!(store.objects().load().await.unwrap().objects.len(), 4);
+    assert_eq!(
+        apply(ONE, Prune::Remove).await,
+        ["- tenant b", "- server a/y"]
+    );
+    let left = store.objects().load().await.unwrap();
+    let left: Vec<String> = left
+        .objects
+        .iter()
+        .map(|stored| stored.name.to_string())
+        .collect();
+    assert_eq!(left, ["tenant a", "server a/x"]);
+}
+
+async fn a_plan_changes_nothing(place: Place) {
+    let store = place.open().await;
+    store
+        .objects()
+        .apply(&manifest(TWO), Prune::Keep, &ada())
+        .await
+        .unwrap();
+    let planned = store
+        .objects()
+        .plan(&manifest(ONE), Prune::Remove)
+        .await
+        .unwrap();
+    assert_eq!(store.objects().version().await.unwrap(), 1);
+    assert_eq!(
+        store
+            .objects()
+            .apply(&manifest(ONE), Prune::Remove, &ada())
+            .await
+            .unwrap(),
+        planned
+    );
+    let bad = manifest("tenants: {bad: {auth: {mode: none}}}");
+    let refused = store.objects().plan(&bad, Prune::Keep).await;
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+}
+
+async fn the_objects_of_a_tenant_are_removed_with_it(place: Place) {
+    let store = place.open().await;
+    store
+        .objects()
+        .apply(&manifest(TWO), Prune::Keep, &ada())
+        .await
+        .unwrap();
+    let name = ObjectName::tenant("a");
+    store
+        .objects()
+        .delete(&name, Expected::Present, &ada())
+        .await
+        .unwrap();
+    assert_eq!(store.objects().load().await.unwrap().objects.len(), 1);
+    let filter = Filter {
+        tenant: Some("a".to_owned()),
+        ..Filter::default()
+    };
+    let records = store.audit().page(&filter, None, 3).await.unwrap().entries;
+    let kinds: Vec<&str> = records
+        .iter()
+        .map(|entry| entry.record.kind.as_str())
+        .collect();
+    assert_eq!(
+        kinds,
+        ["tenant.removed", "server.removed", "server.removed"]
+    );
+}
+
+async fn the_hash_of_an_api_key_is_unique(place: Place) {
+    let store = place.open().await;
+    let key = |hash: &str| {
+        object(
+            Kind::ApiKey,
+            &json!({"hash": format!("sha256:{}", hash.repeat(64))}),
+        )
+    };
+    let put = async |name: &str, hash: &str| {
+        let name = ObjectName::operator_key(name);
+        store
+            .objects()
+            .put(&name, key(hash), Expected::Absent, &ada())
+            .await
+            .map(drop)
+    };
+    put("root", "1").await.unwrap();
+    let refused = put("other", "1").await;
+    assert!(matches!(refused, Err(Error::Conflict)), "{refused:?}");
+    put("other", "2").await.unwrap();
+    let listed = store
+        .objects()
+        .list(Kind::ApiKey, None, None, 9)
+        .await
+        .unwrap();
+    assert_eq!(listed.len(), 2);
+    // A manifest says nothing of operators.
+    store
+        .objects()
+        .apply(&manifest(ONE), Prune::Remove, &ada())
+        .await
+        .unwrap();
+    assert_eq!(
+        store
+            .objects()
+            .list(Kind::ApiKey, None, None, 9)
+            .await
+            .unwrap()
+            .len(),
+        2
+    );
+    let name = ObjectName::operator_key("root");
+    store
+        .objects()
+        .delete(&name, Expected::Any, &ada())
+        .await
+        .unwrap();
+    assert_eq!(
+        store
+            .objects()
+            .list(Kind::ApiKey, None, None, 9)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
+    // The last one that lets an operator in stays.
+    let name = ObjectName::operator_key("other");
+    let refused = store.objects().delete(&name, Expected::Any, &ada()).await;
+    assert!(matches!(refused, Err(Error::LastKey)), "{refused:?}");
+}
+
+#[expect(clippy::too_many_lines, reason = "one promise, told in order")]
+async fn users_and_providers_are_declared_objects(place: Place) {
+    let store = place.open().await;
+    let objects = store.objects();
+    let text = |secret: &str| {
+        manifest(&format!(
+            "tenants:
+  acme:
+    clients:
+      app: {{redirect_uris: [\"https://app.test/cb\"], secret: \"{CANARY}-{secret}\"}}
+    providers:
+      corp: {{issuer: \"https://corp.test\", client_id: us, client_secret: \"{CANARY}-{secret}\"}}
+    users: {{ada@example.com: {{}}}}
+"
+        ))
+    };
+    let added = objects
+        .apply(&text("1"), Prune::Keep, &ada())
+        .await
+        .unwrap();
+    let wanted = [
+        "+ tenant acme",
+        "+ user acme/ada@example.com",
+        "+ client acme/app",
+        "+ provider acme/corp",
+    ];
+    assert_eq!(lines(&added), wanted);
+    let again = objects
+        .apply(&text("1"), Prune::Remove, &ada())
+        .await
+        .unwrap();
+    assert!(again.is_empty(), "{again:?}");
+    let changed = objects
+        .apply(&text("2"), Prune::Keep, &ada())
+        .await
+        .unwrap();
+    let wanted = [
+        "~ client acme/app: secret",
+        "~ provider acme/corp: client_secret",
+    ];
+    assert_eq!(lines(&changed), wanted);
+    let loaded = objects.load().await.unwrap();
+    for stored in &loaded.objects {
+        assert!(!stored.object.shown().to_string().contains(CANARY));
+    }
+    let served = objects.judged(&loaded, When::Serving).unwrap();
+    let AuthMode::Builtin(builtin) = &served.catalog.tenants["acme"].auth else {
+        panic!()
+    };
+    let secret = builtin.clients["app"].secret.as_ref().unwrap();
+    assert_eq!(secret.expose(), format!("{CANARY}-2"));
+    let secret = builtin.providers["corp"].client_secret.as_ref().unwrap();
+    assert_eq!(secret.expose(), format!("{CANARY}-2"));
+    assert!(place.holds("https://app.test/cb") && !place.holds(CANARY));
+    let bare = manifest("tenants: {acme: {}}");
+    let gone = objects.apply(&bare, Prune::Remove, &ada()).await.unwrap();
+    let wanted = [
+        "- provider acme/corp",
+        "- client acme/app",
+        "- user acme/ada@example.com",
+    ];
+    assert_eq!(lines(&gone), wanted);
+}

@@ -1,0 +1,126 @@
+//! Opening a database: its file, its schema, and a database that does not answer.
+
+use std::time::Duration;
+
+use super::place::{Place, ada, on_both, put, record, server, tenant, token};
+use crate::base::Secret;
+use crate::database::{Database, Error, Expected, Location, Opening};
+
+on_both! {
+    two_handles_see_each_others_changes
+    a_newer_schema_is_still_used
+    handles_opened_at_once_migrate_in_turn
+    a_lock_held_forever_is_given_up
+}
+
+#[tokio::test]
+async fn the_file_is_readable_by_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::sqlite();
+    let mode = |name: &str| {
+        let file = place.dir.path().join(name).metadata().unwrap();
+        file.permissions().mode() & 0o777
+    };
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    for name in ["lockgate.db", "lockgate.db-wal", "lockgate.db-shm"] {
+        assert_eq!(mode(name), 0o600, "{name}");
+    }
+    store.close().await;
+    // One of an earlier version, which everybody could read.
+    let file = place.dir.path().join("lockgate.db");
+    std::fs::set_permissions(file, PermissionsExt::from_mode(0o644)).unwrap();
+    place.open().await.close().await;
+    assert_eq!(mode("lockgate.db"), 0o600);
+}
+
+async fn two_handles_see_each_others_changes(place: Place) {
+    let (one, other) = (place.open().await, place.open().await);
+    put(&one, tenant("acme")).await;
+    assert_eq!(other.objects().version().await.unwrap(), 1);
+    put(&other, server("acme", "a", "")).await;
+    assert!(token(&one, "acme", "a").await.is_some());
+}
+
+async fn a_newer_schema_is_still_used(place: Place) {
+    let store = place.open().await;
+    let pool = place.pool().await;
+    let mut transaction = pool.begin().await.unwrap();
+    let newer = "
+        INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+        VALUES (9999, 'of a newer build', TRUE, $1, 0)";
+    transaction
+        .run(newer, vec![Some(vec![0_u8]).into()])
+        .await
+        .unwrap();
+    transaction.commit().await.unwrap();
+    store.close().await;
+    put(&place.open().await, tenant("acme")).await;
+}
+
+async fn handles_opened_at_once_migrate_in_turn(place: Place) {
+    let opened = futures_util::future::join_all((0..4).map(|_| place.open())).await;
+    put(&opened[0], tenant("acme")).await;
+    for (number, store) in opened.iter().enumerate() {
+        let name = number.to_string();
+        put(store, server("acme", &name, "")).await;
+        assert!(token(&opened[3], "acme", &name).await.is_some());
+    }
+}
+
+async fn a_lock_held_forever_is_given_up(place: Place) {
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    let holding = place.pool().await.begin().await.unwrap();
+    let ((name, object), author) = (tenant("b"), ada());
+    let written = store.objects().put(&name, object, Expected::Any, &author);
+    let written = tokio::time::timeout(Duration::from_secs(10), written).await;
+    let failed = written.expect("gives up").map(drop);
+    assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
+    assert_eq!(store.objects().version().await.unwrap(), 1, "readers go on");
+    drop(holding);
+    put(&store, tenant("b")).await;
+}
+
+/// Nobody may wait for ever for a database that took a connection and says nothing.
+#[tokio::test]
+async fn a_silent_database_is_given_up() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!(
+        "postgres://u@{}/x?sslmode=disable",
+        listener.local_addr().unwrap()
+    );
+    let place = Place::sqlite();
+    let location = Location::Url(Secret::of(url).unwrap());
+    let opened = Database::open(Opening {
+        location,
+        ..place.opening()
+    });
+    let opened = tokio::time::timeout(Duration::from_secs(10), opened).await;
+    let failed = opened.expect("gives up");
+    assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
+}
+
+#[tokio::test]
+async fn an_unreachable_database_is_an_error_of_its_own() {
+    let mut place = Place::postgres();
+    let store = place.open().await;
+    put(&store, tenant("acme")).await;
+    place.postgres.as_mut().unwrap().pause();
+    let failed = [
+        store.objects().version().await.map(drop),
+        store.objects().load().await.map(drop),
+        store.audit().append(&[record(None, "login", "ada")]).await,
+        store
+            .objects()
+            .put(&tenant("b").0, tenant("b").1, Expected::Any, &ada())
+            .await
+            .map(drop),
+        Database::open(place.opening()).await.map(drop),
+    ];
+    for failed in failed {
+        assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
+    }
+    place.postgres.as_mut().unwrap().resume();
+    put(&store, tenant("b")).await;
+}

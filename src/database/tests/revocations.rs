@@ -1,0 +1,274 @@
+//! Revocations.
+
+use std::collections::HashSet;
+
+use futures_util::future::join_all;
+use serde_json::json;
+
+use super::place::{Place, on_both, patient};
+use super::tokens::{BEGIN, DAY, add_tenant, code, granted, later, open, person, revoked};
+use crate::database::oauth::{GrantFilter, Revoked, TakenCode};
+use crate::database::{Author, Expected};
+use crate::declare::{Issued, Kind, Object, ObjectName};
+
+on_both! {
+    a_revocation_ends_its_grants_and_no_others
+    a_revocation_deletes_its_consents
+    every_revocation_is_seen_by_other_handles
+    a_recreated_tenant_inherits_nothing
+}
+
+#[expect(clippy::too_many_lines, reason = "one story, told as a table")]
+async fn a_revocation_ends_its_grants_and_no_others(place: Place) {
+    let [store, _] = open(&place).await;
+    let grant = |number: u8, subject: &str, client: &str| {
+        let mut code = code(number);
+        code.grant.subject = subject.to_owned();
+        code.grant.client_id = client.to_owned();
+        code
+    };
+    let mut ids = Vec::new();
+    for (number, subject, client) in [
+        (1, "ada", "c_app"),
+        (2, "ada", "c_web"),
+        (3, "bob", "c_app"),
+        (4, "bob", "c_web"),
+        (5, "eve", "c_web"),
+    ] {
+        ids.push(granted(&store, &grant(number, subject, client), &[number; 32]).await);
+        let waiting = grant(number + 100, subject, client);
+        store.grants().add_code("a", &waiting).await.unwrap();
+        let browser = [number; 32];
+        store
+            .logins()
+            .log_in("a", &browser, &person(subject), BEGIN + DAY)
+            .await
+            .unwrap();
+    }
+    let known = async || {
+        let mut known = Vec::new();
+        for number in 1..=5 {
+            let code = store
+                .grants()
+                .take_code("a", &[number + 100; 32])
+                .await
+                .unwrap()
+                != TakenCode::Unknown;
+            let in_browser = store
+                .logins()
+                .logged_in("a", &[number; 32])
+                .await
+                .unwrap()
+                .is_some();
+            let refreshed = store
+                .grants()
+                .list("a", GrantFilter::default(), 99)
+                .await
+                .unwrap();
+            let grant = refreshed
+                .iter()
+                .any(|seen| seen.grant.id == ids[usize::from(number) - 1]);
+            known.push((code, in_browser, grant));
+        }
+        known
+    };
+    let (all, none) = ((true, true, true), (false, false, false));
+    store
+        .revocations()
+        .revoke("b", &Revoked::Subject("ada".to_owned()))
+        .await
+        .unwrap();
+    store
+        .revocations()
+        .revoke("b", &Revoked::Grant(ids[0]))
+        .await
+        .unwrap();
+    assert_eq!(known().await, [all; 5], "another tenant's");
+    store
+        .revocations()
+        .revoke("a", &Revoked::Subject("ada".to_owned()))
+        .await
+        .unwrap();
+    assert_eq!(known().await, [none, none, all, all, all]);
+    store
+        .revocations()
+        .revoke("a", &Revoked::Client("c_app".to_owned()))
+        .await
+        .unwrap();
+    let half = (false, true, false);
+    assert_eq!(known().await, [none, none, half, all, all]);
+    store
+        .revocations()
+        .revoke("a", &Revoked::Grant(ids[3]))
+        .await
+        .unwrap();
+    assert_eq!(known().await, [none, none, half, (true, true, false), all]);
+    assert_eq!(revoked(&store).await, ids[..4].iter().copied().collect());
+    // Whoever revokes again says nothing new.
+    let before = store.issued().reached().await.unwrap();
+    store
+        .revocations()
+        .revoke("a", &Revoked::Grant(ids[3]))
+        .await
+        .unwrap();
+    store
+        .revocations()
+        .revoke("a", &Revoked::Client("c_app".to_owned()))
+        .await
+        .unwrap();
+    assert_eq!(store.issued().reached().await.unwrap(), before);
+    let only = GrantFilter {
+        subject: Some("eve"),
+        client: Some("c_web"),
+        after: None,
+    };
+    assert_eq!(store.grants().list("a", only, 9).await.unwrap().len(), 1);
+    let after = Some(ids[4]);
+    let behind = GrantFilter { after, ..only };
+    assert!(
+        store
+            .grants()
+            .list("a", behind, 9)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+}
+
+async fn every_revocation_is_seen_by_other_handles(place: Place) {
+    let stores = open(&place).await;
+    let mut ids = Vec::new();
+    for number in 0..60 {
+        ids.push(granted(&stores[0], &code(number), &[number; 32]).await);
+    }
+    let ending = ids.iter().enumerate().map(|(at, id)| {
+        let what = Revoked::Grant(*id);
+        let store = &stores[at % 2];
+        async move { patient(|| store.revocations().revoke("a", &what)).await }
+    });
+    let reader = place.open().await;
+    // Reads only what is new, as a replica does, while others write.
+    let reading = async {
+        let (mut known, mut number) = (Issued::default(), 0);
+        loop {
+            (known, number) = patient(|| reader.issued().newer((&known, number))).await;
+            let of = known.revoked.get("a");
+            let seen = of.map_or(0, |of| of.grants.len());
+            assert_eq!(i64::try_from(seen).unwrap(), number, "one was missed");
+            if seen == ids.len() {
+                return known;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let (_, known) = tokio::join!(join_all(ending), reading);
+    assert_eq!(known.revoked["a"].grants.len(), ids.len());
+    // They are forgotten when nothing can rest on them.
+    later(&place, 2 * DAY);
+    let (known, _) = reader.issued().newer((&known, 60)).await.unwrap();
+    assert!(known.revoked.is_empty());
+}
+
+async fn a_revocation_deletes_its_consents(place: Place) {
+    let [store, _] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    let of_code = || ("a", "ada", "c_app");
+    for (what, forgotten) in [
+        (Revoked::Grant(id), vec![]),
+        (Revoked::Consent(id), vec![of_code()]),
+        (
+            Revoked::Client("c_app".to_owned()),
+            vec![of_code(), ("a", "bob", "c_app")],
+        ),
+        (
+            Revoked::Subject("ada".to_owned()),
+            vec![of_code(), ("a", "ada", "c_web")],
+        ),
+    ] {
+        let all = [
+            of_code(),
+            ("a", "ada", "c_web"),
+            ("a", "bob", "c_app"),
+            ("b", "ada", "c_app"),
+        ];
+        for (tenant, subject, client) in all {
+            let given = store.logins().consent(tenant, subject, client, &[1; 32]);
+            given.await.unwrap();
+        }
+        store.revocations().revoke("a", &what).await.unwrap();
+        for of in all {
+            let known = store.logins().has_consented(of.0, of.1, of.2, &[1; 32]);
+            assert_ne!(known.await.unwrap(), forgotten.contains(&of), "{what:?}");
+        }
+    }
+}
+
+#[expect(clippy::too_many_lines, reason = "one promise, told in order")]
+async fn a_recreated_tenant_inherits_nothing(place: Place) {
+    let [store, _] = open(&place).await;
+    let author = Author::named("ada");
+    let spec = json!({"auth": {"mode": "builtin"}});
+    let builtin = Object::new(Kind::Tenant, spec.as_object().unwrap().clone());
+    let name = ObjectName::tenant("a");
+    let put = store
+        .objects()
+        .put(&name, builtin, Expected::Any, &author)
+        .await;
+    put.unwrap();
+    let declare = async |kind, name: &str, spec: serde_json::Value| {
+        let name = ObjectName::of("a", kind, name);
+        let object = Object::new(kind, spec.as_object().unwrap().clone());
+        let put = store
+            .objects()
+            .put(&name, object, Expected::Any, &author)
+            .await;
+        put.unwrap();
+        name
+    };
+    let ada = declare(Kind::User, "ada", json!({"groups": []})).await;
+    let uris = json!({"redirect_uris": ["https://app.test/cb"]});
+    let app = declare(Kind::Client, "app", uris).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    store
+        .logins()
+        .consent("a", "ada", "c_app", &[1; 32])
+        .await
+        .unwrap();
+    store
+        .objects()
+        .delete(&ada, Expected::Any, &author)
+        .await
+        .unwrap();
+    assert_eq!(revoked(&store).await, HashSet::from([id]));
+    let consented = store
+        .logins()
+        .has_consented("a", "ada", "c_app", &[1; 32])
+        .await;
+    assert!(!consented.unwrap());
+    let mut of_client = code(2);
+    of_client.grant.client_id = "app".to_owned();
+    of_client.grant.subject = "bob".to_owned();
+    let other = granted(&store, &of_client, &[2; 32]).await;
+    store
+        .objects()
+        .delete(&app, Expected::Any, &author)
+        .await
+        .unwrap();
+    assert_eq!(revoked(&store).await, HashSet::from([id, other]));
+    let key = store.signing_keys().current("a").await.unwrap();
+    let (before, number) = store.issued().newer((&Issued::default(), 0)).await.unwrap();
+    assert_eq!(before.keys["a"][0].kid, key.kid);
+    let tenant = ObjectName::tenant("a");
+    store
+        .objects()
+        .delete(&tenant, Expected::Any, &author)
+        .await
+        .unwrap();
+    add_tenant(&store, "a").await;
+    let (after, _) = store.issued().newer((&before, number)).await.unwrap();
+    assert!(!after.keys.contains_key("a"), "{after:?}");
+    assert_ne!(
+        store.signing_keys().current("a").await.unwrap().kid,
+        key.kid
+    );
+}

@@ -44,8 +44,8 @@ impl Jws<'_> {
     }
 }
 
-/// Header and payload of a JWT with its signature not yet verified.
-pub(crate) type Opened<'t> = (Map<String, Value>, Map<String, Value>, Jws<'t>);
+/// Header, payload and signature of a JWT, not yet verified.
+pub(crate) type Unverified<'t> = (Map<String, Value>, Map<String, Value>, Jws<'t>);
 
 /// Parses a JWT that is signed by one of `algorithms`, without verification.
 ///
@@ -55,7 +55,7 @@ pub(crate) type Opened<'t> = (Map<String, Value>, Map<String, Value>, Jws<'t>);
 pub(crate) fn parse_unverified<'t>(
     text: &'t str,
     algorithms: &[Algorithm],
-) -> Result<Opened<'t>, &'static str> {
+) -> Result<Unverified<'t>, &'static str> {
     if text.len() > TOKEN_MAX {
         return Err("too long");
     }

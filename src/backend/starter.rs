@@ -105,7 +105,7 @@ impl Starter {
                 return self.circuits.refuse(Refused::Busy);
             };
             // Failures of the meantime count.
-            match self.circuits.with(&spec, Circuit::ask) {
+            match self.circuits.with(&spec, Circuit::try_start) {
                 Verdict::Now => break (room, slot),
                 Verdict::Open(left) => return self.circuits.refuse(Refused::Circuit(left)),
                 Verdict::After(_) => {}

@@ -34,7 +34,7 @@ pub(crate) enum Verdict {
     Now,
     /// Start after this long.
     After(Duration),
-    /// Do not start; ask again after this long.
+    /// Do not start; try again after this long.
     Open(Duration),
 }
 
@@ -65,7 +65,7 @@ impl Circuit {
     }
 
     /// Verdict on a start that follows at once; `Now` of an open circuit is its single probe.
-    pub(crate) fn ask(&mut self, now: Instant) -> Verdict {
+    pub(crate) fn try_start(&mut self, now: Instant) -> Verdict {
         let verdict = self.peek(now);
         if verdict == Verdict::Now && matches!(self.state, State::Open(_) | State::Probing(_)) {
             self.state = State::Probing(now);
@@ -135,37 +135,41 @@ mod tests {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut circuit = Circuit::default();
-        assert_eq!(circuit.ask(at(0)), Verdict::Now);
+        assert_eq!(circuit.try_start(at(0)), Verdict::Now);
         let mut now = 0;
         for wait in [200, 400, 800, 1600, 3200] {
             assert!(!circuit.failed(at(now), 0.0), "after {now} ms");
             assert_eq!(
-                circuit.ask(at(now)),
+                circuit.try_start(at(now)),
                 Verdict::After(Duration::from_millis(wait))
             );
             now += wait;
-            assert_eq!(circuit.ask(at(now)), Verdict::Now);
+            assert_eq!(circuit.try_start(at(now)), Verdict::Now);
         }
         assert!(circuit.failed(at(now), 0.0), "the sixth within 30 s");
         assert!(circuit.is_open(at(now)));
         assert!(!circuit.failed(at(now + 1), 0.0), "it was open before");
         assert_eq!(
-            circuit.ask(at(now)),
+            circuit.try_start(at(now)),
             Verdict::Open(Duration::from_secs(30)),
             "not prolonged by what was under way"
         );
         let later = now + 30_000;
-        assert_eq!(circuit.ask(at(later)), Verdict::Now, "the probe");
-        assert_eq!(circuit.ask(at(later)), Verdict::Open(FIRST), "only one");
+        assert_eq!(circuit.try_start(at(later)), Verdict::Now, "the probe");
+        assert_eq!(
+            circuit.try_start(at(later)),
+            Verdict::Open(FIRST),
+            "only one"
+        );
         assert!(circuit.failed(at(later), 1.0), "and it opens again");
         assert_eq!(
-            circuit.ask(at(later)),
+            circuit.try_start(at(later)),
             Verdict::Open(Duration::from_secs(15)),
             "jitter halves at most"
         );
-        assert_eq!(circuit.ask(at(later + 15_000)), Verdict::Now);
+        assert_eq!(circuit.try_start(at(later + 15_000)), Verdict::Now);
         circuit.succeeded();
-        assert_eq!(circuit.ask(at(later + 15_001)), Verdict::Now);
+        assert_eq!(circuit.try_start(at(later + 15_001)), Verdict::Now);
         assert!(circuit.is_idle(at(later + 15_001)));
     }
 
@@ -199,7 +203,7 @@ mod tests {
             circuit.failed(now, 0.0);
         }
         let later = now + LONGEST;
-        assert_eq!(circuit.ask(later), Verdict::Now);
-        assert_eq!(circuit.ask(later + PROBE), Verdict::Now);
+        assert_eq!(circuit.try_start(later), Verdict::Now);
+        assert_eq!(circuit.try_start(later + PROBE), Verdict::Now);
     }
 }

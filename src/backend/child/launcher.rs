@@ -1,5 +1,5 @@
-//! Launcher: the environment that children of a gateway share, and the orders for the guard of each
-//! child.
+//! Launcher: the environment that children of a gateway share, and the launch request to the guard
+//! of each child.
 //!
 //! Not here: the process itself (`stdio`).
 
@@ -16,7 +16,7 @@ use std::{
 use rustix::fs::FlockOperation;
 
 use crate::backend::{
-    guard::Orders,
+    guard::LaunchRequest,
     linux::removal,
     sandbox::{Restrictions, Sandbox, Store, UidLease},
 };
@@ -114,14 +114,14 @@ impl Launcher {
         }
     }
 
-    /// Writes the orders for the guard of a child; creates its private directory and cgroup, and
-    /// leases a uid.
-    pub(crate) fn orders(
+    /// Builds the launch request to the guard of a child; creates its private directory and cgroup,
+    /// and leases a uid.
+    pub(crate) fn request(
         &self,
         label: &str,
         launch: &Launch,
         limits: &Limits,
-    ) -> io::Result<(Orders, Option<UidLease>)> {
+    ) -> io::Result<(LaunchRequest, Option<UidLease>)> {
         let mut env: Vec<(OsString, OsString)> = Vec::with_capacity(launch.env.len() + 4);
         let mut set = |name: &str, value: Option<OsString>| {
             env.extend(value.map(|value| (name.into(), value)));
@@ -152,7 +152,7 @@ impl Launcher {
                 .iter()
                 .map(|(name, value)| (name.into(), value.into())),
         );
-        let mut orders = Orders {
+        let mut request = LaunchRequest {
             command: launch.command.clone().into(),
             args: launch.args.iter().map(OsString::from).collect(),
             env,
@@ -162,24 +162,24 @@ impl Launcher {
             file_size: limits.file_size,
             restrictions: Restrictions::default(),
         };
-        match self.add_restrictions(&mut orders, &name, launch, limits) {
-            Ok(lease) => Ok((orders, lease)),
+        match self.add_restrictions(&mut request, &name, launch, limits) {
+            Ok(lease) => Ok((request, lease)),
             Err(error) => {
-                orders.private.map(fs::remove_dir);
+                request.private.map(fs::remove_dir);
                 Err(error)
             }
         }
     }
 
-    /// Adds the restrictions to `orders`.
+    /// Adds the restrictions to `request`.
     fn add_restrictions(
         &self,
-        orders: &mut Orders,
+        request: &mut LaunchRequest,
         name: &str,
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<Option<UidLease>> {
-        let path = orders.env.iter().rfind(|(name, _)| name == "PATH");
+        let path = request.env.iter().rfind(|(name, _)| name == "PATH");
         let path = path.map_or_else(OsString::new, |(_, path)| path.clone());
         let home = self.ambient.home.as_deref().map(Path::new);
         let mut restrictions =
@@ -187,7 +187,7 @@ impl Launcher {
                 .restrictions(launch, limits, &path, home, &self.ambient.cwd);
         let lease = self.sandbox.lease()?;
         restrictions.uid = lease.as_ref().map(|lease| lease.uid);
-        if let (Some(uid), Some(private)) = (restrictions.uid, &orders.private) {
+        if let (Some(uid), Some(private)) = (restrictions.uid, &request.private) {
             chown(private, Some(uid), Some(uid))?;
         }
         if let (Some(uid), Some(Store::Fill(store))) = (restrictions.uid, &restrictions.store) {
@@ -195,12 +195,12 @@ impl Launcher {
             chown(store.join(SCRATCH), Some(uid), Some(uid))?;
         }
         restrictions.group = self.sandbox.group(name, launch, limits)?;
-        orders.restrictions = restrictions;
+        request.restrictions = restrictions;
         Ok(lease)
     }
 }
 
-/// Whether a name is one that [`Launcher::orders`] gives to private directories.
+/// Whether a name is one that [`Launcher::request`] gives to private directories.
 fn is_private(name: &str) -> bool {
     let random = name.rsplit_once('-').map(|(_, random)| random.as_bytes());
     random.is_some_and(|random| random.len() == 32 && random.iter().all(u8::is_ascii_hexdigit))

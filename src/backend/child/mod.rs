@@ -2,7 +2,7 @@
 //!
 //! Not here: the decision to start a child (`starter`), and the processes below a guard (`guard`).
 //!
-//! * `launcher`: environment of all children, and the orders for the guard of each
+//! * `launcher`: environment of all children, and the launch request to the guard of each
 //! * `stdio`: a running child: its pipes, its stop and its kill
 //! * `stderr`: kept and logged part of a child's stderr
 //! * `registry`: all children with state and usage

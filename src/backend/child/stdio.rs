@@ -108,7 +108,7 @@ impl Child {
         launch: &Launch,
         limits: &Limits,
     ) -> io::Result<Self> {
-        let (orders, lease) = launcher.orders(label, launch, limits)?;
+        let (request, lease) = launcher.request(label, launch, limits)?;
         let guard = Command::new(&launcher.program)
             .arg0("lockgate")
             .args([GUARD_ARGUMENT, &std::process::id().to_string()])
@@ -122,8 +122,8 @@ impl Child {
             .process_group(0)
             .spawn();
         let Ok(mut guard) = guard else {
-            _ = orders.private.map(std::fs::remove_dir);
-            _ = orders.restrictions.group.map(std::fs::remove_dir);
+            _ = request.private.map(std::fs::remove_dir);
+            _ = request.restrictions.group.map(std::fs::remove_dir);
             _ = lease.map(UidLease::end);
             return Err(guard.expect_err("it is none"));
         };
@@ -133,7 +133,7 @@ impl Child {
             stdout: guard.stdout.take(),
             stderr: guard.stderr.take(),
             guard,
-            queue: BytesMut::from(&orders.encode()[..]),
+            queue: BytesMut::from(&request.encode()[..]),
             read: BytesMut::new(),
             scanned: 0,
             room: CHUNK,
@@ -141,7 +141,7 @@ impl Child {
             limit: size(limits.line),
             output: Output::Lines,
             exit: None,
-            private: orders.private,
+            private: request.private,
             lease,
         };
         child.try_flush();
@@ -226,7 +226,7 @@ impl Child {
 
     /// Kills the child and every process below it.
     pub(crate) async fn kill(mut self) -> Exit {
-        // A guard that still waits for its orders ends at the end of stdin.
+        // A guard that still waits for its launch request ends at the end of stdin.
         self.stdin = None;
         self.signal(Signal::TERM);
         if let Ok(exit) = timeout(GUARD_ANSWERS, self.ended()).await {
@@ -484,7 +484,7 @@ fn size(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// Capacity that an empty queue keeps: more than most messages, less than the orders of a guard.
+/// Capacity that an empty queue keeps: more than most messages, less than a launch request.
 const KEPT: usize = 512;
 /// Size of the first reads: more than most messages.
 const CHUNK: usize = 4 << 10;

@@ -14,28 +14,28 @@ use rustix::{
     thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets},
 };
 
-use super::protocol::Orders;
+use super::protocol::LaunchRequest;
 use crate::backend::{
     linux::syscalls,
     sandbox::{domain, seccomp},
 };
 
-/// Becomes the server of `orders`; returns only the error.
+/// Becomes the server of `request`; returns only the error.
 ///
 /// The process ends with `parent`.
-pub(super) fn become_server(orders: &Orders, parent: Option<Pid>) -> io::Error {
-    match confine(orders, parent) {
-        Ok(()) => syscalls::exec(&orders.command, &orders.args, &orders.env),
+pub(super) fn become_server(request: &LaunchRequest, parent: Option<Pid>) -> io::Error {
+    match confine(request, parent) {
+        Ok(()) => syscalls::exec(&request.command, &request.args, &request.env),
         Err(error) => error,
     }
 }
 
-fn confine(orders: &Orders, parent: Option<Pid>) -> io::Result<()> {
-    let restrictions = &orders.restrictions;
+fn confine(request: &LaunchRequest, parent: Option<Pid>) -> io::Result<()> {
+    let restrictions = &request.restrictions;
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::setsid()?;
-    limit(Resource::Nofile, orders.files)?;
-    limit(Resource::Fsize, orders.file_size)?;
+    limit(Resource::Nofile, request.files)?;
+    limit(Resource::Fsize, request.file_size)?;
     limit(Resource::Core, 0)?;
     if let Some(processes) = restrictions.processes {
         limit(Resource::Nproc, processes)?;
@@ -65,13 +65,13 @@ fn confine(orders: &Orders, parent: Option<Pid>) -> io::Result<()> {
     if rustix::process::getppid() != parent {
         return Err(io::ErrorKind::Interrupted.into());
     }
-    rustix::process::chdir(&orders.cwd)?;
+    rustix::process::chdir(&request.cwd)?;
     rustix::thread::set_no_new_privs(true)?;
     // The gateway's allocator forbids huge pages, and execve keeps that.
     _ = rustix::thread::disable_transparent_huge_pages(false);
     syscalls::default_signals();
     syscalls::close_all_but_streams()?;
-    let private = orders.private.as_deref();
+    let private = request.private.as_deref();
     domain::restrict(restrictions, private).map_err(|error| step("Landlock", &error))?;
     seccomp::apply(restrictions).map_err(|error| step("seccomp", &error))
 }

@@ -14,7 +14,7 @@ use rustix::{
 
 use super::{
     exec::{become_server, refuse},
-    protocol::Orders,
+    protocol::LaunchRequest,
 };
 use crate::backend::{
     linux::{
@@ -28,7 +28,7 @@ use crate::backend::{
 /// Starts the server, reaps processes, and exits with the server's code.
 ///
 /// The kernel then ends every process of the namespaces.
-pub(super) fn run(orders: &Orders, user: User, guard: &OwnedFd) -> io::Result<i32> {
+pub(super) fn run(request: &LaunchRequest, user: User, guard: &OwnedFd) -> io::Result<i32> {
     rustix::process::setsid()?;
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // A guard that ended before the line above sends no signal.
@@ -37,16 +37,16 @@ pub(super) fn run(orders: &Orders, user: User, guard: &OwnedFd) -> io::Result<i3
     }
     _ = rustix::thread::set_name(c"lockgate-init");
     user.map()?;
-    let restrictions = &orders.restrictions;
+    let restrictions = &request.restrictions;
     set_up(
         &restrictions.hide,
-        orders.private.as_deref(),
+        request.private.as_deref(),
         restrictions.store.as_ref(),
     )?;
     let signals = signals()?;
     let Clone::Parent(server) = clone(0, None)? else {
-        let error = become_server(orders, Pid::from_raw(1));
-        std::process::exit(refuse(&orders.command, &error))
+        let error = become_server(request, Pid::from_raw(1));
+        std::process::exit(refuse(&request.command, &error))
     };
     drop_streams()?;
     loop {

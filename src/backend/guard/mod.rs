@@ -2,7 +2,7 @@
 //!
 //! Not here: the side of the gateway (`child`), and the choice of restrictions (`sandbox`).
 //!
-//! * `protocol`: orders of the gateway to a guard
+//! * `protocol`: the request of the gateway that a guard starts a program
 //! * `supervisor`: guard process, from its start to the end of the last process below it
 //! * `tree`: processes below a guard, and their kill
 //! * `init`: process 1 of the namespaces of a child
@@ -14,5 +14,5 @@ mod protocol;
 pub(crate) mod supervisor;
 mod tree;
 
-pub(crate) use self::protocol::Orders;
+pub(crate) use self::protocol::LaunchRequest;
 pub(crate) use self::supervisor::GUARD_ARGUMENT;

@@ -1,6 +1,6 @@
-//! Orders of the gateway to a guard: one message on the stdin of the guard.
+//! The request of the gateway that a guard starts a program: one message on the stdin of the guard.
 //!
-//! Not here: their execution (`supervisor`).
+//! Not here: its execution (`supervisor`).
 
 use std::{
     ffi::OsString,
@@ -13,7 +13,7 @@ use crate::backend::sandbox::{Files, Restrictions, Store, Tcp};
 /// A server to start. No `Debug`: values of the environment may be secrets.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
-pub(crate) struct Orders {
+pub(crate) struct LaunchRequest {
     /// The program: a path, or a name that is looked up in the PATH of `env`.
     pub(crate) command: OsString,
     /// Its arguments.
@@ -32,7 +32,7 @@ pub(crate) struct Orders {
     pub(crate) restrictions: Restrictions,
 }
 
-impl Orders {
+impl LaunchRequest {
     /// Encodes the message, with its length in front.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut to = vec![0; 4];
@@ -247,36 +247,36 @@ mod tests {
     }
 
     prop_compose! {
-        fn orders()(
+        fn request()(
             command in text(), cwd in text(), private in prop::option::of("/[a-z]{1,9}"),
             args in prop::collection::vec(text(), 0..5),
             env in prop::collection::vec((text(), text()), 0..5),
             files: u64, file_size: u64, restrictions in restrictions(),
-        ) -> Orders {
+        ) -> LaunchRequest {
             let private = private.map(PathBuf::from);
-            Orders { command, args, env, cwd: cwd.into(), private, files, file_size, restrictions }
+            LaunchRequest { command, args, env, cwd: cwd.into(), private, files, file_size, restrictions }
         }
     }
 
     proptest! {
         #[test]
-        fn orders_come_back_as_they_were(orders in orders()) {
-            let bytes = orders.encode();
+        fn an_encoded_request_decodes_to_itself(request in request()) {
+            let bytes = request.encode();
             prop_assert_eq!(bytes[..4].to_vec(), u32::try_from(bytes.len() - 4).unwrap().to_le_bytes());
-            prop_assert_eq!(Orders::decode(&bytes[4..]), Some(orders));
+            prop_assert_eq!(LaunchRequest::decode(&bytes[4..]), Some(request));
         }
 
         #[test]
-        fn torn_or_long_orders_are_refused(orders in orders(), cut: prop::sample::Index) {
-            let mut bytes = orders.encode().split_off(4);
-            prop_assert_eq!(Orders::decode(&bytes[..cut.index(bytes.len())]), None);
+        fn a_cut_or_overlong_request_is_refused(request in request(), cut: prop::sample::Index) {
+            let mut bytes = request.encode().split_off(4);
+            prop_assert_eq!(LaunchRequest::decode(&bytes[..cut.index(bytes.len())]), None);
             bytes.push(0);
-            prop_assert_eq!(Orders::decode(&bytes), None);
+            prop_assert_eq!(LaunchRequest::decode(&bytes), None);
         }
 
         #[test]
         fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>) {
-            _ = Orders::decode(&bytes);
+            _ = LaunchRequest::decode(&bytes);
         }
     }
 }

@@ -21,7 +21,7 @@ use rustix::{
 use super::{
     exec::{NOT_STARTED, become_server, refuse},
     init,
-    protocol::Orders,
+    protocol::LaunchRequest,
     tree::Tree,
 };
 use crate::backend::{
@@ -55,7 +55,7 @@ pub fn guard() {
     std::process::exit(code)
 }
 
-impl Orders {
+impl LaunchRequest {
     /// Reads exactly one message from stdin: the rest belongs to the server.
     fn receive() -> io::Result<Self> {
         let mut length = [0; 4];
@@ -88,23 +88,23 @@ fn supervise(gateway: &OsStr) -> io::Result<i32> {
         return Ok(0);
     }
     let watched = watched?;
-    let orders = Orders::receive()?;
-    let Orders {
+    let request = LaunchRequest::receive()?;
+    let LaunchRequest {
         private,
         restrictions,
         ..
-    } = &orders;
+    } = &request;
     let (private, group) = (private.clone(), restrictions.group.clone());
     // Locked while this process lives: a gateway removes directories without a lock.
     let _held = private.as_deref().map(hold);
-    let server = match start(&orders) {
+    let server = match start(&request) {
         Ok(server) => server,
         Err(error) => {
             remove(private.as_deref(), group.as_deref());
-            return Ok(refuse(&orders.command, &error));
+            return Ok(refuse(&request.command, &error));
         }
     };
-    drop(orders);
+    drop(request);
     // The guard must hold no end of the pipes, or an end of file would not get through.
     drop_streams()?;
     rustix::process::chdir("/")?;
@@ -133,9 +133,9 @@ fn supervise(gateway: &OsStr) -> io::Result<i32> {
 /// Starts the server with stdin, stdout and stderr of this process.
 ///
 /// A plain clone suffices instead of a second start of this program: this process has one thread,
-/// and the copy has the orders.
-fn start(orders: &Orders) -> io::Result<Pid> {
-    let restrictions = &orders.restrictions;
+/// and the copy has the request.
+fn start(request: &LaunchRequest) -> io::Result<Pid> {
+    let restrictions = &request.restrictions;
     let (own, user) = (rustix::process::getpid(), User::own());
     let guard = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
     let flags = if restrictions.has_namespaces {
@@ -152,11 +152,11 @@ fn start(orders: &Orders) -> io::Result<Pid> {
         Clone::Parent(server) => Ok(server),
         Clone::Child => {
             let outcome = if restrictions.has_namespaces {
-                init::run(orders, user, &guard)
+                init::run(request, user, &guard)
             } else {
-                Err(become_server(orders, Some(own)))
+                Err(become_server(request, Some(own)))
             };
-            let code = outcome.unwrap_or_else(|error| refuse(&orders.command, &error));
+            let code = outcome.unwrap_or_else(|error| refuse(&request.command, &error));
             std::process::exit(code)
         }
     }

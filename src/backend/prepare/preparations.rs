@@ -363,7 +363,7 @@ impl Preparations {
             servers.clone_from(&flight.servers);
         }
         let spec = spec(server);
-        match self.circuits.with(&spec, Circuit::ask) {
+        match self.circuits.with(&spec, Circuit::try_start) {
             Verdict::Now => {}
             not => return Joined::Not(not),
         }
@@ -439,7 +439,7 @@ async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
     loop {
         let event = poll_fn(|cx| {
             let polled = pin!(child.next()).poll(cx);
-            // The orders to the guard go through stdin first.
+            // The launch request of the guard goes through stdin first.
             if child.queued() == 0 {
                 child.stdin = None;
             }

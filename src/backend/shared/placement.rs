@@ -166,7 +166,7 @@ impl SharedChildren {
         {
             return Ok(handle.clone());
         }
-        let not_before = match (group.crashes.ask(now), idlest) {
+        let not_before = match (group.crashes.try_start(now), idlest) {
             (Verdict::Now, _) => None,
             // Running children take the load meanwhile.
             (Verdict::After(_) | Verdict::Open(_), Some(handle)) => return Ok(handle.clone()),

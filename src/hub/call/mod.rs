@@ -6,14 +6,14 @@
 //! * `audit`: audit record of a call
 //! * `calls`: table of calls, asks of the server, and tasks
 //! * `clock`: clock of one call
-//! * `fault`: errors of the gateway itself as responses to calls
+//! * `error`: errors of the gateway itself as responses to calls
 
 mod audit;
 mod calls;
 mod clock;
-mod fault;
+mod error;
 
 pub(crate) use self::audit::Audited;
 pub(crate) use self::calls::{Call, Calls, Effect, NewAsk, Overdue};
 pub(crate) use self::clock::CallClock;
-pub(crate) use self::fault::{Fault, quota};
+pub(crate) use self::error::{CallError, quota};

@@ -10,7 +10,7 @@ use crate::{
     backend::dialect::CallId,
     error::Error,
     hub::{
-        call::{Call, Fault},
+        call::{Call, CallError},
         core::Command,
         ownership::{Claim, STORE_AWAY},
         stream::{Answer, Pulse, StreamEnd},
@@ -30,20 +30,20 @@ impl Session {
         was_published: bool,
     ) {
         let reason = self.end_reason();
-        let fault = match reason {
+        let error = match reason {
             EndReason::Fenced | EndReason::Orphaned => {
                 // Held responses are answered here; the log belongs to another owner.
                 self.streams.close();
-                Fault::OWNER_LOST
+                CallError::OWNER_LOST
             }
-            _ => Fault::EXITED,
+            _ => CallError::EXITED,
         };
         if let Some(initializing) = self.lifetime.initializing() {
-            let line = Fault::EXITED.of_start().line(&initializing.id);
+            let line = CallError::EXITED.of_start().line(&initializing.id);
             self.answer_start(Answer::Failed(line));
         }
         let claim = self.block_claims();
-        self.fail_calls(fault);
+        self.fail_calls(error);
         self.flush_log().await;
         // After the last events: without the record its owner may not write them.
         self.unregister().await;
@@ -148,9 +148,9 @@ impl Session {
     }
 
     /// Ends every call in flight with an error of the gateway.
-    pub(super) fn fail_calls(&mut self, fault: Fault) {
+    pub(super) fn fail_calls(&mut self, error: CallError) {
         for call in self.calls.ids() {
-            self.fail_call(call, fault);
+            self.fail_call(call, error);
         }
     }
 
@@ -171,19 +171,19 @@ impl Session {
     }
 
     /// Ends a call in flight with an error of the gateway.
-    pub(super) fn fail_call(&mut self, call: CallId, fault: Fault) {
+    pub(super) fn fail_call(&mut self, call: CallId, error: CallError) {
         let ended = self.calls.end(call).zip(self.dialect.abandon(call));
         let Some((ended, id)) = ended else { return };
         self.abandon_subscription(call, &ended.effect);
         self.link.set_calls(self.calls.count());
-        let outcome = if fault.reason == Fault::TIMEOUT.reason {
+        let outcome = if error.reason == CallError::TIMEOUT.reason {
             Outcome::TimedOut
         } else {
             Outcome::Lost
         };
         self.count_call(&ended, outcome);
-        let line = fault.line(&id);
-        let finished = match fault.status {
+        let line = error.line(&id);
+        let finished = match error.status {
             // A call that no backend has seen is refused with a status if no headers were sent yet.
             Some(status) => self.streams.refuse_call(ended.stream, line, status.error()),
             None => self.streams.finish_call(ended.stream, Some(line)),

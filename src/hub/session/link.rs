@@ -301,7 +301,7 @@ impl Link {
 impl Link {
     /// Whether a child may be started now.
     pub(super) fn ask_circuit(&mut self, now: Instant) -> Verdict {
-        self.crashes.ask(now)
+        self.crashes.try_start(now)
     }
 
     /// The number of crashed children.

@@ -14,7 +14,7 @@ use crate::{
         shared::{mailbox, routing},
     },
     hub::{
-        call::{Effect, Fault, NewAsk, Overdue},
+        call::{CallError, Effect, NewAsk, Overdue},
         core::or_never,
         stream::About,
     },
@@ -32,7 +32,7 @@ impl Session {
                 self.handle_message(&message).await;
             }
             BackendEvent::Shared(mailbox::ToSession::InvalidResponse(call)) => {
-                self.fail_call(call, Fault::INVALID);
+                self.fail_call(call, CallError::INVALID);
             }
             BackendEvent::Shared(mailbox::ToSession::Closing(loss)) => {
                 self.link.close(loss);
@@ -55,9 +55,9 @@ impl Session {
                     "a line above limits.line: the child is ended"
                 );
                 self.core.metrics.messages_dropped.add(Dropped::TooLarge);
-                self.child_lost(Fault::TOO_LONG);
+                self.child_lost(CallError::TOO_LONG);
             }
-            ChildEvent::Closed => self.child_lost(Fault::EXITED),
+            ChildEvent::Closed => self.child_lost(CallError::EXITED),
             ChildEvent::Exited(exit) => {
                 tracing::warn!(
                     server.name = self.client.server().name, session.id = self.id.short(),
@@ -65,7 +65,7 @@ impl Session {
                     stderr = %String::from_utf8_lossy(tail(&exit.stderr_tail)).escape_debug(),
                     "the child ended by itself"
                 );
-                self.child_lost(Fault::EXITED);
+                self.child_lost(CallError::EXITED);
             }
         }
     }
@@ -272,9 +272,9 @@ impl Session {
             return;
         };
         if self.link.initialize_id() == Some(call) {
-            self.child_lost(Fault::INVALID);
+            self.child_lost(CallError::INVALID);
         } else {
-            self.fail_call(call, Fault::INVALID);
+            self.fail_call(call, CallError::INVALID);
         }
     }
 
@@ -307,11 +307,11 @@ impl Session {
                 session.id = self.id.short(),
                 "the child does not answer a ping: it is ended"
             );
-            self.child_lost(Fault::EXITED);
+            self.child_lost(CallError::EXITED);
             return;
         }
         if is_due(self.link.initialize_deadline()) {
-            self.child_lost(Fault::TIMEOUT);
+            self.child_lost(CallError::TIMEOUT);
             return;
         }
         if !self.link.is_up() {
@@ -363,7 +363,7 @@ impl Session {
                     self.link.begin_probe(now);
                 }
                 self.link.try_flush();
-                self.fail_call(call, Fault::TIMEOUT);
+                self.fail_call(call, CallError::TIMEOUT);
             }
         }
     }

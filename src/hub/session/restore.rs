@@ -16,7 +16,7 @@ use crate::{
     },
     declare::OnLoss,
     hub::{
-        call::{Effect, Fault},
+        call::{CallError, Effect},
         stream::Answer,
     },
     protocol::{LISTENER_STREAM, Revision, initialize, jsonrpc},
@@ -109,7 +109,7 @@ impl Session {
     }
 
     /// Handles the loss of the session's own child, with its calls.
-    pub(super) fn child_lost(&mut self, fault: Fault) {
+    pub(super) fn child_lost(&mut self, error: CallError) {
         let is_crash = self.link.is_up();
         if let Some(mut own) = self.unlink() {
             if is_crash || !own.place.is_starting() {
@@ -125,12 +125,12 @@ impl Session {
             self.stop_child(own, exit);
         }
         if let Some(initializing) = self.lifetime.initializing() {
-            let line = fault.of_start().line(&initializing.id);
+            let line = error.of_start().line(&initializing.id);
             self.lifetime.force_end(EndReason::Failed);
             return self.answer_start(Answer::Failed(line));
         }
         // No server has seen a call that waited for a child whose start failed.
-        self.backend_lost(if is_crash { fault } else { fault.of_start() });
+        self.backend_lost(if is_crash { error } else { error.of_start() });
         if is_crash && !self.lifetime.is_over() && self.is_awaited() {
             self.acquire_backend();
         }
@@ -150,10 +150,10 @@ impl Session {
 
     /// Ends the calls and the asks of a lost backend; ends the session if the server is
     /// declared with `on_loss = "end"`.
-    fn backend_lost(&mut self, fault: Fault) {
+    fn backend_lost(&mut self, error: CallError) {
         self.replay.is_stale = true;
         self.end_asks();
-        self.fail_calls(fault);
+        self.fail_calls(error);
         self.dialect.forget();
         self.calls.forget_tasks();
         if self.client.server().supervision.on_loss == OnLoss::End {
@@ -184,12 +184,12 @@ impl Session {
         match loss {
             Loss::Idle if self.calls.is_empty() => {}
             Loss::Idle | Loss::Crash => {
-                self.backend_lost(Fault::EXITED);
+                self.backend_lost(CallError::EXITED);
                 if !self.lifetime.is_over() && self.is_awaited() {
                     self.acquire_backend();
                 }
             }
-            Loss::TooLong => self.backend_lost(Fault::TOO_LONG),
+            Loss::TooLong => self.backend_lost(CallError::TOO_LONG),
             Loss::Restart => self.backend_restarted(),
         }
     }
@@ -198,7 +198,7 @@ impl Session {
     fn backend_restarted(&mut self) {
         self.replay.is_stale = true;
         self.end_asks();
-        self.fail_calls(Fault::EXITED);
+        self.fail_calls(CallError::EXITED);
         self.dialect.forget();
         self.calls.forget_tasks();
         if self.is_awaited() {

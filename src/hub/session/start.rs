@@ -19,7 +19,7 @@ use crate::{
     },
     declare::Isolation,
     hub::{
-        call::{Fault, quota},
+        call::{CallError, quota},
         core::or_never,
         ownership::STORE_AWAY,
         stream::Answer,
@@ -152,9 +152,9 @@ impl Session {
         let Some(revision) = revision else {
             let is_refused = message.kind() == Kind::Error;
             return self.child_lost(if is_refused {
-                Fault::REFUSED
+                CallError::REFUSED
             } else {
-                Fault::REVISION
+                CallError::REVISION
             });
         };
         if is_first {
@@ -262,12 +262,12 @@ impl Session {
 
     /// Answers the calls that wait for a backend, which could not be started.
     fn start_refused(&mut self, refused: &Refused) {
-        let fault = Fault::of(refused);
+        let error = CallError::of(refused);
         tracing::warn!(
             tenant.id = self.client.tenant().name,
             server.name = self.client.server().name,
             session.id = self.id.short(),
-            why = fault.reason,
+            why = error.reason,
             "no backend for the session"
         );
         if let Refused::Limit(full) = refused {
@@ -278,7 +278,7 @@ impl Session {
         }
         self.link.disconnect();
         if let Some(Initializing { id, reply }) = self.lifetime.initializing() {
-            let answer = match (refused, fault.status, reply) {
+            let answer = match (refused, error.status, reply) {
                 (Refused::Answered(error), ..) => {
                     self.core
                         .metrics
@@ -289,12 +289,12 @@ impl Session {
                     Answer::Failed(line.freeze())
                 }
                 (_, Some(status), Some(_)) => Answer::Refused(status.error()),
-                _ => Answer::Failed(fault.line(id)),
+                _ => Answer::Failed(error.line(id)),
             };
             self.lifetime.force_end(EndReason::Failed);
             return self.answer_start(answer);
         }
-        self.fail_calls(fault);
+        self.fail_calls(error);
         self.end_asks();
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     backend::dialect::Dialect,
     error::Error,
     hub::{
-        call::{Calls, Fault},
+        call::{CallError, Calls},
         core::{AccessChange, Command, Core, Handle, Transport, or_never},
         limits::Seats,
         stream::{SessionLog, StreamLimits, Streams},
@@ -119,7 +119,7 @@ impl Session {
         self.streams.set_revision(revision);
         for (stream, ids) in self.streams.adopt(fence, streams) {
             for id in &ids {
-                let line = Fault::OWNER_LOST.line(id);
+                let line = CallError::OWNER_LOST.line(id);
                 let answered = self.streams.message(stream, line).map(drop);
                 self.handle_write(answered);
             }

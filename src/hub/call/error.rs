@@ -1,4 +1,4 @@
-//! Faults: errors of the gateway itself as responses to calls, listed in `docs/contract.md`.
+//! Errors of the gateway itself as responses to calls, listed in `docs/contract.md`.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
 
 /// An error of the gateway in place of the response of a server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fault {
+pub(crate) struct CallError {
     code: i32,
     message: &'static str,
     /// The reason as `data.reason`, for programs.
@@ -61,7 +61,7 @@ pub(crate) const fn quota(full: Full) -> (Limit, NonZeroU64) {
     }
 }
 
-impl Fault {
+impl CallError {
     const fn new(code: i32, message: &'static str, reason: &'static str) -> Self {
         Self {
             code,
@@ -112,9 +112,9 @@ impl Fault {
         "unsupported_revision",
     );
 
-    /// The fault of a refused start; no server has seen the call.
+    /// The error of a refused start; no server has seen the call.
     pub(crate) fn of(refused: &Refused) -> Self {
-        let fault = match refused {
+        let error = match refused {
             Refused::Busy => Self {
                 status: Some(Status::Busy),
                 ..Self::new(-31004, "no room for another backend", "overloaded")
@@ -142,11 +142,11 @@ impl Fault {
         };
         Self {
             is_retryable: true,
-            ..fault
+            ..error
         }
     }
 
-    /// The same fault for a server that never started.
+    /// The same error for a server that never started.
     pub(crate) fn of_start(self) -> Self {
         let message = match self.reason {
             "backend_exited" => "the backend could not be started",

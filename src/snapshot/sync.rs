@@ -177,7 +177,7 @@ impl SnapshotSync {
         match &outcome {
             Ok(Round::UpToDate) if !self.logged_error.is_empty() => {
                 self.logged_error.clear();
-                tracing::info!(event = "store.back", "the store is up to date again");
+                tracing::info!(event = "store.back", "the database answers again");
             }
             Ok(_) => {}
             Err(failure) => self.log_once("store.away", failure),

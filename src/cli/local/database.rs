@@ -88,7 +88,7 @@ pub(crate) fn backup(args: CopyArgs) -> ExitCode {
             "master.key"
         };
         Ok(format!(
-            "{} holds the store; keep {key} elsewhere",
+            "{} is a copy of the database; keep {key} elsewhere",
             target.display()
         ))
     })

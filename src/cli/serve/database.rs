@@ -86,7 +86,7 @@ pub(super) async fn open(
             })
         }
         Err(database::Error::Invalid(mistakes)) => Ok(Err(mistakes)),
-        Err(error) => Err(anyhow::Error::new(error).context("cannot use the store")),
+        Err(error) => Err(anyhow::Error::new(error).context("cannot use the database")),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::config::{Mistake, Wrong};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The database is unreachable, and maybe nothing changed. Try again later.
-    #[error("the store is not available: {0}")]
+    #[error("the database is not available: {0}")]
     Unavailable(String),
     /// The object has another version than expected, exists already, or was removed.
     #[error("the object was changed meanwhile")]
@@ -22,7 +22,7 @@ pub(crate) enum Error {
     #[error("{}", lines(.0))]
     Invalid(Vec<Mistake>),
     /// A bug of the gateway, or a row that another program wrote.
-    #[error("bug in the store: {0}")]
+    #[error("bug in the database layer: {0}")]
     Bug(String),
 }
 

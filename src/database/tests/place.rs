@@ -165,7 +165,7 @@ where
             other => return other.unwrap(),
         }
     }
-    panic!("the store does not answer")
+    panic!("the database does not answer")
 }
 
 pub(super) fn lines(changes: &[crate::declare::Change]) -> Vec<String> {

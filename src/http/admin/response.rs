@@ -57,14 +57,18 @@ impl Problem {
 
     /// Makes the problem of an unavailable database.
     pub(super) fn unavailable() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer").with_retry(RETRY)
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the database does not answer",
+        )
+        .with_retry(RETRY)
     }
 
     /// A failure of the database; `is_conditional` if the request named the version it expects.
     pub(super) fn of(failure: database::Error, is_conditional: bool) -> Self {
         match failure {
             database::Error::Unavailable(what) => {
-                tracing::warn!(%what, "the store does not answer");
+                tracing::warn!(%what, "the database does not answer");
                 Self::unavailable()
             }
             database::Error::Conflict if is_conditional => Self::new(
@@ -82,7 +86,7 @@ impl Problem {
             database::Error::NotFound => Self::not_found(),
             database::Error::Invalid(mistakes) => Self::invalid(mistakes),
             database::Error::Bug(what) => {
-                tracing::error!(%what, "a bug of the store");
+                tracing::error!(%what, "a bug in the database layer");
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "internal error").with_retry(RETRY)
             }
         }

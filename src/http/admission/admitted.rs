@@ -106,7 +106,7 @@ impl Admitted {
             }
             // Servers are unknown before the first load, and a 404 would end clients' sessions.
             let busy = Error::Busy {
-                what: "nothing was read from the store yet",
+                what: "nothing was read from the database yet",
                 retry: STARTING,
             };
             McpRefusal::from(busy).into_response()

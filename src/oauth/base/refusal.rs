@@ -128,7 +128,7 @@ impl From<database::Error> for OauthRefusal {
         } else {
             tracing::error!(%failure, "an authorization server cannot answer");
         }
-        Self::later("the store is not available")
+        Self::later("the database is not available")
     }
 }
 

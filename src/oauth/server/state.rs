@@ -79,6 +79,6 @@ impl OauthState {
                 "there is no authorization server here",
             );
         }
-        OauthRefusal::later("nothing was read from the store yet")
+        OauthRefusal::later("nothing was read from the database yet")
     }
 }

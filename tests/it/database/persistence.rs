@@ -678,7 +678,7 @@ async fn a_database_that_nobody_can_use_is_a_mistake() {
         panic!("it serves")
     };
     assert!(
-        said.starts_with("Some(1) lockgate: cannot use the store"),
+        said.starts_with("Some(1) lockgate: cannot use the database"),
         "{said}"
     );
 }

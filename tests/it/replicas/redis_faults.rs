@@ -379,7 +379,15 @@ async fn a_redis_that_failed_over_to_an_empty_one_is_filled_again() {
         empty.keys().iter().any(|key| key.ends_with(":epoch"))
     })
     .await;
-    ground.recovers(Duration::from_secs(4), Vec::new()).await;
+    let began = Instant::now();
+    // A replica that has not met it yet answers as before, and refuses for a moment when it does.
+    until("both replicas there", async || {
+        let keys = empty.keys();
+        keys.iter().filter(|key| key.contains("replica:")).count() == 2
+    })
+    .await;
+    let left = Duration::from_secs(4).saturating_sub(began.elapsed());
+    ground.recovers(left, Vec::new()).await;
     for (at, cursor) in cursors.iter().enumerate() {
         let way = &ground.ways[at / 2][at % 2];
         until("an old cursor is gone", || async {

@@ -113,7 +113,7 @@
 //! # A manifest key
 //!
 //! [`manifest::reader::read`] parses the text, and one file per table builds the types of
-//! [`declare`]. [`Objects::apply`](database::objects::Objects::apply) stores each object as a row,
+//! [`declare`]. The same reads describe the keys, of which [`manifest::schema`] is made. [`Objects::apply`](database::objects::Objects::apply) stores each object as a row,
 //! with its audit record. A change is judged by the whole state that it leads to
 //! ([`checks::judge`](manifest::checks::judge)).
 //!

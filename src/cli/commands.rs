@@ -114,7 +114,7 @@ pub fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::Schema => {
-            print!("{}", crate::manifest::TEXT);
+            print!("{}", crate::manifest::schema());
             ExitCode::SUCCESS
         }
         Command::Import(args) => import::import(&args),

@@ -29,6 +29,6 @@ pub(crate) use self::cluster::Drain;
 pub(crate) use self::document::{Format, Node, Value};
 pub(crate) use self::gateway::{Config, LogFormat, RUN_SERVER, RUN_TENANT, Sources};
 pub(crate) use self::oauth::OauthSettings;
-pub(crate) use self::reader::{Fields, Mistake, Mistakes, Wrong};
+pub(crate) use self::reader::{Mistake, Wrong};
 pub(crate) use self::separation::{Separation, Uids};
 pub(crate) use self::sources::Override;

@@ -1,8 +1,8 @@
-//! Reader of documents: types, units, and mistakes with their remedies.
+//! Reader of values: types, units, and mistakes with their remedies.
 //!
 //! Configuration and manifests share it. Not here: the keys that exist.
 
-use std::{cell::RefCell, collections::BTreeMap, fmt, time::Duration};
+use std::{fmt, time::Duration};
 
 use super::document::{Node, SyntaxError, Value};
 
@@ -68,7 +68,8 @@ pub(crate) fn syntax_mistakes(file: &str, errors: Vec<SyntaxError>) -> Vec<Mista
 }
 
 impl Node {
-    fn unexpected(&self, wanted: &str) -> Wrong {
+    /// The mistake of a value of another type.
+    pub(crate) fn unexpected(&self, wanted: &str) -> Wrong {
         let what = format!("{} where {wanted} is expected", self.kind());
         let quotable = matches!(
             self.value,
@@ -154,182 +155,6 @@ impl Node {
             }
             _ => Err(self.unexpected("a list")),
         }
-    }
-}
-
-/// The mistakes of one document, shared by all its tables.
-#[derive(Debug, Default)]
-pub(crate) struct Mistakes(RefCell<Vec<Mistake>>);
-
-impl Mistakes {
-    /// Adds one mistake.
-    pub(crate) fn add(&self, mistake: Mistake) {
-        self.0.borrow_mut().push(mistake);
-    }
-
-    /// `value`, unless there are mistakes.
-    pub(crate) fn result<T>(self, value: T) -> Result<T, Vec<Mistake>> {
-        let mistakes = self.0.into_inner();
-        if mistakes.is_empty() {
-            Ok(value)
-        } else {
-            Err(mistakes)
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.0.borrow().len()
-    }
-
-    fn insert(&self, at: usize, mistakes: Vec<Mistake>) {
-        self.0.borrow_mut().splice(at..at, mistakes);
-    }
-}
-
-impl From<Vec<Mistake>> for Mistakes {
-    fn from(mistakes: Vec<Mistake>) -> Self {
-        Self(RefCell::new(mistakes))
-    }
-}
-
-/// The members of one table of a document.
-///
-/// A key is known once it is read: [`Fields::end`] reports all others.
-pub(crate) struct Fields<'a> {
-    /// The table's own key, dotted; empty at the root.
-    pub(crate) path: String,
-    /// The place of the table.
-    pub(crate) place: String,
-    entries: BTreeMap<&'a str, &'a Node>,
-    mistakes: &'a Mistakes,
-    /// The known keys, in the order in which a mistake lists them.
-    known: RefCell<Vec<&'static str>>,
-    /// The position of this table's unknown keys among the mistakes: before those of its values.
-    at: usize,
-}
-
-impl<'a> Fields<'a> {
-    /// The members of `node` by name; keys that occur twice are mistakes.
-    pub(crate) fn of(node: &'a Node, path: &str, mistakes: &'a Mistakes) -> Self {
-        let mut entries: BTreeMap<&str, &Node> = BTreeMap::new();
-        let key = |name: &str| dotted(path, name);
-        if let Value::Map(members) = &node.value {
-            for (name, member) in members {
-                if let Some(first) = entries.get(name.as_str()) {
-                    let what = format!("also at {}", first.place);
-                    let wrong = Wrong::new(what, "keep one of the two");
-                    mistakes.add(wrong.at(&member.place, &key(name)));
-                } else {
-                    entries.insert(name, member);
-                }
-            }
-        } else {
-            mistakes.add(node.unexpected("a table").at(&node.place, path));
-        }
-        Self {
-            path: path.to_owned(),
-            place: node.place.clone(),
-            entries,
-            mistakes,
-            known: RefCell::default(),
-            at: mistakes.len(),
-        }
-    }
-
-    /// The dotted key of a member.
-    pub(crate) fn key(&self, name: &str) -> String {
-        dotted(&self.path, name)
-    }
-
-    /// The place of a member, without marking it as known.
-    pub(crate) fn place_of(&self, name: &str) -> Option<&'a str> {
-        self.entries.get(name).map(|node| node.place.as_str())
-    }
-
-    /// Marks `names` as known, in this order: for tables whose keys are read with another table.
-    pub(crate) fn order(&self, names: &[&'static str]) {
-        let mut known = self.known.borrow_mut();
-        for name in names {
-            if !known.contains(name) {
-                known.push(name);
-            }
-        }
-    }
-
-    /// A member, if it is there.
-    pub(crate) fn member(&self, name: &'static str) -> Option<&'a Node> {
-        self.order(&[name]);
-        self.entries.get(name).copied()
-    }
-
-    /// All members, sorted by name, where the operator chooses the names.
-    pub(crate) fn members(&self) -> impl Iterator<Item = (&'a str, &'a Node)> {
-        self.entries.iter().map(|(name, node)| (*name, *node))
-    }
-
-    /// The members of a table among the members.
-    pub(crate) fn inner(&self, name: &'static str) -> Option<Self> {
-        let node = self.member(name)?;
-        Some(Self::of(node, &self.key(name), self.mistakes))
-    }
-
-    /// The members of a table whose name the operator chooses.
-    pub(crate) fn table(&self, name: &str, node: &'a Node) -> Self {
-        Self::of(node, &self.key(name), self.mistakes)
-    }
-
-    /// A member as `parse` reads it; `default` where it is absent or wrong.
-    pub(crate) fn read<T>(
-        &self,
-        name: &'static str,
-        default: T,
-        parse: impl FnOnce(&Node) -> Result<T, Wrong>,
-    ) -> T {
-        match self.member(name) {
-            Some(node) => self.value(name, node, default, parse),
-            None => default,
-        }
-    }
-
-    /// The value of the member `name` as `parse` reads it; `default` where it is wrong.
-    pub(crate) fn value<T>(
-        &self,
-        name: &str,
-        node: &Node,
-        default: T,
-        parse: impl FnOnce(&Node) -> Result<T, Wrong>,
-    ) -> T {
-        parse(node).unwrap_or_else(|wrong| {
-            self.wrong(name, &node.place, wrong);
-            default
-        })
-    }
-
-    /// Adds a mistake in the member `name`, written at `place`.
-    pub(crate) fn wrong(&self, name: &str, place: &str, wrong: Wrong) {
-        self.mistakes.add(wrong.at(place, &self.key(name)));
-    }
-
-    /// Reports the keys that were not read.
-    pub(crate) fn end(self) {
-        let known = self.known.borrow();
-        let unknown = self
-            .entries
-            .iter()
-            .filter(|(name, _)| !known.contains(name));
-        let mistake = |(name, node): (&&str, &&Node)| {
-            unknown_key(name, known.iter().copied()).at(&node.place, &self.key(name))
-        };
-        self.mistakes
-            .insert(self.at, unknown.map(mistake).collect());
-    }
-}
-
-fn dotted(path: &str, name: &str) -> String {
-    if path.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{path}.{name}")
     }
 }
 

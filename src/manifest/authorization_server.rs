@@ -8,12 +8,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde_json::Value as Json;
 
 use super::{
-    identity::{not_empty, scopes},
-    interpolation::interpolate,
+    identity::{scopes, word},
     reader::Reader,
+    table::{Entries, Fields, Findings, JsonSchema, Parser, parse},
 };
 use crate::base::Secret;
-use crate::config::{Fields, Mistakes, Node, Value, Wrong, reader::name};
+use crate::config::{Node, Value, Wrong, reader::name};
 use crate::declare::{
     Builtin, DeclaredClient, Kind, PASSWORD, PASSWORD_HASH, User,
     password::{check_hash, check_password},
@@ -23,23 +23,37 @@ use crate::declare::{
 impl Reader<'_> {
     /// Reads a tenant's own authorization server; `auth` is optional.
     pub(crate) fn builtin(&mut self, tenant: &Fields<'_>, auth: Option<&Fields<'_>>) -> Builtin {
-        let users = self.each(tenant, Kind::User, user_name, Self::user);
-        let clients = self.each(tenant, Kind::Client, client_id, Self::client);
-        let providers = self.each(tenant, Kind::Provider, name, Self::provider);
+        let users = tenant
+            .key(
+                Kind::User.plural(),
+                "People who log in with a password, by user name, which is the subject of their \
+                 tokens.",
+            )
+            .entries(user_name());
+        let users = self.each(users, Self::user);
+        let clients = tenant
+            .key(Kind::Client.plural(), "Declared clients, by client ID.")
+            .entries(client_id());
+        let clients = self.each(clients, Self::client);
+        let providers = tenant
+            .key(
+                Kind::Provider.plural(),
+                "Identity providers at which people log in, by name.",
+            )
+            .entries(parse::name());
+        let providers = self.each(providers, Self::provider);
         self.distinct(tenant, &providers);
-        if let Some(auth) = auth {
-            auth.order(&["scopes"]);
-        }
-        let flag = |key| auth.is_none_or(|auth| auth.read(key, true, Node::flag));
-        let (registration, documents) = (flag("registration"), flag("documents"));
-        let asked = |auth: &Fields<'_>| auth.read("scopes", Vec::new(), scopes);
-        Builtin {
+        let builtin = Builtin {
             users,
             clients,
             providers,
-            scopes: auth.map(asked).unwrap_or_default(),
-            registration,
-            documents,
+            scopes: Vec::new(),
+            registration: true,
+            documents: true,
+        };
+        match auth {
+            Some(auth) => with_settings(builtin, auth),
+            None => builtin,
         }
     }
 
@@ -50,12 +64,12 @@ impl Reader<'_> {
                 continue;
             };
             // Mistakes within were reported before.
-            let ignored = Mistakes::default();
-            let members = Fields::of(node, &tenant.key(kind.plural()), &ignored);
+            let ignored = Findings::default();
+            let members = Fields::of(node, &tenant.path_of(kind.plural()), &ignored);
             for (name, node) in members.members() {
                 let what = "means nothing where auth.mode is not builtin";
                 let wrong = Wrong::new(what, "write auth: {mode: builtin}, or leave it out");
-                self.wrong(wrong, &node.place, &members.key(name));
+                self.wrong(wrong, &node.place, &members.path_of(name));
             }
         }
     }
@@ -63,20 +77,15 @@ impl Reader<'_> {
     /// Reads the objects of a kind, by name.
     fn each<T>(
         &mut self,
-        tenant: &Fields<'_>,
-        kind: Kind,
-        check: fn(&str) -> Result<String, Wrong>,
+        entries: Option<Entries<'_>>,
         read: fn(&mut Self, &Node, &str, &str) -> T,
     ) -> BTreeMap<String, Arc<T>> {
         let mut all = BTreeMap::new();
-        let Some(members) = tenant.inner(kind.plural()) else {
+        let Some(entries) = entries else {
             return all;
         };
-        for (name, node) in members.members() {
-            let key = members.key(name);
-            if let Err(wrong) = check(name) {
-                self.wrong(wrong, &node.place, &key);
-            }
+        for (name, node) in entries.members() {
+            let key = entries.path_of(name);
             self.places.insert(key.clone(), node.place.clone());
             all.insert(name.to_owned(), Arc::new(read(self, node, &key, name)));
         }
@@ -84,27 +93,39 @@ impl Reader<'_> {
     }
 
     fn user(&mut self, node: &Node, key: &str, name: &str) -> User {
-        let fields = Fields::of(node, key, self.mistakes);
-        let env = self.env;
-        let text = |node: &Node| interpolate(&node.text()?, env);
-        let plain = |node: &Node| {
-            let wrong = |what| Wrong::new(what, "choose a longer one, of at most 1024 bytes");
-            check_password(&text(node)?).map_err(wrong)
-        };
-        fields.read(PASSWORD, (), plain);
-        let hash = |node: &Node| {
-            let text = text(node)?;
-            let remedy =
-                "write an Argon2id hash like $$argon2id$$v=19$$m=19456,t=2,p=1$$…, or password";
-            check_hash(&text).map_err(|what| Wrong::new(what, remedy))?;
-            Ok(Some(Secret::new(text)))
-        };
+        let fields = Fields::of(node, key, self.findings)
+            .described("A person who logs in with a password.")
+            .defined("user");
+        fields
+            .key(
+                PASSWORD,
+                "The password, of at least 8 characters; stored as an Argon2id hash, never shown.",
+            )
+            .optional(password(self.text()));
+        let hash = fields
+            .key(
+                PASSWORD_HASH,
+                "The Argon2id hash of the password as a PHC string, instead of the password; each \
+                 \"$\" is written twice.",
+            )
+            .optional(password_hash(self.text()));
+        let groups = fields
+            .key("groups", "Groups, for grants of servers.")
+            .optional(names());
+        let admin = fields
+            .key("admin", "Administration of the tenant; not available yet.")
+            .optional(no_admin());
         let user = User {
             name: name.to_owned(),
-            password: fields.read(PASSWORD_HASH, None, hash),
-            groups: fields.read("groups", Vec::new(), names),
-            admin: fields.read("admin", false, no_admin),
-            disabled: fields.read("disabled", false, Node::flag),
+            password: hash,
+            groups: groups.unwrap_or_default(),
+            admin: admin.unwrap_or_default(),
+            disabled: fields
+                .key(
+                    "disabled",
+                    "Disables the user: no log-in, and all tokens end.",
+                )
+                .read(false, parse::flag()),
         };
         if fields.member(PASSWORD).is_some() && fields.member(PASSWORD_HASH).is_some() {
             let wrong = Wrong::new("stands beside password", "keep one of the two");
@@ -115,74 +136,140 @@ impl Reader<'_> {
     }
 
     fn client(&mut self, node: &Node, key: &str, id: &str) -> DeclaredClient {
-        let fields = Fields::of(node, key, self.mistakes);
-        needed(&fields, node, "redirect_uris", "list where its answers go");
-        let env = self.env;
-        let secret = |node: &Node| {
-            let text = interpolate(&node.text()?, env)?;
-            let is_plain = text.bytes().all(|byte| matches!(byte, 0x20..=0x7e));
-            if text.len() < MIN_SECRET || !is_plain {
-                let what = "is shorter than 16 letters, or not of ASCII";
-                let remedy = "make a random one, for example by openssl rand -hex 32";
-                return Err(Wrong::new(what, remedy));
-            }
-            Ok(Some(Secret::new(text)))
-        };
-        let client = DeclaredClient {
-            id: id.to_owned(),
-            title: fields.read("title", id.to_owned(), title),
-            redirect_uris: fields.read("redirect_uris", Vec::new(), redirect_uris),
-            secret: fields.read("secret", None, secret),
-            jwks: None,
-        };
+        let fields = Fields::of(node, key, self.findings)
+            .described("A declared client, which does not register.")
+            .defined("client");
+        needed(&fields, "redirect_uris", "list where its answers go");
+        let title = fields
+            .key("title", "The name on the consent page; by default the ID.")
+            .optional(title());
+        let redirect_uris = fields
+            .key(
+                "redirect_uris",
+                "Redirect URIs: https, http on loopback, or an application's own scheme.",
+            )
+            .optional(redirect_uris());
+        let secret = fields
+            .key(
+                "secret",
+                "The secret of a confidential client, of at least 16 characters; stored sealed, \
+                 never shown.",
+            )
+            .optional(client_secret(self.text()));
         let jwks = jwks(&fields);
-        if client.secret.is_some() && jwks.is_some() {
+        if secret.is_some() && jwks.is_some() {
             let what = "stands beside secret: a client proves itself in one way";
             let wrong = Wrong::new(what, "keep one of the two");
             fields.wrong("jwks", &fields.place, wrong);
         }
         fields.end();
-        DeclaredClient { jwks, ..client }
+        DeclaredClient {
+            id: id.to_owned(),
+            title: title.unwrap_or_else(|| id.to_owned()),
+            redirect_uris: redirect_uris.unwrap_or_default(),
+            secret,
+            jwks,
+        }
+    }
+}
+
+/// Reads the settings in `auth` of mode `builtin`, whose defaults are those of `builtin`.
+fn with_settings(builtin: Builtin, auth: &Fields<'_>) -> Builtin {
+    auth.order(&["scopes"]);
+    Builtin {
+        registration: auth
+            .key(
+                "registration",
+                "Clients may register themselves (RFC 7591).",
+            )
+            .read(builtin.registration, parse::flag()),
+        documents: auth
+            .key(
+                "documents",
+                "A client ID may be the URL of a metadata document.",
+            )
+            .read(builtin.documents, parse::flag()),
+        scopes: auth
+            .key("scopes", "Scopes that clients should request.")
+            .optional(scopes())
+            .unwrap_or_default(),
+        ..builtin
     }
 }
 
 /// The public keys of a client (RFC 7517), as JSON.
 fn jwks(client: &Fields<'_>) -> Option<String> {
-    let fields = client.inner("jwks")?;
-    let keys = |node: &Node| {
-        let keys = node.items()?;
-        let keys = keys.iter().map(public_key);
-        let keys = keys.collect::<Result<Vec<Json>, Wrong>>()?;
-        if keys.is_empty() {
-            return Err(Wrong::new("holds no key", "write one, or leave jwks out"));
-        }
-        Ok(keys)
-    };
-    needed_in(&fields, "keys", "list the client's public keys");
-    let keys = fields.read("keys", Vec::new(), keys);
+    let jwks = client.key(
+        "jwks",
+        "The public keys of a client that signs assertions (private_key_jwt), instead of a secret.",
+    );
+    let fields = jwks.table()?;
+    fields.require("keys", "list the client's public keys");
+    let keys = parse::list(public_key()).having("minItems", 1);
+    let keys = keys.check(|keys| match keys.as_slice() {
+        [] => Err(Wrong::new("holds no key", "write one, or leave jwks out")),
+        _ => Ok(()),
+    });
+    let keys = fields
+        .key("keys", "JSON Web Keys (RFC 7517).")
+        .optional(keys);
     fields.end();
-    (!keys.is_empty()).then(|| serde_json::json!({"keys": keys}).to_string())
+    keys.map(|keys| serde_json::json!({"keys": keys}).to_string())
 }
 
 /// Reports a missing key of a table.
-pub(super) fn needed(fields: &Fields<'_>, node: &Node, key: &str, remedy: &str) {
+pub(super) fn needed(fields: &Fields<'_>, key: &'static str, remedy: &str) {
     // A value of another type was reported already.
-    if matches!(node.value, Value::Map(_)) {
-        needed_in(fields, key, remedy);
+    if fields.is_table {
+        fields.require(key, remedy);
     }
 }
 
-fn needed_in(fields: &Fields<'_>, key: &str, remedy: &str) {
-    if fields.place_of(key).is_none() {
-        fields.wrong(key, &fields.place, Wrong::new("is missing", remedy));
-    }
+fn password(text: Parser<'_, String>) -> Parser<'_, ()> {
+    let text = text.having("minLength", 8).having("maxLength", 1024);
+    text.and(|text| {
+        let wrong = |what| Wrong::new(what, "choose a longer one, of at most 1024 bytes");
+        check_password(&text).map_err(wrong)
+    })
 }
 
-/// Parses a user name. It is the subject of tokens, so it must not look like a provider's subject,
+fn password_hash(text: Parser<'_, String>) -> Parser<'_, Secret> {
+    let text = text.having("pattern", r"^\$\$argon2id\$\$|^\$\{");
+    text.and(|text| {
+        let remedy =
+            "write an Argon2id hash like $$argon2id$$v=19$$m=19456,t=2,p=1$$…, or password";
+        check_hash(&text).map_err(|what| Wrong::new(what, remedy))?;
+        Ok(Secret::new(text))
+    })
+}
+
+fn client_secret(text: Parser<'_, String>) -> Parser<'_, Secret> {
+    // A reference may be shorter than the secret.
+    let text = text.having("pattern", format!(r"^.{{{MIN_SECRET}}}|\$\{{"));
+    text.and(|text| {
+        let is_plain = text.bytes().all(|byte| matches!(byte, 0x20..=0x7e));
+        if text.len() < MIN_SECRET || !is_plain {
+            let what = "is shorter than 16 letters, or not of ASCII";
+            let remedy = "make a random one, for example by openssl rand -hex 32";
+            return Err(Wrong::new(what, remedy));
+        }
+        Ok(Secret::new(text))
+    })
+}
+
+/// The name of a user. It is the subject of tokens, so it must not look like a provider's subject,
 /// nor differ from another name by case alone.
-fn user_name(text: &str) -> Result<String, Wrong> {
+fn user_name<'p>() -> Parser<'p, String> {
+    let pattern = r"^([a-z0-9][a-z0-9-]{0,62}|[a-z0-9][a-z0-9._-]*@[a-z0-9][a-z0-9-]*(\.[a-z0-9][a-z0-9-]*)*)$";
+    let text = parse::text()
+        .having("pattern", pattern)
+        .having("maxLength", 254);
+    text.check(|text| check_user_name(text))
+}
+
+fn check_user_name(text: &str) -> Result<(), Wrong> {
     if name(text).is_ok() || is_address(text) {
-        return Ok(text.to_owned());
+        return Ok(());
     }
     let remedy = "use a-z, 0-9 and -, or an e-mail address in small letters";
     Err(Wrong::new(format!("{text:?} is no name of a user"), remedy))
@@ -202,8 +289,14 @@ pub(super) fn is_address(text: &str) -> bool {
     begins && local.bytes().all(is_local) && text.len() <= 254 && domain.split('.').all(is_label)
 }
 
-/// Parses a client id that no registered client and no metadata document can have.
-fn client_id(text: &str) -> Result<String, Wrong> {
+/// A client ID that no registered client and no metadata document can have.
+fn client_id<'p>() -> Parser<'p, String> {
+    let pattern = "^(?!c_|https?://)[A-Za-z0-9][A-Za-z0-9._-]{0,127}$";
+    let text = parse::text().having("pattern", pattern);
+    text.check(|text| check_client_id(text))
+}
+
+fn check_client_id(text: &str) -> Result<(), Wrong> {
     let wrong = |what: &str, remedy: &str| Err(Wrong::new(format!("{text:?} {what}"), remedy));
     if text.starts_with("http://") || text.starts_with("https://") {
         return wrong(
@@ -223,50 +316,53 @@ fn client_id(text: &str) -> Result<String, Wrong> {
         .next()
         .is_some_and(|byte| byte.is_ascii_alphanumeric());
     if begins && text.len() <= 128 && text.bytes().all(is_letter) {
-        return Ok(text.to_owned());
+        return Ok(());
     }
     let remedy = "use letters, digits, -, _ and ., at most 128, the first a letter or digit";
     wrong("is no client id", remedy)
 }
 
-pub(crate) fn title(node: &Node) -> Result<String, Wrong> {
-    let text = node.text().and_then(not_empty)?;
-    if text.chars().count() > 100 || text.chars().any(char::is_control) {
-        return Err(Wrong::new(
-            "is no title",
-            "write at most 100 letters on one line",
-        ));
-    }
-    Ok(text)
-}
-
-pub(crate) fn names(node: &Node) -> Result<Vec<String>, Wrong> {
-    let mut names = Vec::new();
-    for item in node.items()? {
-        let name = item.text().and_then(not_empty)?;
-        if !names.contains(&name) {
-            names.push(name);
+/// A name that people read.
+pub(crate) fn title<'p>() -> Parser<'p, String> {
+    word().having("maxLength", 100).check(|text| {
+        if text.chars().count() > 100 || text.chars().any(char::is_control) {
+            return Err(Wrong::new(
+                "is no title",
+                "write at most 100 letters on one line",
+            ));
         }
-    }
-    Ok(names)
+        Ok(())
+    })
 }
 
-fn redirect_uris(node: &Node) -> Result<Vec<String>, Wrong> {
-    let uris = names(node)?;
-    if uris.is_empty() {
-        return Err(Wrong::new("names no URI", "list where its answers go"));
-    }
-    for uri in &uris {
-        if let Err(what) = check_redirect_uri(uri) {
-            let remedy = "write https://…, http:// on loopback, or an app's own scheme";
-            return Err(Wrong::new(format!("{uri:?}: {what}"), remedy));
+/// Names without duplicates.
+pub(crate) fn names<'p>() -> Parser<'p, Vec<String>> {
+    parse::set(word())
+}
+
+fn redirect_uris<'p>() -> Parser<'p, Vec<String>> {
+    let uri = word().having("format", "uri").having("maxLength", 2048);
+    parse::set(uri).having("minItems", 1).check(|uris| {
+        if uris.is_empty() {
+            return Err(Wrong::new("names no URI", "list where its answers go"));
         }
-    }
-    Ok(uris)
+        for uri in uris {
+            if let Err(what) = check_redirect_uri(uri) {
+                let remedy = "write https://…, http:// on loopback, or an app's own scheme";
+                return Err(Wrong::new(format!("{uri:?}: {what}"), remedy));
+            }
+        }
+        Ok(())
+    })
 }
 
-/// Reads a public key as JSON; a private key must not be in a manifest.
-fn public_key(node: &Node) -> Result<Json, Wrong> {
+/// A public key as JSON; a private key must not be in a manifest.
+fn public_key<'p>() -> Parser<'p, Json> {
+    let schema = || JsonSchema::of("object").with("required", ["kty"].as_slice());
+    Parser::new(schema, parse_public_key)
+}
+
+fn parse_public_key(node: &Node) -> Result<Json, Wrong> {
     let Value::Map(members) = &node.value else {
         let what = format!("holds {} where a key is expected", node.kind());
         return Err(Wrong::new(what, "write a JWK: {kty: …}"));
@@ -306,13 +402,16 @@ fn plain_json(node: &Node) -> Result<Json, Wrong> {
     }
 }
 
-fn no_admin(node: &Node) -> Result<bool, Wrong> {
-    if node.flag()? {
-        let what = "is not available yet: users administrate nothing";
-        let remedy = "make an API key with the scope admin (lockgate key add)";
-        return Err(Wrong::new(what, remedy));
-    }
-    Ok(false)
+fn no_admin<'p>() -> Parser<'p, bool> {
+    let schema = || JsonSchema::default().with("const", false);
+    Parser::new(schema, |node| {
+        if node.flag()? {
+            let what = "is not available yet: users administrate nothing";
+            let remedy = "make an API key with the scope admin (lockgate key add)";
+            return Err(Wrong::new(what, remedy));
+        }
+        Ok(false)
+    })
 }
 
 /// Minimum letters of a client secret.

@@ -10,10 +10,11 @@ use std::{
 use super::{
     interpolation::escape,
     reader::{Manifest, Reader, server_key},
+    table::Findings,
 };
 use crate::declare::{AuthMode, Catalog, Launch, Quotas, Tenant};
 use crate::{
-    config::{Mistake, Mistakes, Node, Override, RUN_SERVER, RUN_TENANT, Value, Wrong},
+    config::{Mistake, Node, Override, RUN_SERVER, RUN_TENANT, Value, Wrong},
     protocol::revision,
 };
 
@@ -23,8 +24,8 @@ pub(crate) fn single(
     overrides: &[Override],
     env: &BTreeMap<String, String>,
 ) -> Result<Manifest, Vec<Mistake>> {
-    let mistakes = Mistakes::default();
-    let mut reader = Reader::new(env, &mistakes);
+    let findings = Findings::default();
+    let mut reader = Reader::new(env, &findings);
     let mut tree = launch_node(&launch);
     for Override { path, value } in overrides {
         if let Err(wrong) = set(&mut tree, path, value) {
@@ -56,7 +57,7 @@ pub(crate) fn single(
         ..Catalog::default()
     };
     let places = reader.places;
-    mistakes.result(Manifest { catalog, places })
+    findings.result(Manifest { catalog, places })
 }
 
 /// The tree of a launch specification, as a manifest would have it.

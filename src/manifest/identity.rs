@@ -5,11 +5,11 @@ use std::{collections::BTreeSet, sync::Arc};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use url::Url;
 
-use super::reader::Reader;
-use crate::config::{
-    Fields, Mistake, Mistakes, Node, Value, Wrong,
-    reader::{choice, nearest},
+use super::{
+    reader::Reader,
+    table::{Fields, Findings, Form, JsonSchema, Parser, parse},
 };
+use crate::config::{Mistake, Node, Wrong, reader::nearest};
 use crate::declare::{
     ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, External, Grants, OperatorKey, Servers,
 };
@@ -21,18 +21,15 @@ impl OperatorKey {
     ///
     /// Every mistake.
     pub(crate) fn read(name: &str, spec: &Node) -> Result<([u8; 32], Self), Vec<Mistake>> {
-        let (found, key) = (Mistakes::default(), format!("api_keys.{name}"));
+        let (found, key) = (Findings::default(), format!("api_keys.{name}"));
         let fields = Fields::of(spec, &key, &found);
-        if fields.member("hash").is_none() {
-            let wrong = Wrong::new("is missing", HASH_REMEDY);
-            fields.wrong("hash", &fields.place, wrong);
-        }
+        fields.order(&["hash"]);
+        fields.require("hash", HASH_REMEDY);
         if let Err(wrong) = crate::config::reader::name(name) {
             found.add(wrong.at(&fields.place, &key));
         }
-        let expires = |node: &Node| moment(node).map(Some);
-        let expires = fields.read("expires", None, expires);
-        let sha256 = fields.read("hash", None, |node| hash(&node.text()?).map(Some));
+        let expires = expires(&fields);
+        let sha256 = hash(&fields);
         fields.end();
         let name = name.to_owned();
         let key = Self { name, expires };
@@ -45,30 +42,29 @@ impl Reader<'_> {
     /// Reads the mode of a tenant, with the declarations of its own authorization server. The
     /// default is `builtin`, which authenticates every caller.
     pub(crate) fn auth(&mut self, tenant: &Fields<'_>) -> AuthMode {
-        let key = tenant.key("auth");
-        let Some(node) = tenant.member("auth") else {
+        let auth = tenant.key(
+            "auth",
+            "Authentication of callers; by default tokens of the tenant's own authorization \
+             server (builtin).",
+        );
+        let Some(fields) = auth.table() else {
             return AuthMode::Builtin(Arc::new(self.builtin(tenant, None)));
         };
-        self.places.insert(key.clone(), node.place.clone());
-        if !matches!(node.value, Value::Map(_)) {
-            Fields::of(node, &key, self.mistakes);
+        let fields = fields.defined("auth");
+        self.places
+            .insert(fields.path.clone(), fields.place.clone());
+        if !fields.is_table {
             return AuthMode::None;
         }
         // The known keys depend on the mode.
-        let fields = Fields::of(node, &key, self.mistakes);
-        let mode = fields.member("mode").map(Node::text);
-        let mode = mode.transpose().ok().map(Option::unwrap_or_default);
-        let named = |node: &Node| match node.text()?.as_str() {
-            "none" | "keys" | "external" | "builtin" => Ok(true),
-            other => Err(Wrong::new(format!("{other:?} is no mode"), MODE_REMEDY)),
-        };
-        let is_known = fields.member("mode").is_none() || fields.read("mode", false, named);
-        let is_builtin = matches!(mode.as_deref(), Some("builtin" | ""));
+        let (mode, is_known) = mode(&fields);
+        let mode = fields.form("mode", &MODES, &mode);
+        let is_builtin = mode == "builtin";
         let builtin = self.builtin(tenant, is_builtin.then_some(&fields));
-        let found = match mode.as_deref() {
-            Some("external") => AuthMode::External(Arc::new(self.external(&fields))),
-            Some("keys") => AuthMode::Keys,
-            _ if is_builtin => AuthMode::Builtin(Arc::new(builtin)),
+        let found = match mode {
+            "external" => AuthMode::External(Arc::new(self.external(&fields))),
+            "keys" => AuthMode::Keys,
+            "builtin" => AuthMode::Builtin(Arc::new(builtin)),
             _ => AuthMode::None,
         };
         fields.end();
@@ -79,20 +75,26 @@ impl Reader<'_> {
     }
 
     fn external(&mut self, fields: &Fields<'_>) -> External {
-        if fields.member("issuer").is_none() {
-            let remedy = "write the issuer as its tokens have it in iss, https://…";
-            let wrong = Wrong::new("is missing", remedy);
-            self.wrong(wrong, &fields.place, &fields.key("issuer"));
-        }
+        let remedy = "write the issuer as its tokens have it in iss, https://…";
+        fields.require("issuer", remedy);
         let place = fields.member("issuer").map(|node| node.place.clone());
         self.places
-            .extend(place.map(|place| (fields.key("issuer"), place)));
-        let groups = |node: &Node| not_empty(node.text()?);
+            .extend(place.map(|place| (fields.path_of("issuer"), place)));
         External {
-            issuer: fields.read("issuer", String::new(), issuer),
-            algorithms: fields.read("algorithms", all_algorithms(), algorithms),
-            groups_claim: fields.read("groups_claim", "groups".to_owned(), groups),
-            scopes: fields.read("scopes", Vec::new(), scopes),
+            issuer: fields
+                .key("issuer", "Its issuer identifier, compared byte for byte.")
+                .optional(issuer())
+                .unwrap_or_default(),
+            algorithms: fields
+                .key("algorithms", "Accepted signature algorithms.")
+                .read(all_algorithms(), algorithms()),
+            groups_claim: fields
+                .key("groups_claim", "The claim with the subject's groups.")
+                .read("groups".to_owned(), word()),
+            scopes: fields
+                .key("scopes", "Scopes that clients should request.")
+                .optional(scopes())
+                .unwrap_or_default(),
         }
     }
 
@@ -104,12 +106,14 @@ impl Reader<'_> {
         known: &[&str],
     ) -> ApiKeys {
         let mut keys = ApiKeys::new();
-        let Some(members) = tenant.inner("api_keys") else {
+        let entries = tenant
+            .key("api_keys", "API keys by name.")
+            .entries(parse::name());
+        let Some(entries) = entries else {
             return keys;
         };
-        for (name, node) in members.members() {
-            let key = members.key(name);
-            self.name(name, node, &key);
+        for (name, node) in entries.members() {
+            let key = entries.path_of(name);
             if *auth == AuthMode::None {
                 let what = "means nothing where auth.mode is none: everybody may call";
                 let remedy = "write auth: {mode: keys}, or leave the keys out";
@@ -135,45 +139,95 @@ impl Reader<'_> {
         name: &str,
         known: &[&str],
     ) -> Option<([u8; 32], ApiKey)> {
-        let fields = Fields::of(node, key, self.mistakes);
+        let fields = Fields::of(node, key, self.findings)
+            .described("An API key, for machines.")
+            .defined("api_key");
         fields.order(&["hash", "subject", "scopes"]);
-        for (needed, remedy) in NEEDED {
-            if fields.place_of(needed).is_none() && matches!(node.value, Value::Map(_)) {
-                let wrong = Wrong::new("is missing", remedy);
-                fields.wrong(needed, &fields.place, wrong);
-            }
+        if fields.is_table {
+            fields.require("hash", HASH_REMEDY);
+            fields.require("subject", "name whom it acts for");
+            fields.require("servers", "name the servers that it may use, or \"*\"");
         }
-        let none = Servers::Named(BTreeSet::new());
+        let subject = fields
+            .key("subject", "The subject that it acts for.")
+            .optional(word());
+        let scopes = fields
+            .key(
+                "scopes",
+                "OAuth scopes of the key; admin permits the administration of the tenant.",
+            )
+            .optional(scopes());
+        let servers = fields
+            .key("servers", "Servers that the key may use, or \"*\" for all.")
+            .optional(servers(known));
         let read = ApiKey {
             name: name.to_owned(),
-            subject: fields.read("subject", String::new(), |node| not_empty(node.text()?)),
-            scopes: fields.read("scopes", Vec::new(), scopes).into(),
-            servers: fields.read("servers", none, |node| servers(node, known)),
-            expires: fields.read("expires", None, |node| moment(node).map(Some)),
+            subject: subject.unwrap_or_default(),
+            scopes: scopes.unwrap_or_default().into(),
+            servers: servers.unwrap_or_else(|| Servers::Named(BTreeSet::new())),
+            expires: expires(&fields),
         };
-        let hash = fields.read("hash", None, |node| hash(&node.text()?).map(Some));
+        let hash = hash(&fields);
         fields.end();
         hash.map(|hash| (hash, read))
     }
 }
 
+/// Reads the mode of a tenant, and whether it is one; without the key it is builtin.
+fn mode(auth: &Fields<'_>) -> (String, bool) {
+    let named = |node: &Node| match node.text()?.as_str() {
+        "none" | "keys" | "external" | "builtin" => Ok(()),
+        other => Err(Wrong::new(format!("{other:?} is no mode"), MODE_REMEDY)),
+    };
+    let Some(node) = auth.member("mode") else {
+        return ("builtin".to_owned(), true);
+    };
+    let mode = match node.text() {
+        Ok(text) if text.is_empty() => "builtin".to_owned(),
+        Ok(text) => text,
+        Err(_) => String::new(),
+    };
+    let wrong = |wrong| auth.wrong("mode", &node.place, wrong);
+    (mode, named(node).map_err(wrong).is_ok())
+}
+
+/// Reads the time of expiry of an API key.
+fn expires(key: &Fields<'_>) -> Option<u64> {
+    key.key("expires", "The time of expiry.").optional(moment())
+}
+
+/// Reads the hash of an API key.
+fn hash(key: &Fields<'_>) -> Option<[u8; 32]> {
+    let hash = parse::text().having("pattern", "^sha256:");
+    key.key(
+        "hash",
+        "SHA-256 of the key, as printed by lockgate key new.",
+    )
+    .optional(hash.and(|text| parse_hash(&text)))
+}
+
 /// Reads the grants of a server; none for all callers of its tenant.
 pub(super) fn grants(server: &Fields<'_>) -> Option<Grants> {
-    let fields = server.inner("grants")?;
-    let names = |node: &Node| {
-        let texts = node
-            .items()?
-            .into_iter()
-            .map(|item| not_empty(item.text()?));
-        texts.collect::<Result<BTreeSet<String>, Wrong>>()
-    };
-    let read = Grants {
-        users: fields.read("users", BTreeSet::new(), names),
-        groups: fields.read("groups", BTreeSet::new(), names),
-        clients: fields.read("clients", BTreeSet::new(), names),
-    };
+    let fields = server
+        .key(
+            "grants",
+            "Callers of the tenant that may use the server; absent means all.",
+        )
+        .table()?;
+    let names = || parse::list(word()).and(|names| Ok(BTreeSet::from_iter(names)));
+    let users = fields.key("users", "Subjects.").optional(names());
+    let groups = fields
+        .key("groups", "Groups of access tokens.")
+        .optional(names());
+    let clients = fields
+        .key("clients", "Client IDs, and names of API keys.")
+        .optional(names());
     fields.end();
-    Some(read)
+    Some(Grants {
+        users: users.unwrap_or_default(),
+        groups: groups.unwrap_or_default(),
+        clients: clients.unwrap_or_default(),
+    })
 }
 
 /// The mistake of grants in a tenant without authentication.
@@ -182,15 +236,19 @@ pub(crate) fn useless_grants() -> Wrong {
     Wrong::new(what, "write another auth.mode, or leave the grants out")
 }
 
-/// Parses an issuer identifier, kept as written: a URL without query or fragment (RFC 8414, section
-/// 2).
-pub(crate) fn issuer(node: &Node) -> Result<String, Wrong> {
-    let text = node.text()?;
+/// An issuer identifier, kept as written: a URL without query or fragment (RFC 8414, section 2).
+pub(crate) fn issuer<'p>() -> Parser<'p, String> {
+    parse::text()
+        .having("format", "uri")
+        .check(|text| check_issuer(text))
+}
+
+fn check_issuer(text: &str) -> Result<(), Wrong> {
     let wrong = |what: &str| {
         let remedy = "write the issuer as its tokens have it in iss, https://…";
         Wrong::new(format!("{text:?} {what}"), remedy)
     };
-    let url = Url::parse(&text).map_err(|_| wrong("is no URL"))?;
+    let url = Url::parse(text).map_err(|_| wrong("is no URL"))?;
     if !matches!(url.scheme(), "https" | "http") || url.host_str().is_none() {
         return Err(wrong("is no https URL"));
     }
@@ -200,57 +258,61 @@ pub(crate) fn issuer(node: &Node) -> Result<String, Wrong> {
     if !url.username().is_empty() || url.password().is_some() {
         return Err(wrong("has a user name"));
     }
-    Ok(text)
+    Ok(())
 }
 
-fn algorithms(node: &Node) -> Result<Vec<Algorithm>, Wrong> {
-    let items = node.items()?;
-    if items.is_empty() {
-        let remedy = "leave the key out, or write [RS256]";
-        return Err(Wrong::new("names no algorithm", remedy));
-    }
-    let one = |item: &Node| choice(&item.text()?, &ALGORITHMS);
-    items.iter().map(one).collect()
+fn algorithms<'p>() -> Parser<'p, Vec<Algorithm>> {
+    let algorithms = parse::list(parse::choice(&ALGORITHMS)).having("minItems", 1);
+    algorithms.check(|algorithms| {
+        if algorithms.is_empty() {
+            let remedy = "leave the key out, or write [RS256]";
+            return Err(Wrong::new("names no algorithm", remedy));
+        }
+        Ok(())
+    })
 }
 
 fn all_algorithms() -> Vec<Algorithm> {
     ALGORITHMS.map(|(_, algorithm)| algorithm).to_vec()
 }
 
-/// Parses scope tokens (RFC 6749, section 3.3), without duplicates.
-pub(crate) fn scopes(node: &Node) -> Result<Vec<String>, Wrong> {
-    let is_token = |text: &str| {
+/// Scope tokens (RFC 6749, section 3.3), without duplicates.
+pub(crate) fn scopes<'p>() -> Parser<'p, Vec<String>> {
+    let scope = parse::text().having("pattern", SCOPE).check(|text| {
         let fits = |byte: u8| matches!(byte, 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
-        !text.is_empty() && text.bytes().all(fits)
-    };
-    let mut scopes = Vec::new();
-    for item in node.items()? {
-        let text = item.text()?;
-        if !is_token(&text) {
+        if text.is_empty() || !text.bytes().all(fits) {
             let remedy = "write one scope an item, without blanks, quotes and backslashes";
             return Err(Wrong::new(format!("{text:?} is no scope"), remedy));
         }
-        if !scopes.contains(&text) {
-            scopes.push(text);
-        }
-    }
-    Ok(scopes)
+        Ok(())
+    });
+    parse::set(scope)
 }
 
-fn servers(node: &Node, known: &[&str]) -> Result<Servers, Wrong> {
-    let mut names = BTreeSet::new();
-    for item in node.items()? {
-        let text = item.text()?;
-        if text == "*" {
-            return Ok(Servers::All);
+/// Names of servers, or `*`.
+fn servers<'p>(known: &'p [&str]) -> Parser<'p, Servers> {
+    let schema = || {
+        let all = JsonSchema::default().with("const", "*");
+        let item = JsonSchema::default().with_any("anyOf", vec![all, parse::name().schema()]);
+        JsonSchema::of("array")
+            .with("minItems", 1)
+            .with_schema("items", item)
+    };
+    Parser::new(schema, |node| {
+        let mut names = BTreeSet::new();
+        for item in node.items()? {
+            let text = item.text()?;
+            if text == "*" {
+                return Ok(Servers::All);
+            }
+            known_server(&text, known, "name one of its servers, or \"*\"")?;
+            names.insert(text);
         }
-        known_server(&text, known, "name one of its servers, or \"*\"")?;
-        names.insert(text);
-    }
-    if names.is_empty() {
-        return Err(Wrong::new("names no server", "name one, or \"*\" for all"));
-    }
-    Ok(Servers::Named(names))
+        if names.is_empty() {
+            return Err(Wrong::new("names no server", "name one, or \"*\" for all"));
+        }
+        Ok(Servers::Named(names))
+    })
 }
 
 /// Checks that `text` is one of the servers `known`.
@@ -264,19 +326,20 @@ pub(crate) fn known_server(text: &str, known: &[&str], remedy: &str) -> Result<(
     Err(Wrong::new(what, near.unwrap_or_else(|| remedy.to_owned())))
 }
 
-/// Parses a point in time, to seconds since the epoch.
-fn moment(node: &Node) -> Result<u64, Wrong> {
-    let text = node.text()?;
-    let parsed = OffsetDateTime::parse(&text, &Rfc3339).ok();
-    let seconds = parsed.and_then(|moment| u64::try_from(moment.unix_timestamp()).ok());
-    seconds.ok_or_else(|| {
-        let what = format!("{text:?} is no point in time");
-        Wrong::new(what, "write it like 2027-01-31T12:00:00Z (RFC 3339)")
+/// A point in time, in seconds since the epoch.
+fn moment<'p>() -> Parser<'p, u64> {
+    parse::text().having("format", "date-time").and(|text| {
+        let parsed = OffsetDateTime::parse(&text, &Rfc3339).ok();
+        let seconds = parsed.and_then(|moment| u64::try_from(moment.unix_timestamp()).ok());
+        seconds.ok_or_else(|| {
+            let what = format!("{text:?} is no point in time");
+            Wrong::new(what, "write it like 2027-01-31T12:00:00Z (RFC 3339)")
+        })
     })
 }
 
 /// Parses the SHA-256 of a key's text.
-fn hash(text: &str) -> Result<[u8; 32], Wrong> {
+fn parse_hash(text: &str) -> Result<[u8; 32], Wrong> {
     // Without the value, which may be the key itself by mistake.
     let wrong = || Wrong::new("is no hash", HASH_REMEDY);
     let hex = text.strip_prefix("sha256:").ok_or_else(wrong)?;
@@ -291,23 +354,47 @@ fn hash(text: &str) -> Result<[u8; 32], Wrong> {
     Ok(hash)
 }
 
-pub(crate) fn not_empty(text: String) -> Result<String, Wrong> {
+/// A text that is not empty.
+pub(crate) fn word<'p>() -> Parser<'p, String> {
+    parse::text()
+        .having("minLength", 1)
+        .check(|text| not_empty(text))
+}
+
+pub(crate) fn not_empty(text: &str) -> Result<(), Wrong> {
     if text.is_empty() {
         Err(Wrong::new("is empty", "write a name"))
     } else {
-        Ok(text)
+        Ok(())
     }
 }
 
+/// The forms of `auth`.
+static MODES: [Form; 3] = [
+    Form {
+        words: &["none", "keys"],
+        table: "API keys only (keys), or no authentication (none, on loopback).",
+        key: "The mode of authentication.",
+        is_default: false,
+    },
+    Form {
+        words: &["external"],
+        table: "Access tokens of another authorization server; API keys work too.",
+        key: "Another authorization server.",
+        is_default: false,
+    },
+    Form {
+        words: &["builtin"],
+        table: "Access tokens of the tenant's own authorization server; API keys work too.",
+        key: "Its own authorization server; the default.",
+        is_default: true,
+    },
+];
+/// The pattern of a scope token.
+pub(super) const SCOPE: &str = r"^[!#-\[\]-~]+$";
 const MODE_REMEDY: &str =
     "write auth: {mode: builtin}, {mode: external, issuer: URL}, {mode: keys} or {mode: none}";
 const HASH_REMEDY: &str = "write sha256:… as lockgate key new prints it";
-/// The required members of an API key.
-const NEEDED: [(&str, &str); 3] = [
-    ("hash", HASH_REMEDY),
-    ("subject", "name whom it acts for"),
-    ("servers", "name the servers that it may use, or \"*\""),
-];
 
 #[cfg(test)]
 mod tests {

@@ -14,6 +14,7 @@
 //! * `sandbox`: reader of `sandbox`
 //! * `schema`: JSON schema of manifests
 //! * `server`: reader of `servers`
+//! * `table`: tables of a manifest: how keys are read and described
 //! * `tenant`: reader of `tenants` and `quotas`
 
 mod authorization_server;
@@ -28,8 +29,9 @@ pub(crate) mod reader;
 mod sandbox;
 mod schema;
 mod server;
+mod table;
 mod tenant;
 
 pub(crate) use self::objects::Declaration;
 pub(crate) use self::reader::Manifest;
-pub(crate) use self::schema::TEXT;
+pub(crate) use self::schema::schema;

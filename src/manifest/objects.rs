@@ -13,10 +13,9 @@ use serde_json::Value as Json;
 use super::{
     interpolation::{files, is_closed, resolve},
     reader::{self, Manifest},
+    table::{Fields, Findings},
 };
-use crate::config::{
-    Fields, Format, Mistake, Mistakes, Node, Value, Wrong, reader::syntax_mistakes,
-};
+use crate::config::{Format, Mistake, Node, Value, Wrong, reader::syntax_mistakes};
 use crate::declare::{Declared, Document, Kind, Object, ObjectName, PLACE};
 
 impl Object {
@@ -82,7 +81,7 @@ impl Declared {
         if !open.is_empty() {
             return Err(open);
         }
-        reader::stored(&self.tenants())
+        reader::stored(self.tenants())
     }
 
     /// The whole manifest as JSON, including secrets, to be sent to a gateway.
@@ -213,20 +212,20 @@ pub(crate) fn document(
     env: &BTreeMap<String, String>,
 ) -> Result<Document, Vec<Mistake>> {
     let (tree, errors) = format.parse(file, text);
-    let mistakes = Mistakes::from(syntax_mistakes(file, errors));
+    let findings = Findings::from(syntax_mistakes(file, errors));
     let mut document = Document::new();
     let mut open = Vec::new();
     if let Some(tree) = &tree {
-        let fields = Fields::of(tree, "", &mistakes);
+        let fields = Fields::of(tree, "", &findings);
         for (member, node) in fields.members() {
             let json = to_json(node, env, member, &mut open);
             document.insert(member.to_owned(), json);
         }
     }
     for mistake in open {
-        mistakes.add(mistake);
+        findings.add(mistake);
     }
-    mistakes.result(document)
+    findings.result(document)
 }
 
 fn members(node: &Node) -> Vec<(&str, &Node)> {

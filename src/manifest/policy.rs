@@ -2,90 +2,118 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{Fields, Node, Wrong};
+use super::{
+    identity::SCOPE,
+    table::{Entries, Fields, Key, Parser, parse},
+};
+use crate::config::Wrong;
 use crate::declare::{Names, Pattern, Policy, is_scope};
 
 /// Reads the key `policy` of a server.
 pub(super) fn policy(server: &Fields<'_>) -> Policy {
-    let Some(fields) = server.inner("policy") else {
+    let Some(fields) = server.key("policy", "Access policy of the server.").table() else {
         return Policy::default();
     };
     fields.order(&["tools", "prompts", "resources"]);
-    let mut scopes = Vec::new();
-    for (tools, needed) in lists(&fields, "scopes", scope) {
-        match Pattern::parse(tools.name) {
-            Ok(pattern) => scopes.push((pattern, needed)),
-            Err(wrong) => fields.wrong(&tools.key(), tools.place, wrong),
-        }
-    }
-    let mut implies = BTreeMap::new();
-    for (implying, implied) in lists(&fields, "implies", scope) {
-        if let Err(wrong) = scope(implying.name) {
-            fields.wrong(&implying.key(), implying.place, wrong);
-        }
-        implies.insert(implying.name.to_owned(), implied);
-    }
-    let read = Policy::new(
-        names(&fields, "tools"),
-        names(&fields, "prompts"),
-        names(&fields, "resources"),
-        scopes,
-        &implies,
+    let scopes = scopes(&fields);
+    let implies = implies(&fields);
+    let tools = fields.key(
+        "tools",
+        "Allowed tools, by pattern; a denied one answers like an unknown one.",
     );
+    let tools = names(tools);
+    let prompts = fields.key(
+        "prompts",
+        "Allowed prompts, by pattern; a denied one answers like an unknown one.",
+    );
+    let prompts = names(prompts);
+    let resources = fields.key(
+        "resources",
+        "Allowed resources, by pattern; a denied one answers like an unknown one.",
+    );
+    let resources = names(resources);
     fields.end();
-    read
+    Policy::new(tools, prompts, resources, scopes, &implies)
 }
 
-/// A key that the operator chose, and its place.
-struct Chosen<'n> {
-    table: &'static str,
-    name: &'n str,
-    place: &'n str,
-}
-
-impl Chosen<'_> {
-    /// Its dotted key below `policy`.
-    fn key(&self) -> String {
-        format!("{}.{}", self.table, self.name)
-    }
-}
-
-/// The members of a table of lists.
-fn lists<'n, T>(
-    policy: &Fields<'n>,
-    table: &'static str,
-    item: fn(&str) -> Result<T, Wrong>,
-) -> Vec<(Chosen<'n>, Vec<T>)> {
-    let Some(members) = policy.inner(table) else {
+fn scopes(policy: &Fields<'_>) -> Vec<(Pattern, Vec<String>)> {
+    let entries = policy
+        .key(
+            "scopes",
+            "Scopes that tools require, by pattern of the tool's name.",
+        )
+        .entries(parse::text());
+    let Some(entries) = entries else {
         return Vec::new();
     };
-    let mut read = Vec::new();
-    for (name, node) in members.members() {
-        let items = members.value(name, node, Vec::new(), |node| each(node, item));
-        let place = &*node.place;
-        read.push((Chosen { table, name, place }, items));
+    let mut scopes = Vec::new();
+    for (tools, place, needed) in lists_of_scopes(&entries) {
+        match Pattern::parse(tools) {
+            Ok(pattern) => scopes.push((pattern, needed)),
+            Err(wrong) => entries.wrong(tools, place, wrong),
+        }
     }
-    read
+    scopes
 }
 
-fn names(policy: &Fields<'_>, kind: &'static str) -> Names {
-    let Some(fields) = policy.inner(kind) else {
+fn implies(policy: &Fields<'_>) -> BTreeMap<String, Vec<String>> {
+    let entries = policy
+        .key("implies", "Scopes that a scope includes.")
+        .entries(parse::text());
+    let Some(entries) = entries else {
+        return BTreeMap::new();
+    };
+    let mut implies = BTreeMap::new();
+    for (implying, place, implied) in lists_of_scopes(&entries) {
+        if let Err(wrong) = scope(implying) {
+            entries.wrong(implying, place, wrong);
+        }
+        implies.insert(implying.to_owned(), implied);
+    }
+    implies
+}
+
+/// The names of a table of lists, with their places and their scopes.
+fn lists_of_scopes<'a>(entries: &Entries<'a>) -> Vec<(&'a str, &'a str, Vec<String>)> {
+    let members = entries.members().map(|(name, node)| {
+        let item = parse::text().having("pattern", SCOPE);
+        let scopes = entries.read(name, node, list(item.and(|text| scope(&text))));
+        (name, &*node.place, scopes.unwrap_or_default())
+    });
+    members.collect()
+}
+
+fn names(kind: Key<'_, '_>) -> Names {
+    let Some(fields) = kind.table() else {
         return Names::default();
     };
-    let patterns = |node: &Node| each(node, Pattern::parse);
-    let allow = fields.read("allow", None, |node| patterns(node).map(Some));
-    let deny = fields.read("deny", Vec::new(), patterns);
+    let patterns = || list(parse::text().and(|text| Pattern::parse(&text)));
+    let allow = fields
+        .key(
+            "allow",
+            "Patterns of allowed names; absent allows all. * matches any number of characters.",
+        )
+        .optional(patterns());
+    let deny = fields
+        .key(
+            "deny",
+            "Patterns of denied names, also where allow matches.",
+        )
+        .optional(patterns());
     fields.end();
-    Names::new(allow, deny)
+    Names::new(allow, deny.unwrap_or_default())
 }
 
-fn each<T>(node: &Node, item: fn(&str) -> Result<T, Wrong>) -> Result<Vec<T>, Wrong> {
-    let items = node.items()?;
-    if items.len() > MAX_ENTRIES {
-        let remedy = format!("write at most {MAX_ENTRIES}, with * where many begin alike");
-        return Err(Wrong::new("has too many entries", remedy));
-    }
-    items.iter().map(|node| item(&node.text()?)).collect()
+fn list<'p, T: 'p>(item: Parser<'p, T>) -> Parser<'p, Vec<T>> {
+    parse::list(item)
+        .having("maxItems", MAX_ENTRIES)
+        .first(|node| {
+            if node.items()?.len() > MAX_ENTRIES {
+                let remedy = format!("write at most {MAX_ENTRIES}, with * where many begin alike");
+                return Err(Wrong::new("has too many entries", remedy));
+            }
+            Ok(())
+        })
 }
 
 /// Parses a `scope-token` (RFC 6749, section 3.3), which is safe in a quoted string of a header.

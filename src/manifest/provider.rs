@@ -11,58 +11,44 @@ use url::Url;
 
 use super::{
     authorization_server::{is_address, names, needed, title},
-    identity::{issuer, not_empty, scopes},
-    interpolation::interpolate,
+    identity::{issuer, not_empty, scopes, word},
     reader::Reader,
+    table::{Fields, Findings, Form, Parser, parse},
 };
 use crate::base::Secret;
-use crate::config::{Fields, Mistakes, Node, Wrong, reader::choice};
+use crate::config::{Node, Wrong, reader::choice};
 use crate::declare::{Allow, Kind, Provider, ProviderKind};
 
 impl Reader<'_> {
     /// Reads one provider.
     pub(crate) fn provider(&mut self, node: &Node, key: &str, name: &str) -> Provider {
-        let ignored = Mistakes::default();
-        let any = Fields::of(node, key, &ignored);
-        let kinds = [("openid", true), ("oauth", false)];
-        let kind = |node: &Node| choice(&node.text()?, &kinds);
-        let is_openid = match any.member("kind").map(|node| (node, kind(node))) {
-            Some((node, Err(wrong))) => {
-                self.wrong(wrong, &node.place, &any.key("kind"));
-                true
-            }
-            Some((_, Ok(is_openid))) => is_openid,
-            None => true,
-        };
-        let fields = Fields::of(node, key, self.mistakes);
+        let word = self.kind(node, key);
+        let fields = Fields::of(node, key, self.findings)
+            .described("An identity provider at which people log in.")
+            .defined("provider");
+        let is_openid = fields.form("kind", &KINDS, word) == OPENID;
         fields.order(&["kind", "title", "issuer", "client_id", "client_secret"]);
         fields.order(&["scopes", "allow"]);
-        needed(&fields, node, "client_id", "write our client id there");
-        let (kind, default) = if is_openid {
-            (openid(&fields, node), &OPENID_SCOPES[..])
+        needed(&fields, "client_id", "write our client id there");
+        let kind = if is_openid {
+            openid(&fields)
         } else {
-            (oauth(&fields, node), &[][..])
+            oauth(&fields)
         };
-        let default: Vec<String> = default.iter().map(|scope| (*scope).to_owned()).collect();
-        let asked = |node: &Node| {
-            let asked = scopes(node)?;
-            if is_openid && !asked.iter().any(|scope| scope == "openid") {
-                // OpenID Connect Core, section 3.1.2.1.
-                let remedy = "add openid, without which there is no ID token";
-                return Err(Wrong::new("asks for no openid", remedy));
-            }
-            Ok(asked)
-        };
-        let env = self.env;
-        let text = |node: &Node| interpolate(&node.text()?, env).and_then(not_empty);
-        let hidden = |node: &Node| text(node).map(|text| Some(Secret::new(text)));
+        let title = fields
+            .key(
+                "title",
+                "The name on the log-in page; by default the provider's name.",
+            )
+            .optional(title());
+        let (client_id, client_secret) = self.credentials(&fields);
         let provider = Provider {
             name: name.to_owned(),
-            title: fields.read("title", name.to_owned(), title),
+            title: title.unwrap_or_else(|| name.to_owned()),
             kind,
-            client_id: fields.read("client_id", String::new(), text),
-            client_secret: fields.read("client_secret", None, hidden),
-            scopes: fields.read("scopes", default, asked),
+            client_id,
+            client_secret,
+            scopes: requested_scopes(&fields, is_openid),
             allow: allow(&fields, is_openid),
         };
         if provider.allow.is_empty() && provider.is_public() {
@@ -74,6 +60,40 @@ impl Reader<'_> {
         provider
     }
 
+    /// Reads the kind of a provider, on which its other keys depend.
+    fn kind(&self, node: &Node, key: &str) -> &'static str {
+        let ignored = Findings::default();
+        let any = Fields::of(node, key, &ignored);
+        let Some(node) = any.member("kind") else {
+            return OPENID;
+        };
+        let kind = node.text();
+        let kinds = [(OPENID, OPENID), (OAUTH, OAUTH)];
+        kind.and_then(|kind| choice(&kind, &kinds))
+            .unwrap_or_else(|wrong| {
+                self.wrong(wrong, &node.place, &any.path_of("kind"));
+                OPENID
+            })
+    }
+
+    /// Reads the client ID and the secret of the gateway at a provider.
+    fn credentials(&self, fields: &Fields<'_>) -> (String, Option<Secret>) {
+        let text = || {
+            let text = self.text().having("minLength", 1);
+            text.check(|text| not_empty(text))
+        };
+        let client_id = fields
+            .key("client_id", "The client ID of the gateway at the provider.")
+            .optional(text());
+        let client_secret = fields
+            .key(
+                "client_secret",
+                "The client secret of the gateway at the provider; stored sealed, never shown.",
+            )
+            .optional(text().and(|text| Ok(Secret::new(text))));
+        (client_id.unwrap_or_default(), client_secret)
+    }
+
     /// Reports providers with the same issuer: they would merge subjects of different users.
     pub(super) fn distinct(&mut self, tenant: &Fields<'_>, all: &BTreeMap<String, Arc<Provider>>) {
         let mut seen = HashMap::new();
@@ -83,7 +103,7 @@ impl Reader<'_> {
                 continue;
             }
             if let Some(other) = seen.insert(issuer, name) {
-                let key = format!("{}.{name}", tenant.key(Kind::Provider.plural()));
+                let key = format!("{}.{name}", tenant.path_of(Kind::Provider.plural()));
                 let what = format!("has the issuer of {other}: their subjects would be the same");
                 let place = self.places.get(&key).unwrap_or(&tenant.place).clone();
                 let wrong = Wrong::new(what, "keep one of the two");
@@ -93,78 +113,158 @@ impl Reader<'_> {
     }
 }
 
-fn openid(fields: &Fields<'_>, node: &Node) -> ProviderKind {
-    needed(fields, node, "issuer", "write its issuer, https://…");
-    let claim = |node: &Node| node.text().and_then(not_empty);
+fn openid(fields: &Fields<'_>) -> ProviderKind {
+    needed(fields, "issuer", "write its issuer, https://…");
     ProviderKind::OpenId {
-        issuer: fields.read("issuer", String::new(), issuer),
-        groups_claim: fields.read("groups_claim", "groups".to_owned(), claim),
+        issuer: fields
+            .key(
+                "issuer",
+                "Its issuer identifier, byte for byte; part of every subject.",
+            )
+            .optional(issuer())
+            .unwrap_or_default(),
+        groups_claim: fields
+            .key("groups_claim", "The claim of ID tokens with the groups.")
+            .read("groups".to_owned(), word()),
     }
 }
 
-fn oauth(fields: &Fields<'_>, node: &Node) -> ProviderKind {
+fn oauth(fields: &Fields<'_>) -> ProviderKind {
     let called = "write what it is called in subjects, like https://github.com/login/oauth";
-    needed(fields, node, "issuer", called);
+    needed(fields, "issuer", called);
     for key in ["authorization_url", "token_url", "user_url"] {
-        needed(fields, node, key, "write its URL, https://…");
+        needed(fields, key, "write its URL, https://…");
     }
-    let member = |node: &Node| node.text().and_then(not_empty);
-    let url = |key| fields.read(key, String::new(), web);
+    let authorization_url = fields
+        .key("authorization_url", "The authorization endpoint.")
+        .optional(web());
+    let token_url = fields
+        .key("token_url", "The token endpoint.")
+        .optional(web());
+    let user_url = fields
+        .key(
+            "user_url",
+            "The endpoint that describes the owner of an access token.",
+        )
+        .optional(web());
+    let issuer = fields
+        .key(
+            "issuer",
+            "The name of the provider in subjects, for example https://github.com/login/oauth.",
+        )
+        .optional(issuer());
     ProviderKind::OAuth {
-        authorization_url: url("authorization_url"),
-        token_url: url("token_url"),
-        user_url: url("user_url"),
-        issuer: fields.read("issuer", String::new(), issuer),
-        subject_member: fields.read("subject_member", "id".to_owned(), member),
+        authorization_url: authorization_url.unwrap_or_default(),
+        token_url: token_url.unwrap_or_default(),
+        user_url: user_url.unwrap_or_default(),
+        issuer: issuer.unwrap_or_default(),
+        subject_member: fields
+            .key(
+                "subject_member",
+                "A member of that answer that never changes and is never reassigned.",
+            )
+            .read("id".to_owned(), word()),
     }
+}
+
+fn requested_scopes(fields: &Fields<'_>, is_openid: bool) -> Vec<String> {
+    let default = if is_openid { &OPENID_SCOPES[..] } else { &[] };
+    let default = default.iter().map(|scope| (*scope).to_owned()).collect();
+    let scopes = scopes().check(move |scopes| {
+        if is_openid && !scopes.iter().any(|scope| scope == "openid") {
+            // OpenID Connect Core, section 3.1.2.1.
+            let remedy = "add openid, without which there is no ID token";
+            return Err(Wrong::new("asks for no openid", remedy));
+        }
+        Ok(())
+    });
+    fields
+        .key("scopes", "Requested scopes.")
+        .read(default, scopes)
 }
 
 fn allow(provider: &Fields<'_>, is_openid: bool) -> Allow {
-    let Some(fields) = provider.inner("allow") else {
+    let allow = provider.key(
+        "allow",
+        "Admitted people: those in any of the lists. Required for providers that are open to the \
+         world.",
+    );
+    let Some(fields) = allow.table() else {
         return Allow::default();
     };
+    let fields = fields.defined("allow");
     for key in ["domains", "groups"] {
         if let Some(place) = fields.place_of(key).filter(|_| !is_openid) {
             let what = "cannot be known where kind is oauth";
             fields.wrong(key, place, Wrong::new(what, "list subjects"));
         }
     }
-    let read = Allow {
-        subjects: fields.read("subjects", Vec::new(), names),
-        domains: fields.read("domains", Vec::new(), domains),
-        groups: fields.read("groups", Vec::new(), names),
-    };
+    let subjects = fields
+        .key("subjects", "Subjects of the provider.")
+        .optional(names());
+    let domains = fields
+        .key(
+            "domains",
+            "Domains of verified e-mail addresses (openid only).",
+        )
+        .optional(domains());
+    let groups = fields
+        .key("groups", "Groups (openid only).")
+        .optional(names());
     fields.end();
-    read
+    Allow {
+        subjects: subjects.unwrap_or_default(),
+        domains: domains.unwrap_or_default(),
+        groups: groups.unwrap_or_default(),
+    }
 }
 
-fn domains(node: &Node) -> Result<Vec<String>, Wrong> {
-    let domains = names(node)?;
-    let is_domain = |text: &String| is_address(&format!("x@{text}"));
-    match domains.iter().find(|text| !is_domain(text)) {
-        None => Ok(domains),
-        Some(text) => {
-            let what = format!("{text:?} is no domain");
-            Err(Wrong::new(
-                what,
-                "write it like example.com, in small letters",
-            ))
+fn domains<'p>() -> Parser<'p, Vec<String>> {
+    names().check(|domains| {
+        let is_domain = |text: &String| is_address(&format!("x@{text}"));
+        match domains.iter().find(|text| !is_domain(text)) {
+            None => Ok(()),
+            Some(text) => {
+                let what = format!("{text:?} is no domain");
+                Err(Wrong::new(
+                    what,
+                    "write it like example.com, in small letters",
+                ))
+            }
         }
-    }
+    })
 }
 
-/// Parses an http or https URL with a host, without fragment or user name.
-fn web(node: &Node) -> Result<String, Wrong> {
-    let text = node.text()?;
-    let wrong = |what: &str| Wrong::new(format!("{text:?} {what}"), "write its URL, https://…");
-    let url = Url::parse(&text).map_err(|_| wrong("is no URL"))?;
-    if !matches!(url.scheme(), "https" | "http") || url.host_str().is_none() {
-        return Err(wrong("is no https URL"));
-    }
-    if url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
-        return Err(wrong("has a fragment or a user name"));
-    }
-    Ok(text)
+/// An http or https URL with a host, without fragment or user name.
+fn web<'p>() -> Parser<'p, String> {
+    parse::text().having("format", "uri").check(|text| {
+        let wrong = |what: &str| Wrong::new(format!("{text:?} {what}"), "write its URL, https://…");
+        let url = Url::parse(text).map_err(|_| wrong("is no URL"))?;
+        if !matches!(url.scheme(), "https" | "http") || url.host_str().is_none() {
+            return Err(wrong("is no https URL"));
+        }
+        if url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
+            return Err(wrong("has a fragment or a user name"));
+        }
+        Ok(())
+    })
 }
 
+const OPENID: &str = "openid";
+const OAUTH: &str = "oauth";
+/// The forms of a provider.
+static KINDS: [Form; 2] = [
+    Form {
+        words: &[OPENID],
+        table: "An OpenID Connect provider.",
+        key: "OpenID Connect; the default.",
+        is_default: true,
+    },
+    Form {
+        words: &[OAUTH],
+        table: "An OAuth 2.0 provider without OpenID Connect, such as GitHub.",
+        key: "OAuth 2.0 without ID tokens.",
+        is_default: false,
+    },
+];
 const OPENID_SCOPES: [&str; 3] = ["openid", "profile", "email"];

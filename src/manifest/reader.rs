@@ -5,8 +5,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use super::{
+    interpolation::interpolate,
+    table::{Entries, Fields, Findings, Parser, parse},
+};
 use crate::{
-    config::{Mistake, Mistakes, Node, Wrong, reader::name},
+    config::{Mistake, Node, Value, Wrong},
     declare::{Catalog, PLACE, Tenant},
 };
 
@@ -41,21 +45,23 @@ pub(crate) fn read(
     mistakes: Vec<Mistake>,
     env: &BTreeMap<String, String>,
 ) -> Result<Manifest, Vec<Mistake>> {
-    let mistakes = Mistakes::from(mistakes);
-    let mut reader = Reader::new(env, &mistakes);
+    let findings = Findings::from(mistakes);
+    let mut reader = Reader::new(env, &findings);
     let catalog = tree.map(|tree| reader.root(tree)).unwrap_or_default();
     let places = reader.places;
-    mistakes.result(Manifest { catalog, places })
+    findings.result(Manifest { catalog, places })
 }
 
 /// Reads the tenants of stored objects, in which all references are resolved.
-pub(super) fn stored(tenants: &[(String, Node)]) -> Result<Manifest, Vec<Mistake>> {
-    let (env, mistakes) = (BTreeMap::new(), Mistakes::from(Vec::new()));
-    let mut reader = Reader::new(&env, &mistakes);
+pub(super) fn stored(tenants: Vec<(String, Node)>) -> Result<Manifest, Vec<Mistake>> {
+    let (env, findings) = (BTreeMap::new(), Findings::default());
+    let mut reader = Reader::new(&env, &findings);
     reader.places.insert(String::new(), PLACE.to_owned());
-    let catalog = reader.catalog(tenants.iter().map(|(name, node)| (name.as_str(), node)));
+    let tenants = Node::new(PLACE, Value::Map(tenants));
+    let tenants = Fields::of(&tenants, "tenants", &findings);
+    let catalog = reader.catalog(&Entries::of(tenants, parse::name()));
     let places = reader.places;
-    mistakes.result(Manifest { catalog, places })
+    findings.result(Manifest { catalog, places })
 }
 
 /// Parses the manifest `text`, the content of `file`.
@@ -75,30 +81,30 @@ pub(crate) fn parse(
 pub(crate) struct Reader<'e> {
     /// The variables for `${env:…}`.
     pub(crate) env: &'e BTreeMap<String, String>,
-    /// The mistakes so far.
-    pub(crate) mistakes: &'e Mistakes,
+    /// The mistakes so far, or the outline of the keys.
+    pub(crate) findings: &'e Findings,
     /// The places of keys, for later checks.
     pub(crate) places: BTreeMap<String, String>,
 }
 
 impl<'e> Reader<'e> {
     /// A reader with the variables `env`.
-    pub(super) fn new(env: &'e BTreeMap<String, String>, mistakes: &'e Mistakes) -> Self {
+    pub(super) fn new(env: &'e BTreeMap<String, String>, findings: &'e Findings) -> Self {
         Self {
             env,
-            mistakes,
+            findings,
             places: BTreeMap::new(),
         }
     }
 
     pub(crate) fn wrong(&self, wrong: Wrong, place: &str, key: &str) {
-        self.mistakes.add(wrong.at(place, key));
+        self.findings.add(wrong.at(place, key));
     }
 
-    pub(crate) fn name(&self, text: &str, node: &Node, key: &str) {
-        if let Err(wrong) = name(text) {
-            self.wrong(wrong, &node.place, key);
-        }
+    /// A text in which variables and files are inserted.
+    pub(crate) fn text(&self) -> Parser<'e, String> {
+        let env = self.env;
+        parse::text().and(move |text| interpolate(&text, env))
     }
 }
 

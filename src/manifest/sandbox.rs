@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::reader::Reader;
-use crate::config::{Fields, Node, Value, Wrong, reader::choice};
+use super::{
+    reader::Reader,
+    table::{Fields, JsonSchema, Parser, parse},
+};
+use crate::config::{Node, Value, Wrong};
 use crate::declare::{Confinement, Profile, Tcp};
 
 impl Reader<'_> {
@@ -24,19 +27,37 @@ impl Reader<'_> {
                 let mut members = entries.iter().filter(|(name, _)| name == inner);
                 members.next().map_or(&node.place, |(_, node)| &node.place)
             });
-            self.places.insert(server.key(key), written.clone());
+            self.places.insert(server.path_of(key), written.clone());
         }
         let default = Confinement::default();
-        let Some(fields) = server.inner("sandbox") else {
+        let Some(fields) = server.key("sandbox", "Confinement of a child.").table() else {
             return default;
         };
-        let profile = |node: &Node| choice(&node.text()?, &PROFILES);
         let read = Confinement {
-            profile: fields.read("profile", default.profile, profile),
-            required: fields.read("required", default.required, Node::flag),
-            read: fields.read("read", default.read, directories),
-            write: fields.read("write", default.write, directories),
-            tcp: fields.read("tcp", default.tcp, tcp),
+            profile: fields
+                .key("profile", "The walls around a child.")
+                .read(default.profile, parse::choice(&PROFILES)),
+            required: fields
+                .key(
+                    "required",
+                    "A wall that this machine cannot enforce is a mistake (true) or a warning \
+                     (false).",
+                )
+                .read(default.required, parse::flag()),
+            read: fields
+                .key(
+                    "read",
+                    "Readable files and directories, beside those of the system.",
+                )
+                .optional(directories())
+                .unwrap_or_default(),
+            write: fields
+                .key("write", "Writable files and directories.")
+                .optional(directories())
+                .unwrap_or_default(),
+            tcp: fields
+                .key("tcp", "TCP: all, none, or only these ports.")
+                .read(default.tcp, tcp()),
         };
         fields.end();
         read
@@ -45,32 +66,58 @@ impl Reader<'_> {
 
 /// Reads the limits that need a cgroup: memory, pids, cpu.
 pub(super) fn group_limits(limits: &Fields<'_>) -> (Option<u64>, Option<u32>, Option<u32>) {
-    let memory = |node: &Node| {
-        let bytes = node.size()?;
-        Ok(Some(bytes).filter(|&bytes| bytes > 0))
-    };
-    let pids = |node: &Node| node.count(1).map(Some);
-    (
-        limits.read("memory", None, memory),
-        limits.read("pids", None, pids),
-        limits.read("cpu", None, cpu),
-    )
+    let memory = limits
+        .key(
+            "memory",
+            "Memory of all its processes; requires a delegated cgroup.",
+        )
+        .optional(parse::size());
+    let pids = limits
+        .key(
+            "pids",
+            "Processes and threads; requires a cgroup, or a uid for each child.",
+        )
+        .optional(parse::count(1));
+    let cpu = limits
+        .key(
+            "cpu",
+            "Processor time: a share of one processor such as \"50%\", or a number of \
+             processors; requires a delegated cgroup.",
+        )
+        .optional(cpu());
+    (memory.filter(|&bytes| bytes > 0), pids, cpu.flatten())
 }
 
-fn directories(node: &Node) -> Result<Vec<PathBuf>, Wrong> {
-    let path = |item: &Node| {
-        let path = PathBuf::from(item.text()?);
+fn directories<'p>() -> Parser<'p, Vec<PathBuf>> {
+    let path = parse::text().having("pattern", "^/").and(|text| {
+        let path = PathBuf::from(text);
         if path.is_absolute() {
             Ok(path)
         } else {
             let what = format!("{:?} is not absolute", path.display().to_string());
             Err(Wrong::new(what, "write the whole path"))
         }
-    };
-    node.items()?.iter().map(path).collect()
+    });
+    parse::list(path)
 }
 
-fn tcp(node: &Node) -> Result<Tcp, Wrong> {
+/// true, false, or a list of ports.
+fn tcp<'p>() -> Parser<'p, Tcp> {
+    let schema = || {
+        let port = JsonSchema::of("integer")
+            .with("minimum", 1)
+            .with("maximum", u16::MAX);
+        let ports = JsonSchema::of("array").with_schema("items", port);
+        JsonSchema::default().with_any("anyOf", vec![parse::flag().schema(), ports])
+    };
+    Parser::new(schema, parse_tcp).shown(|tcp| match tcp {
+        Tcp::Any => true.into(),
+        Tcp::Off => false.into(),
+        Tcp::Ports(ports) => ports.as_slice().into(),
+    })
+}
+
+fn parse_tcp(node: &Node) -> Result<Tcp, Wrong> {
     let remedy = "write true, false or a list of ports like [443]";
     match &node.value {
         Value::Flag(true) => Ok(Tcp::Any),
@@ -91,8 +138,19 @@ fn tcp(node: &Node) -> Result<Tcp, Wrong> {
     }
 }
 
-/// Parses percents of one processor: `"50%"`, or a number of processors.
-fn cpu(node: &Node) -> Result<Option<u32>, Wrong> {
+/// Percents of one processor: `"50%"`, or a number of processors.
+fn cpu<'p>() -> Parser<'p, Option<u32>> {
+    let schema = || {
+        let number = JsonSchema::of("integer")
+            .with("minimum", 1)
+            .with("maximum", 10_000);
+        let share = JsonSchema::of("string").with("pattern", "^([0-9]+%)?$");
+        JsonSchema::default().with_any("anyOf", vec![number, share])
+    };
+    Parser::new(schema, parse_cpu)
+}
+
+fn parse_cpu(node: &Node) -> Result<Option<u32>, Wrong> {
     let remedy = "write a share of one processor like \"50%\", or a number of processors";
     let percents = match &node.value {
         Value::Whole(processors) => u32::try_from(*processors)

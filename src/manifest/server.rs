@@ -8,11 +8,14 @@ use std::{
 };
 
 use super::{
-    identity::grants, interpolation::interpolate, policy::policy, reader::Reader,
+    identity::grants,
+    policy::policy,
+    reader::Reader,
     sandbox::group_limits,
+    table::{Fields, JsonSchema, Parser, parse},
 };
 use crate::{
-    config::{Fields, Node, Value, Wrong, reader::choice},
+    config::{Node, Value, Wrong},
     declare::{
         Clocks, Home, Isolation, Launch, Limits, OnLoss, Recipe, Reply, ReplyMode, Room, STORE,
         Server, Start, Supervision, derive,
@@ -22,7 +25,9 @@ use crate::{
 impl Reader<'_> {
     /// Reads one server of a tenant.
     pub(crate) fn server(&mut self, node: &Node, key: &str, tenant: &str, server: &str) -> Server {
-        let fields = Fields::of(node, key, self.mistakes);
+        let fields = Fields::of(node, key, self.findings)
+            .described("A server: its program, and the treatment of its children.")
+            .defined("server");
         fields.order(&[
             "command", "args", "env", "cwd", "reply", "clocks", "tools", "limits",
         ]);
@@ -31,10 +36,9 @@ impl Reader<'_> {
         for name in ["command", "prepare"] {
             let place = fields.member(name).map(|node| node.place.clone());
             self.places
-                .extend(place.map(|place| (fields.key(name), place)));
+                .extend(place.map(|place| (fields.path_of(name), place)));
         }
-        let resolved = |node: &Node| interpolate(&node.text()?, self.env);
-        let recipe = recipe(&fields, &launch, resolved);
+        let recipe = recipe(&fields, &launch, self.text());
         let clocks = clocks(&fields);
         let read = Server {
             tenant: tenant.to_owned(),
@@ -47,7 +51,12 @@ impl Reader<'_> {
             limits: limits(&fields),
             supervision: supervision(&fields),
             policy: Arc::new(policy(&fields)),
-            audit_calls: fields.read("audit_calls", false, Node::flag),
+            audit_calls: fields
+                .key(
+                    "audit_calls",
+                    "Records calls in the audit trail, without arguments and results.",
+                )
+                .read(false, parse::flag()),
             room: Room::default(),
             grants: grants(&fields),
         };
@@ -56,34 +65,25 @@ impl Reader<'_> {
     }
 
     fn launch(&mut self, fields: &Fields<'_>) -> Launch {
-        let env = self.env;
-        let resolved = |node: &Node| interpolate(&node.text()?, env);
-        let command = if fields.member("command").is_none() {
-            let wrong = Wrong::new("is missing", "write the program to start");
-            self.wrong(wrong, &fields.place, &fields.key("command"));
-            String::new()
-        } else {
-            let program = |node: &Node| resolved(node).and_then(not_empty);
-            fields.read("command", String::new(), program)
-        };
-        let args = self.args(fields, &resolved);
-        let mut variables = BTreeMap::new();
-        if let Some(members) = fields.inner("env") {
-            for (variable, node) in members.members() {
-                if variable.is_empty() || variable.contains(['=', '\0']) {
-                    let wrong = Wrong::new("is no name of a variable", "leave out = and NUL");
-                    self.wrong(wrong, &node.place, &members.key(variable));
-                }
-                let value = members.value(variable, node, String::new(), resolved);
-                variables.insert(variable.to_owned(), value);
-            }
-        }
-        let directory = |node: &Node| resolved(node).and_then(|text| absolute(&text));
+        fields.require("command", "write the program to start");
+        let command = fields
+            .key(
+                "command",
+                "The program; without a slash it is looked up in PATH. No shell is involved.",
+            )
+            .optional(
+                self.text()
+                    .having("minLength", 1)
+                    .check(|text| not_empty(text)),
+            );
         Launch {
-            command,
-            args,
-            env: variables,
-            cwd: fields.read("cwd", None, directory),
+            command: command.unwrap_or_default(),
+            args: self.args(fields),
+            env: self.variables(fields),
+            cwd: fields
+                .key("cwd", "The working directory; \"\" means a private one.")
+                .optional(self.text().and(|text| absolute(&text)))
+                .flatten(),
             home: Home::Private,
             confinement: self.confinement(fields),
             prepared: None,
@@ -91,35 +91,75 @@ impl Reader<'_> {
         }
     }
 
-    fn args(
-        &mut self,
-        fields: &Fields<'_>,
-        resolved: &dyn Fn(&Node) -> Result<String, Wrong>,
-    ) -> Vec<String> {
-        let items = fields.read("args", Vec::new(), Node::items);
+    fn args(&mut self, fields: &Fields<'_>) -> Vec<String> {
+        let text = self.text();
+        let items = Parser::new(|| parse::list(parse::text()).schema(), Node::items);
+        let items = fields.key("args", "Its arguments.").optional(items);
+        let items = items.unwrap_or_default();
         let mut args = Vec::with_capacity(items.len());
         for (at, item) in items.iter().enumerate() {
-            match resolved(item) {
+            match text.parse(item) {
                 Ok(arg) => args.push(arg),
                 Err(wrong) => {
-                    self.wrong(wrong, &item.place, &format!("{}[{at}]", fields.key("args")));
+                    let key = format!("{}[{at}]", fields.path_of("args"));
+                    self.wrong(wrong, &item.place, &key);
                 }
             }
         }
         args
     }
+
+    fn variables(&mut self, fields: &Fields<'_>) -> BTreeMap<String, String> {
+        let mut variables = BTreeMap::new();
+        let entries = fields
+            .key("env", "Environment variables; stored sealed, never shown.")
+            .entries(variable());
+        let Some(entries) = entries else {
+            return variables;
+        };
+        for (variable, node) in entries.members() {
+            let value = entries.read(variable, node, self.text());
+            variables.insert(variable.to_owned(), value.unwrap_or_default());
+        }
+        variables
+    }
+}
+
+/// The name of an environment variable.
+fn variable<'p>() -> Parser<'p, String> {
+    let name = parse::text().having("pattern", "^[^=]+$");
+    name.check(|variable| {
+        if variable.is_empty() || variable.contains(['=', '\0']) {
+            return Err(Wrong::new(
+                "is no name of a variable",
+                "leave out = and NUL",
+            ));
+        }
+        Ok(())
+    })
 }
 
 fn reply(server: &Fields<'_>) -> Reply {
     let default = DEFAULT_REPLY;
-    let Some(fields) = server.inner("reply") else {
+    let Some(fields) = server.key("reply", "The form of responses.").table() else {
         return default;
     };
-    let mode = |node: &Node| choice(&node.text()?, &REPLY_MODES);
     let read = Reply {
-        mode: fields.read("mode", default.mode, mode),
-        sse_after: fields.read("sse_after", default.sse_after, Node::duration),
-        close_after: fields.read("close_after", default.close_after, Node::duration),
+        mode: fields
+            .key(
+                "mode",
+                "JSON for quick responses and SSE for others, or always one of the two.",
+            )
+            .read(default.mode, parse::choice(&REPLY_MODES)),
+        sse_after: fields
+            .key("sse_after", "The time that auto waits before it opens SSE.")
+            .read(default.sse_after, parse::duration()),
+        close_after: fields
+            .key(
+                "close_after",
+                "The time after which a POST stream is closed and polled; 0s is off.",
+            )
+            .read(default.close_after, parse::duration()),
     };
     fields.end();
     read
@@ -128,16 +168,24 @@ fn reply(server: &Fields<'_>) -> Reply {
 /// Reads the time limits of a server.
 fn clocks(server: &Fields<'_>) -> Clocks {
     let default = DEFAULT_CLOCKS;
-    let Some(fields) = server.inner("clocks") else {
+    let clocks = server.key("clocks", "Time limits of a child and its calls.");
+    let Some(fields) = clocks.table() else {
         return default;
     };
-    let start = fields.read("start", default.start, Node::duration);
+    let start = fields
+        .key("start", "Time for the answer to initialize.")
+        .read(default.start, parse::duration());
     let of_calls = call_clocks(&fields, default);
-    let stop = fields.read("stop", default.stop, duration_pair);
+    let stop = fields
+        .key(
+            "stop",
+            "After stdin is closed: the time until SIGTERM, and from there until SIGKILL.",
+        )
+        .optional(duration_pair());
     fields.end();
     Clocks {
         start,
-        stop,
+        stop: stop.unwrap_or(default.stop),
         ..of_calls
     }
 }
@@ -145,9 +193,12 @@ fn clocks(server: &Fields<'_>) -> Clocks {
 /// Reads the time limits of single tools; `start` and `stop` apply to the child, not to calls.
 fn tools(server: &Fields<'_>, default: Clocks) -> HashMap<String, Clocks> {
     let mut tools = HashMap::new();
-    if let Some(members) = server.inner("tools") {
-        for (tool, node) in members.members() {
-            let fields = members.table(tool, node);
+    let entries = server
+        .key("tools", "Time limits of single tools, by name.")
+        .entries(parse::text());
+    if let Some(entries) = entries {
+        for (tool, node) in entries.members() {
+            let fields = entries.table(tool, node, "Time limits of one tool.");
             tools.insert(tool.to_owned(), call_clocks(&fields, default));
             fields.end();
         }
@@ -155,42 +206,67 @@ fn tools(server: &Fields<'_>, default: Clocks) -> HashMap<String, Clocks> {
     tools
 }
 
+/// Reads the time limits of calls. The schema shows no defaults, because those of a tool are the
+/// server's.
 fn call_clocks(fields: &Fields<'_>, default: Clocks) -> Clocks {
-    let clock = |key, default| fields.read(key, default, Node::duration);
+    let call = fields
+        .key(
+            "call",
+            "The child's own time for a call; it stands still while the child waits for the \
+             client, and progress restarts it.",
+        )
+        .optional(parse::duration());
+    let call_max = fields
+        .key("call_max", "Time for a call in all, with any progress.")
+        .optional(parse::duration());
+    let ask = fields
+        .key(
+            "ask",
+            "Time for the client's answer to a request of the child.",
+        )
+        .optional(parse::duration());
+    let ask_unclaimed = fields
+        .key(
+            "ask_unclaimed",
+            "Time that a request of the child waits for a stream to the client.",
+        )
+        .optional(parse::duration());
     Clocks {
-        call: clock("call", default.call),
-        call_max: clock("call_max", default.call_max),
-        ask: clock("ask", default.ask),
-        ask_unclaimed: clock("ask_unclaimed", default.ask_unclaimed),
+        call: call.unwrap_or(default.call),
+        call_max: call_max.unwrap_or(default.call_max),
+        ask: ask.unwrap_or(default.ask),
+        ask_unclaimed: ask_unclaimed.unwrap_or(default.ask_unclaimed),
         ..default
     }
 }
 
 fn limits(server: &Fields<'_>) -> Limits {
     let default = DEFAULT_LIMITS;
-    let Some(fields) = server.inner("limits") else {
+    let Some(fields) = server.key("limits", "Bounds of one child.").table() else {
         return default;
     };
     fields.order(&["line", "stderr", "files", "file_size"]);
     let (memory, pids, cpu) = group_limits(&fields);
-    let line = |node: &Node| match node.size()? {
-        0 => Err(Wrong::new(
-            "must hold at least one byte",
-            "write a size like \"16MiB\"",
-        )),
-        bytes => Ok(bytes),
-    };
-    // The kernel's value for no limit (`RLIM_INFINITY`).
-    let unlimited = |node: &Node| {
-        node.size()
-            .map(|bytes| if bytes == 0 { u64::MAX } else { bytes })
-    };
-    let files = |node: &Node| node.count(1).map(u64::from);
     let read = Limits {
-        line: fields.read("line", default.line, line),
-        stderr: fields.read("stderr", default.stderr, Node::size),
-        files: fields.read("files", default.files, files),
-        file_size: fields.read("file_size", default.file_size, unlimited),
+        line: fields.key("line", "The longest line on stdout.").read(
+            default.line,
+            parse::size().check(|bytes| some_bytes(*bytes)),
+        ),
+        stderr: fields
+            .key("stderr", "The amount of recent stderr that is kept.")
+            .read(default.stderr, parse::size()),
+        files: fields
+            .key("files", "Open files of one process.")
+            .read(default.files, parse::count(1)),
+        file_size: fields
+            .key(
+                "file_size",
+                "The largest file that it may write; \"\" means no bound.",
+            )
+            .read(
+                default.file_size,
+                parse::size().convert(unlimited, |bytes| *bytes),
+            ),
         memory,
         pids,
         cpu,
@@ -199,23 +275,36 @@ fn limits(server: &Fields<'_>) -> Limits {
     read
 }
 
-fn duration_pair(node: &Node) -> Result<[Duration; 2], Wrong> {
-    let clocks: Vec<Duration> = node
-        .items()?
-        .iter()
-        .map(Node::duration)
-        .collect::<Result<_, _>>()?;
-    let remedy = "write how long until SIGTERM and until SIGKILL, like [2s, 5s]";
-    clocks
-        .try_into()
-        .map_err(|_| Wrong::new("does not hold two durations", remedy))
+fn some_bytes(bytes: u64) -> Result<(), Wrong> {
+    match bytes {
+        0 => Err(Wrong::new(
+            "must hold at least one byte",
+            "write a size like \"16MiB\"",
+        )),
+        _ => Ok(()),
+    }
 }
 
-fn not_empty(text: String) -> Result<String, Wrong> {
-    if text.is_empty() {
+/// The kernel's value for no limit (`RLIM_INFINITY`), where zero bytes are written.
+fn unlimited(bytes: u64) -> u64 {
+    if bytes == 0 { u64::MAX } else { bytes }
+}
+
+fn duration_pair<'p>() -> Parser<'p, [Duration; 2]> {
+    let clocks = parse::list(parse::duration()).having("minItems", 2);
+    clocks.having("maxItems", 2).and(|clocks| {
+        let remedy = "write how long until SIGTERM and until SIGKILL, like [2s, 5s]";
+        clocks
+            .try_into()
+            .map_err(|_| Wrong::new("does not hold two durations", remedy))
+    })
+}
+
+fn not_empty(program: &str) -> Result<(), Wrong> {
+    if program.is_empty() {
         Err(Wrong::new("is empty", "write the program to start"))
     } else {
-        Ok(text)
+        Ok(())
     }
 }
 
@@ -267,13 +356,14 @@ enum Prepare {
 }
 
 /// Reads `prepare` of a server with the specification `launch`.
-fn recipe(
-    fields: &Fields<'_>,
-    launch: &Launch,
-    text: impl Fn(&Node) -> Result<String, Wrong>,
-) -> Option<Recipe> {
-    let prepare = |node: &Node| prepare(node, &text);
-    let recipe = match fields.read("prepare", Prepare::Auto, prepare) {
+fn recipe(fields: &Fields<'_>, launch: &Launch, text: Parser<'_, String>) -> Option<Recipe> {
+    let read = fields
+        .key(
+            "prepare",
+            "The preparation before the first child: derived from the command, none, or a command.",
+        )
+        .read(Prepare::Auto, prepare(text));
+    let recipe = match read {
         Prepare::Auto => derive(launch),
         Prepare::Off => None,
         Prepare::Words(words) => Some(Recipe::new(words, [], launch, Start::AsWritten)),
@@ -288,37 +378,63 @@ fn recipe(
     recipe
 }
 
-fn prepare(node: &Node, text: impl Fn(&Node) -> Result<String, Wrong>) -> Result<Prepare, Wrong> {
+/// `auto`, `off`, or a command, whose words are parsed by `text`.
+fn prepare(text: Parser<'_, String>) -> Parser<'_, Prepare> {
+    let schema = || {
+        let words = JsonSchema::default().with("enum", ["auto", "off"].as_slice());
+        let command = parse::list(parse::text()).having("minItems", 1);
+        let off = JsonSchema::default().with("const", false);
+        JsonSchema::default().with_any("anyOf", vec![words, off, command.schema()])
+    };
     let remedy = "write auto, off, or a list of words like [npm, ci]";
-    if let Value::List(items) = &node.value {
-        let words: Vec<String> = items.iter().map(text).collect::<Result<_, _>>()?;
-        return match words.first() {
-            Some(program) if !program.is_empty() => Ok(Prepare::Words(words)),
-            _ => Err(Wrong::new("names no program", remedy)),
-        };
-    }
-    match &node.value {
+    let prepare = Parser::new(schema, move |node| match &node.value {
+        Value::List(items) => {
+            let words = items.iter().map(|item| text.parse(item));
+            let words: Vec<String> = words.collect::<Result<_, _>>()?;
+            match words.first() {
+                Some(program) if !program.is_empty() => Ok(Prepare::Words(words)),
+                _ => Err(Wrong::new("names no program", remedy)),
+            }
+        }
         Value::Text(text) if text == "auto" => Ok(Prepare::Auto),
         Value::Text(text) if text == "off" => Ok(Prepare::Off),
         // YAML 1.1 reads `off` as false.
         Value::Flag(false) => Ok(Prepare::Off),
         _ => Err(Wrong::new("is neither auto, off nor a list", remedy)),
-    }
+    });
+    prepare.shown(|prepare| match prepare {
+        Prepare::Auto => "auto".into(),
+        Prepare::Off => "off".into(),
+        Prepare::Words(words) => words.as_slice().into(),
+    })
 }
 
 /// Reads the supervision of a server's children.
 fn supervision(fields: &Fields<'_>) -> Supervision {
     let default = Supervision::default();
     let read = Supervision {
-        isolation: fields.read("isolation", default.isolation, |node| {
-            choice(&node.text()?, &ISOLATIONS)
-        }),
-        max_children: fields.read("max_children", default.max_children, |node| node.count(1)),
-        warm: fields.read("warm", default.warm, |node| node.count(0)),
-        idle: fields.read("idle", default.idle, Node::duration),
-        on_loss: fields.read("on_loss", default.on_loss, |node| {
-            choice(&node.text()?, &ON_LOSS)
-        }),
+        isolation: fields
+            .key(
+                "isolation",
+                "Sharing of a child: one session, the sessions of one principal, or the whole \
+                 tenant.",
+            )
+            .read(default.isolation, parse::choice(&ISOLATIONS)),
+        max_children: fields
+            .key(
+                "max_children",
+                "The most children of one principal or tenant.",
+            )
+            .read(default.max_children, parse::count(1)),
+        warm: fields
+            .key("warm", "Children that are started in advance.")
+            .read(default.warm, parse::count(0)),
+        idle: fields
+            .key("idle", "The idle time after which a child is stopped.")
+            .read(default.idle, parse::duration()),
+        on_loss: fields
+            .key("on_loss", "The fate of a session whose child is lost.")
+            .read(default.on_loss, parse::choice(&ON_LOSS)),
     };
     let of_shared = fields
         .member("max_children")

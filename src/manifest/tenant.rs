@@ -5,9 +5,10 @@ use std::{collections::BTreeMap, num::NonZeroU64, sync::Arc};
 use super::{
     identity::{known_server, useless_grants},
     reader::Reader,
+    table::{Entries, Fields, JsonSchema, Parser, parse},
 };
 use crate::{
-    config::{Fields, Node, Value, Wrong},
+    config::{Node, Value, Wrong},
     declare::{AuthMode, Bounds, Catalog, Quotas, Room, Server, Tenant},
     protocol::{Revision, revision},
 };
@@ -15,36 +16,41 @@ use crate::{
 impl Reader<'_> {
     /// Reads the whole manifest.
     pub(super) fn root(&mut self, tree: &Node) -> Catalog {
-        let fields = Fields::of(tree, "", self.mistakes);
+        let fields = Fields::of(tree, "", self.findings).described(
+            "Declared objects: tenants with their servers, callers and quotas. Texts may contain \
+             ${env:NAME} and ${file:PATH}; \"$$\" is \"$\".",
+        );
         self.places.insert(String::new(), fields.place.clone());
-        fields.read("version", (), only_version);
+        fields
+            .key("version", "The version of this syntax.")
+            .optional(version());
+        let tenants = fields
+            .key("tenants", "Tenants by name.")
+            .entries(parse::name());
         let mut catalog = Catalog::default();
-        if let Some(node) = fields.member("tenants") {
-            self.places.insert("tenants".to_owned(), node.place.clone());
-            let members = Fields::of(node, "tenants", self.mistakes);
-            catalog = self.catalog(members.members());
+        if let Some(tenants) = tenants {
+            self.places
+                .insert("tenants".to_owned(), tenants.place().to_owned());
+            catalog = self.catalog(&tenants);
         }
         fields.end();
         catalog
     }
 
     /// Reads the tenants of a manifest, or of stored objects.
-    pub(super) fn catalog<'n>(
-        &mut self,
-        tenants: impl IntoIterator<Item = (&'n str, &'n Node)>,
-    ) -> Catalog {
+    pub(super) fn catalog(&mut self, tenants: &Entries<'_>) -> Catalog {
         let mut catalog = Catalog::default();
-        for (name, node) in tenants {
-            let key = format!("tenants.{name}");
-            self.name(name, node, &key);
-            let tenant = self.tenant(node, &key, name);
+        for (name, node) in tenants.members() {
+            let tenant = self.tenant(node, &tenants.path_of(name), name);
             catalog.tenants.insert(name.to_owned(), Arc::new(tenant));
         }
         catalog
     }
 
     fn tenant(&mut self, node: &Node, key: &str, tenant: &str) -> Tenant {
-        let fields = Fields::of(node, key, self.mistakes);
+        let fields = Fields::of(node, key, self.findings)
+            .described("A tenant with its own servers, callers and quotas.")
+            .defined("tenant");
         fields.order(&[
             "api_keys",
             "auth",
@@ -54,7 +60,7 @@ impl Reader<'_> {
             "quotas",
         ]);
         fields.order(&["revisions", "servers", "users"]);
-        let auth = if matches!(node.value, Value::Map(_)) {
+        let auth = if fields.is_table {
             self.auth(&fields)
         } else {
             AuthMode::None
@@ -63,24 +69,23 @@ impl Reader<'_> {
         let room = quotas.tenant.room();
         let servers = self.servers(&fields, tenant, room, &auth);
         let names: Vec<&str> = servers.keys().map(String::as_str).collect();
-        let existing = |node: &Node| {
-            let text = node.text()?;
-            if text.is_empty() {
-                return Ok(None);
-            }
-            known_server(&text, &names, "name one of its servers").map(|()| Some(text))
-        };
-        let default_server = fields.read("default_server", None, existing);
-        let all = revision::ALL.to_vec();
+        let default_server = fields
+            .key(
+                "default_server",
+                "The audience of token requests without a resource; \"\" is none.",
+            )
+            .optional(default_server(&names));
         let api_keys = self.api_keys(&fields, &auth, &names);
-        let revisions = fields.read("revisions", all, revisions);
+        let revisions = fields
+            .key("revisions", "Offered revisions of MCP; empty means all.")
+            .optional(revisions());
         fields.end();
         Tenant {
             name: tenant.to_owned(),
             auth,
             api_keys,
-            default_server,
-            revisions,
+            default_server: default_server.flatten(),
+            revisions: revisions.unwrap_or_else(|| revision::ALL.to_vec()),
             quotas,
             servers,
         }
@@ -95,50 +100,64 @@ impl Reader<'_> {
         auth: &AuthMode,
     ) -> BTreeMap<String, Arc<Server>> {
         let mut servers = BTreeMap::new();
-        if let Some(members) = of.inner("servers") {
-            for (server, node) in members.members() {
-                let key = members.key(server);
-                self.name(server, node, &key);
-                let mut read = self.server(node, &key, tenant, server);
-                read.room = room;
-                if read.grants.is_some() && *auth == AuthMode::None {
-                    self.wrong(useless_grants(), &node.place, &format!("{key}.grants"));
-                }
-                servers.insert(server.to_owned(), Arc::new(read));
+        let entries = of.key("servers", "Servers by name.").entries(parse::name());
+        let Some(entries) = entries else {
+            return servers;
+        };
+        for (server, node) in entries.members() {
+            let key = entries.path_of(server);
+            let mut read = self.server(node, &key, tenant, server);
+            read.room = room;
+            if read.grants.is_some() && *auth == AuthMode::None {
+                self.wrong(useless_grants(), &node.place, &format!("{key}.grants"));
             }
+            servers.insert(server.to_owned(), Arc::new(read));
         }
         servers
     }
 }
 
-fn only_version(node: &Node) -> Result<(), Wrong> {
-    match node.value {
+fn version<'p>() -> Parser<'p, ()> {
+    let known = || JsonSchema::default().with("const", 1);
+    Parser::new(known, |node| match node.value {
         Value::Whole(1) => Ok(()),
         _ => Err(Wrong::new(
             "is a version that this build does not know",
             "write version: 1",
         )),
-    }
+    })
 }
 
-fn revisions(node: &Node) -> Result<Vec<Revision>, Wrong> {
-    let mut chosen = Vec::new();
-    for item in node.items()? {
-        let text = item.text()?;
-        chosen.push(Revision::parse(&text).ok_or_else(|| {
-            let known = revision::ALL.map(Revision::as_str);
+/// One of the servers `names`; `""` is none.
+fn default_server<'p>(names: &'p [&str]) -> Parser<'p, Option<String>> {
+    parse::text().and(|text| {
+        if text.is_empty() {
+            return Ok(None);
+        }
+        known_server(&text, names, "name one of its servers").map(|()| Some(text))
+    })
+}
+
+fn revisions<'p>() -> Parser<'p, Vec<Revision>> {
+    let words = || revision::ALL.map(Revision::as_str);
+    let known = move || JsonSchema::default().with("enum", words().as_slice());
+    let one = move |node: &Node| {
+        let text = node.text()?;
+        Revision::parse(&text).ok_or_else(|| {
             let what = format!("{text:?} is no revision that this build serves");
-            Wrong::new(what, format!("choose among {}", known.join(", ")))
-        })?);
-    }
-    let is_chosen = |revision: &Revision| chosen.is_empty() || chosen.contains(revision);
-    Ok(revision::ALL.into_iter().filter(is_chosen).collect())
+            Wrong::new(what, format!("choose among {}", words().join(", ")))
+        })
+    };
+    parse::list(Parser::new(known, one)).and(|chosen| {
+        let is_chosen = |revision: &Revision| chosen.is_empty() || chosen.contains(revision);
+        Ok(revision::ALL.into_iter().filter(is_chosen).collect())
+    })
 }
 
 /// Reads the key `quotas` of a tenant.
 fn quotas(tenant: &Fields<'_>) -> Quotas {
     let default = Quotas::default();
-    let Some(fields) = tenant.inner("quotas") else {
+    let Some(fields) = tenant.key("quotas", "Quotas of the tenant.").table() else {
         return default;
     };
     fields.order(&["children", "memory", "principal"]);
@@ -146,9 +165,17 @@ fn quotas(tenant: &Fields<'_>) -> Quotas {
         tenant: bounds(&fields, default.tenant),
         ..default
     };
-    read.tenant.children = fields.read("children", default.tenant.children, count);
-    read.tenant.memory = fields.read("memory", default.tenant.memory, size);
-    if let Some(fields) = fields.inner("principal") {
+    read.tenant.children = fields
+        .key("children", "Concurrent children; 0 means no bound.")
+        .read(default.tenant.children, count());
+    read.tenant.memory = fields
+        .key(
+            "memory",
+            "Resident memory of its children with all their descendants; \"\" means no bound.",
+        )
+        .read(default.tenant.memory, size());
+    let principal = fields.key("principal", "Quotas of each principal of the tenant.");
+    if let Some(fields) = principal.table() {
         read.principal = bounds(&fields, default.principal);
         fields.end();
     }
@@ -158,25 +185,41 @@ fn quotas(tenant: &Fields<'_>) -> Quotas {
 
 /// Reads the bounds of a tenant or a principal.
 fn bounds(fields: &Fields<'_>, default: Bounds) -> Bounds {
-    let bound = |key, default| fields.read(key, default, count);
     Bounds {
-        sessions: bound("sessions", default.sessions),
-        streams: bound("streams", default.streams),
-        calls: bound("calls", default.calls),
-        requests_per_second: bound("requests_per_second", default.requests_per_second),
-        bytes_out: fields.read("bytes_out", default.bytes_out, size),
+        sessions: fields
+            .key("sessions", "Concurrent sessions; 0 means no bound.")
+            .read(default.sessions, count()),
+        streams: fields
+            .key("streams", "Concurrent open streams; 0 means no bound.")
+            .read(default.streams, count()),
+        calls: fields
+            .key("calls", "Calls in flight; 0 means no bound.")
+            .read(default.calls, count()),
+        requests_per_second: fields
+            .key(
+                "requests_per_second",
+                "HTTP requests per second; 0 means no bound.",
+            )
+            .read(default.requests_per_second, count()),
+        bytes_out: fields
+            .key(
+                "bytes_out",
+                "Bytes to clients per second; \"\" means no bound.",
+            )
+            .read(default.bytes_out, size()),
         ..Bounds::NONE
     }
 }
 
-/// Parses a number; 0 is unlimited.
-fn count(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
-    Ok(NonZeroU64::new(node.count(0)?.into()))
+/// A number; 0 is unlimited.
+fn count<'p>() -> Parser<'p, Option<NonZeroU64>> {
+    let number = |bound: &Option<NonZeroU64>| bound.map_or(0, NonZeroU64::get);
+    parse::count(0).convert(NonZeroU64::new, number)
 }
 
-/// Parses a size; `""` is unlimited.
-fn size(node: &Node) -> Result<Option<NonZeroU64>, Wrong> {
+/// A size; `""` is unlimited.
+fn size<'p>() -> Parser<'p, Option<NonZeroU64>> {
+    let bytes = |bound: &Option<NonZeroU64>| bound.map_or(0, NonZeroU64::get);
     // So that sums of it cannot overflow.
-    let bytes = node.size()?.min(1 << 50);
-    Ok(NonZeroU64::new(bytes))
+    parse::size().convert(|bytes| NonZeroU64::new(bytes.min(1 << 50)), bytes)
 }

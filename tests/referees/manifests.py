@@ -1,7 +1,6 @@
 """Every manifest in README and docs, against the published schema: manifests.py
 
-The schema is the one that `lockgate schema` prints; that it has the reader's keys and no other is a
-test of the reader.
+The schema is the one that `lockgate schema` prints, which follows from the readers.
 """
 
 import json

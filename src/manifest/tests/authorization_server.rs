@@ -292,7 +292,7 @@ fn who_everybody_is_must_be_said() {
 #[test]
 fn names_are_nobody_elses() {
     for good in ["ada", "0-x", "ada@example.com", "a.b_c-d@x.y-z.test"] {
-        assert!(user_name(good).is_ok(), "{good}");
+        assert!(check_user_name(good).is_ok(), "{good}");
     }
     let long = format!("{}@x.test", "a".repeat(250));
     for bad in [
@@ -313,10 +313,10 @@ fn names_are_nobody_elses() {
         "-a@b",
         long.as_str(),
     ] {
-        assert!(user_name(bad).is_err(), "{bad}");
+        assert!(check_user_name(bad).is_err(), "{bad}");
     }
     for good in ["app", "My.App_1", "0", "cx_"] {
-        assert!(client_id(good).is_ok(), "{good}");
+        assert!(check_client_id(good).is_ok(), "{good}");
     }
     let long = "a".repeat(129);
     for bad in [
@@ -334,6 +334,6 @@ fn names_are_nobody_elses() {
         "..",
         long.as_str(),
     ] {
-        assert!(client_id(bad).is_err(), "{bad}");
+        assert!(check_client_id(bad).is_err(), "{bad}");
     }
 }

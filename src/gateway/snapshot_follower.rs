@@ -1,7 +1,8 @@
 //! Snapshot follower: applies each new snapshot to sessions, children and metrics.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -26,7 +27,17 @@ pub(super) async fn follow(
     let mut changes = current.subscribe();
     changes.mark_changed();
     let (mut unenforced, mut has_operator) = (BTreeSet::new(), false);
-    while let Some(Ok(())) = stop.run_until_cancelled(changes.changed()).await {
+    let mut is_due = false;
+    loop {
+        let next = async {
+            tokio::select! {
+                changed = changes.changed() => changed,
+                () = sleep(RETRY), if is_due => Ok(()),
+            }
+        };
+        let Some(Ok(())) = stop.run_until_cancelled(next).await else {
+            return;
+        };
         let snapshot = Arc::clone(&changes.borrow_and_update());
         if snapshot.version.is_none() {
             continue;
@@ -45,11 +56,15 @@ pub(super) async fn follow(
                 Ok(()) => has_operator = true,
                 Err(error) => tracing::error!(%error, "nobody may administrate yet"),
             }
+            is_due = !has_operator;
         }
         hub.prepare(&snapshot.catalog);
         hub.follow(&snapshot.catalog).await;
     }
 }
+
+/// The delay before the first operator's key is tried again.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Settings of servers that this machine cannot enforce.
 fn shortcomings(catalog: &Catalog, offer: &Offer) -> BTreeSet<(String, String, &'static str)> {

@@ -1,4 +1,4 @@
-//! The documentation, compared with the source: tests of the contract page, links, file names, recipes.
+//! The documentation, compared with the source: tests of the contract page, links, file names, recipes, mutants.
 //!
 //! A row of `docs/contract.md` has an identifier, a promise, and the tests that hold it: `room::file::function`
 //! below `tests/it`, or `src::…` for a unit test. A row without a test begins its last cell with a reason.
@@ -163,6 +163,32 @@ fn every_test_of_the_contract_exists() {
         .filter(|name| !known.contains(**name))
         .collect();
     assert!(missing.is_empty(), "no such tests: {missing:#?}");
+}
+
+#[test]
+fn every_mutant_fits_the_source_and_selects_a_test() {
+    let stories = tests_below("tests/it", "");
+    let units = tests_below("src", "");
+    let table = std::fs::read_to_string(package().join("tests/mutants.jsonl")).unwrap();
+    let mut wrong = Vec::new();
+    for line in table.lines().filter(|line| line.starts_with('{')) {
+        let mutant: BTreeMap<String, String> = serde_json::from_str(line).unwrap();
+        let source = std::fs::read_to_string(package().join(&mutant["file"])).unwrap_or_default();
+        let count = source.matches(&mutant["old"]).count();
+        if count != 1 {
+            wrong.push(format!("{}: found {count} times", mutant["name"]));
+        }
+        let (kind, filter) = mutant["test"].rsplit_once(' ').unwrap();
+        let known = if kind == "--lib" { &units } else { &stories };
+        // Modules that `on_both!` makes.
+        let name = filter
+            .replace("on_sqlite::", "")
+            .replace("on_postgres::", "");
+        if !known.iter().any(|test| test.contains(&name)) {
+            wrong.push(format!("{}: no test {filter}", mutant["name"]));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]

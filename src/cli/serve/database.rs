@@ -18,7 +18,7 @@ use crate::{
     auth::administrator::ensure_operator,
     base::{HiddenPaths, Secret, private_file},
     config::{Config, Mistake},
-    database::{self, Judge, Opening, vault::Make},
+    database::{self, Judge, Location, Opening, vault::Make},
     declare::{Catalog, Offer},
     gateway::Served,
     manifest::checks,
@@ -57,7 +57,10 @@ pub(super) async fn open(
         Arc::new(move |manifest, when| checks::judge(manifest, when, &own, &search, &offer));
     let snapshot = CurrentSnapshot::empty();
     let opening = Opening::of(config, judge, snapshot.clock().clone());
-    let source = opening.keys.clone();
+    let (source, is_server) = (
+        opening.keys.clone(),
+        matches!(opening.location, Location::Url(_)),
+    );
     let mut sync = SnapshotSync::new(
         Arc::clone(&snapshot),
         opening,
@@ -70,6 +73,15 @@ pub(super) async fn open(
         // Before the gateway announces its listeners: a waiting client may log in at once.
         let admin_key = admin_key.map(Secret::expose);
         result = ensure_operator(&snapshot, admin_key, &config.data_dir).await;
+        if is_server && let Err(database::Error::Unavailable(why)) = &result {
+            // As before the first read: the server may return, and the gateway tries again then.
+            tracing::warn!(
+                event = "store.away",
+                why,
+                "the first operator's key has to wait"
+            );
+            result = Ok(());
+        }
     }
     match result {
         Ok(()) => {

@@ -7,16 +7,19 @@ use std::{
 
 use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncBufReadExt, BufReader},
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     process::{Child, Command},
     sync::watch,
     task::JoinHandle,
     time::Instant,
 };
 
-use crate::support::{
-    harness::{NEWEST, Session, child, client, json_of, opening, until, within},
-    postgres::Postgres,
+use crate::{
+    http::administration::Admin,
+    support::{
+        harness::{NEWEST, Session, child, client, json_of, opening, until, within},
+        postgres::Postgres,
+    },
 };
 
 /// A data directory and maybe a PostgreSQL, which outlive the gateways that use them.
@@ -46,6 +49,23 @@ impl Ground {
     /// Its PostgreSQL, if it has one.
     pub(crate) fn try_database(&mut self) -> Option<&mut Postgres> {
         self.postgres.as_mut()
+    }
+
+    /// A session at its PostgreSQL in which `statements` were carried out; its end rolls back what it
+    /// began.
+    async fn psql(&self, statements: &str) -> Child {
+        let postgres = self.postgres.as_ref().unwrap();
+        let mut psql = Command::from(postgres.command("psql"));
+        psql.args(["-qAt", "-v", "ON_ERROR_STOP=1", "-d", &postgres.url()]);
+        psql.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut psql = psql.kill_on_drop(true).spawn().unwrap();
+        let asked = format!("{statements};\n\\echo done\n");
+        let stdin = psql.stdin.as_mut().unwrap();
+        stdin.write_all(asked.as_bytes()).await.unwrap();
+        let mut said = BufReader::new(psql.stdout.as_mut().unwrap()).lines();
+        let said = within("psql", said.next_line()).await.unwrap();
+        assert_eq!(said.as_deref(), Some("done"), "{statements}");
+        psql
     }
 
     pub(crate) fn data(&self) -> PathBuf {
@@ -512,6 +532,24 @@ async fn starts_without_its_database_and_recovers() {
     until("its recovery", async || replica.ready().await.0 == 200).await;
     replica.session("a", "x").await;
     assert_eq!(replica.logged("store.back").len(), 1);
+    replica.stop().await;
+}
+
+/// A database that is there for the first read, and takes no writes for a while.
+#[tokio::test]
+async fn the_first_operators_key_waits_for_a_database_that_is_slow() {
+    let ground = Ground::postgres();
+    ground.serve(&[]).await.stop().await;
+    std::fs::remove_file(ground.data().join("admin.key")).unwrap();
+    let removed = "DELETE FROM api_keys; BEGIN; LOCK TABLE api_keys IN EXCLUSIVE MODE";
+    let mut holder = ground.psql(removed).await;
+    let replica = ground.serve(&[]).await;
+    assert_eq!(replica.ready().await.0, 200);
+    assert!(replica.logged("admin.key").is_empty());
+    holder.kill().await.unwrap();
+    until("the key", async || replica.logged("admin.key").len() == 1).await;
+    let admin = Admin::first(&ground, &replica);
+    until("its effect", async || admin.get("/tenants").await.0 == 200).await;
     replica.stop().await;
 }
 

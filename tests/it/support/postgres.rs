@@ -156,7 +156,8 @@ impl Postgres {
         }
     }
 
-    fn command(&self, program: &str) -> Command {
+    /// One of its programs.
+    pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
         command
             .env_clear()

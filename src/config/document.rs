@@ -461,7 +461,7 @@ mod tests {
         }
     }
 
-    /// 40,000 lines were counted from the beginning of the text for each value: minutes.
+    /// Lines were once counted from the beginning of the text for each value, which took minutes.
     #[test]
     fn a_document_of_megabytes_is_read_in_seconds() {
         let members: Vec<String> = (0..40_000)

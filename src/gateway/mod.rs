@@ -6,9 +6,11 @@
 //! * `lifecycle`: the stages in which a gateway stops
 //! * `listeners`: the bound sockets
 //! * `snapshot_follower`: applies new snapshots to sessions, children and metrics
+//! * `first_operator`: the API key with which the administration begins
 //! * `cluster`: Redis, heartbeats, and keys that replicas share
 
 mod cluster;
+mod first_operator;
 mod lifecycle;
 mod listeners;
 mod snapshot_follower;

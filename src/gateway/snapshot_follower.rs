@@ -1,14 +1,10 @@
 //! Snapshot follower: applies each new snapshot to sessions, children and metrics.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
-use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    auth::administrator::ensure_operator,
-    base::Secret,
-    config::Config,
     declare::{Catalog, Offer, Server},
     hub::Hub,
     snapshot::CurrentSnapshot,
@@ -17,7 +13,6 @@ use crate::{
 
 /// Applies new snapshots until `stop`.
 pub(super) async fn follow(
-    config: Arc<Config>,
     current: Arc<CurrentSnapshot>,
     hub: Hub,
     metrics: Arc<Metrics>,
@@ -26,18 +21,8 @@ pub(super) async fn follow(
 ) {
     let mut changes = current.subscribe();
     changes.mark_changed();
-    let (mut unenforced, mut has_operator) = (BTreeSet::new(), false);
-    let mut is_due = false;
-    loop {
-        let next = async {
-            tokio::select! {
-                changed = changes.changed() => changed,
-                () = sleep(RETRY), if is_due => Ok(()),
-            }
-        };
-        let Some(Ok(())) = stop.run_until_cancelled(next).await else {
-            return;
-        };
+    let mut unenforced = BTreeSet::new();
+    while let Some(Ok(())) = stop.run_until_cancelled(changes.changed()).await {
         let snapshot = Arc::clone(&changes.borrow_and_update());
         if snapshot.version.is_none() {
             continue;
@@ -50,21 +35,10 @@ pub(super) async fn follow(
         {
             metrics.unenforced.add([tenant, server, key], sign);
         }
-        if current.database().is_ok() && !has_operator {
-            let key = config.storage.admin_key.as_ref().map(Secret::expose);
-            match ensure_operator(&current, key, &config.data_dir).await {
-                Ok(()) => has_operator = true,
-                Err(error) => tracing::error!(%error, "nobody may administrate yet"),
-            }
-            is_due = !has_operator;
-        }
         hub.prepare(&snapshot.catalog);
         hub.follow(&snapshot.catalog).await;
     }
 }
-
-/// The delay before the first operator's key is tried again.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// Settings of servers that this machine cannot enforce.
 fn shortcomings(catalog: &Catalog, offer: &Offer) -> BTreeSet<(String, String, &'static str)> {

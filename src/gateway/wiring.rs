@@ -9,6 +9,7 @@ use url::Url;
 
 use super::{
     cluster::{self, DISAGREEMENT, Sharing},
+    first_operator,
     lifecycle::{FINISH_TIMEOUT, Shutdown, Stage, Stages},
     listeners::{ClusterListener, Listeners},
     snapshot_follower::follow,
@@ -229,16 +230,18 @@ impl Parts {
             let keeping = sync.run(health_report(self.health.clone()), stage.stop.clone());
             stage.tasks.spawn(keeping);
         }
-        let (config, snapshot) = (Arc::clone(&self.config), Arc::clone(&self.snapshot));
         let (metrics, sessions) = (Arc::clone(&self.metrics), &self.stages.sessions);
+        let (snapshot, stop) = (&self.snapshot, &sessions.stop);
         let following = follow(
-            config,
-            snapshot,
+            Arc::clone(snapshot),
             hub.clone(),
             metrics,
             offer,
-            sessions.stop.clone(),
+            stop.clone(),
         );
+        let operator = first_operator::ensure(Arc::clone(&self.config), Arc::clone(snapshot));
+        let operator = stop.clone().run_until_cancelled_owned(operator);
+        sessions.tasks.spawn(operator);
         sessions.tasks.spawn(following);
     }
 

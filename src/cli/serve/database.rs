@@ -74,12 +74,8 @@ pub(super) async fn open(
         let admin_key = admin_key.map(Secret::expose);
         result = ensure_operator(&snapshot, admin_key, &config.data_dir).await;
         if is_server && let Err(database::Error::Unavailable(why)) = &result {
-            // As before the first read: the server may return, and the gateway tries again then.
-            tracing::warn!(
-                event = "store.away",
-                why,
-                "the first operator's key has to wait"
-            );
+            // The server may return, and the gateway tries again.
+            tracing::warn!(why, "the first operator's key has to wait");
             result = Ok(());
         }
     }

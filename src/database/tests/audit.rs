@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::place::{Place, ada, on_both, put, record, server, tenant};
+use super::fixture::{Place, ada, on_both, put, record, server, tenant};
 use crate::database::{Error, Expected, Filter, Record};
 
 on_both! {

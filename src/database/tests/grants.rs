@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use futures_util::future::join_all;
 use uuid::Uuid;
 
-use super::place::{Place, on_both, patient};
-use super::tokens::{
+use super::fixture::{Place, on_both, patient};
+use super::oauth_fixture::{
     BEGIN, DAY, SECOND, code, granted, later, open, refresh, revoked, succession, successor,
 };
 use crate::database::Error;

@@ -4,8 +4,10 @@ use std::collections::HashSet;
 
 use futures_util::future::join_all;
 
-use super::place::{Place, on_both, patient};
-use super::tokens::{BEGIN, DAY, SECOND, code, granted, later, open, person, registered, revoked};
+use super::fixture::{Place, on_both, patient};
+use super::oauth_fixture::{
+    BEGIN, DAY, SECOND, code, granted, later, open, person, registered, revoked,
+};
 use crate::database::oauth::{Registered, Revoked};
 
 on_both! {

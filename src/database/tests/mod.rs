@@ -1,12 +1,12 @@
 //! Promises of the database, kept on SQLite and PostgreSQL.
 
 mod audit;
+mod fixture;
 mod grants;
 mod logins;
+mod oauth_fixture;
 mod objects;
 mod opening;
-mod place;
 mod revocations;
 mod secrets;
 mod signing_keys;
-mod tokens;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::place::{Place, ada, on_both, put, record, server, tenant, token};
+use super::fixture::{Place, ada, on_both, put, record, server, tenant, token};
 use crate::base::Secret;
 use crate::database::{Database, Error, Expected, Location, Opening};
 

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::place::{
+use super::fixture::{
     CANARY, Place, ada, lines, manifest, object, on_both, put, server, tenant, token,
 };
 use crate::base::Secret;

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use futures_util::future::join_all;
 
-use super::place::{Place, on_both};
-use super::tokens::{DAY, SECOND, later, open};
+use super::fixture::{Place, on_both};
+use super::oauth_fixture::{DAY, SECOND, later, open};
 use crate::config::{Config, Sources};
 use crate::database::oauth::Schedule;
 use crate::database::{Author, Error, Filter};

@@ -1,4 +1,4 @@
-//! A database of a test, and the objects that tests put into it.
+//! Fixture: a database of a test, and the objects that tests put into it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

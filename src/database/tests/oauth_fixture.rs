@@ -1,4 +1,4 @@
-//! Two tenants with authorization servers, and what tests issue there.
+//! Fixture of authorization servers: two tenants, and their codes, tokens, people and clients.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::place::Place;
+use super::fixture::Place;
 use crate::database::oauth::{
     Grant, NewCode, NewRefresh, Person, Registered, Succession, TakenCode,
 };

@@ -13,11 +13,12 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use ipnet::IpNet;
 use reqwest::{
-    Client, StatusCode,
+    Client, ClientBuilder, StatusCode,
     dns::{Addrs, Name, Resolve, Resolving},
     header::{ACCEPT, AGE, CACHE_CONTROL, CONTENT_TYPE, HeaderMap},
     redirect,
 };
+use tokio::{sync::watch, time::timeout};
 use url::{Host, Url};
 
 /// HTTP client for addresses named by others; a handle.
@@ -28,9 +29,10 @@ pub(crate) struct Outbound(Arc<State>);
 pub(crate) struct State {
     /// Special-purpose networks that are allowed, over http too.
     allow: Arc<[IpNet]>,
-    /// Clients for https and for http. Created at their first use, because that reads the system's
-    /// certificates.
-    clients: [OnceLock<Option<Client>>; 2],
+    /// Client for http, created at its first use.
+    plain: OnceLock<Option<Client>>,
+    /// Client for https, which a thread creates from the first use on.
+    secure: OnceLock<watch::Receiver<Option<Client>>>,
 }
 
 /// Reason why a request failed; the text is for the log.
@@ -69,7 +71,8 @@ impl Outbound {
     pub(crate) fn new(allow: Vec<IpNet>) -> Self {
         Self(Arc::new(State {
             allow: allow.into(),
-            clients: Default::default(),
+            plain: OnceLock::new(),
+            secure: OnceLock::new(),
         }))
     }
 
@@ -89,7 +92,7 @@ impl Outbound {
     /// Those of [`Self::json`].
     pub(crate) async fn document(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
         let url = Url::parse(url).map_err(|_| OutboundError::Url("no URL"))?;
-        let client = self.client(&url)?;
+        let client = self.client(self.reach(&url)?).await?;
         let sent = client.get(url).header(ACCEPT, "application/json").send();
         let response = sent.await.map_err(unreachable)?;
         let status = response.status();
@@ -120,7 +123,7 @@ impl Outbound {
     ///
     /// The reason why the URL is not allowed.
     pub(crate) fn check(&self, url: &Url) -> Result<(), OutboundError> {
-        self.client(url).map(drop)
+        self.reach(url).map(drop)
     }
 
     /// Sends an OAuth request to another authorization server and returns its JSON response of at
@@ -136,7 +139,8 @@ impl Outbound {
     ) -> Result<http::Response<Vec<u8>>, OutboundError> {
         let (head, content) = request.into_parts();
         let url = Url::parse(&head.uri.to_string()).map_err(|_| OutboundError::Url("no URL"))?;
-        let request = self.client(&url)?.request(head.method, url);
+        let client = self.client(self.reach(&url)?).await?;
+        let request = client.request(head.method, url);
         let sent = request.headers(head.headers).body(content).send();
         let answer = sent.await.map_err(unreachable)?;
         let (status, headers) = (answer.status(), answer.headers().clone());
@@ -150,8 +154,8 @@ impl Outbound {
         Ok(response)
     }
 
-    /// Returns the client for a URL, if the URL is allowed.
-    fn client(&self, url: &Url) -> Result<&Client, OutboundError> {
+    /// Returns the addresses that a URL may lead to, if it is allowed.
+    fn reach(&self, url: &Url) -> Result<Reach, OutboundError> {
         let reach = match url.scheme() {
             "https" => Reach::Public,
             "http" if !self.0.allow.is_empty() => Reach::Allowed,
@@ -170,18 +174,53 @@ impl Outbound {
         if literal.is_some_and(|ip| !reach.contains(ip, &self.0.allow)) {
             return Err(OutboundError::Url("an address that is not public"));
         }
-        let client = self.0.clients[reach as usize].get_or_init(|| {
-            let resolver = Resolver {
-                reach,
-                allow: Arc::clone(&self.0.allow),
-            };
-            build(resolver)
-                .inspect_err(|error| tracing::error!(%error, "no client for outbound requests"))
-                .ok()
-        });
-        let none =
-            || OutboundError::Unreachable("no client: certificates cannot be read".to_owned());
-        client.as_ref().ok_or_else(none)
+        Ok(reach)
+    }
+
+    /// Returns the client for `reach`, when it is there.
+    async fn client(&self, reach: Reach) -> Result<Client, OutboundError> {
+        let failed = || OutboundError::Unreachable("no client: see the log".to_owned());
+        if reach == Reach::Allowed {
+            // Without certificates: nothing is read from the disk.
+            let build = || self.build(reach, |builder| builder.tls_certs_only([]));
+            return self.0.plain.get_or_init(build).clone().ok_or_else(failed);
+        }
+        let mut client = self.0.secure.get_or_init(|| self.build_secure()).clone();
+        let built = timeout(CONNECT, client.wait_for(Option::is_some)).await;
+        let slow = |_| OutboundError::Unreachable("certificates are still being read".to_owned());
+        let built = built.map_err(slow)?.map_err(|_| failed())?;
+        built.clone().ok_or_else(failed)
+    }
+
+    /// Creates the client for https in a thread of its own, because that reads the system's
+    /// certificates: hundreds of files, of which none has a time limit.
+    fn build_secure(&self) -> watch::Receiver<Option<Client>> {
+        let (built, client) = watch::channel(None);
+        let outbound = self.clone();
+        let build = move || {
+            // All receivers may be gone.
+            let _ = built.send(outbound.build(Reach::Public, |builder| builder));
+        };
+        let thread = std::thread::Builder::new().name("certificates".into());
+        if let Err(error) = thread.spawn(build) {
+            tracing::error!(%error, "no thread for the system's certificates");
+        }
+        client
+    }
+
+    fn build(
+        &self,
+        reach: Reach,
+        set: impl FnOnce(ClientBuilder) -> ClientBuilder,
+    ) -> Option<Client> {
+        let resolver = Resolver {
+            reach,
+            allow: Arc::clone(&self.0.allow),
+        };
+        let client = set(builder(resolver)).build();
+        client
+            .inspect_err(|error| tracing::error!(%error, "no client for outbound requests"))
+            .ok()
     }
 }
 
@@ -201,7 +240,7 @@ impl Reach {
     }
 }
 
-fn build(resolver: Resolver) -> Result<Client, reqwest::Error> {
+fn builder(resolver: Resolver) -> ClientBuilder {
     Client::builder()
         .https_only(resolver.reach == Reach::Public)
         .dns_resolver(Arc::new(resolver))
@@ -214,7 +253,6 @@ fn build(resolver: Resolver) -> Result<Client, reqwest::Error> {
         .timeout(TOTAL)
         // Documents are fetched every few minutes at most, so idle connections are useless.
         .pool_max_idle_per_host(0)
-        .build()
 }
 
 /// Resolver that returns only addresses that may be connected to. There is no second lookup that
@@ -379,7 +417,7 @@ const SPECIAL_V4: [(Ipv4Addr, u32); 18] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
-/// Time limit for a connection.
+/// Time limit for a connection, and for the client before it.
 const CONNECT: Duration = Duration::from_secs(2);
 /// Time limit from the lookup to the last byte; a caller waits for it.
 const TOTAL: Duration = Duration::from_secs(3);

@@ -112,11 +112,11 @@ fn forbidden_urls() {
     }
     for text in bad {
         let url = Url::parse(&text).unwrap();
-        let refused = strict.client(&url).err();
+        let refused = strict.reach(&url).err();
         assert!(matches!(refused, Some(OutboundError::Url(_))), "{text}");
     }
     let opened = Outbound::new(vec!["10.0.0.0/8".parse().unwrap()]);
-    let asks = |text: &str| opened.client(&Url::parse(text).unwrap()).is_ok();
+    let asks = |text: &str| opened.reach(&Url::parse(text).unwrap()).is_ok();
     assert!(asks("http://10.1.2.3/") && asks("https://[::ffff:10.1.2.3]/"));
     assert!(!asks("http://8.8.8.8/") && !asks("http://127.0.0.1/"));
     assert!(!asks("https://192.168.0.1/"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jsonwebtoken::{Algorithm, EncodingKey};
 use reqwest::{Method, Response, StatusCode, header::HeaderMap};
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::support::{
     harness::{BOTH, NEWEST, Session, body, child, client, json_of, opening, until, within},
@@ -497,6 +497,47 @@ async fn keys_that_cannot_be_had_are_503_and_never_401() {
         })
         .await;
     }
+}
+
+/// Certificates on a disk that does not answer: a request over https waits for a bounded time, one
+/// over http does not need them, and the gateway ends in time.
+#[tokio::test]
+async fn certificates_that_cannot_be_read_hold_up_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("certificates");
+    let made = std::process::Command::new("mkfifo").arg(&file).status();
+    assert!(made.unwrap().success());
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let secure = issuer.url.replace("http:", "https:");
+    let tenant = |issuer: &str| {
+        json!({"auth": {"mode": "external", "issuer": issuer},
+            "servers": {"x": {"command": child()}}})
+    };
+    let mut gateway = Served::with(
+        &[
+            ("SSL_CERT_FILE", file.to_str().unwrap()),
+            ("SSL_CERT_DIR", "/nowhere"),
+            // One thread for all tasks: whatever blocks it is noticed.
+            ("TOKIO_WORKER_THREADS", "1"),
+        ],
+        json!({"outbound": {"allow": ["127.0.0.0/8"]}}),
+        json!({"a": tenant(&issuer.url), "b": tenant(&secure)}),
+    )
+    .await;
+    let url = gateway.stranger("b", "x").url;
+    let mut claims = issuer.claims(&url);
+    claims["iss"] = json!(secure);
+    let limit = Duration::from_secs(8);
+    let token = key.sign(&claims);
+    let refused = timeout(limit, status(&url, &token)).await;
+    assert_eq!(refused.unwrap().0, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(issuer.hits(), 0);
+    let url = gateway.stranger("a", "x").url;
+    let token = key.sign(&issuer.claims(&url));
+    let taken = timeout(limit, status(&url, &token)).await;
+    assert_eq!(taken.unwrap().0, TAKEN);
+    gateway.stop().await;
 }
 
 #[tokio::test]

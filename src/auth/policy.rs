@@ -6,6 +6,8 @@
 //! acts on the judged name. Only the server knows which spellings it treats alike; hence `allow` is
 //! safer than `deny`.
 //!
+//! Not here: the patterns (`declare::policy`, `declare::pattern`).
+//!
 //! A refusal repeats only the requested name, so that a denied name and an unknown one look the
 //! same.
 

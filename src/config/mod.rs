@@ -1,8 +1,11 @@
 //! The gateway's configuration: sources, reader, and one file per section.
 //!
-//! Not here: tenants and servers (`declare`).
+//! Not here: keys of tenants and servers, such as `limits` and `clocks` (`manifest`).
 //!
-//! * `gateway`: the settings of one gateway, read from all sources
+//! * `config.default.toml`: every key with its default and what it is for; look here first for a
+//!   time or a size
+//! * `gateway`: the settings of one gateway, read from all sources; `http`, `session`, `stream` and
+//!   `spawn` itself
 //! * `sources`: defaults, file, environment and flags, merged
 //! * `document`: TOML, YAML and JSON documents as one tree
 //! * `reader`: types and units of values, and mistakes with their remedies
@@ -10,7 +13,7 @@
 //! * `listeners`: `ops` and `admin`
 //! * `cluster`: `redis`, `cluster`, `log` and `drain`
 //! * `storage`: `sql`, `master_key` and `audit`
-//! * `oauth`: `oauth`
+//! * `oauth`: `oauth`: lifetimes of codes, tokens and log-ins
 //! * `separation`: `sandbox.separation` and `sandbox.uids`
 
 pub(crate) mod address;

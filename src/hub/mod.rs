@@ -6,13 +6,17 @@
 //! * `changes`: changes of the catalogue, followed by sessions and children
 //! * `listing`: list of sessions for administrators, and the end of one
 //! * `requests`: requests of clients to sessions of this replica
-//! * `takeover`: place of a session, and the takeover of a session whose owner is gone
+//! * `locate`: look-up of the replica that serves a session
+//! * `takeover`: takeover of a session whose owner is gone
+//! * `closing`: closing of this replica, and its successors
 
 mod call;
 mod changes;
+mod closing;
 mod core;
 pub(crate) mod limits;
 mod listing;
+mod locate;
 pub(crate) mod ownership;
 mod requests;
 pub(crate) mod session;

@@ -1,7 +1,7 @@
 //! Requests of clients: begin and end of a session, delivery of messages, attachment of readers.
 //!
 //! These requests belong to this replica. Not here: the replica that a session belongs to
-//! (`takeover`), and HTTP.
+//! (`locate`), and HTTP.
 
 use std::sync::{Arc, RwLock};
 
@@ -18,9 +18,9 @@ use super::{
         check_initialize,
     },
     limits::{Limits, Seats},
-    ownership::{Claims, Unresponsive, places},
-    session::Session,
-    stream::{Answer, Form, Pending, Reader},
+    ownership::{Claims, STORE_AWAY, Unresponsive, is_of, places},
+    session::{Session, SessionRecord},
+    stream::{Answer, Form, LogOnlyStream, Pending, Reader, SessionLog},
 };
 use crate::{
     auth::{Access, policy},
@@ -281,6 +281,41 @@ impl Hub {
             reader.hold(seats);
         }
         Ok(reader)
+    }
+
+    /// Reads behind an event from the log, without the owner of the session; none at the end of a
+    /// stream that has ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Hub::attach`]; `Busy` while the store is away.
+    pub(crate) async fn read_log(
+        &self,
+        access: &Access,
+        id: &str,
+        last_event_id: &[u8],
+    ) -> Result<Option<LogOnlyStream>, Error> {
+        let core = &self.0;
+        let session = SessionId(id.into());
+        let found = core
+            .directory
+            .find(&session)
+            .await
+            .map_err(|_| STORE_AWAY)?;
+        let Some(found) = found.filter(|found| is_of(found, access)) else {
+            return Err(self.missing().await);
+        };
+        let cursor = core.key.decode(id, last_event_id).ok_or(Error::NoCursor)?;
+        let seats = core.limits.stream(access).await?;
+        let record = SessionRecord::parse(&found.record.kept);
+        let revision = record.and_then(|record| record.revision());
+        let log = SessionLog {
+            log: Arc::clone(&core.log),
+            owner: Arc::clone(&core.owner),
+            key: core.key.clone(),
+            session,
+        };
+        LogOnlyStream::begin(log, cursor, revision, seats).await
     }
 
     /// Whether the session belongs to the principal, on either transport.

@@ -1,6 +1,6 @@
 //! Manifests: text read into the declared model, or into every mistake in it.
 //!
-//! Not here: the model (`declare`), and the syntax of YAML, TOML and JSON (`config/document`).
+//! Not here: settings of the gateway (`config`), the model (`declare`), and the syntax of YAML, TOML and JSON (`config/document`).
 //!
 //! * `authorization_server`: reader of users, clients and `auth` in mode `builtin`
 //! * `checks`: checks of a manifest against the configuration and the machine
@@ -13,7 +13,7 @@
 //! * `reader`: a manifest, its mistakes and their places
 //! * `sandbox`: reader of `sandbox`
 //! * `schema`: JSON schema of manifests
-//! * `server`: reader of `servers`
+//! * `server`: reader of `servers`: `clocks`, `limits` and `supervision` with their defaults and bounds
 //! * `table`: tables of a manifest: how keys are read and described
 //! * `tenant`: reader of `tenants` and `quotas`
 

@@ -3,7 +3,8 @@
 //! Not here: the decision to start a child (`starter`), and the processes below a guard (`guard`).
 //!
 //! * `launcher`: environment of all children, and the launch request to the guard of each
-//! * `stdio`: a running child: its pipes, its stop and its kill
+//! * `stdio`: a running child and its pipes
+//! * `stop`: stop and kill of a child: the signals and the waits between them
 //! * `stderr`: kept and logged part of a child's stderr
 //! * `registry`: all children with state and usage
 
@@ -11,6 +12,7 @@ mod launcher;
 mod registry;
 pub(crate) mod stderr;
 mod stdio;
+mod stop;
 #[cfg(test)]
 mod tests;
 

@@ -1,7 +1,7 @@
-//! Stdio of a child: lines to its stdin, lines from its stdout, and its end.
+//! Stdio of a child: lines to its stdin, and lines from its stdout until its end.
 //!
-//! The only user of `tokio::process`. Not here: the meaning of lines (`dialect`), and the processes
-//! below the guard (`guard`).
+//! The only user of `tokio::process`. Not here: its stop and its kill (`stop`), the meaning of lines
+//! (`dialect`), and the processes below the guard (`guard`).
 
 use std::{
     future::poll_fn,
@@ -15,12 +15,10 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use rustix::process::{Pid, Signal};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     process::{ChildStderr, ChildStdin, ChildStdout, Command},
     task::coop,
-    time::{Duration, Instant, timeout, timeout_at},
 };
 
 use super::launcher::Launcher;
@@ -56,7 +54,7 @@ pub(crate) struct Exit {
 ///
 /// Ends by [`Child::stop`] or [`Child::kill`]; a dropped child is killed without waiting.
 pub(crate) struct Child {
-    guard: tokio::process::Child,
+    pub(super) guard: tokio::process::Child,
     /// None once closed by either side.
     pub(crate) stdin: Option<ChildStdin>,
     /// Whether the child closed stdin while messages were queued, which is not reported yet.
@@ -66,7 +64,7 @@ pub(crate) struct Child {
     /// None once it has ended.
     stderr: Option<ChildStderr>,
     /// Bytes not yet written to stdin.
-    queue: BytesMut,
+    pub(super) queue: BytesMut,
     /// Bytes read from stdout and not yet returned.
     read: BytesMut,
     /// Leading bytes of `read` without a line end.
@@ -82,7 +80,7 @@ pub(crate) struct Child {
     /// Exit status of the guard.
     exit: Option<ExitStatus>,
     /// Private directory, removed by the guard, or by the gateway if the guard failed.
-    private: Option<PathBuf>,
+    pub(super) private: Option<PathBuf>,
     /// Uid of all processes below the guard.
     lease: Option<UidLease>,
 }
@@ -207,64 +205,7 @@ impl Child {
         Poll::Ready(status.unwrap_or(ExitStatus::from_raw(libc::SIGKILL)))
     }
 
-    /// Stops the child in steps: end of stdin, SIGTERM, then SIGKILL for every process below.
-    pub(crate) async fn stop(mut self, clocks: [Duration; 2]) -> Exit {
-        let deadline = Instant::now() + clocks[0];
-        if let Ok(Some(exit)) = timeout_at(deadline, self.flushed()).await {
-            return exit;
-        }
-        self.stdin = None;
-        if let Ok(exit) = timeout_at(deadline, self.ended()).await {
-            return exit;
-        }
-        self.signal(Signal::USR1);
-        if let Ok(exit) = timeout(clocks[1], self.ended()).await {
-            return exit;
-        }
-        self.kill().await
-    }
-
-    /// Kills the child and every process below it.
-    pub(crate) async fn kill(mut self) -> Exit {
-        // A guard that still waits for its launch request ends at the end of stdin.
-        self.stdin = None;
-        self.signal(Signal::TERM);
-        if let Ok(exit) = timeout(GUARD_ANSWERS, self.ended()).await {
-            return exit;
-        }
-        // Only a guard that does not react: processes below it would escape.
-        self.signal(Signal::KILL);
-        let exit = timeout(GUARD_ANSWERS, self.ended()).await;
-        if let Some(dir) = self.private.take() {
-            _ = tokio::task::spawn_blocking(move || Launcher::discard(&dir)).await;
-        }
-        exit.unwrap_or_else(|_| self.exit(ExitStatus::from_raw(libc::SIGKILL)))
-    }
-
-    /// Waits until the queue is written; returns early at the child's end.
-    async fn flushed(&mut self) -> Option<Exit> {
-        poll_fn(|cx| match self.poll_next(cx) {
-            Poll::Ready(ChildEvent::Exited(exit)) => Poll::Ready(Some(exit)),
-            _ if self.queue.is_empty() => Poll::Ready(None),
-            Poll::Ready(_) => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Poll::Pending => Poll::Pending,
-        })
-        .await
-    }
-
-    /// Waits for the child's end and discards its output.
-    async fn ended(&mut self) -> Exit {
-        loop {
-            if let ChildEvent::Exited(exit) = self.next().await {
-                return exit;
-            }
-        }
-    }
-
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<ChildEvent> {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<ChildEvent> {
         loop {
             // A child with much output must not starve the others of this worker.
             let turn = ready!(coop::poll_proceed(cx));
@@ -449,7 +390,7 @@ impl Child {
     }
 
     /// The child's exit, from the guard's status, which follows the convention of shells.
-    fn exit(&self, status: ExitStatus) -> Exit {
+    pub(super) fn exit(&self, status: ExitStatus) -> Exit {
         let (code, signal) = match status.code() {
             Some(code @ 129..=192) => (None, Some(code - 128)),
             code => (code, status.signal()),
@@ -459,24 +400,6 @@ impl Child {
             signal,
             stderr_tail: self.errors.tail().bytes(),
         }
-    }
-
-    /// Signals the guard; its process id stays valid until it is reaped.
-    fn signal(&self, signal: Signal) {
-        let pid = self
-            .guard
-            .id()
-            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        if let Some(pid) = pid {
-            _ = rustix::process::kill_process(pid, signal);
-        }
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // The guard ends the tree and removes the directory; tokio reaps the guard.
-        self.signal(Signal::TERM);
     }
 }
 
@@ -495,6 +418,3 @@ const READS: usize = 16;
 
 /// Reads of [`CHUNK`] bytes at a child's end: the largest capacity of a pipe (1 MiB).
 const DRAINED: usize = 256;
-
-/// Time for a guard to react; one that takes longer is stopped or starved.
-const GUARD_ANSWERS: Duration = Duration::from_secs(5);

@@ -1,6 +1,6 @@
-//! Process tree below a guard, and its kill.
+//! Process tree below a guard: signals to all of its processes.
 //!
-//! Not here: the start of the tree (`supervisor`).
+//! Not here: the start of the tree (`supervisor`), and when each signal is due (`child::stop`).
 
 use std::{
     collections::BTreeMap,

@@ -41,7 +41,7 @@ pub(crate) struct NewCode {
     pub(crate) redirect_uri: String,
     /// The S256 challenge of the request, unchanged.
     pub(crate) challenge: String,
-    /// Expiry of the code.
+    /// Expiry of the code (`oauth.code` after its issue).
     pub(crate) expires_ms: i64,
 }
 

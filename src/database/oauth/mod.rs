@@ -1,6 +1,6 @@
 //! Rows of the authorization server: grants, clients, log-ins, signing keys, revocations.
 //!
-//! Not here: the protocol (`oauth` of the crate), and declared users and clients (`objects`).
+//! Not here: the protocol (`oauth` of the crate), lifetimes (`config::oauth`), and declared users and clients (`objects`).
 //!
 //! * `clients`: registered clients
 //! * `grants`: authorization codes, grants and refresh tokens

@@ -2,7 +2,8 @@
 //!
 //! Records of changes are written in the transaction of the change; others (log-ins, denials) are
 //! appended afterwards. A record never holds a secret. A new column also needs a migration in
-//! `migrations/`, and its member in `http/admin/audit`.
+//! `migrations/` that `sql` lists, its member in `http/admin/audit`, and its place in
+//! `cli/remote/audit`.
 
 use std::{fmt, str::FromStr, time::Duration};
 

@@ -43,10 +43,11 @@ async fn collect(mut body: Body, max: usize) -> Result<Bytes, McpRefusal> {
             continue;
         };
         length += data.len();
+        // The gate of the public listener has the same limit and replaces this response.
         if length > max {
             return Err(McpRefusal::http(
                 StatusCode::PAYLOAD_TOO_LARGE,
-                "the body is too large",
+                "body too large",
             ));
         }
         if first.is_empty() {

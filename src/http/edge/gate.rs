@@ -1,6 +1,7 @@
 //! Gate of the public listener: checks of the request head, and header fields of every response.
 //!
-//! Not here: credentials and permissions, which are checked behind the gate.
+//! Not here: credentials and permissions, which are checked behind the gate; header fields of the
+//! other listeners (`app`), and the response above `http.max_connections` (`accept`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use ipnet::IpNet;
 
 use super::access_log::AccessLog;
 use super::address::{Allowed, HostCheck, OriginCheck, client_address, is_canonical};
-use super::body::{self, ReadState};
+use super::body_limit::{self, ReadState};
 use super::cors;
 use super::own_form;
 use super::panic::route;
@@ -143,7 +144,7 @@ impl Gate {
         let line = self.log.begin(&head, address);
         let path = line.path();
         let version = head.version;
-        let (body, state) = body::limit(body, self.max_body);
+        let (body, state) = body_limit::limit(body, self.max_body);
         let response = match self.check(&head) {
             Err(refused) => in_form_of(path, refused),
             Ok(origin) => {

@@ -10,7 +10,7 @@
 //! * `hops`: gate of the cluster listener
 //! * `operators`: gate of listeners for operators
 //! * `address`: hosts, origins, paths and client addresses
-//! * `body`: limits of request bodies
+//! * `body_limit`: size and stalls of request bodies; the gate answers 413 or 408
 //! * `cors`: cross-origin requests
 //! * `own_form`: forms of the gateway's own pages
 //! * `access_log`: access log
@@ -20,7 +20,7 @@ pub(crate) mod accept;
 mod access_log;
 mod address;
 mod app;
-mod body;
+mod body_limit;
 mod cors;
 mod gate;
 mod hops;

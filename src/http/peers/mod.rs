@@ -1,6 +1,6 @@
 //! Other replicas: connections to them, and proof that a request comes from one.
 //!
-//! Not here: which replica owns a session (`hub::ownership`), forwarding (`replicas`).
+//! Not here: which replica owns a session (`hub::locate`), forwarding (`replicas`).
 //!
 //! * `cluster`: this replica in the cluster
 //! * `connections`: HTTP/2 connections to other replicas

@@ -33,7 +33,7 @@ use crate::{
 
 /// Settings of one connection.
 pub(crate) struct StreamOptions {
-    /// Silence after which a comment is sent.
+    /// Silence after which a comment is sent (`stream.keep_alive`).
     pub(crate) keep_alive: Duration,
     /// Delay before a client reconnects.
     pub(crate) retry: RetryDelay,

@@ -4,7 +4,7 @@
 //!
 //! * `mcp_refusal`: refusals of MCP endpoints, a status with a JSON-RPC error
 //! * `problem`: refusals of the administration API
-//! * `refusal`: refusals of requests that never reach a route
+//! * `refusal`: refusals of the gates in front of all routes
 //! * `json`: JSON responses
 //! * `event_stream`: streams as `text/event-stream`
 //! * `page`: the connect page, for a browser that opens an MCP URL

@@ -1,11 +1,12 @@
 //! Ownership of sessions: the lease of this replica, the place of each session, claims under way.
 //!
-//! Pure state of this replica; it knows no session. Not here: the wait of a session for a lease
-//! (`hub::session::ownership`) and the takeover of a session (`hub::takeover`).
+//! Pure state of this replica; it knows no session. Not here: the look-up of a session
+//! (`hub::locate`), its takeover (`hub::takeover`), and its wait for a lease
+//! (`hub::session::ownership`).
 //!
 //! * `claims`: claims under way, at most one for each session
 //! * `owner`: lease of this replica, renewed by heartbeats
-//! * `place`: place of a session, by its record in the directory
+//! * `place`: verdict on a record of the directory: here, there or without an owner; and the cache
 //! * `unresponsive`: replicas that did not answer a request, until their next heartbeat
 
 mod claims;

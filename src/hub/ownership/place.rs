@@ -1,4 +1,6 @@
 //! Place of a session: the replica that serves it, by its record in the directory.
+//!
+//! Not here: the look-up of the record (`hub::locate`).
 
 use std::time::Duration;
 

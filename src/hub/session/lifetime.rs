@@ -28,10 +28,10 @@ pub(super) struct Lifetime {
 
 /// The configured limits of the lifetime.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// The idle time.
+pub(super) struct LifetimeLimits {
+    /// The idle time (`session.idle`).
     pub(super) idle: Duration,
-    /// The absolute age.
+    /// The absolute age (`session.max`).
     pub(super) max: Duration,
 }
 
@@ -104,7 +104,7 @@ impl Lifetime {
     }
 
     /// The first time at which a session may have to end.
-    pub(super) fn first_deadline(&self, limits: Limits) -> Instant {
+    pub(super) fn first_deadline(&self, limits: LifetimeLimits) -> Instant {
         self.born + DISCONNECTED.min(limits.idle).min(limits.max)
     }
 
@@ -185,7 +185,7 @@ impl Lifetime {
     pub(super) fn expiry(
         &self,
         now: Instant,
-        limits: Limits,
+        limits: LifetimeLimits,
         transport: Transport,
         activity: Activity,
     ) -> (Instant, EndReason) {

@@ -1,6 +1,7 @@
 //! Loss of a backend, its replacement by another one, and the stop of idle children.
 //!
-//! The session continues, with as little effect on the client as possible.
+//! The session continues, with as little effect on the client as possible. Not here: the end of each
+//! call that is lost (`ending`), with its code and text (`hub::call::error`).
 
 use std::{sync::Arc, time::Duration};
 

@@ -14,7 +14,7 @@ use tokio::{
 use super::{
     client::Client,
     lease::{Lease, lapse},
-    lifetime::{Activity, DISCONNECTED, EndReason, Lifetime, Limits},
+    lifetime::{Activity, DISCONNECTED, EndReason, Lifetime, LifetimeLimits},
     link::Link,
     pacing::Pacing,
     record::{ReplayState, Takeover},
@@ -326,8 +326,8 @@ impl Session {
     }
 }
 
-fn lifetime_limits(core: &Core) -> Limits {
-    Limits {
+fn lifetime_limits(core: &Core) -> LifetimeLimits {
+    LifetimeLimits {
         idle: or_never(core.config.session.idle),
         max: or_never(core.config.session.max),
     }

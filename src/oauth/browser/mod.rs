@@ -5,6 +5,7 @@
 //! * `authorization_request`: strict parser of an authorization request.
 //! * `authorize`: authorization endpoint.
 //! * `callback`: redirect to an identity provider and the return from it.
+//! * `code`: issue of an authorization code at the end of a log-in.
 //! * `consent`: consent page and the decision that it records.
 //! * `cookie`: cookie that identifies a browser.
 //! * `flow`: sealed state of a log-in, carried in a hidden form field.
@@ -16,6 +17,7 @@
 mod authorization_request;
 pub(crate) mod authorize;
 pub(crate) mod callback;
+mod code;
 pub(crate) mod consent;
 mod cookie;
 mod flow;

@@ -1,0 +1,94 @@
+//! Stop of a child: end of stdin, SIGTERM, SIGKILL, and the waits between them.
+//!
+//! The waits are `clocks.stop` of the server. Not here: the signals to processes below the guard
+//! (`guard::tree`), which sends SIGTERM to all of them at SIGUSR1, and kills them at SIGTERM.
+
+use std::{future::poll_fn, os::unix::process::ExitStatusExt, process::ExitStatus, task::Poll};
+
+use rustix::process::{Pid, Signal};
+use tokio::time::{Duration, Instant, timeout, timeout_at};
+
+use super::{
+    launcher::Launcher,
+    stdio::{Child, ChildEvent, Exit},
+};
+
+impl Child {
+    /// Stops the child in steps: end of stdin, SIGTERM, then SIGKILL for every process below.
+    pub(crate) async fn stop(mut self, clocks: [Duration; 2]) -> Exit {
+        let deadline = Instant::now() + clocks[0];
+        if let Ok(Some(exit)) = timeout_at(deadline, self.flushed()).await {
+            return exit;
+        }
+        self.stdin = None;
+        if let Ok(exit) = timeout_at(deadline, self.ended()).await {
+            return exit;
+        }
+        self.signal(Signal::USR1);
+        if let Ok(exit) = timeout(clocks[1], self.ended()).await {
+            return exit;
+        }
+        self.kill().await
+    }
+
+    /// Kills the child and every process below it.
+    pub(crate) async fn kill(mut self) -> Exit {
+        // A guard that still waits for its launch request ends at the end of stdin.
+        self.stdin = None;
+        self.signal(Signal::TERM);
+        if let Ok(exit) = timeout(GUARD_ANSWERS, self.ended()).await {
+            return exit;
+        }
+        // Only a guard that does not react: processes below it would escape.
+        self.signal(Signal::KILL);
+        let exit = timeout(GUARD_ANSWERS, self.ended()).await;
+        if let Some(dir) = self.private.take() {
+            _ = tokio::task::spawn_blocking(move || Launcher::discard(&dir)).await;
+        }
+        exit.unwrap_or_else(|_| self.exit(ExitStatus::from_raw(Signal::KILL.as_raw())))
+    }
+
+    /// Waits until the queue is written; returns early at the child's end.
+    async fn flushed(&mut self) -> Option<Exit> {
+        poll_fn(|cx| match self.poll_next(cx) {
+            Poll::Ready(ChildEvent::Exited(exit)) => Poll::Ready(Some(exit)),
+            _ if self.queue.is_empty() => Poll::Ready(None),
+            Poll::Ready(_) => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        })
+        .await
+    }
+
+    /// Waits for the child's end and discards its output.
+    async fn ended(&mut self) -> Exit {
+        loop {
+            if let ChildEvent::Exited(exit) = self.next().await {
+                return exit;
+            }
+        }
+    }
+
+    /// Signals the guard; its process id stays valid until it is reaped.
+    fn signal(&self, signal: Signal) {
+        let pid = self
+            .guard
+            .id()
+            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        if let Some(pid) = pid {
+            _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // The guard ends the tree and removes the directory; tokio reaps the guard.
+        self.signal(Signal::TERM);
+    }
+}
+
+/// Time for a guard to react; one that takes longer is stopped or starved.
+const GUARD_ANSWERS: Duration = Duration::from_secs(5);

@@ -371,6 +371,9 @@ async fn a_replica_that_was_frozen_is_fenced_when_it_wakes() {
     let here = replicas.node(0).session().await;
     let there = replicas.by(&here, 1);
     assert_eq!(count(&here).await, 1);
+    // One that writes nothing, so that no write of it is refused.
+    let quiet = replicas.node(0).session().await;
+    assert_eq!(count(&quiet).await, 1);
     let first = replicas.node(0).descendants();
     let mut events = here
         .stream("slow", json!({"n": 100_000, "ms": 20}), json!("t"))
@@ -384,6 +387,7 @@ async fn a_replica_that_was_frozen_is_fenced_when_it_wakes() {
     })
     .await;
     assert_eq!(count(&there).await, 1, "another child");
+    assert_eq!(count(&replicas.by(&quiet, 1)).await, 1, "another child");
     let rest = there.resume(&cursor).await.rest().await;
     let end: Value = final_message(&rest);
     assert_eq!(end["error"]["data"]["reason"], "owner_lost");
@@ -399,7 +403,7 @@ async fn a_replica_that_was_frozen_is_fenced_when_it_wakes() {
         frozen.iter().all(|number| *number <= before),
         "{frozen:?} after {before}"
     );
-    until("the end of the zombie's child", || async {
+    until("the end of the zombie's children", || async {
         let left = replicas.node(0).descendants();
         !left.iter().any(|child| first.contains(child))
     })
@@ -409,7 +413,9 @@ async fn a_replica_that_was_frozen_is_fenced_when_it_wakes() {
         response.status() == StatusCode::OK
     })
     .await;
-    assert_eq!(count(&here).await, 2, "one session, one child");
+    for session in [&here, &quiet] {
+        assert_eq!(count(session).await, 2, "one session, one child");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
+use rustix::process::Uid;
 
 use crate::config::{Config, Mistake, Wrong};
 
@@ -27,7 +28,7 @@ pub(super) fn claim(config: &Config) -> anyhow::Result<Result<(), Mistake>> {
 
 fn checked(path: &Path) -> anyhow::Result<Result<(), Wrong>> {
     if let Some(found) = metadata(path)? {
-        let what = foreign_reason(path, &found)?;
+        let what = foreign_reason(path, &found, rustix::process::geteuid())?;
         if let Some(what) = what {
             let what = format!("{} {what}", path.display());
             return Ok(Err(Wrong::new(what, REMEDY)));
@@ -61,9 +62,8 @@ fn metadata(path: &Path) -> anyhow::Result<Option<Metadata>> {
     }
 }
 
-/// The reason why a directory does not belong to the gateway, if any.
-fn foreign_reason(path: &Path, found: &Metadata) -> anyhow::Result<Option<&'static str>> {
-    let own = rustix::process::geteuid();
+/// The reason why a directory does not belong to a gateway of the user `own`, if any.
+fn foreign_reason(path: &Path, found: &Metadata, own: Uid) -> anyhow::Result<Option<&'static str>> {
     let is_owner = found.uid() == own.as_raw();
     if !is_owner && !own.is_root() {
         return Ok(Some("belongs to another user"));
@@ -149,6 +149,10 @@ mod tests {
             assert!(wrong.what.ends_with(why), "{wrong:?}");
             assert_eq!(mode(path), before);
         }
+        let found = fs::metadata("/").unwrap();
+        let stranger = Uid::from_raw(12_345);
+        let reason = foreign_reason(Path::new("/"), &found, stranger).unwrap();
+        assert_eq!(reason, Some("belongs to another user"));
         if is_root {
             fs::remove_file(dir.path().join("index.html")).unwrap();
             assert_eq!(checked(dir.path()).unwrap(), Ok(()));

@@ -55,7 +55,10 @@ fn invalid_requests_get_the_right_error_code() {
     for (more, error) in [
         ("x=1&x=2", "invalid_request"),
         ("state=1&state=2", "invalid_request"),
-        ("resource=a&resource=b", "invalid_target"),
+        (
+            "resource=https://gw.test/t/a/x/mcp&resource=https://gw.test/t/a/y/mcp",
+            "invalid_target",
+        ),
         ("resource=https://gw.test/t/b/x/mcp", "invalid_target"),
         ("resource=https://gw.test/t/a/x/mcp/", "invalid_target"),
         ("request=x", "request_not_supported"),

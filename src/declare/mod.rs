@@ -4,7 +4,7 @@
 //!
 //! * `authorization_server`: users, clients and identity providers of a tenant
 //! * `catalog`: the tenants that this gateway serves
-//! * `difference`: changes between two declared states
+//! * `difference`: changes between two declared states, and the lines that `lockgate apply` prints
 //! * `identity`: authentication mode, API keys and grants
 //! * `launch`: the program of a server, and its preparation
 //! * `object`: declared objects, as they are stored

@@ -7,7 +7,7 @@
 //! * `listeners`: the bound sockets
 //! * `snapshot_follower`: applies new snapshots to sessions, children and metrics
 //! * `first_operator`: the API key with which the administration begins
-//! * `cluster`: Redis, heartbeats, and keys that replicas share
+//! * `cluster`: the connection to Redis, and keys that replicas share
 
 mod cluster;
 mod first_operator;

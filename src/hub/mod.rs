@@ -25,6 +25,7 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::call::CallError;
 #[cfg(test)]
 pub(crate) use self::core::{Patience, retention};
 pub(crate) use self::core::{Stores, Transport};

@@ -11,8 +11,8 @@
 //! * `policy`: reader of `policy`
 //! * `provider`: reader of identity providers
 //! * `reader`: a manifest, its mistakes and their places
-//! * `sandbox`: reader of `sandbox`
-//! * `schema`: JSON schema of manifests
+//! * `sandbox`: reader of `sandbox`, and of the limits of a group of processes
+//! * `schema`: JSON schema of manifests, put together from the lines that read each key
 //! * `server`: reader of `servers`: `clocks`, `limits` and `supervision` with their defaults and bounds
 //! * `table`: tables of a manifest: how keys are read and described
 //! * `tenant`: reader of `tenants` and `quotas`

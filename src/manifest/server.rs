@@ -1,4 +1,4 @@
-//! The reader of `servers`: launch specification, preparation, limits and supervision.
+//! The reader of `servers`: launch, preparation, `clocks`, `limits` and supervision, with defaults.
 
 use std::{
     collections::{BTreeMap, HashMap},

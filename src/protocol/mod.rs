@@ -4,7 +4,7 @@
 //! gateway acts on. There is deliberately no typed model of MCP: a new kind of content
 //! passes without a release. Not here: sessions (`hub`) and HTTP (`http`).
 //!
-//! * `event`: event ids, sealed page cursors, and the framing of Server-Sent Events
+//! * `event`: event ids (`Last-Event-ID`), sealed page cursors, and the framing of Server-Sent Events
 //! * `headers`: headers of an MCP request
 //! * `initialize`: results of `initialize`, and the lines that restore a session
 //! * `json`: strict scanner over JSON text

@@ -1,7 +1,7 @@
 //! Stop of a child: end of stdin, SIGTERM, SIGKILL, and the waits between them.
 //!
-//! The waits are `clocks.stop` of the server. Not here: the signals to processes below the guard
-//! (`guard::tree`), which sends SIGTERM to all of them at SIGUSR1, and kills them at SIGTERM.
+//! The waits are `clocks.stop` of the server. The signals go to the guard: at SIGUSR1 it sends SIGTERM
+//! to the server, at SIGTERM it kills every process below it (`guard::supervisor`).
 
 use std::{future::poll_fn, os::unix::process::ExitStatusExt, process::ExitStatus, task::Poll};
 
@@ -14,7 +14,8 @@ use super::{
 };
 
 impl Child {
-    /// Stops the child in steps: end of stdin, SIGTERM, then SIGKILL for every process below.
+    /// Stops the child in steps: end of stdin, SIGTERM by the guard, then SIGKILL for every process
+    /// below.
     pub(crate) async fn stop(mut self, clocks: [Duration; 2]) -> Exit {
         let deadline = Instant::now() + clocks[0];
         if let Ok(Some(exit)) = timeout_at(deadline, self.flushed()).await {

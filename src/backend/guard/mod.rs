@@ -4,7 +4,7 @@
 //!
 //! * `protocol`: the request of the gateway that a guard starts a program
 //! * `supervisor`: guard process, from its start to the end of the last process below it
-//! * `tree`: processes below a guard, and signals to all of them
+//! * `tree`: processes below a guard, and the signals to them
 //! * `init`: process 1 of the namespaces of a child
 //! * `exec`: process of a server until `exec`
 

@@ -1,4 +1,4 @@
-//! Process tree below a guard: signals to all of its processes.
+//! Process tree below a guard: SIGTERM to the server, SIGKILL to every process.
 //!
 //! Not here: the start of the tree (`supervisor`), and when each signal is due (`child::stop`).
 

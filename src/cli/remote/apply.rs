@@ -1,6 +1,7 @@
 //! `lockgate apply`: replaces the declared objects of a gateway by those of a manifest.
 //!
 //! The command reads the manifest, so `${env:…}` and `${file:…}` refer to the caller's machine.
+//! Not here: the text of a change (`declare::difference`).
 
 use std::{path::PathBuf, process::ExitCode};
 

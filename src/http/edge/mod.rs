@@ -6,11 +6,12 @@
 //! * `tls`: certificates and their reload
 //! * `wire`: a socket with a lingering close
 //! * `app`: routes of one listener, behind its gate
-//! * `gate`: gate of the public listener, and the header fields of each of its responses
+//! * `gate`: gate of the public listener: host, origin, 413 and 408; and the header fields of each of
+//!   its responses
 //! * `hops`: gate of the cluster listener
 //! * `operators`: gate of listeners for operators
-//! * `address`: hosts, origins, paths and client addresses
-//! * `body_limit`: size and stalls of request bodies; the gate answers 413 or 408
+//! * `address`: hosts, origins, paths, and client addresses (`X-Forwarded-For`)
+//! * `body_limit`: counts the bytes and times the stalls of a request body
 //! * `cors`: cross-origin requests
 //! * `own_form`: forms of the gateway's own pages
 //! * `access_log`: access log

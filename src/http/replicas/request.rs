@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use axum::response::{IntoResponse, Response};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
     header::{self, CONTENT_TYPE},
@@ -27,8 +27,8 @@ use crate::{
     config::ClientAddress,
     endpoint,
     error::Error,
-    hub::ownership::LookupSource,
-    protocol::{Body as Messages, Kind, LAST_EVENT_ID, Message, jsonrpc::push_error},
+    hub::{CallError, ownership::LookupSource},
+    protocol::{Body as Messages, Kind, LAST_EVENT_ID, Message},
     state::Replica,
     telemetry::HopOutcome,
 };
@@ -208,15 +208,7 @@ impl ForwardedRequest {
     pub(super) fn owner_lost_errors(&self) -> Vec<Bytes> {
         let line = |message: &Message| {
             let id = message.id().filter(|_| message.kind() == Kind::Request)?;
-            let mut line = BytesMut::new();
-            push_error(
-                id,
-                OWNER_LOST,
-                OWNER_LOST_TEXT,
-                Some(OWNER_LOST_DATA),
-                &mut line,
-            );
-            Some(line.freeze())
+            Some(CallError::OWNER_LOST.line(id))
         };
         match Messages::parse(self.body.clone()) {
             Ok(Messages::One(message)) => line(&message).into_iter().collect(),
@@ -273,7 +265,3 @@ const HOP_BY_HOP: [HeaderName; 13] = [
 ];
 /// Delay after which a client retries.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Error of a request whose owner is lost.
-const OWNER_LOST: i32 = -31001;
-const OWNER_LOST_TEXT: &str = "the replica that had the call is gone";
-const OWNER_LOST_DATA: &str = r#"{"reason":"owner_lost","retryable":false}"#;

@@ -3,7 +3,7 @@
 //! Not here: the declared quotas (`declare::quotas`) and the stores that count them (`state`).
 //!
 //! * `allotments`: amounts drawn ahead of each rate limit and not yet spent
-//! * `quotas`: checks of requests, calls, sessions, streams and bytes
+//! * `quotas`: checks of requests and bytes per second, and of calls, sessions and streams at a time
 
 mod allotments;
 mod quotas;

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The time that a lease runs after its heartbeat was sent; the key in the store has a
-/// longer time to live.
+/// longer time to live (`state::redis::directory`).
 const LEASE: Duration = Duration::from_secs(3);
 /// The interval of heartbeats.
 const BEAT: Duration = Duration::from_secs(1);

@@ -1,4 +1,6 @@
 //! Lifetime of a session: its phases, its idle time, its age, and the reason of its end.
+//!
+//! The record in the directory has a time to live of its own (`ownership`).
 
 use std::time::Duration;
 

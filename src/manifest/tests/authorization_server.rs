@@ -301,6 +301,7 @@ fn names_are_nobody_elses() {
         "ada@Example.com",
         "a#b",
         "a@b#c",
+        "a#b@c.test",
         "https://i.test#x",
         "a@",
         "@b",

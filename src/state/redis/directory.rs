@@ -268,7 +268,7 @@ fn new_epoch() -> u32 {
     random.max(1)
 }
 
-/// The lifetime of a heartbeat.
+/// The time to live of a heartbeat; its interval is that of `hub::ownership`.
 const HEARTBEAT_TTL: Duration = Duration::from_secs(5);
 /// The time in which owners register lost sessions again.
 const RECOVERY: Duration = Duration::from_secs(5);

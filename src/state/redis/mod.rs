@@ -4,7 +4,7 @@
 //! * `appender`: the queue of event writes
 //! * `cache`: the events of this process
 //! * `client`: script calls and batches
-//! * `directory`: the session directory
+//! * `directory`: the session directory, and heartbeats of replicas with their time to live
 //! * `limiter`: limits
 //! * `link`: the connection
 //! * `log`: the event log

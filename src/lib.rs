@@ -3,7 +3,7 @@
 //! Remote clients speak HTTP to it. Behind it run stdio servers of the Model Context Protocol, as
 //! child processes that it starts, confines and supervises.
 //!
-//! This page has the words and five walkthroughs, in which every name is a link. The rooms, their
+//! This page has the words and six walkthroughs, in which every name is a link. The rooms, their
 //! imports and the rules that keep them apart are in `docs/architecture.md`.
 //!
 //! # The picture
@@ -109,6 +109,15 @@
 //!
 //! If the child ends, every call in flight ends with −31001, and the session continues: its next
 //! request starts another child and repeats the handshake.
+//!
+//! # The start of a child
+//!
+//! [`Pool::get`](backend::Pool::get) has a warm child or starts another, within the limits of
+//! [`backend::admission`] and after the installations of [`backend::prepare`].
+//! [`Launcher::request`](backend::child::Launcher::request) says what the guard shall start, with the
+//! restrictions that [`Sandbox::restrictions`](backend::sandbox::Sandbox::restrictions) chooses. The
+//! [`guard`](backend::guard) applies them to the server, and kills every process below itself when
+//! the server or the gateway ends.
 //!
 //! # A manifest key
 //!

@@ -5,7 +5,7 @@
 //!
 //! * `access`: the decision on each request, and the proof of it.
 //! * `administrator`: administrators, and the first operator's key.
-//! * `api_key`: API keys: generation, syntax and look-up.
+//! * `api_key`: API keys: generation, syntax and check.
 //! * `builtin`: access tokens of the tenant's own authorization server.
 //! * `denials`: audit of denied requests, the repeated ones folded.
 //! * `external`: access tokens of other authorization servers, and their keys.

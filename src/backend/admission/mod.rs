@@ -5,7 +5,7 @@
 //! * `circuit`: restart policy, from backoff to an open circuit
 //! * `circuits`: circuits of all launch specifications
 //! * `start_slots`: slots for starts that are under way, shared fairly by tenants
-//! * `refused`: reasons why there is no child
+//! * `refused`: reasons why there is no child; their texts are in `hub::call::error`
 
 mod circuit;
 mod circuits;

@@ -1,7 +1,7 @@
-//! Files that a child in profile `standard` may access.
+//! Files of the system and programs that a child in profile `standard` may access.
 //!
-//! An allow-list: the system, and the programs of PATH and of the command. Not here: its
-//! enforcement (`domain`).
+//! An allow-list: the system, and the programs of PATH and of the command. Not here: what a child
+//! gets besides (`choice`), and the enforcement (`domain`).
 
 use std::{
     collections::BTreeSet,

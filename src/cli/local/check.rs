@@ -11,7 +11,7 @@ use clap::Args;
 
 use crate::endpoint::{Endpoint, Kind};
 use crate::{
-    backend::sandbox::{Kernel, machine::out_of_reach},
+    backend::sandbox::{Kernel, choice::out_of_reach},
     cli::serve::{
         credentials,
         descriptors::shortage,

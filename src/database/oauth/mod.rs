@@ -3,7 +3,7 @@
 //! Not here: the protocol (`oauth` of the crate), lifetimes (`config::oauth`), and declared users and clients (`objects`).
 //!
 //! * `clients`: registered clients
-//! * `grants`: authorization codes, grants and refresh tokens
+//! * `grants`: authorization codes, grants, and rotation of refresh tokens
 //! * `issued`: public keys and revocations, as replicas read them
 //! * `logins`: log-ins of browsers, consents, and log-ins in progress
 //! * `revocations`: revocations, numbered for replicas

@@ -6,7 +6,7 @@
 //! * `audit`: audit record of a call
 //! * `calls`: table of calls, asks of the server, and tasks
 //! * `clock`: clock of one call
-//! * `error`: errors of the gateway itself as responses to calls
+//! * `error`: errors of the gateway itself as responses to calls, failed starts among them
 
 mod audit;
 mod calls;

@@ -2,7 +2,7 @@
 //!
 //! * `form`: strict parser of `application/x-www-form-urlencoded` parameters.
 //! * `refusal`: error responses of the token, revocation, registration and discovery endpoints.
-//! * `secret`: random secrets and the digests stored for them.
+//! * `secret`: random secrets, their digests, and successors of refresh tokens.
 //! * `throttle`: events per minute and key, counted in a table of fixed size.
 
 pub(crate) mod form;

@@ -5,7 +5,7 @@
 //! * `client_authentication`: verification of secrets and signed assertions of clients.
 //! * `jose`: signing of access tokens and parsing of client assertions.
 //! * `revoke`: the revocation endpoint.
-//! * `token`: the token endpoint.
+//! * `token`: the token endpoint: codes and refresh tokens are exchanged.
 
 mod client_authentication;
 mod jose;

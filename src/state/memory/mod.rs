@@ -1,7 +1,7 @@
 //! Event log, directory and limiter in the memory of one replica.
 //!
 //! * `limiter`: limits
-//! * `log`: event log and directory
+//! * `log`: event log, with what is trimmed of a stream, and directory
 
 mod limiter;
 mod log;

@@ -2,7 +2,7 @@
 //!
 //! * `agreement`: agreement of replicas on keys and public URL
 //! * `appender`: the queue of event writes
-//! * `cache`: the events of this process
+//! * `cache`: the events of this process, by which streams are trimmed
 //! * `client`: script calls and batches
 //! * `directory`: the session directory, and heartbeats of replicas with their time to live
 //! * `limiter`: limits

@@ -1,0 +1,220 @@
+//! Choice of the restrictions of each child: files, TCP, processes, uid and cgroup.
+//!
+//! Made of its declaration and what the machine offers. Not here: the application of the
+//! restrictions (`domain`, `namespace`, `seccomp`).
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    cgroup::Groups,
+    files,
+    machine::{Kernel, SCOPES_SINCE},
+    network::Refused,
+    restrictions::{Files, Restrictions, Store, Tcp},
+    uids::{Pool, UidLease},
+};
+use crate::{
+    base::HiddenPaths,
+    config::{Separation, Uids},
+    declare::{self, Home, Launch, Limits, Offer, Profile},
+};
+
+/// The sandbox of the children of one gateway.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    /// The restrictions that can be enforced.
+    offer: Offer,
+    /// Uids of children.
+    uids: Option<Arc<Pool>>,
+    /// Cgroups of children.
+    groups: Option<Groups>,
+    /// Files of the gateway hidden from children; none for `run`, whose server may use all files of
+    /// its user.
+    hide: Option<HiddenPaths>,
+    /// Parts of the system that every child may read.
+    system: Vec<PathBuf>,
+}
+
+impl Sandbox {
+    /// A sandbox with the capabilities of `kernel`; `ports` are those of the gateway.
+    pub(crate) fn new(
+        kernel: &Kernel,
+        offer: Offer,
+        uids: Option<Uids>,
+        hide: Option<HiddenPaths>,
+        ports: &[u16],
+    ) -> io::Result<Self> {
+        let uids = uids.filter(|_| offer.separation == Separation::Uid);
+        let delegated = kernel.cgroup.as_ref().filter(|group| group.is_delegated);
+        let filter = offer
+            .refuses_addresses
+            .then_some(|group: &Path| Refused::on_this_machine(ports).apply(group));
+        let groups = delegated.map(|delegation| Groups::create(delegation, filter));
+        let groups = groups.transpose();
+        let needs_groups = offer.bounds_memory || offer.bounds_cpu || offer.refuses_addresses;
+        Ok(Self {
+            offer,
+            uids: uids.map(|uids| Arc::new(Pool::new(uids))),
+            groups: match groups {
+                Err(error) if needs_groups => return Err(error),
+                groups => groups.unwrap_or_default(),
+            },
+            hide,
+            system: files::system(),
+        })
+    }
+
+    /// The restrictions that can be enforced here.
+    pub(crate) fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// A sandbox without restrictions, for other tests.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self {
+            offer: Offer {
+                separation: Separation::None,
+                landlock: 0,
+                has_seccomp: false,
+                bounds_memory: false,
+                bounds_pids: false,
+                bounds_cpu: false,
+                refuses_addresses: false,
+            },
+            uids: None,
+            groups: None,
+            hide: None,
+            system: Vec::new(),
+        }
+    }
+
+    /// Leases a uid for a child, if each has its own.
+    pub(crate) fn lease(&self) -> io::Result<Option<UidLease>> {
+        let Some(uids) = &self.uids else {
+            return Ok(None);
+        };
+        let none_left = || io::Error::other("no uid of sandbox.uids is free");
+        uids.take().ok_or_else(none_left).map(Some)
+    }
+
+    /// Creates a cgroup for a child, if cgroups are delegated.
+    pub(crate) fn group(
+        &self,
+        name: &str,
+        launch: &Launch,
+        limits: &Limits,
+    ) -> io::Result<Option<PathBuf>> {
+        let is_standard = launch.confinement.profile == Profile::Standard;
+        let leaf = |groups: &Groups| groups.leaf(name, limits, is_standard);
+        self.groups.as_ref().map(leaf).transpose()
+    }
+
+    /// Decides the restrictions of a child with this PATH, HOME and working directory.
+    pub(crate) fn restrictions(
+        &self,
+        launch: &Launch,
+        limits: &Limits,
+        path: &OsStr,
+        home: Option<&Path>,
+        cwd: &Path,
+    ) -> Restrictions {
+        let (offer, wanted) = (&self.offer, &launch.confinement);
+        let is_standard = wanted.profile == Profile::Standard;
+        let by_group = self.groups.is_some() && offer.separation != Separation::Uid;
+        Restrictions {
+            uid: None,
+            has_namespaces: offer.separation == Separation::Namespace,
+            is_scoped: offer.landlock >= SCOPES_SINCE
+                && (is_standard || offer.separation == Separation::Landlock),
+            is_hardened: is_standard && offer.has_seccomp,
+            landlock: offer.landlock,
+            files: (is_standard && offer.landlock > 0).then(|| self.files(launch, path, home, cwd)),
+            hide: self.hidden(),
+            tcp: match &wanted.tcp {
+                declare::Tcp::Off if offer.has_seccomp => Tcp::Off,
+                declare::Tcp::Ports(ports) if offer.has_seccomp => Tcp::Ports(ports.clone()),
+                _ => Tcp::Any,
+            },
+            processes: limits.pids.filter(|_| !by_group).map(u64::from),
+            group: None,
+            store: launch.prepared.clone().map(if launch.is_preparing {
+                Store::Fill
+            } else {
+                Store::Read
+            }),
+        }
+    }
+
+    fn hidden(&self) -> Vec<PathBuf> {
+        let found = self.hide.iter().flat_map(|hide| {
+            let found = hide.existing().into_iter();
+            found.chain(root_secrets(self.offer.separation))
+        });
+        found.collect()
+    }
+
+    fn files(&self, launch: &Launch, path: &OsStr, home: Option<&Path>, cwd: &Path) -> Files {
+        let read = readable(&self.system, launch, path, home);
+        let mut write = launch.confinement.write.clone();
+        if launch.home == Home::Caller {
+            write.push(cwd.to_owned());
+        }
+        Files { read, write }
+    }
+}
+
+/// Files in system directories that children of root must not read.
+fn root_secrets(separation: Separation) -> impl Iterator<Item = PathBuf> {
+    let are_root = rustix::process::geteuid().is_root() && separation != Separation::Uid;
+    let files = SECRETS.iter().filter(move |_| are_root);
+    files.map(PathBuf::from)
+}
+
+/// Arguments of a server in profile `standard` that name unreadable files.
+pub(crate) fn out_of_reach<'l>(
+    launch: &'l Launch,
+    path: &OsStr,
+    home: Option<&Path>,
+) -> Vec<&'l str> {
+    let roots = readable(&files::system(), launch, path, home);
+    let is_in_reach = |file: &Path| {
+        let mut roots = roots.iter().chain(&launch.confinement.write);
+        roots.any(|root| file.starts_with(root))
+    };
+    let args = launch.args.iter().map(String::as_str);
+    args.filter(|_| launch.confinement.profile == Profile::Standard)
+        .filter(|arg| Path::new(arg).is_absolute())
+        .filter(|arg| fs::canonicalize(arg).is_ok_and(|file| !is_in_reach(&file)))
+        .collect()
+}
+
+/// Files that a child in profile `standard` may read, besides those that it may write.
+fn readable(
+    system: &[PathBuf],
+    launch: &Launch,
+    path: &OsStr,
+    home: Option<&Path>,
+) -> Vec<PathBuf> {
+    let homes: Vec<PathBuf> = home.into_iter().map(Path::to_owned).collect();
+    let mut read = system.to_vec();
+    read.extend(files::programs(OsStr::new(&launch.command), path, &homes));
+    read.extend(launch.confinement.read.iter().cloned());
+    read.extend(launch.cwd.clone());
+    read
+}
+
+/// Files readable for uid 0 alone.
+const SECRETS: [&str; 6] = [
+    "/etc/shadow",
+    "/etc/shadow-",
+    "/etc/gshadow",
+    "/etc/gshadow-",
+    "/etc/sudoers",
+    "/etc/ssl/private",
+];

@@ -497,7 +497,7 @@ mod tests {
             ("/.well-known/openid-configuration/base/t/b", Some("b")),
             ("/t/b/.well-known/openid-configuration", Some("b")),
             ("/.well-known/openid-configuration", Some("a")),
-            // One issuer, one document.
+            // Each issuer has its metadata only at its own URLs.
             ("/.well-known/oauth-authorization-server/base/t/a", None),
             ("/t/a/.well-known/openid-configuration", None),
             ("/.well-known/oauth-authorization-server", None),
@@ -579,7 +579,7 @@ mod tests {
             let issuer = issuer(&public_url, None, &tenant);
             for url in issuer_metadata_urls(&issuer) {
                 let path = url.strip_prefix(GATEWAY).unwrap();
-                // A proxy takes the base off a path that begins with it.
+                // A proxy strips the base from a path that begins with it.
                 let path = path.strip_prefix(&base).filter(|_| !path.starts_with("/.")).unwrap_or(path);
                 prop_assert_eq!(issuer_tenant(path, &public_url, None), Some(&*tenant));
             }

@@ -265,14 +265,14 @@ mod tests {
         };
         tokio::pin!(first);
         assert!(futures_util::poll!(&mut first).is_pending());
-        // The first one still waits: its record is not there, nor is this one's.
+        // The first caller still waits: the denial is not on record, so a second caller waits too.
         let mut is_asked = false;
         settled.wait(async { is_asked = true }).await;
         assert!(is_asked);
         write();
         record.send(()).unwrap();
         first.await;
-        // What was written while the first one waited is not what it waited for.
+        // The record of the first caller does not cover a denial written while it waited.
         let mut is_asked = false;
         settled.wait(async { is_asked = true }).await;
         assert!(is_asked);

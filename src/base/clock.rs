@@ -109,7 +109,7 @@ mod tests {
         let (other, began) = (clock.clone(), Instant::now());
         let after = |ms| began + Duration::from_millis(ms);
         assert_eq!(other.at(began), 5);
-        // The database read its clock half-way between request and response.
+        // The database is assumed to read its clock half-way between request and response.
         clock.correct(1_000, began, after(200));
         assert_eq!(other.at(after(200)), 1_100);
         assert_eq!(other.at(after(1_200)), 2_100, "it runs");

@@ -386,7 +386,7 @@ mod tests {
         };
         let twice = "LOCKGATE_SQL__URL_FILE: sql.url: is set, and LOCKGATE_SQL__URL is too; unset one of them";
         assert_eq!(mistakes("postgres://own/x"), [twice]);
-        // As compose files write it.
+        // Compose files pass an unset variable as an empty string.
         assert_eq!(mistakes(""), [""; 0]);
     }
 

@@ -337,7 +337,7 @@ mod tests {
             (allow(&["1#2"], &[], &[]), "https://idp.test#1#2", true),
             (allow(&[], &[], &["eng"]), "https://idp.test#1", true),
             (allow(&[], &[], &["ops"]), "https://idp.test#1", false),
-            // Nobody knows the address any more.
+            // The email address is not stored, so a rule on domains admits every subject.
             (
                 allow(&["2"], &["acme.test"], &[]),
                 "https://idp.test#1",

@@ -203,7 +203,7 @@ mod tests {
                 took[at].push(began.elapsed());
             }
         }
-        // What else the machine does only adds to the fastest.
+        // Other load only adds time, so the fastest runs are compared.
         let [known, unknown] = took.map(|took| took.into_iter().min().unwrap());
         assert!(unknown > known / 5, "{known:?} {unknown:?}");
     }

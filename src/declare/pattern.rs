@@ -342,7 +342,7 @@ mod tests {
         assert!(Template::parse(&"{".repeat(1025)).is_none());
     }
 
-    /// The meaning of a pattern, written down as slowly as possible.
+    /// A naive reference implementation of pattern matching.
     fn naive(pattern: &[char], text: &[char]) -> bool {
         match (pattern.first(), text.first()) {
             (None, None) => true,
@@ -372,7 +372,7 @@ mod tests {
                 prop_assert!(pattern.matches(found), "{}", found);
                 prop_assert!(as_pattern.is_empty() || is_match(&as_pattern, found), "{}", found);
             }
-            // Whatever short text both match proves that there is an example.
+            // If both match one of these short texts, there must be an example.
             for bits in 0..64_u32 {
                 let text: String = (0..6).map(|at| if bits >> at & 1 == 0 { 'a' } else { 'b' }).collect();
                 for end in 0..=6 {

@@ -160,7 +160,7 @@ impl Parts {
     /// The time between the loss of readiness and the close of the listeners.
     fn drain_delay(&self, is_of_other_deployment: bool) -> Duration {
         if is_of_other_deployment {
-            // It has no sessions to hand over, and clients that it serves would lose theirs.
+            // The gateway has no sessions to hand over, and its clients would lose theirs.
             return Duration::ZERO;
         }
         self.config.drain.delay

@@ -172,7 +172,7 @@ async fn principals_share_a_tenants_child_and_none_of_each_others() {
         let again = bench.open("ada").await;
         let is_own = isolation == "session";
         assert_eq!(again.pid().await != ada.pid().await, is_own, "{isolation}");
-        // A session is worth nothing in another principal's hands.
+        // Another principal cannot use the session.
         let stolen = ada.call_as(&bench.access("bob"), "echo", &json!({})).await;
         assert!(matches!(stolen, Err(Error::NoSession)), "{stolen:?}");
         bench.end().await;
@@ -228,7 +228,7 @@ async fn a_restart_waits_for_calls_or_ends_them() {
     }
 }
 
-/// Page cursors within a tenant: its principals share a child, and no cursor of it.
+/// Principals of a tenant share a child, but no page cursor.
 #[tokio::test]
 async fn a_page_cursor_belongs_to_its_principal() {
     let bench = Bench::new(&json!({"isolation": "tenant"}));
@@ -252,7 +252,7 @@ async fn busy(bench: &Bench) {
     panic!("no child is busy");
 }
 
-/// Waits until the session has another child than that.
+/// Waits until the session has a child other than `pid`; returns the pid of that child.
 async fn other_than(client: &Client<'_>, pid: u64) -> u64 {
     for _ in 0..2000 {
         let now = client.pid().await;
@@ -264,7 +264,7 @@ async fn other_than(client: &Client<'_>, pid: u64) -> u64 {
     panic!("the child is the same");
 }
 
-/// The access of each request decides, not that of the request that began the session.
+/// Each request is checked against its own access, not against that of the session's first one.
 #[tokio::test]
 async fn scopes_are_those_of_the_request_and_what_lacks_them_reaches_no_child() {
     let policy = json!({

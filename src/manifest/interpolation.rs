@@ -220,7 +220,8 @@ mod tests {
             drop(resolve(&text, &env()));
         }
 
-        /// Reading what was put in gives what reading it at once gives, and needs nothing more.
+        /// `interpolate` after `resolve` gives the same text as `interpolate` alone, and needs no
+        /// environment.
         #[test]
         fn putting_in_changes_no_meaning(parts in "(ä|x|[$]{1,3}|[$][{]env:A[}]|[$][{]env:E[}]|[$][{]prepared[}]|[{]|[}])*") {
             if let Ok(whole) = interpolate(&parts, &env()) {

@@ -461,7 +461,7 @@ tenants:
         let env = BTreeMap::from([("TOKEN".to_owned(), "a$b".to_owned())]);
         let read = |text| document("F", text, Format::Yaml, &env);
         let found = read("command: x\nenv: {T: \"${env:TOKEN}\"}\n").unwrap();
-        // A dollar is written twice in the manifest's syntax.
+        // In the manifest's syntax a dollar sign is doubled.
         assert_eq!(found["env"]["T"], "a$$b");
         let lines = |text| {
             let found = read(text).unwrap_err();

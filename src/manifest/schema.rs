@@ -36,19 +36,19 @@ mod tests {
     use super::super::schema::*;
     use crate::config::Format;
 
-    /// A key that no table has, and none is near to.
+    /// A key that no table has, and that resembles no other key.
     const UNKNOWN: &str = "no-key-of-any-table";
 
-    /// The tables of a schema by the key under which a manifest has them, with their keys.
+    /// The keys of each table of a schema, by the table's key in a manifest.
     #[derive(Default)]
     struct Tables {
         keys: BTreeMap<String, BTreeSet<String>>,
-        /// Which of several forms is taken, where a schema has some.
+        /// The index of the form to use where a schema has several.
         form: usize,
     }
 
     impl Tables {
-        /// A value that has every table of `schema`, and in each a key that is unknown.
+        /// A value with every table of `schema`, and an unknown key in each.
         fn sample(&mut self, root: &Json, schema: &Json, key: &str) -> Option<Json> {
             let inner = |name: &str| match key {
                 "" => name.to_owned(),
@@ -93,7 +93,7 @@ mod tests {
         }
     }
 
-    /// What the reader says that it knows, by table.
+    /// The keys that the reader reports as known, by table.
     fn known(manifest: &Json) -> BTreeMap<String, BTreeSet<String>> {
         let text = manifest.to_string();
         let mistakes = parse("F", &text, Format::Json, &BTreeMap::new()).unwrap_err();
@@ -106,7 +106,7 @@ mod tests {
         tables.collect()
     }
 
-    /// `SCHEMA_WRITE=1` writes the file anew.
+    /// With `SCHEMA_WRITE=1` the test rewrites the file.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a switch of this test alone")]
     fn the_schema_is_in_the_docs() {
@@ -118,8 +118,8 @@ mod tests {
         assert!(shown == schema(), "SCHEMA_WRITE=1 writes it anew");
     }
 
-    /// A reader that describes its keys finds no values, so it would miss a key that is read beside
-    /// a value alone.
+    /// The schema describes a reader that finds no values, so it could lack a key that is read only
+    /// beside a certain value.
     #[test]
     fn it_has_every_key_that_the_reader_knows() {
         let schema: Json = serde_json::from_str(&schema()).unwrap();

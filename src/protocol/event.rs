@@ -182,7 +182,8 @@ mod tests {
             let damaged: String = sealed.chars().enumerate()
                 .map(|(n, letter)| if n != at { letter } else if letter == 'x' { 'y' } else { 'x' })
                 .collect();
-            // The last character of the MAC has bits that do not count, and then none differs.
+            // The last character of the MAC has unused bits. Damage to them alone leaves the cursor
+            // unchanged.
             let is_same = key.unseal(whose, &damaged).is_some();
             prop_assert!(!is_same || damaged[MAC_TEXT..] == sealed[MAC_TEXT..]);
         }

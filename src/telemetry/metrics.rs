@@ -230,7 +230,7 @@ mod tests {
         assert!(!other.render().contains("lockgate_requests_total"));
     }
 
-    /// `METRICS_WRITE=1` writes the table anew.
+    /// With `METRICS_WRITE=1` the test rewrites the table.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a switch of this test alone")]
     fn the_table_of_metrics_is_in_the_docs() {

@@ -26,7 +26,7 @@ const ISSUER: &str = "https://gw.test/t/a";
 const RESOURCE: &str = "https://gw.test/t/a/x/mcp";
 const NOW: u64 = 1_000_000;
 
-/// A key of a tenant.
+/// A signing key of a tenant.
 struct Key {
     pair: Ed25519KeyPair,
     public: PublicKey,
@@ -113,7 +113,7 @@ fn declared() -> Builtin {
     }
 }
 
-/// Tenants `a` and `b`, each with servers `x` and `y`, of which the keys are published.
+/// Tenants `a` and `b` with their servers; tenant `a` publishes `keys`.
 fn catalog(builtin: Builtin, keys: &[&Key]) -> Catalog {
     let servers = "{auth: {mode: keys}, servers: {x: {command: cat}, y: {command: cat}, few: {command: cat, grants: {groups: [declared]}}}}";
     let text = format!("tenants: {{a: {servers}, b: {servers}}}");
@@ -274,7 +274,7 @@ async fn forged_tokens_are_refused() {
     ];
     let tokens = Tokens::new();
     for text in &forged {
-        // A valid token before does not help a similar one.
+        // A valid token, verified before, does not make a similar one valid.
         assert!(verified(&tokens, &catalog, &real, NOW).await.is_ok());
         let refused = verified(&tokens, &catalog, text, NOW).await;
         assert!(refused.is_err(), "{text}");
@@ -359,7 +359,7 @@ fn subject_client_and_grant_of_a_token_must_still_exist() {
     ] {
         assert_eq!(of(&builtin, &issued, "ada", "c_app").is_ok(), is_good);
     }
-    // A session rests on all tokens that it was used with.
+    // A session depends on every token that it was used with.
     let joined = GrantBasis::of(other, "n").joined(&basis).unwrap();
     assert_eq!(joined.joined(&basis), None);
     let principal = Principal::new("a", Some(ISSUER), Some("ada"), Some("c_app"));

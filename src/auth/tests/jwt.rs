@@ -271,7 +271,7 @@ fn keys_determine_their_algorithms() {
 fn short_rsa_keys_are_ignored() {
     let pair = Rsa::generate(KeySize::Rsa2048).unwrap();
     let der: Pkcs8V1Der<'_> = pair.as_der().unwrap();
-    // PKCS #1 is what PKCS #8 has behind a header, which is as long for every key of that size.
+    // PKCS #8 is a header followed by PKCS #1; for this key size the header has a fixed length.
     let key = EncodingKey::from_rsa_der(&der.as_ref()[26..]);
     let public = pair.public_key();
     let number = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);

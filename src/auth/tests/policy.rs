@@ -206,7 +206,7 @@ fn all_missing_scopes_are_named_at_once() {
         missing(&["files:read"], &batch),
         all(&["files:read", "files:write", "files:delete"])
     );
-    // As a notification, too: a server may take it for a call.
+    // A notification needs the scopes too, because a server may treat it as a call.
     assert!(missing(&[], &delete.replace(r#""id":1,"#, "")).is_some());
 }
 
@@ -219,7 +219,7 @@ fn a_call_whose_name_cannot_be_read_needs_every_scope() {
     assert_eq!(missing, ["x", "y"]);
 }
 
-/// A text as JSON with any of its characters escaped.
+/// A text as a JSON string, with the characters escaped that `mask` selects.
 fn escaped(text: &str, mask: u64) -> String {
     let escape = |(at, letter): (usize, char)| {
         if mask >> (at % 64) & 1 == 0 && letter >= ' ' && letter != '"' && letter != '\\' {

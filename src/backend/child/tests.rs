@@ -1,4 +1,4 @@
-//! Stories of real children behind the real guard.
+//! Tests of real children behind the real guard.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -118,7 +118,7 @@ fn is_alive(pid: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// Every living process whose session or ancestry is below `guard`, found before the end.
+/// The process `guard` and all its descendants.
 fn descendants(guard: i32) -> Vec<i32> {
     let all: Vec<(i32, i32)> = std::fs::read_dir("/proc")
         .unwrap()
@@ -220,7 +220,7 @@ async fn a_child_gets_what_is_declared_and_nothing_else() {
     assert_eq!(own["umask"], "0077");
     assert_eq!(own["no_new_privs"], "1");
     assert_eq!(own["session"], own["pid"]);
-    // SIGPIPE is ignored by the child's own std; 32 and 33 belong to libc, and cannot be set.
+    // The child's own std ignores SIGPIPE. libc reserves signals 32 and 33, which cannot be set.
     let ignored = u64::from_str_radix(own["signals_ignored"].as_str().unwrap(), 16).unwrap();
     assert_eq!(ignored & !0x1_8000_1000, 0, "{ignored:x}");
     assert_eq!(own["signals_blocked"], "0000000000000000");
@@ -247,7 +247,7 @@ async fn nothing_below_survives_the_end() {
                 write(&mut child, "exit", json!({"code": 3}));
                 assert_eq!(ended(&mut child).await.code, Some(3));
             }
-            // It may also end by itself, at the end of its stdin.
+            // The child may also exit on its own, at the end of its stdin.
             "kill" => _ = child.kill().await,
             "ignore_term" => {
                 call(&mut child, "ignore_term", json!({})).await;
@@ -287,7 +287,7 @@ async fn sigterm_is_tried_before_the_kill() {
 #[tokio::test]
 async fn a_fork_bomb_is_ended() {
     let mut spec = launch("sh");
-    // Dies down by itself should the test fail: each level waits, and there are nine.
+    // The bomb ends by itself if the test fails: it has nine levels, and the last one sleeps.
     let bomb =
         "f() { [ $1 -gt 0 ] || exec sleep 100; f $(($1-1)) & f $(($1-1)) & wait; }; echo up; f 9";
     spec.args = vec!["-c".into(), bomb.into()];
@@ -380,7 +380,7 @@ async fn closed_streams_are_told_and_survived() {
     let (mut child, _work) = start();
     call(&mut child, "close_stdin", json!({})).await;
     child.out().extend_from_slice(&vec![b'x'; 100_000]);
-    // The answer comes before the close, so that a part may still go into the pipe.
+    // The child answers before it closes stdin, so a part of the queue may still enter the pipe.
     let begun = Instant::now();
     while child.queued() > 0 {
         assert!(
@@ -426,7 +426,7 @@ async fn a_hundred_children_leave_no_zombie() {
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
     }
     let after = std::fs::read_dir("/proc/self/fd").unwrap().count();
-    // Other tests of this process run meanwhile.
+    // Other tests run in this process at the same time.
     assert!(after < before + 60, "{before} {after}");
 }
 

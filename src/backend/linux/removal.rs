@@ -168,7 +168,7 @@ mod tests {
         assert!(!top.exists());
     }
 
-    /// Runs as an unprivileged user.
+    /// The removal runs as an unprivileged user.
     #[test]
     fn whatever_may_not_be_done_in_it() {
         let dir = tempfile::tempdir().unwrap();

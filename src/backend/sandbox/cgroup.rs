@@ -209,7 +209,7 @@ mod tests {
         cpu: Some(50),
     };
 
-    /// A file system root with a group that has `controllers`.
+    /// A fake file system root with a cgroup that has `controllers`.
     fn fake(controllers: &str) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
@@ -243,7 +243,7 @@ mod tests {
         let filter = |group: &Path| fs::write(group.join("filter"), "");
         let groups = Groups::create(&delegation, Some(filter)).unwrap();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap();
-        // In a plain directory the last write remains.
+        // A plain file keeps only the last write.
         assert_eq!(read(delegation.path.join("cgroup.subtree_control")), "+cpu");
         let leaf = groups.leaf("acme-files", &LIMITS, false).unwrap();
         let filtered = groups.leaf("acme-files", &LIMITS, true).unwrap();

@@ -40,7 +40,7 @@ fn programs(restrictions: &Restrictions) -> Result<Vec<BpfProgram>, seccompiler:
     }
     if restrictions.tcp != Tcp::Any {
         denied.extend(fast_open()?);
-        // It could create sockets past this filter.
+        // io_uring could create sockets past this filter.
         denied.push((libc::SYS_io_uring_setup, Vec::new()));
     }
     if denied.is_empty() {
@@ -260,7 +260,7 @@ mod tests {
         restrictions.is_hardened = true;
         let programs = programs(&restrictions).unwrap();
         assert_eq!(programs.len(), 3);
-        // The kernel takes 4096 instructions (BPF_MAXINSNS).
+        // The kernel accepts at most 4096 instructions (BPF_MAXINSNS).
         assert!(programs.iter().all(|program| program.len() < 500));
     }
 }

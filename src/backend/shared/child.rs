@@ -335,7 +335,7 @@ impl RunningChild {
             ToChild::Join { number, inbox } => {
                 self.used = Instant::now();
                 if let Some((loss, _)) = self.closing {
-                    // It joined after the others were requested to leave.
+                    // The session joined after the others were requested to leave.
                     _ = inbox.try_send(ToSession::Closing(loss));
                 }
                 self.members.insert(number, inbox);

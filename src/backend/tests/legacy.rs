@@ -73,7 +73,7 @@ fn a_request_and_its_end_are_translated() {
         matches!(&said, ServerMessage::Response { call, line } if *call == first && line == result("\"a\"").as_bytes()),
         "{said:?}"
     );
-    // Late, foreign, and in another spelling.
+    // A response with a completed id, with an unknown id, and with an id of another type.
     for id in [first.to_string(), "99".to_owned(), format!("\"{second}\"")] {
         let said = line(&mut dialect, &result(&id));
         assert!(

@@ -259,7 +259,7 @@ fn a_subscription_without_an_answer_is_none() {
     assert_eq!(told(&mut out), "", "the child has not got it yet");
     assert!(!routing.is_subscribed());
     assert_eq!(answered(&mut routing, one, "result"), ENDED);
-    // Its answer is under way to the session.
+    // The child has confirmed the subscription before the session abandons it.
     asked(&mut routing, two, true);
     answered(&mut routing, two, "result");
     routing.abandon(two, URI, true, &mut out);

@@ -1,6 +1,6 @@
 //! The demo server: a small stdio MCP server, started like any other child.
 //!
-//! It lets `lockgate run` show every feature without a command.
+//! With it, `lockgate run` shows every feature without a command.
 
 use std::{
     collections::HashMap,

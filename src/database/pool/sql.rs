@@ -567,7 +567,7 @@ mod tests {
 
     use super::{postgres_schema, sqlite_schema};
 
-    /// The databases of users identify applied migrations by these checksums.
+    /// Existing databases identify applied migrations by these checksums.
     #[tokio::test]
     async fn the_schemas_are_the_files_in_migrations() {
         for (schema, folder) in [(sqlite_schema(), "sqlite"), (postgres_schema(), "postgres")] {

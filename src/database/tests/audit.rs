@@ -50,7 +50,7 @@ async fn a_change_and_its_audit_record_are_one_transaction(place: Place) {
         detail: json!({"address": "192.0.2.1", "members": ["args"]}),
     };
     assert_eq!(entry.record, wanted);
-    // Where no record can be written nothing changes either.
+    // Without its audit record, a change is not made.
     let pool = place.pool().await;
     let mut transaction = pool.begin().await.unwrap();
     transaction

@@ -1,4 +1,4 @@
-//! Fixture: a database of a test, and the objects that tests put into it.
+//! Fixture: the database of a test, and the objects that tests put into it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -18,7 +18,7 @@ mod postgres;
 
 use postgres::Postgres;
 
-/// A database of a test's own.
+/// The database of one test.
 pub(crate) struct Place {
     pub(super) dir: tempfile::TempDir,
     pub(super) postgres: Option<Postgres>,
@@ -64,7 +64,7 @@ impl Place {
         Database::open(self.opening()).await.unwrap()
     }
 
-    /// Whether a text stands anywhere in its files.
+    /// Reports whether any file of the database contains `text`.
     pub(super) fn holds(&self, text: &str) -> bool {
         let data = self.postgres.as_ref().map(Postgres::data);
         let folders = [Some(self.dir.path().to_owned()), data];
@@ -72,7 +72,7 @@ impl Place {
         folders.any(|folder| is_in_files(folder, text))
     }
 
-    /// The database without the store in front of it.
+    /// The connection pool of the database, without the stores in front of it.
     pub(crate) async fn pool(&self) -> Pool {
         match &self.opening().location {
             Location::File(file) => Pool::sqlite(file, Clock::system()).await.unwrap(),
@@ -81,7 +81,7 @@ impl Place {
     }
 }
 
-/// Whether any file below `folder` holds `text`.
+/// Reports whether any file below `folder` contains `text`.
 fn is_in_files(folder: &std::path::Path, text: &str) -> bool {
     std::fs::read_dir(folder).unwrap().flatten().any(|entry| {
         let path = entry.path();
@@ -93,7 +93,7 @@ fn is_in_files(folder: &std::path::Path, text: &str) -> bool {
     })
 }
 
-/// Runs each promise on SQLite and on PostgreSQL.
+/// Runs each test on SQLite and on PostgreSQL.
 macro_rules! on_both {
     ($($promise:ident)*) => {
         mod on_sqlite {
@@ -128,7 +128,7 @@ pub(super) fn server(tenant: &str, name: &str, arg: &str) -> (ObjectName, Object
     )
 }
 
-/// What may be found nowhere.
+/// A secret value that must never appear in the clear.
 pub(super) const CANARY: &str = "canary-5b1f0c9d";
 
 pub(super) async fn put(store: &Database, (name, object): (ObjectName, Object)) -> i64 {
@@ -151,8 +151,8 @@ pub(super) fn manifest(text: &str) -> Declared {
         .declared
 }
 
-/// What a store does in the end: many at once may wait for a connection for too long, which is no
-/// answer and no reason to ask for anything else.
+/// Retries a call while the database is unavailable: of many concurrent calls, some time out while
+/// they wait for a connection.
 pub(super) async fn patient<T, F>(ask: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,

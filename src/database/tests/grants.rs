@@ -92,7 +92,7 @@ async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
             .await;
         assert!(!begun.unwrap(), "{what:?}");
     }
-    // A code of the log-in that was revoked, written a moment later.
+    // A code of the revoked log-in, stored after the revocation.
     let straggler = code(5);
     store.grants().add_code("a", &straggler).await.unwrap();
     store
@@ -105,7 +105,7 @@ async fn a_grant_begins_once_and_not_after_a_revocation(place: Place) {
         .start("a", &straggler, &refresh(&[5; 32]))
         .await;
     assert!(!begun.unwrap());
-    // Who logs in anew is not meant.
+    // A log-in after the revocation is not affected.
     later(&place, 1);
     let mut fresh = code(6);
     fresh.grant.auth_ms = BEGIN + 1;
@@ -139,7 +139,7 @@ async fn a_refresh_token_has_one_successor(place: Place) {
         let is_winner = number == salt;
         assert_eq!(known, is_winner.then(|| code.grant.clone()), "{number}");
     }
-    // Once the successor is used, the token gives nothing, and ends nothing.
+    // After its successor is used, the token is refused, and the grant does not end.
     let second = successor(&[1; 32], salt);
     let used = stores[1]
         .grants()
@@ -185,7 +185,7 @@ async fn a_refresh_token_is_of_one_client(place: Place) {
     );
     let own = store.grants().of_refresh("a", &[1; 32]).await.unwrap();
     assert_eq!(own.map(|grant| grant.id), Some(id));
-    // Expired: the token, and then the grant.
+    // First the token has expired, then the grant.
     later(&place, 30 * DAY);
     let expired = store
         .grants()
@@ -255,7 +255,7 @@ async fn a_used_refresh_token_ends_its_grant_after_the_grace(place: Place) {
     assert_eq!(alive, [kept]);
 }
 
-/// Codes and refresh tokens are spent once, also by concurrent calls to two handles.
+/// Concurrent calls to two handles spend a code or a refresh token only once.
 async fn codes_and_refresh_tokens_are_never_spent_twice(place: Place) {
     let stores = open(&place).await;
     let text = |number: u32, kind: u8| {
@@ -305,7 +305,7 @@ async fn codes_and_refresh_tokens_are_never_spent_twice(place: Place) {
     assert!(revoked(&stores[0]).await.is_empty());
 }
 
-/// How many codes and tokens are raced for.
+/// The number of codes for which concurrent calls compete.
 #[expect(
     clippy::disallowed_methods,
     reason = "a longer run is asked for by a variable"

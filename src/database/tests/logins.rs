@@ -148,7 +148,7 @@ async fn log_ins_and_consents_are_remembered(place: Place) {
         other.logins().logged_in("a", &[1; 32]).await.unwrap(),
         Some(person("bob"))
     );
-    // The one who was logged in there before is not what the row belongs to.
+    // The row belongs to bob now, so a revocation of ada does not delete it.
     store
         .revocations()
         .revoke("a", &Revoked::Subject("ada".to_owned()))
@@ -251,7 +251,7 @@ async fn one_time_values_are_taken_once(place: Place) {
             .unwrap()
             .is_none()
     );
-    // Its content is nowhere in clear.
+    // The content is not stored in the clear.
     let pool = place.pool().await;
     let rows = pool
         .read("SELECT content FROM trips", Vec::new())
@@ -269,7 +269,8 @@ async fn forms_are_sealed(place: Place) {
     assert!(opened("b", "login").is_none());
     assert!(opened("a", "consent").is_none());
     store.rotate().await.unwrap();
-    // The others take the new key when they meet it, and what was sealed before is lost to them.
+    // Another handle reads the new key when it first needs it. Values sealed under the old key no
+    // longer open.
     let renewed = place
         .open()
         .await

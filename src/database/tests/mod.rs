@@ -1,4 +1,4 @@
-//! Promises of the database, kept on SQLite and PostgreSQL.
+//! Tests of the database on SQLite and PostgreSQL.
 
 mod audit;
 mod fixture;

@@ -1,4 +1,4 @@
-//! Fixture of authorization servers: two tenants, and their codes, tokens, people and clients.
+//! Fixture: authorization servers of two tenants, with codes, tokens, people and clients.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::declare::{Issued, Kind, Object, ObjectName};
 
 pub(super) const SECOND: i64 = 1000;
 pub(super) const DAY: i64 = 24 * 3600 * SECOND;
-/// Where the tests' clocks begin.
+/// The start of the tests' clocks.
 pub(super) const BEGIN: i64 = 1_000_000;
 
 pub(super) async fn add_tenant(store: &Database, name: &str) {
@@ -64,7 +64,7 @@ pub(super) fn refresh(text: &[u8; 32]) -> NewRefresh {
     NewRefresh { hash, expires_ms }
 }
 
-/// What a client makes of a refresh token: its successor hangs on the salt.
+/// The succession of a refresh token, whose successor depends on the salt.
 pub(super) fn succession(of: &[u8; 32], salt: u8) -> Succession {
     Succession {
         salt: [salt; 32],
@@ -81,7 +81,7 @@ pub(super) fn successor(of: &[u8; 32], salt: u8) -> [u8; 32] {
     hash
 }
 
-/// A grant with its first refresh token.
+/// Begins a grant with its first refresh token; returns its id.
 pub(super) async fn granted(store: &Database, code: &NewCode, token: &[u8; 32]) -> Uuid {
     store.grants().add_code("a", code).await.unwrap();
     let taken = store.grants().take_code("a", &code.hash).await.unwrap();

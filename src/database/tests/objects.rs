@@ -70,7 +70,7 @@ async fn an_object_is_written_read_and_removed(place: Place) {
     assert!(store.objects().get(&name).await.unwrap().is_none());
     let gone = store.objects().delete(&name, Expected::Any, &ada()).await;
     assert!(matches!(gone, Err(Error::NotFound)), "{gone:?}");
-    // What was there before it and comes again is never taken for it.
+    // A recreated object has a higher version than the removed one.
     assert!(put(&store, server("acme", "files", "2")).await > again);
     let (name, orphan) = server("nobody", "files", "");
     let refused = store
@@ -116,7 +116,7 @@ async fn a_change_meant_for_another_version_is_refused(place: Place) {
 async fn one_of_racing_writers_wins(place: Place) {
     let store = place.open().await;
     let mut version = put(&store, tenant("acme")).await;
-    // Again and again: in the first round most of them still wait for their connection.
+    // Several rounds, because in the first one most tasks still wait for a connection.
     for round in 0..5 {
         let tasks = (0..8).map(|number| {
             let store = store.clone();
@@ -300,7 +300,7 @@ async fn the_hash_of_an_api_key_is_unique(place: Place) {
         listed.unwrap().len()
     };
     assert_eq!(count().await, 2);
-    // A manifest says nothing of operators.
+    // A manifest does not declare operator keys, so `Prune::Remove` keeps them.
     store
         .objects()
         .apply(&manifest(ONE), Prune::Remove, &ada())
@@ -314,7 +314,7 @@ async fn the_hash_of_an_api_key_is_unique(place: Place) {
         .await
         .unwrap();
     assert_eq!(count().await, 1);
-    // The last one that lets an operator in stays.
+    // The last operator key cannot be removed.
     let name = ObjectName::operator_key("other");
     let refused = store.objects().delete(&name, Expected::Any, &ada()).await;
     assert!(matches!(refused, Err(Error::LastKey)), "{refused:?}");

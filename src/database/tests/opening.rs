@@ -27,7 +27,7 @@ async fn the_file_is_readable_by_its_owner_alone() {
         assert_eq!(mode(name), 0o600, "{name}");
     }
     store.close().await;
-    // One of an earlier version, which everybody could read.
+    // The file of an earlier version, readable by all users.
     let file = place.dir.path().join("lockgate.db");
     std::fs::set_permissions(file, PermissionsExt::from_mode(0o644)).unwrap();
     place.open().await.close().await;
@@ -82,7 +82,7 @@ async fn a_lock_held_forever_is_given_up(place: Place) {
     put(&store, tenant("b")).await;
 }
 
-/// Nobody may wait for ever for a database that took a connection and says nothing.
+/// A database that accepts a connection and never responds blocks no caller forever.
 #[tokio::test]
 async fn a_silent_database_is_given_up() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -104,7 +104,7 @@ async fn a_revocation_ends_its_grants_and_no_others(place: Place) {
         .unwrap();
     assert_eq!(known().await, [none, none, half, (true, true, false), all]);
     assert_eq!(revoked(&store).await, ids[..4].iter().copied().collect());
-    // Whoever revokes again says nothing new.
+    // A repeated revocation changes nothing.
     let before = store.issued().reached().await.unwrap();
     store
         .revocations()
@@ -147,7 +147,7 @@ async fn every_revocation_is_seen_by_other_handles(place: Place) {
         async move { patient(|| store.revocations().revoke("a", &what)).await }
     });
     let reader = place.open().await;
-    // Reads only what is new, as a replica does, while others write.
+    // Reads only new revocations, as a replica does, during concurrent writes.
     let reading = async {
         let (mut known, mut number) = (Issued::default(), 0);
         loop {
@@ -163,7 +163,7 @@ async fn every_revocation_is_seen_by_other_handles(place: Place) {
     };
     let (_, known) = tokio::join!(join_all(ending), reading);
     assert_eq!(known.revoked["a"].grants.len(), ids.len());
-    // They are forgotten when nothing can rest on them.
+    // Revocations are deleted once no valid token can depend on them.
     later(&place, 2 * DAY);
     let (known, _) = reader.issued().newer((&known, 60)).await.unwrap();
     assert!(known.revoked.is_empty());

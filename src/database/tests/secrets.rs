@@ -30,7 +30,8 @@ async fn no_secret_is_stored_in_the_clear(place: Place) {
         token(&store, "acme", "files").await,
         Some(json!(format!("{CANARY}-files")))
     );
-    // PostgreSQL writes its log at a commit, so what is plain shows that this looks in the right place.
+    // PostgreSQL writes its WAL at each commit, so the plain argument shows that `holds` searches
+    // the right files.
     assert!(is_there("plain-5b1f0c9d"));
     assert!(!is_there(CANARY));
     store.close().await;
@@ -43,7 +44,7 @@ fn with_password(password: &str) -> Declared {
     ))
 }
 
-/// The hash of ada's password, which is all that is kept of it.
+/// The hash of ada's password, which is the only stored form of it.
 async fn password_hash(store: &Database) -> String {
     let name = ObjectName::of("acme", Kind::User, "ada");
     let secret = store
@@ -83,8 +84,8 @@ async fn a_password_is_stored_as_its_hash_and_only_once(place: Place) {
         Some(true)
     );
     assert_eq!(password::verify(Some(&hash), &first).await, Some(false));
-    // The same again, as a whole and by itself, is no change: a hash has a salt of its own, and
-    // tokens would end for nothing.
+    // The same password again, in a manifest or in a single object, is no change. A new hash would
+    // have a new salt, and would invalidate tokens for no reason.
     assert!(
         objects
             .plan(&wanted, Prune::Remove)
@@ -99,7 +100,7 @@ async fn a_password_is_stored_as_its_hash_and_only_once(place: Place) {
     put(&store, (name.clone(), alone)).await;
     assert_eq!(objects.version().await.unwrap(), version);
     assert_eq!(password_hash(&store).await, hash);
-    // Another one is a change, which a plan does not make.
+    // Another password is a change. A plan reports it, and does not make it.
     let wanted = with_password(&second);
     let changed = ["~ user acme/ada: password_hash"];
     let planned = objects.plan(&wanted, Prune::Keep).await.unwrap();
@@ -113,7 +114,7 @@ async fn a_password_is_stored_as_its_hash_and_only_once(place: Place) {
         password::verify(Some(&new), &format!("{CANARY}$1")).await,
         Some(false)
     );
-    // It is served as it is stored, and shown as nothing.
+    // The hash is served as stored, and shown as null.
     let loaded = objects.load().await.unwrap();
     let served = objects.judged(&loaded, When::Serving).unwrap();
     let AuthMode::Builtin(builtin) = &served.catalog.tenants["acme"].auth else {
@@ -223,7 +224,7 @@ async fn another_master_key_is_refused(place: Place) {
 async fn a_master_key_file_is_rotated_under_an_open_database(place: Place) {
     let running = place.open().await;
     put(&running, tenant("acme")).await;
-    // Nothing is sealed yet that could tell it by not opening.
+    // No object is sealed yet, so no failure to open one reveals the rotation to `running`.
     place.open().await.rotate().await.unwrap();
     put(&running, server("acme", "a", "")).await;
     assert!(token(&place.open().await, "acme", "a").await.is_some());
@@ -234,7 +235,7 @@ async fn a_master_key_file_is_rotated_under_an_open_database(place: Place) {
     assert_ne!(old, new);
     assert_eq!(Keyring::parse(&new).unwrap().keys().len(), 1);
     assert_eq!(Keyring::parse(&new).unwrap().first().id(), id);
-    // What it writes now has to be open to whoever has the new key alone.
+    // A value that `running` writes now must open with the new key alone.
     put(&running, server("acme", "b", "")).await;
     assert!(token(&running, "acme", "a").await.is_some());
     let later = place.open().await;
@@ -267,7 +268,7 @@ async fn configured_master_keys_are_rotated_to_the_first(place: Place) {
     let after = with(new.text().to_string()).await.unwrap();
     assert!(token(&after, "acme", "a").await.is_some());
     assert!(with(old.text().to_string()).await.is_err());
-    // It would seal what nobody else can open.
+    // `store` has only the old key, so other handles could not open what it seals.
     let (name, object) = server("acme", "b", "");
     let refused = store
         .objects()

@@ -45,7 +45,7 @@ async fn a_tenant_has_one_first_key(place: Place) {
     for row in rows.unwrap() {
         let (secret, public): (Vec<u8>, Vec<u8>) =
             (row.get("secret").unwrap(), row.get("public").unwrap());
-        // PKCS#8 of Ed25519 keys names the algorithm, and may hold the public key.
+        // The PKCS#8 form of an Ed25519 key has the algorithm's OID, and may have the public key.
         assert!(!secret.windows(3).any(|part| part == [0x2b, 0x65, 0x70]));
         assert!(!secret.windows(32).any(|part| part == public));
     }
@@ -65,7 +65,7 @@ async fn signing_keys_are_rotated(place: Place) {
     let stores = open(&place).await;
     let author = Author::named("operator:first");
     let old = stores[0].signing_keys().current("a").await.unwrap().kid;
-    // Not old enough, and then old enough, for both replicas at once.
+    // A young key is not rotated. An old key is rotated once, even by two replicas at once.
     let minute = 60 * SECOND;
     let young = stores[0]
         .signing_keys()
@@ -108,7 +108,7 @@ async fn signing_keys_are_rotated(place: Place) {
     for store in &stores {
         assert_eq!(store.signing_keys().current("a").await.unwrap().kid, *new);
     }
-    // As long as a token holds that the old one signed at the last moment, and no longer.
+    // The old key stays published until the last token that it may have signed has expired.
     later(&place, 17 * minute - 1);
     stores[0].sweep().await.unwrap();
     assert_eq!(published().await.len(), 2);
@@ -176,9 +176,10 @@ async fn a_removed_signing_key_is_replaced_at_once(place: Place) {
     assert!(after.revoked["a"].keys.contains_key(&first));
     assert_eq!(after.keys["a"].len(), 1);
     assert_eq!(after.keys["a"][0].kid, second);
-    // What other replicas had opened is read anew once they know.
+    // Other replicas drop their cached keys once they have read the change.
     assert_eq!(other.signing_keys().current("a").await.unwrap().kid, second);
-    // One that waits takes its place; one that was to retire goes on.
+    // A waiting key replaces a removed key. If the waiting key is removed, the current one does not
+    // retire.
     let third = signing_keys.rotate("a", schedule(), &author).await.unwrap();
     assert!(signing_keys.remove("a", &second, &author).await.unwrap());
     assert_eq!(signing_keys.current("a").await.unwrap().kid, third.kid);

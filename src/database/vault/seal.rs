@@ -30,9 +30,9 @@ pub(crate) struct Place<'a> {
 /// The reason why a sealed value does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotOpened {
-    /// It was sealed under an unknown master key.
+    /// The value was sealed under an unknown master key.
     UnknownKey,
-    /// It was altered, truncated, or sealed for another place.
+    /// The value was altered, truncated, or sealed for another place.
     Forged,
 }
 

@@ -242,7 +242,7 @@ mod tests {
         }
     }
 
-    /// What is run, and what is started of it with which arguments.
+    /// The install command and the start command of a recipe, as text.
     fn derived(line: &str) -> Option<(String, String)> {
         let recipe = derive(&launch(line))?;
         let started = match &recipe.start {

@@ -68,7 +68,7 @@ mod tests {
                 &["same-origin", "same-origin"],
             ] {
                 assert!(!of(Method::POST, path, own[0], site), "{path} {site:?}");
-                // Where browsers say nothing, nothing need be said.
+                // `Sec-Fetch-Site` may be absent: browsers send it to trustworthy URLs only.
                 let is_silent = site.is_empty();
                 let found = at(false, Method::POST, path, own[0], site);
                 assert_eq!(found, is_silent, "{path} {site:?}");

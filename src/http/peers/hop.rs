@@ -1,8 +1,8 @@
 //! Signed header of a forwarded request, by which one replica trusts another.
 //!
-//! It carries the client's address, marks the request as counted against the limits, and forbids
-//! further forwarding. It is valid for one request to one boot of one replica. This file does no IO:
-//! `http::replicas` sends the header, and `cluster` checks it.
+//! The header carries the client's address, marks the request as counted against the limits, and
+//! forbids further forwarding. It is valid for one request to one boot of one replica. This file
+//! does no IO: `http::replicas` sends the header, and `cluster` checks it.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;

@@ -125,7 +125,7 @@ async fn requests_that_a_draining_replica_never_took_may_be_sent_again() {
     let early = timeout(Duration::from_millis(200), &mut waiting).await;
     assert!(early.is_err());
     other.stop.cancel();
-    // Sent before or after its GOAWAY arrives; later connections are refused.
+    // A request is sent before or after the GOAWAY arrives; later connections are refused.
     for _ in 0..50 {
         let asked = bench.get(&other.address, "/quick").await;
         let why = asked.err();
@@ -134,7 +134,7 @@ async fn requests_that_a_draining_replica_never_took_may_be_sent_again() {
             "{why:?}"
         );
     }
-    // The request was taken, and then the time limit passed.
+    // The replica had accepted the request, and then the time limit passed.
     assert_eq!(waiting.await.err(), Some(SendError::Broken));
     bench.ends().await;
 }
@@ -201,7 +201,7 @@ async fn a_slow_reader_stops_no_other_stream() {
 #[tokio::test]
 async fn too_many_parameters_are_refused() {
     let (bench, other) = (bench(), other(Duration::ZERO).await);
-    // Full of requests that are never answered: one poll of each sends it.
+    // The maximum of concurrent requests, which are never answered. One poll of each sends it.
     let all: Vec<_> = (0..MAX_CONCURRENT)
         .map(|_| Box::pin(bench.get(&other.address, "/never")))
         .collect();

@@ -1,4 +1,4 @@
-//! Two replicas in one process, with real hubs, children and connections, and shared state in memory.
+//! Two replicas in one process: real hubs, children and connections, and shared state in memory.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -355,7 +355,7 @@ async fn any_replica_serves_any_session() {
     };
     assert_eq!(names(direct.headers()), names(hopped.headers()));
     assert_eq!(direct.text().await.unwrap(), hopped.text().await.unwrap());
-    // A stream, and the listener.
+    // A streamed call, and the listener.
     let slow = two.call(&session, 2, "slow", &json!({"n": 5, "ms": 60}));
     let events = Events::of(slow.send().await.unwrap()).rest().await;
     assert_eq!(events.len(), 7, "{events:?}");
@@ -567,7 +567,7 @@ async fn only_replicas_may_use_the_cluster_listener() {
         let answer = post(to, path, Some(hop)).await.unwrap();
         answer.status().as_u16()
     };
-    // The body is no message: a route has read it and refuses its type.
+    // The body is not a message, so 415 shows that the request has reached a route.
     assert_eq!(status(&one.me, PATH, &for_one).await, 415);
     assert_eq!(status(&one.me, "/t/a/main/messages", &for_one).await, 403);
     assert_eq!(status(&one.me, PATH, &for_two).await, 403);
@@ -575,7 +575,8 @@ async fn only_replicas_may_use_the_cluster_listener() {
         status(&one.me, PATH, &for_one.replace("cccc", "dddd")).await,
         403
     );
-    // Not the owner: refused before the body is read, and never forwarded.
+    // A replica that is not the owner refuses the request before it reads the body, and never
+    // forwards it.
     assert_eq!(status(&two.me, PATH, &for_two).await, 421);
     assert_eq!(two.count("lockgate_hops_total{outcome=\"ok\"}"), 0);
     // The public listener refuses the header, valid or not.

@@ -103,14 +103,14 @@ impl Surface {
         let (mut from, mut to) = stream.split();
         let request = request.as_ref();
         let send = async {
-            // The peer may close before it has read all; the response tells.
+            // The peer may close before it has read everything, so only the response is checked.
             let _ = to.write_all(request).await;
             std::future::pending::<()>().await;
         };
         tokio::select! { () = send => unreachable!(), answer = quiet(&mut from) => answer }
     }
 
-    /// Sends a request with the right host.
+    /// Sends a request with the correct host.
     async fn ask(&self, line: &str, headers: &str) -> (String, bool) {
         self.raw(format!(
             "{line} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n",
@@ -128,7 +128,7 @@ impl Surface {
     }
 }
 
-/// Reads until the end or until no byte has come for a while; returns whether it was the end.
+/// Reads until the connection closes or is quiet; returns the text and whether it closed.
 async fn quiet(from: &mut (impl AsyncReadExt + Unpin)) -> (String, bool) {
     let mut all = Vec::new();
     let mut chunk = [0; 4096];
@@ -179,7 +179,7 @@ async fn hosts() {
         ))
         .await;
     assert_eq!(status(&answer), "200");
-    // Equal responses are equal in every byte, because the request id is only in the log.
+    // The request id is only in the log, so that equal responses have equal bytes.
     assert!(!answer.contains("x-request-id"), "{answer}");
     surface.ends().await;
 }
@@ -250,7 +250,7 @@ async fn a_slow_header_block_is_cut_off() {
         stream.write_all(first.as_bytes()).await.expect("write");
         let mut rest = Vec::new();
         let read = stream.read_to_end(&mut rest);
-        // A reset is an end too.
+        // A reset also counts as closed.
         drop(
             timeout(Duration::from_secs(12), read)
                 .await
@@ -358,7 +358,7 @@ async fn connections_beyond_the_limit_get_503() {
 async fn the_rest_of_a_body_is_no_request() {
     let surface = surface(100).await;
     let inner = format!("GET /livez HTTP/1.1\r\nHost: {}\r\n\r\n", surface.address);
-    // Refused with its body unread; the body looks like a request.
+    // The request is refused with its body unread. The body looks like a request.
     let padded = format!("{inner}{}", "x".repeat(200_000));
     for line in ["POST /unread", "POST /nowhere", "POST /mcp%20"] {
         for (field, body) in [

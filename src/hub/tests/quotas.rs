@@ -9,7 +9,7 @@ use super::super::allotments::MAX_ACCOUNTS;
 use super::super::quotas::*;
 use crate::{config::Format, manifest::reader, state::BoxFuture};
 
-/// A limiter in a store, which answers when the test lets it.
+/// A limiter that answers draws and seats only with a permit of the test, like a slow store.
 struct Slow {
     limiter: Arc<MemoryLimiter>,
     answers: Arc<Semaphore>,
@@ -71,7 +71,7 @@ async fn no_request_waits_for_a_limiter_that_takes_its_time() {
     };
     let limits = of(Arc::new(slow));
     let ada = access("a", "ada", &json!({"requests_per_second": 100}));
-    // `request` is no future, so it cannot wait.
+    // `request` is not async, so it cannot wait.
     let taken = (0..300).filter(|_| limits.request(&ada).is_ok()).count();
     let expected = 100..=112;
     assert!(expected.contains(&taken), "a second's on trust: {taken}");
@@ -109,7 +109,7 @@ async fn a_principal_at_its_limit_leaves_its_tenant_the_rest() {
         (0..5).all(|_| limits.request(&bob).is_ok()),
         "bob has his own"
     );
-    // Conversely, a refusal by the tenant spends nothing of the principal's.
+    // Conversely, a refusal at the tenant's limit spends none of the principal's allowance.
     let quotas = json!({"requests_per_second": 3, "principal": {"requests_per_second": 50}});
     let cyd = access("c", "cyd", &quotas);
     for _ in 0..500 {

@@ -5,7 +5,7 @@ use std::{cell::RefCell, rc::Rc};
 use super::{json_schema::JsonSchema, outline::Outline};
 use crate::config::Mistake;
 
-/// What the tables of one document share: the list of its mistakes.
+/// The shared findings of the tables of one document: the list of its mistakes.
 ///
 /// A reader with an outline reads no document: it describes every key that it can read.
 #[derive(Debug, Default)]

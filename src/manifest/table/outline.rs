@@ -50,7 +50,7 @@ struct Table {
 /// The keys of a table in one form.
 #[derive(Debug, Default)]
 struct Keys {
-    /// What the table is in this form; empty in a table of one form.
+    /// The description of the table in this form; empty in a table of one form.
     about: &'static str,
     /// The schema of each key; none for a table, which has its own entry.
     schemas: Vec<(&'static str, Option<JsonSchema>)>,

@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_challenge_of_rfc_7636() {
-        // Appendix B.
+        // RFC 7636, Appendix B.
         let verifier = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
         let wanted = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
         assert_eq!(challenge(verifier), wanted);

@@ -102,7 +102,7 @@ fn refuses_other_encodings_and_what_trails() {
     assert!(is_not_json(b"{\"jsonrpc\":\"2.0\",\"method\":\"\xff\"}"));
 }
 
-/// Found by the fuzz target `envelope`: what trails a message that is refused anyway.
+/// Found by the fuzz target `envelope`: broken JSON after an invalid beginning.
 #[test]
 fn broken_json_is_told_as_such_however_invalid_its_beginning_is() {
     for text in [

@@ -147,7 +147,7 @@ mod tests {
         Account(name.into())
     }
 
-    /// A limiter, and how its time passes.
+    /// A limiter with a clock that the test advances.
     struct Bench {
         limiter: Arc<MemoryLimiter>,
         ms: Arc<AtomicU64>,
@@ -167,7 +167,7 @@ mod tests {
         }
     }
 
-    // Other promises of the trait are in `limiter_tests`.
+    // The rest of the trait's contract is tested in `state/tests/limiter.rs`.
 
     async fn gives_a_second_at_once_and_the_rate_after_it(
         limiter: Arc<dyn Limiter>,

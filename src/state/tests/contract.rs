@@ -1,4 +1,4 @@
-//! The promises of the log and the directory, kept in memory, on Redis and on Valkey.
+//! Contract tests of the event log and the directory, in memory, on Redis and on Valkey.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ pub(crate) mod server;
 
 pub(crate) use server::{Kind, Redis as Server, Reply};
 
-/// Both servers that are supported.
+/// The supported servers.
 pub(super) const KINDS: [Kind; 2] = [Kind::Redis, Kind::Valkey];
 
 pub(crate) const KEEP: Retention = Retention {
@@ -27,14 +27,14 @@ pub(crate) const KEEP: Retention = Retention {
     age: Duration::from_secs(60),
 };
 
-/// More than any test but those of the bounds needs.
+/// A retention large enough for every test except those of the bounds.
 pub(super) const PLENTY: Retention = Retention {
     events: 10_000,
     bytes: 64 * 1024 * 1024,
     age: Duration::from_secs(60),
 };
 
-/// One replica's log and directory.
+/// The log and directory of one replica.
 pub(super) struct Side {
     pub(crate) log: Arc<dyn EventLog>,
     pub(super) directory: Arc<dyn Directory>,
@@ -101,7 +101,7 @@ impl Side {
             .await
     }
 
-    /// Makes it this side's, whoever has it.
+    /// Claims the session from its owner; returns the new fence.
     pub(crate) async fn take(&self, id: &str) -> u64 {
         let found = self.directory.find(&session(id)).await.unwrap().unwrap();
         let claimed = self
@@ -131,7 +131,7 @@ impl Side {
         self.log.append(&at, number, event(number), None).await
     }
 
-    /// The numbers that are read, and whether the stream ends behind them.
+    /// The numbers of the events read, and whether the stream ends after them.
     pub(crate) async fn read(
         &self,
         id: &str,
@@ -146,7 +146,7 @@ impl Side {
         Ok((numbers.collect(), page.is_end))
     }
 
-    /// What is left when it is gone: nothing that runs.
+    /// Stops the replica, and checks that all of its tasks end.
     pub(crate) async fn end(self) {
         self.halt.cancel();
         self.tracker.close();
@@ -195,7 +195,7 @@ pub(crate) fn gone<T>(found: &Result<T, StoreError>) -> bool {
     matches!(found, Err(StoreError::Trimmed { .. }))
 }
 
-/// Waits until something is so.
+/// Waits until `is_so` returns true; returns the time that this took.
 pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> Duration {
     let began = tokio::time::Instant::now();
     while !is_so().await {
@@ -205,7 +205,7 @@ pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> D
     began.elapsed()
 }
 
-// The promises of an event log.
+// The contract of an event log.
 
 async fn numbers_and_fences(side: &Side) {
     for id in ["a", "b"] {
@@ -318,7 +318,7 @@ async fn writes_keep_their_order_unpolled(side: &Side) {
         }
         kept.push(side.log.end(&at));
     }
-    // The last one first: those before it are done.
+    // Awaits the last write first. The writes before it are then complete.
     assert_eq!(kept.pop().unwrap().await, Ok(()));
     for stream in [1, 2] {
         assert_eq!(
@@ -346,7 +346,7 @@ async fn forget_leaves_nothing(side: &Side) {
     );
 }
 
-// The promises of a directory.
+// The contract of a directory.
 
 async fn sessions_are_added_once_and_found(side: &Side, other: &Replica) {
     let (id, directory) = (session("once"), &side.directory);
@@ -374,7 +374,7 @@ async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
     assert_eq!((seen.owner.as_ref(), seen.fence), (Some(other), Fence(2)));
     let none = directory.claim(&session("nobody"), &seen, other).await;
     assert_eq!(none, Ok(None));
-    // The old number does nothing.
+    // A wrong fence changes nothing.
     let kept = Bytes::from_static(b"new");
     for fence in [1, 3] {
         let fence = Fence(fence);
@@ -400,7 +400,8 @@ async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
     assert!(directory.find(&id).await.unwrap().is_none());
 }
 
-/// All promises. Sessions and streams are removed with each other only where both are one store.
+/// The whole contract, except that `remove` removes the streams too: that holds only where log and
+/// directory share a store.
 async fn keeps_all(side: &Side) {
     numbers_and_fences(side).await;
     reads_without_a_gap(side).await;
@@ -446,7 +447,7 @@ async fn another_replica_reads_what_is_kept() {
         }
         assert_eq!(two.read("s", 0, 2).await, Ok((vec![3, 4, 5], false)));
         assert!(gone(&two.read("s", 0, 1).await) && gone(&two.read("s", 0, 6).await));
-        // It goes on where the other one stopped, and the other one can do nothing.
+        // The new owner continues after the last event, and the old owner is fenced.
         assert_eq!(two.take("s").await, 2);
         assert_eq!(two.append("s", 0, 2, 6).await, Ok(()));
         assert_eq!(one.append("s", 0, 1, 6).await, Err(StoreError::Fenced));

@@ -1,4 +1,4 @@
-//! The promises of the limiter, kept in memory, on Redis and on Valkey.
+//! Contract tests of the limiter, in memory, on Redis and on Valkey.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ async fn seats_are_as_many_as_allowed_and_come_back(limiter: &Arc<dyn Limiter>) 
     assert!(enter(limiter, "a", 2).await.is_none());
     assert!(enter(limiter, "b", 2).await.is_some(), "another account");
     drop(one);
-    // A future that is dropped before it is done leaves nothing.
+    // A future that is dropped early takes no seat.
     drop(Arc::clone(limiter).enter(account("a"), 2));
     let again = enter(limiter, "a", 2).await;
     assert!(again.is_some() && enter(limiter, "a", 2).await.is_none());
@@ -42,7 +42,8 @@ async fn many_tasks_take_no_more_than_there_is(limiter: &Arc<dyn Limiter>) {
     assert_eq!(seats.iter().flatten().count(), 50, "and the same again");
 }
 
-/// Draws for so long as fast as it can; returns what it got, and what it could have got.
+/// Draws for `ms` milliseconds as fast as possible; returns the amount drawn and the maximum
+/// allowed.
 async fn drawn(limiters: &[&Arc<dyn Limiter>], name: &str, rate: u64, ms: u64) -> (u64, f64) {
     let began = Instant::now();
     let mut given = 0;
@@ -73,7 +74,7 @@ async fn a_rate_is_kept_whoever_draws(limiters: &[&Arc<dyn Limiter>]) {
     assert_eq!(Arc::clone(limiter).draw(account("b"), 10, 1).await, 0);
 }
 
-/// The limiter of one replica that lives.
+/// The limiter of one live replica.
 struct Side {
     limiter: Arc<dyn Limiter>,
     redis: Redis,
@@ -166,11 +167,11 @@ async fn seats_are_counted_over_all_living_replicas() {
         again.is_some()
     })
     .await;
-    // One is gone without a word: what it had counts no longer.
+    // Replica `one` withdraws its heartbeat and releases no seat: its seats no longer count.
     one.leave().await;
     let more = [two.enter(3).await, two.enter(3).await];
     assert!(more.iter().flatten().count() == 1 && more[0].is_some());
-    // A number that was lost is right with the next one.
+    // A lost count is restored by the next one, because counts are absolute.
     server.command(&["FLUSHALL"]);
     one.beat().await;
     two.beat().await;

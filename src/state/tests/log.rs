@@ -156,7 +156,7 @@ fn promise_5_count_bytes_and_age_bound_a_stream() {
         (stream.events.len(), stream.bytes, stream.trimmed),
         (2, 1024, 1)
     );
-    // The newest stays, however large.
+    // The newest event is kept, whatever its size.
     streams.open(1).unwrap().append(4, event(5000), now, KEEP);
     let stream = &streams.streams[&1];
     assert_eq!((stream.events.len(), stream.bytes), (1, 5000));

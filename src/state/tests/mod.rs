@@ -1,4 +1,4 @@
-//! Contracts of the state, run against memory, Redis and Valkey.
+//! Contract tests of the state, against memory, Redis and Valkey.
 
 mod contract;
 mod limiter;

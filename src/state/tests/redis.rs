@@ -1,4 +1,4 @@
-//! What the stores in Redis do when Redis fails, loses what it had, or fills up.
+//! The state in Redis while Redis fails, loses its data, or is full.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn append(side: &Side, numbers: impl Iterator<Item = u64>) -> Vec<Kept> {
     numbers.map(append).collect()
 }
 
-/// All events of a stream, as another replica reads them.
+/// The numbers of all events of a stream, as `side` reads them.
 async fn all(side: &Side, stream: StreamId) -> Vec<u64> {
     let mut all = Vec::new();
     loop {
@@ -38,7 +38,7 @@ async fn all(side: &Side, stream: StreamId) -> Vec<u64> {
     }
 }
 
-/// A thousand events, with trouble before, in the middle and at the end of what is written.
+/// Appends a thousand events: 400 before the trouble begins, 400 during it, 200 after its end.
 async fn in_trouble(server: &Server, begin: impl Fn(&Server), end: impl AsyncFn(&Server)) {
     let (one, two) = (
         Side::on(server, "one", PLENTY).await,
@@ -141,7 +141,7 @@ async fn nobody_waits_long_for_a_server_that_is_away() {
         );
     };
     server.pause();
-    // One after the other, as within one `initialize`: only the first waits for an answer.
+    // Sequential calls, as within one `initialize`: only the first waits for a response.
     let began = Instant::now();
     away(&side).await;
     assert!(
@@ -153,7 +153,7 @@ async fn nobody_waits_long_for_a_server_that_is_away() {
     let is_there = async |side: &Side| side.directory.find(&session("s")).await.is_ok();
     let took = until("it is there again", async || is_there(&side).await).await;
     assert!(took < Duration::from_secs(2), "{took:?}");
-    // One that is full or takes no writes says so at once, and still finds.
+    // A full server refuses writes at once, and still serves reads.
     server.command(&["CONFIG", "SET", "maxmemory", "1mb"]);
     assert_eq!(side.add("t", 1).await, Err(StoreError::Away));
     assert!(is_there(&side).await);
@@ -189,7 +189,7 @@ async fn another_life_of_the_store_is_noticed() {
         assert_eq!(one.add("s", 1).await, Err(StoreError::Flushed));
         let found = two.directory.find(&session("s")).await;
         assert_eq!(found.err(), Some(StoreError::Flushed), "not there yet");
-        // Somebody new is the first to be there.
+        // A new replica is the first to send a heartbeat, which begins a new epoch.
         let mut three = Side::on(&server, "three", KEEP).await;
         assert_eq!(one.append("s", 0, 1, 2).await, flushed, "another epoch now");
         assert!(one.beat().await && two.beat().await && three.beat().await);
@@ -262,7 +262,8 @@ async fn a_stream_is_bounded_in_redis_too() {
         "a stream that is left alone goes"
     );
     assert!(side.read("s", 1, 10).await.is_ok(), "its end is known");
-    // A new owner does not know how large what it found is: at least not how long.
+    // A new owner does not know the sizes of the events that it finds. The bound on their
+    // number still holds.
     for number in 1..=3 {
         write(4, number, 1).await;
     }
@@ -331,7 +332,7 @@ async fn a_large_event_is_sent_and_not_kept() {
         Err(StoreError::Trimmed { oldest: 2 })
     );
     assert_eq!(two.read("s", 0, 2).await, Ok((vec![3], false)));
-    // Pages have a bound.
+    // The size of a page is bounded.
     for number in 4..=200 {
         let event = Bytes::from(vec![b'x'; 4000]);
         one.log.append(&at, number, event, None).await.unwrap();
@@ -358,7 +359,8 @@ async fn every_key_ends_by_itself_and_nothing_is_left_of_a_session() {
             .await
             .unwrap();
         let keys = server.keys();
-        // Its hash, five streams and the list of those that ended; epoch, heartbeat and who is open.
+        // Of the session: its hash, five streams and the list of ended streams. Of the state: the
+        // epoch, the heartbeat and the set of replicas that accept sessions.
         assert_eq!(keys.len(), 10, "{keys:?}");
         for key in &keys {
             let left = server.command(&["PTTL", key]).number();
@@ -370,7 +372,7 @@ async fn every_key_ends_by_itself_and_nothing_is_left_of_a_session() {
             "ttl and margin"
         );
         assert!((50_000..=60_000).contains(&left("t:v1:{s}:0")), "age");
-        // What another version added is nobody's business.
+        // Unknown fields of another version are ignored.
         server.command(&["HSET", "t:v1:{s}", "later", "x", "n:x", "y"]);
         assert!(side.directory.find(&session("s")).await.unwrap().is_some());
         assert_eq!(side.append("s", 0, 1, 2).await, Ok(()));
@@ -416,7 +418,7 @@ async fn a_write_that_nobody_waits_for_may_be_undone() {
     kept.extend(append(&one, 3..=6));
     server.resume();
     assert!(join_all(kept).await.iter().all(Result::is_ok));
-    // What was read before it was undone is not what is read now.
+    // The cache is dropped with the cancelled writes, so both replicas read the same events.
     let of_two = two.read("s", 0, 4).await;
     assert_eq!(one.read("s", 0, 4).await, of_two);
     assert_eq!(of_two, Ok((vec![5, 6], false)));
@@ -454,7 +456,7 @@ async fn a_server_that_will_not_do_is_refused_until_it_does() {
     server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     let took = until("it will do", beat).await;
     assert!(took < Duration::from_secs(2) && redis.check().await.is_ok());
-    // A user of its own, and none.
+    // An ACL user with its password is accepted; a missing password is refused.
     server.command(&["ACL", "SETUSER", "ada", "on", ">s3cret", "~t:*", "+@all"]);
     server.command(&["ACL", "SETUSER", "default", "resetpass", ">other"]);
     let own = server.url().replace("//", "//ada:s3cret@");
@@ -468,13 +470,13 @@ async fn a_server_that_will_not_do_is_refused_until_it_does() {
         .unwrap_err()
         .to_string();
     assert!(why.contains("does not let this user in"), "{why}");
-    // One that is away is no error.
+    // An unreachable server is not an error.
     let nobody = Server::prepared(Kind::Redis);
     assert!(open(nobody.url()).unwrap().check().await.is_ok());
     halt.cancel();
 }
 
-/// What a server holds, in bytes.
+/// The memory that a server uses, in bytes.
 fn used(server: &Server) -> i64 {
     let text = server.command(&["INFO", "memory"]).text();
     let line = text
@@ -483,7 +485,8 @@ fn used(server: &Server) -> i64 {
     line.unwrap().parse().unwrap()
 }
 
-/// Appends so many events to each of so many sessions, 256 of each under way; events a second.
+/// Appends events to each session, with at most 256 in flight per session; returns the events
+/// per second.
 async fn speed(side: &Side, sessions: u64, events: u64) -> u128 {
     let names: Vec<String> = (0..sessions).map(|id| format!("{sessions} {id}")).collect();
     for name in &names {

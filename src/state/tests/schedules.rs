@@ -1,5 +1,5 @@
-//! Two owners and one session, on schedules that a seed repeats: messages get lost or late,
-//! owners freeze and die, and whatever happens nobody reads two different streams.
+//! Seeded schedules of two owners and one session: messages are lost or delayed, and owners freeze
+//! and die, but all readers see the same stream.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use bytes::Bytes;
 use super::contract::{KINDS, PLENTY, Server, Side, session};
 use crate::state::{Fence, Record, SessionId, StoreError};
 
-/// What a seed gives, always the same.
+/// A pseudo-random generator; equal seeds give equal numbers.
 struct Chance(u64);
 
 impl Chance {
-    /// Below `most`.
+    /// A number below `most`.
     fn below(&mut self, most: u64) -> u64 {
         // xorshift64*
         self.0 ^= self.0 >> 12;
@@ -29,35 +29,35 @@ impl Chance {
 /// A replica that may own the session.
 struct Owner {
     side: Side,
-    /// What it believes to hold; another one may have taken it.
+    /// The ownership that it believes to have; another replica may have claimed the session since.
     hold: Option<Hold>,
-    /// What it saw when it began to claim.
+    /// The record that it has read for its next claim.
     seen: Option<Record>,
-    /// Steps for which it is frozen.
+    /// The number of steps for which it stays frozen.
     frozen: u64,
 }
 
-/// A tenure, as its owner knows it.
+/// Ownership of the session, as the owner knows it.
 #[derive(Clone, Copy)]
 struct Hold {
     fence: u64,
-    /// The number of the last event that was acknowledged; none before it has looked.
+    /// The number of the last acknowledged event; none until `look` has read it.
     last: Option<u64>,
 }
 
-/// What is true.
+/// The true state, against which replicas are checked.
 struct World<'a> {
     server: Option<&'a Server>,
     id: SessionId,
     owners: [Owner; 2],
     chance: Chance,
-    /// Events that an owner was told are kept: those that may have been sent.
+    /// The events that were acknowledged to an owner, and that it may have sent to clients.
     kept: BTreeMap<u64, Bytes>,
-    /// What anybody has read.
+    /// The events that clients have read.
     read: BTreeMap<u64, Bytes>,
     /// The session's fence.
     fence: u64,
-    /// The highest fence of a write that took place.
+    /// The highest fence of a successful write.
     written: u64,
     lives: u64,
 }
@@ -95,7 +95,7 @@ impl World<'_> {
             None,
         );
         if self.chance.is_one_in(5) {
-            // Never sent, or its answer is lost: it comes again.
+            // The request or its response is lost. The owner retries.
             tokio::task::yield_now().await;
             return;
         }
@@ -118,7 +118,8 @@ impl World<'_> {
         }
     }
 
-    /// What a new owner does first: whoever was it before writes nothing from here on.
+    /// Writes for the first time as the new owner, which fences the previous owner, and reads the
+    /// number of the last event.
     async fn look(&mut self, at: usize) {
         let owner = &mut self.owners[at];
         let hold = owner.hold.unwrap();
@@ -140,7 +141,7 @@ impl World<'_> {
 
     async fn claim(&mut self, at: usize) {
         let owner = &mut self.owners[at];
-        // What was seen may be old when it is used.
+        // The record may be stale by the time the claim uses it.
         let Some(seen) = owner.seen.take() else {
             let found = owner.side.directory.find(&self.id).await.unwrap();
             owner.seen = Some(found.unwrap().record);
@@ -151,7 +152,7 @@ impl World<'_> {
         if let Some(Fence(fence)) = claimed.unwrap() {
             assert_eq!(fence, self.fence + 1, "one owner for each number");
             self.fence = fence;
-            // Its own answer may be lost: then nobody owns it until somebody claims.
+            // The response may be lost. Then no replica acts as the owner until the next claim.
             owner.hold = (!self.chance.is_one_in(10)).then_some(Hold { fence, last: None });
         }
     }
@@ -162,7 +163,8 @@ impl World<'_> {
         self.release(at).await;
     }
 
-    /// In memory there is nothing but what all have together.
+    /// Releases the replica's own copy of the session. In memory the replicas share one log, and
+    /// there are no copies.
     async fn release(&self, at: usize) {
         if self.server.is_some() {
             self.owners[at].side.log.release(&self.id).await;
@@ -178,7 +180,8 @@ impl World<'_> {
         assert_eq!(kept.is_ok(), hold.fence == self.fence);
     }
 
-    /// A client reads through this replica: what its owner was told is kept, or what is in the log.
+    /// Reads as a client of this replica. An owner delivers events up to the last acknowledged one;
+    /// another replica delivers all events in the log.
     async fn read(&mut self, at: usize) {
         let owner = &self.owners[at];
         let last = match owner.hold {
@@ -215,7 +218,7 @@ impl World<'_> {
             seen: None,
             frozen: 0,
         };
-        // Not a word to anybody, nor to the log.
+        // The replica dies without a release.
         std::mem::replace(&mut self.owners[at], owner)
             .side
             .halt
@@ -228,7 +231,7 @@ impl World<'_> {
         }
     }
 
-    /// All that anybody was told is there, once and in order.
+    /// Checks that the log has every acknowledged event and every event read, once and in order.
     async fn judge(&self, reader: &Side) {
         let mut all = BTreeMap::new();
         loop {
@@ -291,7 +294,7 @@ async fn run(seed: u64, server: Option<&Server>) -> usize {
     kept
 }
 
-/// Runs seeds; says which one fails.
+/// Runs all seeds; prints the seed that fails.
 async fn all(seeds: std::ops::Range<u64>, server: Option<&Server>) {
     let mut kept = 0;
     for seed in seeds.clone() {
@@ -303,7 +306,7 @@ async fn all(seeds: std::ops::Range<u64>, server: Option<&Server>) {
     assert!(each >= 10, "too little happens: {each} events a seed");
 }
 
-/// Names the seed when its run panics.
+/// Prints the seed when its run panics.
 struct Said(u64);
 
 impl Drop for Said {
@@ -312,7 +315,7 @@ impl Drop for Said {
     }
 }
 
-/// The seeds of a test: its share of 1,000, times `SCALE`, which the bench sets to 10.
+/// The seeds of a test: `of_thousand` times `SCALE`, which the bench sets to 10.
 #[expect(
     clippy::disallowed_methods,
     reason = "the environment sets the amount of tests"

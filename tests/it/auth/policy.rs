@@ -113,6 +113,10 @@ async fn batches_notifications_and_http_sse_pass_the_same_policy() {
     session
         .notify("tools/call", json!({"name": "counter"}))
         .await;
+    // A server that ignores case, or knows a newer method, must not offer a bypass.
+    session
+        .notify("Tools/Call", json!({"name": "counter"}))
+        .await;
     let lines = received(&session).await.join("\n");
     assert!(!lines.contains("counter"), "{lines}");
 

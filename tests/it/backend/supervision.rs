@@ -325,13 +325,11 @@ async fn starts_are_bounded_and_wait_their_turn() {
     let config = json!({"spawn": {"parallel": 2, "wait": "15s", "children": 30}});
     let env = json!({"CHILD_START_MS": "100"});
     let server = json!({"command": child(), "env": env});
-    let gateway = Served::start(
-        config,
-        json!({"a": {"auth": {"mode": "none"}, "servers": {"main": server}},
-               "b": {"auth": {"mode": "none"}, "servers": {"main": server}}}),
-    )
-    .await;
-    let opened = (0..10).flat_map(|_| ["a", "b"].map(|tenant| gateway.session(tenant, "main")));
+    let tenant = json!({"auth": {"mode": "none"}, "servers": {"main": server}});
+    // Three tenants, of which each may have one of two slots.
+    let tenants = json!({"a": tenant, "b": tenant, "c": tenant});
+    let gateway = Served::start(config, tenants).await;
+    let opened = (0..7).flat_map(|_| ["a", "b", "c"].map(|tenant| gateway.session(tenant, "main")));
     let mut opened = Box::pin(futures_util::future::join_all(opened));
     let mut most = 0;
     let sessions = loop {
@@ -344,8 +342,8 @@ async fn starts_are_bounded_and_wait_their_turn() {
         }
     };
     assert_eq!(most, 2, "never more, and never fewer for long");
-    assert_eq!(sessions.len(), 20);
-    assert_eq!(gateway.children().await.len(), 20);
+    assert_eq!(sessions.len(), 21);
+    assert_eq!(gateway.children().await.len(), 21);
 }
 
 #[tokio::test]

@@ -57,7 +57,8 @@ async fn a_connection_that_says_nothing_holds_up_nothing() {
 async fn a_terminal_that_goes_drains_it_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let temporary = format!("TMPDIR={}", dir.path().display());
-    let wrapper = ["env", temporary.as_str()];
+    // The tests themselves may run under nohup.
+    let wrapper = ["env", "--default-signal=HUP", temporary.as_str()];
     let mut gateway = Gateway::through(&wrapper, &run_args(&[], &[]), &[&child()]).await;
     sleeping(&gateway).await;
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);

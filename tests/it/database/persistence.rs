@@ -545,6 +545,8 @@ async fn the_first_operators_key_waits_for_a_database_that_is_slow() {
     let mut holder = ground.psql(removed).await;
     let replica = ground.serve(&[]).await;
     assert_eq!(replica.ready().await.0, 200);
+    let failed = async || replica.said("nobody may administrate yet");
+    until("a failed attempt", failed).await;
     assert!(replica.logged("admin.key").is_empty());
     holder.kill().await.unwrap();
     until("the key", async || replica.logged("admin.key").len() == 1).await;

@@ -1,7 +1,8 @@
-//! The documentation, compared with the source: tests of the contract page, links, file names, recipes, mutants.
+//! The documentation, compared with the source: contract, links, file names, recipes, mutants.
 //!
-//! A row of `docs/contract.md` has an identifier, a promise, and the tests that hold it: `room::file::function`
-//! below `tests/it`, or `src::…` for a unit test. A row without a test begins its last cell with a reason.
+//! A row of `docs/contract.md` has an identifier, a promise, and the tests that hold it:
+//! `room::file::function` below `tests/it`, or `src::…` for a unit test. A row without a test
+//! begins its last cell with a reason.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +11,7 @@ use std::{
 
 use crate::support::harness::package;
 
-/// The first words of a row's last cell that stand in place of a test.
+/// The reasons that a row's last cell may begin with instead of a test.
 const REASONS: [&str; 3] = ["bench:", "referee:", "not yet:"];
 
 /// One row of a table of the contract.
@@ -47,14 +48,14 @@ fn rows() -> Vec<Row> {
                 }
                 is_inside |= *id == "id";
             }
-            // The line below a head has no spaces around its bars.
+            // The separator below a table's head has no spaces around its bars.
             _ => is_inside &= line.starts_with('|'),
         }
     }
     rows
 }
 
-/// All files below a folder with this ending.
+/// All files below a folder with this extension.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -68,7 +69,7 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The paths of all test functions below a folder, behind `prefix`.
+/// The paths of all test functions below a folder, with `prefix` before them.
 fn tests_below(folder: &str, prefix: &str) -> BTreeSet<String> {
     let root = package().join(folder);
     let texts: BTreeMap<PathBuf, String> = files(&root, "rs")
@@ -103,7 +104,7 @@ fn module(root: &Path, file: &Path, prefix: &str) -> String {
     module
 }
 
-/// The modules of a file that lie where `#[path]` says: path and name.
+/// The modules that a file includes with `#[path]`: path and name.
 fn elsewhere(text: &str) -> Vec<(&str, &str)> {
     let mut lines = text.lines().peekable();
     let mut found = Vec::new();
@@ -117,8 +118,8 @@ fn elsewhere(text: &str) -> Vec<(&str, &str)> {
     found
 }
 
-/// Adds the test functions of one file: those with an attribute, also in inner modules, and those that
-/// `on_both!` lists.
+/// Adds the test functions of one file: those with an attribute, also in inner modules, and those
+/// that `on_both!` lists.
 fn tests_of(text: &str, module: &str, found: &mut BTreeSet<String>) {
     let mut inner: Vec<(usize, &str)> = Vec::new();
     let (mut is_test, mut is_listed) = (false, false);

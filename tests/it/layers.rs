@@ -1,7 +1,7 @@
-//! The shape of the source: rooms, doors, imports without circles, and facts that stand in one place.
+//! The shape of the source: rooms, doors, imports without circles, and facts with one place.
 //!
-//! The table of rooms in `docs/architecture.md` is the rule and the picture; it is compared with what the
-//! source imports. `LAYERS_WRITE=1 cargo test layers::` writes it anew.
+//! The table of rooms in `docs/architecture.md` is the rule: it is compared with the imports of the
+//! source. `LAYERS_WRITE=1 cargo test layers::` writes it anew.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,13 +13,13 @@ use crate::{
     support::harness::package,
 };
 
-/// Files of a room, its door included.
+/// The maximum number of files of a room, including its door.
 const FILES: usize = 14;
 
-/// Entries of `src`.
+/// The maximum number of entries of `src`.
 const ENTRIES: usize = 20;
 
-/// Lines of a file without its tests.
+/// The maximum number of lines of a file without its tests.
 const LINES: usize = 700;
 
 /// Outside crates, and the only places that may name them.
@@ -58,7 +58,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("anyhow::", &["cli/", "gateway/"]),
     ("argon2::", &["declare/password.rs"]),
     ("sqlx", &["database/"]),
-    // Two name the room of that name.
+    // The first two places name the room `state::redis`, not the crate.
     (
         "redis::",
         &["gateway/cluster.rs", "hub/core/stores.rs", "state/redis/"],
@@ -76,7 +76,7 @@ const PLACES: &[(&str, &[&str])] = &[
 /// Parts of paths that only URLs of a gateway contain.
 const URLS: &[&str] = &["/t/", "/mcp", "/sse", "/messages", "/.well-known/"];
 
-/// Where such text may stand, and why.
+/// The places of such text, each with its reason.
 const URL_PLACES: &[(&str, &str)] = &[
     ("endpoint.rs", "builds and reads them"),
     (
@@ -87,7 +87,7 @@ const URL_PLACES: &[(&str, &str)] = &[
     ("cli/", "help texts show them to people"),
 ];
 
-/// One row of the table: what a room holds, imports, and is imported by.
+/// One row of the table: the size, the imports and the importers of a room.
 #[derive(Default)]
 struct Row {
     files: usize,
@@ -96,7 +96,7 @@ struct Row {
     importers: BTreeSet<String>,
 }
 
-/// Imports from file to file, with a path that shows each.
+/// Imports from file to file, each with an imported path.
 fn edges(read: &Crate) -> BTreeMap<(usize, usize), String> {
     let mut edges = BTreeMap::new();
     for (from, source) in read.sources.iter().enumerate() {
@@ -106,7 +106,7 @@ fn edges(read: &Crate) -> BTreeMap<(usize, usize), String> {
             .filter(|import| !import.is_reexport)
         {
             let to = read.defined(&import.names);
-            // The front page re-exports the two functions of `main`.
+            // `lib.rs` re-exports the two functions that `main.rs` calls.
             if from != to && source.path != "lib.rs" && source.path != "main.rs" {
                 edges
                     .entry((from, to))
@@ -148,7 +148,7 @@ fn table(rows: &BTreeMap<String, Row>) -> String {
     let names = |rooms: &BTreeSet<String>| rooms.iter().cloned().collect::<Vec<_>>().join(", ");
     for (room, row) in rows {
         let (imports, importers) = (names(&row.imports), names(&row.importers));
-        // In hundreds, so that not every edit changes the page.
+        // Rounded to hundreds, so that few edits change the page.
         let lines = match (row.lines + 50) / 100 {
             0 => "< 50".to_owned(),
             hundreds => (hundreds * 100).to_string(),

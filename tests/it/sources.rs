@@ -1,4 +1,4 @@
-//! The source of the crate as text: modules, imports and string literals, for the rules in `layers`.
+//! The source of the crate as text: modules, imports and string literals, as `layers` needs it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,23 +12,23 @@ pub(crate) type Names = Vec<String>;
 
 /// One file below `src`, without its comments and its tests.
 pub(crate) struct Source {
-    /// Where it is below `src`, with slashes.
+    /// The path below `src`, with slashes.
     pub(crate) path: String,
-    /// Lines in front of its tests, comments included.
+    /// The number of lines without tests, comments included.
     pub(crate) lines: usize,
     /// The code; comments, strings and inline tests are blank.
     pub(crate) code: String,
-    /// The string literals in it, less those of tests.
+    /// The string literals of the code, without those of tests.
     pub(crate) strings: Vec<String>,
 }
 
-/// A mention of something of this crate.
+/// A mention of an item of this crate.
 pub(crate) struct Import {
     /// The path as written, from the root of the crate.
     pub(crate) names: Names,
-    /// Whether a `pub use` of a door passes it on.
+    /// True if a `pub use` of a door re-exports it.
     pub(crate) is_reexport: bool,
-    /// Whether it stands in a `use` item.
+    /// True if it is in a `use` item.
     pub(crate) is_item: bool,
 }
 
@@ -65,7 +65,7 @@ impl Source {
         self.path.rsplit_once('/').map_or("", |(folder, _)| folder)
     }
 
-    /// The module that it is.
+    /// The path of its module.
     pub(crate) fn module(&self) -> Names {
         let path = self.path.strip_suffix(".rs").unwrap();
         let path = path.strip_suffix("/mod").unwrap_or(path);
@@ -75,13 +75,13 @@ impl Source {
         }
     }
 
-    /// Whether it is the table of contents of its folder.
+    /// True if the file is the door of its folder.
     pub(crate) fn is_door(&self) -> bool {
         self.path.ends_with("/mod.rs") || self.path == "lib.rs"
     }
 }
 
-/// Every file below `src` but tests.
+/// Every file below `src` except tests.
 pub(crate) fn sources() -> Vec<Source> {
     let root = package().join("src");
     let mut folders = vec![root.clone()];
@@ -111,7 +111,7 @@ pub(crate) struct Crate {
     pub(crate) sources: Vec<Source>,
     /// The index of a file by its module.
     modules: BTreeMap<Names, usize>,
-    /// What a door passes on: (door, name) to the path that it names.
+    /// The re-exports of doors: (door, name) to the re-exported path.
     reexports: BTreeMap<(Names, String), Names>,
 }
 
@@ -142,7 +142,7 @@ impl Crate {
         read
     }
 
-    /// The file that a path leads to as it is written, and the names behind it.
+    /// The file of the longest module in a path as written, and the names behind it.
     pub(crate) fn written<'a>(&self, names: &'a [String]) -> (usize, &'a [String]) {
         let module = |length: &usize| self.modules.get(&names[..*length]);
         let length = (0..=names.len())
@@ -152,7 +152,7 @@ impl Crate {
         (self.modules[&names[..length]], &names[length..])
     }
 
-    /// The file that defines what a path names, behind all doors.
+    /// The file that defines the item of a path, behind all doors.
     pub(crate) fn defined(&self, names: &[String]) -> usize {
         let mut names = names.to_vec();
         for _ in 0..8 {
@@ -173,8 +173,8 @@ impl Crate {
         panic!("{names:?} is passed on in a circle");
     }
 
-    /// What a file mentions of this crate: its `use` items, paths in its code, and paths that begin with
-    /// the name of an imported module.
+    /// The items of this crate that a file mentions: its `use` items, paths in its code, and paths
+    /// that begin with the name of an imported module.
     pub(crate) fn imports(&self, source: &Source) -> Vec<Import> {
         let here = source.module();
         let code = &source.code;
@@ -217,7 +217,7 @@ impl Crate {
         found
     }
 
-    /// A path from the root of the crate; none for one of another crate.
+    /// A path from the root of the crate; `None` for a path of another crate.
     fn absolute(&self, here: &[String], names: Names) -> Option<Names> {
         let mut base = match names[0].as_str() {
             "crate" => Vec::new(),
@@ -267,8 +267,8 @@ pub(crate) fn circles(edges: &BTreeMap<String, BTreeSet<String>>) -> Vec<BTreeSe
     found.into_iter().collect()
 }
 
-/// The text with comments and literals blank, of the same length, and the string literals with their
-/// places.
+/// The text with comments and literals blank, of the same length, and the string literals with
+/// their places.
 fn blanked(text: &str) -> (String, Vec<(usize, String)>) {
     let bytes = text.as_bytes();
     let (mut kept, mut literals) = (text.as_bytes().to_vec(), Vec::new());
@@ -317,7 +317,7 @@ fn blanked(text: &str) -> (String, Vec<(usize, String)>) {
     (String::from_utf8(kept).unwrap(), literals)
 }
 
-/// Whether a raw string begins here.
+/// True if a raw string begins here.
 fn is_raw(rest: &str) -> bool {
     let begins = rest.strip_prefix("br").or_else(|| rest.strip_prefix('r'));
     begins.is_some_and(|rest| rest.trim_start_matches('#').starts_with('"'))
@@ -356,7 +356,7 @@ fn test_spans(code: &str) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// The length of a text in braces.
+/// The length of the block in braces that begins here.
 fn closed(code: &str) -> usize {
     let mut depth = 0;
     for (at, letter) in code.char_indices() {
@@ -381,7 +381,7 @@ fn uses(code: &str) -> Vec<(usize, &str, bool)> {
     items.collect()
 }
 
-/// The paths of a `use` tree, with their other names; globs name their module.
+/// The paths of a `use` tree, with their aliases; a glob names its module.
 fn leaves(tree: &str) -> Vec<(Names, Option<String>)> {
     fn walk(tree: &str, prefix: &[String], found: &mut Vec<(Names, Option<String>)>) {
         let tree = tree.trim().trim_start_matches("::");

@@ -30,18 +30,18 @@ pub(crate) fn key() -> (String, String) {
     (line("key:"), line("hash:"))
 }
 
-/// Two tenants, and keys of them.
+/// A gateway with two tenants, and their API keys.
 struct Keyed {
     served: Served,
     /// Ada's key for every server of `a`.
     ada: String,
-    /// Another one of hers.
+    /// Ada's second key for every server of `a`.
     second: String,
-    /// Eve's, for `y` only.
+    /// Eve's key, for server `y` only.
     eve: String,
-    /// One that has expired.
+    /// An expired key of ada.
     old: String,
-    /// Bob's, of tenant `b`.
+    /// The key of tenant `b`, whose subject is also named `ada`.
     bob: String,
 }
 
@@ -89,7 +89,7 @@ impl Keyed {
     }
 }
 
-/// The requests of each MCP route, for any session.
+/// One request for each operation of the MCP routes, with this session id and event id.
 fn surfaces(
     http: &reqwest::Client,
     base: &str,
@@ -125,7 +125,7 @@ fn surfaces(
     ]
 }
 
-/// All of a response but the time.
+/// The status, the headers without the date, and the body of a response.
 async fn whole(response: Response) -> (StatusCode, HeaderMap, String) {
     let (status, mut headers) = (response.status(), response.headers().clone());
     headers.remove("date");
@@ -144,7 +144,7 @@ async fn sent(request: RequestBuilder) -> Response {
 async fn every_route_authenticates_its_caller() {
     let keyed = Keyed::start().await;
     let (key, _) = key();
-    // Another last character: the key's own may be any of 62.
+    // The last character is replaced by a different one: it may be any of 62.
     let (rest, end) = keyed.ada.split_at(keyed.ada.len() - 1);
     let mistyped = format!("{rest}{}", if end == "x" { "y" } else { "x" });
     let bearers = [
@@ -177,7 +177,7 @@ async fn every_route_authenticates_its_caller() {
             }
         }
     }
-    // The same for a method that an endpoint does not have.
+    // Every method but OPTIONS is authenticated before an unsupported one gets 405.
     for kind in ["mcp", "sse", "messages"] {
         let url = keyed.url("a", "x", kind);
         for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] {
@@ -260,7 +260,7 @@ async fn credentials_are_read_from_one_header_only() {
 async fn callers_are_authenticated_before_the_body_is_read() {
     let keyed = Keyed::start().await;
     let base = keyed.url("a", "x", "mcp").replace("/mcp", "");
-    // This one's body never comes.
+    // This request never sends its body.
     let host = base.split('/').nth(2).unwrap();
     let mut socket = tokio::net::TcpStream::connect(host).await.unwrap();
     let head = format!(
@@ -282,7 +282,7 @@ async fn sessions_are_of_one_principal() {
     let mut listener = session.listen().await;
     let event = listener.next().await.unwrap().id.unwrap();
     let own = session.id.clone().unwrap();
-    // Another key of the same person, of another person, an unknown key, a key of another tenant.
+    // Another key of the same person, another person's key, no key, a key of another tenant.
     let mut anonymous = HeaderMap::new();
     anonymous.insert("X-Nobody", "1".parse().unwrap());
     let callers = [
@@ -312,7 +312,7 @@ async fn sessions_are_of_one_principal() {
             assert_eq!(stolen, whole(sent(made_up).await).await, "{who} {surface}");
         }
     }
-    // On its own path another tenant's key is good, and the session unknown.
+    // On the path of its own tenant that key is valid, but the session is unknown.
     let other = keyed.url("b", "x", "mcp").replace("/mcp", "");
     for (surface, request) in surfaces(&bearer(&keyed.bob), &other, &own, &event) {
         if !matches!(surface, "initialize" | "connect") {
@@ -370,7 +370,7 @@ async fn a_session_of_http_sse_is_of_one_principal() {
             whole(sent(post(http, &unknown, call.clone())).await).await
         );
     }
-    // The other kind of endpoint refuses too.
+    // The Streamable HTTP endpoint refuses the session too.
     let mixed = bearer(&keyed.second).post(format!("{base}/mcp"));
     let mixed = mixed.header("Mcp-Session-Id", path.rsplit_once('=').unwrap().1);
     let mixed = mixed
@@ -476,7 +476,7 @@ async fn children_see_nothing_of_the_credentials() {
     are_unseen(keyed.url("a", "x", "mcp"), &keyed.ada, &secrets).await;
 }
 
-/// Asserts that a child is shown nothing of a token, of these parts of it, or of what its client sends.
+/// Asserts that a child sees nothing of the token, of `parts`, or of its client's headers.
 pub(crate) async fn are_unseen(url: String, token: &str, parts: &[&str]) {
     let mut headers = HeaderMap::new();
     headers.insert("Authorization", format!("Bearer {token}").parse().unwrap());
@@ -552,7 +552,8 @@ async fn denials_are_folded() {
     .await;
 }
 
-/// The harness's HTTP+SSE client has no credentials, and gets nothing.
+/// A gateway without authentication serves a client without credentials, ignores an API key, and
+/// has no protected resource metadata.
 #[tokio::test]
 async fn what_is_open_stays_open() {
     let gateway = crate::support::harness::Gateway::start(&[]).await;

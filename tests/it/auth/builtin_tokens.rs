@@ -1,5 +1,5 @@
-//! Tokens of a tenant's own authorization server: discovery, audience, forgery, revocation while streams are
-//! open, and signing keys.
+//! Tokens of a tenant's own authorization server: discovery, audience, forgery, revocation while
+//! streams are open, and signing keys.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ impl Ground {
         self.replicas.last().unwrap()
     }
 
-    /// Sends an administration request as an operator. Only the first replica has the key in a file.
+    /// Sends an administration request as an operator. Only the first replica has the key file.
     async fn operate(&self, method: Method, path: &str, body: Option<&Value>) -> Answer {
         operate(
             self.first(),
@@ -111,7 +111,7 @@ async fn listening(gateway: &Served, token: &str) -> (Session, Events) {
     (session, listener)
 }
 
-/// The time until every replica refuses a token, and then until a stream has ended.
+/// The time until every replica refuses a token. Waits for the end of a stream, too.
 async fn ended(ground: &Ground, token: &str, stream: Events) -> Duration {
     let began = Instant::now();
     let mut refused = None;
@@ -142,12 +142,12 @@ async fn registered(gateway: &Served) -> Answer {
     crate::support::oauth_client::register(gateway, "a", &metadata).await
 }
 
-/// Every way to revoke a token, each with a stream that was opened with it.
+/// Every way to revoke a token, each with an open stream of that token.
 #[expect(clippy::too_many_lines, reason = "one story, told as a table")]
 async fn revocations_reach_streams(ground: Ground) {
     let gateway = ground.first();
     let mut times = Vec::new();
-    // The same person with another client, which ends only with revocations of the person.
+    // Another client of the same person: only revocations of the person end its tokens.
     let other = App::public(gateway, "a").await;
     let mut bystander = other.tokens().await.text("access_token");
     let (_kept, mut listener) = listening(ground.last(), &bystander).await;
@@ -167,7 +167,7 @@ async fn revocations_reach_streams(ground: Ground) {
         let app = App::of(gateway, "a", &registered.text("client_id"));
         let tokens = app.tokens().await;
         let token = tokens.text("access_token");
-        // A key, or a user, that was replaced is known everywhere a moment later.
+        // A replaced key or user reaches every replica after a moment.
         let began = Instant::now();
         while ground
             .statuses(&token)
@@ -193,7 +193,7 @@ async fn revocations_reach_streams(ground: Ground) {
             "the grant" => revoke(json!({"grant": claims["grant"]})).await,
             "the client" => revoke(json!({"client": app.id})).await,
             "the registration" => {
-                // The client of another grant; the others are not affected.
+                // The removal of another registration does not affect this token.
                 let other = self::registered(gateway).await;
                 for (made, is_own) in [(&other, false), (&registered, true)] {
                     let url = made.text("registration_client_uri");
@@ -242,7 +242,7 @@ async fn revocations_reach_streams(ground: Ground) {
             );
             let put = ground.operate(Method::PUT, ada, Some(&enabled)).await;
             assert!(put.status.is_success(), "{}", put.body);
-            // A user who is added or enabled again inherits nothing.
+            // A user who is added or enabled again inherits no tokens.
             assert_eq!(status(gateway, &token).await, 401, "{way}");
             let refreshed = app.refresh(&tokens.text("refresh_token"), &[]).await;
             assert_eq!(
@@ -265,7 +265,7 @@ async fn revocations_reach_streams(ground: Ground) {
             assert_eq!(status(ground.last(), &bystander).await, GOOD, "{way}");
         }
     }
-    // A busy machine may be late once.
+    // The median: a busy machine may be late once.
     times.sort_unstable();
     println!("{times:?}");
     assert!(times[times.len() / 2] < Duration::from_secs(1), "{times:?}");
@@ -437,7 +437,7 @@ async fn a_replica_that_stood_still_asks_before_it_believes() {
     assert_eq!(ground.statuses(&gone_token).await, [401; 2]);
 }
 
-/// Tokens stay valid while the database is away.
+/// Tokens stay valid while the database is unreachable.
 #[tokio::test]
 async fn tokens_are_good_while_the_database_is_away() {
     let mut postgres = Postgres::start();
@@ -448,7 +448,7 @@ async fn tokens_are_good_while_the_database_is_away() {
     assert_eq!(status(&gateway, &token).await, GOOD);
     postgres.pause();
     let began = Instant::now();
-    // Longer than a revocation may be unknown.
+    // Longer than the longest delay of a revocation.
     while began.elapsed() < Duration::from_secs(5) {
         assert_eq!(status(&gateway, &token).await, GOOD);
         sleep(Duration::from_millis(50)).await;
@@ -555,7 +555,7 @@ async fn keys_follow_each_other_on_two_replicas() {
     keys_follow(Ground::postgres(json!({"key_ahead": "1s"})).await).await;
 }
 
-/// Keys are replaced by age.
+/// A signing key is replaced when it reaches its maximum age.
 #[tokio::test]
 async fn an_old_key_is_replaced() {
     let oauth = json!({"key_ahead": "100ms", "key_age": "2s"});
@@ -661,7 +661,7 @@ async fn a_missing_scope_is_asked_for() {
     );
 }
 
-/// A token is for one server, by either of its URLs.
+/// A token is valid for one server, at each of its URLs.
 #[tokio::test]
 async fn a_token_of_ours_is_for_one_server() {
     let config = json!({"default": {"tenant": "a", "server": "x"}});
@@ -689,7 +689,7 @@ async fn a_token_of_ours_is_for_one_server() {
     let sse = bearer(&token).get(format!("{origin}/t/a/x/sse"));
     let sse = within("a stream", sse.header("Accept", "text/event-stream").send()).await;
     assert_eq!(sse.unwrap().status(), StatusCode::OK);
-    // In the query, or with another scheme, it is ignored.
+    // A token in the query or with another scheme is ignored.
     let in_query = format!("{own}?access_token={token}");
     let asked = client().get(in_query).header("Accept", BOTH).send();
     assert_eq!(within("a refusal", asked).await.unwrap().status(), 401);
@@ -698,7 +698,7 @@ async fn a_token_of_ours_is_for_one_server() {
         .header("Authorization", format!("DPoP {token}"))
         .send();
     assert_eq!(within("a refusal", basic).await.unwrap().status(), 401);
-    // API keys still work; other tokens of the gateway are no access tokens.
+    // Other tokens of the gateway are not access tokens.
     let refresh = app.tokens().await.text("refresh_token");
     for other in [refresh.as_str(), "lgc_x", "lgk_x", "x"] {
         assert_eq!(status_at(&own, other).await, 401, "{other}");

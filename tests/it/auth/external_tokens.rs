@@ -18,7 +18,7 @@ pub(crate) async fn trusting(issuer: &str) -> Served {
     trusting_at(issuer, "").await
 }
 
-/// The same under another public URL.
+/// [`trusting`] with a public URL.
 async fn trusting_at(issuer: &str, public_url: &str) -> Served {
     let server = || json!({"command": child()});
     let tenant = || {
@@ -39,7 +39,7 @@ pub(crate) fn bearer(token: &str) -> reqwest::Client {
     client_with(headers)
 }
 
-/// A client that sends these fields with every request.
+/// A client that sends these headers with every request.
 pub(crate) fn client_with(headers: HeaderMap) -> reqwest::Client {
     reqwest::Client::builder()
         .no_proxy()
@@ -57,7 +57,7 @@ async fn initialize(url: &str, token: &str) -> Response {
         .await
 }
 
-/// The status for a token, and its time.
+/// The status for a token, and the time until it.
 async fn status(url: &str, token: &str) -> (StatusCode, Duration) {
     let began = Instant::now();
     let request = bearer(token).get(url).header("Accept", "text/event-stream");
@@ -77,20 +77,20 @@ async fn tokens_of_a_real_issuer() {
     let mut session = Session::at(bearer(&app), url.clone());
     session.initialize(NEWEST).await;
     assert_eq!(session.text("echo", json!({"text": "hi"})).await, "hi");
-    // The session is the principal's, not the token's.
+    // The session belongs to the principal, not to the token.
     let fresh = provider.token("app", &url, "files:read files:write").await;
     assert_ne!(fresh, app);
     let mut again = session.again();
     again.http = bearer(&fresh);
     assert_eq!(again.text("counter", json!({})).await, "1");
-    // Another algorithm, another client: another principal.
+    // A token of another client, with another algorithm: another principal.
     let curve = provider.token("curve", &url, "files:read").await;
     let mut thief = session.again();
     thief.http = bearer(&curve);
     let stolen = thief.begin("counter", json!({})).await;
     assert_eq!(stolen.status(), StatusCode::NOT_FOUND);
     assert_eq!(session.text("counter", json!({})).await, "2");
-    // Groups come with the token.
+    // The token carries the groups.
     let few = gateway.stranger("a", "few").url;
     let app = provider.token("app", &few, "").await;
     let other = provider.token("other", &few, "").await;
@@ -109,7 +109,7 @@ async fn tokens_are_for_one_server_only() {
     for (at, is_good) in [
         (own.clone(), true),
         (own.replace("/mcp", "/sse"), true),
-        // The default server has two names.
+        // The default server has two URLs.
         (format!("{base}/mcp"), true),
         (url("a", "y"), false),
         (url("b", "x"), false),
@@ -175,7 +175,7 @@ async fn rotated_keys_cost_no_valid_token_anything() {
     stop.send(true).unwrap();
     let (count, refused) = within("the load", load).await.unwrap();
     assert!(count > 10 && refused == 0, "{refused} of {count}");
-    // A removed key is refused once the keys are fetched again, which a new key causes.
+    // A removed key is refused after the next fetch of the keys. An unknown key triggers it.
     provider.retire().await;
     provider.rotate().await;
     let last = provider.token("app", &url, "").await;
@@ -329,7 +329,7 @@ fn forged_signatures(issuer: &Issuer, key: &Key, url: &str) -> Vec<(&'static str
     ]
 }
 
-/// Signed tokens that are no valid access tokens here.
+/// Signed tokens that are not valid access tokens of this server.
 fn misused(issuer: &Issuer, key: &Key, url: &str) -> Vec<(&'static str, String)> {
     let good = issuer.claims(url);
     let text = good.to_string();
@@ -362,7 +362,7 @@ fn misused(issuer: &Issuer, key: &Key, url: &str) -> Vec<(&'static str, String)>
     ]
 }
 
-/// The header of a good token, with `more` in it.
+/// The header of a valid token, with the members of `more`.
 fn header(key: &Key, more: Value) -> String {
     let mut header = json!({"alg": "ES256", "typ": "at+jwt", "kid": key.kid});
     let more = more.as_object().unwrap().clone();
@@ -485,7 +485,7 @@ async fn keys_that_cannot_be_had_are_503_and_never_401() {
             StatusCode::SERVICE_UNAVAILABLE
         );
         assert_eq!(issuer.hits(), hits, "{mood:?}: not asked again at once");
-        // An invalid token is refused in any case.
+        // An invalid token still gets 401.
         let forged = unsigned(r#"{"alg":"none"}"#, "{}");
         assert_eq!(
             status(&url, &format!("{forged}.")).await.0,
@@ -499,8 +499,8 @@ async fn keys_that_cannot_be_had_are_503_and_never_401() {
     }
 }
 
-/// Certificates on a disk that does not answer: a request over https waits for a bounded time, one
-/// over http does not need them, and the gateway ends in time.
+/// Certificates on a disk that hangs: an https request waits for a bounded time, an http request
+/// does not need them, and the gateway stops in time.
 #[tokio::test]
 async fn certificates_that_cannot_be_read_hold_up_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
@@ -518,7 +518,7 @@ async fn certificates_that_cannot_be_read_hold_up_nothing_else() {
         &[
             ("SSL_CERT_FILE", file.to_str().unwrap()),
             ("SSL_CERT_DIR", "/nowhere"),
-            // One thread for all tasks: whatever blocks it is noticed.
+            // One thread for all tasks: a call that blocks it stops them all.
             ("TOKIO_WORKER_THREADS", "1"),
         ],
         json!({"outbound": {"allow": ["127.0.0.0/8"]}}),
@@ -590,12 +590,12 @@ async fn issuers_on_the_own_network_need_leave() {
         said.contains("tenants.a.auth.issuer: is asked by http"),
         "{said}"
     );
-    // Each start warns of it.
+    // Each start warns of the allowed address range.
     let mut allowed = trusting(&issuer.url).await;
     let logs = allowed.end().await;
     let told = |line: &&Value| line["allow"] == "127.0.0.0/8" && line["level"] == "WARN";
     assert_eq!(logs.iter().filter(told).count(), 1, "{logs:?}");
-    // With https it starts, and does not connect: the address is not public.
+    // With https the gateway starts but does not connect: the address is not public.
     let secret = issuer.url.replace("http:", "https:");
     let tenants = json!({"a": {"auth": {"mode": "external", "issuer": secret},
         "servers": {"x": {"command": child()}}}});

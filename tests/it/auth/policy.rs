@@ -7,7 +7,7 @@ use crate::support::{
     served::Served,
 };
 
-/// One tenant `a`: `main` with `policy`, and `open`, the same without.
+/// A gateway with one tenant `a`: server `main` with `policy`, and server `open` without.
 async fn served(policy: Value, keys: Value) -> Served {
     let mut main = json!({"command": child(), "policy": policy});
     for (key, value) in keys.as_object().unwrap() {
@@ -144,7 +144,7 @@ fn names(answer: &Value, list: &str, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// All tools, page by page, as the gateway wrote them.
+/// All pages of the tool list, as the gateway wrote them.
 async fn pages(session: &Session) -> Vec<String> {
     let (mut pages, mut cursor) = (Vec::new(), json!({}));
     loop {
@@ -203,7 +203,7 @@ async fn lists_are_cut_by_the_guard_of_calls_and_keep_their_cursors() {
     }
 }
 
-/// The common part of the two tests below.
+/// The policy of the next two tests.
 fn read_and_prompt() -> Value {
     json!({"prompts": {"deny": ["greet"]}, "resources": {"allow": ["test://o*", "test://a/*"]}})
 }
@@ -241,7 +241,7 @@ async fn resources_are_compared_as_they_stand() {
                 assert_eq!(answer["error"], expected, "{method} {uri}");
             }
         }
-        // Nor is there another way to them.
+        // Unknown methods of these families are refused: the child might know them.
         for method in [
             "resources/copy",
             "Resources/Read",
@@ -372,7 +372,7 @@ async fn a_restored_child_is_held_to_the_same_policy() {
     assert_eq!(answer["error"], unknown("Unknown tool: env"));
 }
 
-/// Gateway and child read the same members, however they are written.
+/// Gateway and child read the same members: escapes are decoded, ambiguous names are refused.
 #[tokio::test]
 async fn the_child_gets_the_bytes_that_policy_judged() {
     let policy = json!({"tools": {"deny": ["counter"]}, "resources": {"deny": ["test://two"]}});

@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// A server of the hostile child, with the same environment for all.
+/// A server entry: the test child in an open sandbox, with these keys.
 fn hostile(keys: Value) -> Value {
     let mut server = json!({
         "command": child(), "sandbox": {"profile": "open", "required": false},
@@ -53,7 +53,7 @@ async fn session_ids_are_random() {
             assert!(ids.insert(id), "an id came twice");
         }
     }
-    // Each of the 128 bits is one half of the time: no counter, time, pid or name is among them.
+    // Each of the 128 bits is 1 in half of the ids: none belongs to a counter, time or pid.
     let bits = ids.iter().map(|id| u128::from_str_radix(id, 16).unwrap());
     let mut ones = [0_u32; 128];
     for id in bits {
@@ -104,7 +104,7 @@ async fn without_a_tenant_there_is_no_server() {
     gateway.stop().await;
 }
 
-/// Failures of every kind are answered with fixed sentences.
+/// The answers to failures contain no secret, path, SQL or name of another tenant.
 #[tokio::test]
 async fn errors_reveal_nothing() {
     let (key_a, hash_a) = key();
@@ -178,7 +178,7 @@ async fn errors_reveal_nothing() {
     ] {
         keep(what, own.post_text(body).await).await;
     }
-    // A session of another caller, another caller's key, an unknown key.
+    // A session of another tenant, a key of another tenant, and no key.
     let mut thief = own.again();
     thief.url = thief.url.replace("/t/a/", "/t/canary-tenant/");
     thief.http = bearer(&key_b);
@@ -226,7 +226,7 @@ async fn errors_reveal_nothing() {
     gateway.stop().await;
 }
 
-/// Metrics name no caller, and their number is bounded for any input.
+/// Metrics name no caller, and no input adds a series.
 #[tokio::test]
 async fn metrics_are_bounded_and_name_no_caller() {
     let count = scaled("random inputs", 10_000, 300);
@@ -247,8 +247,8 @@ async fn metrics_are_bounded_and_name_no_caller() {
         let names: BTreeSet<String> = names.map(|(name, _)| name.to_owned()).collect();
         names
     };
-    // One request of each kind first, so that every series exists. On a busy machine an answer may
-    // come as a stream.
+    // Every series exists after one request of each kind. This stream adds the series of streams:
+    // on a busy machine an answer may become one.
     drop(session.listen().await);
     let send = async |number: usize| {
         let word = format!("canary{:x}", number.wrapping_mul(0x9e37_79b9) & 0xffff_ffff);
@@ -293,7 +293,7 @@ async fn metrics_are_bounded_and_name_no_caller() {
     gateway.stop().await;
 }
 
-/// Without the database calls go on, and administration is 503.
+/// While the database is unreachable, calls continue and administration gets 503.
 #[tokio::test]
 async fn administration_waits_for_its_database_and_calls_do_not() {
     let mut ground = Ground::postgres();

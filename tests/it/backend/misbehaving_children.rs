@@ -42,7 +42,7 @@ async fn no_children(gateway: &Gateway) {
     .await;
 }
 
-/// An `initialize` by hand: its answer, which has to be an error without a session.
+/// The answer to a refused `initialize`, which opens no session.
 async fn refused(response: Response) -> Value {
     assert_eq!(response.status(), StatusCode::OK);
     assert!(response.headers().get("mcp-session-id").is_none());
@@ -82,7 +82,7 @@ async fn an_exit_during_a_call() {
         ("abort", json!({})),
     ] {
         let mut best = Duration::MAX;
-        // Other tests share the processors: one of three has to be in time.
+        // Other tests share the processors: one of three attempts has to be in time.
         for _ in 0..3 {
             let session = gateway.session().await;
             let began = Instant::now();
@@ -99,7 +99,7 @@ async fn an_exit_during_a_call() {
     }
 }
 
-/// `on_loss = "end"`
+/// The setting `on_loss = "end"`.
 #[tokio::test]
 async fn a_session_that_is_not_to_be_restored_ends_with_its_child() {
     let gateway = Gateway::start(&["server.on_loss=end"]).await;

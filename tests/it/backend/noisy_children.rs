@@ -39,7 +39,7 @@ async fn children_that_come_and_go_leave_nothing() {
     let gateway = Gateway::start(&[OPS]).await;
     let gauge = Gauge::of(&gateway);
     let mut after = Vec::new();
-    // The first round shows what the allocator keeps.
+    // The first round warms up the allocator.
     for round in 0..3 {
         let cycles = if round == 0 { 20 } else { count / 2 };
         for cycle in 0..cycles / 5 {
@@ -55,9 +55,9 @@ async fn children_that_come_and_go_leave_nothing() {
     println!("memory and descriptors after each round: {after:?}");
     assert_eq!(gateway.descendants(), Vec::<u32>::new());
     let (first, last) = (after[0], after[2]);
-    // Two hundredths, and what an allocator's pages make of it in so small a process.
+    // 2 %, and 2 MiB for the allocator's granularity in a small process.
     assert!(last.0 - first.0 <= first.0 / 50 + 2048, "{after:?}");
-    // The client's own connections come and go.
+    // The number of this client's open connections varies.
     assert!(last.1 <= first.1 + 5, "{after:?}");
 }
 
@@ -70,8 +70,8 @@ async fn come_and_go(gateway: &Gateway, cycle: usize) {
     }
 }
 
-/// A server that floods with its second argument, as fast as a pipe takes it, when a tool is called,
-/// and answers everything else with an `initialize` result.
+/// A server that answers a tool call with a flood of its second argument, and any other request
+/// with an `initialize` result.
 const FLOOD: &str = r#"while read -r line; do case $line in
     *tools/call*) yes "$2" | head -n "$1";;
     *'"id":'*) id=${line#*'"id":'}; id=${id%%[,\}]*}
@@ -107,10 +107,10 @@ async fn a_flood_before_the_first_answer_waits_too() {
     }
 }
 
-/// As long as the notification.
+/// A line that is no message, as long as the notification above.
 const NOISE: &str = "this, of thirty, is no message";
 
-/// Lines a second of those floods, from `began` until two seconds later.
+/// The lines per second of a flood, from `began` until two seconds after the call.
 async fn rate_of(gauge: &Gauge, read: u64, began: Instant) -> f64 {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let lines = (gauge.bytes_read() - read) / 31;
@@ -152,7 +152,7 @@ async fn unasked(gateway: &Gateway) -> i64 {
     .await
 }
 
-/// Writes `line` as the child; its tool answers nothing.
+/// Makes the child write `line`. The tool that does so never answers.
 async fn says(session: &Session, line: &str) {
     let call = tool_call(json!(9000), "raw", json!({"line": line}));
     drop(session.post(&call).await);

@@ -1,5 +1,5 @@
-//! Preparation of servers: one installation before the first child. The registries are scripts here;
-//! `tests/referees` has the real ones.
+//! Preparation of servers: one installation before the first child. The registries here are
+//! scripts; `tests/referees` has the real ones.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ use crate::support::{
     served::Served,
 };
 
-/// A directory with the notes of a test's preparation, and the pipe that it waits for.
+/// A directory with the log of a test's preparations, and the pipe that they wait for.
 struct Site {
     dir: tempfile::TempDir,
 }
@@ -37,7 +37,7 @@ impl Site {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// A preparation that notes its run, does `work`, and leaves a server to start.
+    /// A preparation that logs its run, does `work`, and installs a server.
     fn words(&self, work: &str) -> Value {
         let text = format!(
             "pwd >> {}; {work}; mkdir bin; printf '#!/bin/sh\\nexec {} \"$@\"\\n' > bin/server; chmod +x bin/server; ln -s / bin/root",
@@ -47,7 +47,7 @@ impl Site {
         json!(["sh", "-c", text.replace('$', "$$")])
     }
 
-    /// The sandbox settings that it needs.
+    /// The sandbox settings of these preparations.
     fn walls(&self) -> Value {
         let child = child();
         let programs = Path::new(&child).parent().unwrap();
@@ -59,7 +59,7 @@ impl Site {
         format!("read go < {}", self.path("gate"))
     }
 
-    /// Lets one preparation go on.
+    /// Lets one waiting preparation continue.
     fn open(&self) {
         let mut gate = fs::OpenOptions::new()
             .write(true)
@@ -73,7 +73,7 @@ impl Site {
         runs.lines().count()
     }
 
-    /// A program of these lines.
+    /// Writes a shell script, and returns its path.
     fn program(&self, name: &str, lines: &[&str]) -> String {
         let path = self.path(name);
         fs::write(&path, format!("#!/bin/sh\nset -e\n{}\n", lines.join("\n"))).unwrap();
@@ -102,7 +102,7 @@ async fn is_in_state(gateway: &Served, state: &str) {
     .await;
 }
 
-/// What the session's child was given behind its own name.
+/// The arguments of a session's child.
 async fn args(session: &Session) -> Vec<String> {
     let args: Vec<String> = serde_json::from_str(&session.text("args", json!({})).await).unwrap();
     args.into_iter().skip(1).collect()
@@ -228,7 +228,7 @@ async fn what_failed_once_is_tried_again() {
     let gateway = served(json!({"main": server})).await;
     is_in_state(&gateway, "failed").await;
     fs::write(site.path("there"), "").unwrap();
-    // The keeper of warm children needs it too.
+    // The start of warm children repeats the preparation.
     is_in_state(&gateway, "ready").await;
     let session = gateway.session("a", "main").await;
     let place: Value = serde_json::from_str(&session.text("cwd", json!({})).await).unwrap();
@@ -244,7 +244,7 @@ async fn preparations_of_one_tenant_that_do_not_end_stop_no_other() {
             "prepare": site.words(work)})
     };
     let stuck = |one: u32| server(&format!("true {one}; {}", site.wait()));
-    // It ends when two of the other tenant's run.
+    // The preparation of `b` ends when two of `a` run, too.
     let runs = site.path("runs");
     let after = format!("until [ $(wc -l < {runs}) -ge 3 ]; do sleep 0.01; done");
     let one = |servers: Value| json!({"auth": {"mode": "none"}, "servers": servers});
@@ -271,7 +271,7 @@ async fn the_end_of_the_gateway_ends_what_is_under_way() {
         .header("Content-Type", "application/json")
         .header("Accept", BOTH)
         .body(opening("2025-11-25").to_string());
-    // It ends in any case.
+    // The request only has to end: its outcome does not matter.
     let asked = within("the end of a request", request.send());
     let (_, ()) = tokio::join!(asked, gateway.stop());
     assert_eq!(names(&gateway.data().join("prepared")), BTreeSet::new());
@@ -400,7 +400,7 @@ async fn no_child_can_write_to_a_store() {
                 let file = json!({"path": store.join("d/file")});
                 assert_eq!(one.text("read_path", file).await, "read made\n");
                 for path in ["", "d", "d/file"] {
-                    // Its owner may do that, without an effect.
+                    // The owner may change the mode, but still cannot write.
                     one.text("chmod", json!({"path": store.join(path)})).await;
                 }
                 for path in ["d/file", "d/new", "new"] {

@@ -14,10 +14,10 @@ use crate::{
     support::harness::{Gateway, NEWEST, Session, child, marked, package, until},
 };
 
-/// Ways to keep children apart that work on this machine.
+/// The separations of children that work on this machine.
 const SEPARATIONS: [&str; 3] = ["uid", "namespace", "landlock"];
 
-/// A gateway of two tenants, with a key in its data directory.
+/// A gateway with two tenants, a session of each, and a master key in its data directory.
 struct Two {
     gateway: Gateway,
     a: Session,
@@ -47,14 +47,14 @@ impl Two {
         }
     }
 
-    /// The process number, on this machine, of the child of `b`.
+    /// The pid of the child of `b`, in the pid namespace of the tests.
     fn neighbour(&self) -> u32 {
         let found = self.processes("b");
         assert_eq!(found.len(), 1, "{found:?}");
         found[0]
     }
 
-    /// The processes with the environment of this tenant's child.
+    /// The pids of this tenant's child and of its descendants, found by their environment.
     fn processes(&self, tenant: &str) -> Vec<u32> {
         let user = self.gateway.marker.replace("IT_MARKER", "CHILD_USER");
         marked(&format!("{user}-{tenant}"))
@@ -84,7 +84,7 @@ async fn reads(session: &Session, path: impl AsRef<Path>) -> String {
     session.text("read_path", json!({"path": path})).await
 }
 
-/// The attempts of A against B, the guards and the gateway.
+/// The attacks of `a` on `b`, on the guards and on the gateway.
 async fn nothing_is_reached(two: &Two, separation: &str) {
     let neighbour = two.neighbour();
     let mut targets = vec![neighbour];
@@ -102,7 +102,7 @@ async fn nothing_is_reached(two: &Two, separation: &str) {
         "fd/0",
     ];
     if separation == "namespace" {
-        // Everybody may read these, so it must not even be there.
+        // Any process may read these files, so the child must not see the pid at all.
         files.extend(["cmdline", "status"]);
     }
     for pid in targets {
@@ -135,7 +135,7 @@ async fn nothing_is_reached(two: &Two, separation: &str) {
     let args = json!({"path": two.data.path()});
     let listed = two.a.text("list_dir", args).await;
     assert!(!listed.contains("master.key"), "{listed}");
-    // And all the same it works.
+    // The children still work.
     assert_eq!(two.a.text("echo", json!({"text": "here"})).await, "here");
     assert_eq!(two.b.text("echo", json!({"text": "here"})).await, "here");
 }
@@ -156,8 +156,8 @@ async fn a_child_reaches_nothing_of_another_in_profile_open() {
     }
 }
 
-/// A gateway with one server in `profile` whose children may read `dir`: with a file of it as
-/// their `MARK`, and others of it as configuration and master key.
+/// A gateway with one server in `profile` whose children may read `dir`. Files of `dir` are the
+/// gateway's configuration, its master key, and the `MARK` of the children.
 async fn reading(ground: &Ground, dir: &Path, profile: &str) -> Replica {
     let at = |name: &str| dir.join(name).display().to_string();
     std::fs::write(at("lockgate.toml"), "drain.timeout = \"3s\"\n").unwrap();
@@ -426,7 +426,7 @@ async fn trees_end_with_their_session_under_each_separation() {
 async fn a_server_is_asked_to_end_before_it_is_made_to() {
     for separation in SEPARATIONS {
         let two = Two::start(separation, &[], "clocks: {stop: [50ms, 20s]}").await;
-        // It stays when stdin ends, and ends by SIGTERM: long before the kill.
+        // This child survives the end of stdin and ends on SIGTERM, long before SIGKILL.
         two.a.text("close_stdin", json!({})).await;
         two.a.delete().await;
         two.b.delete().await;
@@ -439,7 +439,7 @@ async fn a_server_is_asked_to_end_before_it_is_made_to() {
     }
 }
 
-/// This machine's cgroup v2, if it is mounted.
+/// The cgroup v2 of this process, if it is mounted.
 fn cgroups() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
@@ -450,7 +450,8 @@ fn cgroups() -> Option<PathBuf> {
 
 #[tokio::test]
 async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
-    // Without one the guard's walk does it: `trees_end_with_their_session_under_each_separation`.
+    // Without cgroups the guard ends the tree:
+    // `trees_end_with_their_session_under_each_separation` tests that.
     let Some(base) = cgroups().filter(|base| base.join("cgroup.procs").exists()) else {
         return;
     };
@@ -471,7 +472,7 @@ async fn a_child_lives_in_a_cgroup_of_its_own_and_dies_with_it() {
     let inside = processes(&leaf("b").unwrap());
     assert_eq!(inside, two.processes("b").into_iter().collect());
     assert!(!inside.contains(&parent(two.processes("a")[0])), "a guard");
-    // It kills the whole tree of this child, and not its neighbour.
+    // `cgroup.kill` ends the whole tree of this child, and not its neighbour.
     std::fs::write(leaf("b").unwrap().join("cgroup.kill"), "1").unwrap();
     until("the end of a group", || async { leaf("b").is_none() }).await;
     assert!(two.processes("b").is_empty());

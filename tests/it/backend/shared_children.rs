@@ -11,7 +11,7 @@ use crate::support::{
     served::Served,
 };
 
-/// A manifest of one tenant with this one server, `main`.
+/// A gateway with one tenant and this server, `main`.
 async fn served(server: Value) -> Served {
     let servers = json!({"main": server});
     let tenants = json!({"a": {"auth": {"mode": "none"}, "servers": servers}});
@@ -32,7 +32,7 @@ async fn received(session: &Session) -> Vec<Value> {
         .collect()
 }
 
-/// The part of the full count: a hundredth by default.
+/// `SCALE` percent of the full count, 1 percent by default.
 fn scaled(count: usize) -> usize {
     let scale = std::env::var("SCALE")
         .ok()
@@ -90,7 +90,7 @@ async fn each_session_settles_its_own_revision() {
     }
 }
 
-/// Every answer and every progress notification at the right place, with the same ids and tokens.
+/// Sessions with the same request ids and progress tokens get their own answers and progress.
 #[tokio::test]
 async fn sessions_with_the_same_ids_get_their_own() {
     let server = json!({"command": child(), "isolation": "tenant", "reply": {"mode": "sse"}});
@@ -195,7 +195,7 @@ async fn updates_go_to_subscribers_and_the_child_is_subscribed_once() {
         let (_, updated) = listener.message().await.unwrap();
         assert_eq!(updated["params"]["uri"], "test://one");
     }
-    // The third session gets the broadcast, and nothing before it.
+    // The third session gets the broadcast, and no update before it.
     let method = "notifications/tools/list_changed";
     three
         .text("notify", json!({"method": method, "params": {}}))
@@ -213,7 +213,7 @@ async fn updates_go_to_subscribers_and_the_child_is_subscribed_once() {
     .await;
 }
 
-/// A URI is its unescaped string, in any JSON spelling.
+/// URIs are compared unescaped: their spelling in JSON does not matter.
 #[tokio::test]
 async fn spellings_of_a_uri_are_one_subscription() {
     let gateway = served(json!({"command": child(), "isolation": "tenant"})).await;
@@ -334,7 +334,7 @@ async fn a_shared_child_that_dies_costs_every_call_and_no_session() {
     .await;
 }
 
-/// More than a session's way to its child holds at once, in either direction.
+/// More subscriptions than the channels between session and child hold, in each direction.
 #[tokio::test]
 async fn many_subscriptions_outlive_a_shared_child() {
     let gateway = served(json!({"command": child(), "isolation": "tenant"})).await;
@@ -360,7 +360,7 @@ async fn many_subscriptions_outlive_a_shared_child() {
         until("all subscriptions again", || async {
             let answer = session.call("subscribed", json!({})).await;
             let text = answer["result"]["content"][0]["text"].as_str();
-            // A call that met the end of the child gets an error.
+            // A call during the end of the child gets an error.
             let known: BTreeSet<String> = serde_json::from_str(text.unwrap_or("[]")).unwrap();
             known.len() == wanted && whoami(session).await != first
         })
@@ -384,7 +384,7 @@ async fn a_shared_child_without_work_is_stopped_and_the_sessions_stay() {
     assert_eq!(whoami(&one).await, second);
 }
 
-/// A call at the moment of a child's idle stop is answered, by it or by the next child.
+/// A call during the stop of a child is answered, by it or by the next child.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shared_child_that_is_about_to_go_costs_no_call() {
     let served = served(json!({"command": child(), "isolation": "tenant"})).await;
@@ -395,7 +395,7 @@ async fn a_shared_child_that_is_about_to_go_costs_no_call() {
     let mut children = BTreeSet::new();
     for _ in 0..10 {
         let calls = sessions.iter().enumerate().map(async |(at, session)| {
-            // Before, at, and after the instant.
+            // Before, during and after the restart.
             tokio::time::sleep(Duration::from_micros(at as u64 * 300)).await;
             whoami(session).await.to_string()
         });
@@ -406,10 +406,10 @@ async fn a_shared_child_that_is_about_to_go_costs_no_call() {
     assert!(children.len() > 5, "it was replaced: {children:?}");
 }
 
-/// A subscription right before a child's idle stop holds at the next child.
+/// A subscription right before the stop of a child is restored in the next child.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_outlives_a_shared_child_that_goes() {
-    // A server whose lists never change: only subscriptions keep it waited for.
+    // The lists of this server never change: only subscriptions start the next child.
     let env = json!({"CHILD_STEADY": "1"});
     let server = json!({"command": child(), "isolation": "tenant", "env": env});
     let served = served(server).await;
@@ -429,7 +429,7 @@ async fn a_subscription_outlives_a_shared_child_that_goes() {
         });
         let asked = futures_util::future::join_all(asked);
         let (_, ()) = tokio::join!(asked, restart(&served));
-        // Only the other session calls meanwhile.
+        // Only `other` sends calls meanwhile.
         let wanted = (round + 1) * sessions.len();
         until("all subscriptions", || async {
             let known = other.text("subscribed", json!({})).await;
@@ -440,7 +440,7 @@ async fn a_subscription_outlives_a_shared_child_that_goes() {
     }
 }
 
-/// Has the children of `main` replaced once their calls have ended.
+/// Requests a replacement of the children of `main`, which waits for the end of their calls.
 async fn restart(served: &Served) {
     let url = format!("{}/api/v1/tenants/a/servers/main/restart", served.origin());
     let asked = client()
@@ -466,7 +466,7 @@ async fn more_children_serve_one_key_while_all_are_busy() {
     let first = whoami(&one).await;
     assert_ne!(whoami(&two).await, first);
     assert_eq!(text_of(&call.await.unwrap()), "slept");
-    // No third one, however many come.
+    // Further sessions start no third child.
     for _ in 0..3 {
         gateway.session("a", "main").await;
     }
@@ -488,14 +488,14 @@ async fn a_shared_child_that_cannot_start_refuses_every_session() {
     until("no child", || async { gateway.descendants().is_empty() }).await;
 }
 
-/// The client gets the child's error; a child that answers with an error has started.
+/// The client gets the child's error, which does not count as a failed start.
 #[tokio::test]
 async fn the_error_of_a_shared_child_is_its_clients() {
     let server =
         json!({"command": child(), "isolation": "tenant", "env": {"CHILD_INIT_ERROR": "1"}});
     let gateway = served(server).await;
     let stranger = gateway.stranger("a", "main");
-    // More often than a circuit allows.
+    // More attempts than the failed starts that open a circuit.
     for _ in 0..8 {
         let response = stranger.post(&opening("2025-11-25")).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -507,7 +507,7 @@ async fn the_error_of_a_shared_child_is_its_clients() {
     until("no child", || async { gateway.descendants().is_empty() }).await;
 }
 
-/// A subscription that was never answered does not keep a child busy.
+/// A subscription without an answer does not keep a child busy.
 #[tokio::test]
 async fn a_subscription_that_is_never_answered_keeps_no_child() {
     let server = |call: &str| {
@@ -520,7 +520,7 @@ async fn a_subscription_that_is_never_answered_keeps_no_child() {
     let answer = session.ask("resources/subscribe", uri.clone()).await;
     assert_eq!(answer["error"]["code"], -31002, "{answer}");
     until("no child", || async { gateway.descendants().is_empty() }).await;
-    // Nor one that its client takes back.
+    // A cancelled subscription does not keep it busy either.
     let gateway = served(server("60s")).await;
     let session = gateway.session("a", "main").await;
     let ask = json!({"jsonrpc": "2.0", "id": 7, "method": "resources/subscribe", "params": uri});

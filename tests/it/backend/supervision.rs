@@ -12,7 +12,7 @@ use crate::support::{
     served::Served,
 };
 
-/// A manifest of one tenant with this one server, `main`.
+/// A gateway with one tenant and this server, `main`.
 async fn served(server: Value) -> Served {
     Served::start(
         json!({}),
@@ -21,7 +21,7 @@ async fn served(server: Value) -> Served {
     .await
 }
 
-/// The process of the session's child.
+/// The pid of the session's child.
 async fn pid(session: &Session) -> u32 {
     let who: Value = serde_json::from_str(&session.text("whoami", json!({})).await).unwrap();
     who["pid"].as_u64().unwrap().try_into().unwrap()
@@ -138,7 +138,7 @@ async fn an_idle_child_is_stopped_and_started_by_the_next_call() {
     let session = gateway.session("a", "main").await;
     let listener = session.listen().await;
     let first = pid(&session).await;
-    // A held GET neither keeps it alive nor wakes it; nor does a ping.
+    // Neither an open GET nor a ping keeps the child alive or starts it.
     is_gone(&gateway, first).await;
     let pong = session.ask("ping", json!({})).await;
     assert!(pong["result"].is_object(), "{pong}");
@@ -147,7 +147,7 @@ async fn an_idle_child_is_stopped_and_started_by_the_next_call() {
     drop(listener);
 }
 
-/// 2025-11-25 tasks: the child is needed until the result was fetched, or its time is over.
+/// Tasks (2025-11-25): a child stays until the result is fetched or the TTL is over.
 #[tokio::test]
 async fn a_task_keeps_a_child_for_as_long_as_it_lives() {
     let gateway = served(json!({"command": child(), "idle": "300ms"})).await;
@@ -400,7 +400,7 @@ async fn beyond_the_room_of_the_gateway_503_and_beyond_the_tenants_429() {
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(refused.headers().get("retry-after").is_some());
     assert!(began.elapsed() >= Duration::from_millis(200));
-    // What is given back is there for the next one.
+    // The end of a session frees its place.
     first.delete().await;
     until("room again", || async {
         let response = gateway
@@ -477,7 +477,7 @@ async fn what_runs_can_be_seen() {
     );
 }
 
-/// 2025-03-26 basic, "Batching": a server may batch as well.
+/// 2025-03-26 basic, "Batching": a server may send batches, too.
 #[tokio::test]
 async fn an_array_of_the_child_is_taken_apart() {
     for isolation in ["session", "tenant"] {

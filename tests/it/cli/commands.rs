@@ -28,7 +28,7 @@ impl Shell {
         shell
     }
 
-    /// An operator, whose key is at its default place.
+    /// A command of an operator whose key is at its default place.
     fn command(&self, args: &[&str]) -> Command {
         let mut command = stranger(args);
         command
@@ -65,7 +65,7 @@ impl Shell {
         said.err
     }
 
-    /// The same with something on stdin.
+    /// Runs a command with `input` on stdin.
     async fn fed(&self, args: &[&str], input: &str) -> Said {
         let mut command = self.command(args);
         command.stdin(std::process::Stdio::piped());
@@ -88,7 +88,7 @@ impl Shell {
         file.to_str().unwrap().to_owned()
     }
 
-    /// A tenant with API keys and the server `x`, and a session there.
+    /// A session of a new tenant with the server `x` and an API key.
     async fn session(&self, tenant: &str) -> Session {
         self.done(&["tenant", "add", tenant]).await;
         let document = self.file("server.json", &server("one").to_string());
@@ -112,7 +112,7 @@ impl Shell {
     }
 }
 
-/// A command without any setting of the environment.
+/// A command without settings from the environment.
 fn stranger(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockgate"));
     for name in ["LOCKGATE_KEY", "LOCKGATE_KEY_FILE", "LOCKGATE_CONFIG"] {
@@ -122,7 +122,7 @@ fn stranger(args: &[&str]) -> Command {
     command
 }
 
-/// How a command ended.
+/// The exit code and the output of a command.
 struct Said {
     code: i32,
     out: String,
@@ -217,7 +217,7 @@ async fn api_keys_are_made_renewed_and_removed() {
         !listed.contains("lgk_") && !listed.contains("sha256"),
         "{listed}"
     );
-    // Only the key is on stdout, for a shell to take.
+    // Only the key is on stdout, so that a shell can capture it.
     let said = shell.run(&["key", "renew", "a", "ci"]).await;
     let key = said.out.strip_suffix('\n').unwrap();
     assert!(key.starts_with("lgk_") && !key.contains('\n'), "{key}");
@@ -235,7 +235,7 @@ async fn api_keys_are_made_renewed_and_removed() {
         said.starts_with("tenants.a.api_keys.no.servers: "),
         "{said}"
     );
-    // Operators' keys belong to no tenant; the last stays.
+    // Operators' keys belong to no tenant.
     let operator = shell.done(&["key", "add", "--operators", "eve"]).await;
     let list = ["key", "list", "--operators", "--key", operator.trim()];
     assert_eq!(shell.done(&list).await.lines().count(), 3);
@@ -260,7 +260,7 @@ async fn a_manifest_is_applied_and_the_difference_shown() {
     };
     let both = shell.file("m.yaml", &format!("{one}{}{}", server("x"), server("y")));
     let apply = ["apply", "-f", &both];
-    // The caller's environment, not the gateway's.
+    // Variables are read from the caller's environment, not from the gateway's.
     let said = shell.fails(2, &apply).await;
     assert!(
         said.starts_with(&format!("{both}:6: tenants.a.servers.x.env.MARK: ")),
@@ -296,7 +296,7 @@ async fn a_manifest_is_applied_and_the_difference_shown() {
 #[tokio::test]
 async fn mistakes_and_refusals_are_told_apart() {
     let shell = Shell::new().await;
-    // Mistakes found locally have a line, mistakes found by the gateway a key.
+    // A mistake found locally names its line, a mistake found by the gateway its key.
     let wrong = shell.file(
         "m.yaml",
         "version: 1\ntenants:\n  a: {auth: {mode: nine}}\n",
@@ -325,7 +325,7 @@ async fn mistakes_and_refusals_are_told_apart() {
     shell
         .fails(2, &["tenant", "list", "--url", "localhost"])
         .await;
-    // These are valid, and refused.
+    // Valid commands that fail at the gateway.
     let said = shell.fails(1, &["tenant", "add", "a"]).await;
     assert!(said.ends_with("(412)\n"), "{said}");
     shell
@@ -382,7 +382,7 @@ async fn users_clients_and_providers_are_declared_by_commands() {
     let shell = Shell::new().await;
     shell.done(&["tenant", "add", "a"]).await;
     let canary = "canary-$-2f9c01-long";
-    // No password is an argument, which all users of the machine could read.
+    // A password is never an argument: every user of the machine could read it.
     let args = [
         "user",
         "add",
@@ -459,7 +459,7 @@ async fn users_clients_and_providers_are_declared_by_commands() {
         "{said}"
     );
     shell.fails(2, &["client", "add", "a", "x"]).await;
-    // Variables in its document are the caller's.
+    // Variables in the document are read from the caller's environment.
     let text = "issuer: https://corp.test\nclient_id: us\nclient_secret: \"${env:OURS}\"\n";
     let file = shell.file("corp.yaml", text);
     let said = shell
@@ -539,7 +539,7 @@ async fn every_refusal_below_api_is_a_problem_document() {
     assert_eq!(said["error"]["message"], "not found");
 }
 
-/// The text of a page behind `mark`.
+/// The text of a page after `mark`.
 fn ends_with(page: &str, mark: &str) -> String {
     let text = fs::read_to_string(package().join(page)).unwrap();
     text.split_once(mark).unwrap().1.to_owned()

@@ -1,5 +1,5 @@
-//! Audit records beside changes: denials, which are written before their answer and folded; calls of servers
-//! that ask for it; and records that are lost while the database is away.
+//! Audit records of denials and calls: denials are written before their answer and folded, calls
+//! only for servers that ask for it. Records that an outage of the database costs are counted.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ on_both! {
     calls_are_on_record_without_what_is_in_them
 }
 
-/// The kinds of records that the source spells out.
+/// The kinds of records that are string literals in the source.
 fn kinds(text: &str) -> impl Iterator<Item = String> + '_ {
     let nouns = [
         "client", "consent", "grant", "grants", "login", "server", "session",
@@ -105,7 +105,7 @@ async fn a_denial_is_on_record_before_its_answer_and_folded(ground: Ground) {
     for _ in 0..6 {
         denied().await;
     }
-    // Another caller has a record of its own; the six wait for the end of their minute.
+    // Another caller gets its own record. The six denials are folded until their minute ends.
     let key = admin.key("a", "ci", &[]).await;
     let worker = Admin::with(&replica, &key);
     assert_eq!(worker.get("/tenants").await.0, 403);
@@ -113,7 +113,7 @@ async fn a_denial_is_on_record_before_its_answer_and_folded(ground: Ground) {
     assert_eq!(second.len(), 2, "{second:?}");
     assert_eq!(second[0]["actor"], "ada");
     assert!(!json!(second).to_string().contains(&key));
-    // Or for the end of the gateway, which writes the counts.
+    // The stop of the gateway writes the counts of folded denials.
     replica.stop().await;
     let replica = ground.serve(&[]).await;
     let admin = Admin::first(&ground, &replica);
@@ -128,7 +128,7 @@ async fn a_denial_is_on_record_before_its_answer_and_folded(ground: Ground) {
     replica.stop().await;
 }
 
-/// One may be quick by chance; twenty are not.
+/// Twenty denials: a single one could be on record in time by chance.
 async fn each_denial_is_on_record_before_its_answer(ground: Ground) {
     let replica = ground.serve(&[]).await;
     let admin = Admin::first(&ground, &replica);
@@ -167,7 +167,7 @@ async fn calls_are_on_record_without_what_is_in_them(ground: Ground) {
         let said = session.text("echo", json!({"text": canary})).await;
         assert_eq!(said, canary);
     }
-    // They are written in batches, which no call waits for.
+    // Records of calls are written in batches, and no call waits for them.
     until("the record", || async {
         let calls = records(&admin, "call").await;
         calls.iter().any(|call| call["detail"]["name"] == "echo")
@@ -202,7 +202,7 @@ async fn calls_are_on_record_without_what_is_in_them(ground: Ground) {
     replica.stop().await;
 }
 
-/// Records are dropped and counted, and no answer waits for a database that is away.
+/// During an outage of the database records are dropped and counted, and no answer waits.
 #[tokio::test]
 async fn records_that_a_lost_store_costs_are_counted() {
     let mut ground = Ground::postgres();

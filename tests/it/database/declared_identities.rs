@@ -1,5 +1,5 @@
-//! Users, clients and identity providers, declared by manifest, by the API and by commands; their secrets
-//! stay hidden.
+//! Users, clients and identity providers, declared by manifest and by API; their secrets stay
+//! hidden.
 
 #![expect(
     clippy::too_many_lines,
@@ -17,7 +17,7 @@ use crate::{
     support::harness::within,
 };
 
-/// Secrets that must not appear anywhere.
+/// The beginning of each secret: it must not appear anywhere.
 const CANARY: &str = "canary-7c41e9";
 
 on_both! {
@@ -26,7 +26,7 @@ on_both! {
     a_tenants_administrator_declares_who_logs_in_and_not_where
 }
 
-/// Whether a text stands in a file below a folder.
+/// True if a file below the folder contains the text.
 fn stands_in(folder: &Path, text: &str) -> bool {
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     entries.map(|entry| entry.path()).any(|path| {
@@ -148,7 +148,7 @@ async fn users_clients_and_providers_are_administrated(ground: Ground) {
         assert_eq!(made["spec"][hidden], Value::Null);
         assert!(made["spec"].as_object().unwrap().contains_key(hidden));
         assert!(!made.to_string().contains(CANARY));
-        // The same again writes nothing; a document that was read can be written back.
+        // The same document writes nothing. A document that was read can be written back.
         let again = admin.put(path, first.clone()).await;
         assert_eq!((again.0, &again.1["version"]), (200, &made["version"]));
         let back = admin.put(path, made["spec"].clone()).await;
@@ -165,7 +165,7 @@ async fn users_clients_and_providers_are_administrated(ground: Ground) {
         let (list, _) = path.rsplit_once('/').unwrap();
         let (_, page) = admin.get(&format!("{list}?limit=1")).await;
         assert_eq!(page["items"], json!([changed]));
-        // Null keeps nothing where nothing is stored.
+        // Null is invalid where no secret is stored.
         let mut other = second;
         other[hidden] = Value::Null;
         let (status, problem) = admin.put(&format!("{list}/other"), other).await;
@@ -174,7 +174,7 @@ async fn users_clients_and_providers_are_administrated(ground: Ground) {
         assert_eq!(admin.get(path).await.0, 404);
         assert_eq!(admin.delete(path).await, 404);
     }
-    // A password takes the place of the hash that was shown as null, and null keeps it.
+    // A password replaces the hash that is shown as null, and null keeps the hash.
     let path = "/tenants/a/users/ada";
     admin.put(path, json!({"password": secret})).await;
     let same = json!({"password": secret, "password_hash": null});
@@ -222,7 +222,7 @@ async fn users_clients_and_providers_are_administrated(ground: Ground) {
         assert_eq!(status, 422, "{problem}");
         assert_eq!(problem["errors"][0]["key"], key, "{problem}");
     }
-    // Without an authorization server they would mean nothing.
+    // A tenant without an authorization server cannot have users.
     let keys = json!({"auth": {"mode": "keys"}});
     assert_eq!(admin.put("/tenants/a", keys).await.0, 422);
     assert_eq!(admin.delete(path).await, 204);
@@ -319,7 +319,7 @@ async fn many_passwords_are_hashed_beside_what_goes_on() {
     let applying = admin.send(Method::POST, "/apply", Some(&manifest));
     let mut applying = Box::pin(applying);
     let mut asked = 0;
-    // Meanwhile others write: no transaction waits for hashes.
+    // Other writes continue meanwhile: no transaction waits for hashes.
     let applied = within("it", async {
         loop {
             let other = async {

@@ -1,4 +1,4 @@
-//! `lockgate serve` with its database: restarts, outages, backups and keys, in SQLite and in PostgreSQL.
+//! `lockgate serve` with SQLite and with PostgreSQL: restarts, outages, backups and keys.
 
 use std::{
     path::{Path, PathBuf},
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// A data directory and maybe a PostgreSQL, which outlive the gateways that use them.
+/// A data directory and an optional PostgreSQL, which outlive the gateways that use them.
 pub(crate) struct Ground {
     dir: tempfile::TempDir,
     postgres: Option<Postgres>,
@@ -41,18 +41,17 @@ impl Ground {
         }
     }
 
-    /// Its PostgreSQL.
+    /// The PostgreSQL; panics without one.
     pub(crate) fn database(&mut self) -> &mut Postgres {
         self.postgres.as_mut().unwrap()
     }
 
-    /// Its PostgreSQL, if it has one.
+    /// The PostgreSQL, if there is one.
     pub(crate) fn try_database(&mut self) -> Option<&mut Postgres> {
         self.postgres.as_mut()
     }
 
-    /// A session at its PostgreSQL in which `statements` were carried out; its end rolls back what it
-    /// began.
+    /// A `psql` that ran `statements` on the PostgreSQL. Its end rolls back an open transaction.
     async fn psql(&self, statements: &str) -> Child {
         let postgres = self.postgres.as_ref().unwrap();
         let mut psql = Command::from(postgres.command("psql"));
@@ -72,7 +71,7 @@ impl Ground {
         self.dir.path().join("data")
     }
 
-    /// Writes a manifest as editors do: another file in its place.
+    /// Writes a manifest as editors do: a new file replaces the old one.
     pub(crate) fn manifest(&self, tenants: &Value) -> PathBuf {
         let file = self.dir.path().join("manifest.json");
         let new = self.dir.path().join("manifest.new");
@@ -91,24 +90,24 @@ impl Ground {
         all
     }
 
-    /// `lockgate serve`, and waits until it listens.
+    /// Starts `lockgate serve`, and waits until it listens.
     pub(crate) async fn serve(&self, args: &[&str]) -> Replica {
         let started = self.try_serve(args).await;
         started.unwrap_or_else(|said| panic!("it does not listen: {said}"))
     }
 
-    /// The same; returns its stderr if it ends.
+    /// [`Ground::serve`], or the exit code and the stderr of a gateway that ends.
     async fn try_serve(&self, args: &[&str]) -> Result<Replica, String> {
         self.try_serve_with(&[], args).await
     }
 
-    /// `lockgate serve` with more in its environment, and waits until it listens.
+    /// Starts `lockgate serve` with additional environment variables, and waits until it listens.
     pub(crate) async fn serve_with(&self, env: &[(&str, &str)], args: &[&str]) -> Replica {
         let started = self.try_serve_with(env, args).await;
         started.unwrap_or_else(|said| panic!("it does not listen: {said}"))
     }
 
-    /// The same; returns its stderr if it ends.
+    /// [`Ground::serve_with`], or the exit code and the stderr of a gateway that ends.
     pub(crate) async fn try_serve_with(
         &self,
         env: &[(&str, &str)],
@@ -127,7 +126,7 @@ impl Ground {
         Replica::start(command).await
     }
 
-    /// Another command on the same store.
+    /// Runs another command on the same store.
     async fn run(&self, args: &[&str]) -> Output {
         let settings = self.settings();
         let mut command = Self::command();
@@ -136,14 +135,14 @@ impl Ground {
         within("a command", command.output()).await.unwrap()
     }
 
-    /// The same; it must succeed. Returns its output.
+    /// The stdout of a command that must succeed.
     async fn done(&self, args: &[&str]) -> String {
         let output = self.run(args).await;
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The same; it must fail with a mistake. Returns its stderr.
+    /// The stderr of a command that must fail with a mistake.
     async fn refused(&self, args: &[&str]) -> String {
         let output = self.run(args).await;
         assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -164,7 +163,7 @@ impl Ground {
 pub(crate) struct Replica {
     pub(crate) http: String,
     pub(crate) ops: String,
-    /// The listener for administration, if it has one of its own.
+    /// The listener for administration, if it is separate.
     pub(crate) admin: Option<String>,
     process: Child,
     lines: watch::Receiver<Vec<Value>>,
@@ -222,14 +221,14 @@ impl Replica {
         session
     }
 
-    /// The status of a request for a server, without starting anything.
+    /// The status of a request for a server. The request starts no child.
     async fn status(&self, tenant: &str, server: &str) -> u16 {
         let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
         let answer = self.stranger(tenant, server).post(&message).await;
         answer.status().as_u16()
     }
 
-    /// Whether there is such a server: without a session a request of it is wrong.
+    /// True if there is such a server: a request without a session gets 400 there.
     pub(crate) async fn serves(&self, tenant: &str, server: &str) -> bool {
         self.status(tenant, server).await == 400
     }
@@ -252,7 +251,7 @@ impl Replica {
             .collect()
     }
 
-    /// Whether a line has this message.
+    /// True if a line of the log has this message.
     pub(crate) fn said(&self, message: &str) -> bool {
         self.lines
             .borrow()
@@ -272,7 +271,7 @@ impl Replica {
         within("its last line", self.reader).await.unwrap();
     }
 
-    /// Ends it with SIGKILL; its log is kept.
+    /// Ends it with SIGKILL, and returns its log.
     pub(crate) async fn kill(mut self) -> Vec<Value> {
         self.process.kill().await.unwrap();
         within("its last line", self.reader).await.unwrap();
@@ -280,7 +279,7 @@ impl Replica {
     }
 }
 
-/// A server of the hostile child, told apart by its environment.
+/// A server entry: the test child in an open sandbox, with `MARK` in its environment.
 pub(crate) fn server(mark: &str) -> Value {
     json!({"command": child(), "env": {"MARK": mark}, "sandbox": {"profile": "open", "required": false}})
 }
@@ -289,13 +288,13 @@ fn tenant(servers: &Value) -> Value {
     json!({"auth": {"mode": "none"}, "servers": servers})
 }
 
-/// The marker of a session's child.
+/// The `MARK` of a session's child.
 pub(crate) async fn mark(session: &Session) -> String {
     let env: Value = serde_json::from_str(&session.text("env", json!({})).await).unwrap();
     env["MARK"].as_str().unwrap().to_owned()
 }
 
-/// Runs a story in SQLite and in PostgreSQL.
+/// Declares each test twice: on SQLite and on PostgreSQL.
 macro_rules! on_both {
     ($($story:ident)*) => {
         mod on_sqlite {
@@ -377,10 +376,10 @@ async fn keeps_what_is_not_in_the_manifest_unless_told_to_prune(ground: Ground) 
 async fn a_changed_file_is_applied_and_a_bad_one_is_not(ground: Ground) {
     let file = ground.manifest(&json!({"a": tenant(&json!({"x": server("1")}))}));
     let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
-    // Another file in its place.
+    // A new file replaces the old one.
     ground.manifest(&json!({"a": tenant(&json!({"x": server("1"), "y": server("1")}))}));
     until("the new server", || replica.serves("a", "y")).await;
-    // Two mistakes: one in the text, and one in the resulting state.
+    // Two mistakes in the text of a manifest, and then one in the resulting state.
     ground.manifest(&json!({"a": {"auth": {"mode": "none"}, "servers": {"z": {"comand": "x"}}}}));
     until("two mistakes", async || {
         replica.logged("manifest.refused").len() == 2
@@ -402,7 +401,7 @@ async fn a_changed_file_is_applied_and_a_bad_one_is_not(ground: Ground) {
     assert!(refused[2].contains("not found"), "{refused:?}");
     assert_eq!(replica.status("a", "z").await, 404);
     assert!(replica.serves("a", "x").await);
-    // The same file, written into.
+    // The same file is overwritten.
     let text =
         json!({"version": 1, "tenants": {"a": tenant(&json!({"z": server("1")}))}}).to_string();
     std::fs::write(&file, text).unwrap();
@@ -524,7 +523,7 @@ async fn starts_without_its_database_and_recovers() {
     let public = replica.probe(&replica.http, "/readyz").await;
     assert_eq!(public, (503, json!({"status": "unready"})));
     assert_eq!(replica.probe(&replica.http, "/livez").await.0, 200);
-    // Not 404: a client would take its session for lost.
+    // Not 404, on which a client would give up its session.
     let answer = replica.stranger("a", "x").post(&opening(NEWEST)).await;
     assert_eq!(answer.status(), 503);
     assert!(answer.headers().contains_key("retry-after"));
@@ -535,7 +534,7 @@ async fn starts_without_its_database_and_recovers() {
     replica.stop().await;
 }
 
-/// A database that is there for the first read, and takes no writes for a while.
+/// A database that answers the first read, and blocks writes for a while.
 #[tokio::test]
 async fn the_first_operators_key_waits_for_a_database_that_is_slow() {
     let ground = Ground::postgres();
@@ -555,7 +554,7 @@ async fn the_first_operators_key_waits_for_a_database_that_is_slow() {
     replica.stop().await;
 }
 
-/// A loss of the database: the last snapshot is served.
+/// During an outage of the database the last snapshot is served.
 #[tokio::test]
 async fn goes_on_while_its_database_is_away() {
     let mut ground = Ground::postgres();
@@ -571,7 +570,7 @@ async fn goes_on_while_its_database_is_away() {
     assert_eq!(replica.probe(&replica.http, "/livez").await.0, 200);
     let public = replica.probe(&replica.http, "/readyz").await;
     assert_eq!(public, (200, json!({"status": "degraded"})));
-    // A manifest that is written meanwhile is applied after its return.
+    // A manifest that is written during the outage is applied after it.
     ground.manifest(&json!({"a": tenant(&json!({"x": server("one"), "y": server("two")}))}));
     ground.postgres.as_mut().unwrap().resume();
     until("its return", async || replica.ready().await.0 == 200).await;
@@ -584,7 +583,7 @@ async fn goes_on_while_its_database_is_away() {
     replica.stop().await;
 }
 
-/// A change counts as soon as the log says that it was applied.
+/// A change is durable as soon as the log reports it as applied.
 #[tokio::test]
 async fn a_killed_gateway_leaves_every_change_it_acknowledged() {
     let ground = Ground::sqlite();
@@ -595,7 +594,7 @@ async fn a_killed_gateway_leaves_every_change_it_acknowledged() {
         let replica = ground.serve(&["--apply", file.to_str().unwrap()]).await;
         for number in 1..10 {
             ground.manifest(&json!({"a": tenant(&json!({name(number): server("1")}))}));
-            // Killed while it writes: the last change may or may not have been acknowledged.
+            // The kill meets the last write, which may or may not be acknowledged.
             if number < 9 {
                 let line = format!("+ server a/{}", name(number));
                 until("an acknowledgement", async || {
@@ -687,7 +686,7 @@ async fn what_is_no_copy_is_not_put_back() {
     refused(&copy, "was made by a newer lockgate").await;
 }
 
-/// Changes a database behind the back of the gateway.
+/// Changes a database without the gateway.
 async fn sql(file: &Path, statement: &str) {
     let script =
         "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute(sys.argv[2]); c.commit()";

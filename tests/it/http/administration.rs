@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// An administrator.
+/// A client of the administration API.
 pub(crate) struct Admin {
     http: reqwest::Client,
     base: String,
@@ -177,7 +177,7 @@ async fn an_operator_runs_a_tenant(ground: Ground) {
         .post("/tenants/a/servers/x/restart?mode=now", json!({}))
         .await;
     assert_eq!((status, said), (202, json!({"children": 1})));
-    // A call of the same moment may still have met the old one, and ended with it.
+    // A call during the restart may reach the old child, and end with it.
     until("the new child", || async {
         let answer = one.call("env", json!({})).await;
         let (_, children) = admin.get("/tenants/a/servers/x/children").await;
@@ -191,7 +191,7 @@ async fn an_operator_runs_a_tenant(ground: Ground) {
     assert_eq!(quotas["used"]["sessions"], 1, "{quotas}");
     assert!(quotas["tenant"]["children"].is_number());
     assert!(quotas["tenant"].as_object().unwrap().contains_key("memory"));
-    // Ended, with all that was open on it.
+    // The end of a session ends its streams.
     let mut listener = one.listen().await;
     assert_eq!(
         admin
@@ -261,7 +261,7 @@ async fn changes_are_conditional(ground: Ground) {
     assert_ne!(new.unwrap(), tag.as_str());
     assert_eq!(put("If-Match", &tag).await.0, 412, "changed meanwhile");
     assert_eq!(put("If-Match", "*").await.0, 200);
-    // The same again writes nothing.
+    // The same document writes nothing.
     let before = admin.audited("limit=1").await;
     assert_eq!(put("If-Match", "*").await.0, 200);
     assert_eq!(admin.audited("limit=1").await, before);
@@ -270,7 +270,7 @@ async fn changes_are_conditional(ground: Ground) {
         gone.send().await.unwrap().status(),
         StatusCode::PRECONDITION_FAILED
     );
-    // Concurrent changes: one is first, and none is lost without an answer.
+    // Concurrent changes of different servers all succeed.
     let many = (0..8).map(|number| {
         let body = json!({"command": child(), "env": {"N": number.to_string()}});
         let request = admin
@@ -355,7 +355,7 @@ async fn a_tenants_administrator_sees_its_own(ground: Ground) {
         404
     );
     assert_eq!(mark(&other).await, "b-canary");
-    // It administrates its own tenant, except for programs and authentication.
+    // The administrator manages its own tenant, except for programs and authentication.
     assert_eq!(admin.post("/tenants/a/api-keys", key).await.0, 201);
     assert_eq!(admin.delete("/tenants/a/api-keys/mine").await, 204);
     assert_eq!(
@@ -476,7 +476,7 @@ async fn removed_objects_are_gone_within_five_seconds(ground: Ground) {
         let session = session(&replica, tenant, key).await;
         let listener = session.listen().await;
         if tenant == "a" {
-            // Nothing but SIGKILL ends this one.
+            // Only SIGKILL ends this child.
             session.text("ignore_term", json!({})).await;
         }
         let call = session
@@ -515,7 +515,7 @@ async fn removed_objects_are_gone_within_five_seconds(ground: Ground) {
     );
     // No other session is affected.
     assert_eq!(mark(&kept).await, "c");
-    // The same for a grant.
+    // The removal of a grant ends sessions, too.
     let mut spec = server("c");
     spec["grants"] = json!({"users": ["eve"]});
     assert_eq!(admin.put("/tenants/c/servers/x", spec).await.0, 200);
@@ -670,7 +670,7 @@ async fn without_a_key_there_is_nothing(ground: Ground) {
         .header("Authorization", "Bearer x")
         .header("Authorization", "Bearer y");
     assert_eq!(twice.send().await.unwrap().status(), 400);
-    // In the query it is none.
+    // A key in the query is ignored.
     let key = std::fs::read_to_string(ground.data().join("admin.key")).unwrap();
     let path = format!("/tenants?access_token={}", key.trim());
     assert_eq!(stranger.get(&path).await.0, 401);
@@ -681,7 +681,7 @@ async fn without_a_key_there_is_nothing(ground: Ground) {
     replica.stop().await;
 }
 
-/// Keys expire, the last one too: the next start makes a first key again.
+/// Keys expire, the last one too: the next start creates a first key again.
 async fn a_key_that_has_ended_is_no_last_key(ground: Ground) {
     let replica = ground.serve(&[]).await;
     let first = Admin::first(&ground, &replica);
@@ -704,7 +704,7 @@ async fn a_key_that_has_ended_is_no_last_key(ground: Ground) {
     let first = Admin::first(&ground, &replica);
     assert_eq!(first.get("/tenants").await.0, 200);
     replica.stop().await;
-    // A given key is valid again, under its own name.
+    // A key in `LOCKGATE_ADMIN_KEY` becomes valid again, under its old name.
     let old = old["key"].as_str().unwrap();
     let replica = ground.serve_with(&[("LOCKGATE_ADMIN_KEY", old)], &[]).await;
     let given = Admin::with(&replica, old);
@@ -757,7 +757,7 @@ async fn the_key_of_the_environment_gets_in(ground: Ground) {
     assert!(!ground.data().join("admin.key").exists());
     let admin = Admin::with(&replica, key);
     assert_eq!(admin.get("/tenants").await.0, 200);
-    // The last key stays, another one may replace it.
+    // The last key cannot be removed; a second key can replace it.
     assert_eq!(admin.delete("/operator-keys/environment").await, 409);
     let (status, made) = admin
         .post("/operator-keys", json!({"name": "second"}))
@@ -805,7 +805,7 @@ async fn administration_has_a_listener_of_its_own() {
     replica.stop().await;
 }
 
-/// In a container it is bound to every address, and requests name one of them.
+/// A listener on every address, as in a container: requests name one of the addresses.
 #[tokio::test]
 async fn administration_on_every_address_is_known_by_each_and_by_no_name() {
     let ground = Ground::sqlite();
@@ -868,12 +868,12 @@ async fn an_address_that_asks_too_often_is_refused_here_too() {
     }
 }
 
-/// Regression: the manifest was applied twice at the start, the second time when the gateway
-/// listened already. A change by the API in between was undone, or met a 409.
+/// Regression: the manifest was applied twice at the start, the second time after the gateway
+/// listened. A change by the API in between was undone, or got 409.
 #[tokio::test]
 async fn a_change_right_after_the_start_is_not_undone_by_the_manifest() {
     let ground = Ground::sqlite();
-    // Passwords take long to hash, and with it each application of the manifest.
+    // Passwords take long to hash, so each application of the manifest is slow.
     let users = (0..10).map(|n| {
         (
             format!("u{n}"),
@@ -897,7 +897,7 @@ async fn a_change_right_after_the_start_is_not_undone_by_the_manifest() {
     }
     let changed = "kind=server.changed";
     assert_eq!(admin.audited(changed).await.len(), 2);
-    // Only a changed text is applied, once.
+    // Only a changed manifest is applied, and only once.
     ground.manifest(&tenants(
         json!({"x": server("manifest"), "y": server("manifest")}),
     ));

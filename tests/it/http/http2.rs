@@ -1,4 +1,4 @@
-//! HTTP/2 frame by frame, over connections with prior knowledge: floods.
+//! Floods of HTTP/2 frames, over connections with prior knowledge.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::{
     wire::{connect, host},
 };
 
-/// The payload of the ping behind a flood.
+/// The payload of the ping after a flood.
 const LAST: &[u8] = b"the last";
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -29,7 +29,7 @@ const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
 
-// Flags.
+// Flags of frames.
 const ACK: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
@@ -44,7 +44,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A field that enters no table (RFC 7541, section 6.2.2); shorter than 127 bytes.
+/// A header field that enters no table (RFC 7541, section 6.2.2); shorter than 127 bytes.
 fn field(name: &str, value: &str) -> Vec<u8> {
     let text = |text: &str| {
         let length = u8::try_from(text.len()).unwrap();
@@ -54,7 +54,7 @@ fn field(name: &str, value: &str) -> Vec<u8> {
     [vec![0], text(name), text(value)].concat()
 }
 
-/// The fields of a request.
+/// The header fields of a request.
 fn request(gateway: &Gateway, method: &str, path: &str) -> Vec<u8> {
     let authority = host(gateway);
     [
@@ -66,7 +66,7 @@ fn request(gateway: &Gateway, method: &str, path: &str) -> Vec<u8> {
     .concat()
 }
 
-/// The fields of a POST in `session`.
+/// The header fields of a POST in `session`.
 fn post(gateway: &Gateway, session: &Session) -> Vec<u8> {
     let id = session.id.as_ref().unwrap();
     [
@@ -83,7 +83,7 @@ fn post(gateway: &Gateway, session: &Session) -> Vec<u8> {
 struct Heard {
     /// Type, flags, stream and payload of each frame.
     frames: Vec<(u8, u8, u32, Vec<u8>)>,
-    /// Whether it closed the connection.
+    /// True after the end of the connection.
     is_closed: bool,
 }
 
@@ -97,12 +97,12 @@ impl Heard {
         self.frames.iter().filter(is_ack).count()
     }
 
-    /// Whether the gateway ended the connection.
+    /// True if the gateway ended the connection.
     fn is_refused(&self) -> bool {
         self.is_closed || self.count(GOAWAY) > 0
     }
 
-    /// Takes the whole frames off `bytes`.
+    /// Moves the complete frames from `bytes` to `frames`.
     fn take(&mut self, bytes: &mut Vec<u8>) {
         let mut at = 0;
         while let Some(head) = bytes.get(at..at + 9) {
@@ -127,21 +127,21 @@ async fn open(gateway: &Gateway) -> TcpStream {
     socket
 }
 
-/// Sends `bytes` and then a ping, and reads meanwhile: until that is answered, or until the
-/// gateway ends the connection.
+/// Sends `bytes` and then a ping. Reads until the ping is answered, or until the gateway ends the
+/// connection.
 async fn say(socket: TcpStream, bytes: &[u8]) -> Heard {
     let bytes = [bytes, &frame(PING, 0, 0, LAST)].concat();
     let is_last = |frame: &(u8, u8, u32, Vec<u8>)| frame.0 == PING && frame.3 == LAST;
-    // Refusals that wait their turn may come behind it, but nothing else does.
+    // Only queued refusals may follow the answer to the ping.
     let is_done = |heard: &Heard| heard.frames.iter().rev().take(2000).any(is_last);
     say_until(socket, &bytes, is_done).await
 }
 
-/// The same until something else was heard.
+/// Sends `bytes`. Reads until `done`, or until the gateway ends the connection.
 async fn say_until(mut socket: TcpStream, bytes: &[u8], done: impl Fn(&Heard) -> bool) -> Heard {
     let (mut from, mut to) = socket.split();
     let write = async {
-        // It may be cut off in the middle.
+        // The gateway may end the connection during the write.
         let _ = to.write_all(bytes).await;
         std::future::pending::<()>().await;
     };
@@ -175,7 +175,7 @@ async fn shout(mut socket: TcpStream, bytes: &[u8]) -> usize {
     said
 }
 
-/// Runs `flood` four times at once: memory stays, and another session is served.
+/// Runs `flood` four times at once: memory stays bounded, and another session is served.
 async fn is_bearable<T>(gateway: &Gateway, flood: impl AsyncFn() -> T) -> [T; 4] {
     let session = gateway.session().await;
     let gauge = Gauge::of(gateway);

@@ -1,4 +1,4 @@
-//! HTTPS on a real socket, and certificates that change meanwhile.
+//! HTTPS on a real socket, and the replacement of certificates in a running gateway.
 
 use std::{path::Path, time::Duration};
 
@@ -24,7 +24,7 @@ impl Pair {
         Self { cert, key }
     }
 
-    /// Puts both in place of what was there.
+    /// Replaces the files of the key and of the certificate.
     pub(crate) fn install(&self, folder: &Path) {
         for (name, text) in [("key.pem", &self.key), ("cert.pem", &self.cert)] {
             let new = folder.join("new");
@@ -44,7 +44,7 @@ impl Pair {
             .unwrap()
     }
 
-    /// Whether a new connection is shown this certificate.
+    /// True if a new connection gets this certificate.
     async fn is_shown(&self, gateway: &Gateway) -> bool {
         let request = self
             .client()
@@ -91,7 +91,7 @@ async fn both_protocols_are_served_over_tls() {
         assert_eq!(stream.messages().await.len(), 4);
         let answer = session.begin("echo", json!({"text": "x"})).await;
         assert_eq!(answer.version(), version);
-        // Origins of this listener have its scheme.
+        // An origin of this listener has the scheme https.
         let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"}).to_string();
         for (scheme, status) in [("https", 200), ("http", 403)] {
             let own = gateway.base().replace("https", scheme);
@@ -106,7 +106,7 @@ async fn both_protocols_are_served_over_tls() {
         !Pair::new().is_shown(&gateway).await,
         "any certificate will do"
     );
-    // Plain HTTP gets no TLS answer.
+    // A plain HTTP request gets no HTTP answer.
     let mut socket = connect(&gateway).await;
     let (mut said, request) = (
         Vec::new(),
@@ -129,7 +129,7 @@ async fn a_new_certificate_drops_no_stream() {
     let args = json!({"n": 100_000, "ms": 5});
     let mut call = session.stream("slow", args, json!(1)).await;
     second.install(folder.path());
-    // The files are looked at every five seconds.
+    // The gateway checks the files every five seconds.
     until("the new certificate", || async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         second.is_shown(&gateway).await
@@ -148,7 +148,7 @@ async fn a_new_certificate_drops_no_stream() {
     session.delete().await;
 }
 
-/// Exit code and message of `check` and of `serve` for unusable settings.
+/// The message of `check` and of `serve` for unusable settings, with exit code 2.
 async fn refused(env: &[(&str, &str)], sets: &[&str]) -> String {
     let mut said = Vec::new();
     for command in ["check", "serve"] {
@@ -235,8 +235,8 @@ async fn a_taken_port_says_which_key_wants_it() {
     }
 }
 
-/// A gateway of a user without rights, as a container runs it; skipped where there is no other
-/// user to become, or where the binary is out of that user's reach.
+/// A gateway that runs as a user without rights, as in a container. Skipped where this process
+/// cannot change its user, or where that user cannot execute the binary.
 #[tokio::test]
 async fn a_user_without_rights_can_run_it() {
     let become_nobody = [

@@ -16,7 +16,7 @@ use crate::support::{
     harness::{Events, Gateway, Session, body, child, json_of, last, text_of, tool_call},
 };
 
-/// The last line that the child received before it was asked.
+/// The last line that the child received before this call.
 async fn heard(session: &Session) -> String {
     let received = session.text("received", json!({})).await;
     let mut lines: Vec<String> = serde_json::from_str(&received).unwrap();
@@ -24,8 +24,8 @@ async fn heard(session: &Session) -> String {
     lines.pop().unwrap()
 }
 
-/// Bodies with keys that only a lenient parser reads as others: one call would count, the other
-/// would not.
+/// Bodies with imitated or repeated keys. A strict and a lenient parser would read different
+/// calls, one of which increments the counter.
 const IMITATIONS: [&str; 21] = [
     r#"{"jsonrpc":"2.0","id":1,"method":"ping","Method":"tools/call","params":{"name":"counter"}}"#,
     r#"{"jsonrpc":"2.0","id":1,"METHOD":"tools/call","method":"ping","params":{"name":"counter"}}"#,
@@ -50,7 +50,7 @@ const IMITATIONS: [&str; 21] = [
     r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9,"reque\u017ftId":2}}"#,
 ];
 
-/// Keys in other spellings, which another parser might read as known ones.
+/// Keys in other spellings, which another parser might read as known keys.
 #[tokio::test]
 async fn a_key_that_imitates_another_is_refused_and_nothing_is_run() {
     let gateway = Gateway::start(&[]).await;
@@ -81,7 +81,7 @@ async fn an_escaped_key_is_the_key_for_gateway_and_child() {
     assert!(heard.contains(r#""n\u0061me":"c\u006funter""#), "{heard}");
     assert!(!heard.contains(r#""a""#), "the client's id: {heard}");
     assert!(!heard.contains(r#"n":5"#), "the client's token: {heard}");
-    // Where the gateway does not act, nothing is refused and nothing changed.
+    // Members that the gateway does not interpret are neither refused nor changed.
     let args = r#"{"text":"x","Text":"y","text":"z","\u0074ext":"v","Name":1,"METHOD":2}"#;
     let text = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"echo","arguments":{args}}}}}"#
@@ -91,7 +91,7 @@ async fn an_escaped_key_is_the_key_for_gateway_and_child() {
     assert!(self::heard(&session).await.contains(args));
 }
 
-/// Posts `text` three times: its status, and the best of the three times.
+/// Posts `text` three times: the last status, and the shortest time.
 async fn refused(gauge: &Gauge, session: &Session, text: &[u8]) -> (u16, Duration) {
     let (mut status, mut best) = (0, Duration::MAX);
     for _ in 0..3 {
@@ -99,7 +99,7 @@ async fn refused(gauge: &Gauge, session: &Session, text: &[u8]) -> (u16, Duratio
         let response = session.post_text(text.to_vec()).await;
         status = response.status().as_u16();
         drop(body(response).await);
-        // On a busy machine the gateway's own time is what counts.
+        // On a busy machine the processor time of the gateway counts.
         let own = gauge.processor().saturating_sub(before);
         best = best.min(own.min(began.elapsed()));
         // By then the child has read all forwarded messages.
@@ -113,7 +113,7 @@ fn note(value: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"notifications/x","params":{{"a":{value}}}}}"#)
 }
 
-/// An object of `members`, each with a comma behind it.
+/// An object of `members`, each with a comma at its end.
 fn object(members: &str) -> String {
     format!("{{{members}\"b\":1}}")
 }
@@ -228,7 +228,7 @@ async fn numbers_without_bounds_stay_as_they_were_written() {
             );
         }
     }
-    // A token of the client too, which the child never sees.
+    // The same holds for a progress token of the client, which the child never sees.
     let text = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"slow",
         "arguments":{{"n":1}},"_meta":{{"progressToken":{digits}}}}}}}"#
@@ -261,7 +261,7 @@ async fn canary() -> (String, Arc<AtomicU64>) {
     (format!("http://{address}"), hits)
 }
 
-/// A gateway whose child gives every tool this schema, and the list that a client gets.
+/// A gateway whose child gives every tool this schema, a session, and the schema that it gets.
 async fn with_schema(schema: &Value) -> (Gateway, Session, Value) {
     let env = format!("CHILD_SCHEMA={schema}");
     let gateway = Gateway::of(&[], &[&env], &[&child()]).await;

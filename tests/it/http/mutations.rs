@@ -1,8 +1,8 @@
 //! Mutated requests over the wire.
 //!
-//! `SCALE` is the part of ten million that is sent (`SCALE=1 cargo nextest run --release -E
-//! 'test(mutated)'`); without it the count is what a debug build does in a few seconds. `SEED`
-//! repeats a run.
+//! `SCALE` is the fraction of ten million requests that is sent (`SCALE=1 cargo nextest run
+//! --release -E 'test(mutated)'`); by default a debug build runs for a few seconds. `SEED` repeats
+//! a run.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ use crate::support::{
 const FULL: f64 = 1e7;
 /// The default number of requests.
 const GATE: f64 = 6e3;
-/// After each of them the memory is looked at.
+/// The parts of a run. Memory is measured after each.
 const PARTS: u64 = 32;
 
 /// One connection, and the clients that keep its sessions alive.
@@ -34,10 +34,10 @@ struct Worker<'a> {
     sessions: [Session; 2],
     socket: TcpStream,
     buffer: Vec<u8>,
-    /// How often each status came.
+    /// The number of responses with each status.
     statuses: BTreeMap<u16, u64>,
     sent: u64,
-    /// Reads the HTTP+SSE stream, so that its session lives.
+    /// Reads the HTTP+SSE stream, which keeps its session alive.
     _reader: JoinSet<()>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Worker<'a> {
         worker
     }
 
-    /// Takes over the names of the sessions.
+    /// Stores the ids of the sessions, and of an event, in `place`.
     async fn learn(&mut self) {
         let [newest, batches] = &self.sessions;
         let mut stream = newest.stream("slow", json!({"n": 1}), json!("t")).await;
@@ -103,7 +103,7 @@ impl<'a> Worker<'a> {
         self.place.batches = batches.id.clone().unwrap();
     }
 
-    /// Sends so many requests.
+    /// Sends `count` requests.
     async fn run(&mut self, count: u64) {
         for _ in 0..count {
             self.sent += 1;
@@ -125,7 +125,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// One request and its response.
+    /// Sends one request, and reads its responses.
     async fn exchange(&mut self, request: &Request, bytes: &[u8]) -> Vec<Reply> {
         if !request.is_sound {
             return self.last_words(bytes).await;
@@ -146,8 +146,8 @@ impl<'a> Worker<'a> {
         vec![reply]
     }
 
-    /// Bytes that may be no request, or several: a sound one follows, and then the end. So the
-    /// gateway need not wait for more, and has to close.
+    /// Sends bytes that may be no request or several, then a valid request, and closes the sending
+    /// side: the gateway need not wait for more, and has to close the connection.
     async fn last_words(&mut self, bytes: &[u8]) -> Vec<Reply> {
         let last = format!(
             "GET /livez HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
@@ -158,7 +158,7 @@ impl<'a> Worker<'a> {
             .write_all(&[bytes, last.as_bytes()].concat())
             .await;
         let _ = self.socket.shutdown().await;
-        // A stream may have no end, and a request behind it would never be answered.
+        // A stream may be endless, and a request after it is never answered.
         let is_stream = |seen: &[u8]| seen.windows(17).any(|part| part == b"text/event-stream");
         while !is_stream(&self.buffer) && self.fill().await {}
         let all = String::from_utf8_lossy(&self.buffer).into_owned();
@@ -183,7 +183,7 @@ impl<'a> Worker<'a> {
         matches!(self.socket.read_buf(&mut self.buffer).await, Ok(1..))
     }
 
-    /// Reads up to `end`, without it; nothing if the connection ends before.
+    /// Reads up to `end`, and drops `end`; `None` if the connection ends before.
     async fn until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
         loop {
             if let Some(at) = self.buffer.windows(end.len()).position(|part| part == end) {
@@ -197,7 +197,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// The head of the next response that is final.
+    /// The head of the next final response.
     async fn reply(&mut self) -> Option<Reply> {
         loop {
             let head = String::from_utf8_lossy(&self.until(b"\r\n\r\n").await?).into_owned();
@@ -209,7 +209,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Reads a body to its end; false if that is the end of the connection.
+    /// Reads a body to its end; false if the connection ends with it.
     async fn body(&mut self, reply: &Reply) -> bool {
         if reply.status == 204 {
             return true;
@@ -245,7 +245,7 @@ impl<'a> Worker<'a> {
         true
     }
 
-    /// Ends sessions that a request began, and begins those again that it ended.
+    /// Ends the sessions that a request opened, and replaces those that it ended.
     async fn mend(&mut self, request: &Request, replies: &[Reply]) {
         for id in replies
             .iter()
@@ -300,13 +300,13 @@ async fn mutated_requests_are_refused_or_served() {
     }
     println!("{samples:?} KiB; {statuses:?}");
     stays(&samples);
-    // Neither are all requests refused by the gate, nor are all accepted.
+    // The mutations cause every kind of answer: neither all are refused, nor all accepted.
     for status in [200, 202, 204, 400, 403, 404, 405, 406, 415, 431] {
         assert!(statuses.contains_key(&status), "no {status}: {statuses:?}");
     }
     drop((one, two));
     let session = gateway.session().await;
-    // The clock of a call is short: an answer may come too late on a machine that is busy.
+    // The deadline of a call is short: an answer may miss it on a busy machine.
     until("an answer", || async {
         session.call("counter", json!({})).await["result"].is_object()
     })
@@ -337,8 +337,9 @@ fn plan() -> (u64, u64) {
     (count as u64, seed)
 }
 
-/// Memory, in KiB: the first quarter warms up pools, tables and the sessions' own buffers. What
-/// is left is cut in two, and the least of each counts: the allocator gives back late.
+/// Asserts that memory, in KiB, does not grow. The first quarter warms up pools, tables and the
+/// sessions' buffers. The minima of the two halves of the rest are compared: the allocator releases
+/// memory late.
 fn stays(samples: &[u64]) {
     let warm = &samples[samples.len() / 4..];
     let (early, late) = warm.split_at(warm.len() / 2);
@@ -347,7 +348,7 @@ fn stays(samples: &[u64]) {
     assert!(least(late) <= bound, "memory grows: {samples:?}");
 }
 
-/// The child does not answer what its parser refuses: a lone surrogate, 1e999.
+/// Short clocks: the child does not answer messages that its parser refuses, such as 1e999.
 const SETS: [&str; 6] = [
     "telemetry.log=warn",
     "log.age=1s",
@@ -357,5 +358,5 @@ const SETS: [&str; 6] = [
     "server.reply.sse_after=50ms",
 ];
 
-/// In KiB: the allocator takes and gives back up to four MiB in one step.
+/// In KiB: the allocator takes or releases up to 4 MiB in one step.
 const ALLOWANCE: u64 = 6 << 10;

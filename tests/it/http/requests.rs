@@ -172,7 +172,7 @@ async fn methods() {
             );
         }
     }
-    // With a method override the session would be gone.
+    // A method override would end the session.
     let session = gateway.session().await;
     for name in [
         "X-HTTP-Method-Override",
@@ -260,7 +260,7 @@ async fn forwarded_headers_are_not_believed() {
         );
         assert_eq!(status(&ask(&gateway, "GET /livez", headers).await), 200);
     }
-    // The host that counts is the one in `Host`.
+    // Only `Host` names the host.
     let request = format!(
         "GET /livez HTTP/1.1\r\nHost: evil.test\r\nX-Forwarded-Host: {}\r\nConnection: close\r\n\r\n",
         host(&gateway)
@@ -332,7 +332,7 @@ async fn leftovers_are_no_requests() {
     let host = host(&gateway);
     let live = format!("GET /livez HTTP/1.1\r\nHost: {host}\r\n\r\n");
     let ready = format!("GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
-    // In order.
+    // Pipelined requests are answered in order.
     let answer = raw(&gateway, format!("{live}{live}{ready}")).await;
     assert_eq!(statuses(&answer), [200, 200, 200]);
     assert!(answer.ends_with("{\"status\":\"ready\"}"), "{answer}");
@@ -352,7 +352,7 @@ async fn leftovers_are_no_requests() {
         let good = matches!(codes[..], [first, ..] if (400..500).contains(&first));
         assert!(good && codes.len() <= 2, "{head} {answer}");
     }
-    // Both lengths, or two of them: one answer and the end.
+    // Conflicting or invalid lengths: one answer, and the end of the connection.
     for head in [
         "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
         "Content-Length: 5\r\nContent-Length: 6\r\n",
@@ -414,13 +414,14 @@ async fn nothing_splits_a_response() {
     let target = "POST /messages?session_id=a%0d%0aX-Evil:%201";
     let answer = ask(&gateway, target, "Content-Length: 0\r\n").await;
     assert!(!answer.to_lowercase().contains("\nx-evil"), "{answer}");
-    // Text of the child is data too.
+    // Text of the child does not split an event either.
     let session = gateway.session().await;
     let text = "x\r\n\r\ndata: evil\r\nid: 9\n\nevent: y\u{2028}";
     assert_eq!(session.text("echo", json!({"text": text})).await, text);
 }
 
-/// A load balancer keeps connections for a minute: to close one under its hands is a 502.
+/// A load balancer keeps idle connections for a minute: a connection that ends earlier causes a
+/// 502.
 #[tokio::test]
 async fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
     let gateway = Gateway::start(&[]).await;
@@ -431,7 +432,7 @@ async fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
         let mut answer = vec![0; 4096];
         let count = within("an answer", socket.read(&mut answer)).await.unwrap();
         assert_eq!(statuses(&String::from_utf8_lossy(&answer[..count])), [200]);
-        // The test is that nothing happens meanwhile.
+        // The connection must outlive this pause.
         tokio::time::sleep(pause).await;
     }
 }

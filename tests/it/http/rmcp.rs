@@ -1,4 +1,4 @@
-//! The official Rust client, `rmcp`, over Streamable HTTP: complete sessions with their transcripts.
+//! The official Rust client, `rmcp`, over Streamable HTTP: complete sessions and transcripts.
 
 #![expect(
     deprecated,
@@ -32,12 +32,12 @@ use crate::support::{
     harness::{Gateway, NEWEST, until, within},
 };
 
-/// A typed value of `rmcp`, whose structs cannot be written down outside of it.
+/// A typed value of `rmcp`, whose structs cannot be constructed outside of it.
 fn typed<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-/// The answer of the person at the client.
+/// The handler of the server's requests.
 struct Person;
 
 impl ClientHandler for Person {
@@ -167,7 +167,7 @@ impl Client {
         sent.await.unwrap()
     }
 
-    /// Another request; its whole result.
+    /// Sends another request; its whole result.
     async fn ask(&self, method: &str, params: Value) -> Value {
         let request: ClientRequest = typed(json!({"method": method, "params": params}));
         let result = within("an answer", self.service.send_request(request)).await;
@@ -191,8 +191,8 @@ impl Client {
         }
     }
 
-    /// Ends the session; everything that was ever delivered. The listener is in order: behind
-    /// the last announcement comes nothing that was said before it, not for a second time either.
+    /// Ends the session, and returns every delivered message. The listener is in order: no earlier
+    /// message follows the last announcement, not even as a repetition.
     async fn finish(mut self) -> Vec<Value> {
         self.announce("end", json!({})).await;
         let is_end = |message: &Value| message["method"] == "notifications/end";
@@ -205,7 +205,7 @@ impl Client {
     }
 }
 
-/// A message in short; ids of the server's requests are the gateway's choice.
+/// A message in short form, without the ids of server requests, which the gateway chooses.
 fn line(message: &Value) -> String {
     let (id, params) = (&message["id"], &message["params"]);
     match message["method"].as_str() {
@@ -225,7 +225,7 @@ fn line(message: &Value) -> String {
     }
 }
 
-/// What came over the listener, and what over the streams of requests, in order.
+/// The messages of the listener, and those of the request streams, in order.
 fn split(transcript: &[Value]) -> (Vec<String>, Vec<String>) {
     let of_listener = ["mark", "updated", "end", "tools/", "prompts/", "resources/"];
     let is_of_listener = |line: &String| of_listener.iter().any(|name| line.starts_with(name));
@@ -366,7 +366,7 @@ async fn calls_at_once_never_mix() {
     assert_eq!(calls.len(), 1 + 8 + 36 + 1);
 }
 
-/// The client begins with `server/discover`, which is not for a session-based gateway.
+/// The client begins with `server/discover`, which a session-based gateway does not support.
 #[tokio::test]
 async fn a_client_of_both_eras_falls_back_to_initialize() {
     let gateway = Gateway::start(&[]).await;
@@ -442,7 +442,7 @@ async fn a_cancelled_call_is_never_answered() {
     assert!(transcript.iter().all(|message| message["id"] != json!(id)));
 }
 
-/// The call in flight ends with an error; the next one meets a 404, and `rmcp` begins anew.
+/// The call in flight ends with an error. The next call gets 404, and `rmcp` opens a new session.
 #[tokio::test]
 async fn a_lost_session_is_followed_by_a_new_one() {
     let gateway = Gateway::start(&["server.on_loss=end"]).await;

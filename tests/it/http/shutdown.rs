@@ -1,4 +1,4 @@
-//! Shutdown of a gateway: sessions, connections and clients that may not delay it.
+//! Shutdown of a gateway: sessions, connections and clients that must not delay it.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn ends(mut gateway: Gateway) -> Duration {
     began.elapsed()
 }
 
-/// A session of which no connection is left.
+/// Opens a session, and keeps no connection of it.
 async fn sleeping(gateway: &Gateway) {
     let (host, opening) = (host(gateway), opening("2025-11-25").to_string());
     let request = format!(
@@ -78,7 +78,7 @@ async fn under_nohup_it_outlives_its_terminal() {
     ends(gateway).await;
 }
 
-/// It gets the two seconds that `run` drains for, and one more.
+/// The client gets the two seconds for which `run` drains, and one more.
 #[tokio::test]
 async fn a_client_that_never_says_goodbye_is_not_waited_for() {
     let gateway = Gateway::start(&[]).await;

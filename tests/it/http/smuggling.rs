@@ -7,7 +7,7 @@ use crate::support::{
     wire::{ask, head, raw, status, statuses},
 };
 
-/// A call that counts, as a whole request in `session`.
+/// A complete request in `session` that calls `counter`.
 fn counting(gateway: &Gateway, session: &Session) -> String {
     let call = tool_call(json!(1), "counter", json!({})).to_string();
     let length = call.len();
@@ -15,8 +15,8 @@ fn counting(gateway: &Gateway, session: &Session) -> String {
     head(gateway, session, "POST /mcp", &headers) + &call
 }
 
-/// Heads and bodies whose end two parsers see in two places. `HIDDEN` stands for a request that
-/// one of them would find behind the first.
+/// Heads and bodies with an ambiguous end. `HIDDEN` stands for a request that one of two parsers
+/// would find behind the first.
 const AMBIGUOUS: [(&str, &str); 35] = [
     // CL.TE and TE.CL, in both orders and both lengths.
     (
@@ -35,7 +35,7 @@ const AMBIGUOUS: [(&str, &str); 35] = [
         "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n",
         "SIZE\r\nHIDDEN\r\n0\r\n\r\n",
     ),
-    // TE.TE: one of the two is meant not to be understood.
+    // TE.TE: one of the two codings is meant to be ignored.
     (
         "Transfer-Encoding: xchunked\r\nContent-Length: 5\r\n",
         "0\r\n\r\nHIDDEN",
@@ -66,7 +66,7 @@ const AMBIGUOUS: [(&str, &str); 35] = [
         "Transfer-Encoding\t: chunked\r\nContent-Length: 5\r\n",
         "0\r\n\r\nHIDDEN",
     ),
-    // Lengths that say two things, or none.
+    // Ambiguous and invalid lengths.
     ("Content-Length: 0\r\nContent-Length: 400\r\n", "HIDDEN"),
     ("Content-Length: 400\r\nContent-Length: 0\r\n", "HIDDEN"),
     ("Content-Length: 0, 400\r\n", "HIDDEN"),
@@ -135,8 +135,8 @@ async fn a_request_inside_a_request_is_never_run() {
     );
 }
 
-/// A good request, of which `LENGTH` is the length, with something odd about it; and what stands
-/// behind it. Each is answered once, or not at all.
+/// Odd headers of a valid request, and its body with the bytes behind it. `GOOD` stands for the
+/// valid message, `LENGTH` for its length. Each request is answered once, or not at all.
 const ODD: [(&str, &str); 11] = [
     (
         "Content-Length: LENGTH\r\nTransfer-Encoding: chunked\r\n",
@@ -183,7 +183,7 @@ async fn a_request_hidden_behind_a_valid_one_is_never_run() {
     let (length, size) = (good.len().to_string(), format!("{:x}", good.len()));
     let mut answered = 0;
     for (headers, body) in ODD {
-        // After `Connection: close` no further request counts.
+        // The gateway serves no request after `Connection: close`.
         let headers = headers.replace("LENGTH", &length) + "Connection: close\r\n";
         let headers = format!("Content-Type: application/json\r\n{headers}");
         let body = body.replace("GOOD", good).replace("SIZE", &size);
@@ -205,7 +205,7 @@ async fn a_request_hidden_behind_a_valid_one_is_never_run() {
     );
 }
 
-/// A pipelined second request is executed too: both in order, each once.
+/// A pipelined second request is executed, too: both in order, each once.
 #[tokio::test]
 async fn an_honest_second_request_is_answered_second() {
     let gateway = Gateway::start(&[]).await;
@@ -247,7 +247,7 @@ const INTERNAL: [&str; 22] = [
     "Connection: Origin, X-Forwarded-For",
 ];
 
-/// All parts of a response that do not change by themselves.
+/// A response without its date.
 fn stable(answer: &str) -> String {
     let lines = answer.split("\r\n");
     let stays = |line: &&str| !line.to_lowercase().starts_with("date:");

@@ -1,4 +1,4 @@
-//! Connections that break anywhere or are never read, and the resume that follows.
+//! Connections that break at any byte or are never read, and their resumption.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::support::{
     wire::{chunked_body, connect, head},
 };
 
-/// Numbers of no pattern, the same for the same seed.
+/// Pseudo-random numbers, which a seed repeats.
 pub(crate) struct Chance(u64);
 
 impl Chance {
-    /// Seeded by `SEED`, or by chance; the seed is printed.
+    /// Seeded by `SEED`, or at random; prints the seed.
     #[expect(
         clippy::disallowed_methods,
         reason = "a test has no configuration to read it from"
@@ -32,7 +32,7 @@ impl Chance {
         Self(seed)
     }
 
-    /// Below `bound`.
+    /// The next number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> usize {
         // xorshift64
         self.0 ^= self.0 << 13;
@@ -58,7 +58,7 @@ async fn cut(gateway: &Gateway, session: &Session, cursor: &str, count: usize) -
     socket.write_all(request.as_bytes()).await.unwrap();
     let mut bytes = vec![0; count];
     let mut read = 0;
-    // The end of the stream may come before.
+    // The stream may end earlier.
     while read < count
         && let more @ 1.. = within("bytes", socket.read(&mut bytes[read..]))
             .await
@@ -88,7 +88,7 @@ async fn cuts_at_any_byte_lose_nothing_and_repeat_nothing() {
     let (mut cuts, mut ids, mut last) = (0, vec![cursor.clone()], Value::Null);
     let mut next = 1;
     while last.is_null() {
-        // Every third client is gone before it can have read anything.
+        // Every third client closes without reading.
         let bytes = chance.below(3).min(1) * chance.below(2500);
         let bytes = cut(&gateway, &session, &cursor, bytes).await;
         cuts += 1;
@@ -115,7 +115,7 @@ async fn cuts_at_any_byte_lose_nothing_and_repeat_nothing() {
     assert_eq!(end.status(), StatusCode::NO_CONTENT);
 }
 
-/// The same when the gateway hears of a cut only after the next connection came and went.
+/// Two connections resume from the same cursor; the later one reads and ends first.
 #[tokio::test]
 async fn what_a_later_connection_took_is_not_lost_for_an_earlier_one() {
     let gateway = Gateway::start(&[]).await;
@@ -131,7 +131,7 @@ async fn what_a_later_connection_took_is_not_lost_for_an_earlier_one() {
         assert_eq!(message["params"]["progress"], number);
     }
     drop(later);
-    // It goes on, or ends with `retry:`; it never skips an event.
+    // The earlier connection continues or ends with `retry:`; it never skips an event.
     let mut cursor = first;
     loop {
         let messages = earlier.messages().await;
@@ -148,7 +148,7 @@ async fn what_a_later_connection_took_is_not_lost_for_an_earlier_one() {
     assert_eq!(numbers, (1..=200).collect::<Vec<_>>());
 }
 
-/// A listener whose client reads nothing, and takes little into its socket.
+/// A listener whose client reads only the status, with a small receive buffer.
 pub(crate) async fn deaf(session: &Session) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
@@ -169,8 +169,8 @@ pub(crate) async fn deaf(session: &Session) -> TcpStream {
     socket
 }
 
-/// The late read of a slow client: an unbroken beginning, and a `retry:`;
-/// returns the number of messages and the last id.
+/// Reads a deaf listener to its end: messages without a gap, then a `retry:`. Returns the number of
+/// messages and the last id.
 pub(crate) async fn wakes(mut socket: TcpStream) -> (u64, String) {
     let mut bytes = b"HTTP/1.1 200".to_vec();
     within("the end", socket.read_to_end(&mut bytes))
@@ -204,7 +204,7 @@ async fn clients_that_never_read_cost_little_and_meet_no_gap() {
     let mut deafs = Vec::new();
     for _ in 0..count {
         let session = gateway.session().await;
-        // With two calls in flight the log belongs to the listener.
+        // With two calls in flight, log messages go to the listener.
         let hang = session.begin("hang", json!({})).await;
         let socket = deaf(&session).await;
         deafs.push((session, socket, hang));
@@ -216,7 +216,7 @@ async fn clients_that_never_read_cost_little_and_meet_no_gap() {
         assert_eq!(session.text("burst", args).await, "sent");
     });
     let others = async {
-        // By then the children wait for clients that read nothing.
+        // The children are blocked by clients that do not read.
         for (_, socket, _) in &deafs {
             until("something to read", || async {
                 socket.peek(&mut [0; 3000]).await.unwrap() == 3000
@@ -246,7 +246,7 @@ async fn clients_that_never_read_cost_little_and_meet_no_gap() {
     join_all(ends).await;
 }
 
-/// A call goes on without its connection.
+/// A call continues without its connection.
 #[tokio::test]
 async fn a_call_whose_client_is_gone_ends_and_is_kept() {
     let gateway = Gateway::start(&["server.reply.mode=sse"]).await;
@@ -262,7 +262,7 @@ async fn a_call_whose_client_is_gone_ends_and_is_kept() {
     assert_eq!(text_of(&messages[0].1), "slept");
     assert_eq!(session.text("cancelled", json!({})).await, "[]");
     assert_eq!(session.text("counter", json!({})).await, "1");
-    // Again, with the result there before the resume.
+    // The same with a result that precedes the resume.
     let call = tool_call(json!("kept"), "counter", json!({}));
     let mut stream = Events::of(session.post(&call).await);
     let cursor = stream.next().await.unwrap().id.unwrap();
@@ -272,7 +272,7 @@ async fn a_call_whose_client_is_gone_ends_and_is_kept() {
     assert_eq!(text_of(&messages[0].1), "2", "{messages:?}");
 }
 
-/// The same for a response that was still held: the answer is lost, the call ran once.
+/// A held response is lost with its connection, but its call runs to the end, once.
 #[tokio::test]
 async fn a_held_call_whose_client_is_gone_runs_to_its_end_once() {
     let gateway = Gateway::start(&["server.reply.sse_after=10s"]).await;

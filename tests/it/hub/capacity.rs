@@ -1,4 +1,4 @@
-//! Crowds: idle streams, abandoned sessions, floods of connections, slow clients.
+//! Load: idle streams, abandoned sessions, floods of connections, slow clients.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::support::{
     wire::{ask, connect, head, raw, rest, status, statuses},
 };
 
-/// A server of nearly no memory: it answers every request with an `initialize` result.
+/// A server that takes little memory: it answers every request with an `initialize` result.
 const QUIET: [&str; 3] = [
     "sh",
     "-c",
@@ -26,7 +26,7 @@ const QUIET: [&str; 3] = [
     printf '"capabilities":{},"serverInfo":{"name":"quiet","version":"1"}}}\n';; esac; done"#,
 ];
 
-/// Sessions with their listeners open.
+/// Sessions with open listeners.
 async fn listeners(gateway: &Gateway, count: usize) -> Vec<(Session, Events)> {
     let one = async || {
         let session = gateway.session().await;
@@ -42,7 +42,7 @@ async fn listeners(gateway: &Gateway, count: usize) -> Vec<(Session, Events)> {
     all
 }
 
-/// The time of slow requests, each on a connection of its own.
+/// The time of slow requests, each on its own connection.
 async fn knock(gateway: &Gateway, session: &Session) -> Duration {
     let body = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
     let length = body.len();
@@ -58,7 +58,7 @@ async fn knock(gateway: &Gateway, session: &Session) -> Duration {
 
 #[tokio::test]
 async fn idle_streams_cost_little_and_delay_nobody() {
-    // One child each; more of them would measure the machine.
+    // Each session has a child; more of them would measure the machine.
     let count = scaled("idle streams", 10_000, 200).min(1000);
     let gateway = Gateway::of(&["stream.keep_alive=5s"], &[], &QUIET).await;
     let gauge = Gauge::of(&gateway);
@@ -76,7 +76,7 @@ async fn idle_streams_cost_little_and_delay_nobody() {
     drop(open);
 }
 
-/// A session that is used once, over a stream that enters the log, and then forgotten.
+/// Uses a session once, over a stream that enters the log, and abandons it.
 async fn abandon(gateway: &Gateway) {
     let session = gateway.session().await;
     let answer = session.text("big", json!({"bytes": 200_000})).await;
@@ -87,13 +87,13 @@ async fn abandon(gateway: &Gateway) {
 #[tokio::test]
 async fn abandoned_sessions_leave_no_child_no_task_and_no_memory() {
     let count = scaled("abandoned sessions", 1000, 120);
-    // Longer than a busy machine keeps a client from its next request.
+    // `session.idle` exceeds the pauses of a client on a busy machine.
     let sets = ["session.idle=3s", "server.reply.mode=sse", OPS];
     let gateway = Gateway::start(&sets).await;
     let gauge = Gauge::of(&gateway);
     let mut after = Vec::new();
-    // The first rounds show the memory that the allocator retains. It releases late, and not in each round:
-    // a leak shows at the end of every later one.
+    // The first rounds show the memory that the allocator retains. It releases memory late, and
+    // not in each round: a leak shows at the end of every later round.
     let is_back = |after: &[(i64, usize, usize)]| {
         let (first, last) = (after[0].0.max(after[1].0), after[after.len() - 1].0);
         after.len() >= 5 && last - first <= first / 20 + 1024
@@ -123,7 +123,7 @@ async fn abandoned_sessions_leave_no_child_no_task_and_no_memory() {
     assert!(last.1 <= first.1 + 4 && last.2 <= first.2, "{after:?}");
 }
 
-/// A gateway that is started where only a few files may be opened.
+/// A gateway that may open 100 files.
 async fn poor(sets: &[&str]) -> Gateway {
     let wrapper = ["sh", "-c", "ulimit -n 100; exec \"$@\"", "sh"];
     Gateway::through(&wrapper, &run_args(sets, &[]), &[&child()]).await
@@ -155,7 +155,7 @@ async fn few_open_files_leave_room_to_say_so_and_for_probes() {
     assert_eq!(statuses(&refused), [503], "{refused}");
     assert_eq!(metric(&gateway, "lockgate_children ").await, 1);
     assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
-    // It ends as if it had enough.
+    // The gateway never runs out of descriptors.
     assert!(!gateway.stderr().contains("cannot accept"));
 }
 
@@ -176,14 +176,15 @@ async fn the_soft_limit_of_open_files_is_raised_for_the_gateway_alone() {
 async fn a_flood_beyond_the_descriptors_burns_no_processor() {
     let gateway = Gateway::start(&[]).await;
     let gauge = Gauge::of(&gateway);
-    // Later than its start, as by children that take what connections might: else it would take fewer.
+    // The limit is lowered after the start, as if children took descriptors: at its start the
+    // gateway would bound its connections by it.
     let pid = rustix::process::Pid::from_raw(gateway.process.id().unwrap().cast_signed());
     let (current, maximum) = (Some(100), Some(100));
     let limit = rustix::process::Rlimit { current, maximum };
     rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).unwrap();
     let session = gateway.session().await;
     let mut flood = Vec::new();
-    // Fewer than the kernel lets wait in the queue, where the rest of them has to stay.
+    // Fewer than the accept queue of the kernel holds: those beyond the limit stay there.
     for _ in 0..200 {
         flood.push(connect(&gateway).await);
     }
@@ -193,7 +194,7 @@ async fn a_flood_beyond_the_descriptors_burns_no_processor() {
     assert!(load < 0.5, "{load}");
     let lines = gateway.stderr().matches("cannot accept").count();
     assert!((1..40).contains(&lines), "{lines} lines");
-    // A connection that is there is served as before.
+    // An open connection is served as before.
     assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
     drop(flood);
     let began = Instant::now();
@@ -246,8 +247,8 @@ async fn connections_beyond_the_bound_are_refused_at_once() {
     );
 }
 
-/// Sends `first`, then of `then` a byte every five seconds; how long until the gateway closes,
-/// and what it said.
+/// Sends `first`, then a byte of `then` every five seconds. Returns the time until the gateway
+/// closes, and its output.
 async fn drip(mut socket: TcpStream, first: &str, then: &str) -> (Duration, String) {
     let began = Instant::now();
     socket.write_all(first.as_bytes()).await.unwrap();
@@ -261,7 +262,7 @@ async fn drip(mut socket: TcpStream, first: &str, then: &str) -> (Duration, Stri
         std::future::pending::<()>().await;
     };
     let both = async {
-        // A reset is as good an end as any.
+        // A reset counts as an end, too.
         tokio::select! { () = write => {}, _ = from.read_to_end(&mut said) => {} }
     };
     let is_closed = timeout(Duration::from_secs(40), both).await;

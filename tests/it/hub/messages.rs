@@ -20,7 +20,7 @@ async fn refusal(response: Response) -> (u16, i64) {
     (status, code.unwrap_or_default())
 }
 
-/// Everything but the date.
+/// The status, the headers without the date, and the body of a response.
 async fn whole(response: Response) -> (StatusCode, String, String) {
     let mut headers = response.headers().clone();
     headers.remove("date");
@@ -213,7 +213,7 @@ async fn a_session_is_of_the_transport_that_began_it() {
     assert_eq!(session.text("counter", json!({})).await, "1");
 }
 
-/// The bounds of a session's record.
+/// The bounds of a session's record: client information, one URI, and subscriptions.
 #[tokio::test]
 async fn the_record_of_a_session_is_bounded() {
     let gateway = Gateway::start(&[]).await;
@@ -441,7 +441,7 @@ async fn batches_are_part_of_one_revision_only() {
     }
 }
 
-/// A batch is no way past the check of the revision.
+/// A batch does not evade the check of the revision.
 #[tokio::test]
 async fn a_batch_with_a_modern_request_is_refused_like_a_single_one() {
     let gateway = Gateway::start(&[]).await;
@@ -649,7 +649,7 @@ async fn round(session: &Session, kind: &str, answer: &Value) -> (Value, Value) 
     let messages = stream.messages().await;
     assert_eq!(messages.len(), 1);
     let got = serde_json::from_str(&text_of(&messages[0].1)).unwrap();
-    // A second answer to the same question goes nowhere.
+    // A second answer to the same question is dropped.
     assert_eq!(session.post(&reply).await.status(), StatusCode::ACCEPTED);
     (asked, got)
 }
@@ -697,7 +697,7 @@ async fn an_answer_of_another_session_is_not_taken() {
     }
 }
 
-/// An ask without a stream that can carry it is answered by the gateway (`clocks.ask_unclaimed`).
+/// The gateway answers an ask that no stream can carry (`clocks.ask_unclaimed`).
 #[tokio::test]
 async fn an_ask_that_nobody_hears_is_refused_in_time() {
     let gateway = Gateway::start(&["server.clocks.ask_unclaimed=150ms"]).await;
@@ -709,7 +709,7 @@ async fn an_ask_that_nobody_hears_is_refused_in_time() {
     assert_eq!(got["error"]["code"], -32603);
 }
 
-/// The child's time stands still while it waits for the client.
+/// The deadline of a call is suspended while its child waits for the client.
 #[tokio::test]
 async fn an_ask_stops_the_clock_of_its_call() {
     let gateway = Gateway::start(&["server.clocks.call=300ms", "stream.keep_alive=100ms"]).await;
@@ -725,7 +725,7 @@ async fn an_ask_stops_the_clock_of_its_call() {
     assert!(text_of(&stream.message().await.unwrap().1).contains("ask-0"));
 }
 
-/// The same for an ask that is not on the stream of its call.
+/// An ask on the listener suspends the deadline of its call, too.
 #[tokio::test]
 async fn an_ask_on_the_listener_stops_the_clock_of_its_call() {
     let gateway = Gateway::start(&["server.clocks.call=1s", "server.reply.mode=json"]).await;
@@ -742,12 +742,12 @@ async fn an_ask_on_the_listener_stops_the_clock_of_its_call() {
     };
     let (greeted, ()) = tokio::join!(session.call("ask", args), answer);
     assert!(text_of(&greeted).contains("ask-0"), "{greeted}");
-    // From here on its time runs again.
+    // After the answer deadlines run again.
     let late = session.call("hang", json!({})).await;
     assert_eq!(late["error"]["code"], -31002, "{late}");
 }
 
-/// An overdue call: −31002 for the client, a cancellation for the child, which lives on.
+/// An overdue call: −31002 for the client, a cancellation for the child, which survives.
 #[tokio::test]
 async fn an_overdue_call_ends_alone() {
     let gateway = Gateway::start(&["server.clocks.call=200ms"]).await;
@@ -761,7 +761,7 @@ async fn an_overdue_call_ends_alone() {
     assert_eq!(session.text("whoami", json!({})).await, pid);
 }
 
-/// Progress restarts the time of a call.
+/// Progress restarts the deadline of a call.
 #[tokio::test]
 async fn progress_keeps_a_call_alive() {
     let gateway = Gateway::start(&["server.clocks.call=700ms"]).await;
@@ -772,8 +772,8 @@ async fn progress_keeps_a_call_alive() {
     assert_eq!(text_of(&messages.last().unwrap().1), "done");
 }
 
-/// Waiting writes are bounded, also of a shared child, which is then ended: no ping would notice that it
-/// does not read.
+/// Queued writes to a child are bounded. A shared child that does not read is ended, because no
+/// ping would notice it.
 #[tokio::test]
 async fn writes_to_a_child_that_does_not_read_are_bounded() {
     for isolation in ["session", "tenant"] {

@@ -31,7 +31,7 @@ fn header<'r>(response: &'r Response, name: &str) -> &'r str {
         .unwrap()
 }
 
-/// Asserts a 429 with `Retry-After` and the fields of the limit of that name.
+/// Asserts a 429 with `Retry-After` and the `RateLimit` fields of the limit `name`.
 async fn assert_limited(response: Response, name: &str, bound: u64, what: &str) {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{name}");
     assert!(header(&response, "retry-after").parse::<u64>().unwrap() > 0);
@@ -99,7 +99,7 @@ async fn requests_beyond_the_rate_of_a_tenant_are_refused_and_cost_no_other() {
         }
     };
     within("refusals", asking).await;
-    // A burst of a second's worth, and what the seconds since bring; one allotment on trust.
+    // The burst of a second, the rate since then, and one allotment granted in advance.
     let most = 50.0 * (1.0 + began.elapsed().as_secs_f64()) + 10.0;
     assert!(f64::from(taken) <= most, "{taken} in {:?}", began.elapsed());
     assert!(taken >= 40, "{taken}");
@@ -195,7 +195,7 @@ async fn sessions_beyond_the_quota_are_refused_until_one_ends() {
     assert_eq!(limited(&gateway, "sessions").await, 4);
 }
 
-/// A failed session gives its place back.
+/// A failed start frees its place among the sessions.
 #[tokio::test]
 async fn a_failed_start_leaves_no_session_behind() {
     let servers = json!({"main": {"command": "/bin/false"}});
@@ -231,19 +231,19 @@ async fn calls_beyond_the_quota_are_refused_before_anything_is_sent() {
         let response = session.begin("echo", json!({})).await;
         assert_limited(response, "calls", 2, "calls of the tenant").await;
     }
-    // These are none.
+    // Pings and notifications are not calls.
     assert_eq!(ping(&one).await.status(), StatusCode::OK);
     one.notify("notifications/roots/list_changed", json!({}))
         .await;
     let other = gateway.session("b", "main").await;
     assert_eq!(other.text("echo", json!({"text": "b"})).await, "b");
-    // A call gives its place back at its end, whichever end that is.
+    // A call frees its place at its end, by an answer or by a cancellation.
     one.notify("notifications/cancelled", json!({"requestId": "h"}))
         .await;
     assert_eq!(hanging.await.unwrap().status(), StatusCode::OK);
     assert_eq!(text_of(&sleeping.await.unwrap()), "slept");
     assert_eq!(one.text("echo", json!({"text": "a"})).await, "a");
-    // A batch gets all of its places or none.
+    // A batch gets places for all of its calls, or for none.
     let batch = |count: usize| {
         let call = |id: usize| tool_call(json!(id), "echo", json!({"text": "x"}));
         Value::Array((0..count).map(call).collect())
@@ -254,7 +254,7 @@ async fn calls_beyond_the_quota_are_refused_before_anything_is_sent() {
     assert_eq!(limited(&gateway, "calls").await, 3);
 }
 
-/// A call whose client is gone goes on, and so does its place; then it comes back.
+/// A call whose client is gone keeps its place until the call ends.
 #[tokio::test]
 async fn a_client_that_goes_away_keeps_no_place_for_ever() {
     let gateway = served(json!({"calls": 1, "streams": 1})).await;
@@ -312,7 +312,7 @@ async fn bytes_out_slow_streams_down_and_lose_nothing() {
     );
     let mut listener = one.listen().await;
     let began = Instant::now();
-    // 130 events of 8 KiB: what a second brings and one page of the log at once, then at its rate.
+    // 130 events of 8 KiB: a second's quota and one page of the log at once, the rest at the rate.
     let burst = json!({"n": 130, "text": "t".repeat(8 << 10)});
     one.text("burst", burst).await;
     for n in 0..130 {
@@ -321,7 +321,7 @@ async fn bytes_out_slow_streams_down_and_lose_nothing() {
     }
     let least = Duration::from_millis(1200);
     assert!(began.elapsed() > least, "{:?}", began.elapsed());
-    // An answer is written as a whole, and those that follow wait for its time.
+    // A large answer is written as a whole; then requests are refused until the rate catches up.
     let big = async || {
         let response = one.begin("big", json!({"bytes": 600 << 10})).await;
         response.status() == StatusCode::OK && text_of(&last(response).await).len() == 600 << 10
@@ -330,7 +330,7 @@ async fn bytes_out_slow_streams_down_and_lose_nothing() {
         let began = Instant::now();
         until("room for a large answer", &big).await;
         let next = ping(&one).await;
-        // Its time is 1.3 s; a busy machine may take longer to read it.
+        // The rate takes 1.3 s for it; a busy machine may read it more slowly.
         if next.status() != StatusCode::OK || began.elapsed() < Duration::from_millis(1300) {
             break next;
         }
@@ -368,7 +368,7 @@ async fn no_child_starts_while_those_of_its_tenant_take_too_much_memory() {
         gateway.session("a", "main").await,
         gateway.session("b", "main").await,
     );
-    // Two children that take nothing are no reason.
+    // Two idle children do not exceed the quota.
     let other = gateway.session("a", "main").await;
     let hold = async |session: &Session, bytes: u64| {
         session.text("hold", json!({"bytes": bytes})).await;
@@ -390,7 +390,7 @@ async fn no_child_starts_while_those_of_its_tenant_take_too_much_memory() {
     let refused = refused.await;
     assert_limited(refused, "memory", 90 << 20, "memory of the tenant").await;
     assert!(limited(&gateway, "memory").await >= 1);
-    // Running children go on, and so do other tenants.
+    // Running children and other tenants are not affected.
     assert_eq!(one.text("echo", json!({"text": "a"})).await, "a");
     gateway.session("b", "main").await;
     hold(&other, 0).await;
@@ -451,7 +451,7 @@ async fn a_tenant_at_every_limit_slows_no_other() {
         let opened = stranger.post(&opening(NEWEST)).await.status();
         let called = one.begin("echo", json!({})).await.status();
         let (first, second) = (one.get(None).await, one.get(None).await);
-        // One of the two may have found a place.
+        // One of the two may have got a place.
         let attached = [first.status(), second.status()];
         (
             opened,

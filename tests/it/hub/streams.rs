@@ -72,7 +72,7 @@ async fn a_polled_stream_closes_with_retry_and_goes_on() {
     let mut stream = Events::of(session.begin("sleep", json!({"ms": 400})).await);
     let blocks = stream.rest().await;
     assert_eq!(blocks.len(), 2, "{blocks:?}");
-    // Half to one and a half of it: clients that were sent away together come back apart.
+    // 50 % to 150 % of `stream.retry`: clients that are disconnected together return apart.
     let retry: u64 = blocks[1].retry.as_deref().unwrap().parse().unwrap();
     assert!((61..=185).contains(&retry), "{retry}");
     let mut rest = session.resume(blocks[0].id.as_ref().unwrap()).await;
@@ -81,7 +81,7 @@ async fn a_polled_stream_closes_with_retry_and_goes_on() {
     assert_eq!(text_of(&messages[0].1), "slept");
 }
 
-/// Clients that wait for a result get a long `retry` where none will come.
+/// A stream that ends without a result gets a long `retry`.
 #[tokio::test]
 async fn a_stream_that_ends_without_a_result_is_not_asked_for_soon() {
     let gateway = Gateway::start(&["server.reply.mode=sse", "stream.retry=100ms"]).await;
@@ -95,7 +95,7 @@ async fn a_stream_that_ends_without_a_result_is_not_asked_for_soon() {
     session.notify("notifications/cancelled", cancel).await;
     for stream in [&mut failed, &mut cancelled] {
         let events = stream.rest().await;
-        // Half to one and a half of it, and at the end more than any client's patience.
+        // 50 % to 150 % of `stream.retry` at first, and longer than clients wait at the end.
         assert!(
             (50..=150).contains(&retry(&events[0]).unwrap()),
             "{events:?}"
@@ -103,7 +103,7 @@ async fn a_stream_that_ends_without_a_result_is_not_asked_for_soon() {
         let end = retry(events.last().unwrap());
         assert!(end.is_some_and(|end| end >= 15_000), "{events:?}");
     }
-    // Streams that begin without a `retry` would never reset the long one.
+    // Streams of older revisions begin without a `retry`, which would never reset a long one.
     let older = gateway.initialize("2025-06-18").await;
     let mut failed = Events::of(older.begin("error", json!({})).await);
     let events = failed.rest().await;
@@ -241,7 +241,7 @@ async fn of_two_listeners_only_the_newer_hears_and_the_older_takes_over() {
         comments += usize::from(event.comment.is_some());
     }
     drop(newer);
-    // The gateway notices by its next write at the latest.
+    // The gateway notices the end of `newer` at its next write, at the latest.
     let message = loop {
         announce(&session, "second").await;
         let event = older.next().await.unwrap();
@@ -466,7 +466,7 @@ async fn a_reader_that_falls_behind_is_cut_off_and_told_at_its_resume() {
     let gateway = Gateway::start(&["log.events=20"]).await;
     let session = gateway.session().await;
     let mut stream = session.listen().await;
-    // With two calls in flight the log belongs to the listener, which nobody reads.
+    // With two calls in flight, log messages go to the listener, which is not read.
     let hang = session.begin("hang", json!({})).await;
     let args = json!({"n": 500, "text": "x".repeat(64 << 10)});
     assert_eq!(session.text("burst", args).await, "sent");
@@ -563,7 +563,7 @@ async fn legacy(gateway: &Gateway, n: u64) {
     assert_eq!(logs.count() as u64, n + 1);
 }
 
-/// Progress is whole, and every log message and announcement is of session `n`.
+/// Asserts complete progress, and that every log message and announcement is of session `n`.
 fn check_own(all: &[(String, Value)], n: u64) {
     assert_eq!(progress(all), (1..=20).collect::<Vec<_>>());
     for (_, message) in all {

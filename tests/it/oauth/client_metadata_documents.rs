@@ -1,4 +1,4 @@
-//! Client IDs that are URLs: metadata documents, changes to them, and addresses that are never fetched.
+//! Client IDs that are URLs: metadata documents, their changes, and addresses never fetched.
 
 #![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
 #![expect(
@@ -26,14 +26,14 @@ use crate::support::{
     served::Served,
 };
 
-/// A site with documents of a test, which counts requests.
+/// A site that serves documents and counts requests.
 pub(crate) struct Site {
     origin: String,
     pages: Pages,
     task: JoinHandle<()>,
 }
 
-/// Answers by path, and how often each was asked for.
+/// The answer of each path, and the number of its requests.
 type Pages = Arc<Mutex<HashMap<String, (String, usize)>>>;
 
 impl Site {
@@ -81,7 +81,7 @@ impl Site {
             .map_or(0, |page| page.1)
     }
 
-    /// Puts a client's document; its id.
+    /// Publishes a client's metadata document, and returns its id.
     pub(crate) fn document(&self, path: &str, cache: &str, changed: Value) -> String {
         let id = format!("{}{path}", self.origin);
         let mut document = json!({"client_id": id, "client_name": "Documented",
@@ -145,14 +145,14 @@ async fn a_site_that_is_away_costs_no_token() {
     );
     let next = app.refresh(&tokens.text("refresh_token"), &[]).await;
     assert_eq!(next.status, StatusCode::OK, "{}", next.body);
-    // A removed document is unknown.
+    // A removed document is no client.
     site.put(
         "/c",
         "HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into(),
     );
     let gone = app.refresh(&next.text("refresh_token"), &[]).await;
     gone.assert_refused(401, "invalid_client");
-    // A document that was never fetched may appear later.
+    // A document that was never fetched may become available later.
     site.put(
         "/d",
         "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into(),

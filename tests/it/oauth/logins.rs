@@ -1,5 +1,5 @@
-//! Log-ins, tokens and clients over time: expiry, cookies, guessed passwords, clients with remote keys (RFC
-//! 7523), and a store that is away.
+//! Log-ins, tokens and clients over time: expiry, cookies, guessed passwords, clients with remote
+//! keys (RFC 7523), and an unreachable store.
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ async fn a_new_password_ends_log_ins() {
     assert!(is_known(&mut browser).await, "it is the same password");
     put("another horse").await;
     assert!(!is_known(&mut browser).await);
-    // The log-in page comes, and the old password is wrong.
+    // The log-in page appears, and refuses the old password.
     let login = browser.open(&url).await;
     let refused = browser.submit(&login, &ADA).await;
     assert_eq!(refused.status, StatusCode::FORBIDDEN);
@@ -91,7 +91,7 @@ async fn a_token_of_our_own_expires_on_postgres() {
     expires(json!({"sql": {"url": postgres.url()}}), &faked).await;
 }
 
-/// A token of the gateway, a quarter of an hour and a minute later.
+/// An access token is valid for its lifetime and a minute of leeway.
 async fn expires(config: Value, faked: &Faked) {
     let env = faked.environment();
     let env = env.each_ref().map(|(name, value)| (*name, value.as_str()));
@@ -103,9 +103,9 @@ async fn expires(config: Value, faked: &Faked) {
     assert!(app.reaches("x", &token).await);
     faked.set(&format!("+{}", lasts - 5));
     assert!(app.reaches("x", &token).await);
-    // The leeway of a minute is for wrong clocks.
+    // Later than the leeway of a minute.
     faked.set(&format!("+{}", lasts + 65));
-    // The time of a database is asked for now and then.
+    // The gateway reads the clock of the database from time to time.
     until("another time", || async { !app.reaches("x", &token).await }).await;
     let url = format!("{}/t/a/x/mcp", gateway.origin());
     let asked = client().post(&url).bearer_auth(&token).send();
@@ -148,7 +148,7 @@ async fn cookies_behind_https_are_the_hosts() {
     }
 }
 
-/// A redirect to the public URL, at the address where the gateway really is.
+/// A redirect to the public URL, rewritten to the real address of the gateway.
 fn here(gateway: &Served, mut shown: Shown) -> Shown {
     let to = shown.headers["location"].to_str().unwrap();
     let to = to.replace("https://gw.test", gateway.origin());
@@ -206,7 +206,7 @@ async fn children_see_nothing_of_a_token_of_our_own() {
     api_keys::are_unseen(format!("{}/t/a/x/mcp", gateway.origin()), &token, &parts).await;
 }
 
-/// A database that is away is 503 at every step of a log-in, and the step works when it is back.
+/// While the database is unreachable, each step of a log-in gets 503; afterwards it succeeds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_in_waits_for_its_store() {
     let cluster = Cluster::two().await;
@@ -243,7 +243,7 @@ async fn a_log_in_waits_for_its_store() {
     assert_eq!(tokens.status, StatusCode::OK, "{}", tokens.body);
 }
 
-/// Sends a form until it is not 503 any more.
+/// Sends a form until the answer is not 503.
 async fn insisted(browser: &mut Browser, page: &Shown, fields: &[(&str, &str)]) -> Shown {
     within("an answer", async {
         loop {
@@ -258,7 +258,7 @@ async fn insisted(browser: &mut Browser, page: &Shown, fields: &[(&str, &str)]) 
     .await
 }
 
-/// A site with https; the file has its certificate.
+/// An https site, and a file with its certificate.
 struct Secure {
     origin: String,
     certificate: tempfile::NamedTempFile,
@@ -327,8 +327,8 @@ impl Secure {
     }
 }
 
-/// Clients with a `jwks_uri`: a registered one, and one with a metadata document. A new key comes
-/// into use as soon as it is published, and the old one ends.
+/// Clients with a `jwks_uri`: a registered one, and one with a metadata document. A new key is
+/// valid as soon as it is published, and the old one is no longer valid.
 #[tokio::test]
 async fn clients_sign_with_keys_that_are_elsewhere() {
     let site = Secure::start().await;
@@ -361,7 +361,7 @@ async fn clients_sign_with_keys_that_are_elsewhere() {
     }
 }
 
-/// The answer of the token endpoint to a code of ada's with an assertion signed by `key`.
+/// The answer of the token endpoint to a code of ada, with an assertion signed by `key`.
 async fn redeemed(app: &App, key: &Key, kid: &str) -> oauth_client::Answer {
     let code = app.code(&[]).await;
     let issuer = format!("{}/t/{}", app.origin, app.tenant);

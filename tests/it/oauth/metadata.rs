@@ -90,7 +90,7 @@ async fn every_tenant_has_one_issuer_and_its_documents() {
             assert_eq!(first[name], wanted, "{name}");
         }
     }
-    // At every other place there is none, never another tenant's.
+    // Other paths have no document, in particular none of another tenant.
     for path in [
         format!("{OAUTH}/t/a"),
         format!("{OPENID}/t/a"),
@@ -128,7 +128,7 @@ async fn without_a_default_the_root_has_no_issuer() {
     );
 }
 
-/// The path of a public URL goes behind the well-known part.
+/// The path of a public URL follows the well-known part.
 #[tokio::test]
 async fn a_public_url_may_have_a_path() {
     let public_url = "https://gw.test/base";
@@ -137,7 +137,7 @@ async fn a_public_url_may_have_a_path() {
     for (path, issuer) in [
         (format!("{OAUTH}/base"), public_url.to_owned()),
         (format!("{OPENID}/base"), public_url.to_owned()),
-        // A proxy in front removes the path.
+        // A proxy may remove the path.
         (OPENID.to_owned(), public_url.to_owned()),
         (format!("{OAUTH}/base/t/b"), format!("{public_url}/t/b")),
         (format!("/t/b{OPENID}"), format!("{public_url}/t/b")),
@@ -178,7 +178,7 @@ async fn forbidden_registration_is_not_in_the_metadata() {
 #[tokio::test]
 async fn keys_are_published_with_a_tag() {
     let gateway = gateway(json!({})).await;
-    // The first token makes the first key, if there is none yet.
+    // The first token creates the first key, if there is none yet.
     let app = crate::support::oauth_client::App::public(&gateway, "a").await;
     let token = app.tokens().await.text("access_token");
     let (header, _) = crate::support::oauth_client::said(&token);
@@ -214,7 +214,7 @@ async fn keys_are_published_with_a_tag() {
             status
         );
     }
-    // Another tenant's keys are others.
+    // Another tenant has other keys.
     let other = get(&gateway, "/t/b/oauth/jwks").await.body;
     let other = other["keys"].as_array().unwrap();
     assert!(other.iter().all(|key| key["kid"] != header["kid"]));
@@ -284,7 +284,7 @@ async fn web_pages_may_use_the_endpoints_of_clients() {
         );
         assert!(!answer.status.is_success(), "{path}");
     }
-    // Refusals can be read too.
+    // Web pages can read refusals, too.
     let asked = client()
         .post(format!("{}/t/b/oauth/token", gateway.origin()))
         .header("Origin", "https://inspector.test")

@@ -10,16 +10,16 @@ use crate::support::{
     served::Served,
 };
 
-/// RFC 7636, appendix B.
+/// The code verifier of RFC 7636, appendix B.
 pub(crate) const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
 const CHALLENGE: &str = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
 /// The redirect URI of the declared client.
 pub(crate) const BACK: &str = "https://app.test/cb?own=1";
-/// A user of these tests.
+/// The log-in of the user ada.
 pub(crate) const ADA: [(&str, &str); 2] = [("username", "ada"), ("password", "correct horse")];
 const ALLOW: [(&str, &str); 1] = [("decision", "allow")];
 
-/// Two tenants, alike, with users, clients and servers; `more` is laid over tenant `a`.
+/// Two equal tenants with users, clients and servers; `more` is merged into tenant `a`.
 pub(crate) async fn gateway(config: Value, more: Value) -> Served {
     let server = |policy: Value| json!({"command": child(), "policy": policy});
     let user = |groups: &[&str]| json!({"password": "correct horse", "groups": groups});
@@ -58,8 +58,8 @@ fn merge(into: &mut Value, more: Value) {
     }
 }
 
-/// An authorization request of the declared client, with these parameters replacing its own;
-/// empty ones are left out.
+/// An authorization request of the declared client. `changed` replaces parameters, and removes
+/// those with an empty value.
 pub(crate) fn request(gateway: &Served, changed: &[(&str, &str)]) -> String {
     let url = format!("{}/t/a/oauth/authorize", gateway.origin());
     let mut query = url::form_urlencoded::Serializer::new(String::new());
@@ -86,7 +86,7 @@ fn parameters(changed: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Opens a request, and logs ada in if the log-in page comes.
+/// Opens a request, logs ada in, and returns the next page.
 pub(crate) async fn consent_page(gateway: &Served, browser: &mut Browser, url: &str) -> Shown {
     let login = browser.open(url).await;
     assert_eq!(login.status, StatusCode::OK, "{}", login.text);
@@ -95,7 +95,7 @@ pub(crate) async fn consent_page(gateway: &Served, browser: &mut Browser, url: &
     browser.follow(sent, gateway.origin()).await
 }
 
-/// Gets a code for ada, by every page.
+/// Gets a code for ada, through the log-in page and the consent page.
 async fn code(gateway: &Served, browser: &mut Browser, url: &str) -> String {
     let consent = consent_page(gateway, browser, url).await;
     let done = browser.submit(&consent, &ALLOW).await;
@@ -188,7 +188,7 @@ async fn a_person_lets_a_client_in(config: Value) {
     );
     assert_eq!(claims["scope"], "files:read files:write");
     assert_eq!(claims["groups"], json!(["eng"]));
-    // A given consent is not asked again.
+    // Consent that was given is not asked for again.
     let again = browser.open(&request(&gateway, &[])).await;
     assert_eq!(again.status, StatusCode::FOUND);
     assert!(again.answer()["code"].starts_with("lgc_"));
@@ -263,7 +263,7 @@ async fn unknown_clients_and_redirect_uris_get_a_page() {
     assert_eq!(shown.status, StatusCode::OK);
 }
 
-/// Errors of response type, PKCE, `resource` (RFC 8707) and OpenID prompts; each has state and issuer.
+/// Errors of response type, PKCE, `resource` (RFC 8707) and prompts, each with state and issuer.
 #[tokio::test]
 async fn other_errors_are_redirected_to_the_client() {
     let gateway = plain().await;
@@ -311,7 +311,7 @@ async fn other_errors_are_redirected_to_the_client() {
         assert!(!answer.contains_key("code") && answer.contains_key("error_description"));
         assert_eq!(shown.header("cache-control"), "no-store");
     }
-    // The same by a form: then 303.
+    // A request by a form gets 303.
     let url = format!("{}/t/a/oauth/authorize", gateway.origin());
     let sent = |changed: &'static [(&str, &str)]| parameters(changed);
     for (changed, status) in [
@@ -355,7 +355,7 @@ async fn a_state_comes_back_as_it_was() {
     .await;
     let done = browser.submit(&consent, &ALLOW).await;
     assert_eq!(done.answer()["state"], state);
-    // None was sent, none comes back.
+    // The answer to a request without a state has none.
     let shown = browser.open(&request(&gateway, &[("state", "")])).await;
     assert!(!shown.answer().contains_key("state") && shown.answer().contains_key("code"));
     let huge = request(&gateway, &[("state", &"x".repeat(60 << 10))]);
@@ -457,7 +457,7 @@ async fn prompts_and_ages_are_obeyed() {
             login.text
         );
         let sent = browser.submit(&login, &ADA).await;
-        // It is asked once, not for ever.
+        // The log-in is asked for only once.
         let done = browser.follow(sent, gateway.origin()).await;
         assert!(done.answer()["code"].starts_with("lgc_"), "{name}");
     }
@@ -537,7 +537,7 @@ async fn forms_are_bound_to_their_browser() {
     refused(&mut ada, &own, &[("form", &form), allow]).await;
 }
 
-/// The gate: foreign pages cannot submit the forms.
+/// Foreign pages cannot submit the forms.
 #[tokio::test]
 async fn forms_are_accepted_from_own_pages_only() {
     let gateway = plain().await;
@@ -581,7 +581,7 @@ async fn forms_are_accepted_from_own_pages_only() {
     }
 }
 
-/// For plain http on a network, browsers send no metadata about the page.
+/// Over plain http on a network, browsers send no fetch metadata.
 #[tokio::test]
 async fn forms_are_accepted_from_own_pages_only_over_plain_http() {
     let config = json!({"public_url": "http://gw.test", "auth": {"insecure": true}});
@@ -612,7 +612,7 @@ async fn wrong_passwords_are_counted() {
     for fields in [
         [("username", "ada"), ("password", "wrong horse")],
         [("username", "nobody"), ("password", "correct horse")],
-        // Right, but disabled.
+        // The right password of a disabled user.
         [("username", "bob"), ("password", "correct horse")],
         [("username", "ada"), ("password", "")],
     ] {
@@ -631,7 +631,7 @@ async fn wrong_passwords_are_counted() {
     let retry: u64 = shown.header("retry-after").parse().unwrap();
     assert!((1..=60).contains(&retry));
     shown.assert_guarded();
-    // Another address has no failures, but a forwarded one is ignored.
+    // Pages are still shown: only guesses are limited.
     let page = browser.open(&request(&gateway, &[])).await;
     assert_eq!(page.status, StatusCode::OK, "asking is not guessing");
 }
@@ -659,7 +659,6 @@ async fn servers_that_a_person_may_not_use_are_like_those_that_are_not_there() {
     }
 }
 
-/// Hostile metadata is escaped.
 #[tokio::test]
 async fn hostile_metadata_is_escaped() {
     let gateway = plain().await;
@@ -762,7 +761,7 @@ async fn the_default_tenant_has_short_paths() {
     assert_eq!(claims["aud"], format!("{}/mcp", gateway.origin()));
 }
 
-/// A client that registered itself, and what its registration may be changed with.
+/// A client that registered itself, with the URL and the token of its registration.
 pub(crate) struct Registered {
     pub(crate) id: String,
     url: String,
@@ -770,7 +769,7 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// A client with this name.
+    /// Registers a client with this name.
     pub(crate) async fn new(gateway: &Served, name: &str) -> Self {
         let asked = client()
             .post(format!("{}/t/a/oauth/register", gateway.origin()))
@@ -794,7 +793,7 @@ impl Registered {
         json!({"client_name": name, "redirect_uris": [BACK], "token_endpoint_auth_method": "none"})
     }
 
-    /// Renames it.
+    /// Renames the client.
     pub(crate) async fn rename(&self, name: &str) {
         let mut metadata = Self::metadata(name);
         metadata["client_id"] = json!(self.id);
@@ -808,7 +807,7 @@ impl Registered {
     }
 }
 
-/// A change between the page and the answer to it asks again.
+/// A client that changes between the consent page and the decision is shown again.
 #[tokio::test]
 async fn a_client_that_changes_is_asked_about_again() {
     let gateway = plain().await;

@@ -1,4 +1,4 @@
-//! Log-in at identity providers: a real one, and stages that answer as a test wants.
+//! Log-in at identity providers: a real one, and scripted ones.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
 
 const ALLOW: [(&str, &str); 1] = [("decision", "allow")];
 
-/// A gateway with these providers, and without passwords.
+/// A gateway with these providers, and with the local user ada.
 async fn behind(mut config: Value, providers: Value) -> Served {
     config["outbound"] = json!({"allow": ["127.0.0.0/8"]});
     let more = json!({"users": {"ada": {"password": "correct horse"}}, "providers": providers});
@@ -32,7 +32,7 @@ fn openid(issuer: &str) -> Value {
         "title": "Acme", "scopes": ["openid", "profile", "email"]})
 }
 
-/// Chooses a provider on the log-in page; the client is shown before the redirect.
+/// Chooses a provider on the log-in page. The consent page comes before the redirect.
 async fn chosen(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
     let login = browser.open(&request(gateway, &[])).await;
     let consent = browser.submit(&login, &[("provider", name)]).await;
@@ -42,7 +42,7 @@ async fn chosen(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
     consent
 }
 
-/// A browser on its way to a provider: the redirect.
+/// The redirect of a browser to a provider.
 async fn departed(gateway: &Served, browser: &mut Browser, name: &str) -> Shown {
     let consent = chosen(gateway, browser, name).await;
     let sent = browser.submit(&consent, &ALLOW).await;
@@ -58,7 +58,7 @@ async fn a_real_provider_logs_people_in(config: Value) {
     let mut browser = Browser::new();
     let sent = departed(&gateway, &mut browser, "acme").await;
     let before = browser.cookie("lockgate-a").unwrap();
-    // Through the provider's own pages, and back.
+    // The browser passes the provider's pages and returns.
     let back = browser.follow(sent, &provider.issuer).await;
     assert!(
         back.location().unwrap().as_str().starts_with(&callback),
@@ -72,7 +72,7 @@ async fn a_real_provider_logs_people_in(config: Value) {
     assert_eq!(answer["state"], "s");
     let claims = claims(&redeem(&gateway, &answer["code"], &[]).await);
     assert_eq!(claims["sub"], format!("{}#ada", provider.issuer));
-    // Log-in and consent are remembered: neither page comes again, and the callback is used up.
+    // Log-in and consent are remembered: neither page appears again, and the callback is spent.
     assert!(
         browser
             .open(&request(&gateway, &[]))
@@ -83,7 +83,7 @@ async fn a_real_provider_logs_people_in(config: Value) {
     let replayed = browser.open(done.url.as_str()).await;
     assert_eq!(replayed.status, StatusCode::BAD_REQUEST);
     assert!(!replayed.headers.contains_key(LOCATION));
-    // A name of the provider is not a local user: that user has given no consent.
+    // The subject ada of the provider is not the local user ada, who has given no consent.
     let mut other = Browser::new();
     let login = other.open(&request(&gateway, &[])).await;
     let logged = other.submit(&login, &crate::oauth::pages::ADA).await;
@@ -123,7 +123,7 @@ impl Hostile {
             "userinfo_endpoint": at("/user")})
     }
 
-    /// The claims of a valid ID token for a log-in that was redirected to `to`.
+    /// The claims of a valid ID token for the log-in of the redirect `sent`.
     fn claims(&self, sent: &Shown) -> Value {
         json!({"iss": self.stage.url, "sub": "1", "aud": "gateway", "nonce": sent.answer()["nonce"],
             "iat": now(), "exp": now() + 300, "email": "ada@acme.test", "email_verified": true,
@@ -142,14 +142,14 @@ impl Hostile {
     }
 }
 
-/// The browser comes back with a code.
+/// Returns a browser from the provider to the callback.
 async fn returned(gateway: &Served, browser: &mut Browser, sent: &Shown, more: &str) -> Shown {
     let state = &sent.answer()["state"];
     let url = format!("{}/t/a/oauth/callback/acme", gateway.origin());
     browser.open(&format!("{url}?state={state}{more}")).await
 }
 
-/// A defect, and the ID token that a provider makes from valid claims.
+/// A defect, and the ID token that has it, made from valid claims.
 type Case<'c> = (&'c str, Box<dyn Fn(&Value) -> String + 'c>);
 
 #[tokio::test]
@@ -232,18 +232,18 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
         );
         assert!(!shown.headers.contains_key(LOCATION), "{name}");
         shown.assert_guarded();
-        // There is no log-in either.
+        // The browser is not logged in either.
         let again = browser.open(&request(&gateway, &[])).await;
         assert!(again.text.contains("name=\"password\""), "{name}");
     }
-    // The same with nothing wrong: the table above refuses for its own reasons.
+    // A valid token is accepted: only the defects above cause the refusals.
     let mut browser = Browser::new();
     let sent = departed(&gateway, &mut browser, "acme").await;
     hostile.give(&hostile.signed(&hostile.claims(&sent)));
     let done = returned(&gateway, &mut browser, &sent, "&code=c").await;
     let claims = claims(&redeem(&gateway, &done.answer()["code"], &[]).await);
     assert_eq!(claims["sub"], format!("{}#1", hostile.stage.url));
-    // The gateway authenticated, with PKCE too, and sent nothing of the browser.
+    // The gateway authenticates, uses PKCE, and passes on no cookie of the browser.
     let asked = hostile.stage.asked("POST /token");
     let asked = asked.last().unwrap();
     assert!(
@@ -257,7 +257,7 @@ async fn id_tokens_are_believed_only_if_all_of_them_is_right() {
     assert!(!asked.to_ascii_lowercase().contains("cookie"), "{asked}");
 }
 
-/// People are told apart by issuer and subject alone.
+/// Issuer and subject alone identify a person.
 #[tokio::test]
 async fn an_email_address_is_no_identity() {
     let (one, two) = (Hostile::start().await, Hostile::start().await);
@@ -316,7 +316,7 @@ async fn callbacks_must_come_from_the_browser_that_left() {
     let done = returned(&gateway, &mut ada, &sent, "&code=c").await;
     assert!(done.answer()["code"].starts_with("lgc_"));
     refused(&mut ada, "&code=c").await;
-    // Another provider's answer.
+    // Answers with a foreign issuer, without a code, and with an error.
     for (more, wanted) in [
         (
             "&code=c&iss=https%3A%2F%2Fevil.test",
@@ -351,7 +351,7 @@ async fn consent_precedes_the_redirect_to_a_provider() {
     hostile.give(&hostile.signed(&hostile.claims(&sent)));
     let done = returned(&gateway, &mut victim, &sent, "&code=c").await;
     assert!(done.answer().contains_key("code"));
-    // The same person has consented in another browser, which this browser cannot know.
+    // The same person's consent in another browser is not known to this one.
     let mut elsewhere = Browser::new();
     chosen(&gateway, &mut elsewhere, "acme").await;
     // A denial causes no redirect to the provider.
@@ -367,7 +367,7 @@ async fn consent_precedes_the_redirect_to_a_provider() {
     assert!(!shown.headers.contains_key(LOCATION));
 }
 
-/// **Use another account** asks for one, with any `prompt` of the client.
+/// **Use another account** makes the provider ask for one, with any `prompt` of the client.
 #[tokio::test]
 async fn another_account_is_asked_for_at_the_provider() {
     let hostile = Hostile::start().await;
@@ -396,7 +396,7 @@ async fn another_account_is_asked_for_at_the_provider() {
     assert_eq!(claims["sub"], format!("{}#2", hostile.stage.url));
 }
 
-/// A change of the client during the log-in at the provider asks again.
+/// A client that changes during the log-in at the provider is shown again.
 #[tokio::test]
 async fn a_client_that_changes_meanwhile_is_shown_again() {
     let hostile = Hostile::start().await;
@@ -455,7 +455,7 @@ async fn the_tenant_decides_who_is_admitted() {
     }
 }
 
-/// A log-in lasts no longer than the tenant admits the person.
+/// A log-in ends when the tenant no longer admits the person.
 #[tokio::test]
 async fn people_who_are_no_longer_admitted_lose_their_tokens() {
     let hostile = Hostile::start().await;
@@ -516,7 +516,7 @@ async fn user_info_is_of_the_same_person() {
     assert!(hostile.stage.asked("GET /user")[0].contains("Bearer at"));
 }
 
-/// A provider that is away, slow or redirects leads to an error page in bounded time.
+/// A provider that fails, is slow or redirects causes an error page in bounded time.
 #[tokio::test]
 async fn providers_that_do_not_answer() {
     let hostile = Hostile::start().await;
@@ -644,7 +644,7 @@ async fn a_provider_without_openid() {
         }
     }
     assert!(stage.asked("GET /user")[0].contains("Bearer gho_x"));
-    // GitHub's errors come with 200.
+    // GitHub sends errors with 200.
     stage.json(
         "/login/oauth/access_token",
         json!({"error": "bad_verification_code"}),

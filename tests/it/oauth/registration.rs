@@ -42,7 +42,7 @@ async fn registers(config: Value) {
     assert_eq!(answer.body["response_types"], json!(["code"]));
     let issued = answer.body["client_id_issued_at"].as_u64().unwrap();
     assert!(crate::support::issuer::now().abs_diff(issued) < 60);
-    // A public client has no secret, and the same client is a new one each time.
+    // A public client has no secret. Each registration makes a new client.
     let public = json!({"redirect_uris": [BACK], "token_endpoint_auth_method": "none",
         "client_name": "<b>ü", "software_id": "x", "unknown": 1});
     let (one, two) = (
@@ -57,7 +57,7 @@ async fn registers(config: Value) {
         (one.text("client_name"), one.text("software_id")),
         ("<b>ü".into(), "x".into())
     );
-    // Its secrets are not stored in clear.
+    // Secrets of clients are not stored in clear.
     let dumped: Vec<u8> = files(&gateway.data()).into_iter().flatten().collect();
     let dumped = String::from_utf8_lossy(&dumped);
     assert!(!dumped.contains(&answer.text("registration_access_token")));
@@ -83,7 +83,6 @@ async fn clients_register_themselves_on_postgres() {
     registers(json!({"sql": {"url": postgres.url()}})).await;
 }
 
-/// Metadata that is refused.
 #[tokio::test]
 async fn invalid_registrations_are_refused() {
     let gateway = gateway(json!({})).await;
@@ -168,7 +167,7 @@ async fn manages(config: Value) {
         None,
         "a secret is shown once"
     );
-    // Another client's token, another tenant, no client, no token: all the same.
+    // Another client's token, a wrong one, none, another tenant, no client: the same refusal.
     let foreign = other.text("registration_access_token");
     let elsewhere = url.replace("/t/a/", "/t/b/");
     let nobody = format!("{}/t/a/oauth/register/c_nobody", gateway.origin());
@@ -190,7 +189,7 @@ async fn manages(config: Value) {
             refused.assert_refused(401, "invalid_token");
         }
     }
-    // All metadata are replaced.
+    // A PUT replaces all metadata.
     let id = made.text("client_id");
     let wanted = json!({"client_id": id, "redirect_uris": ["https://app.test/cb"],
         "client_name": "New", "token_endpoint_auth_method": "none"});
@@ -263,7 +262,7 @@ async fn floods_of_registrations_are_stopped() {
     assert_eq!(until_refused(&address, "a", host).await, 5);
     let hosts = gateway(json!({"oauth": {"registrations_host": 4}})).await;
     assert_eq!(until_refused(&hosts, "a", one).await, 4);
-    // Others go on: another host, another tenant.
+    // Registrations of another host and in another tenant continue.
     for (tenant, metadata) in [("a", host(1)), ("b", one(0))] {
         let answer = register(&hosts, tenant, &metadata).await;
         assert_eq!(answer.status, StatusCode::CREATED);

@@ -1,5 +1,5 @@
-//! The official Rust client, `rmcp`, with nothing but a URL: discovery, registration, log-in, tokens, calls,
-//! and a refreshed token.
+//! The official Rust client, `rmcp`, with nothing but a URL: discovery, registration, log-in,
+//! tokens, calls, and a refreshed token.
 
 use std::process::Stdio;
 
@@ -19,7 +19,7 @@ use crate::support::{
     served::Served,
 };
 
-/// The client's redirect URI; the browser passes the URL on.
+/// The client's redirect URI. No server listens there; the browser prints the URL.
 const REDIRECT: &str = "http://127.0.0.1:33422/callback";
 
 async fn serving() -> Served {
@@ -55,7 +55,7 @@ async fn rmcp_gets_in_with_nothing_but_a_url() {
     let asked = state.get_authorization_url().await.unwrap();
     assert!(asked.starts_with(&format!("{}/t/a/oauth/authorize?", gateway.origin())));
     let landed = browsed(&asked).await;
-    // `rmcp` holds it against the issuer whose metadata it read (RFC 9207).
+    // `rmcp` compares `iss` with the issuer of the metadata (RFC 9207).
     let issuer = format!("{}/t/a", gateway.origin());
     let escaped: String = url::form_urlencoded::byte_serialize(issuer.as_bytes()).collect();
     assert!(landed.contains(&format!("iss={escaped}")), "{landed}");

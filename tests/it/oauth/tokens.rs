@@ -1,4 +1,5 @@
-//! Codes, access tokens and refresh tokens: exchange, refresh, revocation, client authentication, limits.
+//! Codes, access tokens and refresh tokens: exchange, refresh, revocation, client authentication,
+//! limits.
 
 #![expect(clippy::too_many_lines, reason = "tables of requests, each one story")]
 
@@ -30,7 +31,7 @@ async fn gets_tokens(config: Value) {
     assert_eq!(tokens.text("token_type"), "Bearer");
     assert!(tokens.text("refresh_token").starts_with("lgr_"));
     assert_eq!(tokens.text("scope"), "files:read files:write");
-    // RFC 9068.
+    // The header and the claims of RFC 9068.
     let (header, claims) = said(&tokens.text("access_token"));
     assert_eq!(
         (&header["typ"], &header["alg"]),
@@ -206,7 +207,7 @@ async fn spoils_codes(config: Value) {
         let again = app.redeem(&code, &asked).await;
         again.assert_refused(400, "invalid_grant");
     }
-    // Another tenant does not know it, and it stays valid for its own.
+    // Another tenant does not know the code, which stays valid in its own.
     let code = app.code(&asked).await;
     let there = App::public(&gateway, "b").await;
     there
@@ -258,7 +259,7 @@ async fn a_wrong_use_spoils_a_code_on_postgres() {
     spoils_codes(json!({"oauth": {"failures": 1000}, "sql": {"url": postgres.url()}})).await;
 }
 
-/// A replay at once is a client that missed the answer; a later one is a theft.
+/// An early replay may be of a client that missed the answer; a late replay counts as theft.
 #[tokio::test]
 async fn a_late_replay_of_a_code_ends_what_the_first_use_got() {
     let gateway = gateway(json!({"oauth": {"replay": "1s"}})).await;
@@ -307,7 +308,7 @@ async fn refreshes(config: Value) {
     );
     let third = app.refresh(&second.text("refresh_token"), &[]).await;
     assert_eq!(third.status, StatusCode::OK);
-    // The successor was used: no second branch, and nothing is revoked within the grace.
+    // The used successor gets no second branch, and within `grace` nothing is revoked.
     app.refresh(&old, &[])
         .await
         .assert_refused(400, "invalid_grant");
@@ -356,12 +357,12 @@ async fn a_refresh_asks_for_no_more_than_was_granted() {
             .await
             .assert_refused(400, error);
     }
-    // That did not cost the token, and the grant is as wide as it was.
+    // The refusals spend no token, and do not narrow the grant.
     let whole = app.refresh(&refresh, &[]).await;
     assert_eq!(whole.text("scope"), "files:read files:write");
 }
 
-/// Tokens end, each by its own limit, and none after its grant.
+/// Tokens expire by their own limits, and no token outlives its grant.
 #[tokio::test]
 async fn tokens_expire_by_their_own_limits() {
     let idle = gateway(json!({"oauth": {"refresh_idle": "1s"}})).await;
@@ -444,7 +445,7 @@ async fn clients_authenticate_by_their_registered_method() {
             post(&url, &in_form).await
         };
         assert_eq!(good.status, StatusCode::OK, "{}", good.body);
-        // A refresh token of a confidential client is nothing without its secret.
+        // A refresh token of a confidential client is useless without the client's secret.
         let stolen = app.refresh(&good.text("refresh_token"), &[]).await;
         stolen.assert_refused(401, "invalid_client");
     }
@@ -471,7 +472,7 @@ async fn clients_authenticate_by_their_registered_method() {
         .assert_refused(401, "invalid_client");
 }
 
-/// RFC 7523.
+/// Client assertions (RFC 7523): audiences, replays, invalid claims, forged signatures.
 #[tokio::test]
 async fn clients_authenticate_by_signed_assertions() {
     let gateway = gateway(json!({"oauth": {"failures": 1000}})).await;
@@ -611,7 +612,7 @@ async fn clients_revoke_their_tokens_on_postgres() {
     revokes(json!({"sql": {"url": postgres.url()}})).await;
 }
 
-/// Guesses are throttled by address; other addresses are not.
+/// Guesses from one address are throttled.
 #[tokio::test]
 async fn guesses_are_stopped() {
     for guess in ["code", "secret", "refresh", "registration"] {
@@ -683,7 +684,7 @@ async fn unknown_and_wrong_take_the_same_time() {
         within("its body", response.bytes()).await.unwrap();
         took
     };
-    // In turns, so that what else the machine does meets both.
+    // In turns, so that other load of the machine affects both.
     let ratio = async || {
         let (mut known, mut unknown) = (Vec::new(), Vec::new());
         for _ in 0..200 {
@@ -723,7 +724,7 @@ async fn a_code_is_redeemed_once_by_two_replicas() {
     redeems_once(replicas(&postgres).await.each_ref()).await;
 }
 
-/// An answer after the database had time: on a busy machine not all of fifty get one at once.
+/// Repeats a request that gets 503: a busy machine may not serve fifty at once.
 async fn patiently<F: Future<Output = Answer>>(ask: impl Fn() -> F) -> Answer {
     let mut answer = ask().await;
     while answer.status == StatusCode::SERVICE_UNAVAILABLE {
@@ -732,7 +733,7 @@ async fn patiently<F: Future<Output = Answer>>(ask: impl Fn() -> F) -> Answer {
     answer
 }
 
-/// One code, fifty at once: one of them has tokens.
+/// Fifty concurrent uses of one code: only one of them gets tokens.
 pub(crate) async fn redeems_once(replicas: [&Served; 2]) {
     let app = App::public(replicas[0], "a").await;
     let there = App {
@@ -766,7 +767,7 @@ async fn a_refresh_token_has_one_successor_by_two_replicas() {
     refreshes_once(replicas(&postgres).await.each_ref()).await;
 }
 
-/// One refresh token, fifty at once: one successor, of which there is one branch.
+/// Fifty concurrent uses of one refresh token: all get the same successor.
 pub(crate) async fn refreshes_once(replicas: [&Served; 2]) {
     let app = App::public(replicas[0], "a").await;
     let there = App {
@@ -791,7 +792,7 @@ pub(crate) async fn refreshes_once(replicas: [&Served; 2]) {
     }
 }
 
-/// Without the database token requests are 503, and none is lost.
+/// While the database is unreachable, token requests get 503, and no code or token is lost.
 #[tokio::test]
 async fn without_the_database_nobody_loses_anything() {
     let mut postgres = Postgres::start();

@@ -1,5 +1,5 @@
-//! Replicas with wrong clocks, a minute apart or set by an hour while they run. The clocks are those of
-//! libfaketime.
+//! Replicas with wrong clocks, a minute apart or set by an hour while they run. libfaketime
+//! provides the clocks.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// The library: `LIBFAKETIME`, else what `scripts/test` installed.
+/// The library: `LIBFAKETIME`, or the file that `scripts/test` installed.
 fn library() -> String {
     let own = std::env::var_os("LIBFAKETIME").map(PathBuf::from);
     let systems = std::fs::read_dir("/usr/lib").unwrap().flatten();
@@ -29,7 +29,7 @@ fn library() -> String {
     found.to_str().unwrap().to_owned()
 }
 
-/// The environment of a process with another time; timers are not affected.
+/// The environment of a process with a faked wall clock; its timers are not affected.
 fn faked<'e>(library: &'e str, more: (&'static str, &'e str)) -> [(&'static str, &'e str); 4] {
     [
         ("LD_PRELOAD", library),
@@ -39,16 +39,16 @@ fn faked<'e>(library: &'e str, more: (&'static str, &'e str)) -> [(&'static str,
     ]
 }
 
-/// A clock that is set while its processes run.
+/// A wall clock that can be set while its processes run.
 pub(crate) struct Faked {
     library: String,
     dir: tempfile::TempDir,
 }
 
 impl Faked {
-    /// It is ahead of ours by so many seconds: `+0`.
+    /// A clock that is ahead of ours by so many seconds, such as `+0`.
     pub(crate) fn at(seconds: &str) -> Self {
-        // A database runs as somebody else.
+        // A database runs as another user.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         let dir = tempfile::Builder::new().permissions(mode).tempdir();
         let faked = Self {
@@ -59,7 +59,7 @@ impl Faked {
         faked
     }
 
-    /// Sets its offset atomically.
+    /// Sets the offset atomically.
     pub(crate) fn set(&self, seconds: &str) {
         let new = self.dir.path().join("new");
         std::fs::write(&new, seconds).unwrap();
@@ -74,7 +74,7 @@ impl Faked {
     }
 }
 
-/// How far the clock behind an answer is ahead of ours, in seconds; less than half a day.
+/// The seconds by which the clock behind an answer is ahead of ours; less than half a day.
 async fn offset(url: &str) -> i64 {
     let asked = crate::support::harness::client().get(url).send();
     let answer = within("an answer", asked).await.unwrap();
@@ -87,7 +87,7 @@ async fn offset(url: &str) -> i64 {
 
 const DAY: i64 = 86_400;
 
-/// One replica has the right time, the other one is a minute ahead.
+/// One replica has the right time, the other replica is a minute ahead.
 #[expect(
     clippy::too_many_lines,
     reason = "a story is read from its beginning to its end"
@@ -113,7 +113,7 @@ async fn replicas_whose_clocks_are_a_minute_apart_believe_each_other() {
     at_other[1].origin = cluster.replicas[0].origin().to_owned();
     for at in 0..2 {
         let (own, other) = (&apps[at], &at_other[at]);
-        // A code of one is good at the other, once.
+        // The other replica redeems a code, once.
         let code = own.code(&[]).await;
         let tokens = other.redeem(&code, &[]).await;
         assert_eq!(tokens.status, StatusCode::OK, "{at}: {}", tokens.body);
@@ -134,7 +134,7 @@ async fn replicas_whose_clocks_are_a_minute_apart_believe_each_other() {
                 assert_eq!(cluster.status(at, token).await, 400, "{at}");
             }
         }
-        // Requests go between the two, both ways.
+        // Both replicas forward requests to each other.
         let here = cluster.session(at, &good[0]).await;
         let there = cluster.by(&here, 1 - at, &good[1]);
         assert_eq!(here.text("counter", json!({})).await, "1");
@@ -243,7 +243,7 @@ async fn a_clock_that_is_set_by_an_hour_is_noticed_by_no_timer() {
         let said = String::from_utf8(said.unwrap().stdout).unwrap();
         let shown: i64 = said.trim().parse().unwrap();
         assert!((shown - now().cast_signed() - wanted).abs() < 5, "{said}");
-        // Answers have the date of a clock that never goes back.
+        // The `Date` of answers never goes back, so only a jump ahead shows.
         for at in 0..if wanted > 0 { 2 } else { 0 } {
             until("the jump", || async {
                 (offset(&place(at)).await - wanted).abs() < 5
@@ -258,8 +258,8 @@ async fn a_clock_that_is_set_by_an_hour_is_noticed_by_no_timer() {
                 *seen += 1;
             }
         }
-        // Keep-alive and the hold time of answers are unchanged. A message that came
-        // without a reader comes at once.
+        // Keep-alive and the hold time of answers are unchanged. Messages that waited for a reader
+        // arrive at once.
         let (mut gaps, mut since) = (Vec::new(), Instant::now());
         while gaps.len() < 3 {
             let event = listener.next().await.unwrap();
@@ -289,7 +289,7 @@ async fn a_clock_that_is_set_by_an_hour_is_noticed_by_no_timer() {
     for (mut stream, seen) in streams.into_iter().zip(last_seen) {
         let rest = stream.messages().await;
         assert_eq!(rest.len() as u64 + seen, 401);
-        // What was sent before the jumps is kept for as long as ever.
+        // Events from before the jumps are still kept.
         let first = rest.first().unwrap().0.clone();
         let again = Events::of(there.get(Some(&first)).await).messages().await;
         assert_eq!(again.len() + 1, rest.len());

@@ -1,5 +1,5 @@
-//! Access at two replicas that share Redis and PostgreSQL: grants, tokens, deleted tenants and users, shared
-//! limits, and log-ins whose steps meet different replicas.
+//! Access at two replicas that share Redis and PostgreSQL: grants, tokens, deleted tenants and
+//! users, shared limits, and log-ins whose steps reach different replicas.
 
 use std::{
     sync::{
@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-/// The session by way of a replica, with a token.
+/// The session through a replica, with a token.
 fn by(session: &Session, replica: &Served, token: &str) -> Session {
     let mut other = session.again();
     other.http = bearer(token);
@@ -46,7 +46,7 @@ fn app_at(app: &App, replica: &Served) -> App {
     }
 }
 
-/// A session of a tenant's server that begins at a replica.
+/// A new session of a tenant's server, opened at a replica.
 async fn session(replica: &Served, tenant: &str, token: &str) -> Session {
     let url = format!("{}/t/{tenant}/x/mcp", replica.origin());
     let mut session = Session::at(bearer(token), url);
@@ -72,7 +72,7 @@ async fn a_refreshed_token_of_the_grant_resumes_at_the_other_replica() {
         .await;
     let new = refreshed.text("access_token");
     assert_ne!(new, old);
-    // The same person by another client is another principal.
+    // The same person with another client is another principal.
     let other = App::public(second, "a").await.tokens().await;
     let stranger = by(&here, second, &other.text("access_token"));
     let refused = stranger.get(Some(&cursor)).await;
@@ -110,7 +110,7 @@ async fn opened(pair: &Pair, token: &str) -> Vec<(Session, Vec<Events>)> {
     open
 }
 
-/// Waits, for at most 5 s from `began`, until everything that was `open` is gone, from Redis too, and
+/// Waits, for at most 5 s from `began`, until everything in `open` is gone, from Redis too, and
 /// `token` opens nothing at either replica. `kept` are the children of others.
 async fn all_gone(
     pair: &Pair,
@@ -128,7 +128,7 @@ async fn all_gone(
         }
         for replica in pair.both() {
             let way = by(&session, replica, token);
-            // Without a session, and so without starting a child: a good token gets as far as 400.
+            // A request without a session starts no child; a valid token would get 400.
             let stranger = Session::at(bearer(token), way.url.clone());
             until("no entry", || async {
                 for way in [&way, &stranger] {
@@ -178,7 +178,7 @@ async fn bystander(pair: &Pair) -> (Session, Events, Vec<u32>) {
     (there, listener, pair.descendants())
 }
 
-/// Its stream has not ended, and its child is the same.
+/// Asserts that the bystander's stream is open, and that its child is the same.
 async fn is_untouched((session, mut listener, _): (Session, Events, Vec<u32>)) {
     let changed = json!({"method": "notifications/tools/list_changed", "params": {}});
     assert_eq!(session.text("notify", changed).await, "sent");
@@ -200,7 +200,7 @@ async fn a_deleted_user_is_gone_from_both_replicas_and_redis() {
     deleted("/tenants/a/users/ada").await;
 }
 
-/// Everything below `path` is gone, and everything else is left.
+/// Deletes the object at `path`: everything below it ends, and nothing else.
 async fn deleted(path: &str) {
     let pair = Pair::issuing(json!({})).await;
     let other = bystander(&pair).await;
@@ -248,7 +248,7 @@ async fn streams_of_a_principal_are_limited_over_both_replicas() {
         let policy = refused.headers()["ratelimit-policy"].to_str().unwrap();
         assert!(policy.starts_with("\"principal_streams\";q=3"), "{policy}");
     }
-    // Those that are open go on.
+    // Open streams continue.
     let changed = json!({"method": "notifications/tools/list_changed", "params": {}});
     for (session, listener) in sessions.iter().zip(&mut open) {
         let mut plain = session.again();
@@ -260,7 +260,7 @@ async fn streams_of_a_principal_are_limited_over_both_replicas() {
             "notifications/tools/list_changed"
         );
     }
-    // A place that is left at one replica is one at the other.
+    // A place that is freed at one replica can be used at the other.
     open.remove(0);
     until("a place", || async {
         sessions[3].get(None).await.status() == StatusCode::OK
@@ -282,10 +282,10 @@ async fn a_refresh_token_has_one_successor_by_replicas_that_share_redis() {
     refreshes_once(pair.both()).await;
 }
 
-/// Replicas behind a balancer that gives each request to the other one.
+/// Replicas behind a load balancer that alternates between them.
 struct Alternating {
     pair: Pair,
-    /// The balancer's URL, which is the public one.
+    /// The balancer's URL, which is the public URL.
     origin: String,
     requests: Arc<AtomicUsize>,
     _balancer: Balancer,
@@ -335,7 +335,7 @@ impl Alternating {
         metadata.body
     }
 
-    /// The happy path of a client, from nothing to a session that outlives its token.
+    /// The happy path of a client, from discovery to a session that outlives its token.
     async fn connects(&self, app: &App) {
         let metadata = self.discover().await;
         for (name, endpoint) in [
@@ -386,7 +386,7 @@ impl Alternating {
         .await;
     }
 
-    /// A client that always comes by a new connection.
+    /// A client that opens a new connection for each request.
     fn app(&self, id: &str, secret: Option<&str>) -> App {
         App {
             origin: self.origin.clone(),
@@ -397,7 +397,7 @@ impl Alternating {
     }
 }
 
-/// An HTTP client that keeps no connection, with a token.
+/// An HTTP client that keeps no connection, and sends this token.
 fn fresh(token: Option<&str>) -> Client {
     let mut headers = reqwest::header::HeaderMap::new();
     if let Some(token) = token {
@@ -417,16 +417,16 @@ fn fresh(token: Option<&str>) -> Client {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_kind_of_client_connects_where_no_two_steps_meet_one_replica() {
     let replicas = Alternating::start().await;
-    // Registered by itself (RFC 7591), at one replica.
+    // A client that registered itself (RFC 7591), at one replica.
     let metadata = json!({"redirect_uris": [BACK], "client_name": "Public",
         "token_endpoint_auth_method": "none"});
     let registered = register(replicas.pair.both()[1], "a", &metadata).await;
     let app = replicas.app(&registered.text("client_id"), None);
     replicas.connects(&app).await;
-    // A metadata document, fetched by the replica that needs it.
+    // A client with a metadata document, fetched by the replica that needs it.
     let site = Site::start().await;
     let id = site.document("/client.json", "max-age=600", json!({}));
     replicas.connects(&replicas.app(&id, None)).await;
-    // Declared by the operator.
+    // A client that the operator declared.
     replicas.connects(&replicas.app("app", Some(SECRET))).await;
 }

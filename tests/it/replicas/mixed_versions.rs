@@ -1,5 +1,5 @@
-//! Replicas of two versions over one Redis. The other version's records are written by hand where they
-//! differ.
+//! Replicas of two versions over one Redis. The tests write the records of the other version where
+//! they differ.
 
 use reqwest::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -40,14 +40,14 @@ impl<'r> Kept<'r> {
     }
 }
 
-/// Asserts service, or 503 for a moment.
+/// True if a request is served; asserts 503 otherwise.
 fn is_served(response: &Response) -> bool {
     let status = response.status().as_u16();
     assert!([200, 503].contains(&status), "{status}");
     status == 200
 }
 
-/// The session by way of another replica, once that has it.
+/// The count of a session's child, once a replica has claimed the session.
 async fn count(way: &Session) -> String {
     until("an owner", || async {
         is_served(&way.begin("whoami", json!({})).await)
@@ -69,7 +69,7 @@ async fn additions_of_a_newer_version_are_tolerated_and_stay() {
     let heard = json!({"method": "notifications/old", "params": {}});
     here.call("notify", heard).await;
     let (cursor, _) = within("a notification", listener.message()).await.unwrap();
-    // A newer version was here: it wrote more fields, a longer record, an event of two parts.
+    // The data of a newer version: more fields, a longer record, an event of two parts.
     let kept = Kept::of(&replicas, &here);
     let mut record = kept.record();
     record["future"] = json!({"of": ["another", {"kind": null}]});
@@ -82,7 +82,7 @@ async fn additions_of_a_newer_version_are_tolerated_and_stay() {
     let (stream, id) = (format!("{}:0", kept.key), format!("{last}-0"));
     redis.command(&["XADD", &stream, &id, "e", event, "part", "two"]);
     kept.set("n:0", &last.to_string());
-    // The same for a newer replica that lives, with unknown contents of its heartbeat.
+    // A live replica of a newer version, with unknown contents of its heartbeat.
     for (key, value) in [
         (
             "lockgate:v1:replica:0123",
@@ -106,7 +106,7 @@ async fn additions_of_a_newer_version_are_tolerated_and_stay() {
             .await,
         "1"
     );
-    // After the downgrade this version goes on with the newer version's data.
+    // After the downgrade this version continues with the newer version's data.
     replicas.kill(0).await;
     assert_eq!(count(&there).await, "1", "another child");
     let subscribed = there.text("subscribed", json!({})).await;
@@ -145,7 +145,7 @@ async fn missing_members_of_an_older_version_are_tolerated() {
         let redis = &replicas.redis;
         redis.command(&["HDEL", &kept.key, "born", "h", "eb"]);
     }
-    // A record that this version cannot go on with is the end of its session, and no failure.
+    // A record that this version cannot continue ends its session, without a failure.
     let kept = Kept::of(&replicas, &sessions[1]);
     let mut record = kept.record();
     record["revision"] = json!("2099-01-01");

@@ -1,4 +1,4 @@
-//! Ownership of sessions: their end, and their way from one replica to another.
+//! Ownership of sessions: their deletion, their claims, and their handover between replicas.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ async fn a_replica_with_a_store_of_its_own_says_so() {
     }
 }
 
-/// The number of the session's owner.
+/// The fence of a session, which counts its owners.
 fn fence(replicas: &Replicas, id: &str) -> String {
     let key = format!("lockgate:v1:{{{id}}}");
     replicas.redis.command(&["HGET", &key, "fence"]).text()
@@ -80,7 +80,7 @@ async fn a_resume_reads_the_log_while_its_owner_is_frozen() {
     let seen = progress(&read(&mut events, 20).await);
     replicas.node(0).signal(Signal::STOP);
     let began = Instant::now();
-    // From its third event on: what the owner said is there at once.
+    // The resume replays the owner's events after the third at once.
     let mut resumed = there.resume(&seen[2].0).await;
     let mut rest = read(&mut resumed, 17).await;
     assert!(
@@ -102,7 +102,7 @@ async fn a_resume_reads_the_log_while_its_owner_is_frozen() {
     ] {
         assert_eq!(there.get(Some(cursor)).await.status(), status, "{cursor}");
     }
-    // Then it waits, with comments, for the one that claims the session.
+    // Then the stream waits, with comments, for a new owner of the session.
     rest.extend(resumed.rest().await);
     let comments = rest.iter().filter(|event| event.comment.is_some());
     assert!(comments.count() > 0, "{rest:?}");
@@ -125,7 +125,7 @@ async fn a_frozen_owner_is_found_out_once() {
     replicas.node(0).signal(Signal::STOP);
     let first = last(ways[0].begin("echo", json!({"text": "x"})).await).await;
     assert_eq!(first["error"]["data"]["reason"], "owner_lost", "{first}");
-    // No further request for that owner waits so long.
+    // No further request waits for the frozen owner.
     for way in &ways {
         loop {
             let began = Instant::now();
@@ -181,7 +181,7 @@ async fn a_replica_that_stops_begins_and_claims_nothing() {
     }
     let mut legacy = Legacy::at(&url, "/t/a/x").await;
     legacy.initialize().await;
-    // Neither is the session of a dead replica claimed by it.
+    // The stopping replica does not claim the session of a dead replica either.
     until("the end of its heartbeat", || async {
         let keys = replicas.redis.keys();
         keys.iter().filter(|key| key.contains(":replica:")).count() == 2
@@ -204,7 +204,7 @@ async fn a_replica_that_stops_begins_and_claims_nothing() {
         })
         .await;
     }
-    // No request waits for the end of the delay.
+    // The test does not wait for the end of the drain delay.
     for at in 0..2 {
         replicas.kill(at).await;
     }

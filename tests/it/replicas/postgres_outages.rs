@@ -1,5 +1,5 @@
-//! Outages of PostgreSQL under two replicas: slow, silent, without a free connection, or gone in the middle
-//! of a commit.
+//! Outages of PostgreSQL under two replicas: slow, silent, without a free connection, or lost
+//! during a commit.
 
 use std::{
     io::{Read, Write},
@@ -25,7 +25,7 @@ use crate::support::{
 struct Sql(TcpStream);
 
 impl Sql {
-    /// Connects; none if there is no room for it.
+    /// Connects; `None` if the server has no free connection.
     fn connect(url: &str) -> Option<Self> {
         let stream = TcpStream::connect(place(url)).unwrap();
         stream
@@ -64,7 +64,7 @@ impl Sql {
             match head[0] {
                 b'Z' => return Ok(rows),
                 b'E' => return Err(String::from_utf8_lossy(&body).into_owned()),
-                // Two bytes that count the columns, four that count the bytes of the first one.
+                // Two bytes count the columns, four bytes count the bytes of the first one.
                 b'D' => {
                     let length = u32::from_be_bytes(body[2..6].try_into().unwrap()) as usize;
                     rows.push(String::from_utf8(body[6..6 + length].to_vec()).unwrap());
@@ -89,21 +89,21 @@ async fn calls(ways: &[Session], done: &std::cell::Cell<bool>) -> usize {
     count
 }
 
-/// A session and both ways to it, with a good token.
+/// A new session, through each of the replicas, with a valid token.
 async fn ways(cluster: &Cluster, token: &str) -> [Session; 2] {
     let first = cluster.session(0, token).await;
     let second = cluster.by(&first, 1, token);
     [first, second]
 }
 
-/// Asserts that it is 503 with `Retry-After`.
+/// Asserts a 503 with `Retry-After`.
 fn assert_away(answer: &Answer) {
     let got = (answer.status, answer.headers.contains_key("retry-after"));
     let wanted = (StatusCode::SERVICE_UNAVAILABLE, true);
     assert_eq!(got, wanted, "{}", answer.body);
 }
 
-/// Adds a revocation through the administration of the first replica.
+/// Reads the audit trail through the administration API of the first replica.
 async fn administrate(cluster: &Cluster) -> Answer {
     let gateway = &cluster.replicas[0];
     let url = format!("{}/api/v1/audit", gateway.origin());
@@ -118,7 +118,7 @@ async fn is_back(cluster: &Cluster) {
     .await;
 }
 
-/// No connection is left for a replica, and MCP clients do not notice.
+/// The database has no free connection for a replica, and MCP clients do not notice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_without_room_is_503_at_once_and_mcp_goes_on() {
     let cluster = Cluster::two().await;
@@ -129,7 +129,7 @@ async fn a_database_without_room_is_503_at_once_and_mcp_goes_on() {
     let url = cluster.postgres.url();
     let mut first = Sql::connect(&url).unwrap();
     let mut others = Vec::new();
-    // Until all connections are taken by this client.
+    // This client takes all connections.
     let own = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockgate'";
     let most: usize = first.run("SHOW max_connections")[0].parse().unwrap();
     let began = Instant::now();
@@ -225,7 +225,7 @@ fn seen(cluster: &Cluster, question: &str) -> usize {
     sql.run(question).len()
 }
 
-/// Calls with valid tokens go on through every kind of outage.
+/// Calls with valid tokens continue through every kind of outage.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_with_valid_tokens_go_on_without_the_database() {
     let mut cluster = Cluster::two().await;
@@ -256,7 +256,7 @@ async fn calls_with_valid_tokens_go_on_without_the_database() {
                 }
             });
             join_all(calling).await;
-            // A session begins without it, too.
+            // A new session needs no database either.
             cluster.session(1, &token).await.delete().await;
         };
         let (((refreshed, administrated), took), ()) = tokio::join!(asked, called);
@@ -287,7 +287,7 @@ async fn calls_with_valid_tokens_go_on_without_the_database() {
     }
 }
 
-/// A database with a latency of 200 ms is late and correct.
+/// A database with a latency of 200 ms delays OAuth, and no call.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_database_makes_oauth_slow_and_calls_not() {
     let cluster = Cluster::two().await;
@@ -308,7 +308,7 @@ async fn a_slow_database_makes_oauth_slow_and_calls_not() {
     let (count, ()) = tokio::join!(calls(&ways, &done), refreshing);
     assert!(count > 10, "{count}");
     for at in 0..2 {
-        // It may report the database as degraded.
+        // The replica may report the database as degraded.
         assert_eq!(cluster.health(at).await.0, StatusCode::OK);
     }
 }
@@ -367,7 +367,7 @@ async fn a_code_is_not_spent_twice_when_a_commit_is_ambiguous() {
     }
 }
 
-/// The same for a refresh token: retries within the grace get the one successor.
+/// Ambiguous commits of a refresh: retries within the grace get the one successor.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_token_has_one_successor_when_a_commit_is_ambiguous() {
     let cluster = Cluster::two().await;

@@ -1,5 +1,5 @@
-//! Faults of Redis under two replicas: away at the start, broken connections, full, read-only, slow, empty
-//! after a failover. Frozen and flushed servers are in `sessions`.
+//! Faults of Redis under two replicas: unreachable at the start, broken connections, full,
+//! read-only, slow, empty after a failover. Frozen and flushed servers are in `sessions`.
 
 use std::{cell::Cell, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// No shared store is there at the start; they come one after the other.
+/// No shared store is reachable at the start; then they appear one after the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_start_without_their_stores_and_recover() {
     let (redis, postgres) = (Redis::prepared(Kind::Redis), Postgres::prepared());
@@ -78,7 +78,7 @@ async fn replicas_start_without_their_stores_and_recover() {
     assert_eq!(there.text("counter", json!({})).await, "2");
 }
 
-/// It lives, serves no request, and reports the missing store.
+/// Asserts that a replica is alive, is not ready, and reports the missing stores.
 async fn unready(cluster: &Cluster, at: usize, lacks: &[&str]) {
     let (status, said) = cluster.health(at).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
@@ -92,11 +92,11 @@ fn assert_is_away(response: &Response) {
     assert!(response.headers().contains_key("retry-after"));
 }
 
-/// Two replicas that reach their Redis by a forwarder, and a session at each, of two tenants.
+/// Two replicas that reach Redis through a forwarder, and a session at each, of two tenants.
 struct Ground {
     replicas: Replicas,
     way: Faulty,
-    /// Each session by way of its owner and of the other one.
+    /// Each session, through its owner and through the other replica.
     ways: [[Session; 2]; 2],
 }
 
@@ -129,9 +129,9 @@ impl Ground {
         within("readiness", asked).await.unwrap().status()
     }
 
-    /// Sends one request to each session by both ways. With any fault of Redis, an answer is correct, or
-    /// 503; returns the number of correct ones. A request that was taken just before may wait for as long
-    /// as the fault lasts.
+    /// Sends one request to each session through both replicas. During a fault of Redis each answer
+    /// is correct, or 503; returns the number of correct ones. A request that was accepted just
+    /// before may wait as long as the fault lasts.
     async fn ask(&self, round: usize, waiting: &mut Vec<JoinHandle<bool>>) -> usize {
         let mut right = 0;
         for (session, ways) in self.ways.iter().enumerate() {
@@ -147,8 +147,8 @@ impl Ground {
         right
     }
 
-    /// No client gets 404 or 401: not one that listens, ends
-    /// its session, or begins one.
+    /// Asserts that listeners, deletions, calls and new sessions get 503, and none of them 404 or
+    /// 401.
     async fn refuses(&self) {
         for (at, ways) in self.ways.iter().enumerate() {
             for way in ways {
@@ -169,7 +169,7 @@ impl Ground {
         self.kept_its_children().await;
     }
 
-    /// Each session answers by both ways within `limit`.
+    /// Asserts that each session answers through both replicas within `limit`.
     async fn answers(&self, limit: Duration, waiting: Vec<JoinHandle<bool>>) {
         let began = Instant::now();
         let mut more = Vec::new();
@@ -186,7 +186,7 @@ impl Ground {
         }
     }
 
-    /// No session has got another child.
+    /// Asserts that each session still has its first child.
     async fn kept_its_children(&self) {
         for ways in &self.ways {
             assert_eq!(ways[0].text("counter", json!({})).await, "2", "one child");
@@ -194,15 +194,14 @@ impl Ground {
         }
     }
 
-    /// Whether Redis has the heartbeats of both replicas.
+    /// True if Redis has the heartbeats of both replicas.
     fn has_heartbeats(&self) -> bool {
         let keys = self.replicas.redis.keys();
         keys.iter().filter(|key| key.contains("replica:")).count() == 2
     }
 }
 
-/// Whether a call gets its answer; else it gets 503, or the error for an unknown
-/// outcome.
+/// True if a call gets its answer; asserts 503, or the error for an unknown outcome, otherwise.
 async fn is_right(client: Session, text: String) -> bool {
     let response = client.begin("echo", json!({"text": text})).await;
     if response.status() != StatusCode::OK {
@@ -218,7 +217,7 @@ async fn is_right(client: Session, text: String) -> bool {
     true
 }
 
-/// A stream of each session, from before a fault to behind it.
+/// A stream of each session through each replica, which outlasts a fault.
 async fn streams(ground: &Ground) -> Vec<Events> {
     let mut streams = Vec::new();
     for (session, ways) in ground.ways.iter().enumerate() {
@@ -232,7 +231,7 @@ async fn streams(ground: &Ground) -> Vec<Events> {
     streams
 }
 
-/// Messages of one stream: they last from before a fault to behind it.
+/// The messages of one stream, which outlasts a fault.
 const COUNT: u64 = 300;
 
 /// Asserts that each stream has all of its own messages in order, and nothing else.
@@ -316,11 +315,11 @@ async fn a_redis_that_takes_no_writes_is_503() {
     suffers(begin, |ground| follows(ground, ["NO", "ONE"])).await;
 }
 
-/// The time for which a line is thin. A heartbeat stands for 5 s and is up to 1 s old when it begins.
+/// The duration of the thin line. A heartbeat is valid for 5 s, and up to 1 s old at first.
 const THIN: Duration = Duration::from_millis(2500);
 
-/// A very slow Redis: answers are late and correct. A replica whose heartbeat lapses on
-/// a busy machine must lose its sessions; then the line is made thin once more.
+/// A very slow Redis: answers are late and correct. A replica whose heartbeat lapses on a busy
+/// machine has to lose its sessions; then the test starts again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_behind_a_thin_line_is_late_or_503() {
     for _ in 0..5 {
@@ -361,8 +360,8 @@ async fn heartbeats_outlast_a_thin_line() -> bool {
     true
 }
 
-/// A name that moves to an empty server: owners register their sessions again, and ids from
-/// before are unknown.
+/// An address that moves to an empty server: owners register their sessions again, and earlier
+/// event ids are unknown.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_failed_over_to_an_empty_one_is_filled_again() {
     let empty = Redis::start(Kind::Valkey);
@@ -380,7 +379,7 @@ async fn a_redis_that_failed_over_to_an_empty_one_is_filled_again() {
     })
     .await;
     let began = Instant::now();
-    // A replica that has not met it yet answers as before, and refuses for a moment when it does.
+    // A replica answers as before until it reaches the empty server, then refuses for a moment.
     until("both replicas there", async || {
         let keys = empty.keys();
         keys.iter().filter(|key| key.contains("replica:")).count() == 2

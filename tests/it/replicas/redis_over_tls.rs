@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// An authority; `file` names what it is known by.
+/// A certificate authority; `file` has its certificate.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: tempfile::TempDir,
@@ -42,7 +42,7 @@ impl Authority {
     }
 }
 
-/// The only user of Redis is the documented one.
+/// Adds the documented user to Redis.
 fn restrict(redis: &Redis) {
     let text = std::fs::read_to_string(package().join("docs/replicas.md")).unwrap();
     let line = text.split("```text\nuser lockgate ").nth(1).unwrap();
@@ -79,7 +79,7 @@ async fn replicas_share_a_redis_of_a_private_authority_as_the_documented_user() 
     );
     assert_eq!(count(&there).await, 1, "claimed");
     assert_eq!(there.delete().await.status(), StatusCode::NO_CONTENT);
-    // Nothing was refused to that user.
+    // Redis refused that user nothing.
     let refused = replicas.redis.command(&["ACL", "LOG"]);
     assert_eq!(refused, Reply::List(Vec::new()));
 }

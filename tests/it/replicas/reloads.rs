@@ -29,7 +29,7 @@ async fn status(replica: &Replica, http: &Client, name: &str) -> u16 {
         .map_or(0, |answer| answer.status().as_u16())
 }
 
-/// Reads a stream of progress on, without a gap.
+/// Reads 100 further messages of a progress stream, without a gap.
 async fn goes_on(stream: &mut Events, seen: &mut u64) {
     for _ in 0..100 {
         let (_, message) = stream.message().await.expect("it lives");
@@ -117,7 +117,7 @@ async fn reloads_on_two_replicas_drop_no_stream_and_bad_ones_change_nothing() {
     for (call, seen) in calls.iter_mut().zip(&mut seen) {
         goes_on(call, seen).await;
     }
-    // Valid ones, with another launch of the server for new sessions.
+    // Valid files, with another environment of the server for new sessions.
     second.install(folder.path());
     ground.manifest(&tenants(json!({"x": server("2"), "y": server("1")})));
     let new = second.client();

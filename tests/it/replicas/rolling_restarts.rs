@@ -1,5 +1,5 @@
-//! Replicas behind a load balancer without stickiness that are restarted in turn, killed and frozen. Clients
-//! count their answers.
+//! Replicas behind a load balancer without stickiness: restarted in turn, killed and frozen.
+//! Clients count their answers.
 
 use std::{
     sync::{
@@ -22,10 +22,10 @@ use crate::{
     },
 };
 
-/// Gives each request to the next replica that is ready; one that it cannot connect to, it leaves
-/// out. Connections are not kept, so that none is closed by one side while the other uses it.
+/// A load balancer that gives each request to the next ready replica, and skips one that refuses
+/// connections. It keeps no connection, so that none is closed by one side while the other uses it.
 struct Balancer {
-    /// The MCP endpoints; none for one that is not ready.
+    /// The MCP endpoints; `None` for a replica that is not ready.
     urls: watch::Sender<Vec<Option<String>>>,
     next: AtomicUsize,
     http: Client,
@@ -50,7 +50,7 @@ impl Balancer {
         self.urls.send_modify(|urls| urls[at] = url);
     }
 
-    /// Sends a request of a session; none if no replica answered, or the connection broke.
+    /// Sends a request of a session; `None` if no replica answered, or the connection broke.
     async fn send(
         &self,
         session: &Session,
@@ -77,9 +77,9 @@ impl Balancer {
 /// Tolerated failures of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Loss {
-    /// None.
+    /// No failure.
     None,
-    /// A call may be 503 or end with −31001; sessions may not be lost.
+    /// A call may get 503 or end with −31001; sessions may not be lost.
     Calls,
 }
 
@@ -88,12 +88,12 @@ struct Visitor {
     session: Session,
     balancer: Arc<Balancer>,
     loss: Loss,
-    /// Whether it is to stop.
+    /// True when the client has to stop.
     is_over: Arc<AtomicBool>,
 }
 
 impl Visitor {
-    /// Makes the child send `number`; returns whether it did.
+    /// Makes the child send `number`; true if the call is confirmed.
     async fn says(&self, number: u64) -> bool {
         let args = json!({"method": "notifications/number", "params": {"number": number}});
         let call = tool_call(json!(number), "notify", args).to_string();
@@ -200,9 +200,9 @@ impl Visitor {
             .iter()
             .filter(|number| heard.binary_search(number).is_err())
             .collect();
-        // An answer as JSON waits for no store: it may have come before what the child had said was
-        // kept, and that was then never sent (so it was not emitted). One client has one such
-        // call at a time, and there are two replicas that die.
+        // A JSON answer does not wait for the store: the replica may have died before it stored the
+        // notification, which was then never sent. A client has one such call at a time, and two
+        // replicas die.
         let bound = if self.loss == Loss::Calls { 2 } else { 0 };
         assert!(lost.len() <= bound, "lost: {lost:?} of {heard:?}");
         said.len()
@@ -250,7 +250,7 @@ impl Crowd {
 const SETS: [&str; 2] = ["drain.delay=1s", "drain.timeout=10s"];
 const KEYS: &str = "idle: 10m";
 
-/// Stops a replica as an orchestrator does, which a balancer notices, and starts it again.
+/// Stops a replica as an orchestrator does, tells the balancer, and starts the replica again.
 async fn restart(replicas: &mut Replicas, balancer: &Balancer, at: usize) {
     let node = replicas.node(at);
     node.signal(Signal::TERM);
@@ -265,7 +265,7 @@ async fn restart(replicas: &mut Replicas, balancer: &Balancer, at: usize) {
     begin(replicas, balancer, at).await;
 }
 
-/// Starts a replica that is gone.
+/// Starts a replica that has ended.
 async fn begin(replicas: &mut Replicas, balancer: &Balancer, at: usize) {
     replicas.start(at, &SETS, KEYS).await;
     balancer.set(at, Some(replicas.node(at).url.clone()));
@@ -285,7 +285,7 @@ async fn a_rolling_restart_fails_no_request_and_loses_no_event() {
     assert!(count > 100, "{count}");
 }
 
-/// With any loss of replicas: calls may end with an error; sessions and events survive.
+/// Killed and frozen replicas: calls may end with an error; sessions and events survive.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_that_are_killed_and_frozen_in_turn_lose_no_session_and_no_event() {
     let mut replicas = Replicas::with(2, &SETS, KEYS).await;
@@ -293,7 +293,7 @@ async fn replicas_that_are_killed_and_frozen_in_turn_lose_no_session_and_no_even
     let balancer = Arc::clone(&crowd.balancer);
     replicas.kill(0).await;
     begin(&mut replicas, &balancer, 0).await;
-    // Frozen until the other replica serves its sessions, then woken, fenced.
+    // Replica 1 is frozen until replica 0 serves its sessions, then woken and fenced.
     let session = replicas.node(1).session().await;
     replicas.node(1).signal(Signal::STOP);
     balancer.set(1, None);

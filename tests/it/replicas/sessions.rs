@@ -1,5 +1,5 @@
-//! Sessions of replicas that share Redis: any replica serves any session, and the loss of one loses none.
-//! Replicas are processes of the real binary.
+//! Sessions of replicas that share Redis: any replica serves any session, and the loss of a replica
+//! loses no session. Replicas are processes of the real binary.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -17,14 +17,14 @@ use crate::support::{
     redis::{Kind, Redis},
 };
 
-/// Replicas over one Redis, each with a data directory of its own.
+/// Replicas over one Redis, each with its own data directory.
 pub(crate) struct Replicas {
     nodes: Vec<Option<Gateway>>,
     pub(crate) redis: Redis,
     dirs: Vec<tempfile::TempDir>,
 }
 
-/// What all replicas of a test have in common.
+/// The settings that all replicas of a test share.
 const COMMON: [&str; 5] = [
     "public_url=http://127.0.0.1:8080",
     "master_key=MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=",
@@ -34,12 +34,12 @@ const COMMON: [&str; 5] = [
 ];
 
 impl Replicas {
-    /// Two of them.
+    /// Two replicas.
     pub(crate) async fn two(sets: &[&str]) -> Self {
         Self::with(2, sets, "idle: 10m").await
     }
 
-    /// `count` of them, whose servers have `keys`.
+    /// `count` replicas, whose servers have `keys`.
     pub(crate) async fn with(count: usize, sets: &[&str], keys: &str) -> Self {
         let redis = Redis::start(Kind::Redis);
         let url = redis.url();
@@ -66,7 +66,7 @@ impl Replicas {
         self.nodes[at].as_ref().unwrap()
     }
 
-    /// Waits until one serves.
+    /// Waits until a replica serves.
     pub(crate) async fn ready(&self, at: usize) {
         let node = self.node(at);
         let url = node.url.replace("/t/a/x/mcp", "/readyz");
@@ -98,7 +98,7 @@ impl Replicas {
         self.ready(at).await;
     }
 
-    /// The same session by way of another replica.
+    /// The same session through another replica.
     pub(crate) fn by(&self, session: &Session, at: usize) -> Session {
         let mut other = session.again();
         other.url.clone_from(&self.node(at).url);
@@ -125,7 +125,7 @@ async fn way_to(redis: &Redis) -> (Faulty, String) {
     (way, url)
 }
 
-/// The count of its child; another child begins at one again.
+/// The count of a session's child; a new child starts at one.
 pub(crate) async fn count(session: &Session) -> u64 {
     let text = session.text("counter", json!({})).await;
     text.parse().unwrap()
@@ -286,7 +286,7 @@ async fn a_killed_replica_loses_no_event_and_its_calls_end() {
         json!({"reason": "owner_lost", "retryable": false})
     );
     while listener.next().await.is_some() {}
-    // The session goes on with another child.
+    // The session continues with another child.
     assert_eq!(there.text("counter", json!({})).await, "1");
 }
 
@@ -316,7 +316,7 @@ async fn calls_forwarded_to_a_killed_replica_end() {
         (&json!("held"), &json!(-31001))
     );
     assert_eq!(held["error"]["data"]["reason"], "owner_lost");
-    // The stream through the living replica goes on to its end, without a reconnect.
+    // The stream through the live replica continues to its end, without a reconnect.
     seen.extend(events.rest().await);
     let numbers: Vec<u64> = progress(&seen)
         .into_iter()
@@ -371,7 +371,7 @@ async fn a_replica_that_was_frozen_is_fenced_when_it_wakes() {
     let here = replicas.node(0).session().await;
     let there = replicas.by(&here, 1);
     assert_eq!(count(&here).await, 1);
-    // One that writes nothing, so that no write of it is refused.
+    // An idle session: no write of it can be refused.
     let quiet = replicas.node(0).session().await;
     assert_eq!(count(&quiet).await, 1);
     let first = replicas.node(0).descendants();
@@ -392,7 +392,7 @@ async fn a_replica_that_was_frozen_is_fenced_when_it_wakes() {
     let end: Value = final_message(&rest);
     assert_eq!(end["error"]["data"]["reason"], "owner_lost");
     replicas.node(0).signal(Signal::CONT);
-    // The woken replica sends nothing of its old sessions, ends its child, and serves as one of two.
+    // The woken replica sends nothing of its old sessions, ends their children, and serves again.
     let late = events.rest().await;
     let frozen: Vec<u64> = progress(&late)
         .into_iter()
@@ -481,8 +481,8 @@ async fn redis_away_is_503_and_costs_no_child() {
     );
 }
 
-/// Polls the count for a while after `back`: every answer other than 503 must be a
-/// count. Returns the time of the last 503 and the counts.
+/// Polls the count until three seconds after `back`. Each answer other than 503 must be a count.
+/// Returns the time of the last 503, and the counts.
 async fn counted(way: Session, back: Instant) -> (Instant, Vec<u64>) {
     let (mut late, mut counts) = (back, Vec::new());
     while back.elapsed() < Duration::from_secs(3) {
@@ -497,8 +497,8 @@ async fn counted(way: Session, back: Instant) -> (Instant, Vec<u64>) {
     (late, counts)
 }
 
-/// All heartbeats have expired when Redis is back, and one replica is back before the other: it claims
-/// no session whose owner lives.
+/// All heartbeats have expired when Redis returns, and one replica reaches it before the other: it
+/// claims no session of a live owner.
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_away_beyond_all_heartbeats_costs_no_child() {
     let redis = Redis::start(Kind::Redis);
@@ -628,7 +628,7 @@ async fn a_replica_cut_off_from_redis_sends_its_streams_elsewhere() {
     let url = replicas.node(0).url.replace("/t/a/x/mcp", "/readyz");
     let ready = replicas.node(0).http.get(&url).send().await.unwrap();
     assert_eq!(ready.status(), StatusCode::SERVICE_UNAVAILABLE);
-    // Elsewhere it goes on behind the last event that was sent.
+    // The other replica continues the stream behind the last event that was sent.
     let all: Vec<_> = seen.iter().chain(&rest).cloned().collect();
     let (cursor, last_seen) = progress(&all).last().unwrap().clone();
     until("another owner", || async {
@@ -730,7 +730,7 @@ async fn a_server_that_must_not_be_restored_ends_its_sessions_with_their_replica
 async fn abandoned_sessions_leave_no_key() {
     let replicas = Replicas::two(&["session.idle=3s"]).await;
     let before = replicas.redis.keys().len();
-    // All at once, so that on a busy machine the first is not idle for too long before the last begins.
+    // All at once: on a busy machine the first must not be idle for too long.
     let abandoned = (0..20).map(async |number: usize| {
         let session = replicas.node(number % 2).session().await;
         session
@@ -809,7 +809,7 @@ async fn a_slow_redis_makes_streams_late_and_calls_not() {
         waits[10] < Duration::from_millis(150),
         "no call waits for Redis: {waits:?}"
     );
-    // All listeners come at once, each by way of the other replica.
+    // All listeners connect at once, each through the other replica.
     let came = sessions.iter().enumerate().map(async |(number, session)| {
         let began = Instant::now();
         let response = replicas.by(session, (number + 1) % 2).get(None).await;
@@ -925,7 +925,7 @@ async fn what_changes_a_session_in_a_flushed_redis_does_not_end_it() {
     let here = replicas.node(0).session().await;
     assert_eq!(count(&here).await, 1);
     replicas.redis.command(&["FLUSHALL"]);
-    // Its record is to be written before the owner knows that there is none.
+    // The owner has to write the record before it notices the loss.
     let level = json!({"jsonrpc": "2.0", "id": "level", "method": "logging/setLevel",
         "params": {"level": "error"}});
     let answer = last(here.post(&level).await).await;

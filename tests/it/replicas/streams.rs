@@ -1,5 +1,5 @@
-//! Streams of sessions over two replicas: cut anywhere, resumed often, never read, read too late, and owned
-//! by a replica that was frozen.
+//! Streams of sessions over two replicas: cut at any byte, resumed often, never read, read too
+//! late, and owned by a frozen replica.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -27,7 +27,7 @@ fn host(node: &Gateway) -> String {
     url.authority().to_owned()
 }
 
-/// The answer to a resume. A replica for which Redis is too slow says so (503), and is asked again.
+/// The answer to a resume. A 503, which a slow Redis causes, is retried.
 async fn resumed(way: &Session, cursor: &str) -> Response {
     let mut response = way.get(Some(cursor)).await;
     while response.status() == StatusCode::SERVICE_UNAVAILABLE {
@@ -64,7 +64,7 @@ async fn a_stream_is_left_and_resumed_twenty_times_at_alternating_replicas() {
     }
 }
 
-/// Streams are counted at the owner of the session, whichever replica they came by.
+/// The owner of a session counts its streams, through either replica.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_of_a_session_are_limited_over_both_replicas() {
     let replicas = Replicas::two(&["stream.per_session=2"]).await;
@@ -86,7 +86,7 @@ async fn streams_of_a_session_are_limited_over_both_replicas() {
         let refused = way.get(None).await;
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     }
-    // Those that are open go on to their ends, without a gap.
+    // Open streams continue to their ends, without a gap.
     for events in &mut open {
         let rest = events.rest().await;
         let numbers: Vec<u64> = progress(&rest).into_iter().map(|(_, n)| n).collect();
@@ -100,7 +100,7 @@ async fn streams_of_a_session_are_limited_over_both_replicas() {
         heard.unwrap().1["method"],
         "notifications/tools/list_changed"
     );
-    // A place that is left is there for the next.
+    // A freed place can be used again.
     listeners.clear();
     until("a place", || async {
         there.get(None).await.status() == StatusCode::OK
@@ -126,7 +126,7 @@ async fn collect(direct: &Session, by: &Session, count: u64) -> (Vec<String>, us
         };
         match response.status() {
             StatusCode::NO_CONTENT => break,
-            // Redis is too slow for it: come again.
+            // Redis is too slow: retry.
             StatusCode::SERVICE_UNAVAILABLE => continue,
             _ => {}
         }
@@ -156,7 +156,7 @@ async fn cuts_at_any_byte_lose_nothing_and_repeat_nothing_at_two_replicas() {
     let sets = ["log.events=1000000", "log.bytes=1GiB", &*balancer.host()];
     let replicas = Replicas::two(&sets).await;
     let hosts = (0..2).map(|at| host(replicas.node(at))).collect();
-    // Every third connection breaks before anything can have been read of it.
+    // Every third connection breaks before its first byte.
     balancer.before(hosts, move || chance.below(3).min(1) * chance.below(1600));
     let count = disconnects as u64 * 5 / 8;
     let mut sessions = Vec::new();
@@ -191,7 +191,7 @@ async fn where_replay_becomes_live_there_is_no_seam_at_either_replica() {
     let (mut resumes, mut next) = (0, 1);
     let mut cursor = within("an id", events.next()).await.unwrap().id.unwrap();
     loop {
-        // From a little behind what is written now, to a little beyond: the seam is in between.
+        // From replayed events to live events: the boundary is in between.
         let stop = next + 1 + chance.below(40) as u64;
         let mut end = None;
         while next < stop {
@@ -217,17 +217,17 @@ async fn where_replay_becomes_live_there_is_no_seam_at_either_replica() {
     assert!(resumes >= 50, "{resumes}");
 }
 
-/// Events of a stream that is not kept as a whole.
+/// The events of a stream, more than the log keeps.
 const MANY: u64 = 600;
 
-/// The answer to a resume behind `number`: 410, or the next events.
+/// True if a resume behind `number` gets 410; asserts that it gets the next event otherwise.
 async fn is_gone(response: Response, number: u64) -> bool {
     if response.status() == StatusCode::GONE {
         return true;
     }
     assert!(is_stream(&response), "{response:?}");
     let Some((_, message)) = Events::of(response).message().await else {
-        // It was cut before the first event, and reconnects.
+        // The stream was cut before its first event.
         return false;
     };
     let next = message["params"]["progress"].as_u64();
@@ -248,7 +248,7 @@ async fn trimmed_events_are_gone_at_every_replica() {
     let mut events = here.stream("slow", args, json!("t")).await;
     let (old, number) = progress(&read(&mut events, 3).await)[2].clone();
     let mut fresh = Vec::new();
-    // Its client reads on, so that the child goes on; another connection comes with an old cursor.
+    // The client reads on, so that the child continues; others resume from an old cursor.
     let reading = async { fresh = events.rest().await };
     let asking = async {
         until("an old cursor is gone", || async {
@@ -258,7 +258,7 @@ async fn trimmed_events_are_gone_at_every_replica() {
         .await;
     };
     tokio::join!(reading, asking);
-    // Connections that asked took the stream from the first: its client comes again until the end.
+    // The resumes took the stream over from the client, which reconnects until the end.
     let seen = progress(&fresh);
     let (mut kept, mut number_kept) = seen.last().cloned().unwrap_or((old.clone(), number));
     loop {
@@ -280,7 +280,7 @@ async fn trimmed_events_are_gone_at_every_replica() {
     for way in [&here, &there] {
         assert!(is_gone(resumed(way, &old).await, number).await);
     }
-    // Also for a replica that finds the log, and never wrote to it.
+    // The same holds at a replica that has the log, and never wrote to it.
     replicas.kill(0).await;
     until("another owner", || async {
         let response = there.get(Some(&old)).await;
@@ -291,7 +291,7 @@ async fn trimmed_events_are_gone_at_every_replica() {
     assert_eq!(count(&there).await, 1, "the session goes on");
 }
 
-/// A held response of a lost connection becomes no stream, since its client knows of none.
+/// A held response of a lost connection becomes no stream: its client knows of none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_that_nobody_waits_for_is_in_no_log() {
     let replicas = Replicas::with(1, &[], "reply: {sse_after: 500ms}").await;
@@ -312,7 +312,7 @@ async fn a_response_that_nobody_waits_for_is_in_no_log() {
         () = is_there => {}
     }
     drop(call);
-    // Longer than both.
+    // Longer than the first call and `sse_after`.
     let answered = session.begin("sleep", json!({"ms": 1_000})).await;
     assert!(is_stream(&answered));
     assert_eq!(text_of(&last(answered).await), "slept");
@@ -337,7 +337,7 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
     for _ in 0..clients {
         let session = replicas.node(0).session().await;
         let there = replicas.by(&session, 1);
-        // With two calls in flight the log belongs to the listener.
+        // With two calls in flight, log messages go to the listener.
         let hang = session.begin("hang", json!({})).await;
         let socket = deaf(&there).await;
         deafs.push((session, there, socket, hang));
@@ -360,8 +360,9 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
         stays_quick("by the other replica", before[1], || slow_call(&other_way)).await;
     };
     tokio::join!(join_all(floods), others);
-    // The writes that wait for Redis, the copies of the batch under way, the log, and the read-ahead
-    // of the child; the other replica has only its pending output. A whole flood is 24,000 KiB.
+    // The owner holds the writes that wait for Redis, the copies of the current batch, the log,
+    // and the read-ahead of the child; the other replica only its pending output. A whole flood
+    // is 24,000 KiB.
     for ((gauge, memory), bound) in gauges.iter().zip(memory).zip([12 << 10, 2 << 10]) {
         let grown = gauge.memory() - memory;
         println!("{grown} KiB more for {clients} clients");
@@ -384,7 +385,7 @@ async fn clients_that_never_read_cost_both_replicas_little_and_meet_no_gap() {
     join_all(ends).await;
 }
 
-/// No event is sent before Redis has it, so a child that goes on would fill the memory of its owner.
+/// No event is sent before Redis has it: a child that continued would fill the owner's memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_that_floods_waits_for_a_redis_that_hangs_and_loses_nothing() {
     let replicas = Replicas::with(2, &["log.bytes=64MiB", "log.events=10000"], "").await;
@@ -423,14 +424,14 @@ async fn a_child_that_floods_waits_for_a_redis_that_hangs_and_loses_nothing() {
     drop(hang);
 }
 
-/// A child from which nothing was read for this long waits.
+/// A child is blocked if nothing was read from it for this long.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// The number of events of 8 KB that a client does not read.
 const FLOOD: u64 = 3000;
 
-/// Waits until a client that does not read has something to read: an event, or that it fell behind
-/// before the first one was on its way.
+/// Waits until a client that does not read has something to read: an event, or a `retry:` because
+/// it fell behind before the first event.
 async fn is_stuffed(socket: &TcpStream) {
     until("something to read", || async {
         let mut seen = [0; 3000];
@@ -440,8 +441,8 @@ async fn is_stuffed(socket: &TcpStream) {
     .await;
 }
 
-/// A frozen replica that wakes up and would answer with JSON, for which it
-/// needs no store: deliveries and answers check the lease.
+/// JSON answers need no store, so a frozen replica could send one when it wakes: deliveries and
+/// answers check the lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
     let replicas = Replicas::two(&[]).await;
@@ -449,7 +450,7 @@ async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
     for number in 1..=40 {
         assert_eq!(count(&here).await, number);
     }
-    // Each of several is woken by itself.
+    // Several sessions, because each wakes on its own.
     let mut sessions = vec![plain(&here)];
     for _ in 0..5 {
         sessions.push(plain(&replicas.node(0).session().await));
@@ -502,7 +503,7 @@ async fn a_frozen_replica_answers_no_call_with_json_when_it_wakes() {
     }
 }
 
-/// A call that its child has, and answers in a second.
+/// Starts a call that the child answers after a second; returns when the child has the call.
 async fn hold(session: &Session) -> JoinHandle<(StatusCode, Value)> {
     let own = plain(session);
     let call = tool_call(json!("held"), "sleep", json!({"ms": 1000}));

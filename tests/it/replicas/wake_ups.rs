@@ -25,7 +25,7 @@ async fn replica(ground: &Ground, redis: &Redis) -> Replica {
     ground.serve(&args).await
 }
 
-/// Waits until so many replicas listen.
+/// Waits until `count` replicas listen.
 async fn listened_to(redis: &Redis, count: i64) {
     until("replicas that listen", || async {
         let said = redis.command(&["PUBSUB", "NUMSUB", "lockgate:v1:wake"]);
@@ -34,7 +34,7 @@ async fn listened_to(redis: &Redis, count: i64) {
     .await;
 }
 
-/// The time until a server that `admin` adds is there for a client of `at`, of which three in four take less.
+/// The time until a server that `admin` adds is visible at `at`: three in four take less.
 async fn delay(admin: &Admin, at: &Replica, names: std::ops::Range<u32>) -> Duration {
     let mut waits = Vec::with_capacity(names.len());
     for number in names {
@@ -44,7 +44,7 @@ async fn delay(admin: &Admin, at: &Replica, names: std::ops::Range<u32>) -> Dura
         let began = Instant::now();
         let client: Session = at.stranger("a", &format!("s{number}"));
         until("the server", || async {
-            // A request without a session is 400 if the server exists.
+            // A request without a session gets 400 if the server exists.
             let status = client.get(None).await.status().as_u16();
             assert!([400, 404].contains(&status), "{status}");
             status == 400
@@ -65,10 +65,10 @@ async fn changes_at_one_replica_reach_the_other_at_once() {
     let made = admin.put("/tenants/a", json!({"auth": {"mode": "none"}}));
     assert_eq!(made.await.0, 201);
     listened_to(&redis, 2).await;
-    // Without notifications a replica polls every 400 ms: more than 300 ms for one in four.
+    // Without notifications a replica polls every 400 ms: one change in four takes over 300 ms.
     let told = delay(&admin, &other, 0..20).await;
     assert!(told < Duration::from_millis(100), "{told:?}");
-    // Notifications arrive over another connection too.
+    // Notifications also arrive over a new connection.
     redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     listened_to(&redis, 2).await;
     let told = delay(&admin, &other, 20..40).await;

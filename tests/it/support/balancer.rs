@@ -8,7 +8,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Assigns each connection to the next replica.
+/// A load balancer that assigns each connection to the next replica.
 pub(crate) struct Balancer {
     pub(crate) address: SocketAddr,
     listener: Option<TcpListener>,
@@ -16,7 +16,7 @@ pub(crate) struct Balancer {
 }
 
 impl Balancer {
-    /// A balancer without replicas, whose settings need its address.
+    /// A balancer without replicas: their settings need its address.
     pub(crate) async fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self {
@@ -26,13 +26,13 @@ impl Balancer {
         }
     }
 
-    /// The setting by which replicas know it.
+    /// The setting that makes replicas accept its address as a host.
     pub(crate) fn host(&self) -> String {
         format!("http.allowed_hosts=[\"{}\"]", self.address)
     }
 
-    /// Stands before `targets` (`host:port`) from now on. A connection is reset behind as many bytes
-    /// of answers as `limit` says of it.
+    /// Forwards to `targets` (`host:port`) from now on. A connection is reset behind as many bytes
+    /// of answers as `limit` returns for it.
     pub(crate) fn before(
         &mut self,
         targets: Vec<String>,
@@ -49,7 +49,7 @@ impl Balancer {
         });
     }
 
-    /// `url` of a replica by way of here.
+    /// The URL of a replica through the balancer.
     pub(crate) fn by(&self, url: &str) -> String {
         let mut url = url::Url::parse(url).unwrap();
         url.set_port(Some(self.address.port())).unwrap();
@@ -63,13 +63,13 @@ async fn pair(near: TcpStream, target: String, limit: usize) {
     };
     for stream in [&near, &far] {
         stream.set_nodelay(true).unwrap();
-        // Closed with what was not read: the other end sees a reset.
+        // Closed with zero linger, so that the other end sees a reset.
         stream.set_zero_linger().unwrap();
     }
     let (mut near_read, mut near_write) = near.into_split();
     let (far_read, mut far_write) = far.into_split();
     let answers = async {
-        // One more than was allowed is the end.
+        // The connection ends at its limit.
         let mut answers = far_read.take(limit as u64);
         let mut buffer = vec![0; 16 * 1024];
         while let Ok(read @ 1..) = answers.read(&mut buffer).await

@@ -7,10 +7,10 @@ use url::Url;
 
 use crate::support::harness::{client, within};
 
-/// A browser; its cookies are its own.
+/// A browser with its own cookies.
 pub(crate) struct Browser {
     http: reqwest::Client,
-    /// By origin and name.
+    /// The cookies by origin and name.
     cookies: BTreeMap<(String, String), String>,
 }
 
@@ -42,8 +42,8 @@ impl Browser {
         self.send(url, request).await
     }
 
-    /// Sends the first form of a page that has these fields, as a browser does for a page that says
-    /// `no-referrer`.
+    /// Sends the first form of a page that has these fields, as a browser does for a page with
+    /// `Referrer-Policy: no-referrer`.
     pub(crate) async fn submit(&mut self, page: &Shown, fields: &[(&str, &str)]) -> Shown {
         let (action, form) = page.form(fields[0].0);
         let mut all = vec![("form", form.as_str())];
@@ -52,7 +52,7 @@ impl Browser {
             .await
     }
 
-    /// Posts fields.
+    /// Posts these fields as a form.
     pub(crate) async fn post(&mut self, url: &str, fields: &[(&str, &str)]) -> Shown {
         let body = url::form_urlencoded::Serializer::new(String::new())
             .extend_pairs(fields)
@@ -76,14 +76,14 @@ impl Browser {
         panic!("a circle at {}", shown.url);
     }
 
-    /// The value of its cookie that begins like this.
+    /// The value of the cookie whose name begins with `prefix`.
     pub(crate) fn cookie(&self, prefix: &str) -> Option<String> {
         let mut cookies = self.cookies.iter();
         let found = cookies.find(|((_, name), _)| name.starts_with(prefix));
         found.map(|(_, value)| value.clone())
     }
 
-    /// Takes over all cookies of another.
+    /// Copies all cookies of another browser.
     pub(crate) fn steal(&mut self, other: &Self) {
         self.cookies = other.cookies.clone();
     }
@@ -155,7 +155,7 @@ impl Shown {
         value.map_or("", |value| value.to_str().unwrap())
     }
 
-    /// Asserts that it is a page of ours with the headers of every page.
+    /// Asserts the headers of every page of the gateway, and that it loads nothing from elsewhere.
     pub(crate) fn assert_guarded(&self) {
         let policy = self.header("content-security-policy");
         for part in [

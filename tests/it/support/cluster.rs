@@ -1,5 +1,5 @@
-//! Two replicas over one Redis and one PostgreSQL behind a fault-injecting forwarder; the user ada may log
-//! in.
+//! Two replicas over one Redis and one PostgreSQL, which is behind a fault-injecting forwarder. The
+//! user ada can log in.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -25,12 +25,12 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Both are ready.
+    /// A cluster whose replicas are ready.
     pub(crate) async fn two() -> Self {
         Self::with([&[], &[]], json!({})).await
     }
 
-    /// With more in the environment of each, and more settings of both.
+    /// [`Cluster::two`] with more environment variables for each, and more settings for both.
     pub(crate) async fn with(env: [&[(&str, &str)]; 2], more: Value) -> Self {
         let (redis, postgres) = (Redis::start(Kind::Redis), Postgres::start());
         let cluster = Self::over(redis, postgres, env, more).await;
@@ -38,7 +38,7 @@ impl Cluster {
         cluster
     }
 
-    /// Over stores that may be away: the replicas listen, and may be unready.
+    /// A cluster over stores that may be unreachable: the replicas listen, and may be unready.
     pub(crate) async fn over(
         redis: Redis,
         postgres: Postgres,
@@ -72,7 +72,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until both serve.
+    /// Waits until both replicas serve.
     pub(crate) async fn ready(&self) {
         for at in 0..2 {
             until("a replica that is ready", || async {
@@ -88,14 +88,14 @@ impl Cluster {
         (status, serde_json::from_str(&body).unwrap())
     }
 
-    /// A session of tenant `a` with an access token, begun at one of them.
+    /// A session of tenant `a` with an access token, opened at a replica.
     pub(crate) async fn session(&self, at: usize, token: &str) -> Session {
         let mut session = Session::at(bearer(token), self.url(at));
         session.initialize(NEWEST).await;
         session
     }
 
-    /// The same session by way of another replica, with any token.
+    /// The same session through another replica, with any token.
     pub(crate) fn by(&self, session: &Session, at: usize, token: &str) -> Session {
         let mut other = session.again();
         other.http = bearer(token);
@@ -103,12 +103,12 @@ impl Cluster {
         other
     }
 
-    /// The MCP endpoint of server x at one of them.
+    /// The MCP endpoint of server x at a replica.
     pub(crate) fn url(&self, at: usize) -> String {
         format!("{}/t/a/x/mcp", self.replicas[at].origin())
     }
 
-    /// The status for an access token at a replica: 400 if it is valid, since the request has no session.
+    /// The status for an access token at a replica: 400 for a valid token without a session.
     pub(crate) async fn status(&self, at: usize, token: &str) -> u16 {
         let asked = client().get(self.url(at)).bearer_auth(token);
         let asked = asked.header("Accept", "text/event-stream").send();
@@ -118,7 +118,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The first one checks that no child is left.
+        // The first replica goes last: it checks that no child is left.
         while self.replicas.pop().is_some() {}
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct Cutter {
 }
 
 impl Cutter {
-    /// In front of a new gateway with these settings.
+    /// A cutter in front of a new gateway with these settings.
     pub(crate) async fn before(sets: &[&str]) -> (Self, Gateway) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -51,14 +51,14 @@ impl Cutter {
         }
     }
 
-    /// The MCP endpoint, by way of here.
+    /// The MCP endpoint through the cutter.
     pub(crate) fn url(&self) -> String {
         format!("http://{}/mcp", self.address)
     }
 
     /// Cuts all open connections, and returns their number.
     pub(crate) fn cut(&self) -> usize {
-        // One is the acceptor's.
+        // One receiver is the acceptor's.
         let open = self.cuts.receiver_count() - 1;
         self.cuts.send_modify(|cuts| *cuts += 1);
         open

@@ -20,7 +20,7 @@ use tokio::{
 /// The fault that is applied to bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mode {
-    /// None.
+    /// No fault.
     Pass,
     /// A delay.
     Delay(Duration),
@@ -30,9 +30,9 @@ pub(crate) enum Mode {
     Cut,
     /// Each connection, also a new one, is reset behind so many bytes of answers.
     Sever(usize),
-    /// The server's side of each connection ends; what is sent to it still goes through.
+    /// The server's half of each connection is closed; requests still pass.
     HalfClose,
-    /// That many bytes a second each way.
+    /// So many bytes per second in each direction.
     Trickle(usize),
     /// One commit of PostgreSQL is hit; everything else passes.
     Commit(Hit),
@@ -41,27 +41,27 @@ pub(crate) enum Mode {
 /// The commit that is hit; its connection is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hit {
-    /// A value that a statement of the transaction names.
+    /// A value that a statement of the transaction contains.
     pub(crate) names: [u8; 32],
-    /// The number of commits that pass before.
+    /// The number of such commits that pass before it.
     pub(crate) after: usize,
-    /// Whether the server receives it, so that only its answer is lost.
+    /// True if the server receives the commit, so that only its answer is lost.
     pub(crate) is_done: bool,
 }
 
-/// Forwards connections to one address.
+/// A forwarder of connections to one address.
 pub(crate) struct Faulty {
     pub(crate) address: SocketAddr,
     mode: watch::Sender<Mode>,
     target: watch::Sender<String>,
-    /// Connections that go through.
+    /// The number of open connections.
     open: watch::Sender<usize>,
     commits: Arc<AtomicUsize>,
     _tasks: JoinSet<()>,
 }
 
 impl Faulty {
-    /// Before `target` (`host:port`); passes everything.
+    /// A forwarder to `target` (`host:port`) that passes everything.
     pub(crate) async fn before(target: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -98,13 +98,13 @@ impl Faulty {
         }
     }
 
-    /// From now on.
+    /// Sets the fault from now on.
     pub(crate) fn set(&self, mode: Mode) {
         self.commits.store(0, Ordering::SeqCst);
         self.mode.send_replace(mode);
     }
 
-    /// What happens now.
+    /// The current fault.
     pub(crate) fn mode(&self) -> Mode {
         *self.mode.borrow()
     }
@@ -134,7 +134,7 @@ async fn pair(
     };
     for stream in [&near, &far] {
         stream.set_nodelay(true).unwrap();
-        // Closed with what was not read: the other end sees a reset.
+        // Closed with zero linger, so that the other end sees a reset.
         stream.set_zero_linger().unwrap();
     }
     let (near_read, near_write) = near.into_split();
@@ -155,16 +155,16 @@ async fn pair(
     }
 }
 
-/// One way of a connection.
+/// One direction of a connection.
 struct Way {
     kind: Kind,
     mode: watch::Sender<Mode>,
-    /// Whether the connection ends instead of the next answer.
+    /// True if the connection ends instead of the next answer.
     is_hit: Arc<AtomicBool>,
     commits: Arc<AtomicUsize>,
-    /// Whether the transaction under way is the one that is meant.
+    /// True if the current transaction contains the value of the hit.
     is_named: bool,
-    /// Bytes of answers since they are counted.
+    /// The bytes of answers that were counted.
     answered: usize,
 }
 
@@ -200,7 +200,7 @@ impl Way {
                     next = pieces.recv() => Some(next),
                 };
                 let Some(next) = next else {
-                    // A closed half: what comes is thrown away until the client ends it.
+                    // A closed half: further answers are dropped until the client closes.
                     to.shutdown().await.unwrap_or_default();
                     while pieces.recv().await.is_some() {}
                     return;
@@ -216,13 +216,13 @@ impl Way {
             }
         };
         tokio::select! {
-            // What was read goes through before the end.
+            // Bytes that were read are forwarded before the end.
             () = async { reading.await; std::future::pending().await } => {}
             () = writing => {}
         }
     }
 
-    /// Lets a piece through, or what may of it; false at the end of the connection.
+    /// Forwards a piece, or a part of it; false at the end of the connection.
     async fn pass(
         &mut self,
         mode: Mode,
@@ -261,7 +261,7 @@ impl Way {
         !is_lost && to.write_all(piece).await.is_ok()
     }
 
-    /// Whether a piece is the commit that is to be hit.
+    /// True if a piece is the commit to hit.
     fn is_commit(&mut self, hit: Hit, piece: &[u8]) -> bool {
         let has = |text: &[u8]| piece.windows(text.len()).any(|part| part == text);
         self.is_named = (self.is_named && !has(b"BEGIN")) || has(&hit.names);

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::support::harness::{Gateway, Session, body, client, within};
 
-/// How many of `full` are done: a hundredth times `SCALE`, but at least `least`; printed.
+/// `SCALE` percent of `full`, 1 percent by default, but at least `least`; prints the count.
 #[expect(
     clippy::disallowed_methods,
     reason = "a test has no configuration to read it from"
@@ -23,7 +23,7 @@ pub(crate) fn scaled(what: &str, full: usize, least: usize) -> usize {
 pub(crate) struct Gauge(u32);
 
 impl Gauge {
-    /// Of a gateway that runs.
+    /// The gauge of a running gateway.
     pub(crate) fn of(gateway: &Gateway) -> Self {
         Self(gateway.process.id().unwrap())
     }
@@ -51,14 +51,14 @@ impl Gauge {
         Duration::from_millis((ticks(12) + ticks(13)) * 10)
     }
 
-    /// The share of one core that it uses while `span` passes.
+    /// The share of one core that it uses during `span`.
     pub(crate) async fn load(&self, span: Duration) -> f64 {
         let (began, before) = (Instant::now(), self.processor());
         tokio::time::sleep(span).await;
         self.processor().saturating_sub(before).as_secs_f64() / began.elapsed().as_secs_f64()
     }
 
-    /// Bytes read so far, from whatever.
+    /// The bytes that it read so far, from any source.
     pub(crate) fn bytes_read(&self) -> u64 {
         let io = self.read("io");
         let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
@@ -107,14 +107,14 @@ impl Gauge {
     }
 }
 
-/// A counter of a gateway that was started with `OPS`: the sum of the lines that begin so.
+/// A counter of a gateway that was started with `OPS`: the sum of the lines that begin with `name`.
 pub(crate) async fn metric(gateway: &Gateway, name: &str) -> i64 {
     let public = gateway.base().rsplit_once(':').unwrap().1;
     let address = Gauge::of(gateway).operations(public.parse().unwrap());
     metric_of(&format!("http://{address}"), name).await
 }
 
-/// The same, from a given address.
+/// The same counter, from the URL of an operations listener.
 pub(crate) async fn metric_of(ops: &str, name: &str) -> i64 {
     let request = client().get(format!("{ops}/metrics")).send();
     let text = body(within("metrics", request).await.unwrap()).await;
@@ -126,7 +126,7 @@ pub(crate) async fn metric_of(ops: &str, name: &str) -> i64 {
 /// The setting that `metric` needs.
 pub(crate) const OPS: &str = "ops.listen=127.0.0.1:0";
 
-/// How long slow calls of `session` take: the third slowest of twenty, one after the other.
+/// The time of slow calls of `session`: the third slowest of twenty, one after the other.
 pub(crate) async fn slow_call(session: &Session) -> Duration {
     slow_of_twenty(async || {
         assert_eq!(session.text("echo", json!({"text": "x"})).await, "x");
@@ -134,7 +134,7 @@ pub(crate) async fn slow_call(session: &Session) -> Duration {
     .await
 }
 
-/// The third slowest of twenty, since one or two may have met another test on this machine.
+/// The third slowest of twenty: other tests on this machine may delay one or two.
 pub(crate) async fn slow_of_twenty(act: impl AsyncFn()) -> Duration {
     let mut all = Vec::new();
     for _ in 0..20 {
@@ -146,7 +146,7 @@ pub(crate) async fn slow_of_twenty(act: impl AsyncFn()) -> Duration {
     all[17]
 }
 
-/// The middle of three measurements, which forgives one that met a busy machine.
+/// The median of three measurements: a busy machine may spoil one.
 pub(crate) async fn median<F: Future<Output = Duration>>(measure: impl Fn() -> F) -> Duration {
     let mut all = [measure().await, measure().await, measure().await];
     all.sort();
@@ -154,7 +154,7 @@ pub(crate) async fn median<F: Future<Output = Duration>>(measure: impl Fn() -> F
 }
 
 /// Asserts that the median of three of `measure` is at most five times `before`.
-/// A machine that is busy with something else may spoil two of three medians.
+/// Other load of the machine may spoil two of three medians.
 pub(crate) async fn stays_quick<F: Future<Output = Duration>>(
     what: &str,
     before: Duration,
@@ -169,8 +169,8 @@ pub(crate) async fn stays_quick<F: Future<Output = Duration>>(
     println!("{what}: {before:?} before, {all:?} during");
 }
 
-/// Does `disturb` again and again while calls of `session` have to stay quick. They are made in
-/// a thread of their own: what the disturbance costs this side must not count.
+/// Repeats `disturb` while calls of `session` have to stay quick. The calls have their own thread,
+/// so that the cost of the disturbance on this side does not count.
 pub(crate) async fn calls_stay_quick<T>(session: &Session, disturb: impl AsyncFn() -> T) -> Vec<T> {
     let before = median(|| slow_call(session)).await;
     let twin = session.again();
@@ -190,5 +190,5 @@ pub(crate) async fn calls_stay_quick<T>(session: &Session, disturb: impl AsyncFn
     all
 }
 
-/// Calls of a debug build that shares its processors with other tests take this long at times.
+/// The time that calls of a debug build may take next to other tests.
 const NOISE: Duration = Duration::from_millis(15);

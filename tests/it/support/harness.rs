@@ -21,7 +21,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 /// The newest revision with sessions.
 pub(crate) const NEWEST: &str = "2025-11-25";
 
-/// What most clients send.
+/// The `Accept` of most clients.
 pub(crate) const BOTH: &str = "application/json, text/event-stream";
 
 /// Waits for `future` up to the deadline.
@@ -57,8 +57,8 @@ pub(crate) fn child() -> String {
     debug.join("examples/child").to_str().unwrap().to_owned()
 }
 
-/// A directory with `child`, a copy of a program where every user can start it: where programs are
-/// built only their owner may look.
+/// A directory with `child`, a copy of a program that every user can start: the build directory may
+/// be open to its owner only.
 pub(crate) fn for_everybody(program: &str) -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::Permissions::from_mode(0o755);
@@ -83,7 +83,7 @@ pub(crate) struct Gateway {
     pub(crate) http: Client,
     /// The gateway's process.
     pub(crate) process: Child,
-    /// Kept open: the gateway may write more.
+    /// Stays open, because the gateway may write more.
     _stdout: Lines<BufReader<ChildStdout>>,
     stderr: tempfile::NamedTempFile,
     /// The marker in the environment of its children.
@@ -104,7 +104,7 @@ impl Gateway {
     /// `lockgate serve` of the tenants `a` and `b`, each with the hostile child as server `x`, all
     /// with `keys`; `dir` becomes the data directory. Its URL is that of `a`.
     ///
-    /// A child has the marker as `IT_MARKER`, and with its tenant behind it as `CHILD_USER`.
+    /// A child has the marker as `IT_MARKER`, and the marker with its tenant as `CHILD_USER`.
     pub(crate) async fn serve(dir: &std::path::Path, sets: &[&str], keys: &str) -> Self {
         let (marker, manifest) = (marker(), dir.join("it-manifest.yaml"));
         let program = for_everybody(&child());
@@ -135,8 +135,8 @@ impl Gateway {
         gateway
     }
 
-    /// The binary with `args`, then `-- command`; its first line has to be the URL.
-    /// A `wrapper` starts it by executing the words behind its own.
+    /// Starts the binary with `args`, then `-- command`; its first line has to be the URL. A
+    /// `wrapper` executes the words behind its own.
     pub(crate) async fn through(wrapper: &[&str], args: &[String], command: &[&str]) -> Self {
         let marker = marker();
         let words = [wrapper, &[env!("CARGO_BIN_EXE_lockgate")]].concat();
@@ -148,7 +148,7 @@ impl Gateway {
         Self::spawn(own, marker, |line| Some(line.to_owned())).await
     }
 
-    /// Starts it; `url` finds the URL in the first line that has it.
+    /// Starts `command`; `url` finds the URL in the first line that has it.
     async fn spawn(
         mut command: Command,
         marker: String,
@@ -191,7 +191,7 @@ impl Gateway {
         self.url.strip_suffix("/mcp").unwrap()
     }
 
-    /// What the gateway wrote to stderr so far.
+    /// The stderr of the gateway so far.
     pub(crate) fn stderr(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.stderr.path()).unwrap()).into_owned()
     }
@@ -306,7 +306,7 @@ pub(crate) fn client() -> Client {
         .unwrap()
 }
 
-/// One client of the gateway; the session's headers are sent as far as they are set.
+/// A client of the gateway, which sends the headers of its session as far as they are set.
 pub(crate) struct Session {
     /// The HTTP client.
     pub(crate) http: Client,
@@ -424,7 +424,7 @@ impl Session {
         last(self.post(&message).await).await
     }
 
-    /// A notification; has to be accepted.
+    /// Sends a notification, which has to be accepted.
     pub(crate) async fn notify(&self, method: &str, params: Value) {
         let message = json!({"jsonrpc": "2.0", "method": method, "params": params});
         assert_eq!(self.post(&message).await.status(), StatusCode::ACCEPTED);
@@ -441,17 +441,17 @@ impl Session {
         within("a response", request.send()).await.unwrap()
     }
 
-    /// The listener.
+    /// Opens the listener.
     pub(crate) async fn listen(&self) -> Events {
         Events::of(self.get(None).await)
     }
 
-    /// The rest of a stream.
+    /// Resumes the stream behind `id`.
     pub(crate) async fn resume(&self, id: &str) -> Events {
         Events::of(self.get(Some(id)).await)
     }
 
-    /// DELETE.
+    /// Ends the session with DELETE.
     pub(crate) async fn delete(&self) -> Response {
         let request = self.request(Method::DELETE);
         within("a response", request.send()).await.unwrap()
@@ -558,7 +558,7 @@ pub(crate) async fn last(response: Response) -> Value {
     messages.last().expect("a message").1.clone()
 }
 
-/// Whether a response is SSE.
+/// True if a response is SSE.
 pub(crate) fn is_stream(response: &Response) -> bool {
     response
         .headers()
@@ -596,7 +596,7 @@ impl Event {
         event
     }
 
-    /// Whether it carries a message.
+    /// True if the event carries a message.
     pub(crate) fn is_message(&self) -> bool {
         self.data.as_ref().is_some_and(|data| !data.is_empty())
     }
@@ -606,7 +606,7 @@ impl Event {
 pub(crate) struct Events {
     /// The headers of the response.
     pub(crate) headers: HeaderMap,
-    /// Why the connection broke, if it did.
+    /// The error that broke the connection.
     pub(crate) error: Option<String>,
     response: Response,
     buffer: Vec<u8>,
@@ -626,7 +626,7 @@ impl Events {
         }
     }
 
-    /// The next block; none at the end.
+    /// The next block; `None` at the end.
     pub(crate) async fn next(&mut self) -> Option<Event> {
         within("an event", self.take()).await
     }
@@ -647,7 +647,7 @@ impl Events {
         }
     }
 
-    /// The next message with its id; none at the end.
+    /// The next message with its id; `None` at the end.
     pub(crate) async fn message(&mut self) -> Option<(String, Value)> {
         // One deadline for all: comments that keep the connection alive are no progress.
         within("a message", async {
@@ -681,7 +681,7 @@ impl Events {
     }
 }
 
-/// Whether a thread of a process has not stopped yet.
+/// True if a thread of a process has not stopped yet.
 fn has_running_thread(process: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     threads.flatten().any(|thread| {

@@ -33,9 +33,9 @@ pub(crate) fn now() -> u64 {
     since.unwrap().as_secs()
 }
 
-/// The npm package `oidc-provider`.
+/// A real issuer: the npm package `oidc-provider`.
 pub(crate) struct Provider {
-    /// Its issuer.
+    /// The issuer URL.
     pub(crate) issuer: String,
     _process: Child,
     stdin: ChildStdin,
@@ -43,7 +43,7 @@ pub(crate) struct Provider {
 }
 
 impl Provider {
-    /// Starts it; `scripts/test` installs what it needs.
+    /// Starts the provider, whose packages `scripts/test` installs.
     pub(crate) async fn start() -> Self {
         let folder: PathBuf = package().join("tests/fixtures/issuer");
         assert!(
@@ -93,12 +93,12 @@ impl Provider {
             .to_owned()
     }
 
-    /// New keys sign from now on; the old ones stay in the set.
+    /// Makes new keys sign from now on; the old keys stay in the set.
     pub(crate) async fn rotate(&mut self) {
         self.tell("rotate\n").await;
     }
 
-    /// The old keys leave the set.
+    /// Removes the old keys from the set.
     pub(crate) async fn retire(&mut self) {
         self.tell("retire\n").await;
     }
@@ -151,7 +151,7 @@ pub(crate) enum Mood {
 
 /// A scripted issuer.
 pub(crate) struct Issuer {
-    /// Its issuer.
+    /// The issuer URL.
     pub(crate) url: String,
     /// Connections so far.
     hits: Arc<AtomicUsize>,
@@ -186,12 +186,12 @@ impl Issuer {
         self.hits.load(Ordering::SeqCst)
     }
 
-    /// Sets its answers.
+    /// Sets the kind of its answers.
     pub(crate) fn turn(&self, mood: Mood) {
         self.mood.send_modify(|state| state.0 = mood);
     }
 
-    /// Sets its keys.
+    /// Sets the keys of its answers.
     pub(crate) fn publish(&self, keys: &[&Key]) {
         self.mood.send_modify(|state| state.1 = set(keys));
     }
@@ -240,7 +240,7 @@ async fn answer(mut socket: TcpStream, issuer: String, state: watch::Receiver<(M
         Mood::Good | Mood::Foreign | Mood::Steering => with("200 OK", json, ""),
         Mood::Gone => return,
         Mood::Slow => {
-            // Until the other side closes.
+            // Wait until the other side closes.
             let _ = socket.read(&mut [0; 1]).await;
             return;
         }
@@ -263,9 +263,9 @@ async fn answer(mut socket: TcpStream, issuer: String, state: watch::Receiver<(M
     let _ = socket.write_all(text.as_bytes()).await;
 }
 
-/// A key of an issuer, both halves.
+/// A key pair of an issuer.
 pub(crate) struct Key {
-    /// Its id.
+    /// The key id.
     pub(crate) kid: String,
     /// The private half.
     pub(crate) private: EncodingKey,
@@ -304,7 +304,7 @@ impl Key {
     }
 }
 
-/// A token of any header and payload, by any key.
+/// A token with any header and payload, signed by any key.
 pub(crate) fn signed(header: &str, payload: &str, key: &EncodingKey, by: Algorithm) -> String {
     let text = unsigned(header, payload);
     let signature = crypto::sign(text.as_bytes(), key, by).unwrap();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// Numbers that look random and are the same for the same seed (`SplitMix64`).
+/// Pseudo-random numbers, which a seed repeats (`SplitMix64`).
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -25,7 +25,7 @@ impl Dice {
         &all[self.below(all.len())]
     }
 
-    /// One of the alternatives between bars.
+    /// A random one of the alternatives between bars.
     fn word<'a>(&mut self, all: &'a str) -> &'a str {
         all.split('|')
             .nth(self.below(all.split('|').count()))
@@ -43,13 +43,13 @@ pub(crate) struct Place {
     pub(crate) batches: String,
     /// A session that has ended.
     pub(crate) gone: String,
-    /// Where a client of HTTP+SSE posts.
+    /// The endpoint for the POSTs of an HTTP+SSE client.
     pub(crate) endpoint: String,
     /// An event id of `session`.
     pub(crate) event: String,
 }
 
-/// The delimiter of a body.
+/// The framing of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Framing {
     /// `Content-Length`, or no body.
@@ -60,11 +60,11 @@ enum Framing {
     Told(String),
 }
 
-/// A request on its way to the wire.
+/// A request, valid or mutated.
 pub(crate) struct Request {
-    /// Its method.
+    /// The method.
     pub(crate) method: String,
-    /// Whether its bytes are sure to be one request, so that the connection stays in step.
+    /// True if the bytes are exactly one request, so that the connection stays in step.
     pub(crate) is_sound: bool,
     target: String,
     version: &'static str,
@@ -91,7 +91,7 @@ impl Request {
 
     fn valid(dice: &mut Dice, place: &Place) -> Self {
         let mut request = match dice.below(40) {
-            // These start a child, or open a session without one: rarely.
+            // Rare requests: they start a child, or open a session without one.
             0 if dice.below(8) == 0 => Self::post("/mcp", &initialize(dice)),
             1 if dice.below(40) == 0 => Self::get("/sse", "text/event-stream"),
             0..=3 => Self::get("/mcp", "text/event-stream").with("Mcp-Session-Id", &place.session),
@@ -148,14 +148,14 @@ impl Request {
         self
     }
 
-    /// Whether it names this session.
+    /// True if a header names this session.
     pub(crate) fn names(&self, session: &str) -> bool {
         self.headers
             .iter()
             .any(|(_, value)| value == session.as_bytes())
     }
 
-    /// As it goes over the wire.
+    /// The bytes on the wire.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = format!("{} {} {}\r\n", self.method, self.target, self.version).into_bytes();
         for (name, value) in &self.headers {
@@ -207,7 +207,7 @@ impl Request {
                 self.headers.push(((*name).to_owned(), vec![b'a'; size]));
             }
             (7, _) if dice.below(4) == 0 => {
-                // A blank before the colon, a fold, a name of no token.
+                // A blank before the colon, a folded line, an invalid name.
                 let odd = dice.word("Accept |A\r\n b|\u{e9}||a b|\t|@:");
                 self.headers.push((odd.to_owned(), value));
                 self.is_sound = false;
@@ -215,7 +215,7 @@ impl Request {
             (_, Some(at)) => self.headers[at].1 = value,
             (_, None) => self.headers.push(((*name).to_owned(), value)),
         }
-        // Control characters end a field, or a head.
+        // A control character may end a field or the head.
         let is_plain = |value: &Vec<u8>| value.iter().all(|byte| *byte >= 0x20 && *byte != 0x7f);
         self.is_sound &= self.headers.iter().all(|(_, value)| is_plain(value));
         let frames = ["Transfer-Encoding", "Content-Length", "Connection"];
@@ -226,7 +226,7 @@ impl Request {
         match dice.below(3) {
             0 => {
                 dice.word(METHODS).clone_into(&mut self.method);
-                // No body follows, whatever is told.
+                // No body follows, regardless of the headers.
                 self.is_sound &= !["HEAD", "CONNECT", "PRI", "", "G ET"].contains(&&*self.method);
             }
             1 => {
@@ -291,7 +291,7 @@ fn initialize(dice: &mut Dice) -> Value {
         "capabilities": {"elicitation": {}, "sampling": {}, "roots": {"listChanged": true}}}})
 }
 
-/// A message of a session.
+/// A random message of a session.
 fn message(dice: &mut Dice) -> Value {
     let id = [json!(dice.below(100)), json!("a"), json!(-1)];
     let id = dice.pick(&id).clone();
@@ -325,7 +325,7 @@ fn message(dice: &mut Dice) -> Value {
     }
 }
 
-/// Where every value of a document stands, as JSON pointers.
+/// The JSON pointers of all values of a document.
 fn pointers(value: &Value, here: &str, out: &mut Vec<String>) {
     out.push(here.to_owned());
     match value {
@@ -347,19 +347,19 @@ fn pointers(value: &Value, here: &str, out: &mut Vec<String>) {
     }
 }
 
-/// A text in the place of a value.
+/// A text that replaces a value.
 fn raw(dice: &mut Dice) -> String {
     match dice.below(30) {
         0 => format!("\"{}\"", "x".repeat(*dice.pick(&[1100, 5000, 60_000]))),
         1 => format!("{}{}", "[".repeat(140), "]".repeat(140)),
         2 => "9".repeat(400),
-        // JSON, but most parsers refuse it: such a call is answered when its time is over.
+        // JSON that most parsers refuse: such a call is answered at its deadline.
         3 => dice.word(r#""\ud800"|1e999"#).to_owned(),
         _ => dice.word(RAW).to_owned(),
     }
 }
 
-/// The text of a document in which one thing is different.
+/// The text of a document with one mutation.
 fn mutated(mut value: Value, dice: &mut Dice) -> String {
     let mut all = Vec::new();
     pointers(&value, "", &mut all);
@@ -444,7 +444,7 @@ fn mutate_bytes(bytes: &mut Vec<u8>, dice: &mut Dice) {
 
 const MARK: &str = "@mark@";
 
-/// Alternatives stand between bars; one that is empty is one too.
+/// Alternatives between bars; an empty one counts, too.
 const RAW: &str = r#"null|true|0|-0|-1|1.5|1e308|18446744073709551616|""|"\u0000"|"\u2028\r\n"|[]|{}|[{}]|"2.0"|"2025-03-26"|"2026-07-28"|"initialize"|"ping"|"notifications/initialized"|nul|"	""#;
 
 const KEYS: &str = "id|method|params|result|error|jsonrpc|_meta|name|uri|progressToken|task|\

@@ -14,7 +14,7 @@ use crate::support::{
 
 /// The redirect URI.
 pub(crate) const BACK: &str = "http://127.0.0.1:9/cb";
-/// RFC 7636, appendix B.
+/// The code verifier of RFC 7636, appendix B.
 pub(crate) const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
 const CHALLENGE: &str = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
 
@@ -23,8 +23,8 @@ pub(crate) async fn gateway(config: Value) -> Served {
     Served::start(config, tenants()).await
 }
 
-/// Tenants `a` and `b`, which are alike: users ada and eve, servers x (which names scopes) and y;
-/// x is the default server.
+/// Tenants `a` and `b`, which are alike: users ada and eve, servers x (which names scopes) and y; x
+/// is the default server. Tenant `k` uses API keys.
 pub(crate) fn tenants() -> Value {
     let tenant = || {
         let policy = json!({"scopes": {"delete_*": ["files:write"]}});
@@ -44,7 +44,7 @@ pub(crate) fn tenants() -> Value {
 /// The secret of the client `app`.
 pub(crate) const SECRET: &str = "a secret of 32 bytes and a few more";
 
-/// The content type of forms.
+/// An answer of the authorization server.
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -62,21 +62,21 @@ impl Answer {
         }
     }
 
-    /// A field, or nothing.
+    /// A header, or an empty text.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
             .map_or("", |value| value.to_str().unwrap())
     }
 
-    /// A text of the body.
+    /// A text member of the body.
     pub(crate) fn text(&self, name: &str) -> String {
         let text = self.body[name].as_str();
         text.unwrap_or_else(|| panic!("no {name}: {} {}", self.status, self.body))
             .to_owned()
     }
 
-    /// Asserts that it is a refusal of RFC 6749, section 5.2, that no cache keeps.
+    /// Asserts a refusal (RFC 6749, section 5.2) that no cache keeps.
     pub(crate) fn assert_refused(&self, status: u16, error: &str) {
         let got = (self.status.as_u16(), self.body["error"].as_str());
         assert_eq!(got, (status, Some(error)), "{}", self.body);
@@ -148,9 +148,9 @@ pub(crate) struct App {
     pub(crate) tenant: String,
     pub(crate) id: String,
     pub(crate) back: String,
-    /// For `client_secret_post`.
+    /// The secret of `client_secret_post`.
     pub(crate) secret: Option<String>,
-    /// Shared by all, since it is slow to create.
+    /// One HTTP client for all requests, since it is slow to create.
     pub(crate) http: reqwest::Client,
 }
 
@@ -215,7 +215,7 @@ impl App {
         done.answer()
     }
 
-    /// A code.
+    /// An authorization code for ada.
     pub(crate) async fn code(&self, more: &[(&str, &str)]) -> String {
         let answer = self.answer(more).await;
         assert_eq!(answer["state"], "st");
@@ -274,8 +274,8 @@ impl App {
         post(&self.endpoint("revoke"), &fields).await.status
     }
 
-    /// Whether an access token is valid at a server of its tenant. The request has no session id, so a
-    /// valid token gets 400 and starts no child.
+    /// True if an access token is valid at a server of its tenant. The request has no session id,
+    /// so a valid token gets 400 and starts no child.
     pub(crate) async fn reaches(&self, server: &str, token: &str) -> bool {
         let url = format!("{}/t/{}/{server}/mcp", self.origin, self.tenant);
         let asked = client().get(url).bearer_auth(token);
@@ -286,7 +286,7 @@ impl App {
     }
 }
 
-/// Header and claims of an access token.
+/// The header and the claims of an access token.
 pub(crate) fn said(token: &str) -> (Value, Value) {
     let mut parts = token.split('.');
     let mut part = || {
@@ -296,7 +296,7 @@ pub(crate) fn said(token: &str) -> (Value, Value) {
     (part(), part())
 }
 
-/// The header of `client_secret_basic`.
+/// The `Authorization` header of `client_secret_basic`.
 pub(crate) fn basic(id: &str, secret: &str) -> String {
     use base64::engine::general_purpose::STANDARD;
     let encode =

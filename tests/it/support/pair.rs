@@ -1,5 +1,5 @@
-//! Two replicas over one PostgreSQL and one Redis with one manifest: a production set-up without the load
-//! balancer.
+//! Two replicas over one PostgreSQL and one Redis with one manifest: a production set-up without
+//! the load balancer.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ use crate::support::{
 
 /// The replicas and their shared services.
 pub(crate) struct Pair {
-    // Dropped in this order: the first waits for the end of all children, which look alike.
+    // The drop order: `first` waits for the end of all children, which have the same marker.
     second: Served,
     first: Served,
     pub(crate) redis: Redis,
@@ -59,7 +59,7 @@ impl Pair {
         [&self.first, &self.second]
     }
 
-    /// Children of both.
+    /// The children of both replicas.
     pub(crate) fn descendants(&self) -> Vec<u32> {
         self.first.descendants()
     }

@@ -1,6 +1,6 @@
-//! A real PostgreSQL of a test's own, on a free port.
+//! A real PostgreSQL for one test, on a free port.
 //!
-//! Also part of the library's own tests, so it needs nothing of the rest of the harness.
+//! The library's unit tests include this file, so it uses nothing else of the harness.
 
 use std::{
     net::{TcpListener, TcpStream},
@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A free port that no connection gets for its own end: a server that is paused finds it again.
+/// A free port below the ephemeral ports, so that a paused server finds it free again.
 fn port() -> u16 {
-    // Below ephemeral ports (Linux: 32768). Each process begins elsewhere, and never tries
-    // a port again: another of its tests may be about to listen on it.
+    // Linux begins ephemeral ports at 32768. Each process starts at another port, and never tries
+    // a port twice: another of its tests may be about to listen on it.
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(37);
     let next = || TRIED.fetch_add(1, Ordering::Relaxed).wrapping_mul(7919);
@@ -23,30 +23,30 @@ fn port() -> u16 {
     tried.find(is_free).expect("some port is free")
 }
 
-/// The first of the ports.
+/// The first port of the range.
 const PORT: u16 = 20_000;
-/// How many there are.
+/// The number of ports in the range.
 const PORTS: u32 = 12_000;
 
-/// A server that runs until it is dropped; its data goes with it.
+/// A server that runs until it is dropped, together with its data.
 pub(crate) struct Postgres {
     programs: PathBuf,
     dir: tempfile::TempDir,
     port: u16,
     process: Option<Child>,
-    /// Its environment beside the language.
+    /// Environment variables in addition to the language.
     pub(crate) environment: Vec<(&'static str, String)>,
 }
 
 impl Postgres {
-    /// Creates and starts it.
+    /// Creates and starts a server.
     pub(crate) fn start() -> Self {
         let mut made = Self::prepared();
         made.resume();
         made
     }
 
-    /// Creates it without a start: its port refuses connections.
+    /// Creates a server without a start: its port refuses connections.
     pub(crate) fn prepared() -> Self {
         let mode = std::fs::Permissions::from_mode(0o755);
         let dir = tempfile::Builder::new()
@@ -78,7 +78,7 @@ impl Postgres {
         made
     }
 
-    /// Starts it, or starts it again; returns when it answers.
+    /// Starts the server, for the first time or again; returns when it answers.
     pub(crate) fn resume(&mut self) {
         let log = std::fs::File::create(self.dir.path().join("log")).unwrap();
         let process = self
@@ -110,7 +110,7 @@ impl Postgres {
         }
     }
 
-    /// Ends it, as an administrator would at once; its data stays.
+    /// Ends the server; its data stays.
     pub(crate) fn pause(&mut self) {
         // Fast shutdown: open transactions are aborted.
         self.end(rustix::process::Signal::INT);
@@ -131,7 +131,7 @@ impl Postgres {
         }
     }
 
-    /// The setting for a gateway.
+    /// The `sql.url` of a gateway.
     pub(crate) fn url(&self) -> String {
         format!(
             "postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable",
@@ -144,7 +144,7 @@ impl Postgres {
         self.dir.path().join("data")
     }
 
-    /// Whether it answers a query.
+    /// True if the server accepts connections.
     fn answers(&self) -> bool {
         let there = TcpStream::connect(("127.0.0.1", self.port)).is_ok();
         there && {
@@ -156,7 +156,7 @@ impl Postgres {
         }
     }
 
-    /// One of its programs.
+    /// A command of one of its programs.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
         command
@@ -175,13 +175,13 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // Immediate shutdown: the data is not needed any more.
+        // Immediate shutdown: the data is no longer needed.
         self.end(rustix::process::Signal::QUIT);
     }
 }
 
-/// The best place for its files: in memory, if there is room, where their creation takes a
-/// third of the processor time.
+/// The directory of its files: in memory, if there is room, where their creation takes a third of
+/// the processor time.
 fn quick_place() -> PathBuf {
     let memory = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(memory).map_or(0, |found| found.f_bavail * found.f_frsize);
@@ -193,7 +193,7 @@ fn quick_place() -> PathBuf {
     }
 }
 
-/// PostgreSQL refuses to run as root: the user and group to run it as there.
+/// The user and the group of PostgreSQL for tests that run as root, as which it refuses to run.
 fn other_user() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -211,7 +211,7 @@ fn other_user() -> Option<(u32, u32)> {
     Some(found.expect("a user that is not root to run PostgreSQL as: postgres or nobody"))
 }
 
-/// The folder with `initdb` and `postgres`: `POSTGRES_BIN`, else what `scripts/test` installed.
+/// The folder with `initdb` and `postgres`: `POSTGRES_BIN`, or that of `scripts/test`.
 fn programs() -> PathBuf {
     let own = std::env::var_os("POSTGRES_BIN").map(PathBuf::from);
     let found = own.or_else(installed).unwrap_or_else(|| {
@@ -230,7 +230,7 @@ fn programs() -> PathBuf {
     }
 }
 
-/// Whether another user can start programs there.
+/// True if another user can start the programs of this folder.
 fn starts(programs: &Path, (user, group): (u32, u32)) -> bool {
     let mut command = Command::new(programs.join("initdb"));
     command
@@ -259,10 +259,10 @@ fn installed() -> Option<PathBuf> {
     programs.next()
 }
 
-/// Another user may not look into root's home: a copy that stays for the next test.
+/// A copy of the programs outside of root's home, which another user cannot read. The copy stays
+/// for the next test.
 ///
-/// Of the whole folder of Python packages, less others' packages: the programs find their libraries
-/// beside their own package.
+/// It has the Python package and the folder of its libraries, where the programs look for them.
 fn for_everybody(programs: &Path) -> PathBuf {
     let package = programs.ancestors().nth(2).unwrap();
     let name = package.file_name().unwrap().to_str().unwrap();
@@ -283,7 +283,7 @@ fn for_everybody(programs: &Path) -> PathBuf {
             package.display()
         );
         std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
-        // In one step: tests that begin together do not see half of it.
+        // An atomic rename: concurrent tests do not see half a copy.
         if std::fs::rename(&own, &copy).is_err() {
             let _ = std::fs::remove_dir_all(&own);
         }

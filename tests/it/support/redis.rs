@@ -1,6 +1,6 @@
-//! A real Redis or Valkey of a test's own, on a free port.
+//! A real Redis or Valkey for one test, on a free port.
 //!
-//! Also part of the library's own tests, so it needs nothing of the rest of the harness.
+//! The library's unit tests include this file, so it uses nothing else of the harness.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -61,12 +61,12 @@ impl Redis {
         }
     }
 
-    /// A server that answers, with TLS on another port: `certificate` and `key` are PEM.
+    /// A running server with TLS on another port; `certificate` and `key` are PEM.
     pub(crate) fn secured(kind: Kind, certificate: &str, key: &str) -> Self {
         let mut made = Self::prepared(kind);
         std::fs::write(made.dir.path().join("cert.pem"), certificate).unwrap();
         std::fs::write(made.dir.path().join("key.pem"), key).unwrap();
-        // Held, so that it is not found twice.
+        // The first port is held, so that it is not found twice.
         let held = TcpListener::bind(("127.0.0.1", made.port)).unwrap();
         made.secure = Some(port());
         drop(held);
@@ -74,7 +74,7 @@ impl Redis {
         made
     }
 
-    /// Starts it on its port, empty; ends it before if it runs. Returns when it answers.
+    /// Starts an empty server on its port, and ends a running one before. Returns when it answers.
     pub(crate) fn restart(&mut self) {
         self.kill();
         let log = std::fs::File::create(self.log()).unwrap();
@@ -93,7 +93,7 @@ impl Redis {
         let own = format!("process_id:{}\r\n", process.id());
         self.process = Some(process);
         let until = Instant::now() + DEADLINE;
-        // This one, and not another that has its port.
+        // The answer of this server, and not of another one on its port.
         let answers = |said: Reply| matches!(said, Reply::Text(said) if said.contains(&own));
         while !self.asked(&["INFO", "server"]).is_ok_and(answers) {
             let log = || std::fs::read_to_string(self.log()).unwrap_or_default();
@@ -102,7 +102,7 @@ impl Redis {
         }
     }
 
-    /// Ends it at once; its data is lost.
+    /// Ends the server at once; its data is lost.
     pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -110,12 +110,12 @@ impl Redis {
         }
     }
 
-    /// Freezes it: connections stay, and nothing is answered.
+    /// Freezes the server: connections stay open, and nothing is answered.
     pub(crate) fn pause(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Continues a frozen server.
     pub(crate) fn resume(&self) {
         self.signal(Signal::CONT);
     }
@@ -137,12 +137,12 @@ impl Redis {
         words.concat().into_iter().map(str::to_owned).collect()
     }
 
-    /// The setting for a gateway that connects by TLS as `user` (`NAME:PASSWORD`).
+    /// The `redis.url` of a gateway that connects by TLS as `user` (`NAME:PASSWORD`).
     pub(crate) fn secure_url(&self, user: &str) -> String {
         format!("rediss://{user}@127.0.0.1:{}/0", self.secure.unwrap())
     }
 
-    /// The setting for a gateway.
+    /// The `redis.url` of a gateway.
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
@@ -152,7 +152,7 @@ impl Redis {
         self.asked(words).unwrap()
     }
 
-    /// All keys that there are.
+    /// All keys, sorted.
     pub(crate) fn keys(&self) -> Vec<String> {
         let Reply::List(keys) = self.command(&["KEYS", "*"]) else {
             panic!("no list of keys");
@@ -194,7 +194,7 @@ impl Reply {
         }
     }
 
-    /// The number.
+    /// The number, also of a text.
     pub(crate) fn number(&self) -> i64 {
         self.text().parse().unwrap()
     }
@@ -225,10 +225,10 @@ impl Reply {
     }
 }
 
-/// A free port that no connection gets for its own end: a server that is restarted finds it again.
+/// A free port below the ephemeral ports, so that a restarted server finds it free again.
 fn port() -> u16 {
-    // Below the ports of the other harnesses and of the system. Each process begins elsewhere, and never
-    // tries a port again: another of its tests may be about to listen on it.
+    // Below the ports of the other harnesses and of the system. Each process starts at another
+    // port, and never tries a port twice: another of its tests may be about to listen on it.
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(37);
     let next = || TRIED.fetch_add(1, Ordering::Relaxed).wrapping_mul(7919);
@@ -237,8 +237,8 @@ fn port() -> u16 {
     tried.find(is_free).expect("some port is free")
 }
 
-/// The program: `REDIS_SERVER` or `VALKEY_SERVER`, else one on the path, else what `scripts/test`
-/// installed.
+/// The program: `REDIS_SERVER` or `VALKEY_SERVER`, or one on the path, or the one that
+/// `scripts/test` installed.
 fn program(kind: Kind) -> PathBuf {
     let (variable, name) = match kind {
         Kind::Redis => ("REDIS_SERVER", "redis-server"),
@@ -275,9 +275,9 @@ fn installed(name: &str) -> Option<PathBuf> {
     programs.find(|program| program.is_file())
 }
 
-/// The first of the ports.
+/// The first port of the range.
 const PORT: u16 = 12_000;
-/// How many there are.
+/// The number of ports in the range.
 const PORTS: u32 = 8_000;
 /// The deadline of every wait.
 const DEADLINE: Duration = Duration::from_secs(20);

@@ -30,8 +30,8 @@ pub(crate) struct Served {
     _database: Option<Postgres>,
 }
 
-/// A PostgreSQL for a gateway whose test names no database, with `IT_DATABASE=postgres`: what holds on
-/// SQLite has to hold there.
+/// With `IT_DATABASE=postgres`, a PostgreSQL for a gateway whose test names no database: tests that
+/// pass on SQLite have to pass there, too.
 #[expect(
     clippy::disallowed_methods,
     reason = "a test has no configuration to read it from"
@@ -53,7 +53,7 @@ impl Served {
         Self::with(&[], config, tenants).await
     }
 
-    /// The same with more environment. Without tenants it serves the stored ones.
+    /// [`Served::start`] with more environment variables. Without tenants: the stored ones.
     pub(crate) async fn with(env: &[(&str, &str)], config: Value, tenants: Value) -> Self {
         let tenants = (!tenants.is_null()).then_some(tenants);
         Self::run(env, &config, tenants).await
@@ -81,7 +81,7 @@ impl Served {
             // Children see the same process numbers as the tests.
             "sandbox.separation=none".to_owned(),
             "sandbox.shared_uid=true".to_owned(),
-            // The limit for a client that does not read.
+            // The delay that a client that does not read may cause.
             "drain.timeout=2s".to_owned(),
         ];
         settings.extend(settings_of(config));
@@ -152,7 +152,7 @@ impl Served {
         self.ops_status(path).await.1
     }
 
-    /// The same with its status.
+    /// The status and the text of an answer of the operations listener.
     pub(crate) async fn ops_status(&self, path: &str) -> (StatusCode, String) {
         let asked = client().get(format!("{}{path}", self.ops)).send();
         let answer = within("operations", asked).await.unwrap();
@@ -169,13 +169,13 @@ impl Served {
         marked(&format!("{}={}", self.marker.0, self.marker.1))
     }
 
-    /// Ends it, and waits for that.
+    /// Ends the gateway, and waits for its end.
     pub(crate) async fn stop(&mut self) {
         self.signal();
         within("its end", self.process.wait()).await.unwrap();
     }
 
-    /// Ends it and returns its log.
+    /// Ends the gateway, and returns its log.
     pub(crate) async fn end(&mut self) -> Vec<Value> {
         self.signal();
         let mut logs = std::mem::take(&mut self.early);

@@ -18,7 +18,7 @@ use tokio::{
 )]
 type Shared = Arc<std::sync::Mutex<State>>;
 
-/// The server.
+/// A scripted HTTP server.
 pub(crate) struct Stage {
     /// The beginning of its URLs.
     pub(crate) url: String,
@@ -63,12 +63,12 @@ impl Stage {
         self.lock().answers.insert(path.to_owned(), answer);
     }
 
-    /// The same with status 200.
+    /// Sets the answer of a path to this JSON, with status 200.
     pub(crate) fn json(&self, path: &str, body: Value) {
         self.set(path, Answer::Json(200, body));
     }
 
-    /// The requests so far that begin like this, heads and bodies.
+    /// The requests so far that begin with `begin`, heads and bodies.
     pub(crate) fn asked(&self, begin: &str) -> Vec<String> {
         let state = self.lock();
         let found = state.asked.iter().filter(|asked| asked.starts_with(begin));
@@ -107,7 +107,7 @@ async fn answer(mut socket: TcpStream, state: Shared) {
         Some(Answer::Json(status, body)) => (status, String::new(), body),
         Some(Answer::Redirect(to)) => (302, format!("Location: {to}\r\n"), json!({})),
         Some(Answer::Slow) => {
-            // Until the other side closes.
+            // Wait until the other side closes.
             let _ = socket.read(&mut [0; 1]).await;
             return;
         }

@@ -37,7 +37,7 @@ pub(crate) fn host(gateway: &Gateway) -> &str {
     gateway.base().split_once("://").unwrap().1
 }
 
-/// A request with `Connection: close`.
+/// The answer to a request with `Connection: close`.
 pub(crate) async fn ask(gateway: &Gateway, line: &str, headers: &str) -> String {
     let host = host(gateway);
     let request = format!("{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n");

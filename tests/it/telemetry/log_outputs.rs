@@ -1,4 +1,4 @@
-//! Log outputs that stall and disks that are full: requests go on.
+//! Stalled log outputs and full disks: requests continue.
 
 use std::{process::Stdio, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// A gateway with a certain log output.
+/// A gateway with a given log output.
 struct Logging {
     url: String,
     ops: String,
@@ -54,12 +54,12 @@ impl Logging {
         }
     }
 
-    /// Lines that were lost so far.
+    /// The number of log lines that were lost so far.
     async fn lost(&self) -> i64 {
         metric_of(&self.ops, "lockgate_log_lines_dropped_total ").await
     }
 
-    /// Sends requests until that many lines were lost; calls meanwhile are answered in time.
+    /// Sends requests until `lost` lines were lost; calls meanwhile are answered in time.
     async fn calls(&self, session: &Session, lost: i64) {
         let began = Instant::now();
         while self.lost().await < lost {
@@ -78,7 +78,7 @@ impl Logging {
         }
     }
 
-    /// Many requests by one connection, each of which is logged.
+    /// Sends many requests over one connection, each of which is logged.
     async fn asks(&self) {
         let host = crate::support::cluster::place(&self.url);
         let mut socket = TcpStream::connect(&host).await.unwrap();
@@ -95,7 +95,7 @@ impl Logging {
     }
 }
 
-/// Requests by one connection.
+/// The number of requests over one connection.
 const MANY: usize = 400;
 
 async fn goes_on(gateway: &Logging) {
@@ -112,7 +112,7 @@ async fn goes_on(gateway: &Logging) {
     assert_eq!(other.text("counter", json!({})).await, "1");
 }
 
-/// The reader of the logs stands still.
+/// A reader of the logs that does not read.
 #[tokio::test]
 async fn a_log_that_nobody_reads_holds_up_no_request() {
     let (reader, writer) = std::io::pipe().unwrap();
@@ -121,7 +121,7 @@ async fn a_log_that_nobody_reads_holds_up_no_request() {
     drop(reader);
 }
 
-/// The disk of the logs is full.
+/// A full disk for the logs.
 #[tokio::test]
 async fn a_log_on_a_full_disk_fails_no_request() {
     let full = std::fs::File::options()
@@ -132,7 +132,7 @@ async fn a_log_on_a_full_disk_fails_no_request() {
     goes_on(&gateway).await;
 }
 
-/// Makes a disk of 8 MiB where the data directory is to be, fills it and empties it at a sign, and
+/// Mounts a disk of 8 MiB as the data directory, fills and empties it when a file says so, and
 /// becomes a gateway.
 const SMALL_DISK: &str = r#"
 data=$1 signs=$2
@@ -151,8 +151,8 @@ wait_for() { for _ in $(seq 1200); do [ -e "$1" ] && return; sleep 0.05; done; e
 exec "$@"
 "#;
 
-/// The data directory's disk is full. Requests that must write are 503, and all else goes on;
-/// skipped where no disk can be made.
+/// A full disk under the data directory: requests that must write get 503, and all others continue.
+/// Skipped where no disk can be mounted.
 #[expect(
     clippy::too_many_lines,
     reason = "a story is read from its beginning to its end"

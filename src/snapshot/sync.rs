@@ -310,6 +310,8 @@ impl SnapshotSync {
         };
         let text = read(&manifest.file);
         if text == manifest.text {
+            let file = manifest.file.display();
+            tracing::debug!(event = "manifest.unchanged", %file, "the manifest is as it was");
             return;
         }
         manifest.text = text;

@@ -887,9 +887,14 @@ async fn a_change_right_after_the_start_is_not_undone_by_the_manifest() {
     };
     let file = ground.manifest(&tenants(json!({"x": server("manifest")})));
     let public = "--set=public_url=http://127.0.0.1:1";
+    let level = "--set=telemetry.log=debug";
     let replica = ground
-        .serve(&[public, "--apply", file.to_str().unwrap()])
+        .serve(&[public, level, "--apply", file.to_str().unwrap()])
         .await;
+    until("a second read of the manifest", async || {
+        !replica.logged("manifest.unchanged").is_empty()
+    })
+    .await;
     let admin = Admin::first(&ground, &replica);
     let path = "/tenants/a/servers/x";
     for name in ["first", "second"] {

@@ -47,6 +47,8 @@ async fn a_stream_is_left_and_resumed_twenty_times_at_alternating_replicas() {
     for cycle in 0..20 {
         drop(events);
         let way = if cycle % 2 == 0 { &there } else { &here };
+        // Events that no connection has read.
+        way.text("sleep", json!({"ms": 30})).await;
         events = Events::of(resumed(way, &seen.last().unwrap().0).await);
         seen.extend(progress(&read(&mut events, 1 + cycle % 7).await));
     }

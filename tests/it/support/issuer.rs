@@ -1,7 +1,7 @@
 //! Authorization servers: a real one, and a scripted one.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Stdio,
     sync::{
         Arc,
@@ -23,9 +23,10 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
     sync::watch,
     task::JoinHandle,
+    time::timeout,
 };
 
-use crate::support::harness::{client, json_of, package, within};
+use crate::support::harness::{DEADLINE, client, json_of, package, within};
 
 /// Seconds since the epoch.
 pub(crate) fn now() -> u64 {
@@ -50,24 +51,39 @@ impl Provider {
             folder.join("node_modules").exists(),
             "run npm ci in tests/fixtures/issuer, or scripts/test"
         );
+        for _ in 0..STARTS {
+            if let Some(started) = Self::attempt(&folder).await {
+                return started;
+            }
+        }
+        panic!("the issuer does not start");
+    }
+
+    /// Starts it, and returns `None` if its URL is not there by the deadline.
+    async fn attempt(folder: &Path) -> Option<Self> {
         let mut process = Command::new("node")
             .arg("server.mjs")
             .current_dir(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
             .kill_on_drop(true)
             .spawn()
             .unwrap();
         let stdin = process.stdin.take().unwrap();
         let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
-        let issuer = line(&mut stdout, |line| line.starts_with("http://")).await;
-        Self {
+        let id = process.id().unwrap();
+        let ready = line(&mut stdout, |line| line.starts_with("http://"));
+        let Ok(issuer) = timeout(DEADLINE, ready).await else {
+            let state = std::fs::read_to_string(format!("/proc/{id}/stat"));
+            eprintln!("no URL of the issuer after {DEADLINE:?}: {state:?}");
+            return None;
+        };
+        Some(Self {
             issuer,
             _process: process,
             stdin,
             stdout,
-        }
+        })
     }
 
     /// An access token for `resource`, by client credentials: its subject is the client.
@@ -110,21 +126,26 @@ impl Provider {
 
     async fn tell(&mut self, what: &str) {
         self.stdin.write_all(what.as_bytes()).await.unwrap();
-        line(&mut self.stdout, |line| line == "done").await;
+        within(
+            "an answer of the issuer",
+            line(&mut self.stdout, |line| line == "done"),
+        )
+        .await;
     }
 }
 
 async fn line(lines: &mut Lines<BufReader<ChildStdout>>, is_it: impl Fn(&str) -> bool) -> String {
-    within("a line of the issuer", async {
-        loop {
-            let line = lines.next_line().await.unwrap().expect("it lives");
-            if is_it(&line) {
-                return line;
-            }
+    loop {
+        let line = lines.next_line().await.unwrap().expect("it lives");
+        if is_it(&line) {
+            return line;
         }
-    })
-    .await
+    }
 }
+
+/// How often the provider is started before a test gives up: Node and its modules may have to be
+/// read from a slow disk, and what one attempt has read is there for the next.
+const STARTS: usize = 3;
 
 /// Answers of an issuer to requests for its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! `lockgate serve` with a manifest of several servers, and its operations listener.
 
-use std::{path::PathBuf, process::Stdio};
+use std::{os::fd::AsFd, path::PathBuf, process::Stdio};
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -201,6 +201,17 @@ impl Served {
         }
     }
 
+    /// The log lines that the test has not read. The pipe does not block.
+    fn unread(&mut self) -> String {
+        let reader = self.stdout.get_mut();
+        let mut unread = reader.buffer().to_vec();
+        let mut chunk = [0; 4096];
+        while let Ok(count @ 1..) = rustix::io::read(reader.get_ref().as_fd(), &mut chunk) {
+            unread.extend_from_slice(&chunk[..count]);
+        }
+        String::from_utf8_lossy(&unread).into_owned()
+    }
+
     /// Its data directory.
     pub(crate) fn data(&self) -> PathBuf {
         self.dir.path().join("data")
@@ -253,8 +264,9 @@ impl Drop for Served {
         if std::thread::panicking() {
             let said = std::fs::read_to_string(self.dir.path().join("stderr"));
             eprintln!(
-                "--- stderr of the gateway ---\n{}",
-                said.unwrap_or_default()
+                "--- stderr of the gateway ---\n{}\n--- its log ---\n{}",
+                said.unwrap_or_default(),
+                self.unread()
             );
             return;
         }

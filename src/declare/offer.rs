@@ -41,6 +41,20 @@ pub(crate) struct Unenforced {
 }
 
 impl Offer {
+    /// A machine that enforces nothing.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self {
+            separation: Separation::None,
+            landlock: 0,
+            has_seccomp: false,
+            bounds_memory: false,
+            bounds_pids: false,
+            bounds_cpu: false,
+            refuses_addresses: false,
+        }
+    }
+
     /// The settings of `server` that are not enforced though it may start, for the log and metrics.
     pub(crate) fn shortcomings(&self, server: &Server) -> Vec<Unenforced> {
         let confinement = &server.launch.confinement;
@@ -157,15 +171,7 @@ mod tests {
     fn what_cannot_be_enforced() {
         let limits = "limits: {memory: 1GiB, pids: 64, cpu: 1}";
         assert_eq!(missing(ALL, limits), [""; 0]);
-        let bare = Offer {
-            separation: Separation::None,
-            landlock: 0,
-            has_seccomp: false,
-            bounds_memory: false,
-            bounds_pids: false,
-            bounds_cpu: false,
-            refuses_addresses: false,
-        };
+        let bare = Offer::none();
         assert_eq!(missing(bare, "args: []"), ["sandbox.profile"; 2]);
         assert_eq!(
             missing(bare, "sandbox: {profile: open, tcp: false}"),

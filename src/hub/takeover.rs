@@ -1,6 +1,6 @@
 //! Takeover: makes this replica the owner of a session whose owner is gone.
 //!
-//! Not here: whether it may (`place`).
+//! Not here: whether this replica may claim it (`locate`).
 
 use std::{sync::Arc, time::Duration};
 

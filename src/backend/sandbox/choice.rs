@@ -78,15 +78,7 @@ impl Sandbox {
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self {
-            offer: Offer {
-                separation: Separation::None,
-                landlock: 0,
-                has_seccomp: false,
-                bounds_memory: false,
-                bounds_pids: false,
-                bounds_cpu: false,
-                refuses_addresses: false,
-            },
+            offer: Offer::none(),
             uids: None,
             groups: None,
             hide: None,

@@ -8,7 +8,8 @@
 //!   `spawn` itself
 //! * `sources`: defaults, file, environment and flags, merged
 //! * `document`: TOML, YAML and JSON documents as one tree
-//! * `reader`: types and units of values, and mistakes with their remedies
+//! * `reader`: types and units of values, and mistakes with their remedies, such as the nearest known
+//!   key; for manifests too
 //! * `address`: addresses, hosts, origins and URLs
 //! * `listeners`: `ops` and `admin`
 //! * `cluster`: `redis`, `cluster`, `log` and `drain`

@@ -15,12 +15,13 @@ use aws_lc_rs::error::Unspecified;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeroize::Zeroizing;
 
+use super::readiness;
 use crate::{
     base::hex,
     config::{Config, gateway},
     database::vault::Keyring,
     http::{
-        Health, Loss,
+        Health,
         peers::{HopKeys, hop},
     },
     hub::Stores,
@@ -82,8 +83,7 @@ impl Sharing {
         let event_ids = derived(keys, EVENT_IDS);
         let (tracker, stop) = (&self.tracker, &self.stop);
         let stores = Stores::shared(config, &self.redis, me, &event_ids, tracker, stop);
-        health.lost("redis", Loss::All);
-        let beating = Arc::clone(&stores.owner).run(health_report(health), self.stop.clone());
+        let beating = Arc::clone(&stores.owner).run(readiness::of_redis(health), self.stop.clone());
         self.tracker.spawn(beating);
         stores
     }
@@ -183,18 +183,6 @@ pub(crate) fn hop_keys(keys: &Keyring) -> HopKeys {
 /// The keys for one purpose, one of each master key; their memory is wiped on drop.
 fn derived(keys: &Keyring, purpose: &str) -> Vec<Zeroizing<[u8; 32]>> {
     keys.keys().iter().map(|key| key.derive(purpose)).collect()
-}
-
-/// Reports Redis as lost to the health endpoint; without it no session is served.
-fn health_report(health: &Health) -> impl Fn(bool) + use<> {
-    let health = health.clone();
-    move |has_lease| {
-        if has_lease {
-            health.back("redis");
-        } else {
-            health.lost("redis", Loss::All);
-        }
-    }
 }
 
 async fn agree(redis: Redis, own: Vec<String>, disagreement: CancellationToken) {

@@ -8,11 +8,13 @@
 //! * `snapshot_follower`: applies new snapshots to sessions, children and metrics
 //! * `first_operator`: the API key with which the administration begins
 //! * `cluster`: the connection to Redis, and keys that replicas share
+//! * `readiness`: what the outage of a database or of Redis means for this replica
 
 mod cluster;
 mod first_operator;
 mod lifecycle;
 mod listeners;
+mod readiness;
 mod snapshot_follower;
 mod wiring;
 

@@ -12,6 +12,7 @@ use super::{
     first_operator,
     lifecycle::{FINISH_TIMEOUT, Shutdown, Stage, Stages},
     listeners::{ClusterListener, Listeners},
+    readiness,
     snapshot_follower::follow,
 };
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
     database::vault::Keyring,
     declare::Offer,
     http::{
-        Front, Health, Loss, admin,
+        Front, Health, admin,
         edge::{Allowed, App, Bounds, Files, Gate, TlsReload, accept},
         ops,
         peers::{Cluster, Peers},
@@ -31,7 +32,7 @@ use crate::{
     },
     hub::{Hub, HubParts, Stores},
     oauth::Oauth,
-    snapshot::{AuditQueue, CurrentSnapshot, Freshness, SnapshotSync},
+    snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
     telemetry::{Logs, Metrics},
 };
 
@@ -222,12 +223,10 @@ impl Parts {
 
     /// Starts the tasks that refresh the snapshot and apply its changes.
     fn follow(&self, sync: Option<SnapshotSync>, hub: &Hub, offer: Offer) {
-        if !self.snapshot.is_loaded() {
-            self.health.lost("sql", Loss::All);
-        }
         if let Some(sync) = sync {
             let stage = &self.stages.database;
-            let keeping = sync.run(health_report(self.health.clone()), stage.stop.clone());
+            let report = readiness::of_database(&self.health, self.snapshot.is_loaded());
+            let keeping = sync.run(report, stage.stop.clone());
             stage.tasks.spawn(keeping);
         }
         let (metrics, sessions) = (Arc::clone(&self.metrics), &self.stages.sessions);
@@ -359,16 +358,6 @@ fn bounds(max_connections: usize) -> Bounds {
         max_connections,
         finish: FINISH_TIMEOUT,
     }
-}
-
-/// Reports the database to the health endpoint: without a snapshot everything fails, else only
-/// operations that need the database.
-fn health_report(health: Health) -> Box<dyn Fn(Freshness) + Send + Sync> {
-    Box::new(move |reach| match reach {
-        Freshness::Current => health.back("sql"),
-        Freshness::Stale => health.lost("sql", Loss::Some),
-        Freshness::Empty => health.lost("sql", Loss::All),
-    })
 }
 
 /// Maximum connections of the administration listener.

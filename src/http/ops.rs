@@ -1,6 +1,7 @@
 //! Health, metrics and lists of children, for load balancers, scrapers and operators.
 //!
-//! Reports only; not here: measurements and probes.
+//! Reports only. Not here: measurements (`telemetry`), and what an outage means for readiness
+//! (`gateway::readiness`).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

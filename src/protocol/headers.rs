@@ -1,4 +1,7 @@
-//! Headers of an MCP request: accepted content types, protocol revision, era.
+//! Names and values of the header fields of MCP requests: accepted content types, protocol revision,
+//! era.
+//!
+//! Not here: refusals (`http::admission::headers`).
 
 use super::revision::{FIRST_MODERN, Revision};
 

@@ -5,7 +5,7 @@
 //! passes without a release. Not here: sessions (`hub`) and HTTP (`http`).
 //!
 //! * `event`: event ids (`Last-Event-ID`), sealed page cursors, and the framing of Server-Sent Events
-//! * `headers`: headers of an MCP request
+//! * `headers`: names and values of the header fields of MCP requests
 //! * `initialize`: results of `initialize`, and the lines that restore a session
 //! * `json`: strict scanner over JSON text
 //! * `jsonrpc`: writers of requests, notifications, results and errors

@@ -1,7 +1,8 @@
 //! The task that keeps database, snapshot and manifest file in step.
 //!
 //! Opens the database and retries while it is unreachable, applies the manifest whenever its file
-//! changes, and reads changes of other replicas. Not here: the tables (`database`).
+//! changes, and reads changes of other replicas. Not here: the tables (`database`), old rows and keys
+//! (`upkeep`).
 
 use std::{
     collections::BTreeMap,
@@ -13,16 +14,16 @@ use std::{
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::current::CurrentSnapshot;
-use crate::config::{Config, Mistake, OauthSettings};
+use super::{current::CurrentSnapshot, upkeep::Upkeep};
 use crate::{
     base::HiddenPaths,
-    database::{self, Author, Database, Location, Opening, oauth::Schedule},
-    declare::{AuthMode, Prune},
+    config::{Config, Mistake},
+    database::{self, Author, Database, Location, Opening},
+    declare::Prune,
     manifest::{Declaration, objects},
 };
 
@@ -69,15 +70,7 @@ pub(crate) struct SnapshotSync {
     env: BTreeMap<String, String>,
     /// Paths that are hidden from children; files that a manifest reads are added.
     hidden: HiddenPaths,
-    /// The retention of audit records; zero keeps them for ever.
-    audit_retention: Duration,
-    /// The time of the next removal of old audit records.
-    prune_at: Instant,
-    /// Lifetimes and rotation of signing keys.
-    oauth: OauthSettings,
-    /// The times of the next removal of expired rows and of the next key rotation.
-    sweep_at: Instant,
-    rotate_at: Instant,
+    upkeep: Upkeep,
     /// The last error in the log; a repeated one is not logged.
     logged_error: String,
     /// The last change that cannot be served here; it is not read again.
@@ -102,11 +95,7 @@ impl SnapshotSync {
             manifest,
             env,
             hidden,
-            audit_retention: config.storage.audit,
-            prune_at: Instant::now(),
-            oauth: config.oauth.clone(),
-            sweep_at: Instant::now(),
-            rotate_at: Instant::now(),
+            upkeep: Upkeep::new(config),
             logged_error: String::new(),
             refused: None,
         }
@@ -189,7 +178,7 @@ impl SnapshotSync {
         }
     }
 
-    /// Runs one round: opens the database, applies the manifest, reads changes, removes old rows.
+    /// Runs one round: opens the database, applies the manifest, reads changes, then does the upkeep.
     /// `version` is that of the database, if it was just polled.
     async fn round(&mut self, version: Option<i64>) -> Result<Round, database::Error> {
         if self.snapshot.database().is_err() {
@@ -216,49 +205,9 @@ impl SnapshotSync {
             }
             refreshed?;
         }
-        if !self.audit_retention.is_zero() && Instant::now() >= self.prune_at {
-            self.prune_at = Instant::now() + SWEEP_INTERVAL;
-            database.audit().prune(self.audit_retention).await?;
-        }
-        self.maintain_keys(database).await?;
-        if Instant::now() >= self.sweep_at && !database.sweep().await? {
-            self.sweep_at = Instant::now() + SWEEP_INTERVAL;
-        }
-        Ok(Round::UpToDate)
-    }
-
-    /// Creates missing signing keys of authorization servers, and rotates old ones.
-    async fn maintain_keys(&mut self, database: &Database) -> Result<(), database::Error> {
         let catalog = self.snapshot.catalog();
-        for (name, tenant) in &catalog.tenants {
-            let is_builtin = matches!(tenant.auth, AuthMode::Builtin(_));
-            // Before the first token, so that every replica knows the key by then.
-            if is_builtin && !catalog.issued.keys.contains_key(name) {
-                match database.signing_keys().current(name).await {
-                    // `NotFound`: the tenant was just removed.
-                    Ok(_) | Err(database::Error::NotFound) => {}
-                    Err(failure) => return Err(failure),
-                }
-            }
-        }
-        let age = self.oauth.key_age;
-        if age.is_zero() || Instant::now() < self.rotate_at {
-            return Ok(());
-        }
-        self.rotate_at = Instant::now() + (age / 10).min(ROTATION_CHECK);
-        let age_ms = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
-        for tenant in database
-            .signing_keys()
-            .rotate_old(Schedule::of(&self.oauth), age_ms)
-            .await?
-        {
-            tracing::info!(
-                event = "signing_key.rotated",
-                tenant.id = tenant,
-                "another key follows"
-            );
-        }
-        Ok(())
+        self.upkeep.run(database, &catalog).await?;
+        Ok(Round::UpToDate)
     }
 
     /// Applies the pending manifest, if any. A mistake in it is an error only before anything is
@@ -406,7 +355,3 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
 /// The time that an editor may take to complete a file.
 const SETTLE: Duration = Duration::from_millis(50);
-/// The interval between removals of old rows.
-const SWEEP_INTERVAL: Duration = Duration::from_hours(1);
-/// The maximum interval between checks of the age of signing keys.
-const ROTATION_CHECK: Duration = Duration::from_mins(1);

@@ -3,7 +3,8 @@
 //! Not here: the bytes of a child (`backend::child`) and the routing of its messages
 //! (`hub::stream`, and `backend::shared` for shared children).
 //!
-//! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25
+//! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25; and the lines that
+//!   restore one in another child
 //! * `translated`: results of a translation
 //! * `translation`: the only match over the dialects, and the list of duties of a dialect
 

@@ -7,7 +7,7 @@
 //! * `machine`: capabilities of this machine
 //! * `credentials`: certificates and keys of the settings
 //! * `database`: lock and first reading of the database
-//! * `directory`: private directories
+//! * `private_dir`: the data directory and other directories of the gateway alone
 //! * `descriptors`: limit of open files
 //! * `sockets`: listener sockets and the address to advertise
 //! * `signals`: SIGTERM, SIGINT and SIGHUP
@@ -15,9 +15,9 @@
 pub(crate) mod credentials;
 pub(crate) mod database;
 pub(crate) mod descriptors;
-mod directory;
 pub(crate) mod machine;
 mod plan;
+mod private_dir;
 pub(crate) mod process;
 mod signals;
 mod sockets;

@@ -15,9 +15,9 @@ use anyhow::Context;
 use rustix::process::DumpableBehavior;
 
 use super::{
-    database, descriptors, directory,
+    database, descriptors,
     plan::{Plan, RunArgs, ServeArgs, plan_run, plan_serve},
-    signals, sockets,
+    private_dir, signals, sockets,
 };
 use crate::{
     backend::{
@@ -118,11 +118,11 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         Some(work) => work,
         None => config.data_dir.join("work"),
     };
-    if !is_run && let Err(mistake) = directory::claim(&config)? {
+    if !is_run && let Err(mistake) = private_dir::claim(&config)? {
         return Ok(refuse(&[mistake]));
     }
     let _lock = (!is_run).then(|| database::lock(&config)).transpose()?;
-    directory::private(&work)?;
+    private_dir::private(&work)?;
     if offer.separation == Separation::Uid {
         // Children must be able to reach their own directories below it.
         std::fs::set_permissions(&work, Permissions::from_mode(0o711))?;

@@ -1,4 +1,4 @@
-//! Header fields of MCP requests: accepted types, revision and session.
+//! Checks of the header fields of MCP requests: accepted types, revision and session.
 
 use http::{HeaderMap, StatusCode, header};
 

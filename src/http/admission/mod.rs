@@ -7,7 +7,7 @@
 //! * `rates`: rates of client addresses
 //! * `bearer`: bearer credentials of a request
 //! * `challenge`: `WWW-Authenticate`
-//! * `headers`: header fields of MCP requests
+//! * `headers`: checks of the header fields of MCP requests, and their refusals
 //! * `body`: request bodies, read whole within limits of size and time
 
 mod admitted;

@@ -21,7 +21,7 @@ use super::access_log::AccessLog;
 use super::address::{Allowed, HostCheck, OriginCheck, client_address, is_canonical};
 use super::body_limit::{self, ReadState};
 use super::cors;
-use super::own_form;
+use super::null_origin;
 use super::panic::route;
 use crate::config::ClientAddress;
 use crate::endpoint::Kind;
@@ -87,7 +87,9 @@ impl Gate {
             OriginCheck::Ours => head.headers.get(ORIGIN).cloned(),
             // Responses of public paths contain nothing that a page may not know.
             OriginCheck::Foreign if cors::is_public(head.uri.path()) => None,
-            OriginCheck::Foreign if own_form::is_own_form(head, self.allowed.is_trustworthy()) => {
+            OriginCheck::Foreign
+                if null_origin::is_own_form(head, self.allowed.is_trustworthy()) =>
+            {
                 None
             }
             OriginCheck::Foreign => {

@@ -13,7 +13,7 @@
 //! * `address`: hosts, origins, paths, and client addresses (`X-Forwarded-For`)
 //! * `body_limit`: counts the bytes and times the stalls of a request body
 //! * `cors`: cross-origin requests
-//! * `own_form`: forms of the gateway's own pages
+//! * `null_origin`: `Origin: null`, which forms of the gateway's own pages have
 //! * `access_log`: access log
 //! * `panic`: calls of routes that survive panics
 
@@ -25,8 +25,8 @@ mod body_limit;
 mod cors;
 mod gate;
 mod hops;
+mod null_origin;
 mod operators;
-mod own_form;
 mod panic;
 mod tls;
 mod wire;

@@ -1,4 +1,6 @@
-//! Lease of a session: the fence of its owner, and the writes of its record in the directory.
+//! Lease of a session: the fence of its owner, and the times at which its record is written.
+//!
+//! Not here: the writes themselves (`ownership`), and the content of the record (`record`).
 
 use std::{future::poll_fn, sync::atomic::Ordering, task::Poll, time::Duration};
 

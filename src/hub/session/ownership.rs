@@ -1,5 +1,5 @@
-//! Ownership of a session: its record in the directory, and the wait after a lapse of the lease or
-//! a loss of the store's data.
+//! Ownership of a session: the insertion and the writes of its record in the directory, and the wait
+//! after a lapse of the lease or a loss of the store's data.
 //!
 //! During the wait the child is not read and nothing is sent. Once the store answers, the fence of
 //! the session is read: the session continues if the fence is unchanged, and ends if it belongs to

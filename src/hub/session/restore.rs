@@ -1,4 +1,5 @@
-//! Loss of a backend, its replacement by another one, and the stop of idle children.
+//! Loss of a backend, its replacement by another one with the replay of the session's state, and the
+//! stop of idle children.
 //!
 //! The session continues, with as little effect on the client as possible. Not here: the end of each
 //! call that is lost (`ending`), with its code and text (`hub::call::error`).
@@ -63,7 +64,7 @@ impl Session {
     }
 
     /// Continues the session with another backend.
-    pub(super) fn resume(&mut self) {
+    pub(super) fn backend_replaced(&mut self) {
         tracing::info!(
             tenant.id = self.client.tenant().name,
             server.name = self.client.server().name,
@@ -77,6 +78,15 @@ impl Session {
             for line in initialize::list_changed(&self.replay.capabilities) {
                 self.send_to_listener(line);
             }
+        }
+    }
+
+    /// Replays the log level and the subscriptions to the session's own child, before the lines that
+    /// its client sent meanwhile; a session that begins has neither.
+    pub(super) fn restore_in_own(&mut self, own: &mut Own) {
+        if self.lifetime.is_ready() {
+            let state = self.replay.session_state();
+            self.dialect.restore(&state, own.child.out());
         }
     }
 

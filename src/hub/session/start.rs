@@ -163,17 +163,13 @@ impl Session {
         }
         if self.check_replacement(revision, capabilities) {
             self.serve_own_child();
-            self.resume();
+            self.backend_replaced();
         }
     }
 
     fn serve_own_child(&mut self) {
         if let Some(mut own) = self.link.take_initialized() {
-            // The state of the session precedes the lines that its client sent meanwhile.
-            if self.lifetime.is_ready() {
-                let state = self.replay.session_state();
-                self.dialect.restore(&state, own.child.out());
-            }
+            self.restore_in_own(&mut own);
             self.link.serve_own(own);
         }
         let now = Instant::now();
@@ -195,7 +191,7 @@ impl Session {
             }
             self.link.serve_shared(member);
             self.restore_in_shared();
-            return self.resume();
+            return self.backend_replaced();
         };
         let settled = self.replay.initialize.as_ref().map(|initialize| {
             self.offered_revision(initialize)

@@ -7,7 +7,7 @@
 //! * `attach`: attachment of a connection to a stream
 //! * `entry`: one stream with its calls, its held response and its connections
 //! * `log_only`: stream read from the log alone, without its owner
-//! * `pages`: sealed page cursors of lists
+//! * `page_cursors`: sealed page cursors of lists
 //! * `reader`: reader of a stream: the position of one connection
 //! * `routes`: routing table: the stream for each message of the server
 //! * `session_log`: event log of one session: event ids and reads
@@ -18,7 +18,7 @@ mod answer;
 mod attach;
 mod entry;
 mod log_only;
-mod pages;
+mod page_cursors;
 mod reader;
 mod routes;
 mod session_log;
@@ -28,7 +28,7 @@ mod writes;
 pub(crate) use self::answer::{Answer, Form, Pending};
 pub(crate) use self::entry::StreamLimits;
 pub(crate) use self::log_only::LogOnlyStream;
-pub(crate) use self::pages::PageCursors;
+pub(crate) use self::page_cursors::PageCursors;
 pub(crate) use self::reader::{Next, Pulse, Reader, StreamEnd};
 pub(crate) use self::routes::{About, InFlight, route};
 pub(crate) use self::session_log::SessionLog;

@@ -2,7 +2,7 @@
 //!
 //! Not here: the keys that exist (the readers of `manifest`), and the types of values (`config`).
 //!
-//! * `fields`: the members of one table, which a reader reads or describes
+//! * `fields`: the members of one table, which a reader reads or describes; unknown ones are refused
 //! * `findings`: what the reading of one document leads to
 //! * `json_schema`: JSON schemas with their keywords in order
 //! * `outline`: the keys of all tables, as their readers describe them

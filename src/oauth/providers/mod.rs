@@ -2,17 +2,17 @@
 //!
 //! Not here: the log-in of an identified person (`oauth::browser`).
 //!
-//! * `directory`: choice of the implementation for a declared provider.
+//! * `implementations`: choice of the implementation for a declared provider.
 //! * `oauth`: providers with OAuth 2.0 alone.
 //! * `openid`: OpenID Connect providers.
 //! * `provider`: the seam and its contract.
 //! * `transport`: requests to providers, through the guarded outbound client.
 
-mod directory;
+mod implementations;
 mod oauth;
 mod openid;
 mod provider;
 mod transport;
 
-pub(crate) use self::directory::Providers;
+pub(crate) use self::implementations::Providers;
 pub(crate) use self::provider::{ProviderError, ProviderIdentity, ProviderLogin, WantedClaims};

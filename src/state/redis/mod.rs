@@ -6,7 +6,7 @@
 //! * `client`: script calls and batches
 //! * `directory`: the session directory, and heartbeats of replicas with their time to live
 //! * `limiter`: limits
-//! * `link`: the connection
+//! * `link`: the connection, which is made again when it is lost
 //! * `log`: the event log
 //! * `scripts`: the Lua scripts
 //! * `wake`: change announcements by pub/sub

@@ -1,4 +1,4 @@
-//! Forms of the gateway's own pages, which browsers send without an origin.
+//! `Origin: null`, which is accepted with forms of the gateway's own pages alone.
 //!
 //! Not here: the content of a form, which is sealed for one browser (`oauth::browser`).
 
@@ -31,7 +31,7 @@ pub(super) fn is_own_form(head: &Parts, is_trustworthy: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::own_form::*;
+    use super::super::null_origin::*;
 
     #[test]
     fn only_own_forms_may_lack_an_origin() {

@@ -97,7 +97,7 @@ const REMEDY: &str = "name a directory below it, which is made for the gateway a
 mod tests {
     use std::os::unix::fs::chown;
 
-    use super::super::directory::*;
+    use super::super::private_dir::*;
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().mode() & 0o7777

@@ -1,0 +1,38 @@
+//! Readiness: what the outage of a database or of Redis means for this replica.
+//!
+//! Not here: the endpoints that report it (`http::ops`), and the stop (`lifecycle`).
+
+use crate::{
+    http::{Health, Loss},
+    snapshot::Freshness,
+};
+
+/// Reports the database, which counts as lost until there is a snapshot: without one everything
+/// fails, else only operations that need the database.
+pub(super) fn of_database(
+    health: &Health,
+    has_snapshot: bool,
+) -> Box<dyn Fn(Freshness) + Send + Sync> {
+    let health = health.clone();
+    if !has_snapshot {
+        health.lost("sql", Loss::All);
+    }
+    Box::new(move |reach| match reach {
+        Freshness::Current => health.back("sql"),
+        Freshness::Stale => health.lost("sql", Loss::Some),
+        Freshness::Empty => health.lost("sql", Loss::All),
+    })
+}
+
+/// Reports Redis, which counts as lost until the first heartbeat: without it no session is served.
+pub(super) fn of_redis(health: &Health) -> impl Fn(bool) + use<> {
+    let health = health.clone();
+    health.lost("redis", Loss::All);
+    move |has_lease| {
+        if has_lease {
+            health.back("redis");
+        } else {
+            health.lost("redis", Loss::All);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Upkeep of the database: removal of old audit records and expired rows, and signing keys, which are
+//! created and rotated in time.
+//!
+//! Not here: the statements (`database`).
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{
+    config::{Config, OauthSettings},
+    database::{self, Database, oauth::Schedule},
+    declare::{AuthMode, Catalog},
+};
+
+/// What is due when.
+pub(super) struct Upkeep {
+    /// The retention of audit records; zero keeps them for ever.
+    audit_retention: Duration,
+    /// The time of the next removal of old audit records.
+    prune_at: Instant,
+    /// Lifetimes and rotation of signing keys.
+    oauth: OauthSettings,
+    /// The time of the next removal of expired rows.
+    sweep_at: Instant,
+    /// The time of the next check of the age of signing keys.
+    rotate_at: Instant,
+}
+
+impl Upkeep {
+    /// Upkeep by these settings; all of it is due.
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            audit_retention: config.storage.audit,
+            prune_at: Instant::now(),
+            oauth: config.oauth.clone(),
+            sweep_at: Instant::now(),
+            rotate_at: Instant::now(),
+        }
+    }
+
+    /// Does what is due.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database. A removal of audit records or a rotation that failed is due after another
+    /// interval.
+    pub(super) async fn run(
+        &mut self,
+        database: &Database,
+        catalog: &Catalog,
+    ) -> Result<(), database::Error> {
+        if !self.audit_retention.is_zero() && Instant::now() >= self.prune_at {
+            self.prune_at = Instant::now() + SWEEP_INTERVAL;
+            database.audit().prune(self.audit_retention).await?;
+        }
+        self.create_keys(database, catalog).await?;
+        self.rotate_keys(database).await?;
+        if Instant::now() >= self.sweep_at && !database.sweep().await? {
+            self.sweep_at = Instant::now() + SWEEP_INTERVAL;
+        }
+        Ok(())
+    }
+
+    /// Creates missing signing keys of authorization servers, before the first token, so that every
+    /// replica knows the key by then.
+    async fn create_keys(
+        &self,
+        database: &Database,
+        catalog: &Catalog,
+    ) -> Result<(), database::Error> {
+        for (name, tenant) in &catalog.tenants {
+            let is_builtin = matches!(tenant.auth, AuthMode::Builtin(_));
+            if is_builtin && !catalog.issued.keys.contains_key(name) {
+                match database.signing_keys().current(name).await {
+                    // `NotFound`: the tenant was just removed.
+                    Ok(_) | Err(database::Error::NotFound) => {}
+                    Err(failure) => return Err(failure),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Rotates signing keys that are old.
+    async fn rotate_keys(&mut self, database: &Database) -> Result<(), database::Error> {
+        let age = self.oauth.key_age;
+        if age.is_zero() || Instant::now() < self.rotate_at {
+            return Ok(());
+        }
+        self.rotate_at = Instant::now() + (age / 10).min(ROTATION_CHECK);
+        let age_ms = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+        let schedule = Schedule::of(&self.oauth);
+        for tenant in database.signing_keys().rotate_old(schedule, age_ms).await? {
+            tracing::info!(
+                event = "signing_key.rotated",
+                tenant.id = tenant,
+                "another key follows"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The interval between removals of old rows.
+const SWEEP_INTERVAL: Duration = Duration::from_hours(1);
+/// The maximum interval between checks of the age of signing keys.
+const ROTATION_CHECK: Duration = Duration::from_mins(1);

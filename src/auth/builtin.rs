@@ -107,7 +107,7 @@ impl Tokens {
         is_audience: impl Fn(&str) -> bool,
     ) -> Result<Arc<OwnToken>, &'static str> {
         let is_meant = |claims: &Claims| {
-            claims.hold(now)?;
+            claims.check_validity(now)?;
             // RFC 9068, section 4: a single audience, so that the token is of no use elsewhere.
             match claims.audiences.as_slice() {
                 [audience] if is_audience(audience) => Ok(()),

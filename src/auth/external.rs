@@ -73,7 +73,7 @@ impl Issuers {
         let make = async { Issuer::new(Arc::clone(settings), self.key_fetch.clone()) };
         let issuer = self.known.get_with_by_ref(settings, make).await;
         let is_meant = |claims: &Claims| {
-            claims.hold(now).map_err(TokenError::Invalid)?;
+            claims.check_validity(now).map_err(TokenError::Invalid)?;
             let is_ours = claims
                 .audiences
                 .iter()

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::jws::{Jws, numeric_date, parse_unverified, string, strings};
-use crate::declare::{Algorithm, External};
+use crate::{
+    base::LEEWAY_S,
+    declare::{Algorithm, External},
+};
 
 /// A token with its signature not yet verified.
 pub(super) struct Token<'t> {
@@ -64,11 +67,12 @@ pub(super) struct Claims {
 
 impl Claims {
     /// Checks the validity period at `now`, with tolerance for clocks a minute apart.
-    pub(super) fn hold(&self, now: u64) -> Result<(), &'static str> {
-        if now >= self.expires.saturating_add(LEEWAY) {
+    pub(super) fn check_validity(&self, now: u64) -> Result<(), &'static str> {
+        let leeway = u64::from(LEEWAY_S);
+        if now >= self.expires.saturating_add(leeway) {
             return Err("expired");
         }
-        if self.not_before > now.saturating_add(LEEWAY) {
+        if self.not_before > now.saturating_add(leeway) {
             return Err("not valid yet");
         }
         Ok(())
@@ -189,8 +193,6 @@ fn claims(
 
 /// Claims of ID tokens (`nonce` and the hashes), of logout and security event tokens (`events`).
 const FOREIGN: [&str; 5] = ["nonce", "at_hash", "c_hash", "s_hash", "events"];
-/// Tolerated clock difference in seconds.
-const LEEWAY: u64 = 60;
 
 #[cfg(test)]
 #[path = "tests/jwt.rs"]

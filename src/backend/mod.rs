@@ -9,7 +9,7 @@
 //! * `admission`: slots for starts, and circuits after failures
 //! * `prepare`: installations that children start from
 //! * `starter`: starts of children within all limits
-//! * `warm`: children started ahead of sessions
+//! * `warm`: children started ahead of sessions, kept until their server changes
 //! * `pool`: source of all children
 //! * `shared`: children that several sessions share
 //! * `dialect`: translation between messages and lines of a child

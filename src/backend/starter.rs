@@ -161,13 +161,14 @@ impl Place {
 
     /// Records that the child answered its first request, and frees its slot.
     pub(crate) fn succeeded(&mut self) {
-        self.slot = None;
         if std::mem::take(&mut self.is_starting) {
             self.starter
                 .circuits
                 .with(&self.spec, |circuit, _| circuit.succeeded());
             self.entry.set(ChildState::Ready);
         }
+        // After the state: the next start would be one too many in the list of children.
+        self.slot = None;
     }
 
     /// Records that the child did not answer its first request; counted once.
@@ -182,10 +183,11 @@ impl Place {
 
     /// As [`Place::failed`], for a place that is still needed.
     pub(crate) fn fail(&mut self) {
-        self.slot = None;
         if std::mem::take(&mut self.is_starting) {
             self.starter.circuits.count_failure(&self.spec);
+            self.entry.set(ChildState::Stopping);
         }
+        self.slot = None;
     }
 
     /// Frees the slot of a warm child while it waits for a session.

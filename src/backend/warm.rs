@@ -44,7 +44,7 @@ struct ServerQueue {
     takers: mpsc::Sender<oneshot::Sender<Started>>,
 }
 
-/// Takers in the queue of a queue; each is answered at once.
+/// The most requests for a warm child that wait at one server; each is answered at once.
 const MAX_TAKERS: usize = 64;
 
 /// Pause of a refill after a refusal.

@@ -10,6 +10,9 @@ use std::{
 use arc_swap::ArcSwapOption;
 use tokio::time::Instant;
 
+/// The tolerated difference of clocks, for the times in tokens of others, in seconds.
+pub(crate) const LEEWAY_S: u32 = 60;
+
 /// A clock; a handle.
 ///
 /// Codes, tokens and revocations carry times that any replica may have written. Replicas therefore

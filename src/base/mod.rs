@@ -18,7 +18,7 @@ pub(crate) mod private_file;
 mod random;
 mod secret;
 
-pub(crate) use self::clock::Clock;
+pub(crate) use self::clock::{Clock, LEEWAY_S};
 pub(crate) use self::digest::{Sha256, hex, sha256};
 pub(crate) use self::hidden_paths::HiddenPaths;
 pub(crate) use self::outbound::{Document, Outbound, OutboundError};

@@ -6,8 +6,10 @@ use super::{
     reader::Reader,
     table::{Fields, JsonSchema, Parser, parse},
 };
-use crate::config::{Node, Value, Wrong};
-use crate::declare::{Confinement, Profile, Tcp};
+use crate::{
+    config::{Node, Value, Wrong},
+    declare::{Confinement, Limits, Profile, Tcp},
+};
 
 impl Reader<'_> {
     /// Reads the `sandbox` of a server.
@@ -65,27 +67,33 @@ impl Reader<'_> {
 }
 
 /// Reads the limits that need a cgroup: memory, pids, cpu.
-pub(super) fn group_limits(limits: &Fields<'_>) -> (Option<u64>, Option<u32>, Option<u32>) {
+pub(super) fn group_limits(
+    limits: &Fields<'_>,
+    default: &Limits,
+) -> (Option<u64>, Option<u32>, Option<u32>) {
     let memory = limits
         .key(
             "memory",
             "Memory of all its processes; requires a delegated cgroup.",
         )
-        .optional(parse::size());
+        .optional(parse::size())
+        .map_or(default.memory, |bytes| (bytes > 0).then_some(bytes));
     let pids = limits
         .key(
             "pids",
             "Processes and threads; requires a cgroup, or a uid for each child.",
         )
-        .optional(parse::count(1));
+        .optional(parse::count(1))
+        .or(default.pids);
     let cpu = limits
         .key(
             "cpu",
             "Processor time: a share of one processor such as \"50%\", or a number of \
              processors; requires a delegated cgroup.",
         )
-        .optional(cpu());
-    (memory.filter(|&bytes| bytes > 0), pids, cpu.flatten())
+        .optional(cpu())
+        .unwrap_or(default.cpu);
+    (memory, pids, cpu)
 }
 
 fn directories<'p>() -> Parser<'p, Vec<PathBuf>> {

@@ -246,7 +246,7 @@ fn limits(server: &Fields<'_>) -> Limits {
         return default;
     };
     fields.order(&["line", "stderr", "files", "file_size"]);
-    let (memory, pids, cpu) = group_limits(&fields);
+    let (memory, pids, cpu) = group_limits(&fields, &default);
     let read = Limits {
         line: fields.key("line", "The longest line on stdout.").read(
             default.line,

@@ -1,7 +1,7 @@
 //! Upkeep of the database: removal of old audit records and expired rows, and signing keys, which are
 //! created and rotated in time.
 //!
-//! Not here: the statements (`database`).
+//! Not here: which keys are old enough (`database::oauth::signing_keys`), and all other statements.
 
 use std::time::Duration;
 

@@ -13,6 +13,7 @@ mod backend;
 mod cli;
 mod contract;
 mod database;
+mod file_list;
 mod http;
 mod hub;
 mod layers;

@@ -8,7 +8,8 @@
 //! * `document`: documents in files and on stdin
 //! * `identity`: `lockgate user`, `client` and `provider`
 //! * `keys`: `lockgate key`, on a gateway
-//! * `object`: list, show, add and remove, for every kind of declared object
+//! * `object`: list, show, add and remove, for every kind of declared object; the columns of a list
+//!   are in the file of its command
 //! * `reference`: `lockgate openapi --markdown`
 //! * `server`: `lockgate server`
 //! * `session`: `lockgate session`

@@ -176,7 +176,9 @@ impl SigningKeys<'_> {
         schedule: Schedule,
         author: &Author,
     ) -> Result<ListedKey, Error> {
-        let made = self.succeed(tenant, schedule, i64::MIN, author).await?;
+        let made = self
+            .add_successor(tenant, schedule, i64::MIN, author)
+            .await?;
         made.ok_or(Error::Conflict)
     }
 
@@ -194,7 +196,7 @@ impl SigningKeys<'_> {
         for row in rows {
             let tenant: String = row.get("tenant")?;
             // Another replica may have been faster.
-            match self.succeed(&tenant, schedule, age_ms, &author).await {
+            match self.add_successor(&tenant, schedule, age_ms, &author).await {
                 Ok(Some(_)) => rotated.push(tenant),
                 Ok(None) | Err(Error::NotFound) => {}
                 Err(failure) => return Err(failure),
@@ -204,7 +206,7 @@ impl SigningKeys<'_> {
     }
 
     /// Creates the next key; none if one exists already, or if the newest is too young.
-    async fn succeed(
+    async fn add_successor(
         self,
         tenant: &str,
         schedule: Schedule,

@@ -12,7 +12,7 @@
 //! * `routes`: routing table: the stream for each message of the server
 //! * `session_log`: event log of one session: event ids and reads
 //! * `table`: all streams of a session
-//! * `writes`: writes that the event log has not acknowledged
+//! * `writes`: writes that the event log has not acknowledged; at their limit the child is not read
 
 mod answer;
 mod attach;

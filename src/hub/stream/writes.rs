@@ -1,4 +1,5 @@
-//! Writes of a session that the event log has not acknowledged.
+//! Writes of a session that the event log has not acknowledged, and the limit of them at which its
+//! child is not read.
 //!
 //! The log in memory acknowledges at once. With a shared store, no event is sent to a connection
 //! before the store has acknowledged it.

@@ -30,7 +30,7 @@ use crate::{
         KeySet, Signature,
         jws::{numeric_date, parse_unverified, string, strings},
     },
-    base::{Clock, Outbound, Secret},
+    base::{Clock, LEEWAY_S, Outbound, Secret},
     declare::{ALGORITHMS, Provider, ProviderKind},
 };
 
@@ -273,17 +273,18 @@ impl ExpectedIdToken<'_> {
             return Err("no sub, or one that is too long");
         }
         let (expires, issued) = (numeric_date(claims, "exp")?, numeric_date(claims, "iat")?);
-        if self.now >= expires.ok_or("no exp")?.saturating_add(LEEWAY) {
+        let leeway = u64::from(LEEWAY_S);
+        if self.now >= expires.ok_or("no exp")?.saturating_add(leeway) {
             return Err("expired");
         }
         let issued = issued.ok_or("no iat")?;
-        if issued > self.now.saturating_add(LEEWAY) {
+        if issued > self.now.saturating_add(leeway) {
             return Err("issued in the future");
         }
-        if issued.saturating_add(AGE + LEEWAY) < self.now {
+        if issued.saturating_add(AGE + leeway) < self.now {
             return Err("issued long ago");
         }
-        if numeric_date(claims, "nbf")?.is_some_and(|from| from > self.now.saturating_add(LEEWAY)) {
+        if numeric_date(claims, "nbf")?.is_some_and(|from| from > self.now.saturating_add(leeway)) {
             return Err("not valid yet");
         }
         Ok(())
@@ -386,8 +387,6 @@ const ISSUERS: u64 = 256;
 const FRESH: Duration = Duration::from_secs(300);
 /// Maximum size of a key set in bytes.
 const KEYS: usize = 256 << 10;
-/// Tolerated clock difference in seconds.
-const LEEWAY: u64 = 60;
 /// Maximum age of an ID token in seconds.
 const AGE: u64 = 600;
 

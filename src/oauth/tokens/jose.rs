@@ -11,9 +11,9 @@ use crate::{
         Jws,
         jws::{numeric_date, parse_unverified, string, strings},
     },
+    base::LEEWAY_S,
     database::oauth::{Grant, SigningKey},
-    declare::Algorithm,
-    declare::PublicKey,
+    declare::{Algorithm, PublicKey},
 };
 
 /// The content of a new access token.
@@ -113,14 +113,15 @@ impl<'t> Assertion<'t> {
         }
         check_audience(&payload, audiences)?;
         let expires = whole(&payload, "exp")?.ok_or("no exp")?;
-        if expires <= now.saturating_sub(LEEWAY) {
+        let leeway = i64::from(LEEWAY_S);
+        if expires <= now.saturating_sub(leeway) {
             return Err("expired");
         }
-        if expires > now.saturating_add(AHEAD + LEEWAY) {
+        if expires > now.saturating_add(AHEAD + leeway) {
             return Err("it would hold for too long");
         }
         for name in ["nbf", "iat"] {
-            if whole(&payload, name)?.is_some_and(|at| at > now.saturating_add(LEEWAY)) {
+            if whole(&payload, name)?.is_some_and(|at| at > now.saturating_add(leeway)) {
                 return Err("not valid yet");
             }
         }
@@ -162,8 +163,6 @@ const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::Ps256,
 ];
 
-/// Tolerated clock difference in seconds.
-const LEEWAY: i64 = 60;
 /// Maximum lifetime of an assertion in seconds, for which its `jti` is recorded.
 const AHEAD: i64 = 300;
 /// Maximum size of a `jti` in bytes.

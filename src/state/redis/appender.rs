@@ -74,8 +74,8 @@ impl Operation {
     }
 }
 
-/// The queue of writes. Its bound follows from that of the sessions: each has a bounded number of
-/// writes in flight, and stops reading its child at that number.
+/// The queue of writes. Its bound follows from that of the sessions (`hub::stream::writes`): each has
+/// a bounded number of writes in flight, and stops reading its child at that number.
 #[derive(Default)]
 pub(super) struct Queue {
     writes: Mutex<Pending>,

@@ -42,7 +42,7 @@ pub(crate) struct CurrentSnapshot {
     changed: watch::Sender<Arc<Snapshot>>,
     /// The database, once it is open; never in `run`.
     database: OnceLock<Database>,
-    /// The time of the last poll.
+    /// The begin of the last poll.
     last_poll: LastPollAttempt,
     /// Ends the wait before the next poll.
     woken: Notify,
@@ -50,11 +50,12 @@ pub(crate) struct CurrentSnapshot {
     clock: Clock,
 }
 
-/// The time of the last poll that the database answered, or could not be reached for; clones share
+/// The begin of the last poll that the database answered, or could not be reached for; clones share
 /// it.
 ///
 /// A process that was suspended misses revocations, so it must poll before it accepts a token
-/// again. An unreachable database ends no access.
+/// again. The begin counts, not the end: the answer to a poll may have waited as long as the process,
+/// and its timeout may have passed meanwhile. An unreachable database ends no access.
 #[derive(Clone, Debug)]
 pub(crate) struct LastPollAttempt(Arc<(Instant, AtomicU64)>);
 
@@ -75,11 +76,11 @@ impl LastPollAttempt {
         now.duration_since(*began) < at.saturating_add(MAX_POLL_AGE)
     }
 
-    /// Records a poll at `now`.
-    fn note(&self, now: Instant) {
+    /// Records a poll that began at `poll`.
+    fn note(&self, poll: Instant) {
         let (began, at_ms) = &*self.0;
-        let now_ms = u64::try_from(now.duration_since(*began).as_millis()).unwrap_or(u64::MAX);
-        at_ms.fetch_max(now_ms, Ordering::AcqRel);
+        let poll_ms = u64::try_from(poll.duration_since(*began).as_millis()).unwrap_or(u64::MAX);
+        at_ms.fetch_max(poll_ms, Ordering::AcqRel);
     }
 }
 
@@ -114,7 +115,7 @@ impl CurrentSnapshot {
         })
     }
 
-    /// The time of the last poll.
+    /// The begin of the last poll.
     pub(crate) fn last_poll(&self) -> &LastPollAttempt {
         &self.last_poll
     }
@@ -178,6 +179,7 @@ impl CurrentSnapshot {
     /// state that cannot be served here. After an error the last snapshot stays.
     pub(crate) async fn refresh(&self) -> Result<(), database::Error> {
         let database = self.database()?;
+        let began = Instant::now();
         let loaded = database.objects().load().await?;
         let catalog = database.objects().judged(&loaded, When::Serving)?.catalog;
         let mut catalog = catalog.reusing(&self.catalog());
@@ -196,7 +198,7 @@ impl CurrentSnapshot {
             catalog: Arc::new(catalog),
             operator_keys,
         });
-        self.last_poll.note(Instant::now());
+        self.last_poll.note(began);
         Ok(())
     }
 
@@ -237,21 +239,24 @@ impl CurrentSnapshot {
     ///
     /// Those of the database.
     pub(crate) async fn poll(&self) -> Result<i64, database::Error> {
-        let poll = async {
-            let reached = self.database()?.issued().reached().await?;
-            if self.is_loaded() && self.load().revocation < reached.revocation {
-                self.refresh_issued().await?;
-            }
-            Ok(reached.version)
-        };
-        let timed_out =
-            || database::Error::Unavailable(format!("no answer within {POLL_TIMEOUT:?}"));
-        let polled = tokio::time::timeout(POLL_TIMEOUT, poll).await;
-        let polled = polled.unwrap_or_else(|_| Err(timed_out()));
-        if matches!(polled, Ok(_) | Err(database::Error::Unavailable(_))) {
-            self.last_poll.note(Instant::now());
+        let began = Instant::now();
+        let reached = in_time(POLL_TIMEOUT, async {
+            self.database()?.issued().reached().await
+        });
+        let reached = reached.await;
+        if let Ok(reached) = &reached
+            && self.is_loaded()
+            && self.load().revocation < reached.revocation
+        {
+            // A database that answers slowly can be reached: without the revocations that it has,
+            // this poll does not count.
+            let read = Box::pin(self.refresh_issued());
+            in_time(READ_TIMEOUT, read).await?;
         }
-        polled
+        if matches!(reached, Ok(_) | Err(database::Error::Unavailable(_))) {
+            self.last_poll.note(began);
+        }
+        reached.map(|reached| reached.version)
     }
 
     /// Replaces an older snapshot. Declared and issued state are numbered separately, and the newer
@@ -284,9 +289,22 @@ impl CurrentSnapshot {
     }
 }
 
-/// The timeout of a poll. Together with the poll interval it stays below [`MAX_POLL_AGE`], so that
-/// a hanging database counts as unreachable.
-const POLL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout of a poll. Two of them are shorter than [`MAX_POLL_AGE`], so that a hanging database
+/// counts as unreachable.
+const POLL_TIMEOUT: Duration = Duration::from_millis(800);
+/// The timeout of the read that follows a poll if there are new revocations.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Runs a step of a poll with a time limit.
+async fn in_time<T>(
+    limit: Duration,
+    step: impl Future<Output = Result<T, database::Error>>,
+) -> Result<T, database::Error> {
+    let late = || database::Error::Unavailable(format!("no answer within {limit:?}"));
+    tokio::time::timeout(limit, step)
+        .await
+        .unwrap_or_else(|_| Err(late()))
+}
 
 #[cfg(test)]
 mod tests {

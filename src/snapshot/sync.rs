@@ -14,7 +14,7 @@ use std::{
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
     sync::{mpsc, watch},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -289,6 +289,7 @@ async fn poll_loop(
     sender: &watch::Sender<Option<Result<i64, String>>>,
 ) {
     loop {
+        let began = Instant::now();
         // The rounds open the database. Until then there is no result: an error of the time before
         // would be stale by then.
         let result = if snapshot.database().is_ok() {
@@ -302,7 +303,7 @@ async fn poll_loop(
         };
         sender.send_replace(result);
         // A poll follows even if no replica announces a change, only later.
-        let _ = timeout(POLL_INTERVAL, snapshot.woken()).await;
+        let _ = timeout_at(began + POLL_INTERVAL, snapshot.woken()).await;
     }
 }
 
@@ -351,7 +352,8 @@ fn watch_file(file: &Path, news: mpsc::Sender<()>) -> Option<RecommendedWatcher>
     watching.inspect_err(log).ok()
 }
 
-/// The poll interval, for changes that no other replica announces.
+/// The time from the begin of a poll to that of the next one, for changes that no other replica
+/// announces.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
 /// The time that an editor may take to complete a file.
 const SETTLE: Duration = Duration::from_millis(50);

@@ -1,7 +1,7 @@
 //! Tokens of a tenant's own authorization server: discovery, audience, forgery, revocation while
 //! streams are open, and signing keys.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use reqwest::{Method, StatusCode};
@@ -13,6 +13,8 @@ use crate::{
     auth::external_tokens::bearer,
     support::{
         browser::{Browser, Shown},
+        cluster::place,
+        faulty::{Faulty, Mode},
         harness::{BOTH, Events, NEWEST, Session, client, opening, tool_call, within},
         issuer::Key,
         oauth_client::{Answer, App, gateway, said, send},
@@ -24,7 +26,8 @@ use crate::{
 /// The replicas over one database: one over SQLite, two over PostgreSQL.
 struct Ground {
     replicas: Vec<Served>,
-    _postgres: Option<Postgres>,
+    /// PostgreSQL, and the way of the last replica to it.
+    _postgres: Option<(Postgres, Arc<Faulty>)>,
 }
 
 impl Ground {
@@ -36,16 +39,26 @@ impl Ground {
     }
 
     async fn postgres(oauth: Value) -> Self {
+        Self::postgres_by_way(oauth).await.0
+    }
+
+    /// [`Ground::postgres`], and the way of the last replica to PostgreSQL.
+    async fn postgres_by_way(oauth: Value) -> (Self, Arc<Faulty>) {
         let postgres = Postgres::start();
-        let config = json!({
+        let server = place(&postgres.url());
+        let way = Arc::new(Faulty::before(&server).await);
+        let mut config = json!({
             "sql": {"url": postgres.url()}, "public_url": "https://gw.test",
             "master_key": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "oauth": oauth,
         });
         let first = gateway(config.clone()).await;
-        Self {
+        let url = postgres.url().replace(&server, &way.address.to_string());
+        config["sql"]["url"] = json!(url);
+        let ground = Self {
             replicas: vec![first, gateway(config).await],
-            _postgres: Some(postgres),
-        }
+            _postgres: Some((postgres, Arc::clone(&way))),
+        };
+        (ground, way)
     }
 
     fn first(&self) -> &Served {
@@ -435,6 +448,36 @@ async fn a_replica_that_stood_still_asks_before_it_believes() {
         assert!(began.elapsed() < Duration::from_secs(5));
     }
     assert_eq!(ground.statuses(&gone_token).await, [401; 2]);
+}
+
+/// The answer to a poll that began before a replica was stopped is older than the revocations of
+/// that time.
+#[tokio::test]
+async fn an_answer_from_before_a_standstill_is_not_believed() {
+    let (ground, way) = Ground::postgres_by_way(json!({})).await;
+    let app = App::public(ground.first(), "a").await;
+    let gone = app.tokens().await;
+    let token = gone.text("access_token");
+    // A poll of the last replica takes longer than the interval, so that one is always under way.
+    way.set(Mode::Delay(Duration::from_millis(120)));
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(2500) {
+        assert_eq!(ground.statuses(&token).await, [GOOD; 2]);
+    }
+    ground.last().send(Signal::STOP);
+    assert_eq!(
+        app.revoke(&gone.text("refresh_token")).await,
+        StatusCode::OK
+    );
+    sleep(Duration::from_millis(2500)).await;
+    ground.last().send(Signal::CONT);
+    let began = Instant::now();
+    let mut last = 0;
+    while began.elapsed() < Duration::from_secs(5) && last != 401 {
+        last = status(ground.last(), &token).await;
+        assert!(matches!(last, 401 | 503), "{last}");
+    }
+    assert_eq!(last, 401);
 }
 
 /// Tokens stay valid while the database is unreachable.

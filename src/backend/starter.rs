@@ -52,6 +52,8 @@ pub(crate) struct Place {
     slot: Option<StartSlot>,
     /// Neither answered its first request nor failed to.
     is_starting: bool,
+    /// Whether its first request waited for a session.
+    is_warm: bool,
 }
 
 impl Starter {
@@ -120,6 +122,7 @@ impl Starter {
             _room: room,
             slot: Some(slot),
             is_starting: true,
+            is_warm: false,
         };
         self.spawn(server, ready, place)
     }
@@ -166,6 +169,10 @@ impl Place {
                 .circuits
                 .with(&self.spec, |circuit, _| circuit.succeeded());
             self.entry.set(ChildState::Ready);
+            if !self.is_warm {
+                let starts = &self.starter.metrics.child_start_duration;
+                starts.record(self.entry.names(), self.entry.age());
+            }
         }
         // After the state: the next start would be one too many in the list of children.
         self.slot = None;
@@ -192,6 +199,7 @@ impl Place {
 
     /// Frees the slot of a warm child while it waits for a session.
     pub(super) fn settle(&mut self) {
+        self.is_warm = true;
         self.slot = None;
     }
 }

@@ -286,6 +286,7 @@ impl Parts {
             self.snapshot.clock().clone(),
             audit,
             front.auth.denials().clone(),
+            Arc::clone(&self.metrics),
         )
     }
 

@@ -36,7 +36,7 @@ use crate::{
     protocol::{Body, Cursor, Message},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{Fence, SessionId},
-    telemetry::Metrics,
+    telemetry::{Metrics, Resumed},
 };
 
 /// The sessions of this replica; clones are the same hub.
@@ -275,7 +275,12 @@ impl Hub {
         let seats = self.0.limits.stream(access).await?;
         let mut reader = match attach(&handle, cursor).await {
             Err(Error::NoSession) => return Err(self.gone(access, id).await),
-            attached => attached?,
+            attached => {
+                if cursor.is_some() {
+                    self.0.metrics.streams_resumed.add(resumed(&attached));
+                }
+                attached?
+            }
         };
         if let Some(reader) = &mut reader {
             reader.hold(seats);
@@ -315,7 +320,9 @@ impl Hub {
             key: core.key.clone(),
             session,
         };
-        LogOnlyStream::begin(log, cursor, revision, seats).await
+        let begun = LogOnlyStream::begin(log, cursor, revision, seats).await;
+        core.metrics.streams_resumed.add(resumed(&begun));
+        begun
     }
 
     /// Whether the session belongs to the principal, on either transport.
@@ -362,6 +369,16 @@ async fn deliver(
         seats: Seats::new(),
         limits: None,
     })
+}
+
+/// The outcome of a resumption, for the metrics.
+fn resumed<T>(result: &Result<Option<T>, Error>) -> Resumed {
+    match result {
+        Ok(Some(_)) => Resumed::Continued,
+        Ok(None) => Resumed::Ended,
+        Err(Error::Gone | Error::NoCursor) => Resumed::Lost,
+        Err(_) => Resumed::Refused,
+    }
 }
 
 async fn attach(handle: &Handle, cursor: Option<Cursor>) -> Result<Option<Reader>, Error> {

@@ -13,7 +13,7 @@ use strum::VariantNames;
 /// Declaration of a metric.
 #[derive(Debug)]
 pub(super) struct Description {
-    /// The name, without the suffix `_total` of a counter.
+    /// The name, without the suffix that the Prometheus text adds for its kind and its unit.
     pub(super) name: &'static str,
     /// One sentence of help.
     pub(super) help: &'static str,
@@ -157,10 +157,10 @@ impl Kind for UpDownCounter<i64> {
 }
 
 impl Kind for Histogram<f64> {
-    const SUFFIX: &'static str = "";
+    const SUFFIX: &'static str = "_seconds";
 
     fn build(meter: &Meter, description: &'static Description) -> Self {
-        let durations = meter.f64_histogram(description.name);
+        let durations = meter.f64_histogram(description.name).with_unit("s");
         let durations = durations.with_description(description.help);
         durations.with_boundaries(BUCKETS.to_vec()).build()
     }
@@ -205,6 +205,14 @@ impl<A: Label, B: Label> Count<(A, B)> {
     }
 }
 
+impl<const N: usize> Count<[&str; N]> {
+    /// Counts one more; `labels` are in the order of their names.
+    pub(crate) fn add(&self, labels: [&str; N]) {
+        let labels = labels.key_values(self.names);
+        self.instrument.add(1, labels.as_ref());
+    }
+}
+
 impl Level {
     /// Adds `change`.
     pub(crate) fn add(&self, change: i64) {
@@ -232,6 +240,15 @@ impl<A: Label> Durations<(A,)> {
     /// Records a duration.
     pub(crate) fn record(&self, label: A, elapsed: Duration) {
         let labels = (label,).key_values(self.names);
+        self.instrument
+            .record(elapsed.as_secs_f64(), labels.as_ref());
+    }
+}
+
+impl<const N: usize> Durations<[&str; N]> {
+    /// Records a duration; `labels` are in the order of their names.
+    pub(crate) fn record(&self, labels: [&str; N], elapsed: Duration) {
+        let labels = labels.key_values(self.names);
         self.instrument
             .record(elapsed.as_secs_f64(), labels.as_ref());
     }

@@ -119,6 +119,20 @@ pub(crate) enum Dropped {
     TooLarge,
 }
 
+/// Outcome of the resumption of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(crate) enum Resumed {
+    /// The stream continues behind the event.
+    Continued,
+    /// The stream has ended, and the client has all of it.
+    Ended,
+    /// Events behind the event are lost: trimmed, or with the data of the store.
+    Lost,
+    /// The store is away, or a limit is reached.
+    Refused,
+}
+
 /// Reason why a caller was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case", const_into_str)]
@@ -135,6 +149,20 @@ pub(crate) enum Denied {
     BadClient,
     /// An invalid code or refresh token, or one of another client.
     BadGrant,
+}
+
+/// Outcome of a log-in of a person.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(crate) enum Login {
+    /// The person is logged in.
+    Success,
+    /// A wrong password, or a user that may not log in.
+    BadPassword,
+    /// The identity provider did not identify the person, or the tenant does not admit the person.
+    Refused,
+    /// The identity provider or the database did not answer.
+    Unavailable,
 }
 
 /// Outcome of a hop.

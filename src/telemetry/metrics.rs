@@ -12,10 +12,11 @@ use prometheus::{Registry, TextEncoder};
 use super::{
     instruments::{Count, Description, Durations, Instrument, Level, LimitName, Observed},
     labels::{
-        ChildState, Denied, Dropped, Ended, Exit, HopOutcome, MethodClass, Outcome, Route,
-        StatusClass,
+        ChildState, Denied, Dropped, Ended, Exit, HopOutcome, Login, MethodClass, Outcome, Resumed,
+        Route, StatusClass,
     },
     logs::Logs,
+    operations::Operations,
 };
 
 /// Declares metrics: help, field, kind of instrument, name, and names of its labels. All else
@@ -71,10 +72,19 @@ metrics! {
     requests: Count<(Route, StatusClass)> = "lockgate_requests" ["route", "status"];
     /// Open sessions.
     sessions: Level = "lockgate_sessions";
+    /// Time from the begin of a session to its end, by tenant and server.
+    session_duration: Durations<[&'static str; 2]> = "mcp.server.session.duration"
+        ["tenant", "server"];
     /// Ended sessions, by reason.
     sessions_ended: Count<(Ended,)> = "lockgate_sessions_ended" ["reason"];
     /// Streams with a connection.
     streams_open: Level = "lockgate_streams_open";
+    /// Events that streams sent to their log.
+    events: Count = "lockgate_events";
+    /// Bytes of these events.
+    event_bytes: Count = "lockgate_event_bytes";
+    /// Resumptions of streams, by outcome.
+    streams_resumed: Count<(Resumed,)> = "lockgate_streams_resumed" ["outcome"];
     /// Running children.
     children: Level = "lockgate_children";
     /// Running children, by state.
@@ -85,10 +95,16 @@ metrics! {
     starts_refused: Count = "lockgate_starts_refused";
     /// Circuits that opened after repeated failures.
     circuits_opened: Count = "lockgate_circuits_opened";
+    /// Time from the start of a child to its first response, by tenant and server.
+    child_start_duration: Durations<[&'static str; 2]> = "lockgate_child_start_duration"
+        ["tenant", "server"];
     /// Sessions that got a new child.
     restores: Count = "lockgate_restores";
     /// Ended calls, by class of method and outcome.
     calls: Count<(MethodClass, Outcome)> = "lockgate_calls" ["method", "outcome"];
+    /// Durations of calls, by tenant, server, method, tool and type of error.
+    operations: Operations = "mcp.server.operation.duration"
+        ["tenant", "server", "mcp.method.name", "gen_ai.tool.name", "error.type"];
     /// Dropped messages, by reason.
     messages_dropped: Count<(Dropped,)> = "lockgate_messages_dropped" ["reason"];
     /// Lines on stdout of children that are no messages.
@@ -97,6 +113,10 @@ metrics! {
     limited: Count<(LimitName,)> = "lockgate_limited" ["limit"];
     /// Denied callers, by reason.
     denied: Count<(Denied,)> = "lockgate_denied" ["reason"];
+    /// Log-ins of people at authorization servers, by outcome.
+    logins: Count<(Login,)> = "lockgate_logins" ["outcome"];
+    /// Requests of clients to authorization servers, by endpoint and outcome: `ok`, or the error code.
+    oauth_requests: Count<[&'static str; 2]> = "lockgate_oauth_requests" ["endpoint", "outcome"];
     /// Settings of servers that cannot be enforced on this machine.
     unenforced: Level<[&'static str; 3]> = "lockgate_sandbox_unenforced" ["tenant", "server", "key"];
     /// Audit records dropped: the queue was full or the database unavailable.
@@ -106,7 +126,7 @@ metrics! {
     /// Requests forwarded to other replicas, by outcome.
     hops: Count<(HopOutcome,)> = "lockgate_hops" ["outcome"];
     /// Time until the response of a forwarded request began, by outcome.
-    hop_duration: Durations<(HopOutcome,)> = "lockgate_hop_duration_seconds" ["outcome"];
+    hop_duration: Durations<(HopOutcome,)> = "lockgate_hop_duration" ["outcome"];
     /// Streams that continued after their session owner was lost.
     streams_spliced: Count = "lockgate_streams_spliced";
 }
@@ -129,10 +149,11 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Counts a session that ended.
-    pub(crate) fn session_ended(&self, why: Ended) {
+    /// Counts a session of a tenant at a server that ended after `age`.
+    pub(crate) fn session_ended(&self, why: Ended, names: [&str; 2], age: Duration) {
         self.sessions.add(-1);
         self.sessions_ended.add(why);
+        self.session_duration.record(names, age);
     }
 
     /// Counts a child that exited.
@@ -183,7 +204,9 @@ fn row(of: &Description, suffix: &str, values: &[&[&str]]) -> String {
     }
     labels.push_str(if labels.is_empty() { "" } else { "}" });
     let help = of.help.trim_end_matches('.');
-    format!("| `{}{suffix}{labels}` | {help}{known} |", of.name)
+    // Names of Prometheus have no dots.
+    let series = format!("{}{suffix}{labels}", of.name).replace('.', "_");
+    format!("| `{series}` | {help}{known} |")
 }
 
 #[cfg(test)]
@@ -199,7 +222,7 @@ mod tests {
         one.requests.add(Route::Mcp, 200.into());
         one.requests.add(Route::Mcp, 999.into());
         one.sessions.add(1);
-        one.session_ended(Ended::Idle);
+        one.session_ended(Ended::Idle, ["a", "x"], Duration::from_secs(3));
         one.children.add(1);
         one.child_exited(Exit::Crashed);
         one.streams_open.add(1);
@@ -236,7 +259,11 @@ mod tests {
     fn the_table_of_metrics_is_in_the_docs() {
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
         let page = std::fs::read_to_string(&file).expect("the page");
-        let is_row = |line: &&str| line.starts_with("| `lockgate_");
+        let is_row = |line: &&str| {
+            ["| `lockgate_", "| `mcp_"]
+                .iter()
+                .any(|one| line.starts_with(one))
+        };
         let head = page.lines().position(|line| is_row(&line)).expect("rows");
         let shown: Vec<&str> = page.lines().skip(head).take_while(is_row).collect();
         let declared = Metrics::rows();

@@ -261,6 +261,11 @@ impl Entry {
         self.born.elapsed()
     }
 
+    /// The tenant and the server of the child.
+    pub(crate) fn names(&self) -> [&str; 2] {
+        [&self.tenant, &self.server]
+    }
+
     /// Sets the guard and the stderr of a started child.
     pub(crate) fn started(&self, guard: Option<u32>, stderr: Tail) {
         let guard = guard.unwrap_or_default();

@@ -41,8 +41,14 @@ pub(crate) struct Call {
     pub(crate) wants_task: bool,
     /// The clock with the deadline of the call.
     pub(crate) clock: CallClock,
+    /// The time at which it began.
+    pub(crate) began: Instant,
     /// The class for the metrics.
     pub(crate) class: MethodClass,
+    /// The name of its method, for the metrics.
+    pub(crate) method: &'static str,
+    /// The tool that it calls.
+    pub(crate) tool: Option<Box<str>>,
     /// The audit record, for a server with `audit_calls`.
     pub(crate) audited: Option<Box<Audited>>,
     /// The change that the result makes in the session.

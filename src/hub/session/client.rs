@@ -6,6 +6,7 @@ use crate::{
     auth::{Access, Principal},
     declare::{Policy, Server, Tenant},
     hub::core::Transport,
+    telemetry::{Metrics, ServerOperations},
 };
 
 /// The client of a session.
@@ -15,12 +16,15 @@ pub(super) struct Client {
     tenant: Arc<Tenant>,
     server: Arc<Server>,
     policy: Arc<Policy>,
+    operations: Arc<ServerOperations>,
 }
 
 impl Client {
     /// The client that begins a session with an access.
-    pub(super) fn new(access: &Access, transport: Transport) -> Self {
+    pub(super) fn new(access: &Access, transport: Transport, metrics: &Metrics) -> Self {
+        let (tenant, server) = (&access.tenant().name, &access.server().name);
         Self {
+            operations: metrics.operations.of(tenant, server),
             principal: access.principal().clone(),
             transport,
             tenant: Arc::clone(access.tenant()),
@@ -52,6 +56,11 @@ impl Client {
     /// The access policy of the sender of the latest body.
     pub(super) fn policy(&self) -> &Arc<Policy> {
         &self.policy
+    }
+
+    /// The durations of the operations of the server.
+    pub(super) fn operations(&self) -> &ServerOperations {
+        &self.operations
     }
 
     /// Sets the access policy of the sender of a body.

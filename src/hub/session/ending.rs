@@ -15,7 +15,7 @@ use crate::{
         ownership::{Claim, STORE_AWAY},
         stream::{Answer, Pulse, StreamEnd},
     },
-    telemetry::{Ended, Exit, Outcome},
+    telemetry::{Ended, Exit, Operation, Outcome},
 };
 
 /// The time for the log to acknowledge the last events of a session, and for its readers to read
@@ -38,6 +38,7 @@ impl Session {
             }
             _ => CallError::EXITED,
         };
+        self.count_initialize(Some(CallError::EXITED.of_start().reason));
         if let Some(initializing) = self.lifetime.initializing() {
             let line = CallError::EXITED.of_start().line(&initializing.id);
             self.answer_start(Answer::Failed(line));
@@ -79,7 +80,9 @@ impl Session {
             tenant.id = self.client.tenant().name, server.name = self.client.server().name,
             session.id = self.id.short(), reason = ?reason, "session ended"
         );
-        self.core.metrics.session_ended(counted(reason));
+        let names = [&*self.client.tenant().name, &*self.client.server().name];
+        let age = self.lifetime.age();
+        self.core.metrics.session_ended(counted(reason), names, age);
         if was_published || matches!(reason, EndReason::Deleted | EndReason::Revoked) {
             Self::wait_for_readers_to_go(Arc::clone(self.streams.pulse())).await;
         }
@@ -154,11 +157,25 @@ impl Session {
         }
     }
 
-    /// Counts a call that ended, and writes its audit record if the server has `audit_calls`.
-    pub(super) fn count_call(&mut self, call: &Call, outcome: Outcome) {
+    /// Counts a call that ended, with the type of its error if it has one, and writes its audit record
+    /// if the server has `audit_calls`.
+    pub(super) fn count_call(
+        &mut self,
+        call: &Call,
+        outcome: Outcome,
+        error: Option<&'static str>,
+    ) {
         // Its client may fetch the response for as long as after a request.
         self.lifetime.touch();
         self.core.metrics.calls.add(call.class, outcome);
+        let operation = Operation {
+            method: call.method,
+            tool: call.tool.as_deref(),
+            error,
+        };
+        self.client
+            .operations()
+            .record(operation, call.began.elapsed());
         if let Some(audited) = &call.audited {
             let record = audited.record(
                 self.client.server(),
@@ -181,7 +198,7 @@ impl Session {
         } else {
             Outcome::Lost
         };
-        self.count_call(&ended, outcome);
+        self.count_call(&ended, outcome, Some(error.reason));
         let line = error.line(&id);
         let finished = match error.status {
             // A call that no backend has seen is refused with a status if no headers were sent yet.

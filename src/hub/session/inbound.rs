@@ -23,7 +23,7 @@ use crate::{
     protocol::{
         Body, Kind, LISTENER_STREAM, Message, Method, Refusal, Revision, StreamId, jsonrpc,
     },
-    telemetry::{Dropped, MethodClass, Outcome, SESSION_STREAMS},
+    telemetry::{Dropped, MethodClass, Outcome, SESSION_STREAMS, semconv},
 };
 
 /// The most subscriptions of a session, and the most bytes of each URI: they live as long as the
@@ -89,7 +89,8 @@ impl Session {
                 None
             }
         };
-        self.lifetime.start(Initializing { id, reply });
+        let began = Instant::now();
+        self.lifetime.start(Initializing { id, began, reply });
         self.acquire_backend();
     }
 
@@ -197,6 +198,7 @@ impl Session {
         } else {
             None
         };
+        let tool: Option<Box<str>> = tool.map(Into::into);
         let clocks = self.client.server().clocks_of(tool.as_deref());
         let limit = (method != Method::TasksResult).then_some(or_never(clocks.call));
         let clock = CallClock::start(now, limit, or_never(clocks.call_max));
@@ -215,7 +217,10 @@ impl Session {
                 task,
                 wants_task,
                 clock,
+                began: now,
                 class,
+                method: semconv::method(&message.method_name()),
+                tool,
                 audited: Audited::begin(self.client.server(), message),
                 effect: effect(message),
                 _seats: seats,
@@ -402,7 +407,7 @@ impl Session {
         };
         self.abandon_subscription(call, &ended.effect);
         self.link.set_calls(self.calls.count());
-        self.count_call(&ended, Outcome::Cancelled);
+        self.count_call(&ended, Outcome::Cancelled, Some("cancelled"));
         let forgotten = self.streams.forget_request(ended.stream, id);
         self.handle_write(forgotten);
         let finished = self.streams.finish_call(ended.stream, None);

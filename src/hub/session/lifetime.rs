@@ -62,6 +62,8 @@ enum Phase {
 pub(super) struct Initializing {
     /// The client's raw id of it.
     pub(super) id: Box<[u8]>,
+    /// The time at which it arrived.
+    pub(super) began: Instant,
     /// Receives the response; none on HTTP+SSE, where the response goes to the listener.
     pub(super) reply: Option<oneshot::Sender<Answer>>,
 }

@@ -14,13 +14,13 @@ use crate::{
         shared::{mailbox, routing},
     },
     hub::{
-        call::{CallError, Effect, NewAsk, Overdue},
+        call::{Call, CallError, Effect, NewAsk, Overdue},
         core::or_never,
         stream::About,
     },
     protocol::{Body, Kind, LISTENER_STREAM, Message, Revision, StreamId, json},
     state::StoreError,
-    telemetry::{Dropped, Outcome},
+    telemetry::{Dropped, Outcome, semconv},
 };
 
 impl Session {
@@ -188,7 +188,7 @@ impl Session {
         } else {
             Outcome::Error
         };
-        self.count_call(&call, outcome);
+        self.count_call(&call, outcome, error_type(&call, message));
         let has_effect = call.effect.is_recorded();
         if call.wants_task
             && let Some(task) = message
@@ -367,6 +367,19 @@ impl Session {
             }
         }
     }
+}
+
+/// The type of the error of a response: the code of an error, or that of a tool whose result is one.
+fn error_type(call: &Call, message: &Message) -> Option<&'static str> {
+    if let Some(error) = message.error() {
+        return Some(semconv::error_type(error));
+    }
+    // Most results are no errors and may be long: they are searched, not parsed.
+    let is_tool = call.tool.is_some();
+    let result = message.result().filter(|_| is_tool)?;
+    memchr::memmem::find(result, b"\"isError\"")?;
+    let is_error = json::get(result, "isError") == Some(b"true");
+    is_error.then_some(semconv::TOOL_ERROR)
 }
 
 /// The time to live of a task (2025-11-25 tasks, "TTL and Resource Management"); none is unlimited.

@@ -135,6 +135,7 @@ impl Session {
             };
             self.stop_child(own, exit);
         }
+        self.count_initialize(Some(error.of_start().reason));
         if let Some(initializing) = self.lifetime.initializing() {
             let line = error.of_start().line(&initializing.id);
             self.lifetime.force_end(EndReason::Failed);

@@ -25,7 +25,7 @@ use crate::{
         stream::Answer,
     },
     protocol::{Kind, Message, Revision, initialize, jsonrpc},
-    telemetry::{LimitName, MethodClass, Outcome},
+    telemetry::{LimitName, MethodClass, Operation, Outcome, semconv},
 };
 
 impl Session {
@@ -137,6 +137,7 @@ impl Session {
                 .calls
                 .add(MethodClass::Initialize, outcome);
             if is_error {
+                self.count_initialize(message.error().map(semconv::error_type));
                 self.lifetime.force_end(EndReason::Failed);
                 return self.answer_start(Answer::Failed(line));
             }
@@ -159,6 +160,7 @@ impl Session {
         };
         if is_first {
             self.serve_own_child();
+            self.count_initialize(None);
             return self.begin_session(revision, capabilities, line).await;
         }
         if self.check_replacement(revision, capabilities) {
@@ -198,6 +200,7 @@ impl Session {
                 .unwrap_or_else(|newest| newest)
         });
         let settled = settled.unwrap_or(revision);
+        self.count_initialize(None);
         let mut line = BytesMut::new();
         let result = initialize::with_revision(&result, settled);
         jsonrpc::push_result(&initializing.id, &result, &mut line);
@@ -241,6 +244,19 @@ impl Session {
         }
     }
 
+    /// Counts the client's `initialize`, which ends now, with the type of its error if it has one.
+    pub(super) fn count_initialize(&self, error: Option<&'static str>) {
+        if let Some(initializing) = self.lifetime.initializing() {
+            let operation = Operation {
+                method: "initialize",
+                tool: None,
+                error,
+            };
+            let elapsed = initializing.began.elapsed();
+            self.client.operations().record(operation, elapsed);
+        }
+    }
+
     /// Answers an `initialize` that failed: on HTTP+SSE only with a JSON-RPC error on the listener.
     pub(super) fn answer_start(&mut self, answer: Answer) {
         let Some(initializing) = self.lifetime.abort_start() else {
@@ -273,7 +289,11 @@ impl Session {
                 .add(LimitName(quota(*full).0.name()));
         }
         self.link.disconnect();
-        if let Some(Initializing { id, reply }) = self.lifetime.initializing() {
+        self.count_initialize(Some(match refused {
+            Refused::Answered(error) => semconv::error_type(error),
+            _ => error.reason,
+        }));
+        if let Some(Initializing { id, reply, .. }) = self.lifetime.initializing() {
             let answer = match (refused, error.status, reply) {
                 (Refused::Answered(error), ..) => {
                     self.core

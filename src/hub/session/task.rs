@@ -85,7 +85,7 @@ impl Session {
         let lifetime = Lifetime::new(now);
         // On the heap: a future that holds a session by value would hold it several times.
         Box::new(Self {
-            client: Client::new(access, handle.transport),
+            client: Client::new(access, handle.transport, &core.metrics),
             alarm: lifetime.first_deadline(lifetime_limits(&core)),
             lifetime,
             lease: Lease::new(fence),
@@ -94,7 +94,7 @@ impl Session {
             replay: Box::default(),
             dialect: Dialect::default(),
             calls: Calls::default(),
-            streams: Streams::new(log, fence, limits),
+            streams: Streams::new(log, fence, limits, Arc::clone(&core.metrics)),
             unpublished: Some(handle),
             seats,
             core,

@@ -24,6 +24,7 @@ use crate::{
     error::Error,
     protocol::{LISTENER_STREAM, Revision, StreamId, json},
     state::{Fence, StoreError, contract},
+    telemetry::Metrics,
 };
 
 /// All streams of a session that have not ended.
@@ -35,11 +36,17 @@ pub(crate) struct Streams {
     pub(super) writes: Writes,
     pub(super) pulse: Arc<Pulse>,
     revision: Option<Revision>,
+    metrics: Arc<Metrics>,
 }
 
 impl Streams {
     /// The streams of a session that begins: the listener alone.
-    pub(crate) fn new(log: SessionLog, fence: Fence, limits: StreamLimits) -> Self {
+    pub(crate) fn new(
+        log: SessionLog,
+        fence: Fence,
+        limits: StreamLimits,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let epoch = log.owner.epoch();
         let writes = Writes::new(Arc::clone(&log.log), log.session.clone(), fence, epoch);
         let open = HashMap::from([(LISTENER_STREAM, Stream::new(0, None, false, epoch))]);
@@ -52,6 +59,7 @@ impl Streams {
             writes,
             pulse,
             revision: None,
+            metrics,
         }
     }
 
@@ -258,6 +266,8 @@ impl Streams {
         }
         stream.last += 1;
         let number = stream.last;
+        self.metrics.events.add(1);
+        self.metrics.event_bytes.add(line.len() as u64);
         // A response ends a call that another replica would have to answer.
         let before = stream.ids.len();
         if before > 0 {

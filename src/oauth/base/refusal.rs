@@ -57,6 +57,11 @@ pub(crate) enum RefusalCode {
 }
 
 impl RefusalCode {
+    /// The name on the wire.
+    pub(crate) const fn name(self) -> &'static str {
+        self.parts().1
+    }
+
     /// Status and wire name of each kind. When you add one, decide here whose fault it is.
     const fn parts(self) -> (StatusCode, &'static str) {
         let bad = StatusCode::BAD_REQUEST;

@@ -22,15 +22,16 @@ use super::{
         provider_gone, unreadable,
     },
 };
-use crate::endpoint::OauthEndpoint;
 use crate::{
     database::oauth::Person,
     declare::Provider,
+    endpoint::OauthEndpoint,
     oauth::{
         base::{Form, secret},
         providers::{ProviderError, ProviderIdentity, ProviderLogin, WantedClaims},
         server::Oauth,
     },
+    telemetry::Login,
 };
 
 /// An unfinished log-in at a provider, sealed in the database.
@@ -146,7 +147,16 @@ impl BrowserRequest {
         let found = identity
             .identify(&login, code, self.wanted_claims(&provider))
             .await;
-        let found = found.map_err(|unknown| provider_error_page(&provider, &unknown))?;
+        let found = found.map_err(|unknown| {
+            let is_down = matches!(unknown, ProviderError::Unavailable(_));
+            let outcome = if is_down {
+                Login::Unavailable
+            } else {
+                Login::Refused
+            };
+            self.oauth.0.metrics.logins.add(outcome);
+            provider_error_page(&provider, &unknown)
+        })?;
         self.complete_log_in(&provider, &authorization, &pending, found)
             .await
     }
@@ -165,6 +175,7 @@ impl BrowserRequest {
             let target = format!("tenant {}", self.tenant());
             let detail = serde_json::json!({"by": provider.name});
             self.audit("login.refused", &subject, target, detail).await;
+            self.oauth.0.metrics.logins.add(Login::Refused);
             return Err(not_allowed(provider).into());
         }
         let person = Person {

@@ -29,7 +29,7 @@ use crate::{
         base::{Form, throttle::account},
         server::{Oauth, OauthState},
     },
-    telemetry::Denied,
+    telemetry::{Denied, Login},
 };
 
 /// POST: handles a user name with password, or the choice of a provider.
@@ -104,6 +104,7 @@ impl BrowserRequest {
         let target = format!("tenant {tenant}");
         self.audit("login", &person.subject, target, json!({"by": by}))
             .await;
+        self.oauth.0.metrics.logins.add(Login::Success);
         Ok(browser)
     }
 
@@ -116,6 +117,7 @@ impl BrowserRequest {
         name: &str,
     ) -> StepResult {
         self.count_attempt(name);
+        self.oauth.0.metrics.logins.add(Login::BadPassword);
         let denials = &self.oauth.0.denials;
         denials.report(Denial {
             who: Caller::At(self.address),

@@ -32,13 +32,20 @@ pub(crate) async fn attempt(
     attempted: impl Future<Output = Result<Response, OauthRefusal>>,
 ) -> Response {
     let (account, bound) = (throttle::account(address), state.config.oauth.failures);
+    let count = |outcome| state.metrics.oauth_requests.add([route, outcome]);
     if let Err(retry) = state.failures.check(&account, bound) {
-        return OauthRefusal::too_many("too many failures", retry).into_response();
+        let refusal = OauthRefusal::too_many("too many failures", retry);
+        count(refusal.code().name());
+        return refusal.into_response();
     }
     let refusal = match attempted.await {
-        Ok(response) => return response,
+        Ok(response) => {
+            count("ok");
+            return response;
+        }
         Err(refusal) => refusal,
     };
+    count(refusal.code().name());
     // These may be guesses; all other refusals are mistakes of programs.
     let reason = match refusal.code() {
         RefusalCode::InvalidClient => Denied::BadClient,

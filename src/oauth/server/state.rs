@@ -14,6 +14,7 @@ use crate::{
         providers::Providers,
     },
     snapshot::{AuditQueue, CurrentSnapshot},
+    telemetry::Metrics,
 };
 
 /// State that all endpoints share; a handle.
@@ -42,6 +43,8 @@ pub(crate) struct OauthState {
     pub(crate) providers: Providers,
     /// Reports of denied attempts.
     pub(crate) denials: Denials,
+    /// The metrics of the gateway.
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Oauth {
@@ -53,6 +56,7 @@ impl Oauth {
         clock: Clock,
         audit: AuditQueue,
         denials: Denials,
+        metrics: Arc<Metrics>,
     ) -> Self {
         Self(Arc::new(OauthState {
             config,
@@ -65,6 +69,7 @@ impl Oauth {
             failures: Throttle::new(),
             registrations: Throttle::new(),
             denials,
+            metrics,
         }))
     }
 }

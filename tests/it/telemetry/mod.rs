@@ -1,3 +1,4 @@
-//! Tests of logs.
+//! Tests of logs and metrics.
 
 pub(crate) mod log_outputs;
+mod metrics;

@@ -1,0 +1,229 @@
+//! Durations of operations, by tenant, server, method and tool: `mcp.server.operation.duration` of
+//! the semantic conventions for MCP.
+//!
+//! Names of tools come from clients. A tool has a series of its own after its first result, and as
+//! one of the first tools of its server; all others are `_OTHER`. Not here: the names (`semconv`).
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use opentelemetry::{
+    KeyValue,
+    metrics::{Histogram, Meter},
+};
+
+use super::{
+    instruments::{Description, Instrument},
+    semconv::{BUCKETS, OTHER},
+};
+
+/// The durations of all servers.
+#[derive(Debug)]
+pub(crate) struct Operations {
+    histogram: Histogram<f64>,
+    names: &'static [&'static str],
+    /// By tenant and server; as many as were ever declared.
+    servers: RwLock<HashMap<[String; 2], Arc<ServerOperations>>>,
+}
+
+/// The durations of one server.
+#[derive(Debug)]
+pub(crate) struct ServerOperations {
+    histogram: Histogram<f64>,
+    names: &'static [&'static str],
+    tenant: Arc<str>,
+    server: Arc<str>,
+    /// The tools that have a series.
+    tools: RwLock<HashSet<Arc<str>>>,
+}
+
+/// An operation that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation<'o> {
+    /// The name of its method, one of a fixed set.
+    pub(crate) method: &'static str,
+    /// The tool that was called.
+    pub(crate) tool: Option<&'o str>,
+    /// The type of its error, one of a fixed set; none for a result.
+    pub(crate) error: Option<&'static str>,
+}
+
+impl Instrument for Operations {
+    const SUFFIX: &'static str = "_seconds";
+
+    fn new(meter: &Meter, description: &'static Description) -> Self {
+        let histogram = meter
+            .f64_histogram(description.name)
+            .with_unit("s")
+            .with_description(description.help)
+            .with_boundaries(BUCKETS.to_vec())
+            .build();
+        Self {
+            histogram,
+            names: description.labels,
+            servers: RwLock::default(),
+        }
+    }
+}
+
+impl Operations {
+    /// The durations of a server.
+    pub(crate) fn of(&self, tenant: &str, server: &str) -> Arc<ServerOperations> {
+        let key = [tenant.to_owned(), server.to_owned()];
+        let servers = self.servers.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = servers.get(&key) {
+            return Arc::clone(known);
+        }
+        drop(servers);
+        let mut servers = self.servers.write().unwrap_or_else(PoisonError::into_inner);
+        let made = servers.entry(key).or_insert_with(|| {
+            Arc::new(ServerOperations {
+                histogram: self.histogram.clone(),
+                names: self.names,
+                tenant: tenant.into(),
+                server: server.into(),
+                tools: RwLock::default(),
+            })
+        });
+        Arc::clone(made)
+    }
+}
+
+impl ServerOperations {
+    /// Records an operation that took `elapsed`.
+    pub(crate) fn record(&self, operation: Operation<'_>, elapsed: Duration) {
+        let Operation {
+            method,
+            tool,
+            error,
+        } = operation;
+        let [of_tenant, of_server, of_method, of_tool, of_error] = self.names else {
+            return;
+        };
+        let mut labels = Vec::with_capacity(self.names.len());
+        labels.push(KeyValue::new(*of_tenant, Arc::clone(&self.tenant)));
+        labels.push(KeyValue::new(*of_server, Arc::clone(&self.server)));
+        labels.push(KeyValue::new(*of_method, method));
+        if let Some(tool) = tool {
+            labels.push(match self.known(tool, error.is_none()) {
+                Some(tool) => KeyValue::new(*of_tool, tool),
+                None => KeyValue::new(*of_tool, OTHER),
+            });
+        }
+        labels.extend(error.map(|error| KeyValue::new(*of_error, error)));
+        self.histogram.record(elapsed.as_secs_f64(), &labels);
+    }
+
+    /// The tool, if it has a series; a new one gets one by a result.
+    fn known(&self, tool: &str, is_result: bool) -> Option<Arc<str>> {
+        let tools = self.tools.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = tools.get(tool) {
+            return Some(Arc::clone(known));
+        }
+        if !is_result || tools.len() >= TOOLS || tool.len() > NAME_MAX {
+            return None;
+        }
+        drop(tools);
+        let mut tools = self.tools.write().unwrap_or_else(PoisonError::into_inner);
+        if tools.len() >= TOOLS {
+            return None;
+        }
+        let known: Arc<str> = tool.into();
+        tools.insert(Arc::clone(&known));
+        Some(known)
+    }
+}
+
+/// The most tools of a server with a series of their own.
+const TOOLS: usize = 50;
+/// The most bytes of the name of such a tool.
+const NAME_MAX: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::super::{metrics::Metrics, operations::*};
+
+    const SECOND: Duration = Duration::from_secs(1);
+    /// The limit of the SDK for the series of one instrument, and the overflow.
+    const LIMIT: usize = 2001;
+
+    fn call<'o>(tool: &'o str, error: Option<&'static str>) -> Operation<'o> {
+        Operation {
+            method: "tools/call",
+            tool: Some(tool),
+            error,
+        }
+    }
+
+    /// The labels of each series, as Prometheus text has them.
+    fn series(metrics: &Metrics) -> Vec<String> {
+        let text = metrics.render();
+        let counts = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("mcp_server_operation_duration_seconds_count{"));
+        counts.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn operations_are_told_apart() {
+        let metrics = Metrics::new(None).unwrap();
+        let one = metrics.operations.of("a", "x");
+        one.record(call("echo", None), SECOND);
+        one.record(call("echo", Some("timeout")), SECOND);
+        let list = Operation {
+            method: "tools/list",
+            tool: None,
+            error: None,
+        };
+        metrics.operations.of("b", "x").record(list, SECOND);
+        let shown = series(&metrics);
+        assert_eq!(shown.len(), 3, "{shown:?}");
+        for labels in [
+            r#"gen_ai_tool_name="echo",mcp_method_name="tools/call",server="x",tenant="a"} 1"#,
+            r#"error_type="timeout",gen_ai_tool_name="echo",mcp_method_name="tools/call",server="x",tenant="a"} 1"#,
+            r#"mcp_method_name="tools/list",server="x",tenant="b"} 1"#,
+        ] {
+            assert!(shown.iter().any(|one| one == labels), "{labels}: {shown:?}");
+        }
+    }
+
+    #[test]
+    fn invented_tools_share_one_series() {
+        let metrics = Metrics::new(None).unwrap();
+        let of = metrics.operations.of("a", "x");
+        for one in 0..10_000 {
+            of.record(call(&format!("invented{one}"), Some("-32602")), SECOND);
+        }
+        assert_eq!(series(&metrics).len(), 1, "an error names no tool");
+        for one in 0..10_000 {
+            of.record(call(&format!("real{one}"), None), SECOND);
+        }
+        of.record(call(&"n".repeat(NAME_MAX + 1), None), SECOND);
+        let shown = series(&metrics);
+        // One series of each tool, and the others with and without an error.
+        assert_eq!(shown.len(), TOOLS + 2, "{shown:?}");
+        of.record(call("real0", Some("-32602")), SECOND);
+        assert_eq!(
+            series(&metrics).len(),
+            TOOLS + 3,
+            "a known tool has its errors"
+        );
+    }
+
+    #[test]
+    fn the_series_of_all_servers_are_bounded() {
+        let metrics = Metrics::new(None).unwrap();
+        for one in 0..200 {
+            let of = metrics.operations.of(&one.to_string(), "x");
+            for tool in 0..TOOLS {
+                of.record(call(&tool.to_string(), None), SECOND);
+            }
+        }
+        let shown = series(&metrics);
+        assert!(shown.len() <= LIMIT, "{}", shown.len());
+        assert!(shown.iter().any(|one| one.contains("otel_metric_overflow")));
+    }
+}

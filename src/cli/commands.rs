@@ -1,11 +1,16 @@
 //! Commands of the program, and their dispatch.
 
-use std::process::ExitCode;
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 use super::{
-    local::{check, database, demo, import, key},
+    local::{check, database, demo, healthcheck, import, key},
     remote::{
         self, ApplyArgs, AuditArgs, Clients, ObjectArgs, Providers, ServerArgs, SessionArgs,
         TenantArgs, Users,
@@ -15,7 +20,7 @@ use super::{
 
 /// A gateway that puts stdio MCP servers on the network
 #[derive(Parser)]
-#[command(name = "lockgate", version, about)]
+#[command(name = NAME, version, about)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -30,6 +35,8 @@ enum Command {
     /// Report every mistake in configuration and manifest, and the sandboxing features of this
     /// machine
     Check(check::CheckArgs),
+    /// Report whether the gateway with this configuration serves, for containers without a shell
+    Healthcheck(healthcheck::HealthcheckArgs),
     /// Update the database schema
     Migrate(database::DatabaseArgs),
     /// Copy the SQLite database into a new file
@@ -60,6 +67,17 @@ enum Command {
     },
     /// Print the JSON schema of manifests
     Schema,
+    /// Print the completions for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the man pages of all commands into a directory
+    Man {
+        /// The directory, which exists
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
     /// Convert an mcp.json into a manifest on stdout
     Import(import::ImportArgs),
     /// API keys, and the master key
@@ -92,6 +110,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => process::run(args),
         Command::Serve(args) => process::serve(args),
         Command::Check(args) => check::check(args),
+        Command::Healthcheck(args) => healthcheck::healthcheck(args),
         Command::Migrate(args) => database::migrate(args),
         Command::Backup(args) => database::backup(args),
         Command::Restore(args) => database::restore(args),
@@ -117,8 +136,42 @@ pub fn main() -> ExitCode {
             print!("{}", crate::manifest::schema());
             ExitCode::SUCCESS
         }
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut documented(), NAME, &mut script);
+            // A reader that has seen enough is no error.
+            let _ = std::io::stdout().write_all(&script);
+            ExitCode::SUCCESS
+        }
+        Command::Man { directory } => man(&directory),
         Command::Import(args) => import::import(&args),
         Command::Key(KeyCommand::New) => key::new(&mut std::io::stdout()),
         Command::Demo => demo::run(),
     }
 }
+
+/// The command line without internal commands.
+fn documented() -> clap::Command {
+    let all = Cli::command();
+    let about = all.get_about().cloned().unwrap_or_default();
+    let shown = all.get_subcommands().filter(|one| !one.is_hide_set());
+    clap::Command::new(NAME)
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(about)
+        .subcommands(shown.cloned())
+}
+
+/// Writes the man pages of all commands: `lockgate.1`, `lockgate-serve.1` and so on.
+fn man(directory: &Path) -> ExitCode {
+    match clap_mangen::generate_to(documented(), directory) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let directory = directory.display();
+            eprintln!("lockgate: {directory}: {error}; name a directory that can be written");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The name of the program.
+const NAME: &str = "lockgate";

@@ -136,6 +136,10 @@ pub(super) trait Kind {
     const SUFFIX: &'static str;
 
     fn build(meter: &Meter, description: &'static Description) -> Self;
+
+    /// Makes the series with these labels, which has no record yet: whoever reads a rate needs the
+    /// zero before the first one.
+    fn begin(&self, _: &[KeyValue]) {}
 }
 
 impl Kind for Counter<u64> {
@@ -145,6 +149,10 @@ impl Kind for Counter<u64> {
         let counter = meter.u64_counter(description.name);
         counter.with_description(description.help).build()
     }
+
+    fn begin(&self, labels: &[KeyValue]) {
+        self.add(0, labels);
+    }
 }
 
 impl Kind for UpDownCounter<i64> {
@@ -153,6 +161,10 @@ impl Kind for UpDownCounter<i64> {
     fn build(meter: &Meter, description: &'static Description) -> Self {
         let level = meter.i64_up_down_counter(description.name);
         level.with_description(description.help).build()
+    }
+
+    fn begin(&self, labels: &[KeyValue]) {
+        self.add(0, labels);
     }
 }
 
@@ -170,8 +182,12 @@ impl<I: Kind, L: Labels> Instrument for Labelled<I, L> {
     const SUFFIX: &'static str = I::SUFFIX;
 
     fn new(meter: &Meter, description: &'static Description) -> Self {
+        let instrument = I::build(meter, description);
+        for labels in combinations(description.labels, &L::values()) {
+            instrument.begin(&labels);
+        }
         Self {
-            instrument: I::build(meter, description),
+            instrument,
             names: description.labels,
             labels: PhantomData,
         }
@@ -180,6 +196,29 @@ impl<I: Kind, L: Labels> Instrument for Labelled<I, L> {
     fn values() -> Vec<&'static [&'static str]> {
         L::values()
     }
+}
+
+/// All combinations of the values of labels with these names; none if the values of one are unknown.
+fn combinations(
+    names: &'static [&'static str],
+    values: &[&'static [&'static str]],
+) -> Vec<Vec<KeyValue>> {
+    if names.len() != values.len() {
+        return Vec::new();
+    }
+    let mut all = vec![Vec::new()];
+    for (name, values) in names.iter().zip(values) {
+        let with = |begun: &Vec<KeyValue>, value: &&'static str| {
+            let mut begun = begun.clone();
+            begun.push(KeyValue::new(*name, *value));
+            begun
+        };
+        let longer = all
+            .iter()
+            .flat_map(|begun| values.iter().map(move |value| with(begun, value)));
+        all = longer.collect();
+    }
+    all
 }
 
 impl Count {

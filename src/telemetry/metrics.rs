@@ -250,7 +250,10 @@ mod tests {
             text.contains("# HELP lockgate_sessions Open sessions"),
             "{text}"
         );
-        assert!(!other.render().contains("lockgate_requests_total"));
+        // The other one has all series of fixed labels already, and no record.
+        let text = other.render();
+        assert!(text.contains("lockgate_requests_total{route=\"mcp\",status=\"2xx\"} 0\n"));
+        assert!(text.contains("lockgate_noise_lines_total 0\n"), "{text}");
     }
 
     /// With `METRICS_WRITE=1` the test rewrites the table.

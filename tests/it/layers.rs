@@ -46,6 +46,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("landlock::", &["backend/sandbox/domain.rs"]),
     ("seccompiler::", &["backend/sandbox/seccomp.rs"]),
     ("clap::", &["cli/"]),
+    ("clap_", &["cli/commands.rs"]),
     ("mimalloc::", &["main.rs"]),
     ("opentelemetry", &["telemetry/"]),
     ("prometheus", &["telemetry/metrics.rs"]),
@@ -70,7 +71,14 @@ const PLACES: &[(&str, &[&str])] = &[
         &["http/reply/page.rs", "oauth/browser/pages.rs"],
     ),
     ("oauth2::", &["oauth/providers/"]),
-    ("reqwest::", &["cli/remote/", "base/outbound.rs"]),
+    (
+        "reqwest::",
+        &[
+            "cli/remote/",
+            "cli/local/healthcheck.rs",
+            "base/outbound.rs",
+        ],
+    ),
 ];
 
 /// Parts of paths that only URLs of a gateway contain.

@@ -3,6 +3,7 @@
 //! * `check`: mistakes in configuration and manifest, and the capabilities of this machine
 //! * `database`: schema, copies and master key of the database
 //! * `demo`: the demo server on stdio
+//! * `healthcheck`: whether the gateway of a configuration serves
 //! * `import`: conversion of an `mcp.json` into a manifest
 //! * `key`: new API keys
 //! * `runtime`: runtime of a single command
@@ -10,6 +11,7 @@
 pub(crate) mod check;
 pub(crate) mod database;
 pub(crate) mod demo;
+pub(crate) mod healthcheck;
 pub(crate) mod import;
 pub(crate) mod key;
 mod runtime;

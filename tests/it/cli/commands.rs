@@ -12,13 +12,13 @@ use crate::{
 };
 
 /// The command line on the machine of a gateway.
-struct Shell {
+pub(crate) struct Shell {
     ground: Ground,
-    replica: Replica,
+    pub(crate) replica: Replica,
 }
 
 impl Shell {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let ground = Ground::sqlite();
         let replica = ground.serve(&[]).await;
         let shell = Self { ground, replica };
@@ -113,7 +113,7 @@ impl Shell {
 }
 
 /// A command without settings from the environment.
-fn stranger(args: &[&str]) -> Command {
+pub(crate) fn stranger(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockgate"));
     for name in ["LOCKGATE_KEY", "LOCKGATE_KEY_FILE", "LOCKGATE_CONFIG"] {
         command.env_remove(name);
@@ -123,14 +123,14 @@ fn stranger(args: &[&str]) -> Command {
 }
 
 /// The exit code and the output of a command.
-struct Said {
-    code: i32,
-    out: String,
-    err: String,
+pub(crate) struct Said {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Said {
-    fn of(output: Output) -> Self {
+    pub(crate) fn of(output: Output) -> Self {
         Self {
             code: output.status.code().unwrap(),
             out: String::from_utf8(output.stdout).unwrap(),

@@ -1,3 +1,4 @@
 //! Tests of the commands.
 
 pub(crate) mod commands;
+mod packaging;

@@ -147,6 +147,11 @@ impl Served {
         session
     }
 
+    /// `HOST:PORT` of the operations listener.
+    pub(crate) fn ops_address(&self) -> String {
+        self.ops.trim_start_matches("http://").to_owned()
+    }
+
     /// An answer of the operations listener.
     pub(crate) async fn ops(&self, path: &str) -> String {
         self.ops_status(path).await.1

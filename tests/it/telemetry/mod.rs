@@ -1,4 +1,5 @@
-//! Tests of logs and metrics.
+//! Tests of logs, metrics, and what is built on them.
 
+mod dashboards;
 pub(crate) mod log_outputs;
 mod metrics;

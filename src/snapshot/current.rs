@@ -292,8 +292,10 @@ impl CurrentSnapshot {
 /// The timeout of a poll. Two of them are shorter than [`MAX_POLL_AGE`], so that a hanging database
 /// counts as unreachable.
 const POLL_TIMEOUT: Duration = Duration::from_millis(800);
-/// The timeout of the read that follows a poll if there are new revocations.
-const READ_TIMEOUT: Duration = Duration::from_secs(2);
+/// The timeout of the read that follows a poll if there are new revocations: that of a statement.
+/// With a shorter one, a database that answers each statement slowly would never be read, and no
+/// token would be accepted again.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs a step of a poll with a time limit.
 async fn in_time<T>(

@@ -161,7 +161,7 @@ pub(crate) enum Login {
     BadPassword,
     /// The identity provider did not identify the person, or the tenant does not admit the person.
     Refused,
-    /// The identity provider or the database did not answer.
+    /// The identity provider did not answer, or with nothing that could be used.
     Unavailable,
 }
 

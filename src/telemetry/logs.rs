@@ -1,4 +1,4 @@
-//! Log lines, written through a bounded queue.
+//! Log lines: level, form, and the bounded queue that they go through.
 //!
 //! Logging never delays or fails a request.
 

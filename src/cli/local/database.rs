@@ -12,11 +12,11 @@ use std::{
 
 use clap::Args;
 
-use super::runtime::wait;
+use super::runtime::{configuration, wait};
 use crate::{
     base::{Clock, private_file},
     cli::serve::database::lock_file,
-    config::{Config, Sources, Wrong, gateway::environment},
+    config::{Config, Wrong},
     database::{self, Database, Judge, Location, Opening, pool::sql::inspect},
 };
 
@@ -168,18 +168,9 @@ fn run(
     args: DatabaseArgs,
     act: impl AsyncFnOnce(&Config) -> Result<String, database::Error>,
 ) -> ExitCode {
-    let sources = Sources {
-        file: args.config,
-        env: environment(),
-        set: args.set,
-        ..Sources::default()
-    };
-    let config = match Config::load(&sources) {
+    let config = match configuration(args.config, args.set) {
         Ok(config) => config,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::from(2);
-        }
+        Err(code) => return code,
     };
     let result = match wait(act(&config)) {
         Ok(result) => result,

@@ -12,8 +12,7 @@ use std::{
 
 use clap::Args;
 
-use super::runtime::wait;
-use crate::config::{Config, Sources, gateway::environment};
+use super::runtime::{configuration, wait};
 
 /// `lockgate healthcheck`
 #[derive(Args)]
@@ -31,18 +30,9 @@ pub(crate) struct HealthcheckArgs {
 
 /// Asks the operations listener of the gateway on this machine that has this configuration.
 pub(crate) fn healthcheck(args: HealthcheckArgs) -> ExitCode {
-    let sources = Sources {
-        file: args.config,
-        env: environment(),
-        set: args.set,
-        ..Sources::default()
-    };
-    let config = match Config::load(&sources) {
+    let config = match configuration(args.config, args.set) {
         Ok(config) => config,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::from(2);
-        }
+        Err(code) => return code,
     };
     let Some(listen) = config.ops.listen.filter(|listen| listen.port() != 0) else {
         eprintln!("ops.listen: names no port to ask; set HOST:PORT");

@@ -6,7 +6,7 @@
 //! * `healthcheck`: whether the gateway of a configuration serves
 //! * `import`: conversion of an `mcp.json` into a manifest
 //! * `key`: new API keys
-//! * `runtime`: runtime of a single command
+//! * `runtime`: runtime and configuration of a single command
 
 pub(crate) mod check;
 pub(crate) mod database;

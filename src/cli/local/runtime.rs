@@ -1,6 +1,26 @@
-//! Runtime of a single command.
+//! Runtime and configuration of a single command.
 
-use std::{future::Future, process::ExitCode};
+use std::{future::Future, path::PathBuf, process::ExitCode};
+
+use crate::config::{Config, Sources, gateway::environment};
+
+/// Loads the configuration from a file, the environment and flags.
+///
+/// # Errors
+///
+/// The exit code if it has mistakes, which are printed on stderr.
+pub(super) fn configuration(file: Option<PathBuf>, set: Vec<String>) -> Result<Config, ExitCode> {
+    let sources = Sources {
+        file,
+        env: environment(),
+        set,
+        ..Sources::default()
+    };
+    Config::load(&sources).map_err(|error| {
+        eprintln!("{error}");
+        ExitCode::from(2)
+    })
+}
 
 /// Runs `work` on its own runtime.
 ///

@@ -1,6 +1,7 @@
 //! The removal of expired rows of the authorization servers.
 //!
-//! In small batches, so that no writer waits long. Not here: the audit trail (`pool/audit`).
+//! In small batches, so that no writer waits long. Not here: how often (`snapshot::upkeep`), and
+//! the audit trail (`pool/audit`).
 
 use super::{revocations::KEPT_MS, signing_keys};
 use crate::database::pool::{Error, Pool, Value};

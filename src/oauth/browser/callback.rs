@@ -133,6 +133,7 @@ impl BrowserRequest {
         }
         let authorization = self.read(&pending.query).await?;
         if let Some(error) = fields.get("error") {
+            self.oauth.0.metrics.logins.add(Login::Refused);
             return Err(provider_refusal(&provider, &authorization, error));
         }
         let code = fields.get("code").ok_or_else(expired_log_in)?;

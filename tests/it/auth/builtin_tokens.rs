@@ -15,7 +15,7 @@ use crate::{
         browser::{Browser, Shown},
         cluster::place,
         faulty::{Faulty, Mode},
-        harness::{BOTH, Events, NEWEST, Session, client, opening, tool_call, within},
+        harness::{BOTH, Events, NEWEST, Session, client, opening, tool_call, until, within},
         issuer::Key,
         oauth_client::{Answer, App, gateway, said, send},
         postgres::Postgres,
@@ -478,6 +478,27 @@ async fn an_answer_from_before_a_standstill_is_not_believed() {
         assert!(matches!(last, 401 | 503), "{last}");
     }
     assert_eq!(last, 401);
+}
+
+/// A poll of a slow database is answered in time, and the read after it takes longer than that.
+#[tokio::test]
+async fn revocations_are_read_from_a_slow_database() {
+    let (ground, way) = Ground::postgres_by_way(json!({})).await;
+    let app = App::public(ground.first(), "a").await;
+    let (gone, kept) = (app.tokens().await, app.tokens().await);
+    let (gone_token, kept_token) = (gone.text("access_token"), kept.text("access_token"));
+    assert_eq!(ground.statuses(&gone_token).await, [GOOD; 2]);
+    way.set(Mode::Delay(Duration::from_millis(160)));
+    let revoked = app.revoke(&gone.text("refresh_token")).await;
+    assert_eq!(revoked, StatusCode::OK);
+    until("the revocation at the last replica", async || {
+        status(ground.last(), &gone_token).await == 401
+    })
+    .await;
+    until("another token at the last replica", async || {
+        status(ground.last(), &kept_token).await == GOOD
+    })
+    .await;
 }
 
 /// Tokens stay valid while the database is unreachable.

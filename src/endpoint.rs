@@ -46,6 +46,19 @@ impl Kind {
         Self::named(name).filter(|_| is_endpoint)
     }
 
+    /// Returns the pattern of such a path, for the names of spans.
+    pub(crate) fn route(path: &str) -> Option<&'static str> {
+        let is_alias = !path.starts_with(TENANTS);
+        Some(match (Self::of(path)?, is_alias) {
+            (Self::Mcp, true) => "/mcp",
+            (Self::Mcp, false) => "/t/{tenant}/{server}/mcp",
+            (Self::Sse, true) => "/sse",
+            (Self::Sse, false) => "/t/{tenant}/{server}/sse",
+            (Self::Messages, true) => "/messages",
+            (Self::Messages, false) => "/t/{tenant}/{server}/messages",
+        })
+    }
+
     fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }

@@ -15,7 +15,11 @@ use super::{
     starter::{Started, Starter},
     warm::WarmChildren,
 };
-use crate::{config::gateway, declare::Server, telemetry::Metrics};
+use crate::{
+    config::gateway,
+    declare::Server,
+    telemetry::{Metrics, TraceContext, Traces},
+};
 
 /// Source of all children of a gateway.
 pub(crate) struct Pool {
@@ -37,7 +41,7 @@ impl Pool {
         launcher: Launcher,
         bounds: gateway::Spawn,
         random: Arc<dyn SecureRandom + Send + Sync>,
-        metrics: Arc<Metrics>,
+        (metrics, traces): (Arc<Metrics>, Traces),
         tracker: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
@@ -54,7 +58,7 @@ impl Pool {
             launcher,
             bounds,
             Arc::clone(&circuits),
-            Arc::clone(&metrics),
+            (Arc::clone(&metrics), traces),
         );
         let starter = Arc::new(starter);
         Self {
@@ -81,6 +85,7 @@ impl Pool {
         server: Arc<Server>,
         restarts: u32,
         not_before: Option<Instant>,
+        trace: Option<TraceContext>,
     ) -> Result<Started, Refused> {
         let ready = self.preparations.prepared(&server).await?;
         let deadline = Instant::now() + self.wait;
@@ -94,7 +99,7 @@ impl Pool {
             return Ok(warm);
         }
         self.starter
-            .start(&server, ready.as_deref(), restarts, deadline)
+            .start(&server, ready.as_deref(), restarts, deadline, trace)
             .await
     }
 

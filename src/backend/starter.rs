@@ -17,7 +17,7 @@ use super::{
 use crate::{
     config::gateway,
     declare::Server,
-    telemetry::{ChildState, Metrics},
+    telemetry::{ChildState, Metrics, TraceContext, Traces, traces::CHILD_START},
 };
 
 /// Starts children within the limits of the gateway.
@@ -31,6 +31,7 @@ pub(super) struct Starter {
     /// Children that run.
     pub(super) registry: Arc<Registry>,
     pub(super) metrics: Arc<Metrics>,
+    traces: Traces,
 }
 
 /// A started child.
@@ -54,6 +55,8 @@ pub(crate) struct Place {
     is_starting: bool,
     /// Whether its first request waited for a session.
     is_warm: bool,
+    /// The trace of the request that it was started for.
+    trace: Option<TraceContext>,
 }
 
 impl Starter {
@@ -62,7 +65,7 @@ impl Starter {
         launcher: Launcher,
         bounds: gateway::Spawn,
         circuits: Arc<Circuits>,
-        metrics: Arc<Metrics>,
+        (metrics, traces): (Arc<Metrics>, Traces),
     ) -> Self {
         Self {
             launcher,
@@ -71,6 +74,7 @@ impl Starter {
             circuits,
             registry: Arc::new(Registry::new(Arc::clone(&metrics))),
             metrics,
+            traces,
         }
     }
 
@@ -85,6 +89,7 @@ impl Starter {
         ready: Option<&Ready>,
         restarts: u32,
         deadline: Instant,
+        trace: Option<TraceContext>,
     ) -> Result<Started, Refused> {
         let spec = spec(server);
         let seat = match self.registry.seat(&server.tenant, server.room) {
@@ -123,6 +128,7 @@ impl Starter {
             slot: Some(slot),
             is_starting: true,
             is_warm: false,
+            trace,
         };
         self.spawn(server, ready, place)
     }
@@ -172,6 +178,7 @@ impl Place {
             if !self.is_warm {
                 let starts = &self.starter.metrics.child_start_duration;
                 starts.record(self.entry.names(), self.entry.age());
+                self.end_span(None);
             }
         }
         // After the state: the next start would be one too many in the list of children.
@@ -193,8 +200,16 @@ impl Place {
         if std::mem::take(&mut self.is_starting) {
             self.starter.circuits.count_failure(&self.spec);
             self.entry.set(ChildState::Stopping);
+            self.end_span(Some("start_failed"));
         }
         self.slot = None;
+    }
+
+    /// Records the span of the start, which has ended.
+    fn end_span(&self, error: Option<&'static str>) {
+        let (names, age) = (self.entry.names(), self.entry.age());
+        let traces = &self.starter.traces;
+        traces.ended(CHILD_START, names, self.trace.as_ref(), age, error);
     }
 
     /// Frees the slot of a warm child while it waits for a session.

@@ -168,7 +168,9 @@ impl QueueTask {
             let started = match preparations.prepared(&server).await {
                 Ok(ready) => {
                     let deadline = Instant::now() + server.clocks.start.max(PAUSE);
-                    starter.start(&server, ready.as_deref(), 0, deadline).await
+                    starter
+                        .start(&server, ready.as_deref(), 0, deadline, None)
+                        .await
                 }
                 Err(refused) => Err(refused),
             };

@@ -24,6 +24,7 @@ pub(crate) use super::storage::Storage;
 use super::{
     address::{address, host, network, origin, public_url},
     document::Node,
+    export::Export,
     reader::{Wrong, choice, name},
     separation::{Separation, Uids},
     sources::Layers,
@@ -68,7 +69,7 @@ pub(crate) struct Config {
     pub(crate) storage: Storage,
     /// Settings of the tenants' authorization servers.
     pub(crate) oauth: OauthSettings,
-    /// Logs.
+    /// Logs, and the export of traces and metrics.
     pub(crate) telemetry: Telemetry,
     /// Keys of the one server of `run`, in the order of the flags; empty in `serve`.
     pub(crate) server: Vec<Override>,
@@ -157,13 +158,15 @@ pub(crate) struct Sandbox {
     pub(crate) separation: Option<Separation>,
 }
 
-/// Logs.
+/// Logs, and the export of traces and metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
     /// Valid filter directives.
     pub(crate) log: String,
     /// The format of log lines.
     pub(crate) format: LogFormat,
+    /// The export of traces and metrics.
+    pub(crate) export: Export,
 }
 
 /// The format of log lines.
@@ -329,6 +332,7 @@ impl Layers {
                 format: self.leaf("telemetry.format", |node| {
                     choice(&node.text()?, &LOG_FORMATS)
                 }),
+                export: Export::read(env, &mut self.mistakes),
             },
             server: std::mem::take(&mut self.server),
             is_url_derived,

@@ -16,10 +16,12 @@
 //! * `storage`: `sql`, `master_key` and `audit`
 //! * `oauth`: `oauth`: lifetimes of codes, tokens and log-ins
 //! * `separation`: `sandbox.separation` and `sandbox.uids`
+//! * `export`: the variables of OpenTelemetry
 
 pub(crate) mod address;
 mod cluster;
 mod document;
+mod export;
 pub(crate) mod gateway;
 mod listeners;
 mod oauth;
@@ -31,6 +33,7 @@ mod storage;
 pub(crate) use self::address::ClientAddress;
 pub(crate) use self::cluster::Drain;
 pub(crate) use self::document::{Format, Node, Value};
+pub(crate) use self::export::{Export, Protocol, Signal};
 pub(crate) use self::gateway::{Config, LogFormat, RUN_SERVER, RUN_TENANT, Sources};
 pub(crate) use self::oauth::OauthSettings;
 pub(crate) use self::reader::{Mistake, Wrong};

@@ -33,7 +33,7 @@ use crate::{
     hub::{Hub, HubParts, Stores},
     oauth::Oauth,
     snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
-    telemetry::{Logs, Metrics},
+    telemetry::{Logs, Metrics, Traces, setup},
 };
 
 /// The state to serve.
@@ -111,8 +111,11 @@ pub(crate) async fn run(
         () = disagreement.cancelled() => {}
     }
     let delay = parts.drain_delay(disagreement.is_cancelled());
-    let Parts { health, stages, .. } = parts;
-    stages.end((&hub, &health), delay, &shutdown.halt).await;
+    let ending = parts
+        .stages
+        .end((&hub, &parts.health), delay, &shutdown.halt);
+    ending.await;
+    setup::flush(parts.metrics, parts.traces).await;
     anyhow::ensure!(!disagreement.is_cancelled(), DISAGREEMENT);
     Ok(())
 }
@@ -122,17 +125,21 @@ struct Parts {
     config: Arc<Config>,
     snapshot: Arc<CurrentSnapshot>,
     metrics: Arc<Metrics>,
+    traces: Traces,
     health: Health,
     stages: Stages,
 }
 
 impl Parts {
     fn new(config: Config, snapshot: Arc<CurrentSnapshot>, logs: Logs) -> anyhow::Result<Self> {
+        let telemetry = setup::begin(logs, config.telemetry.export);
+        let (metrics, traces) = telemetry.map_err(anyhow::Error::msg)?;
         Ok(Self {
             stages: Stages::new(&config.drain),
             config: Arc::new(config),
             snapshot,
-            metrics: Arc::new(Metrics::new(Some(logs)).map_err(anyhow::Error::msg)?),
+            metrics: Arc::new(metrics),
+            traces,
             health: Health::default(),
         })
     }
@@ -215,6 +222,7 @@ impl Parts {
             snapshot: Arc::clone(&self.snapshot),
             audit: audit.clone(),
             metrics: Arc::clone(&self.metrics),
+            traces: self.traces.clone(),
             drain: sessions.stop.clone(),
             halt: self.stages.children.clone(),
             tracker: sessions.tasks.clone(),
@@ -272,6 +280,7 @@ impl Parts {
             snapshot,
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),
+            traces: self.traces.clone(),
             retry: RetryDelay::new(self.config.stream.retry, Arc::new(SystemRandom::new())),
             cluster,
         })
@@ -328,7 +337,8 @@ impl Parts {
     fn gate_of(&self, allowed: Allowed) -> Arc<Gate> {
         let http = &self.config.http;
         let (proxies, max_body) = (http.trusted_proxies.clone(), http.max_body as u64);
-        Gate::new(allowed, proxies, max_body, Arc::clone(&self.metrics))
+        let telemetry = (Arc::clone(&self.metrics), self.traces.clone());
+        Gate::new(allowed, proxies, max_body, telemetry)
     }
 
     /// Starts to accept clients.

@@ -36,7 +36,7 @@ use crate::{
     protocol::{Body, Cursor, Message},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{Fence, SessionId},
-    telemetry::{Metrics, Resumed},
+    telemetry::{Metrics, Resumed, TraceContext, Traces},
 };
 
 /// The sessions of this replica; clones are the same hub.
@@ -59,6 +59,8 @@ pub(crate) struct HubParts {
     pub(crate) audit: AuditQueue,
     /// The metrics of the gateway.
     pub(crate) metrics: Arc<Metrics>,
+    /// The traces of the gateway.
+    pub(crate) traces: Traces,
     /// Cancelled when no session may begin any more, and sessions end with their calls.
     pub(crate) drain: CancellationToken,
     /// Cancelled when all sessions end.
@@ -78,6 +80,7 @@ impl Hub {
             snapshot,
             audit,
             metrics,
+            traces,
             drain,
             halt,
             tracker,
@@ -93,7 +96,7 @@ impl Hub {
             launcher,
             config.spawn,
             Arc::clone(&random),
-            Arc::clone(&metrics),
+            (Arc::clone(&metrics), traces.clone()),
             tracker.clone(),
             drain.clone(),
         ));
@@ -123,6 +126,7 @@ impl Hub {
             tools: ToolDigests::default(),
             limits,
             metrics,
+            traces,
             audit,
             tracker,
             drain,
@@ -171,11 +175,12 @@ impl Hub {
         access: &Access,
         message: Message,
         form: Form,
+        trace: Option<TraceContext>,
     ) -> Result<(SessionId, Answer), Error> {
         check_initialize(&message)?;
         let (id, handle) = self.begin(access, Transport::Streamable).await?;
         let body = Body::One(message);
-        let pending = deliver(&handle, access, body, form, Vec::new()).await?;
+        let pending = deliver(&handle, access, body, form, (Vec::new(), trace)).await?;
         Ok((id, pending.answer().await))
     }
 
@@ -233,6 +238,7 @@ impl Hub {
         id: &str,
         body: Body,
         form: Form,
+        trace: Option<TraceContext>,
     ) -> Result<Pending, Error> {
         let core = &self.0;
         let handle = self.here(access, transport, id).await?;
@@ -246,7 +252,7 @@ impl Hub {
         } else {
             Seats::new()
         };
-        let delivered = deliver(&handle, access, body, form, calls).await;
+        let delivered = deliver(&handle, access, body, form, (calls, trace)).await;
         let mut pending = match delivered {
             Err(Error::NoSession) => return Err(self.gone(access, id).await),
             delivered => delivered?,
@@ -352,7 +358,7 @@ async fn deliver(
     access: &Access,
     body: Body,
     form: Form,
-    calls: Vec<Seats>,
+    (calls, trace): (Vec<Seats>, Option<TraceContext>),
 ) -> Result<Pending, Error> {
     let (reply, answer) = oneshot::channel();
     let delivery = Box::new(Delivery {
@@ -360,6 +366,7 @@ async fn deliver(
         form,
         policy: Arc::clone(&access.server().policy),
         calls,
+        trace,
         reply,
     });
     let sent = handle.commands.send(Command::Deliver(delivery)).await;

@@ -20,7 +20,7 @@ use crate::{
     protocol::{Body, Message},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::SessionId,
-    telemetry::Metrics,
+    telemetry::{Metrics, Traces},
 };
 
 fn built(name: &str) -> PathBuf {
@@ -73,6 +73,7 @@ impl Bench {
             snapshot: CurrentSnapshot::empty(),
             audit: AuditQueue::disabled(),
             metrics: Arc::new(Metrics::new(None).unwrap()),
+            traces: Traces::default(),
             drain: CancellationToken::new(),
             halt: halt.clone(),
             tracker: tracker.clone(),
@@ -97,7 +98,10 @@ impl Bench {
             "protocolVersion": "2025-11-25", "capabilities": {},
             "clientInfo": {"name": subject, "version": "1"}}});
         let message = Message::parse(message.to_string().into()).unwrap();
-        let opened = self.hub.initialize(&access, message, Form::Json).await;
+        let opened = self
+            .hub
+            .initialize(&access, message, Form::Json, None)
+            .await;
         let (id, answer) = opened.unwrap();
         assert!(matches!(answer, Answer::Json(_)));
         Client {
@@ -141,7 +145,7 @@ impl Client<'_> {
         let hub = &self.bench.hub;
         let id = self.id.as_str();
         let pending = hub
-            .deliver(access, Transport::Streamable, id, body, Form::Json)
+            .deliver(access, Transport::Streamable, id, body, Form::Json, None)
             .await?;
         let answer = tokio::time::timeout(Duration::from_secs(20), pending.answer()).await;
         match answer.expect("no answer") {

@@ -36,6 +36,13 @@ impl Span {
         Self::new(outer.start() + self.start(), outer.start() + self.end())
     }
 
+    /// The empty span behind the first brace of this one.
+    pub(crate) fn behind_brace(self, text: &[u8]) -> Self {
+        let brace = self.of(text).iter().position(|byte| *byte == b'{');
+        let at = self.start() + brace.map_or(0, |brace| brace + 1);
+        Self::new(at, at)
+    }
+
     /// The position of the first byte.
     pub(crate) const fn start(self) -> usize {
         self.start as usize

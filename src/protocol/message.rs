@@ -176,6 +176,11 @@ impl Message {
         json::get(self.members.meta_related_task?.of(&self.bytes), "taskId")
     }
 
+    /// The span of `params._meta`.
+    pub(super) fn meta(&self) -> Option<Span> {
+        self.members.meta
+    }
+
     /// Whether `params._meta` has a key of the modern era.
     pub(crate) fn is_modern(&self) -> bool {
         self.members.is_modern

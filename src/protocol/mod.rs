@@ -15,6 +15,7 @@
 //! * `params`: members of `params` that the gateway acts on
 //! * `refusal`: reasons to refuse a message
 //! * `revision`: protocol revisions
+//! * `trace`: trace context in `_meta`
 
 pub(crate) mod event;
 pub(crate) mod headers;
@@ -27,6 +28,7 @@ mod method;
 mod params;
 mod refusal;
 pub(crate) mod revision;
+mod trace;
 
 pub(crate) use self::event::{Cursor, EventKey, KEEP_ALIVE, LISTENER_STREAM, StreamId};
 pub(crate) use self::headers::{Accepts, LAST_EVENT_ID, SESSION_ID, Version};
@@ -35,3 +37,4 @@ pub(crate) use self::message::{Body, Kind, Message};
 pub(crate) use self::method::Method;
 pub(crate) use self::refusal::Refusal;
 pub(crate) use self::revision::Revision;
+pub(crate) use self::trace::Trace;

@@ -26,8 +26,7 @@ pub(super) struct Params {
     /// The members of `ref` that were read, as bits: each message has one of these structs.
     ref_members: u8,
     pub(super) cursor: Option<Span>,
-    /// Whether `_meta` was read.
-    has_meta: bool,
+    pub(super) meta: Option<Span>,
     pub(super) meta_progress_token: Option<Span>,
     pub(super) meta_related_task: Option<Span>,
     pub(super) is_modern: bool,
@@ -88,11 +87,8 @@ impl Params {
             "protocolVersion" => &mut self.protocol_version,
             "cursor" => &mut self.cursor,
             "_meta" => {
-                let (_, refusal) = self.read(scanner, depth, text, Self::meta_member)?;
-                if std::mem::replace(&mut self.has_meta, true) {
-                    return Ok(Err(DUPLICATE));
-                }
-                return Ok(refusal);
+                let (span, refusal) = self.read(scanner, depth, text, Self::meta_member)?;
+                return Ok(set_once(&mut self.meta, span).and(refusal));
             }
             "ref" => {
                 let (span, refusal) = self.read(scanner, depth, text, Self::ref_member)?;

@@ -3,10 +3,16 @@
 //! Recording never delays or fails a request. Not here: kinds of instruments (`instruments`), and
 //! label values (`labels`).
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use opentelemetry::metrics::{Meter, MeterProvider};
-use opentelemetry_sdk::metrics::SdkMeterProvider;
+use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider};
 use prometheus::{Registry, TextEncoder};
 
 use super::{
@@ -17,7 +23,9 @@ use super::{
     },
     logs::Logs,
     operations::Operations,
+    otlp::{self, Exports},
 };
+use crate::config::Signal;
 
 /// Declares metrics: help, field, kind of instrument, name, and names of its labels. All else
 /// follows: the field of [`Metrics`], the help in the Prometheus text, and the row of
@@ -31,7 +39,7 @@ macro_rules! metrics {
         #[derive(Debug)]
         pub(crate) struct Metrics {
             /// Keeps the instruments alive.
-            _provider: SdkMeterProvider,
+            provider: SdkMeterProvider,
             /// Source of the Prometheus text.
             registry: Registry,
             $(#[doc = $help] pub(crate) $field: $kind,)+
@@ -52,7 +60,7 @@ macro_rules! metrics {
         impl Metrics {
             fn declared(provider: SdkMeterProvider, registry: Registry, meter: &Meter) -> Self {
                 Self {
-                    _provider: provider,
+                    provider,
                     registry,
                     $($field: <$kind>::new(meter, descriptions::$field),)+
                 }
@@ -123,6 +131,12 @@ metrics! {
     audit_dropped: Count = "lockgate_audit_dropped";
     /// Dropped log lines.
     log_lines_dropped: Observed = "lockgate_log_lines_dropped";
+    /// Spans that the OTLP collector took.
+    spans_exported: Observed = "lockgate_spans_exported";
+    /// Spans that the OTLP collector did not take.
+    spans_failed: Observed = "lockgate_spans_failed";
+    /// Exports of metrics that the OTLP collector did not take.
+    metric_exports_failed: Observed = "lockgate_metric_exports_failed";
     /// Requests forwarded to other replicas, by outcome.
     hops: Count<(HopOutcome,)> = "lockgate_hops" ["outcome"];
     /// Time until the response of a forwarded request began, by outcome.
@@ -132,8 +146,19 @@ metrics! {
 }
 
 impl Metrics {
-    /// Creates all instruments. Dropped lines of `logs` are counted whenever metrics are read.
+    /// Creates all instruments, which nobody exports.
+    #[cfg(test)]
     pub(crate) fn new(logs: Option<Logs>) -> Result<Self, String> {
+        Self::exported(logs, None, &Arc::default())
+    }
+
+    /// Creates all instruments, exported by OTLP if a `signal` is given, which must be inside of the
+    /// runtime. Dropped lines of `logs` are counted whenever metrics are read.
+    pub(super) fn exported(
+        logs: Option<Logs>,
+        signal: Option<Signal>,
+        exports: &Arc<Exports>,
+    ) -> Result<Self, String> {
         let registry = Registry::new();
         let exporter = opentelemetry_prometheus::exporter()
             .with_registry(registry.clone())
@@ -141,12 +166,33 @@ impl Metrics {
             .scope_info_enabled(false)
             .build()
             .map_err(|error| format!("cannot build metrics: {error}"))?;
-        let provider = SdkMeterProvider::builder().with_reader(exporter).build();
+        let mut provider = SdkMeterProvider::builder().with_reader(exporter);
+        if let Some(signal) = signal {
+            let exporter = otlp::metrics(signal, Arc::clone(exports))?;
+            provider = provider
+                .with_reader(PeriodicReader::builder(exporter).build())
+                .with_resource(otlp::resource());
+        }
+        let provider = provider.build();
         let meter = provider.meter("lockgate");
-        let dropped = move || logs.as_ref().map_or(0, Logs::dropped);
         let metrics = Self::declared(provider, registry, &meter);
+        let dropped = move || logs.as_ref().map_or(0, Logs::dropped);
         metrics.log_lines_dropped.observe(&meter, dropped);
+        let observe = |counter: &Observed, of: fn(&Exports) -> &AtomicU64| {
+            let exports = Arc::clone(exports);
+            counter.observe(&meter, move || of(&exports).load(Ordering::Relaxed));
+        };
+        observe(&metrics.spans_exported, |exports| &exports.spans);
+        observe(&metrics.spans_failed, |exports| &exports.spans_failed);
+        let failed = &metrics.metric_exports_failed;
+        observe(failed, |exports| &exports.metrics_failed);
         Ok(metrics)
+    }
+
+    /// Exports them a last time; blocks the thread.
+    pub(super) fn shut_down(&self) {
+        // Failures were told when they began.
+        let _ = self.provider.shutdown();
     }
 
     /// Counts a session of a tenant at a server that ended after `age`.

@@ -1,18 +1,24 @@
-//! Logs and metrics of the gateway.
+//! Logs, metrics and traces of the gateway.
 //!
 //! * `logs`: log lines, through a bounded queue
 //! * `metrics`: the declaration of each metric and their Prometheus text
 //! * `instruments`: kinds of instruments
 //! * `labels`: label values
 //! * `operations`: durations of operations by tenant, server, method and tool
-//! * `semconv`: names of the semantic conventions for MCP
+//! * `traces`: spans, and the trace context that is taken and passed on
+//! * `otlp`: export of traces and metrics
+//! * `setup`: begin and end
+//! * `semconv`: names of the semantic conventions
 
 mod instruments;
 mod labels;
 pub(crate) mod logs;
 pub(crate) mod metrics;
 mod operations;
+mod otlp;
 pub(crate) mod semconv;
+pub(crate) mod setup;
+pub(crate) mod traces;
 
 pub(crate) use self::instruments::LimitName;
 pub(crate) use self::labels::{
@@ -22,3 +28,4 @@ pub(crate) use self::labels::{
 pub(crate) use self::logs::{Format, Logs};
 pub(crate) use self::metrics::{Metrics, SESSION_STREAMS};
 pub(crate) use self::operations::{Operation, ServerOperations};
+pub(crate) use self::traces::{CallSpans, Span, TraceContext, Traces};

@@ -93,28 +93,33 @@ impl Operations {
 }
 
 impl ServerOperations {
-    /// Records an operation that took `elapsed`.
-    pub(crate) fn record(&self, operation: Operation<'_>, elapsed: Duration) {
+    /// Records an operation that took `elapsed`; returns its tool, as far as it may be shown.
+    pub(crate) fn record(&self, operation: Operation<'_>, elapsed: Duration) -> Option<Arc<str>> {
         let Operation {
             method,
             tool,
             error,
         } = operation;
         let [of_tenant, of_server, of_method, of_tool, of_error] = self.names else {
-            return;
+            return None;
         };
         let mut labels = Vec::with_capacity(self.names.len());
         labels.push(KeyValue::new(*of_tenant, Arc::clone(&self.tenant)));
         labels.push(KeyValue::new(*of_server, Arc::clone(&self.server)));
         labels.push(KeyValue::new(*of_method, method));
-        if let Some(tool) = tool {
-            labels.push(match self.known(tool, error.is_none()) {
-                Some(tool) => KeyValue::new(*of_tool, tool),
-                None => KeyValue::new(*of_tool, OTHER),
-            });
-        }
+        let known = tool.and_then(|tool| self.known(tool, error.is_none()));
+        labels.extend(tool.map(|_| match &known {
+            Some(known) => KeyValue::new(*of_tool, Arc::clone(known)),
+            None => KeyValue::new(*of_tool, OTHER),
+        }));
         labels.extend(error.map(|error| KeyValue::new(*of_error, error)));
         self.histogram.record(elapsed.as_secs_f64(), &labels);
+        known
+    }
+
+    /// The tenant and the server.
+    pub(crate) fn names(&self) -> [&Arc<str>; 2] {
+        [&self.tenant, &self.server]
     }
 
     /// The tool, if it has a series; a new one gets one by a result.

@@ -1,7 +1,34 @@
 //! Names of the semantic conventions for MCP (open-telemetry/semantic-conventions-genai), in one
-//! place, because the conventions are in development.
+//! place, because the conventions are in development; and those for HTTP that the gateway uses.
+
+use http::Method;
 
 use crate::protocol::json;
+
+/// Names of attributes of spans.
+pub(super) mod attribute {
+    /// The tenant of the server; of the gateway itself.
+    pub(in crate::telemetry) const TENANT: &str = "lockgate.tenant";
+    /// The server of the tenant; of the gateway itself.
+    pub(in crate::telemetry) const SERVER: &str = "lockgate.server";
+    /// The method of a message.
+    pub(in crate::telemetry) const MCP_METHOD: &str = "mcp.method.name";
+    /// What a call of a tool is for generative AI: `execute_tool`.
+    pub(in crate::telemetry) const GEN_AI_OPERATION: &str = "gen_ai.operation.name";
+    /// `tcp` towards a client, `pipe` towards a child.
+    pub(in crate::telemetry) const NETWORK_TRANSPORT: &str = "network.transport";
+    /// The type of an error.
+    pub(in crate::telemetry) const ERROR_TYPE: &str = "error.type";
+    /// The method of an HTTP request.
+    pub(in crate::telemetry) const HTTP_METHOD: &str = "http.request.method";
+    /// The pattern of the path of an HTTP request.
+    pub(in crate::telemetry) const HTTP_ROUTE: &str = "http.route";
+    /// The status of an HTTP response.
+    pub(in crate::telemetry) const HTTP_STATUS: &str = "http.response.status_code";
+}
+
+/// The name of the tool of a call, as a label and as an attribute.
+pub(super) const TOOL: &str = "gen_ai.tool.name";
 
 /// The value of a label with a fixed set for what is not in the set.
 pub(crate) const OTHER: &str = "_OTHER";
@@ -21,6 +48,12 @@ pub(crate) fn method(name: &str) -> &'static str {
     known.copied().unwrap_or(OTHER)
 }
 
+/// The value of `http.request.method`: known methods have their own names.
+pub(super) fn http_method(method: &Method) -> &'static str {
+    let known = HTTP_METHODS.iter().find(|known| **known == method.as_str());
+    known.copied().unwrap_or(OTHER)
+}
+
 /// The value of `error.type` for the `error` of a response, as JSON: its code, if the specification
 /// or this gateway defines it.
 pub(crate) fn error_type(error: &[u8]) -> &'static str {
@@ -28,6 +61,8 @@ pub(crate) fn error_type(error: &[u8]) -> &'static str {
     let known = CODES.iter().find(|known| known.as_bytes() == code);
     known.copied().unwrap_or(OTHER)
 }
+
+const HTTP_METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
 /// Requests of clients, by all revisions.
 const METHODS: [&str; 19] = [

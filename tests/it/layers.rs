@@ -49,6 +49,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("clap_", &["cli/commands.rs"]),
     ("mimalloc::", &["main.rs"]),
     ("opentelemetry", &["telemetry/"]),
+    ("async_trait::", &["telemetry/otlp.rs"]),
     ("prometheus", &["telemetry/metrics.rs"]),
     (
         "tracing_subscriber::",
@@ -77,6 +78,7 @@ const PLACES: &[(&str, &[&str])] = &[
             "cli/remote/",
             "cli/local/healthcheck.rs",
             "base/outbound.rs",
+            "telemetry/otlp.rs",
         ],
     ),
 ];

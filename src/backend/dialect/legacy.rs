@@ -12,7 +12,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 use crate::protocol::{
-    Kind, Message, Method, Span, initialize,
+    Kind, Message, Method, Span, Trace, initialize,
     jsonrpc::{push_cancelled, push_error, push_request, push_result},
 };
 
@@ -70,9 +70,14 @@ impl Legacy {
         (self.calls, self.asks, self.tasks) = Default::default();
     }
 
-    /// Appends a client's request as a line; returns its new id.
-    pub(crate) fn request(&mut self, message: &Message, out: &mut BytesMut) -> CallId {
-        self.request_as(message, None, out)
+    /// Appends a client's request as a line, in this trace; returns its new id.
+    pub(crate) fn request(
+        &mut self,
+        message: &Message,
+        trace: Option<&Trace>,
+        out: &mut BytesMut,
+    ) -> CallId {
+        self.request_as(message, None, trace, out)
     }
 
     /// Appends a client's `initialize`, with another revision if one is given.
@@ -80,13 +85,16 @@ impl Legacy {
         &mut self,
         message: &Message,
         revision: Option<&str>,
+        trace: Option<&Trace>,
         out: &mut BytesMut,
     ) -> CallId {
         let call = self.next();
         let number = call.to_string();
         let token = message.meta_progress_token();
         let quoted = revision.map(|revision| format!("\"{revision}\""));
-        let mut cuts: Vec<(Span, &[u8])> = Vec::with_capacity(3);
+        let traced = trace.map(|trace| trace.cuts(message)).unwrap_or_default();
+        let mut cuts: Vec<(Span, &[u8])> = Vec::with_capacity(3 + traced.len());
+        cuts.extend(traced.iter().map(|(span, text)| (*span, &**text)));
         cuts.extend(message.id_span().map(|span| (span, number.as_bytes())));
         cuts.extend(token.map(|span| (span, number.as_bytes())));
         cuts.extend(

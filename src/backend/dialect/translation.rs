@@ -8,7 +8,7 @@ use super::{
     legacy::Legacy,
     translated::{AskId, CallId, Forwarded, ServerMessage, SessionState},
 };
-use crate::protocol::Message;
+use crate::protocol::{Message, Trace};
 
 /// The dialect of one session, with the state of its translation. Without IO.
 ///
@@ -58,10 +58,15 @@ impl Dialect {
         }
     }
 
-    /// Appends a client's request as a line; returns its new id.
-    pub(crate) fn request(&mut self, message: &Message, out: &mut BytesMut) -> CallId {
+    /// Appends a client's request as a line, in this trace; returns its new id.
+    pub(crate) fn request(
+        &mut self,
+        message: &Message,
+        trace: Option<&Trace>,
+        out: &mut BytesMut,
+    ) -> CallId {
         match self {
-            Self::Legacy(legacy) => legacy.request(message, out),
+            Self::Legacy(legacy) => legacy.request(message, trace, out),
         }
     }
 
@@ -73,7 +78,7 @@ impl Dialect {
         out: &mut BytesMut,
     ) -> CallId {
         match self {
-            Self::Legacy(legacy) => legacy.request_as(message, revision, out),
+            Self::Legacy(legacy) => legacy.request_as(message, revision, None, out),
         }
     }
 

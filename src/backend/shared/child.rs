@@ -89,7 +89,7 @@ impl SharedChild {
     /// its key.
     pub(crate) async fn run(self, restarts: u32, not_before: Option<Instant>) -> Option<Loss> {
         let (pool, server) = (Arc::clone(&self.pool), Arc::clone(&self.server));
-        let acquired = pool.get(server, restarts, not_before);
+        let acquired = pool.get(server, restarts, not_before, None);
         let acquired = self.halt.run_until_cancelled(acquired).await;
         let Started { child, place } = match acquired {
             Some(Ok(started)) => started,

@@ -11,7 +11,7 @@ fn message(text: &str) -> Message {
 fn call(dialect: &mut Legacy, id: &str, params: &str) -> (CallId, String) {
     let mut out = BytesMut::new();
     let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#);
-    let call = dialect.request(&message(&text), &mut out);
+    let call = dialect.request(&message(&text), None, &mut out);
     (call, text_of(&out))
 }
 
@@ -307,7 +307,7 @@ fn a_child_that_asks_and_does_not_read_costs_a_bounded_sum() {
 fn another_revision_is_put_into_initialize() {
     let text = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2099-01-01","capabilities":{}}}"#;
     let mut out = BytesMut::new();
-    let id = Legacy::default().request_as(&message(text), Some("2025-11-25"), &mut out);
+    let id = Legacy::default().request_as(&message(text), Some("2025-11-25"), None, &mut out);
     let expected = text
         .replace("2099-01-01", "2025-11-25")
         .replace("\"id\":0", &format!("\"id\":{id}"));

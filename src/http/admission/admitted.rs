@@ -20,6 +20,7 @@ use crate::{
     endpoint::{Endpoint, Form, Kind},
     error::Error,
     hub::limits::Remaining,
+    telemetry::TraceContext,
 };
 
 /// Retry delay while the first snapshot is not loaded.
@@ -33,6 +34,8 @@ pub(crate) struct Admitted {
     form: Form,
     /// Kind of the endpoint.
     kind: Kind,
+    /// Trace of the request.
+    pub(crate) trace: Option<TraceContext>,
     /// Remainder of the caller's rate, if it is low.
     left: Option<Remaining>,
 }
@@ -145,6 +148,7 @@ impl Admitted {
             access,
             form: endpoint.form,
             kind: endpoint.kind,
+            trace: extensions.get().cloned(),
             left,
         })
     }

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use crate::http::{peers::Cluster, reply::RetryDelay};
 use crate::{
-    auth::Verifier, config::Config, hub::Hub, snapshot::CurrentSnapshot, telemetry::Metrics,
+    auth::Verifier,
+    config::Config,
+    hub::Hub,
+    snapshot::CurrentSnapshot,
+    telemetry::{Metrics, Traces},
 };
 
 /// State that all routes share.
@@ -19,6 +23,8 @@ pub(crate) struct Front {
     pub(crate) config: Arc<Config>,
     /// Metrics.
     pub(crate) metrics: Arc<Metrics>,
+    /// Traces.
+    pub(crate) traces: Traces,
     /// Delay before clients reconnect.
     pub(crate) retry: RetryDelay,
     /// The cluster; `None` for a single gateway.

@@ -8,6 +8,7 @@ use http::{Method, StatusCode, Uri};
 use tokio::time::Instant;
 
 use crate::endpoint;
+use crate::telemetry::TraceContext;
 
 /// Access log of one listener.
 pub(super) struct AccessLog {
@@ -60,8 +61,8 @@ impl Line<'_> {
         self.uri.path()
     }
 
-    /// Writes the line of a request that was answered with `status`.
-    pub(super) fn write(&self, status: StatusCode) {
+    /// Writes the line of a request that was answered with `status`, in a trace.
+    pub(super) fn write(&self, status: StatusCode, trace: Option<&TraceContext>) {
         if !tracing::enabled!(target: "lockgate::http", tracing::Level::INFO) {
             return;
         }
@@ -85,6 +86,8 @@ impl Line<'_> {
                 server.name = server,
                 http.status = code,
                 client.address = address,
+                trace_id = trace.map(TraceContext::trace_id),
+                span_id = trace.map(TraceContext::span_id),
                 ms
             },
             "request"

@@ -29,7 +29,7 @@ use crate::http::reply::{
     header_name::HOP,
     refusal::{in_form_of, refusal},
 };
-use crate::telemetry::{Metrics, Route};
+use crate::telemetry::{Metrics, Route, Span, TraceContext, Traces};
 
 /// Gate of the public listener.
 pub(crate) struct Gate {
@@ -41,6 +41,7 @@ pub(crate) struct Gate {
     max_body: u64,
     /// Counts all responses, refusals included.
     metrics: Arc<Metrics>,
+    traces: Traces,
     log: AccessLog,
 }
 
@@ -50,13 +51,14 @@ impl Gate {
         allowed: Allowed,
         proxies: Vec<IpNet>,
         max_body: u64,
-        metrics: Arc<Metrics>,
+        (metrics, traces): (Arc<Metrics>, Traces),
     ) -> Arc<Self> {
         Arc::new(Self {
             allowed,
             proxies,
             max_body,
             metrics,
+            traces,
             log: AccessLog::new(),
         })
     }
@@ -147,6 +149,14 @@ impl Gate {
         let path = line.path();
         let version = head.version;
         let (body, state) = body_limit::limit(body, self.max_body);
+        let (label, span) = (route_label(path), self.begin_span(&head));
+        let trace = match &span {
+            Some(span) => Some(span.context()),
+            None => TraceContext::of_headers(&head.headers),
+        };
+        if let Some(trace) = &trace {
+            head.extensions.insert(trace.clone());
+        }
         let response = match self.check(&head) {
             Err(refused) => in_form_of(path, refused),
             Ok(origin) => {
@@ -175,11 +185,22 @@ impl Gate {
         };
         let response = with_response_headers(response, version, state.get());
         let status = response.status();
-        self.metrics
-            .requests
-            .add(route_label(path), status.as_u16().into());
-        line.write(status);
+        self.metrics.requests.add(label, status.as_u16().into());
+        line.write(status, trace.as_ref());
+        if let Some(mut span) = span {
+            span.answered(status);
+        }
         response
+    }
+
+    /// Begins the span of a request; health probes have none.
+    fn begin_span(&self, head: &Parts) -> Option<Span> {
+        let path = head.uri.path();
+        let route = match route_label(path) {
+            Route::Health => return None,
+            _ => Kind::route(path),
+        };
+        self.traces.request(&head.method, route, &head.headers)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
         peers::{Cluster, mark_refused},
         reply::{header_name::HOP, refusal::refusal},
     },
+    telemetry::TraceContext,
 };
 
 /// Passes a request of another replica to its route.
@@ -25,6 +26,9 @@ pub(super) async fn pass(cluster: &Cluster, mut request: Request, routes: Router
         }
     };
     request.headers_mut().remove(HOP);
+    if let Some(trace) = TraceContext::of_headers(request.headers()) {
+        request.extensions_mut().insert(trace);
+    }
     if !request.headers().contains_key(CONTENT_LENGTH) {
         // A body without a length is not covered by the signature.
         *request.body_mut() = Body::empty();

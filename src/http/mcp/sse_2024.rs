@@ -118,6 +118,7 @@ pub(crate) async fn post(front: Arc<Front>, admitted: Admitted, request: Request
                 id,
                 messages,
                 Form::Sse,
+                admitted.trace.clone(),
             )
             .await
             .map_err(|error| admitted.refusal(&front, error))?;

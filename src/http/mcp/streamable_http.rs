@@ -67,13 +67,20 @@ async fn take(
         Messages::One(message)
             if message.method() == Method::Initialize && message.kind() == Kind::Request =>
         {
-            initialize(front, access, headers, message, (form, accepts)).await
+            initialize(front, admitted, headers, message, (form, accepts)).await
         }
         messages => {
             let id = headers::session_id(headers)?;
             let pending = front
                 .hub
-                .deliver(access, Transport::Streamable, id, messages, form)
+                .deliver(
+                    access,
+                    Transport::Streamable,
+                    id,
+                    messages,
+                    form,
+                    admitted.trace.clone(),
+                )
                 .await;
             let pending = pending.map_err(|error| admitted.refusal(front, error))?;
             respond(front, access, accepts, pending.answer().await)
@@ -92,17 +99,21 @@ fn form(mode: ReplyMode, accepts: Accepts) -> Form {
 
 async fn initialize(
     front: &Front,
-    access: &Access,
+    admitted: &Admitted,
     headers: &HeaderMap,
     message: Message,
     (form, accepts): (Form, Accepts),
 ) -> Result<Response, McpRefusal> {
+    let access = &admitted.access;
     if let Some(id) = headers::single(headers, SESSION_ID)?
         && front.hub.has(access, id)
     {
         return Err(Error::Invalid("this session is initialized already").into());
     }
-    let (id, answer) = front.hub.initialize(access, message, form).await?;
+    let (id, answer) = front
+        .hub
+        .initialize(access, message, form, admitted.trace.clone())
+        .await?;
     let (line, session) = match answer {
         Answer::Json(line) => (line, HeaderValue::from_str(id.as_str()).ok()),
         Answer::Failed(line) => (line, None),

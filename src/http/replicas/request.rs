@@ -30,7 +30,7 @@ use crate::{
     hub::{CallError, ownership::LookupSource},
     protocol::{Body as Messages, Kind, LAST_EVENT_ID, Message},
     state::Replica,
-    telemetry::HopOutcome,
+    telemetry::{HopOutcome, Span, TraceContext},
 };
 
 /// A client's request that is being forwarded, with its caller and session.
@@ -53,6 +53,7 @@ pub(crate) struct ForwardedRequest {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     client: Option<IpAddr>,
+    trace: Option<TraceContext>,
 }
 
 /// Reason why a hop has no response.
@@ -72,7 +73,10 @@ impl Forwarding {
         request: &ForwardedRequest,
     ) -> Result<http::Response<ResponseBody>, HopError> {
         let began = Instant::now();
-        let signed = self.sign(to, request).ok_or(HopError::NotOwner)?;
+        let mut span = self.front.traces.hop(request.trace.as_ref());
+        let context = span.as_ref().map(Span::context);
+        let signed = self.sign(to, request, context.as_ref());
+        let signed = signed.ok_or(HopError::NotOwner)?;
         let sent = self.cluster.peers.send(&to.address, signed).await;
         let sent = sent.map_err(HopError::Send).and_then(|answer| {
             // The replica refused the hop: it is not the owner, or it was restarted.
@@ -89,6 +93,11 @@ impl Forwarding {
             Err(HopError::Send(SendError::Broken | SendError::Silent)) => HopOutcome::Broken,
         };
         self.front.metrics.hop(outcome, began.elapsed());
+        if let Some(span) = &mut span
+            && sent.is_err()
+        {
+            span.fail(Some(outcome.into()));
+        }
         if let Err(HopError::Send(SendError::Silent)) = &sent {
             self.front.hub.mark_unresponsive(to);
         }
@@ -104,13 +113,18 @@ impl Forwarding {
         sent
     }
 
-    /// Makes the HTTP request of a hop; `None` if it cannot be signed.
+    /// Makes the HTTP request of a hop in the trace of its span; `None` if it cannot be signed.
     fn sign(
         &self,
         to: &Replica,
         forwarded: &ForwardedRequest,
+        span: Option<&TraceContext>,
     ) -> Option<http::Request<Full<Bytes>>> {
-        let trace = forwarded.headers.get(TRACEPARENT);
+        let mut own = forwarded.headers.clone();
+        if let Some(span) = span {
+            own.insert(TRACEPARENT, HeaderValue::try_from(span.parent()).ok()?);
+        }
+        let trace = own.get(TRACEPARENT);
         let hop = Hop {
             target: Arc::clone(&to.boot),
             sender: Arc::clone(&self.cluster.me.boot),
@@ -134,7 +148,7 @@ impl Forwarding {
             .uri(uri);
         let mut request = request.body(Full::new(forwarded.body.clone())).ok()?;
         let headers = request.headers_mut();
-        headers.clone_from(&forwarded.headers);
+        *headers = own;
         if !forwarded.body.is_empty() {
             let length = HeaderValue::from(forwarded.body.len());
             headers.insert(header::CONTENT_LENGTH, length);
@@ -170,6 +184,7 @@ impl ForwardedRequest {
             headers,
             body,
             client: client.map(|client| client.0),
+            trace: parts.extensions.get().cloned(),
         }
     }
 
@@ -188,6 +203,7 @@ impl ForwardedRequest {
             headers,
             body: Bytes::new(),
             client: self.client,
+            trace: self.trace.clone(),
         }
     }
 

@@ -36,7 +36,7 @@ use crate::{
         Replica,
         memory::{MemoryDirectory, MemoryLimiter, MemoryLog},
     },
-    telemetry::Metrics,
+    telemetry::{Metrics, Traces},
 };
 
 fn built(name: &str) -> PathBuf {
@@ -205,7 +205,12 @@ async fn serve(
     let bound = http.local_addr().unwrap();
     let url = format!("http://{bound}");
     let allowed = Allowed::new(&url.parse().unwrap(), bound, false, &[], &[]).unwrap();
-    let gate = Gate::new(allowed, Vec::new(), 4 << 20, Arc::clone(&metrics));
+    let gate = Gate::new(
+        allowed,
+        Vec::new(),
+        4 << 20,
+        (Arc::clone(&metrics), Traces::default()),
+    );
     let app = App::of_public(routes::public(front, Health::default()), gate);
     let serving = accept::serve(http, None, app, bounds, stop, tracker.clone());
     tracker.spawn(serving);
@@ -247,6 +252,7 @@ fn front(
         snapshot: Arc::clone(&snapshot),
         audit: AuditQueue::disabled(),
         metrics: Arc::clone(metrics),
+        traces: Traces::default(),
         drain: stop.clone(),
         halt: stop.clone(),
         tracker: tracker.clone(),
@@ -274,6 +280,7 @@ fn front(
         snapshot,
         config: Arc::clone(&shared.config),
         metrics: Arc::clone(metrics),
+        traces: Traces::default(),
         retry: RetryDelay::new(Duration::from_secs(1), random),
         cluster: Some(Arc::new(cluster)),
     }

@@ -19,7 +19,7 @@ use crate::http::edge::Allowed;
 use crate::http::edge::{App, Gate};
 use crate::http::edge::{Bounds, accept::serve};
 use crate::http::{Health, ops::public};
-use crate::telemetry::Metrics;
+use crate::telemetry::{Metrics, Traces};
 
 struct Surface {
     address: SocketAddr,
@@ -57,7 +57,10 @@ async fn surface(max_connections: usize) -> Surface {
         )
         .merge(public(Health::default()));
     let metrics = Arc::new(Metrics::new(None).expect("metrics"));
-    let app = App::of_public(routes, Gate::new(allowed, Vec::new(), MAX_BODY, metrics));
+    let app = App::of_public(
+        routes,
+        Gate::new(allowed, Vec::new(), MAX_BODY, (metrics, Traces::default())),
+    );
     serving(listener, app, max_connections)
 }
 

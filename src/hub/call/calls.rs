@@ -17,7 +17,7 @@ use crate::{
         stream::{About, InFlight, route},
     },
     protocol::StreamId,
-    telemetry::MethodClass,
+    telemetry::{CallSpans, MethodClass},
 };
 
 /// Calls and asks that have not ended.
@@ -55,6 +55,8 @@ pub(crate) struct Call {
     pub(crate) effect: Effect,
     /// The list that the result holds, and the policy of its sender.
     pub(crate) list: Option<(Listed, Arc<Policy>)>,
+    /// Its spans, if they are recorded.
+    pub(crate) spans: Option<Box<CallSpans>>,
     /// The seats among the calls in flight, held for the life of the call.
     pub(crate) _seats: Seats,
 }

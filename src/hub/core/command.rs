@@ -13,6 +13,7 @@ use crate::{
         stream::{Answer, Form, Reader},
     },
     protocol::{Body, Cursor, Message},
+    telemetry::TraceContext,
 };
 
 /// A command to a session.
@@ -44,6 +45,8 @@ pub(crate) struct Delivery {
     pub(crate) policy: Arc<Policy>,
     /// The seats of its calls, held while they are in flight.
     pub(crate) calls: Vec<Seats>,
+    /// The trace of the request that brought it.
+    pub(crate) trace: Option<TraceContext>,
     /// Receives the answer.
     pub(crate) reply: oneshot::Sender<Answer>,
 }

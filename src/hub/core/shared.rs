@@ -19,7 +19,7 @@ use crate::{
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{Directory, EventLog, SessionId},
-    telemetry::Metrics,
+    telemetry::{Metrics, Traces},
 };
 
 /// The parts that all sessions of a hub share.
@@ -60,6 +60,8 @@ pub(crate) struct Core {
     pub(crate) limits: Arc<Limits>,
     /// The metrics of the gateway.
     pub(crate) metrics: Arc<Metrics>,
+    /// The traces of the gateway.
+    pub(crate) traces: Traces,
     /// The audit trail.
     pub(crate) audit: AuditQueue,
     /// The tasks of the hub.

@@ -6,7 +6,7 @@ use crate::{
     auth::{Access, Principal},
     declare::{Policy, Server, Tenant},
     hub::core::Transport,
-    telemetry::{Metrics, ServerOperations},
+    telemetry::{Metrics, ServerOperations, TraceContext},
 };
 
 /// The client of a session.
@@ -17,6 +17,7 @@ pub(super) struct Client {
     server: Arc<Server>,
     policy: Arc<Policy>,
     operations: Arc<ServerOperations>,
+    trace: Option<TraceContext>,
 }
 
 impl Client {
@@ -30,6 +31,7 @@ impl Client {
             tenant: Arc::clone(access.tenant()),
             server: Arc::clone(access.server()),
             policy: Arc::clone(&access.server().policy),
+            trace: None,
         }
     }
 
@@ -66,6 +68,16 @@ impl Client {
     /// Sets the access policy of the sender of a body.
     pub(super) fn set_policy(&mut self, policy: Arc<Policy>) {
         self.policy = policy;
+    }
+
+    /// The trace of the request whose body is being handled.
+    pub(super) fn trace(&self) -> Option<&TraceContext> {
+        self.trace.as_ref()
+    }
+
+    /// Sets the trace of the request whose body is handled next; none afterwards.
+    pub(super) fn set_trace(&mut self, trace: Option<TraceContext>) {
+        self.trace = trace;
     }
 
     /// Continues with the tenant, server and policy of a renewed access.

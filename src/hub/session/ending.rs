@@ -157,11 +157,11 @@ impl Session {
         }
     }
 
-    /// Counts a call that ended, with the type of its error if it has one, and writes its audit record
-    /// if the server has `audit_calls`.
+    /// Counts a call that ended, with the type of its error if it has one, ends its spans, and writes its
+    /// audit record if the server has `audit_calls`.
     pub(super) fn count_call(
         &mut self,
-        call: &Call,
+        call: &mut Call,
         outcome: Outcome,
         error: Option<&'static str>,
     ) {
@@ -173,9 +173,11 @@ impl Session {
             tool: call.tool.as_deref(),
             error,
         };
-        self.client
-            .operations()
-            .record(operation, call.began.elapsed());
+        let elapsed = call.began.elapsed();
+        let tool = self.client.operations().record(operation, elapsed);
+        if let Some(spans) = call.spans.take() {
+            spans.end(tool.as_ref(), error);
+        }
         if let Some(audited) = &call.audited {
             let record = audited.record(
                 self.client.server(),
@@ -190,7 +192,7 @@ impl Session {
     /// Ends a call in flight with an error of the gateway.
     pub(super) fn fail_call(&mut self, call: CallId, error: CallError) {
         let ended = self.calls.end(call).zip(self.dialect.abandon(call));
-        let Some((ended, id)) = ended else { return };
+        let Some((mut ended, id)) = ended else { return };
         self.abandon_subscription(call, &ended.effect);
         self.link.set_calls(self.calls.count());
         let outcome = if error.reason == CallError::TIMEOUT.reason {
@@ -198,7 +200,7 @@ impl Session {
         } else {
             Outcome::Lost
         };
-        self.count_call(&ended, outcome, Some(error.reason));
+        self.count_call(&mut ended, outcome, Some(error.reason));
         let line = error.line(&id);
         let finished = match error.status {
             // A call that no backend has seen is refused with a status if no headers were sent yet.

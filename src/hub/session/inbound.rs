@@ -21,9 +21,9 @@ use crate::{
         stream::{Answer, Form, PageCursors},
     },
     protocol::{
-        Body, Kind, LISTENER_STREAM, Message, Method, Refusal, Revision, StreamId, jsonrpc,
+        Body, Kind, LISTENER_STREAM, Message, Method, Refusal, Revision, StreamId, Trace, jsonrpc,
     },
-    telemetry::{Dropped, MethodClass, Outcome, SESSION_STREAMS, semconv},
+    telemetry::{CallSpans, Dropped, MethodClass, Outcome, SESSION_STREAMS, TraceContext, semconv},
 };
 
 /// The most subscriptions of a session, and the most bytes of each URI: they live as long as the
@@ -42,10 +42,12 @@ impl Session {
             form,
             policy,
             calls,
+            trace,
             reply,
         } = delivery;
         let mut calls = calls.into_iter();
         self.client.set_policy(policy);
+        self.client.set_trace(trace);
         let message = match body {
             Body::One(message) => message,
             Body::Batch(items) => {
@@ -90,7 +92,13 @@ impl Session {
             }
         };
         let began = Instant::now();
-        self.lifetime.start(Initializing { id, began, reply });
+        let trace = self.client.trace().cloned();
+        self.lifetime.start(Initializing {
+            id,
+            began,
+            trace,
+            reply,
+        });
         self.acquire_backend();
     }
 
@@ -190,7 +198,9 @@ impl Session {
         };
         let message = unsealed.as_ref().unwrap_or(message);
         self.acquire_backend();
-        let (id, subscription) = self.forward(message);
+        let spans = self.begin_spans(message);
+        let trace = spans.as_ref().map(|spans| spans.passed_on().to_meta());
+        let (id, subscription) = self.forward(message, trace.as_ref());
         let now = Instant::now();
         let method = message.method();
         let tool = if method == Method::ToolsCall {
@@ -223,6 +233,7 @@ impl Session {
                 tool,
                 audited: Audited::begin(self.client.server(), message),
                 effect: effect(message),
+                spans,
                 _seats: seats,
                 list: Listed::of(method).map(|listed| (listed, Arc::clone(self.client.policy()))),
             },
@@ -236,6 +247,18 @@ impl Session {
         if let Some(subscription) = subscription {
             self.link.subscribe(subscription);
         }
+    }
+
+    /// Begins the spans of a call, if they are recorded.
+    fn begin_spans(&self, message: &Message) -> Option<Box<CallSpans>> {
+        let traces = &self.core.traces;
+        if !traces.is_enabled() {
+            return None;
+        }
+        let own = Trace::of(message).and_then(|own| TraceContext::parse(&own.parent, &own.state));
+        let method = semconv::method(&message.method_name());
+        let names = self.client.operations().names();
+        traces.call(method, names, own.as_ref(), self.client.trace())
     }
 
     /// The sealed page cursors of this principal at this server.
@@ -258,16 +281,20 @@ impl Session {
 
     /// Writes a request to the backend; returns the gateway's id of it. A shared child has one
     /// subscription to a URI for all sessions, so subscriptions to it are returned instead.
-    fn forward(&mut self, message: &Message) -> (CallId, Option<Subscription>) {
+    fn forward(
+        &mut self,
+        message: &Message,
+        trace: Option<&Trace>,
+    ) -> (CallId, Option<Subscription>) {
         let is_subscribe = message.method() == Method::Subscribe;
         let is_subscription = is_subscribe || message.method() == Method::Unsubscribe;
         let is_shared = self.client.server().supervision.isolation != Isolation::Session;
         let subject = (is_subscription && is_shared).then(|| message.subject());
         let Some(uri) = subject.flatten() else {
-            return (self.dialect.request(message, self.link.out()), None);
+            return (self.dialect.request(message, trace, self.link.out()), None);
         };
         let mut line = BytesMut::new();
-        let call = self.dialect.request(message, &mut line);
+        let call = self.dialect.request(message, trace, &mut line);
         let subscription = Subscription {
             call,
             uri,
@@ -402,12 +429,12 @@ impl Session {
 
     /// Ends a call that the client has cancelled under its own raw id.
     fn cancel_call(&mut self, call: CallId, id: &[u8]) {
-        let Some(ended) = self.calls.end(call) else {
+        let Some(mut ended) = self.calls.end(call) else {
             return;
         };
         self.abandon_subscription(call, &ended.effect);
         self.link.set_calls(self.calls.count());
-        self.count_call(&ended, Outcome::Cancelled, Some("cancelled"));
+        self.count_call(&mut ended, Outcome::Cancelled, Some("cancelled"));
         let forgotten = self.streams.forget_request(ended.stream, id);
         self.handle_write(forgotten);
         let finished = self.streams.finish_call(ended.stream, None);

@@ -9,6 +9,7 @@ use tokio::{sync::oneshot, time::Instant};
 use crate::{
     hub::{core::Transport, stream::Answer},
     protocol::Revision,
+    telemetry::TraceContext,
 };
 
 /// The time that an HTTP+SSE session outlives its connection.
@@ -64,6 +65,8 @@ pub(super) struct Initializing {
     pub(super) id: Box<[u8]>,
     /// The time at which it arrived.
     pub(super) began: Instant,
+    /// The trace of its request.
+    pub(super) trace: Option<TraceContext>,
     /// Receives the response; none on HTTP+SSE, where the response goes to the listener.
     pub(super) reply: Option<oneshot::Sender<Answer>>,
 }

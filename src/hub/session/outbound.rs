@@ -176,7 +176,7 @@ impl Session {
         line: Bytes,
         message: &Message,
     ) -> Result<(), StoreError> {
-        let Some(call) = self.calls.end(id) else {
+        let Some(mut call) = self.calls.end(id) else {
             return Ok(());
         };
         let now = Instant::now();
@@ -188,7 +188,8 @@ impl Session {
         } else {
             Outcome::Error
         };
-        self.count_call(&call, outcome, error_type(&call, message));
+        let error = error_type(&call, message);
+        self.count_call(&mut call, outcome, error);
         let has_effect = call.effect.is_recorded();
         if call.wants_task
             && let Some(task) = message

@@ -25,7 +25,9 @@ use crate::{
         stream::Answer,
     },
     protocol::{Kind, Message, Revision, initialize, jsonrpc},
-    telemetry::{LimitName, MethodClass, Operation, Outcome, semconv},
+    telemetry::{
+        LimitName, MethodClass, Operation, Outcome, TraceContext, semconv, traces::INITIALIZE,
+    },
 };
 
 impl Session {
@@ -46,8 +48,9 @@ impl Session {
         let server = Arc::clone(self.client.server());
         if server.supervision.isolation == Isolation::Session {
             let (pool, restarts) = (Arc::clone(&self.core.pool), self.link.restarts());
+            let trace = self.client.trace().cloned();
             return self.link.acquire(Box::pin(async move {
-                let started = pool.get(server, restarts, not_before).await;
+                let started = pool.get(server, restarts, not_before, trace).await;
                 started.map(|started| Acquired::Own(Box::new(started)))
             }));
         }
@@ -226,6 +229,7 @@ impl Session {
             server.name = self.client.server().name,
             session.id = self.id.short(),
             revision = revision.as_str(),
+            trace_id = initializing.trace.as_ref().map(TraceContext::trace_id),
             "session began"
         );
         let Some(reply) = initializing.reply else {
@@ -244,7 +248,7 @@ impl Session {
         }
     }
 
-    /// Counts the client's `initialize`, which ends now, with the type of its error if it has one.
+    /// Counts the client's `initialize`, which ends now, and records its span, with the type of its error if it has one.
     pub(super) fn count_initialize(&self, error: Option<&'static str>) {
         if let Some(initializing) = self.lifetime.initializing() {
             let operation = Operation {
@@ -253,7 +257,12 @@ impl Session {
                 error,
             };
             let elapsed = initializing.began.elapsed();
-            self.client.operations().record(operation, elapsed);
+            let operations = self.client.operations();
+            operations.record(operation, elapsed);
+            let names = operations.names().map(|name| &**name);
+            let parent = initializing.trace.as_ref();
+            let traces = &self.core.traces;
+            traces.ended(INITIALIZE, names, parent, elapsed, error);
         }
     }
 
@@ -275,11 +284,14 @@ impl Session {
     /// Answers the calls that wait for a backend, which could not be started.
     fn start_refused(&mut self, refused: &Refused) {
         let error = CallError::of(refused);
+        let initializing = self.lifetime.initializing();
+        let trace = initializing.and_then(|initializing| initializing.trace.as_ref());
         tracing::warn!(
             tenant.id = self.client.tenant().name,
             server.name = self.client.server().name,
             session.id = self.id.short(),
             why = error.reason,
+            trace_id = trace.map(TraceContext::trace_id),
             "no backend for the session"
         );
         if let Refused::Limit(full) = refused {

@@ -214,7 +214,10 @@ impl Session {
         }
         self.lifetime.touch();
         match command {
-            Command::Deliver(delivery) => self.deliver(*delivery),
+            Command::Deliver(delivery) => {
+                self.deliver(*delivery);
+                self.client.set_trace(None);
+            }
             Command::Attach { cursor, reply } => {
                 let attached = self.streams.attach(cursor).await;
                 if matches!(attached, Err(Error::Limit { .. })) {

@@ -3,6 +3,7 @@
 pub(crate) mod balancer;
 pub(crate) mod browser;
 pub(crate) mod cluster;
+pub(crate) mod collector;
 pub(crate) mod cutter;
 pub(crate) mod faulty;
 pub(crate) mod gauges;

@@ -1,5 +1,6 @@
-//! Tests of logs, metrics, and what is built on them.
+//! Tests of logs, metrics, traces, and what is built on them.
 
 mod dashboards;
 pub(crate) mod log_outputs;
 mod metrics;
+mod traces;

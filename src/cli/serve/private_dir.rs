@@ -177,11 +177,12 @@ fn close_content(path: &Path, own: Uid) -> anyhow::Result<Result<(), Wrong>> {
 /// The directories of a gateway in its data directory.
 const DIRECTORIES: [&str; 2] = ["work", "prepared"];
 /// Everything that a gateway creates in its data directory.
-const CONTENT: [&str; 8] = [
+const CONTENT: [&str; 9] = [
     "lockgate.lock",
     "lockgate.db",
     "lockgate.db-wal",
     "lockgate.db-shm",
+    "lockgate.migrate",
     "master.key",
     "admin.key",
     DIRECTORIES[0],

@@ -5,7 +5,9 @@ capability but the named ones, `no_new_privs`, a read-only root and the default 
 the network is the host's, for there is no bridge.
 """
 
+import fcntl
 import hashlib
+import inspect
 import io
 import json
 import os
@@ -48,15 +50,28 @@ class Images:
     """The root file systems and settings of both images, in a cache keyed by what they are made of."""
 
     def __init__(self, cache, binary):
-        parts = [DOCKERFILE, ROOT / "deploy" / "uv.toml", Path(__file__)]
-        key = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
-        self.place = Path(cache) / "images" / key
-        if not (self.place / ".complete").exists():
-            for old in self.place.parent.glob("*"):
-                shutil.rmtree(old)
-            self.place.mkdir(parents=True)
-            self.build(Path(binary))
-            (self.place / ".complete").touch()
+        how = "".join(inspect.getsource(one) for one in (Images.build, Images.bases, Images.base))
+        parts = [part.read_bytes() for part in (DOCKERFILE, ROOT / "deploy" / "uv.toml")]
+        parts += [f"{SUITE} {NODE} {NPM}".encode(), how.encode()]
+        place = Path(cache) / "images"
+        place.mkdir(parents=True, exist_ok=True)
+        self.place = place / hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+        done = self.place / ".complete"
+        # Two checkouts may be tested at once.
+        with open(place / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                for old in [self.place, *self.unused(place)]:
+                    shutil.rmtree(old, ignore_errors=True)
+                self.place.mkdir(exist_ok=True)
+                self.build(Path(binary))
+            done.touch()
+
+    @staticmethod
+    def unused(place):
+        """Images that no test has started for a week."""
+        complete = place.glob("*/.complete")
+        return [one.parent for one in complete if one.stat().st_mtime < time.time() - 7 * 86400]
 
     def root(self, name):
         return self.place / name

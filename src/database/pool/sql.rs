@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::value::Value;
-use crate::base::Clock;
+use crate::base::{Clock, private_file};
 
 /// Connections to a database with the schema of this build, and its clock.
 #[derive(Clone)]
@@ -416,7 +416,7 @@ async fn timed_migration(step: Step<'_, (), MigrateError>) -> Result<(), Migrate
 /// fails at once on a busy file, without `busy_timeout`.
 async fn turn(file: &Path) -> Result<std::fs::File, SqlError> {
     let unusable = |error: std::io::Error| SqlError::Unusable(format!("its lock: {error}"));
-    let turn = std::fs::File::create(file.with_extension("migrate")).map_err(unusable)?;
+    let turn = private_file::open_or_create(&file.with_extension("migrate")).map_err(unusable)?;
     let taken = async {
         while turn.try_lock().is_err() {
             tokio::time::sleep(TURN).await;

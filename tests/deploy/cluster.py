@@ -63,7 +63,9 @@ class Pod:
         self.spec = template["spec"]
         self.container = self.spec["containers"][0]
         self.objects, self.secrets = objects, secrets
-        self.mounts = {mount["mountPath"]: mount["name"] for mount in self.container["volumeMounts"]}
+        mounts = {mount["mountPath"]: mount["name"] for mount in self.container["volumeMounts"]}
+        # The directory for temporary files is the machine's.
+        self.mounts = {path: name for path, name in mounts.items() if path != "/tmp"}
         claims = {"data"} - {volume["name"] for volume in self.spec["volumes"]}
         self.volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
         self.volumes |= {name: {"emptyDir": {}} for name in claims}

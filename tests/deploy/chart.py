@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -345,6 +346,7 @@ class Values(unittest.TestCase):
             ([*LEAST, "--set", "publicUrl=http://x.example.com,ingress.tls.secretName=x"], "publicUrl does not begin with https://"),
             ([*LEAST, "--set", "serviceMonitor.enabled=true"], "name the peers of Prometheus"),
             ([*LEAST, "--set", "extraEnv[0].name=LOCKGATE_MASTER_KEY,extraEnv[0].value=x"], "name a Secret in secrets.masterKey"),
+            ([*LEAST, "--set", "ports.operations=8080"], "two listeners have the same port"),
             # By the schema:
             ([*LEAST, "--set", "replicaCount=3"], "replicaCount"),
             ([*LEAST, "--set", "image.name=x"], "name"),
@@ -501,7 +503,7 @@ EMPTY = {"type": "object", "additionalProperties": False, "properties": {}}
 # Settings with a value of the chart, from which probes, ports, mounts or the grace period follow.
 OWN = {
     "public_url", "data_dir", "master_key", "sql.url", "redis.url", "redis.ca_file", "http.listen", "http.tls",
-    "ops.listen", "cluster.listen", "cluster.advertise", "cluster.replicas", "drain", "sandbox.uids",
+    "ops.listen", "admin.listen", "cluster.listen", "cluster.advertise", "cluster.replicas", "drain", "sandbox.uids",
 }
 
 
@@ -534,6 +536,9 @@ class Running(unittest.TestCase):
                 done = subprocess.run([BINARY, *words], env={"LOCKGATE_DATA_DIR": "/tmp"}, capture_output=True, text=True)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertEqual(self.status(f"http://127.0.0.41:{pod.probe('startup')[0]}/metrics"), 200)
+                # As by kubectl exec, with the operator's key of the first start.
+                done = subprocess.run([BINARY, "tenant", "list"], env=env, capture_output=True, text=True)
+                self.assertIn("acme", done.stdout, done.stderr)
                 # The kubelet puts another manifest into the volume: a server more, without a restart.
                 data = only(objects("one", "two"), "ConfigMap", "-manifest")["data"]
                 publish(Path(place, "etc/lockgate/manifest"), {name: pod.here(text) for name, text in data.items()})
@@ -543,6 +548,29 @@ class Running(unittest.TestCase):
                     time.sleep(0.1)
                 process.terminate()
                 self.assertEqual(process.wait(pod.grace()), 0)
+            finally:
+                process.kill()
+                process.wait()
+
+    def test_a_renewed_certificate_is_taken_over_in_place(self):
+        objects = render(HELMS["4"], *LEAST, "--set", "tls.existingSecret=own", "--set", "drain.preStopSeconds=0,drain.delaySeconds=0")
+        with tempfile.TemporaryDirectory() as place:
+            (first, key), (second, other) = certificate_of("mcp.example.com"), certificate_of("mcp.example.com")
+            secrets = {"own": {"tls.crt": first, "tls.key": key}}
+            pod = Pod(place, workload(objects)["spec"]["template"], objects, secrets, address="127.0.0.41")
+            env = {"PATH": programs(place), **pod.environment()}
+            with open(Path(place, "log"), "wb") as log:
+                process = subprocess.Popen([BINARY, *pod.arguments()], env=env, stdout=log, stderr=log)
+            try:
+                port, path, _ = pod.probe("readiness")
+                self.assertEqual(self.answers(f"http://127.0.0.41:{port}{path}", 200), 200, Path(place, "log").read_text())
+                address = ("127.0.0.41", pod.container["ports"][0]["containerPort"])
+                self.assertEqual(ssl.get_server_certificate(address, timeout=5), first)
+                publish(Path(place, "run/secrets/tls"), {"tls.crt": second, "tls.key": other})
+                end = time.monotonic() + 60
+                while ssl.get_server_certificate(address, timeout=5) != second:
+                    self.assertLess(time.monotonic(), end, Path(place, "log").read_text())
+                    time.sleep(0.2)
             finally:
                 process.kill()
                 process.wait()
@@ -564,4 +592,4 @@ class Running(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=1)
+    unittest.main(verbosity=1, warnings="ignore")

@@ -1,8 +1,8 @@
 """A stand-in for a cluster: Helm's renders, and pods as processes with the files, the environment and the
 arguments that the kubelet would give them.
 
-A process has no network and no root directory of its own. So "0.0.0.0" in its settings becomes the
-address of its pod, and a path below a mount becomes one below the pod's directory; nothing else is
+A process has no network and no root directory of its own. So the addresses of its listeners, "0.0.0.0" and
+"127.0.0.1", become the address of its pod, and a path below a mount becomes one below the pod's directory; nothing else is
 changed."""
 
 import os
@@ -76,7 +76,7 @@ class Pod:
         """A text of the pod as its process has to read it."""
         paths = "|".join(re.escape(path) for path in sorted(self.mounts, key=len, reverse=True))
         text = re.sub(rf"(?<![\w./-])({paths})(?![\w.-])", lambda found: f"{self.directory}{found[1]}", text)
-        return text.replace('"0.0.0.0:', f'"{self.address}:').replace('"[::]:', f'"{self.address}:')
+        return re.sub(r"""(?<=["/])(0\.0\.0\.0|127\.0\.0\.1|\[::1?\])(?=:(8080|9090|9091|7080)\b)""", self.address, text)
 
     def mount(self, path, volume):
         files = self.files(volume)

@@ -81,6 +81,11 @@ app.kubernetes.io/component: test
 {{- printf "%s:%d" (ternary "[::]" "0.0.0.0" (eq .root.Values.ipFamily "IPv6")) (int .port) -}}
 {{- end -}}
 
+{{/* The listener of the administration API on loopback */}}
+{{- define "lockgate.administration" -}}
+{{- printf "%s:%d" (ternary "[::1]" "127.0.0.1" (eq .Values.ipFamily "IPv6")) (int .Values.administration.port) -}}
+{{- end -}}
+
 {{/* An address in a variable, in the form that a port may follow */}}
 {{- define "lockgate.address" -}}
 {{- printf (ternary "[$(%s)]" "$(%s)" (eq .root.Values.ipFamily "IPv6")) .variable -}}
@@ -142,6 +147,9 @@ databaseCa: {file: database-ca.crt}
   "ops" (dict "listen" $listen.operations)
   "drain" (dict "delay" (printf "%ds" (int $drain.delaySeconds)) "timeout" (printf "%ds" (int $drain.timeoutSeconds)))
 -}}
+{{- if not .Values.administration.public -}}
+{{- $_ := set $own "admin" (dict "listen" (include "lockgate.administration" .)) -}}
+{{- end -}}
 {{- if eq .Values.mode "replicated" -}}
 {{- $_ := set $own "cluster" (dict "listen" $listen.cluster) -}}
 {{- end -}}
@@ -184,6 +192,10 @@ databaseCa: {file: database-ca.crt}
 {{- if $v.autoscaling.enabled -}}
 {{- fail "autoscaling.enabled: needs mode replicated: SQLite serves one replica" -}}
 {{- end -}}
+{{- end -}}
+{{- $ports := list (int $v.ports.http) (int $v.ports.operations) (int $v.ports.cluster) (int $v.administration.port) -}}
+{{- if ne (len $ports) (len (uniq $ports)) -}}
+{{- fail "ports: two listeners have the same port" -}}
 {{- end -}}
 {{- $least := add (include "lockgate.drainSeconds" . | int) 16 | int -}}
 {{- if lt (include "lockgate.gracePeriod" . | int) $least -}}

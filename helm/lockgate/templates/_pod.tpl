@@ -68,12 +68,20 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       env:
-        # Variables, so that commands of kubectl exec read the same files.
+        # Variables, so that commands of kubectl exec have the same files, and find the gateway.
         - name: LOCKGATE_CONFIG
           value: /etc/lockgate/settings/lockgate.toml
         {{- if $manifest }}
         - name: LOCKGATE_APPLY
           value: /etc/lockgate/manifest/{{ $v.manifest.key }}
+        {{- end }}
+        {{- if not $v.administration.public }}
+        - name: LOCKGATE_URL
+          value: http://{{ include "lockgate.administration" . }}
+        {{- end }}
+        {{- if $v.secrets.adminKey.existingSecret }}
+        - name: LOCKGATE_KEY_FILE
+          value: /run/secrets/lockgate/admin-key
         {{- end }}
         {{- if eq $v.mode "replicated" }}
         - name: POD_IP

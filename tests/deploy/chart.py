@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import ssl
 import subprocess
 import sys
@@ -346,6 +347,8 @@ class Values(unittest.TestCase):
             ([*LEAST, "--set", "publicUrl=http://x.example.com,ingress.tls.secretName=x"], "publicUrl does not begin with https://"),
             ([*LEAST, "--set", "serviceMonitor.enabled=true"], "name the peers of Prometheus"),
             ([*LEAST, "--set", "extraEnv[0].name=LOCKGATE_MASTER_KEY,extraEnv[0].value=x"], "name a Secret in secrets.masterKey"),
+            ([*LEAST, "--set", "secrets.databaseUrl.existingSecret=x"], "secrets.masterKey.existingSecret: is required with secrets.databaseUrl"),
+            ([*LEAST, "--set", "manifest.key=manifest.toml,manifest.content.version=1"], "end it in .yaml or .json"),
             ([*LEAST, "--set", "ports.operations=8080"], "two listeners have the same port"),
             # By the schema:
             ([*LEAST, "--set", "replicaCount=3"], "replicaCount"),
@@ -574,6 +577,71 @@ class Running(unittest.TestCase):
             finally:
                 process.kill()
                 process.wait()
+
+    @unittest.skipUnless(os.geteuid() == 0, "mounting volumes takes root")
+    def test_volumes_of_root_are_used_as_they_are_mounted(self):
+        """As the kubelet mounts them for the group of fsGroup, and as provisioners of local paths make them."""
+        objects = render(HELMS["4"], *LEAST, "--set", "drain.preStopSeconds=0,drain.delaySeconds=0")
+        with tempfile.TemporaryDirectory() as place:
+            os.chmod(place, 0o711)
+            binary = Path(place, "lockgate")
+            shutil.copy(BINARY, binary)
+            for name, options, files in [
+                ("an emptyDir with fsGroup", "mode=2777,gid=10001", []),
+                ("a claim with fsGroup", "mode=2775,gid=10001", ["lost+found"]),
+                ("a local path", "mode=0777", []),
+            ]:
+                with self.subTest(name):
+                    files = " && ".join(["true", *[f"mkdir -m 0700 '{{}}/{file}'" for file in files]])
+                    self.volume(place, binary, objects, options, files)
+            with self.subTest("a volume with files of others"):
+                with self.assertRaisesRegex(AssertionError, "belongs to another user"):
+                    self.volume(place, binary, objects, "mode=2777,gid=10001", "touch '{}/index.html'")
+
+    def volume(self, place, binary, objects, options, fill):
+        """A pod on a volume, restarted once; the volume lives as long as a first process in its namespace."""
+        with tempfile.TemporaryDirectory(dir=place) as own:
+            os.chmod(own, 0o711)
+            pod = Pod(own, workload(objects)["spec"]["template"], objects, {}, address="127.0.0.41")
+            data = Path(own, "var/lib/lockgate")
+            env = {"PATH": f"{place}:{os.environ['PATH']}", **pod.environment()}
+            mount = f"mount -t tmpfs -o {options} none '{data}' && {fill.format(data)} && echo mounted && exec sleep 600"
+            holder = subprocess.Popen(["unshare", "--mount", "sh", "-c", mount], stdout=subprocess.PIPE, text=True)
+
+            def inside(*words):
+                enter = ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "setpriv", "--reuid=10001", "--regid=10001",
+                         "--groups=10001", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
+                return [*enter, *map(str, words)]
+
+            process = None
+            try:
+                self.assertEqual(holder.stdout.readline().strip(), "mounted")
+                keys = []
+                for _ in range(2):
+                    with open(Path(own, "log"), "wb") as log:
+                        process = subprocess.Popen(inside(binary, *pod.arguments()), env=env, stdout=log, stderr=log)
+                    port, path, _ = pod.probe("readiness")
+                    while self.status(f"http://127.0.0.41:{port}{path}") != 200:
+                        self.assertIsNone(process.poll(), Path(own, "log").read_text())
+                        time.sleep(0.1)
+                    listed = subprocess.run(inside(binary, "tenant", "list"), env=env, capture_output=True, text=True)
+                    self.assertEqual(listed.returncode, 0, listed.stderr)
+                    found = subprocess.run(inside("stat", "-c", "%a %u", data / "lockgate"), capture_output=True, text=True)
+                    # A directory below one with the set-group-ID bit has it too.
+                    self.assertIn(found.stdout.strip(), ("700 10001", "2700 10001"), found.stderr)
+                    keys.append(subprocess.run(inside("cat", data / "lockgate/master.key"), capture_output=True).stdout)
+                    process.terminate()
+                    self.assertEqual(process.wait(pod.grace()), 0)
+                    # fsGroupChangePolicy Always: each mount opens all files to the group.
+                    change = f"chgrp -R 10001 '{data}' && chmod -R ug+rwX '{data}' && find '{data}' -type d -exec chmod g+s {{}} +"
+                    subprocess.run(["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "sh", "-c", change], check=True)
+                self.assertTrue(keys[0])
+                self.assertEqual(keys[0], keys[1])
+            finally:
+                for one in filter(None, (process, holder)):
+                    one.kill()
+                    one.wait()
+                holder.stdout.close()
 
     def answers(self, url, wanted):
         end = time.monotonic() + 20

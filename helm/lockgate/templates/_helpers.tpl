@@ -96,7 +96,7 @@ app.kubernetes.io/component: test
 {{- printf "%s_SERVICE_HOST" (. | upper | replace "-" "_") -}}
 {{- end -}}
 
-{{/* What a pod takes to end: see the stages in docs/operations.md */}}
+{{/* What a pod takes to end: docs/kubernetes.md, "Upgrades" */}}
 {{- define "lockgate.drainSeconds" -}}
 {{- with .Values.drain -}}
 {{- add (int .preStopSeconds) (int .delaySeconds) (int .timeoutSeconds) -}}
@@ -188,6 +188,9 @@ databaseCa: {file: database-ca.crt}
 {{- if (index $v.secrets .).existingSecret -}}
 {{- fail (printf "secrets.%s.existingSecret: is for mode replicated: one replica needs no Redis" .) -}}
 {{- end -}}
+{{- end -}}
+{{- if and $v.secrets.databaseUrl.existingSecret (not $v.secrets.masterKey.existingSecret) -}}
+{{- fail "secrets.masterKey.existingSecret: is required with secrets.databaseUrl: a key that is made in the volume would be lost with it, and the database would not open" -}}
 {{- end -}}
 {{- if $v.autoscaling.enabled -}}
 {{- fail "autoscaling.enabled: needs mode replicated: SQLite serves one replica" -}}

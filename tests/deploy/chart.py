@@ -161,6 +161,21 @@ class Examples(unittest.TestCase):
             self.assertFalse({"runAsUser", "runAsGroup", "fsGroup"} & set(pod["securityContext"]))
 
 
+def for_others(place):
+    """A copy of the gateway that other users can read."""
+    os.chmod(place, 0o755)
+    Path(place, "bin").mkdir(mode=0o755)
+    return Path(shutil.copy(BINARY, Path(place, "bin", "lockgate")))
+
+
+def texts(path):
+    """The lines of a file that may be gone."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
 def documents(text):
     """The objects of a render by kind and name, with its texts as they are."""
     found = {}
@@ -578,14 +593,56 @@ class Running(unittest.TestCase):
                 process.kill()
                 process.wait()
 
+    @unittest.skipUnless(os.geteuid() == 0, "a container that runs as root takes root")
+    def test_two_tenants_with_the_capabilities_of_the_sandbox(self):
+        said = subprocess.run([BINARY, "key", "new"], capture_output=True, text=True, check=True).stdout
+        key, digest = re.search(r"^key: *(\S+)$", said, re.M)[1], re.search(r"^hash: *(\S+)$", said, re.M)[1]
+        tenant = {"auth": {"mode": "keys"}, "api_keys": {"load": {"hash": digest, "subject": "load", "servers": ["demo"]}},
+                  "servers": {"demo": {"command": "lockgate", "args": ["__demo"]}}}
+        content = {"version": 1, "tenants": {"acme": tenant, "globex": {"auth": {"mode": "keys"}, "servers": tenant["servers"]}}}
+        objects = render(HELMS["4"], *LEAST, "--set", "sandbox.uids=20000-29999,drain.preStopSeconds=0,drain.delaySeconds=0",
+                         "--set-json", f"manifest.content={json.dumps(content)}")
+        with tempfile.TemporaryDirectory() as place:
+            binary = for_others(place)
+            pod = Pod(place, workload(objects)["spec"]["template"], objects, {}, address="127.0.0.41")
+            for part in ("var", "var/lib"):
+                os.chmod(Path(place, part), 0o711)
+            own = pod.container["securityContext"]
+            self.assertEqual((own["allowPrivilegeEscalation"], pod.spec["securityContext"]["runAsUser"]), (False, 0))
+            added = "".join(f",+{name.lower()}" for name in own["capabilities"]["add"])
+            limits = ["setpriv", "--no-new-privs", f"--bounding-set=-all{added}", "--inh-caps=-all", "--groups=10001"]
+            env = {"PATH": f"{place}/bin:{os.environ['PATH']}", **pod.environment()}
+            with open(Path(place, "log"), "wb") as log:
+                process = subprocess.Popen([*limits, binary, *pod.arguments()], env=env, stdout=log, stderr=log)
+            try:
+                operations = f"http://127.0.0.41:{pod.probe('readiness')[0]}"
+                self.assertEqual(self.answers(f"{operations}/readyz", 200), 200, Path(place, "log").read_text())
+                params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+                request = urllib.request.Request(
+                    "http://127.0.0.41:8080/t/acme/demo/mcp",
+                    json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode(),
+                    {"Host": "mcp.example.com", "Authorization": f"Bearer {key}", "Content-Type": "application/json",
+                     "Accept": "application/json, text/event-stream"})
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    self.assertIn("serverInfo", answer.read().decode(), Path(place, "log").read_text())
+                users = [int(line.split()[1]) for path in Path("/proc").glob("[0-9]*/status")
+                         for line in texts(path) if line.startswith("Uid:")]
+                self.assertTrue([user for user in users if 20000 <= user <= 29999], "no child has a user of its own")
+                log = Path(place, "log").read_text()
+                self.assertNotIn('"level":"WARN","message":"sandbox', log)
+                self.assertNotIn("nothing separates", log)
+                process.terminate()
+                self.assertEqual(process.wait(pod.grace()), 0)
+            finally:
+                process.kill()
+                process.wait()
+
     @unittest.skipUnless(os.geteuid() == 0, "mounting volumes takes root")
     def test_volumes_of_root_are_used_as_they_are_mounted(self):
         """As the kubelet mounts them for the group of fsGroup, and as provisioners of local paths make them."""
         objects = render(HELMS["4"], *LEAST, "--set", "drain.preStopSeconds=0,drain.delaySeconds=0")
         with tempfile.TemporaryDirectory() as place:
-            os.chmod(place, 0o711)
-            binary = Path(place, "lockgate")
-            shutil.copy(BINARY, binary)
+            binary = for_others(place)
             for name, options, files in [
                 ("an emptyDir with fsGroup", "mode=2777,gid=10001", []),
                 ("a claim with fsGroup", "mode=2775,gid=10001", ["lost+found"]),
@@ -604,7 +661,7 @@ class Running(unittest.TestCase):
             os.chmod(own, 0o711)
             pod = Pod(own, workload(objects)["spec"]["template"], objects, {}, address="127.0.0.41")
             data = Path(own, "var/lib/lockgate")
-            env = {"PATH": f"{place}:{os.environ['PATH']}", **pod.environment()}
+            env = {"PATH": f"{place}/bin:{os.environ['PATH']}", **pod.environment()}
             mount = f"mount -t tmpfs -o {options} none '{data}' && {fill.format(data)} && echo mounted && exec sleep 600"
             holder = subprocess.Popen(["unshare", "--mount", "sh", "-c", mount], stdout=subprocess.PIPE, text=True)
 

@@ -286,6 +286,14 @@ class Objects(unittest.TestCase):
         wanted = ["healthcheck", "--set", f"ops.listen=$({name}):{service['spec']['ports'][0]['port']}"]
         self.assertEqual(container["args"], wanted)
 
+    def test_only_replicas_wait_for_others(self):
+        for words, times in [(LEAST, (None, "0s", 50)), (["--values", CHART / "examples" / "replicated.yaml"], (5, "5s", 60))]:
+            objects = render(HELMS["4"], *words)
+            pod = workload(objects)["spec"]["template"]["spec"]
+            sleep = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds")
+            settings = tomllib.loads(only(objects, "ConfigMap", "-settings")["data"]["lockgate.toml"])
+            self.assertEqual((sleep, settings["drain"]["delay"], pod["terminationGracePeriodSeconds"]), times)
+
     def test_a_manifest_alone_restarts_nothing_unless_asked(self):
         def annotations(*words):
             content = ["--set-json", 'manifest.content={"version": 1, "tenants": {"a": {}}}']
@@ -349,8 +357,8 @@ class Values(unittest.TestCase):
             ([*LEAST, "--set", "mode=replicated"], "secrets.masterKey.existingSecret: is required with mode replicated"),
             ([*LEAST, "--set", "secrets.redisUrl.existingSecret=x"], "secrets.redisUrl.existingSecret: is for mode replicated"),
             ([*LEAST, "--set", "autoscaling.enabled=true"], "autoscaling.enabled: needs mode replicated"),
-            ([*LEAST, "--set", "terminationGracePeriodSeconds=40"], "is 40, and drain takes up to 56 s"),
-            ([*LEAST, "--set", "drain.timeoutSeconds=300", "--set", "terminationGracePeriodSeconds=60"], "drain takes up to 326 s"),
+            ([*LEAST, "--set", "terminationGracePeriodSeconds=40"], "is 40, and drain takes up to 46 s"),
+            ([*LEAST, "--set", "drain.timeoutSeconds=300", "--set", "terminationGracePeriodSeconds=60"], "drain takes up to 316 s"),
             ([*replicated, "--set", "drain.preStopSeconds=0,drain.delaySeconds=0"], "preStopSeconds and delaySeconds are both 0"),
             ([*replicated, "--set", "manifest.existingConfigMap=x"], "content and existingConfigMap exclude each other"),
             ([*LEAST, "--set", "manifest.prune=true"], "manifest.prune: needs a manifest"),
@@ -535,7 +543,6 @@ class Running(unittest.TestCase):
 
         def objects(*servers):
             words = ["--set-json", f"manifest.content={json.dumps(content(*servers))}", "--set", "manifest.secrets={own}"]
-            words += ["--set", "drain.preStopSeconds=0,drain.delaySeconds=0"]
             return render(HELMS["3"], *LEAST, *words)
 
         first = objects("one")
@@ -557,6 +564,8 @@ class Running(unittest.TestCase):
                 # As by kubectl exec, with the operator's key of the first start.
                 done = subprocess.run([BINARY, "tenant", "list"], env=env, capture_output=True, text=True)
                 self.assertIn("acme", done.stdout, done.stderr)
+                done = subprocess.run([BINARY, "backup", Path(place, "copy.db")], env=env, capture_output=True, text=True)
+                self.assertEqual((done.returncode, Path(place, "copy.db").exists()), (0, True), done.stderr)
                 # The kubelet puts another manifest into the volume: a server more, without a restart.
                 data = only(objects("one", "two"), "ConfigMap", "-manifest")["data"]
                 publish(Path(place, "etc/lockgate/manifest"), {name: pod.here(text) for name, text in data.items()})
@@ -571,7 +580,7 @@ class Running(unittest.TestCase):
                 process.wait()
 
     def test_a_renewed_certificate_is_taken_over_in_place(self):
-        objects = render(HELMS["4"], *LEAST, "--set", "tls.existingSecret=own", "--set", "drain.preStopSeconds=0,drain.delaySeconds=0")
+        objects = render(HELMS["4"], *LEAST, "--set", "tls.existingSecret=own")
         with tempfile.TemporaryDirectory() as place:
             (first, key), (second, other) = certificate_of("mcp.example.com"), certificate_of("mcp.example.com")
             secrets = {"own": {"tls.crt": first, "tls.key": key}}
@@ -600,7 +609,7 @@ class Running(unittest.TestCase):
         tenant = {"auth": {"mode": "keys"}, "api_keys": {"load": {"hash": digest, "subject": "load", "servers": ["demo"]}},
                   "servers": {"demo": {"command": "lockgate", "args": ["__demo"]}}}
         content = {"version": 1, "tenants": {"acme": tenant, "globex": {"auth": {"mode": "keys"}, "servers": tenant["servers"]}}}
-        objects = render(HELMS["4"], *LEAST, "--set", "sandbox.uids=20000-29999,drain.preStopSeconds=0,drain.delaySeconds=0",
+        objects = render(HELMS["4"], *LEAST, "--set", "sandbox.uids=20000-29999",
                          "--set-json", f"manifest.content={json.dumps(content)}")
         with tempfile.TemporaryDirectory() as place:
             binary = for_others(place)
@@ -640,7 +649,7 @@ class Running(unittest.TestCase):
     @unittest.skipUnless(os.geteuid() == 0, "mounting volumes takes root")
     def test_volumes_of_root_are_used_as_they_are_mounted(self):
         """As the kubelet mounts them for the group of fsGroup, and as provisioners of local paths make them."""
-        objects = render(HELMS["4"], *LEAST, "--set", "drain.preStopSeconds=0,drain.delaySeconds=0")
+        objects = render(HELMS["4"], *LEAST)
         with tempfile.TemporaryDirectory() as place:
             binary = for_others(place)
             for name, options, files in [

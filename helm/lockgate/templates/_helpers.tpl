@@ -98,8 +98,23 @@ app.kubernetes.io/component: test
 
 {{/* What a pod takes to end: docs/kubernetes.md, "Upgrades" */}}
 {{- define "lockgate.drainSeconds" -}}
-{{- with .Values.drain -}}
-{{- add (int .preStopSeconds) (int .delaySeconds) (int .timeoutSeconds) -}}
+{{- add (include "lockgate.preStopSeconds" . | int) (include "lockgate.delaySeconds" . | int) (int .Values.drain.timeoutSeconds) -}}
+{{- end -}}
+
+{{- define "lockgate.preStopSeconds" -}}
+{{- include "lockgate.whileOthersServe" (list . .Values.drain.preStopSeconds) -}}
+{{- end -}}
+
+{{- define "lockgate.delaySeconds" -}}
+{{- include "lockgate.whileOthersServe" (list . .Values.drain.delaySeconds) -}}
+{{- end -}}
+
+{{- define "lockgate.whileOthersServe" -}}
+{{- $seconds := index . 1 -}}
+{{- if kindIs "invalid" $seconds -}}
+{{- ternary 5 0 (eq (index . 0).Values.mode "replicated") -}}
+{{- else -}}
+{{- int $seconds -}}
 {{- end -}}
 {{- end -}}
 
@@ -145,7 +160,7 @@ databaseCa: {file: database-ca.crt}
   "data_dir" "/var/lib/lockgate"
   "http" (dict "listen" $listen.http)
   "ops" (dict "listen" $listen.operations)
-  "drain" (dict "delay" (printf "%ds" (int $drain.delaySeconds)) "timeout" (printf "%ds" (int $drain.timeoutSeconds)))
+  "drain" (dict "delay" (printf "%ss" (include "lockgate.delaySeconds" .)) "timeout" (printf "%ds" (int $drain.timeoutSeconds)))
 -}}
 {{- if not .Values.administration.public -}}
 {{- $_ := set $own "admin" (dict "listen" (include "lockgate.administration" .)) -}}
@@ -180,7 +195,7 @@ databaseCa: {file: database-ca.crt}
 {{- fail (printf "secrets.%s.existingSecret: is required with mode replicated: all replicas share it" .) -}}
 {{- end -}}
 {{- end -}}
-{{- if eq 0 (int (add $v.drain.preStopSeconds $v.drain.delaySeconds)) -}}
+{{- if eq 0 (add (include "lockgate.preStopSeconds" . | int) (include "lockgate.delaySeconds" . | int) | int) -}}
 {{- fail "drain: preStopSeconds and delaySeconds are both 0: a pod would close its port before load balancers know" -}}
 {{- end -}}
 {{- else -}}

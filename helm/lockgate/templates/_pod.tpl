@@ -113,9 +113,9 @@ spec:
         httpGet: {path: {{ ternary "/readyz" "/livez" (eq $kind "readiness") }}, port: operations}
         {{- toYaml (index $v.probes $kind) | nindent 8 }}
       {{- end }}
-      {{- if gt (int $v.drain.preStopSeconds) 0 }}
+      {{- with include "lockgate.preStopSeconds" . | int }}
       lifecycle:
-        preStop: {sleep: {seconds: {{ int $v.drain.preStopSeconds }}}}
+        preStop: {sleep: {seconds: {{ . }}}}
       {{- end }}
       securityContext:
         {{- $own := deepCopy $v.securityContext }}

@@ -59,15 +59,12 @@ fn unescaped(point: &[u8]) -> Vec<u8> {
     while let [first, behind @ ..] = rest {
         let digits = behind.get(..3).filter(|_| *first == b'\\');
         let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &behind[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = behind;
-            }
+        if let Some(byte) = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            bytes.push(byte);
+            rest = &behind[3..];
+        } else {
+            bytes.push(*first);
+            rest = behind;
         }
     }
     bytes

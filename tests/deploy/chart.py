@@ -52,7 +52,7 @@ def secrets_of(objects):
         "ca.crt": certificate,
         "tls.crt": certificate,
         "tls.key": private,
-        "okta-client-secret": "secret",
+        "client-secret": "secret",
     }
 
     class Anything(dict):
@@ -256,11 +256,22 @@ class Objects(unittest.TestCase):
         for timeout in rule["timeouts"].values():
             self.assertRegex(timeout, r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
 
+    def test_the_ingress_leads_to_the_service(self):
+        ingress = only(objects := self.of("replicated"), "Ingress")["spec"]
+        (rule,) = ingress["rules"]
+        self.assertEqual((rule["host"], ingress["tls"][0]["hosts"]), ("mcp.example.com", ["mcp.example.com"]))
+        backend = rule["http"]["paths"][0]["backend"]["service"]
+        service = next(one for one in objects if one["kind"] == "Service" and one["metadata"]["name"] == backend["name"])
+        self.assertIn(backend["port"]["name"], [port["name"] for port in service["spec"]["ports"]])
+
     def test_the_policy_opens_each_port_to_those_who_need_it(self):
-        policy = only(self.of("replicated"), "NetworkPolicy")["spec"]
+        policy = only(objects := self.of("replicated"), "NetworkPolicy")["spec"]
         rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
         self.assertEqual(set(rules), {"http", "operations", "cluster"})
         self.assertEqual(rules["cluster"], [{"podSelector": policy["podSelector"]}])
+        test = only(objects, "Pod")["metadata"]["labels"]
+        selector = rules["operations"][0]["podSelector"]["matchLabels"]
+        self.assertTrue(selector and selector.items() <= test.items())
         self.assertEqual([sorted(peer) for peer in rules["operations"]],
                          [["podSelector"], ["namespaceSelector", "podSelector"]])
         plain = only(render(HELMS["4"], *LEAST), "NetworkPolicy")["spec"]

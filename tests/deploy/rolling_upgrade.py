@@ -48,7 +48,7 @@ ADDRESSES = itertools.count(42)
 def values(balancer, key_hash, **changes):
     """What this machine needs: its own URLs and secrets, a server without packages, and short times."""
     demo = {"command": sys.executable, "args": [str(HERE / "counter.py")], "idle": "10m",
-            "env": {"TOKEN": "${file:/run/secrets/manifest/lockgate-acme/okta-client-secret}"},
+            "env": {"TOKEN": "${file:/run/secrets/manifest/lockgate-acme/client-secret}"},
             "sandbox": {"read": [str(HERE), sys.prefix, sys.base_prefix]}}
     tenant = {"auth": {"mode": "keys"}, "api_keys": {"load": {"hash": key_hash, "subject": "load", "servers": ["counter"]}},
               "servers": {"counter": demo}}
@@ -417,7 +417,7 @@ class RollingUpgrade(unittest.TestCase):
                          "admin-key": re.search(r"^key: *(\S+)$", admin, re.M)[1]},
             "lockgate-database-app": {"uri": self.stores.sql},
             "lockgate-redis": {"url": self.stores.redis},
-            "lockgate-acme": {"okta-client-secret": "secret"},
+            "lockgate-acme": {"client-secret": "secret"},
         }
         self.balancer = Balancer()
         self.addCleanup(self.balancer.listener.close)

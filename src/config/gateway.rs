@@ -28,6 +28,7 @@ use super::{
     reader::{Wrong, choice, name},
     separation::{Separation, Uids},
     sources::Layers,
+    volume::own_directory,
 };
 
 /// The checked settings of one gateway.
@@ -405,13 +406,14 @@ impl Layers {
         if let Some(state) = state.filter(|state| is_default && state.is_absolute()) {
             return state.join("lockgate");
         }
+        // `run` writes nothing there.
+        let own = if self.run { |path| path } else { own_directory };
         match expand(&text, env) {
             Ok(path) if path.as_os_str().is_empty() => {
                 self.mistake("data_dir", "is empty", "name a directory");
                 path
             }
-            Ok(path) => path,
-            // `run` writes nothing there.
+            Ok(path) => own(path),
             Err(_) if self.run => PathBuf::new(),
             Err(wrong) => {
                 self.mistake("data_dir", &wrong.what, &wrong.remedy);

@@ -15,6 +15,7 @@
 //! * `cluster`: `redis`, `cluster`, `log` and `drain`
 //! * `storage`: `sql`, `master_key` and `audit`
 //! * `oauth`: `oauth`: lifetimes of codes, tokens and log-ins
+//! * `volume`: `data_dir` on a mounted volume of root's
 //! * `separation`: `sandbox.separation` and `sandbox.uids`
 //! * `export`: the variables of OpenTelemetry
 
@@ -29,6 +30,7 @@ pub(crate) mod reader;
 mod separation;
 mod sources;
 mod storage;
+mod volume;
 
 pub(crate) use self::address::ClientAddress;
 pub(crate) use self::cluster::Drain;

@@ -234,20 +234,22 @@ class Volumes(Case):
 
     def test_a_volume_of_root_for_the_group_of_the_gateway(self):
         for name, mode in (("claim", 0o755), ("emptyDir", 0o777)):
+            own = self.folder / name / "lockgate"
             self.data = self.volume(name, 0, 0, mode)
             for time_ in ("first", "second"):
                 self.kubelet(self.data)
                 servers = {"demo": {**DEMO, "sandbox": {"tcp": False}}}
                 with self.container("lockgate", tenants(servers), name=f"{name}-{time_}") as container:
                     self.assertIn("hi", self.ask(container, "a/demo", "echo", {"text": "hi"}))
-                    found = {path.name: path.stat() for path in self.data.iterdir()}
+                    found = {path.name: path.stat() for path in own.iterdir()}
                     self.assertLessEqual({"lockgate.db", "master.key", "admin.key"}, set(found))
                     modes = {key: oct(one.st_mode & 0o077) for key, one in found.items()}
                     self.assertEqual({"0o0"}, set(modes.values()), modes)
                     self.assertEqual({OWN}, {one.st_uid for one in found.values()})
 
-    def test_a_volume_without_a_group_is_refused(self):
+    def test_a_volume_of_root_with_files_of_others_is_refused(self):
         self.data = self.volume("root", 0, 0, 0o777)
+        (self.data / "index.html").touch()
         with self.container("lockgate", tenants({"demo": DEMO})) as container:
             code, said = container.ended()
             self.assertEqual(2, code)

@@ -225,6 +225,7 @@ fn pages() -> Vec<PathBuf> {
         "CONTRIBUTING.md",
         "SECURITY.md",
         "CHANGELOG.md",
+        "helm/lockgate/README.md",
     ];
     pages.extend(front.map(|name| package().join(name)));
     pages
@@ -232,7 +233,7 @@ fn pages() -> Vec<PathBuf> {
 
 #[test]
 fn files_that_pages_name_exist() {
-    let folders = ["src/", "tests/", "docs/", "scripts/", "deploy/"];
+    let folders = ["src/", "tests/", "docs/", "scripts/", "deploy/", "helm/"];
     let is_part = |one: char| one.is_alphanumeric() || "/._-".contains(one);
     let mut missing = Vec::new();
     for page in pages() {

@@ -1,0 +1,113 @@
+//! The data directory on a mounted volume that belongs to root.
+//!
+//! Kubernetes mounts volumes so that a group (`fsGroup`) or everybody may write, and a gateway that is
+//! not root can change neither owner nor mode. Its files go into a directory of its own below the mount.
+//! Not here: the check of that directory (`cli/serve/private_dir`).
+
+use std::{
+    fs::{self, Metadata},
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::process::Uid;
+
+/// The directory to use for the data directory `path`: one below it, if it is such a volume.
+pub(super) fn own_directory(path: PathBuf) -> PathBuf {
+    if is_roots_volume(&path).unwrap_or(false) {
+        path.join(OWN)
+    } else {
+        path
+    }
+}
+
+/// Reports whether a path is a mounted volume of root's with nothing of others in it.
+///
+/// A directory that others share, such as /srv or /tmp, is none, so that it is still refused.
+fn is_roots_volume(path: &Path) -> std::io::Result<bool> {
+    let found = fs::metadata(path)?;
+    if !is_roots(&found, rustix::process::geteuid()) {
+        return Ok(false);
+    }
+    let table = fs::read("/proc/self/mountinfo")?;
+    if !is_mount_point(&table, &path.canonicalize()?) {
+        return Ok(false);
+    }
+    for entry in fs::read_dir(path)? {
+        let name = entry?.file_name();
+        if name != OWN && name != "lost+found" {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn is_roots(found: &Metadata, own: Uid) -> bool {
+    found.is_dir() && found.uid() == 0 && !own.is_root()
+}
+
+/// Finds `path` in a table of mounts (proc(5), "/proc/pid/mountinfo": the fifth field).
+fn is_mount_point(table: &[u8], path: &Path) -> bool {
+    let lines = table.split(|&byte| byte == b'\n');
+    let mut points = lines.filter_map(|line| line.split(|&byte| byte == b' ').nth(4));
+    points.any(|point| unescaped(point) == path.as_os_str().as_bytes())
+}
+
+/// Reads `\040` and the like, which stand for bytes that would break the table.
+fn unescaped(point: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), point);
+    while let [first, behind @ ..] = rest {
+        let digits = behind.get(..3).filter(|_| *first == b'\\');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(byte) = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            bytes.push(byte);
+            rest = &behind[3..];
+        } else {
+            bytes.push(*first);
+            rest = behind;
+        }
+    }
+    bytes
+}
+
+/// The directory below the mount.
+const OWN: &str = "lockgate";
+
+#[cfg(test)]
+mod tests {
+    use super::super::volume::*;
+
+    #[test]
+    fn mount_points_are_found_in_the_table() {
+        let table = br"36 35 98:0 / / rw,noatime master:1 - ext3 /dev/root rw
+41 36 0:45 /v /var/lib/lockgate rw,relatime - ext4 /dev/sdb rw
+42 36 0:46 / /mnt/a\040b\134c rw - tmpfs none rw
+";
+        for (path, wanted) in [
+            ("/", true),
+            ("/var/lib/lockgate", true),
+            ("/mnt/a b\\c", true),
+            ("/var/lib", false),
+            ("/v", false),
+            ("/var/lib/lockgate/lockgate", false),
+        ] {
+            assert_eq!(is_mount_point(table, Path::new(path)), wanted, "{path}");
+        }
+    }
+
+    #[test]
+    fn directories_of_others_are_taken_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let plain = dir.path().to_owned();
+        assert_eq!(own_directory(plain.clone()), plain);
+        let absent = dir.path().join("absent");
+        assert_eq!(own_directory(absent.clone()), absent);
+        // Mounts of root's that hold what is not the gateway's.
+        for shared in ["/", "/proc"] {
+            assert_eq!(own_directory(PathBuf::from(shared)), Path::new(shared));
+        }
+        let root = fs::metadata("/").unwrap();
+        assert!(is_roots(&root, Uid::from_raw(10_001)));
+        assert!(!is_roots(&root, Uid::ROOT));
+    }
+}

@@ -148,6 +148,17 @@ class Files(unittest.TestCase):
         parts = lambda text: [int(part) for part in text.split(".")]
         self.assertLessEqual(parts(needed), parts(floor))
 
+    def test_a_binary_that_names_this_machine_is_refused(self):
+        with tempfile.TemporaryDirectory() as place:
+            with tarfile.open(only("*.tar.gz")) as archive:
+                member = next(member for member in archive if member.name.endswith("/lockgate"))
+                program = archive.extractfile(member).read()
+            binary = pathlib.Path(place) / "lockgate"
+            binary.write_bytes(program + str(CHECKOUT / "src/main.rs").encode())
+            done = subprocess.run([CHECKOUT / "scripts/check-binary", binary], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("contains the path", done.stderr)
+
     def test_lintian_finds_nothing(self):
         done = subprocess.run(
             ["lintian", "--allow-root", "--fail-on=error,warning", "--suppress-tags-from-file", "/dev/null", only("*.deb")],
@@ -301,6 +312,46 @@ class Installed(unittest.TestCase):
             self.until(lambda: self.show("ActiveState")["ActiveState"] == "active" and self.show("MainPID")["MainPID"] not in ("0", pid))
             self.assertEqual(self.call("acme/demo", "echo", {"text": "again"}), "again")
         self.assertEqual(self.show("NRestarts"), {"NRestarts": "2"})
+
+    def test_7b_the_examples_of_drop_ins_work(self):
+        folder = "/run/systemd/system/lockgate.service.d"
+        settings = self.machine.run("cat", "/etc/lockgate/lockgate.toml").stdout
+        examples = self.machine.run("ls", "/usr/share/doc/lockgate/examples").stdout.split()
+        for name in examples:
+            self.machine.run("rm", "--recursive", "--force", folder)
+            self.machine.run("mkdir", "--parents", folder)
+            self.machine.run("cp", f"/usr/share/doc/lockgate/examples/{name}", folder)
+            said = self.machine.run("systemd-analyze", "verify", "--man=no", "lockgate.service")
+            self.assertEqual(said.stdout + said.stderr, "", name)
+            self.machine.run("systemctl", "daemon-reload")
+            change = self.prepared_for(name)
+            self.machine.write("/etc/lockgate/lockgate.toml", settings.replace(*change) if change else settings)
+            with self.subTest(name):
+                self.control("restart")
+                if name == "low-port.conf":
+                    self.assertIn('"http":"127.0.0.1:443"', self.log())
+                else:
+                    self.assertEqual(self.call("acme/demo", "echo", {"text": name}), name)
+        self.assertEqual(len(examples), 4)
+        self.machine.run("rm", "--recursive", folder)
+        self.machine.write("/etc/lockgate/lockgate.toml", settings)
+        self.machine.write("/etc/lockgate/manifest.yaml", MANIFEST)
+        self.machine.run("systemctl", "daemon-reload")
+        self.control("restart")
+
+    def prepared_for(self, drop_in):
+        """Does what a drop-in presupposes, and returns the change of the settings that it takes."""
+        if drop_in == "low-port.conf":
+            return "127.0.0.1:8080", "127.0.0.1:443"
+        if drop_in == "without-capabilities.conf":
+            # The number of processes is bounded by the user of a child, or by a controller that not every
+            # machine of a test has.
+            self.machine.write("/etc/lockgate/manifest.yaml", MANIFEST.replace(", limits: {pids: 64}", ""))
+            return 'uids = "1900000000-1900065535"', 'uids = ""'
+        if drop_in == "encrypted-credentials.conf":
+            keys = "/etc/lockgate/credentials"
+            self.machine.run("systemd-creds", "encrypt", "--with-key=host", "--name=master_key", f"{keys}/master_key", f"{keys}/master_key.cred")
+        return None
 
     def test_8_an_upgrade_restarts_it_and_keeps_its_settings(self):
         self.machine.run("systemctl", "enable", "lockgate")

@@ -12,9 +12,12 @@ import subprocess
 import tempfile
 import time
 
-RELEASE = "bookworm"
+# The oldest release that has what the unit needs; another by the environment.
+RELEASE = os.environ.get("DEBIAN_RELEASE", "bookworm")
 # What the package depends on, and runtimes of servers that have to work under the unit.
 PACKAGES = "systemd,systemd-sysv,dbus,libgcc-s1,init-system-helpers,ca-certificates,python3,nodejs"
+# Its judge. debootstrap cannot order what it depends on.
+MORE = ["lintian"]
 
 START = r"""
 set -eu
@@ -47,13 +50,16 @@ exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/syst
 
 def base(cache):
     """The root that all machines share, made if it is missing."""
-    key = hashlib.sha256(f"{RELEASE} {PACKAGES}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{RELEASE} {PACKAGES} {MORE}".encode()).hexdigest()[:16]
     root = pathlib.Path(cache) / "debian" / key
     if not (root / ".complete").exists():
         shutil.rmtree(root, ignore_errors=True)
         root.parent.mkdir(parents=True, exist_ok=True)
         command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", RELEASE, str(root)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        install = ["apt-get", "install", "--yes", "-qq", "--no-install-recommends", *MORE]
+        env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+        subprocess.run(["chroot", root, *install], check=True, stdout=subprocess.DEVNULL, env=env)
         (root / ".complete").touch()
     return root
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The files of a release, and the Debian package on a machine with a real systemd.
 
-packages.py OUT CACHE: OUT is what scripts/release made. Needs root, debootstrap and lintian.
+packages.py OUT CACHE: OUT is what scripts/release made. Needs root and debootstrap.
 """
 
 import json
@@ -159,12 +159,6 @@ class Files(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("contains the path", done.stderr)
 
-    def test_lintian_finds_nothing(self):
-        done = subprocess.run(
-            ["lintian", "--allow-root", "--fail-on=error,warning", "--suppress-tags-from-file", "/dev/null", only("*.deb")],
-            capture_output=True, text=True)
-        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stdout + done.stderr)
-
     def test_the_same_input_makes_the_same_package(self):
         made = []
         for _ in range(2):
@@ -216,6 +210,12 @@ class Installed(unittest.TestCase):
 
     def log(self):
         return self.machine.run("journalctl", "--unit=lockgate", "--no-pager", "--output=cat").stdout
+
+    def test_0_lintian_finds_nothing(self):
+        # That of the machine: another release judges by other rules.
+        words = ["--allow-root", "--fail-on=error,warning", "/tmp/lockgate.deb"]
+        done = self.machine.run("lintian", *words, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
 
     def test_1_the_installation_starts_nothing(self):
         self.machine.run("dpkg", "--install", "/tmp/lockgate.deb")

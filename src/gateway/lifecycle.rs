@@ -8,9 +8,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{config::Drain, http::Health, hub::Hub};
 
-/// The two signals of a shutdown.
+/// What a gateway and its process tell each other.
 #[derive(Clone, Default)]
-pub(crate) struct Shutdown {
+pub(crate) struct Lifecycle {
+    /// The gateway serves: its listeners accept connections.
+    pub(crate) serving: CancellationToken,
     /// Drain: end idle sessions, and wait for calls in flight.
     pub(crate) drain: CancellationToken,
     /// End at once.
@@ -109,6 +111,14 @@ impl Stages {
         self.operations.end().await;
     }
 }
+
+/// The longest time from the begin of a drain to the end of the gateway.
+pub(crate) fn longest_end(drain: &Drain) -> Duration {
+    drain.delay + drain.timeout + CHILDREN_TIMEOUT + FINISH_TIMEOUT * LAST_STAGES
+}
+
+/// The stages that end one after the other behind the children.
+const LAST_STAGES: u32 = 5;
 
 /// The time that children may take beyond their own stop timeouts.
 const CHILDREN_TIMEOUT: Duration = Duration::from_secs(10);

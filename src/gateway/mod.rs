@@ -18,6 +18,6 @@ mod readiness;
 mod snapshot_follower;
 mod wiring;
 
-pub(crate) use self::lifecycle::Shutdown;
+pub(crate) use self::lifecycle::{Lifecycle, longest_end};
 pub(crate) use self::listeners::{ClusterListener, Listeners};
 pub(crate) use self::wiring::{Served, run};

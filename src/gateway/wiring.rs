@@ -10,7 +10,7 @@ use url::Url;
 use super::{
     cluster::{self, DISAGREEMENT, Sharing},
     first_operator,
-    lifecycle::{FINISH_TIMEOUT, Shutdown, Stage, Stages},
+    lifecycle::{FINISH_TIMEOUT, Lifecycle, Stage, Stages},
     listeners::{ClusterListener, Listeners},
     readiness,
     snapshot_follower::follow,
@@ -46,7 +46,7 @@ pub(crate) struct Served {
     pub(crate) keys: Option<Keyring>,
 }
 
-/// Serves until `shutdown`, then drains and ends stage by stage.
+/// Serves until it is to drain, then drains and ends stage by stage.
 ///
 /// # Errors
 ///
@@ -60,7 +60,7 @@ pub(crate) async fn run(
     }: Served,
     launcher: Launcher,
     listeners: Listeners,
-    shutdown: Shutdown,
+    lifecycle: Lifecycle,
     logs: Logs,
 ) -> anyhow::Result<()> {
     let parts = Parts::new(config, snapshot, logs)?;
@@ -106,14 +106,15 @@ pub(crate) async fn run(
         let app = ops::operations(parts.health.clone(), metrics, hub.clone(), bound);
         serve(&parts.stages.operations, listener, app, OPERATIONS);
     }
+    lifecycle.serving.cancel();
     tokio::select! {
-        () = shutdown.drain.cancelled() => {}
-        () = disagreement.cancelled() => {}
+        () = lifecycle.drain.cancelled() => {}
+        () = disagreement.cancelled() => lifecycle.drain.cancel(),
     }
     let delay = parts.drain_delay(disagreement.is_cancelled());
     let ending = parts
         .stages
-        .end((&hub, &parts.health), delay, &shutdown.halt);
+        .end((&hub, &parts.health), delay, &lifecycle.halt);
     ending.await;
     setup::flush(parts.metrics, parts.traces).await;
     anyhow::ensure!(!disagreement.is_cancelled(), DISAGREEMENT);

@@ -12,4 +12,4 @@ mod upkeep;
 
 pub(crate) use self::audit_queue::AuditQueue;
 pub(crate) use self::current::{CurrentSnapshot, LastPollAttempt, Snapshot};
-pub(crate) use self::sync::{Freshness, ManifestFile, SnapshotSync};
+pub(crate) use self::sync::{Freshness, ManifestFile, Reloader, SnapshotSync};

@@ -1,7 +1,7 @@
 //! The task that keeps database, snapshot and manifest file in step.
 //!
 //! Opens the database and retries while it is unreachable, applies the manifest whenever its file
-//! changes, and reads changes of other replicas. Not here: the tables (`database`), old rows and keys
+//! changes and on request, and reads changes of other replicas. Not here: the tables (`database`), old rows and keys
 //! (`upkeep`).
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
 
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
@@ -75,6 +75,24 @@ pub(crate) struct SnapshotSync {
     logged_error: String,
     /// The last change that cannot be served here; it is not read again.
     refused: Option<i64>,
+    /// Requests to apply the manifest again.
+    requests: mpsc::Receiver<oneshot::Sender<()>>,
+    reloader: Reloader,
+}
+
+/// Applies the manifest again on request; a handle.
+#[derive(Clone, Debug)]
+pub(crate) struct Reloader(mpsc::Sender<oneshot::Sender<()>>);
+
+impl Reloader {
+    /// Reads the manifest and the files that it names, applies it as at the start, and returns when
+    /// that is done. Mistakes are logged, and the state before is served.
+    pub(crate) async fn reload(&self) {
+        let (done, end) = oneshot::channel();
+        if self.0.send(done).await.is_ok() {
+            _ = end.await;
+        }
+    }
 }
 
 impl SnapshotSync {
@@ -89,6 +107,7 @@ impl SnapshotSync {
     ) -> Self {
         let pending = manifest.iter().filter_map(|one| one.pending.as_ref());
         pending.for_each(|read| hidden.add(&read.files));
+        let (sender, requests) = mpsc::channel(1);
         Self {
             snapshot,
             opening,
@@ -98,7 +117,14 @@ impl SnapshotSync {
             upkeep: Upkeep::new(config),
             logged_error: String::new(),
             refused: None,
+            requests,
+            reloader: Reloader(sender),
         }
+    }
+
+    /// The handle for requests to apply the manifest again.
+    pub(crate) fn reloader(&self) -> Reloader {
+        self.reloader.clone()
     }
 
     /// Runs the first round, before anything is served.
@@ -132,13 +158,16 @@ impl SnapshotSync {
         // Polls run beside the rounds, which may take long: revocations must take effect soon.
         let polling = stop.run_until_cancelled(poll_loop(&snapshot, &sender));
         let keeping = async {
-            let mut freshness = None;
+            let (mut freshness, mut request) = (None, None::<oneshot::Sender<()>>);
             loop {
                 let result = results.borrow_and_update().clone();
                 let now = self.step(result).await;
                 if freshness != Some(now) {
                     report(now);
                     freshness = Some(now);
+                }
+                if let Some(done) = request.take() {
+                    _ = done.send(());
                 }
                 tokio::select! {
                     () = stop.cancelled() => break,
@@ -147,6 +176,10 @@ impl SnapshotSync {
                         // Editors write a file in several steps.
                         sleep(SETTLE).await;
                         self.reread_manifest();
+                    }
+                    Some(done) = self.requests.recv() => {
+                        self.load_manifest();
+                        request = Some(done);
                     }
                 }
             }
@@ -254,16 +287,23 @@ impl SnapshotSync {
 
     /// Reads the manifest again if its file has changed.
     fn reread_manifest(&mut self) {
-        let Some(manifest) = &mut self.manifest else {
+        let Some(manifest) = &self.manifest else {
             return;
         };
-        let text = read(&manifest.file);
-        if text == manifest.text {
+        if read(&manifest.file) == manifest.text {
             let file = manifest.file.display();
             tracing::debug!(event = "manifest.unchanged", %file, "the manifest is as it was");
             return;
         }
-        manifest.text = text;
+        self.load_manifest();
+    }
+
+    /// Reads the manifest, and the files that it names.
+    fn load_manifest(&mut self) {
+        let Some(manifest) = &mut self.manifest else {
+            return;
+        };
+        manifest.text = read(&manifest.file);
         match objects::load(&manifest.file, &self.env) {
             Ok(read) => {
                 // Before any child starts with their content.

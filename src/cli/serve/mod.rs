@@ -11,6 +11,7 @@
 //! * `descriptors`: limit of open files
 //! * `sockets`: listener sockets and the address to advertise
 //! * `signals`: SIGTERM, SIGINT and SIGHUP
+//! * `service_manager`: readiness, reload, stop and watchdog under systemd
 
 pub(crate) mod credentials;
 pub(crate) mod database;
@@ -19,6 +20,7 @@ pub(crate) mod machine;
 mod plan;
 mod private_dir;
 pub(crate) mod process;
+mod service_manager;
 mod signals;
 mod sockets;
 

@@ -17,7 +17,10 @@ use rustix::process::DumpableBehavior;
 use super::{
     database, descriptors,
     plan::{Plan, RunArgs, ServeArgs, plan_run, plan_serve},
-    private_dir, signals, sockets,
+    private_dir,
+    service_manager::{self, ServiceManager},
+    signals::{self, HangUp},
+    sockets,
 };
 use crate::{
     backend::{
@@ -28,7 +31,8 @@ use crate::{
     base::HiddenPaths,
     config::{Config, LogFormat, Mistake, Separation},
     declare::{Catalog, Offer},
-    gateway::{self, Shutdown},
+    gateway::{self, Lifecycle},
+    snapshot::SnapshotSync,
     telemetry::{Format, Logs, logs},
 };
 
@@ -144,14 +148,21 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     let is_temporary = is_run || offer.separation == Separation::Uid;
     let prepared = prepared_dir(&config, &work, is_temporary);
     let launcher = Launcher::new(ambient(&env)?, work, prepared, sandbox);
-    let shutdown = Shutdown::default();
-    let signals = signals::signals(shutdown.clone())?;
+    let lifecycle = Lifecycle::default();
+    let reloader = served.sync.as_ref().map(SnapshotSync::reloader);
+    let manager = ServiceManager::of(&env, reloader, &config);
+    let hang_up = match &manager {
+        Some(manager) if manager.reloads() => HangUp::Reloads,
+        _ => HangUp::Drains,
+    };
+    let signals = signals::signals(lifecycle.clone(), hang_up)?;
+    let informing = service_manager::inform(manager, lifecycle.clone())?;
     sockets::announce(&config, &listeners, is_run)?;
-    let running = gateway::run(config, served, launcher, listeners, shutdown, logs);
-    tokio::pin!(signals);
+    let running = gateway::run(config, served, launcher, listeners, lifecycle, logs);
     tokio::select! {
         outcome = running => outcome.map(|()| ExitCode::SUCCESS),
-        () = &mut signals => Ok(ExitCode::FAILURE),
+        () = signals => Ok(ExitCode::FAILURE),
+        never = informing => match never {},
     }
 }
 

@@ -1,25 +1,37 @@
 //! SIGTERM, SIGINT and SIGHUP: the first drains, the second ends at once.
 //!
-//! Not here: draining (`gateway`).
+//! Not here: draining (`gateway`), and SIGHUP under a service manager (`service_manager`).
 
 use std::fs;
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::gateway::Shutdown;
+use crate::gateway::Lifecycle;
 
-/// Cancels `drain` at the first SIGTERM, SIGINT or SIGHUP, and `halt` at the second.
-pub(super) fn signals(shutdown: Shutdown) -> anyhow::Result<impl Future<Output = ()>> {
+/// The effect of SIGHUP.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum HangUp {
+    /// The terminal is gone: it drains like SIGTERM, except under `nohup`.
+    Drains,
+    /// It is left to the caller.
+    Reloads,
+}
+
+/// Cancels `drain` at the first of these signals, and `halt` at the second.
+pub(super) fn signals(
+    lifecycle: Lifecycle,
+    hang_up: HangUp,
+) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
     // Under nohup the gateway must outlive its terminal.
-    let hang_up = (!is_ignored())
+    let hang_up = (hang_up == HangUp::Drains && !is_ignored())
         .then(|| signal(SignalKind::hangup()))
         .transpose();
     let mut hang_up = hang_up.context("cannot handle SIGHUP")?;
     Ok(async move {
-        for token in [&shutdown.drain, &shutdown.halt] {
+        for token in [&lifecycle.drain, &lifecycle.halt] {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}

@@ -2,3 +2,4 @@
 
 pub(crate) mod commands;
 mod packaging;
+mod service_manager;

@@ -30,8 +30,10 @@ class Postgres:
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             options = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-            shutil.copytree(programs.parent, self.folder / "install", symlinks=True)
-            programs = self.folder / "install/bin"
+            package = programs.parents[1]
+            for part in (package, package.with_name(f"{package.name}.libs")):
+                shutil.copytree(part, self.folder / part.name, symlinks=True)
+            programs = self.folder / package.name / "pginstall/bin"
             self.folder.chmod(0o755)
         data = self.folder / "data"
         data.mkdir()
@@ -52,7 +54,6 @@ class Postgres:
             + ["-c", f"unix_socket_directories={data}"],
             **quiet,
         )
-        # The sign of psql would need another program: the log-in of createdb says the same.
         create = [programs / "psql", "--host", "127.0.0.1", "--username", "lockgate", "--dbname", "postgres"]
         env = {**os.environ, "PGPASSWORD": "a-password"}
         wait_for(

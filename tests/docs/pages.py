@@ -3,6 +3,7 @@
 A mark stands alone on the line before a fence:
 
     <!-- terminal NAME until URL -->   a shell of its own, which stays; the URL answers 200 when it is up
+    <!-- before: COMMAND until URL --> needs no fence: runs like a terminal; the reader has it already
     <!-- stop NAME -->                 needs no fence: Ctrl-C in that shell, whose command ends with 0
     <!-- yours NAME… -->               sets values that are the reader's; the test has its own
     <!-- fails -->                     ends with another exit code than 0
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = re.compile(r"^<!-- (terminal|stop|yours|fails|not run|output|file)\b:? ?(.*?) ?-->$")
+MARK = re.compile(r"^<!-- (terminal|stop|before|yours|fails|not run|output|file)\b:? ?(.*?) ?-->$")
 FENCE = re.compile(r"^( *)(```+)(\S*)")
 
 
@@ -52,6 +53,9 @@ def blocks(page):
         elif said := MARK.match(line.strip()):
             if said[1] == "stop":
                 found.append(Block(page, number, "", "stop", said[2], ""))
+            elif said[1] == "before":
+                command, _, url = said[2].partition(" until ")
+                found.append(Block(page, number, "sh", "terminal", f"before until {url}", f"{command}\n"))
             else:
                 mark = (said[1], said[2])
         elif line.strip():

@@ -22,6 +22,8 @@ HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent
 ROOT = DOCS.parent
 
+# A link whose text is the name of a file, which is a title here.
+FILE_NAME = re.compile(r"\[[\w./-]+\.md\]\(([\w-]+\.md)((?:#[^)]*)?)\)")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
 
@@ -73,12 +75,17 @@ class Stage:
             elif mark and mark[1].startswith(fence):
                 fence = None
             elif fence is None:
-                # Odd parts are code spans.
-                parts = re.split(r"(`[^`]*`)", line)
-                parts = [part if part.startswith("`") and part.endswith("`") and len(part) > 1 else part for part in parts]
-                line = LINK.sub(partial(self.link, page), line)
+                # Marks for tests and generators are nothing for readers.
+                line = LINK.sub(partial(self.link, page), re.sub(r"^\s*<!--.*-->$", "", line))
+                line = FILE_NAME.sub(self.titled, line)
             lines.append(line)
         return "".join(lines)
+
+    def titled(self, found):
+        name, heading = found.groups()
+        page = next(page for page, staged in self.pages.items() if staged == name)
+        title = next(line for line in page.read_text().splitlines() if line.startswith("# "))
+        return f"[{title[2:]}]({name}{heading})"
 
     def link(self, page, found):
         before, target, after = found.groups()
@@ -108,7 +115,7 @@ def build(output):
         stage.fill()
         if stage.wrong:
             sys.exit("\n".join(stage.wrong))
-        for name in ("book.toml", "site.css"):
+        for name in ("book.toml", "site.css", "site.js"):
             shutil.copyfile(HERE / name, folder / name)
         mdbook = Path(sys.executable).parent / "mdbook"
         shutil.rmtree(output, ignore_errors=True)
@@ -121,9 +128,33 @@ def build(output):
         # It goes on after warnings, which a strict build does not.
         if done.returncode or done.stderr.strip():
             sys.exit(f"mdbook:\n{done.stdout}{done.stderr}")
-        # What mdBook copies and no reader wants.
-        for left in ("book.toml",):
-            (output / left).unlink(missing_ok=True)
+    mend(output)
+
+
+# Parts of mdBook's pages that a screen reader or a keyboard cannot use as they are, and what makes them usable.
+MENDED = [
+    # A label has neither a state nor the focus: a button has both, and site.js makes it work.
+    (
+        re.compile(r'<label (id="mdbook-sidebar-toggle" [^>]*?) for="mdbook-sidebar-toggle-anchor"([^>]*>.*?)</label>', re.DOTALL),
+        r'<button type="button" \1\2</button>',
+        True,
+    ),
+    # The bar above the text is in no landmark.
+    (re.compile('<div (id="mdbook-menu-bar")'), r'<div role="banner" \1', True),
+    # What scrolls sideways needs the focus for that.
+    (re.compile("<pre><code"), '<pre><code tabindex="0"', False),
+    (re.compile('<div class="table-wrapper">'), '<div class="table-wrapper" tabindex="0">', False),
+]
+
+
+def mend(output):
+    for page in output.glob("*.html"):
+        text = page.read_text()
+        for old, new, is_everywhere in MENDED:
+            text, count = old.subn(new, text)
+            if is_everywhere and not count and page.name != "toc.html":
+                sys.exit(f"{page.name}: mdBook no longer has {old.pattern}")
+        page.write_text(text)
 
 
 def serve(output, port):

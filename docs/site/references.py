@@ -73,7 +73,7 @@ def settings_page():
         page += [f"## `[{section}]`" if section else "## Before the sections", ""]
         if said:
             page += [marked(said), ""]
-        page += ["| key | default | |", "|---|---|---|"]
+        page += ["| key | default | meaning |", "|---|---|---|"]
         previous = None
         for name, default, text in keys:
             shown = "as above" if text == previous and text else marked(text)
@@ -170,12 +170,12 @@ class Manifest:
             "",
             "## manifest",
             "",
-            "| key | value | default | |",
+            "| key | value | default | meaning |",
             "|---|---|---|---|",
             *self.rows(self.schema),
             "",
         ]
-        head = ["| key | value | default | |", "|---|---|---|---|"]
+        head = ["| key | value | default | meaning |", "|---|---|---|---|"]
         for name in sorted(self.named()):
             schema = self.schema["$defs"][name]
             page += [f"## {name}", "", marked(schema["description"]), ""]

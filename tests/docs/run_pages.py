@@ -43,7 +43,10 @@ NOT_RUN = {
     "docs/deploying.md": 3,
     "docs/troubleshooting.md": 0,
 }
+# The seconds that a block may take.
 LIMIT = 60
+# What follows `lockgate` where it is a command: at the begin of a line, or behind what begins another command.
+COMMAND = re.compile(r"(?m)(?:^|[;&|(]|\buntil|\bdo|\bexec|\bsudo|run --rm)[ \t]*(?:\w+=\S*[ \t]+)*lockgate[ \t]+([^\n]*)")
 
 
 def matches(wanted, said):
@@ -266,14 +269,11 @@ def check_syntax(block):
 def check_flags(binary, block):
     """The commands and flags of lockgate that a block names exist."""
     count = 0
-    for line in block.text.replace("\\\n", " ").splitlines():
+    for said in COMMAND.findall(block.text.replace("\\\n", " ")):
         try:
-            words = shlex.split(line, comments=True)
+            words = shlex.split(said, comments=True)
         except ValueError:
-            continue
-        if "lockgate" not in words:
-            continue
-        words = words[words.index("lockgate") + 1 :]
+            words = said.split()
         for stop in ("|", "||", "&&", ";", "--", ">", "&", "<"):
             words = words[: words.index(stop)] if stop in words else words
         command = []

@@ -3,7 +3,9 @@
 A mark stands alone on the line before a fence:
 
     <!-- terminal NAME until URL -->   a shell of its own, which stays; the URL answers 200 when it is up
-    <!-- before: COMMAND until URL --> needs no fence: runs like a terminal; the reader has it already
+    <!-- before: COMMAND -->          needs no fence: what the reader has already
+    <!-- before: COMMAND until URL -->  the same, as a terminal of the name `before`
+    <!-- check: COMMAND -->           needs no fence: ends with 0; the last block printed the file $SAID
     <!-- stop NAME -->                 needs no fence: Ctrl-C in that shell, whose command ends with 0
     <!-- yours NAME… -->               sets values that are the reader's; the test has its own
     <!-- fails -->                     ends with another exit code than 0
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = re.compile(r"^<!-- (terminal|stop|before|yours|fails|not run|output|file)\b:? ?(.*?) ?-->$")
+MARK = re.compile(r"^<!-- (terminal|stop|before|check|yours|fails|not run|output|file)\b:? ?(.*?) ?-->$")
 FENCE = re.compile(r"^( *)(```+)(\S*)")
 
 
@@ -54,8 +56,11 @@ def blocks(page):
             if said[1] == "stop":
                 found.append(Block(page, number, "", "stop", said[2], ""))
             elif said[1] == "before":
-                command, _, url = said[2].partition(" until ")
-                found.append(Block(page, number, "sh", "terminal", f"before until {url}", f"{command}\n"))
+                command, stays, url = said[2].partition(" until ")
+                of_mark = ("terminal", f"before until {url}") if stays else ("hidden", "")
+                found.append(Block(page, number, "sh", *of_mark, f"{command}\n"))
+            elif said[1] == "check":
+                found.append(Block(page, number, "sh", "hidden", "", f"{said[2]}\n"))
             else:
                 mark = (said[1], said[2])
         elif line.strip():

@@ -2,8 +2,8 @@
 
 Each page has a network of its own (a namespace with loopback alone), a home and a working directory, so
 that its ports, paths and names are those that the reader types. Its blocks run in their order in one
-shell; pages.py lists the marks. Every `sh` block of every other page is checked for its syntax, and for
-the commands and flags of lockgate that it names.
+shell; pages.py lists the marks. Every `sh` block of every page runs or is counted,
+and its syntax and the commands and flags of lockgate in it are checked.
 """
 
 import ctypes
@@ -34,6 +34,18 @@ RUN = {
     "docs/tutorial-replicas.md": ["postgres", "redis"],
     "docs/deploying.md": [],
     "docs/troubleshooting.md": [],
+    "docs/clients.md": [],
+    "docs/configuration.md": [],
+    "docs/access.md": [],
+    "docs/authorization.md": [],
+    "docs/administration.md": [],
+    "docs/replicas.md": [],
+    "docs/reliability.md": [],
+}
+# Blocks of pages from the root of the repository, which run elsewhere or not at all.
+ELSEWHERE = {
+    "README.md": (6, "tests/referees/ten-commands.sh runs those of \"Several tenants\"; quickstart.md and deploying.md have the others"),
+    "CONTRIBUTING.md": (3, "they change the machine, or need a checkout with a build"),
 }
 # How many blocks of these pages cannot run here. Each has its reason on the page.
 NOT_RUN = {
@@ -42,6 +54,13 @@ NOT_RUN = {
     "docs/tutorial-replicas.md": 0,
     "docs/deploying.md": 3,
     "docs/troubleshooting.md": 0,
+    "docs/clients.md": 3,
+    "docs/configuration.md": 0,
+    "docs/access.md": 0,
+    "docs/authorization.md": 0,
+    "docs/administration.md": 0,
+    "docs/replicas.md": 1,
+    "docs/reliability.md": 1,
 }
 # The seconds that a block may take.
 LIMIT = 60
@@ -72,7 +91,10 @@ class Shell:
         source.write_text(block.text)
         self.log.write_text("")
         self.status.unlink(missing_ok=True)
-        run = f". {shlex.quote(str(source))} </dev/null >{shlex.quote(str(self.log))} 2>&1"
+        # What the reader types, if the command asks.
+        typed = self.folder / ".stdin"
+        typed = typed if typed.exists() else "/dev/null"
+        run = f". {shlex.quote(str(source))} <{typed} >{shlex.quote(str(self.log))} 2>&1"
         # A block that ought to fail must not end the shell.
         run = f"if ( {run} ); then echo 0; else echo 1; fi" if block.mark == "fails" else f"{run}; echo 0"
         self.shell.stdin.write(f"{{ {run}; }} >{shlex.quote(str(self.status))}.part; mv {self.status}.part {self.status}\n")
@@ -145,7 +167,9 @@ class Page:
             "HOME": str(home),
             "LANG": "C.UTF-8",
             "NO_COLOR": "1",
+            "SAID": str(self.folder / "said"),
         }
+        self.said = self.folder / "said"
         self.values = {}
         for service in self.services:
             self.values |= service.values
@@ -178,6 +202,12 @@ class Page:
             elif block.mark == "not run":
                 check_syntax(block)
                 self.not_run.append(f"{block.place}: {block.of_mark}")
+            elif block.mark == "hidden":
+                if last is not None:
+                    shutil.copyfile(last.log, self.said)
+                shell = self.shell("main")
+                shell.begin(block)
+                shell.finish(block)
             elif block.language == "sh":
                 last = self.command(block)
                 self.ran += 1
@@ -292,20 +322,23 @@ def check_flags(binary, block):
     return count
 
 
-def check_others(binary):
-    count = commands = 0
-    pages = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
-    for page in pages:
+def check_all(binary):
+    """Every block of every page runs, or is counted; and its commands and flags exist."""
+    commands = 0
+    for page in [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]:
+        name, count = str(page.relative_to(ROOT)), 0
         for block in blocks(page):
-            if block.language in ("sh", "bash", "shell"):
-                prompt = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
-                if prompt:
-                    block.text = "\n".join(prompt) + "\n"
-                if str(page.relative_to(ROOT)) not in RUN or block.mark == "not run":
-                    check_syntax(block)
-                    count += 1
+            if block.language in ("bash", "shell", "console"):
+                raise SystemExit(f"{block.place}: write sh, so that it runs")
+            if block.language == "sh":
+                check_syntax(block)
                 commands += check_flags(binary, block)
-    print(f"syntax of {count} blocks that do not run, {commands} commands of lockgate by their flags: ok")
+                count += block.mark != "hidden"
+        if name not in RUN and count != ELSEWHERE.get(name, (0,))[0]:
+            raise SystemExit(f"{name} has {count} blocks of commands: add it to RUN, or count them in ELSEWHERE")
+        if name in ELSEWHERE:
+            print(f"not run: {count} of {name}: {ELSEWHERE[name][1]}")
+    print(f"{commands} commands of lockgate by their flags: ok")
 
 
 def run(name, binary):
@@ -334,7 +367,7 @@ def main():
     os.environ["PATH"] = f"{ROOT / 'tests/referees/node_modules/.bin'}:{os.environ['PATH']}"
     binary, *names = sys.argv[1:]
     if not names:
-        check_others(binary)
+        check_all(binary)
     failed = []
     for name in names or RUN:
         # A process of its own, because a namespace is for good.

@@ -266,9 +266,12 @@ def private_network(name):
     if libc.unshare(flags):
         raise SystemExit(f"a network namespace: {os.strerror(ctypes.get_errno())}; run it as root, or allow user namespaces")
     if uid != 0:
+        # As the same user: PostgreSQL refuses to run as root, also as the root of a namespace.
         Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        # The pages that listen on port 443 say that it takes root.
+        Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
     # ip link set lo up
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, 0x8914, struct.pack("16sh", b"lo", 0x1 | 0x40))

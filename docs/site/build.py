@@ -117,6 +117,8 @@ def build(output):
             sys.exit("\n".join(stage.wrong))
         for name in ("book.toml", "site.css", "site.js"):
             shutil.copyfile(HERE / name, folder / name)
+        (folder / "theme").mkdir()
+        shutil.copyfile(HERE / "favicon.svg", folder / "theme/favicon.svg")
         mdbook = Path(sys.executable).parent / "mdbook"
         shutil.rmtree(output, ignore_errors=True)
         done = subprocess.run(

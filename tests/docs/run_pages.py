@@ -162,8 +162,10 @@ class Page:
         programs = self.folder / "bin"
         programs.mkdir()
         (programs / "lockgate").symlink_to(Path(binary).resolve())
+        # The Python that has the SDK of the lock file.
+        python = [str(Path(os.environ["REFEREE_PYTHON"]).parent)] if "REFEREE_PYTHON" in os.environ else []
         self.environment = {
-            "PATH": f"{programs}:{packages.resolve()}/.bin:{os.environ['PATH']}",
+            "PATH": ":".join([str(programs), f"{packages.resolve()}/.bin", *python, os.environ["PATH"]]),
             "HOME": str(home),
             "LANG": "C.UTF-8",
             "NO_COLOR": "1",

@@ -243,7 +243,32 @@ class ThePages(unittest.TestCase):
         self.assertGreater(count, 50)
         self.assertEqual(wrong, [])
 
-    def test_messages_of_other_pages_exist_nowhere_else(self):
+    def test_figures_of_reliability_are_those_that_were_measured(self):
+        """scripts/bench writes docs/performance.md, and its figures are repeated in one column."""
+        measured = (ROOT / "docs/performance.md").read_text()
+        column, count, wrong = None, 0, []
+        for line in (ROOT / "docs/reliability.md").read_text().splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            if not line.startswith("|"):
+                column = None
+            elif column is None:
+                column = cells.index("found") if "found" in cells else -1
+            elif column >= 0 and "---" not in line:
+                # Not what a link leads to.
+                said = re.sub(r"\([^)]*\)", "", cells[column])
+                for figure in re.findall(r"\d[\d.,]*", said):
+                    count += 1
+                    if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d.,]*\d)", measured):
+                        wrong.append(figure)
+        self.assertGreater(count, 9)
+        self.assertEqual(wrong, [])
+        # contract.rs holds the names there.
+        contract = (ROOT / "docs/contract.md").read_text()
+        named = re.findall(r"`(\w+(?:::\w+)+)`", (ROOT / "docs/reliability.md").read_text())
+        self.assertGreater(len(named), 6)
+        self.assertEqual([one for one in named if f"`{one}`" not in contract], [])
+
+    def test_reasons_of_errors_exist(self):
         """`data.reason` of the error codes are those of the source."""
         sources = (ROOT / "src/hub/call/error.rs").read_text()
         page = (ROOT / "docs/troubleshooting.md").read_text()

@@ -371,6 +371,9 @@ def main():
     # node of the lock file, for the services and for npx.
     os.environ["PATH"] = f"{ROOT / 'tests/referees/node_modules/.bin'}:{os.environ['PATH']}"
     binary, *names = sys.argv[1:]
+    missing = [name for name in ("bash", "curl", "openssl", "node", "npx", "haproxy") if not shutil.which(name)]
+    if missing:
+        sys.exit(f"the pages need: {', '.join(missing)}")
     if not names:
         check_all(binary)
     failed = []

@@ -1,6 +1,6 @@
 """Runs the commands of pages as they stand: run_pages.py BINARY [PAGE…]
 
-Each page has a network of its own (a namespace with loopback alone), a home and a working directory, so
+Each page has a network of its own (a namespace with loopback alone), processes, a home and a working directory, so
 that its ports, paths and names are those that the reader types. Its blocks run in their order in one
 shell; pages.py lists the marks. Every `sh` block of every page runs or is counted,
 and its syntax and the commands and flags of lockgate in it are checked.
@@ -159,6 +159,8 @@ class Page:
         # npx takes packages from here, at the versions of the lock file, before it asks a registry.
         packages = ROOT / "tests/referees/node_modules"
         (self.work / "node_modules").symlink_to(packages.resolve())
+        temporary = self.folder / "tmp"
+        temporary.mkdir()
         programs = self.folder / "bin"
         programs.mkdir()
         (programs / "lockgate").symlink_to(Path(binary).resolve())
@@ -167,6 +169,7 @@ class Page:
         self.environment = {
             "PATH": ":".join([str(programs), f"{packages.resolve()}/.bin", *python, os.environ["PATH"]]),
             "HOME": str(home),
+            "TMPDIR": str(temporary),
             "LANG": "C.UTF-8",
             "NO_COLOR": "1",
             "SAID": str(self.folder / "said"),
@@ -258,15 +261,16 @@ class Page:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def private_network(name):
-    """A network with loopback alone, and names of its own: what the pages call mcp.example.com is here."""
-    flags = 0x40000000 | 0x00020000  # CLONE_NEWNET, CLONE_NEWNS
+def private_network():
+    """A network with loopback alone, host names and processes of its own: what the pages call mcp.example.com is
+    here, what they find by name is theirs, and nothing that they started outlives them."""
+    flags = 0x40000000 | 0x00020000 | 0x20000000  # CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.geteuid(), os.getegid()
     if uid != 0:
         flags |= 0x10000000  # CLONE_NEWUSER
     if libc.unshare(flags):
-        raise SystemExit(f"a network namespace: {os.strerror(ctypes.get_errno())}; run it as root, or allow user namespaces")
+        raise SystemExit(f"namespaces: {os.strerror(ctypes.get_errno())}; run it as root, or allow user namespaces")
     if uid != 0:
         # As the same user: PostgreSQL refuses to run as root, also as the root of a namespace.
         Path("/proc/self/setgroups").write_text("deny")
@@ -277,16 +281,25 @@ def private_network(name):
     # ip link set lo up
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, 0x8914, struct.pack("16sh", b"lo", 0x1 | 0x40))
-    hosts = tempfile.NamedTemporaryFile("w", prefix="lockgate-hosts-")
-    hosts.write("127.0.0.1 localhost mcp.example.com\n")
-    hosts.flush()
-    os.chmod(hosts.name, 0o644)
+    handle, hosts = tempfile.mkstemp(prefix="lockgate-hosts-")
+    os.write(handle, b"127.0.0.1 localhost mcp.example.com\n")
+    os.fchmod(handle, 0o644)
+    os.close(handle)
     # MS_REC|MS_PRIVATE, then MS_BIND: nothing of it is seen outside.
     if libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None) or libc.mount(
-        hosts.name.encode(), b"/etc/hosts", None, 0x1000, None
+        hosts.encode(), b"/etc/hosts", None, 0x1000, None
     ):
         raise SystemExit(f"/etc/hosts: {os.strerror(ctypes.get_errno())}")
-    return hosts
+    # What is mounted needs no name.
+    os.unlink(hosts)
+    # The first process of the namespace: all others end with it.
+    first = os.fork()
+    if first:
+        status = os.waitpid(first, 0)[1]
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    # MS_NOSUID, MS_NODEV, MS_NOEXEC
+    if libc.mount(b"proc", b"/proc", b"proc", 0x2 | 0x4 | 0x8, None):
+        raise SystemExit(f"/proc: {os.strerror(ctypes.get_errno())}")
 
 
 @cache
@@ -348,7 +361,7 @@ def check_all(binary):
 
 def run(name, binary):
     began = time.monotonic()
-    hosts = private_network(name)
+    private_network()
     page = Page(name, binary)
     try:
         page.run()
@@ -359,7 +372,6 @@ def run(name, binary):
         raise
     finally:
         page.end()
-        hosts.close()
     for one in page.not_run:
         print(f"not run: {one}")
     if len(page.not_run) != NOT_RUN[name]:

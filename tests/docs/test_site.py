@@ -130,9 +130,12 @@ class Site:
         return {found[0] for link in self.html["toc.html"].links() if (found := self.target("toc.html", link))}
 
 
+scratch = tempfile.TemporaryDirectory(prefix="lockgate-docs-")
+
+
 def fixture(**pages):
     """A site of these pages."""
-    folder = Path(tempfile.mkdtemp(prefix="lockgate-docs-"))
+    folder = Path(tempfile.mkdtemp(dir=scratch.name))
     for name, body in pages.items():
         text = f'<!DOCTYPE html><html lang="en"><head><title>t</title></head><body><main>{body}</main></body></html>'
         (folder / f"{name}.html").write_text(text)
@@ -166,7 +169,7 @@ class TheChecks(unittest.TestCase):
 class TheSite(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="lockgate-docs-"))
+        cls.folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(scratch.name, "site"))
         build.build(cls.folder)
         cls.site = Site(cls.folder)
 

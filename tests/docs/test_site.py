@@ -220,9 +220,13 @@ class ThePages(unittest.TestCase):
         sources = "\n".join(file.read_text() for file in (ROOT / "src").rglob("*.rs"))
         # A string that goes on in the next line is one text.
         ours = {re.sub(r"\\\n\s*", "", text) for text in STRING.findall(sources)}
-        sdk = "".join(
-            file.read_text() for file in (ROOT / "tests/referees/node_modules/@modelcontextprotocol/sdk/dist/esm").rglob("*.js")
-        )
+        modules = ROOT / "tests/referees/node_modules"
+        places = {
+            "TypeScript SDK": modules / "@modelcontextprotocol/sdk/dist/esm",
+            "mcp-remote": modules / "mcp-remote/dist",
+            "Inspector": modules / "@modelcontextprotocol/inspector/clients",
+        }
+        theirs = {name: "".join(file.read_text() for file in place.rglob("*.js")) for name, place in places.items()}
         heading, count, wrong = "", 0, []
         for line in (ROOT / "docs/troubleshooting.md").read_text().splitlines():
             if line.startswith("## "):
@@ -232,11 +236,10 @@ class ThePages(unittest.TestCase):
                 continue
             said = cells[1 if heading.startswith("The gateway says") else 0]
             if heading == "The client says":
-                for message in re.findall(r"`([^`]+)` \(TypeScript SDK", said) + re.findall(r"`([^`]+)` \(TypeScript", said):
+                for message, client in re.findall(r"`([^`]+)` \((TypeScript SDK|mcp-remote|Inspector)", said):
                     count += 1
-                    # Its own parts stand between the fixed ones.
-                    parts = [re.escape(part.strip()) for part in re.split("…|[0-9]{3}[)]", message) if part.strip()]
-                    if not re.search(".{0,60}".join(parts), sdk):
+                    parts = [re.escape(part.strip()) for part in message.split("…") if part.strip()]
+                    if not re.search(".{0,60}".join(parts), theirs[client]):
                         wrong.append(message)
             elif heading != "A server behaves differently than in a terminal":
                 for message in re.findall("`([^`]+)`", said):

@@ -11,6 +11,7 @@
 import assert from 'node:assert/strict';
 import { appendFileSync, realpathSync } from 'node:fs';
 import http from 'node:http';
+import https from 'node:https';
 import { fileURLToPath } from 'node:url';
 
 const STEPS = 24;
@@ -133,7 +134,8 @@ export class Browser {
       headers.origin = policy === 'no-referrer' ? 'null' : new URL(from).origin;
     }
     return new Promise((resolve, reject) => {
-      const request = http.request(url, { method, headers, agent: false }, (response) => {
+      const { request: send } = target.protocol === 'https:' ? https : http;
+      const request = send(url, { method, headers, agent: false }, (response) => {
         const chunks = [];
         response.on('data', (chunk) => chunks.push(chunk));
         response.on('error', reject);
@@ -178,12 +180,13 @@ const sameOrigin = (one, other) => new URL(one).origin === new URL(other).origin
 const below = (path, base) =>
   path === base || path.startsWith(base.endsWith('/') ? base : `${base}/`);
 
-/** What holds of every page and redirect of an authorization server on loopback http. */
+/** What holds of every page and redirect of an authorization server, on loopback http or with https. */
 function checkPage(step, { status, headers, body }) {
   const where = `${step.method} ${step.url} ${status}`;
   for (const line of headers['set-cookie'] ?? []) {
     assert.doesNotMatch(line, /;\s*domain=/i, `${where}: ${line}`);
-    assert.doesNotMatch(line, /;\s*secure|^__(Host|Secure)-/i, `${where}: not over http: ${line}`);
+    if (step.url.startsWith('https:')) assert.match(line, /^__Host-.*;\s*secure/i, `${where}: ${line}`);
+    else assert.doesNotMatch(line, /;\s*secure|^__(Host|Secure)-/i, `${where}: not over http: ${line}`);
     assert.match(line, /;\s*httponly/i, `${where}: ${line}`);
     assert.match(line, /;\s*samesite=lax/i, `${where}: ${line}`);
   }

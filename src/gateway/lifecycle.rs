@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{config::Drain, http::Health, hub::Hub};
+use crate::{config::Drain, http::Health, hub::Hub, telemetry::setup::FLUSH_TIMEOUT};
 
 /// What a gateway and its process tell each other.
 #[derive(Clone, Default)]
@@ -114,7 +114,7 @@ impl Stages {
 
 /// The longest time from the begin of a drain to the end of the gateway.
 pub(crate) fn longest_end(drain: &Drain) -> Duration {
-    drain.delay + drain.timeout + CHILDREN_TIMEOUT + FINISH_TIMEOUT * LAST_STAGES
+    drain.delay + drain.timeout + CHILDREN_TIMEOUT + FINISH_TIMEOUT * LAST_STAGES + FLUSH_TIMEOUT
 }
 
 /// The stages that end one after the other behind the children.

@@ -23,14 +23,14 @@ pub(crate) fn begin(logs: Logs, export: Export) -> Result<(Metrics, Traces), Str
 /// Exports what is left, within a bounded time.
 pub(crate) async fn flush(metrics: Arc<Metrics>, traces: Traces) {
     // Both wait for threads of their own, beside each other.
-    let spans = tokio::task::spawn_blocking(move || traces.shut_down(FLUSH));
+    let spans = tokio::task::spawn_blocking(move || traces.shut_down(FLUSH_TIMEOUT));
     let metrics = tokio::task::spawn_blocking(move || metrics.shut_down());
     let both = async {
         let _ = spans.await;
         let _ = metrics.await;
     };
-    let _ = tokio::time::timeout(FLUSH, both).await;
+    let _ = tokio::time::timeout(FLUSH_TIMEOUT, both).await;
 }
 
 /// The time that the end of the gateway waits for a collector.
-const FLUSH: Duration = Duration::from_secs(2);
+pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);

@@ -369,7 +369,7 @@ class Values(unittest.TestCase):
             ([*LEAST, "--set", "secrets.redisUrl.existingSecret=x"], "secrets.redisUrl.existingSecret: is for mode replicated"),
             ([*LEAST, "--set", "autoscaling.enabled=true"], "autoscaling.enabled: needs mode replicated"),
             ([*LEAST, "--set", "terminationGracePeriodSeconds=40"], "is 40, and drain takes up to 46 s"),
-            ([*LEAST, "--set", "drain.timeoutSeconds=300", "--set", "terminationGracePeriodSeconds=60"], "drain takes up to 316 s"),
+            ([*LEAST, "--set", "drain.timeoutSeconds=300", "--set", "terminationGracePeriodSeconds=60"], "drain takes up to 318 s"),
             ([*replicated, "--set", "drain.preStopSeconds=0,drain.delaySeconds=0"], "preStopSeconds and delaySeconds are both 0"),
             ([*replicated, "--set", "manifest.existingConfigMap=x"], "content and existingConfigMap exclude each other"),
             ([*LEAST, "--set", "manifest.prune=true"], "manifest.prune: needs a manifest"),
@@ -455,13 +455,15 @@ class Values(unittest.TestCase):
         self.assertEqual((chart["appVersion"], chart["version"]), (version, version))
 
     def test_the_last_stages_fit_into_the_grace_period(self):
-        """16 s: the stages behind drain.timeout, the last log lines, and the end of the runtime."""
+        """18 s: the stages behind drain.timeout, the last spans and log lines, and the end of the runtime."""
         text = (ROOT / "src/gateway/lifecycle.rs").read_text()
         children = int(re.search(r"CHILDREN_TIMEOUT: Duration = Duration::from_secs\((\d+)\)", text)[1])
         finish = int(re.search(r"FINISH_TIMEOUT: Duration = Duration::from_secs\((\d+)\)", text)[1])
+        telemetry = (ROOT / "src/telemetry/setup.rs").read_text()
+        flush = int(re.search(r"FLUSH_TIMEOUT: Duration = Duration::from_secs\((\d+)\)", telemetry)[1])
         stages = len(re.findall(r"^        self\.\w+\.end\(\)\.await;", text, re.MULTILINE))
         self.assertEqual(stages, 5)
-        self.assertLessEqual(children + stages * finish + 1, 16)
+        self.assertLessEqual(children + stages * finish + flush + 1, 18)
 
     def test_the_package_has_what_it_needs(self):
         for version, program in HELMS.items():

@@ -368,7 +368,7 @@ class Values(unittest.TestCase):
             ([*LEAST, "--set", "mode=replicated"], "secrets.masterKey.existingSecret: is required with mode replicated"),
             ([*LEAST, "--set", "secrets.redisUrl.existingSecret=x"], "secrets.redisUrl.existingSecret: is for mode replicated"),
             ([*LEAST, "--set", "autoscaling.enabled=true"], "autoscaling.enabled: needs mode replicated"),
-            ([*LEAST, "--set", "terminationGracePeriodSeconds=40"], "is 40, and drain takes up to 46 s"),
+            ([*LEAST, "--set", "terminationGracePeriodSeconds=40"], "is 40, and drain takes up to 48 s"),
             ([*LEAST, "--set", "drain.timeoutSeconds=300", "--set", "terminationGracePeriodSeconds=60"], "drain takes up to 318 s"),
             ([*replicated, "--set", "drain.preStopSeconds=0,drain.delaySeconds=0"], "preStopSeconds and delaySeconds are both 0"),
             ([*replicated, "--set", "manifest.existingConfigMap=x"], "content and existingConfigMap exclude each other"),

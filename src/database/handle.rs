@@ -20,6 +20,7 @@ use super::{
 use crate::{
     base::{Clock, Secret, private_file},
     config::Config,
+    telemetry::StoreTimes,
 };
 
 /// The location of a database.
@@ -52,6 +53,8 @@ pub(crate) struct Opening {
     pub(crate) judge: Judge,
     /// The clock, synchronised with PostgreSQL.
     pub(crate) clock: Clock,
+    /// Where the durations of its operations are recorded.
+    pub(crate) times: StoreTimes,
 }
 
 impl Opening {
@@ -66,6 +69,7 @@ impl Opening {
             keys,
             judge,
             clock,
+            times: StoreTimes::default(),
         }
     }
 }
@@ -97,13 +101,13 @@ impl Database {
     /// `Unavailable` while the database is unreachable; `Invalid` if it cannot be used as
     /// configured: a wrong master key, an invalid URL.
     pub(crate) async fn open(opening: Opening) -> Result<Self, Error> {
-        let clock = opening.clock;
+        let (clock, times) = (opening.clock, opening.times);
         let pool = match &opening.location {
             Location::File(file) => {
                 make_private(file).map_err(|error| Error::Unavailable(error.to_string()))?;
-                Pool::sqlite(file, clock).await?
+                Pool::sqlite(file, clock, times).await?
             }
-            Location::Url(url) => Pool::postgres(url.expose(), clock).await?,
+            Location::Url(url) => Pool::postgres(url.expose(), clock, times).await?,
         };
         pool.read_in_time("SELECT 1 AS one").await?;
         let mut transaction = pool.begin().await?;

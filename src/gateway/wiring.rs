@@ -207,6 +207,7 @@ impl Parts {
             tracker: stage.tasks.clone(),
             stop: stage.stop.clone(),
         };
+        sharing.redis.times().report_to(&self.metrics.stores);
         sharing.agree(&self.config, keys, disagreement);
         sharing.follow(&self.snapshot);
         Ok(sharing.stores(&self.config, (cluster.me.clone(), keys), &self.health))
@@ -233,6 +234,7 @@ impl Parts {
     /// Starts the tasks that refresh the snapshot and apply its changes.
     fn follow(&self, sync: Option<SnapshotSync>, hub: &Hub, offer: Offer) {
         if let Some(sync) = sync {
+            sync.times().report_to(&self.metrics.stores);
             let stage = &self.stages.database;
             let report = readiness::of_database(&self.health, self.snapshot.is_loaded());
             let keeping = sync.run(report, stage.stop.clone());

@@ -25,6 +25,7 @@ use crate::{
     database::{self, Author, Database, Location, Opening},
     declare::Prune,
     manifest::{Declaration, objects},
+    telemetry::StoreTimes,
 };
 
 /// A manifest file, applied at the start and whenever it changes.
@@ -241,6 +242,11 @@ impl SnapshotSync {
         let catalog = self.snapshot.catalog();
         self.upkeep.run(database, &catalog).await?;
         Ok(Round::UpToDate)
+    }
+
+    /// Where the durations of the database's operations are recorded.
+    pub(crate) fn times(&self) -> &StoreTimes {
+        &self.opening.times
     }
 
     /// Applies the pending manifest, if any. A mistake in it is an error only before anything is

@@ -24,6 +24,7 @@ use super::{
     logs::Logs,
     operations::Operations,
     otlp::{self, Exports},
+    stores::StoreDurations,
 };
 use crate::config::Signal;
 
@@ -113,6 +114,9 @@ metrics! {
     /// Durations of calls, by tenant, server, method, tool and type of error.
     operations: Operations = "mcp.server.operation.duration"
         ["tenant", "server", "mcp.method.name", "gen_ai.tool.name", "error.type"];
+    /// Durations of operations of Redis and the database, by store, operation and type of error.
+    stores: StoreDurations = "db.client.operation.duration"
+        ["db.system.name", "db.operation.name", "error.type"];
     /// Dropped messages, by reason.
     messages_dropped: Count<(Dropped,)> = "lockgate_messages_dropped" ["reason"];
     /// Lines on stdout of children that are no messages.
@@ -245,6 +249,7 @@ fn row(of: &Description, suffix: &str, values: &[&[&str]]) -> String {
         labels.push_str(label);
         if let Some(values) = values.get(at).filter(|values| !values.is_empty()) {
             let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+            let label = label.replace('.', "_");
             known = format!("{known}; `{label}`: {}", values.join(", "));
         }
     }
@@ -309,7 +314,7 @@ mod tests {
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
         let page = std::fs::read_to_string(&file).expect("the page");
         let is_row = |line: &&str| {
-            ["| `lockgate_", "| `mcp_"]
+            ["| `lockgate_", "| `mcp_", "| `db_"]
                 .iter()
                 .any(|one| line.starts_with(one))
         };

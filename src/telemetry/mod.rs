@@ -5,6 +5,7 @@
 //! * `instruments`: kinds of instruments
 //! * `labels`: label values
 //! * `operations`: durations of operations by tenant, server, method and tool
+//! * `stores`: durations of operations of stores
 //! * `traces`: spans, and the trace context that is taken and passed on
 //! * `otlp`: export of traces and metrics
 //! * `setup`: begin and end
@@ -18,6 +19,7 @@ mod operations;
 mod otlp;
 pub(crate) mod semconv;
 pub(crate) mod setup;
+mod stores;
 pub(crate) mod traces;
 
 pub(crate) use self::instruments::LimitName;
@@ -28,4 +30,5 @@ pub(crate) use self::labels::{
 pub(crate) use self::logs::{Format, Logs};
 pub(crate) use self::metrics::{Metrics, SESSION_STREAMS};
 pub(crate) use self::operations::{Operation, ServerOperations};
+pub(crate) use self::stores::{StoreFailure, StoreSystem, StoreTimes};
 pub(crate) use self::traces::{CallSpans, Span, TraceContext, Traces};

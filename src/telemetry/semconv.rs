@@ -41,6 +41,11 @@ pub(super) const BUCKETS: [f64; 14] = [
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 ];
 
+/// The buckets of operations of stores, in seconds.
+pub(super) const STORE_BUCKETS: [f64; 11] = [
+    0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0,
+];
+
 /// The value of `mcp.method.name` for the method of a request: methods of the specification have
 /// their own names, all others share one.
 pub(crate) fn method(name: &str) -> &'static str {

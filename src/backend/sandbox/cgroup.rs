@@ -3,7 +3,8 @@
 //! Not here: starting and ending processes in one (`guard`).
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -51,6 +52,8 @@ impl Delegation {
 #[derive(Debug)]
 pub(crate) struct Groups {
     base: PathBuf,
+    /// Tells other gateways that the group is in use.
+    lock: File,
     /// Whether it has an inner group in which addresses are refused.
     is_filtered: bool,
 }
@@ -61,7 +64,7 @@ impl Groups {
         delegation: &Delegation,
         filter: Option<impl FnOnce(&Path) -> io::Result<()>>,
     ) -> io::Result<Self> {
-        let (own, pid) = (&delegation.path, std::process::id());
+        let own = &delegation.path;
         sweep(own);
         let wanted: Vec<&str> = CONTROLLERS
             .into_iter()
@@ -69,22 +72,24 @@ impl Groups {
             .collect();
         if enable(own, &wanted).is_err() {
             // A group with controllers for groups below it must have no process of its own.
-            let gateway = own.join(format!("{PREFIX}gateway-{pid}"));
-            make(&gateway)?;
+            let (gateway, _lock) = claim(own, GATEWAY_PREFIX)?;
             fs::write(gateway.join("cgroup.procs"), "0")?;
             enable(own, &wanted)?;
         }
-        let base = own.join(format!("{PREFIX}{pid}"));
-        make(&base)?;
+        let (base, lock) = claim(own, PREFIX)?;
         enable(&base, &wanted)?;
         let is_filtered = filter.is_some();
         if let Some(filter) = filter {
             let filtered = base.join(FILTERED);
-            make(&filtered)?;
+            fs::create_dir(&filtered)?;
             enable(&filtered, &wanted)?;
             filter(&filtered)?;
         }
-        Ok(Self { base, is_filtered })
+        Ok(Self {
+            base,
+            lock,
+            is_filtered,
+        })
     }
 
     /// Creates a group for one child, with its limits.
@@ -129,14 +134,42 @@ impl Drop for Groups {
         // Groups that a guard has not removed yet are removed at the next start.
         _ = fs::remove_dir(self.base.join(FILTERED));
         _ = fs::remove_dir(&self.base);
+        _ = self.lock.unlock();
     }
 }
 
-fn make(group: &Path) -> io::Result<()> {
-    match fs::create_dir(group) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
+/// Creates a group of a new name, and locks it while the file is open.
+///
+/// A process id alone is no name: gateways in different PID namespaces may have the same one.
+fn claim(own: &Path, prefix: &str) -> io::Result<(PathBuf, File)> {
+    let pid = std::process::id();
+    for attempt in 0..ATTEMPTS {
+        let group = match attempt {
+            0 => own.join(format!("{prefix}{pid}")),
+            _ => own.join(format!("{prefix}{pid}-{attempt}")),
+        };
+        match fs::create_dir(&group) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+            // Another gateway that starts may have removed it before it was locked.
+            Ok(()) => {
+                if let Some(lock) = lock(&group)
+                    && group.exists()
+                {
+                    return Ok((group, lock));
+                }
+            }
+        }
     }
+    let what = "other gateways have taken every name for a cgroup";
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, what))
+}
+
+/// The lock of a group; none while another gateway has it.
+fn lock(group: &Path) -> Option<File> {
+    let directory = File::open(group).ok()?;
+    directory.try_lock().ok()?;
+    Some(directory)
 }
 
 /// Enables controllers for the groups below `group`.
@@ -155,10 +188,10 @@ fn enable(group: &Path, wanted: &[&str]) -> io::Result<()> {
 fn sweep(own: &Path) {
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let name = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        let pid = name.map(|name| name.trim_start_matches("gateway-"));
-        // A group of a living gateway may be empty for a moment.
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+        let is_ours = name.to_str().is_some_and(|name| name.starts_with(PREFIX));
+        // A group of a living gateway may be empty for a moment, and its process may be in another
+        // PID namespace.
+        if is_ours && let Some(_lock) = lock(&entry.path()) {
             for part in [entry.path().join(FILTERED), entry.path()] {
                 for leaf in fs::read_dir(&part).into_iter().flatten().flatten() {
                     _ = fs::remove_dir(leaf.path());
@@ -185,6 +218,12 @@ fn words(text: &str) -> Vec<String> {
 }
 
 const PREFIX: &str = "lockgate-";
+
+/// Prefix of the group of a gateway's own process.
+const GATEWAY_PREFIX: &str = "lockgate-gateway-";
+
+/// Names that are tried for a group.
+const ATTEMPTS: u32 = 64;
 
 /// Inner group in which addresses are refused; no child has this name.
 const FILTERED: &str = "filtered";
@@ -251,5 +290,29 @@ mod tests {
         assert!(filtered.with_file_name("filter").exists());
         assert_eq!(read(leaf.join("memory.max")), "1048576");
         assert_eq!(read(leaf.join("cpu.max")), "50000 100000");
+    }
+
+    /// A gateway in another PID namespace has no process that is seen here, and may have the same
+    /// process id.
+    #[test]
+    fn groups_of_living_gateways_stay_and_leftovers_go() {
+        let root = fake("cpu memory pids\n");
+        let delegation = Delegation::probe(root.path()).unwrap();
+        let group = |name: &str| delegation.path.join(name);
+        let own = group(&format!("lockgate-{}", std::process::id()));
+        for name in ["lockgate-4194305", "lockgate-4194306"] {
+            fs::create_dir_all(group(name).join("filtered/acme-files-1")).unwrap();
+        }
+        fs::create_dir(&own).unwrap();
+        let living = [lock(&group("lockgate-4194305")), lock(&own)];
+        assert!(living.iter().all(Option::is_some));
+        let filter = |_: &Path| Ok(());
+        let groups = Groups::create(&delegation, Some(filter)).unwrap();
+        assert!(group("lockgate-4194305/filtered/acme-files-1").exists());
+        assert!(!group("lockgate-4194306").exists());
+        assert_ne!(groups.base, own);
+        let other = Groups::create(&delegation, Some(filter)).unwrap();
+        assert_ne!(other.base, groups.base);
+        assert!(groups.base.exists());
     }
 }

@@ -18,13 +18,17 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::value::Value;
-use crate::base::{Clock, private_file};
+use crate::{
+    base::{Clock, private_file},
+    telemetry::{StoreFailure, StoreSystem, StoreTimes},
+};
 
 /// Connections to a database with the schema of this build, and its clock.
 #[derive(Clone)]
 pub(crate) struct Pool {
     connections: Connections,
     clock: Clock,
+    times: StoreTimes,
 }
 
 #[derive(Clone, Debug)]
@@ -68,7 +72,11 @@ pub(crate) enum SqlError {
 
 impl Pool {
     /// Connects to PostgreSQL and updates its schema.
-    pub(crate) async fn postgres(url: &str, clock: Clock) -> Result<Self, SqlError> {
+    pub(crate) async fn postgres(
+        url: &str,
+        clock: Clock,
+        times: StoreTimes,
+    ) -> Result<Self, SqlError> {
         let options: PgConnectOptions = url
             .parse()
             .map_err(|error: sqlx::Error| SqlError::Unusable(format!("its URL: {error}")))?;
@@ -85,11 +93,19 @@ impl Pool {
             .acquire_timeout(ACQUIRE)
             .connect_lazy_with(options.options(limits));
         let connections = Connections::Postgres(pool);
-        Ok(Self { connections, clock })
+        Ok(Self {
+            connections,
+            clock,
+            times,
+        })
     }
 
     /// Opens a SQLite file, creates it if needed, and updates its schema.
-    pub(crate) async fn sqlite(file: &Path, clock: Clock) -> Result<Self, SqlError> {
+    pub(crate) async fn sqlite(
+        file: &Path,
+        clock: Clock,
+        times: StoreTimes,
+    ) -> Result<Self, SqlError> {
         let options = SqliteConnectOptions::new()
             .filename(file)
             .create_if_missing(true)
@@ -119,7 +135,11 @@ impl Pool {
             .acquire_timeout(ACQUIRE)
             .connect_lazy_with(options.read_only(true).create_if_missing(false));
         let connections = Connections::Sqlite { write, read };
-        Ok(Self { connections, clock })
+        Ok(Self {
+            connections,
+            clock,
+            times,
+        })
     }
 
     /// The time in milliseconds since 1970, by the clock that replicas share.
@@ -158,14 +178,15 @@ impl Pool {
     pub(crate) async fn begin_unserialized(&self) -> Result<Transaction, SqlError> {
         match &self.connections {
             Connections::Postgres(pool) => {
-                let begun = timed(STATEMENT, pool.begin()).await?;
-                Ok(Transaction::Postgres(begun))
+                let begun = self.measured("begin", pool.begin()).await?;
+                Ok(self.transaction(Begun::Postgres(begun)))
             }
             // A transaction that begins with a read fails at its first write if another one wrote
             // meanwhile, regardless of `busy_timeout`.
             Connections::Sqlite { write, .. } => {
-                let begun = timed(STATEMENT, write.begin_with("BEGIN IMMEDIATE")).await?;
-                Ok(Transaction::Sqlite(begun))
+                let begun = write.begin_with("BEGIN IMMEDIATE");
+                let begun = self.measured("begin", begun).await?;
+                Ok(self.transaction(Begun::Sqlite(begun)))
             }
         }
     }
@@ -175,12 +196,12 @@ impl Pool {
         match &self.connections {
             Connections::Postgres(pool) => {
                 let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-                let begun = timed(STATEMENT, pool.begin_with(begin)).await?;
-                Ok(Transaction::Postgres(begun))
+                let begun = self.measured("begin", pool.begin_with(begin)).await?;
+                Ok(self.transaction(Begun::Postgres(begun)))
             }
             Connections::Sqlite { read, .. } => {
-                let begun = timed(STATEMENT, read.begin()).await?;
-                Ok(Transaction::Sqlite(begun))
+                let begun = self.measured("begin", read.begin()).await?;
+                Ok(self.transaction(Begun::Sqlite(begun)))
             }
         }
     }
@@ -195,19 +216,13 @@ impl Pool {
         match &self.connections {
             Connections::Postgres(pool) => {
                 let rows = bound(sql, values).fetch_all(pool);
-                Ok(timed(STATEMENT, rows)
-                    .await?
-                    .into_iter()
-                    .map(Row::Postgres)
-                    .collect())
+                let rows = self.measured("read", rows).await?;
+                Ok(rows.into_iter().map(Row::Postgres).collect())
             }
             Connections::Sqlite { read, .. } => {
                 let rows = bound(sql, values).fetch_all(read);
-                Ok(timed(STATEMENT, rows)
-                    .await?
-                    .into_iter()
-                    .map(Row::Sqlite)
-                    .collect())
+                let rows = self.measured("read", rows).await?;
+                Ok(rows.into_iter().map(Row::Sqlite).collect())
             }
         }
     }
@@ -225,6 +240,25 @@ impl Pool {
             self.clock.set(row.get("now_ms")?, asked);
         }
         Ok(rows)
+    }
+
+    fn transaction(&self, begun: Begun) -> Transaction {
+        Transaction {
+            begun,
+            times: self.times.clone(),
+        }
+    }
+
+    fn measured<T>(
+        &self,
+        name: &'static str,
+        step: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> impl Future<Output = Result<T, SqlError>> {
+        let system = match &self.connections {
+            Connections::Postgres(_) => StoreSystem::Postgresql,
+            Connections::Sqlite { .. } => StoreSystem::Sqlite,
+        };
+        measured(&self.times, (system, name), step)
     }
 
     /// Copies a consistent state of the file to `target`, which must be empty.
@@ -293,7 +327,12 @@ pub(crate) async fn inspect(file: &Path) -> Result<(), SqlError> {
 }
 
 /// An atomic group of statements, rolled back when dropped without [`Self::commit`].
-pub(crate) enum Transaction {
+pub(crate) struct Transaction {
+    begun: Begun,
+    times: StoreTimes,
+}
+
+enum Begun {
     /// In PostgreSQL.
     Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
     /// In SQLite.
@@ -308,31 +347,33 @@ impl Transaction {
         values: Vec<Value>,
     ) -> Result<Vec<Row>, SqlError> {
         let sql = sql.into();
-        match self {
-            Self::Postgres(inner) => {
+        match &mut self.begun {
+            Begun::Postgres(inner) => {
                 let rows = bound(sql, values).fetch_all(&mut **inner);
-                Ok(timed(STATEMENT, rows)
-                    .await?
-                    .into_iter()
-                    .map(Row::Postgres)
-                    .collect())
+                let operation = (StoreSystem::Postgresql, "statement");
+                let rows = measured(&self.times, operation, rows).await?;
+                Ok(rows.into_iter().map(Row::Postgres).collect())
             }
-            Self::Sqlite(inner) => {
+            Begun::Sqlite(inner) => {
                 let rows = bound(sql, values).fetch_all(&mut **inner);
-                Ok(timed(STATEMENT, rows)
-                    .await?
-                    .into_iter()
-                    .map(Row::Sqlite)
-                    .collect())
+                let operation = (StoreSystem::Sqlite, "statement");
+                let rows = measured(&self.times, operation, rows).await?;
+                Ok(rows.into_iter().map(Row::Sqlite).collect())
             }
         }
     }
 
     /// Commits. After an error the outcome is unknown and must be read.
     pub(crate) async fn commit(self) -> Result<(), SqlError> {
-        match self {
-            Self::Postgres(inner) => timed(STATEMENT, inner.commit()).await,
-            Self::Sqlite(inner) => timed(STATEMENT, inner.commit()).await,
+        match self.begun {
+            Begun::Postgres(inner) => {
+                let operation = (StoreSystem::Postgresql, "commit");
+                measured(&self.times, operation, inner.commit()).await
+            }
+            Begun::Sqlite(inner) => {
+                let operation = (StoreSystem::Sqlite, "commit");
+                measured(&self.times, operation, inner.commit()).await
+            }
         }
     }
 }
@@ -391,6 +432,28 @@ where
     })
 }
 
+/// Runs an operation within the time limit of a statement, and records its duration.
+async fn measured<T>(
+    times: &StoreTimes,
+    operation: (StoreSystem, &'static str),
+    step: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, SqlError> {
+    let began = Instant::now();
+    // Not by `timed`, whose future would contain that of the step once more.
+    let done = match timeout(STATEMENT, step).await {
+        Ok(done) => done.map_err(|error| meaning(&error)),
+        Err(_) => Err(late(STATEMENT)),
+    };
+    let failure = done.as_ref().err().and_then(|error| match error {
+        SqlError::Unavailable(_) if began.elapsed() >= STATEMENT => Some(StoreFailure::Timeout),
+        SqlError::Unavailable(_) => Some(StoreFailure::Unavailable),
+        SqlError::Duplicate | SqlError::Dangling => None,
+        SqlError::Unusable(_) | SqlError::Bug(_) => Some(StoreFailure::Refused),
+    });
+    times.record(operation, failure, began.elapsed());
+    done
+}
+
 /// Runs a step with a time limit: a dead connection may never report an end.
 async fn timed<T>(
     limit: Duration,
@@ -398,8 +461,12 @@ async fn timed<T>(
 ) -> Result<T, SqlError> {
     match timeout(limit, step).await {
         Ok(done) => done.map_err(|error| meaning(&error)),
-        Err(_) => Err(SqlError::Unavailable(format!("no answer within {limit:?}"))),
+        Err(_) => Err(late(limit)),
     }
+}
+
+fn late(limit: Duration) -> SqlError {
+    SqlError::Unavailable(format!("no answer within {limit:?}"))
 }
 
 /// Boxed, because the compiler loses track of the borrows of this future (rust-lang/rust#100013).

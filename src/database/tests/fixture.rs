@@ -11,6 +11,7 @@ use crate::database::vault::KeySource;
 use crate::database::{Author, Database, Error, Expected, Judge, Location, Opening, Pool, Record};
 use crate::declare::{Declared, Kind, Object, ObjectName, When};
 use crate::manifest::objects;
+use crate::telemetry::StoreTimes;
 
 #[path = "../../../tests/it/support/postgres.rs"]
 #[expect(clippy::disallowed_methods, reason = "shared with tests/it")]
@@ -57,6 +58,7 @@ impl Place {
             keys: KeySource::File(self.dir.path().join("master.key")),
             judge,
             clock: Clock::of(move || now_ms.load(Ordering::Relaxed)),
+            times: StoreTimes::default(),
         }
     }
 
@@ -74,9 +76,10 @@ impl Place {
 
     /// The connection pool of the database, without the stores in front of it.
     pub(crate) async fn pool(&self) -> Pool {
+        let (clock, times) = (Clock::system(), StoreTimes::default());
         match &self.opening().location {
-            Location::File(file) => Pool::sqlite(file, Clock::system()).await.unwrap(),
-            Location::Url(url) => Pool::postgres(url.expose(), Clock::system()).await.unwrap(),
+            Location::File(file) => Pool::sqlite(file, clock, times).await.unwrap(),
+            Location::Url(url) => Pool::postgres(url.expose(), clock, times).await.unwrap(),
         }
     }
 }

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::base::Secret;
 use crate::state::{SessionId, StoreError};
+use crate::telemetry::{StoreFailure, StoreSystem, StoreTimes};
 
 /// The address of Redis, and the prefix of all keys.
 #[derive(Clone, Debug)]
@@ -68,6 +69,7 @@ struct Shared {
     /// For batches of events: large ones must not delay the calls.
     writes: Link,
     health: Arc<Health>,
+    times: StoreTimes,
 }
 
 impl Redis {
@@ -86,7 +88,13 @@ impl Redis {
             calls: link(CALL_TIMEOUT),
             writes: link(BATCH_TIMEOUT),
             health,
+            times: StoreTimes::default(),
         })))
+    }
+
+    /// Where the durations of calls are recorded.
+    pub(crate) fn times(&self) -> &StoreTimes {
+        &self.0.times
     }
 
     /// Checks the server's version and settings, once it has answered. An unreachable server is no
@@ -123,12 +131,33 @@ impl Redis {
     /// Runs a script within half a second. If its reply is lost with the connection, it runs again:
     /// every script tolerates that.
     pub(super) async fn call(&self, call: Call) -> Result<Value, StoreError> {
+        let name = call.lua.into();
+        self.timed(name, self.run_call(call)).await
+    }
+
+    /// Records how long an operation takes.
+    async fn timed<T>(
+        &self,
+        name: &'static str,
+        operation: impl Future<Output = Result<T, StoreFailure>>,
+    ) -> Result<T, StoreError> {
+        let began = Instant::now();
+        let done = operation.await;
+        let failure = done.as_ref().err().copied();
+        let operation = (StoreSystem::Redis, name);
+        self.0.times.record(operation, failure, began.elapsed());
+        done.map_err(|_| StoreError::Away)
+    }
+
+    async fn run_call(&self, call: Call) -> Result<Value, StoreFailure> {
         let (link, health) = (&self.0.calls, &self.0.health);
         let until = Instant::now() + CALL_TIMEOUT;
         let mut lost = Ok(());
         for _ in 0..2 {
-            let (mut connection, generation) =
-                link.connection(until).await.ok_or(StoreError::Away)?;
+            let (mut connection, generation) = link
+                .connection(until)
+                .await
+                .ok_or(StoreFailure::Unavailable)?;
             let Ok(answer) = timeout_at(until, call.run(&mut connection)).await else {
                 return Err(timed_out(link, generation, health));
             };
@@ -150,10 +179,15 @@ impl Redis {
                 }
             }
         }
-        if let Err(error) = lost {
-            health.failed(&error.to_string());
-        }
-        Err(StoreError::Away)
+        let Err(error) = lost else {
+            return Err(StoreFailure::Unavailable);
+        };
+        health.failed(&error.to_string());
+        Err(if is_broken(&error) {
+            StoreFailure::Unavailable
+        } else {
+            StoreFailure::Refused
+        })
     }
 
     /// All fields of a hash; none if it does not exist.
@@ -166,7 +200,8 @@ impl Redis {
     /// Runs one idempotent command.
     pub(crate) async fn command(&self, command: Cmd) -> Result<Value, StoreError> {
         let lua = Lua::Read;
-        self.call(Call { lua, command }).await
+        let call = Call { lua, command };
+        self.timed("command", self.run_call(call)).await
     }
 
     /// Removes a key.
@@ -182,7 +217,8 @@ impl Redis {
         &self,
         calls: Vec<Call>,
     ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
-        self.run_pipeline(&self.0.calls, CALL_TIMEOUT, calls).await
+        let run = self.run_pipeline(&self.0.calls, CALL_TIMEOUT, calls);
+        self.timed("pipeline", run).await
     }
 
     /// Runs scripts like [`Self::all`], with up to some megabytes of arguments.
@@ -191,7 +227,8 @@ impl Redis {
         calls: Vec<Call>,
     ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
         let link = &self.0.writes;
-        self.run_pipeline(link, BATCH_TIMEOUT, calls).await
+        let run = self.run_pipeline(link, BATCH_TIMEOUT, calls);
+        self.timed("batch", run).await
     }
 
     async fn run_pipeline(
@@ -199,10 +236,11 @@ impl Redis {
         link: &Link,
         limit: Duration,
         calls: Vec<Call>,
-    ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+    ) -> Result<Vec<Result<Value, StoreError>>, StoreFailure> {
         let health = &self.0.health;
         let until = Instant::now() + limit;
-        let (mut connection, generation) = link.connection(until).await.ok_or(StoreError::Away)?;
+        let connected = link.connection(until).await;
+        let (mut connection, generation) = connected.ok_or(StoreFailure::Unavailable)?;
         let luas: Vec<Lua> = calls.iter().map(|call| call.lua).collect();
         let mut pipeline = Pipeline::with_capacity(calls.len());
         for call in calls {
@@ -215,7 +253,7 @@ impl Redis {
             Ok(Err(error)) if !error.is_timeout() => {
                 health.failed(&error.to_string());
                 link.close(generation);
-                return Err(StoreError::Away);
+                return Err(StoreFailure::Unavailable);
             }
             _ => return Err(timed_out(link, generation, health)),
         };
@@ -248,10 +286,10 @@ impl Redis {
     }
 }
 
-fn timed_out(link: &Link, generation: u64, health: &Health) -> StoreError {
+fn timed_out(link: &Link, generation: u64, health: &Health) -> StoreFailure {
     health.failed(TIMED_OUT);
     link.timed_out(generation);
-    StoreError::Away
+    StoreFailure::Timeout
 }
 
 /// One script call.

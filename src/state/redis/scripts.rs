@@ -3,9 +3,11 @@
 use std::{sync::LazyLock, time::Duration};
 
 use redis::{Cmd, Script};
+use strum::IntoStaticStr;
 
 /// The scripts; the head of each file describes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub(crate) enum Lua {
     Beat,
     Insert,

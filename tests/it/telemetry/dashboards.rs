@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     auth::external_tokens::bearer,
     support::{
-        harness::{NEWEST, Session, package},
+        harness::{NEWEST, Session, package, until},
         oauth_client::{App, gateway},
     },
 };
@@ -116,7 +116,10 @@ fn documented() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
             continue;
         };
         let (name, labels) = name.split_once('{').unwrap_or((name, ""));
-        if !name.starts_with("lockgate_") && !name.starts_with("mcp_") {
+        if !["lockgate_", "mcp_", "db_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+        {
             continue;
         }
         let labels = labels
@@ -180,6 +183,12 @@ async fn dashboards_and_alerts_find_their_series_in_a_gateway() {
     session.initialize(NEWEST).await;
     session.text("echo", json!({"text": "x"})).await;
     session.delete().await;
+    // A session is counted when its tasks have ended, behind the response.
+    until("the end of the session", async || {
+        let text = gateway.ops("/metrics").await;
+        text.contains("mcp_server_session_duration_seconds_count{")
+    })
+    .await;
     let text = gateway.ops("/metrics").await;
     for expression in expressions() {
         for series in Asked::of(&expression).series {

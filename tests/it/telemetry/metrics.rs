@@ -6,6 +6,7 @@ use serde_json::json;
 use crate::{
     auth::external_tokens::bearer,
     support::{
+        cluster::Cluster,
         harness::{NEWEST, Session, until},
         oauth_client::{App, gateway},
         served::Served,
@@ -103,6 +104,30 @@ async fn starts_sessions_and_log_ins_are_measured_without_ids_and_secrets() {
     for secret in ["canary", "ada", &app.id, &token, &session, &session[..8]] {
         assert!(!text.contains(secret), "{secret}: {text}");
     }
+}
+
+#[tokio::test]
+async fn operations_of_stores_are_measured_by_outcome() {
+    let cluster = Cluster::two().await;
+    let token = App::public(&cluster.replicas[0], "a").await.tokens().await;
+    let session = cluster.session(0, &token.text("access_token")).await;
+    session.text("whoami", json!({})).await;
+    let series = |store: &str, operation: &str, error: &str| {
+        let name = "db_client_operation_duration_seconds_count";
+        format!(r#"{name}{{db_operation_name="{operation}",db_system_name="{store}"{error}}}"#)
+    };
+    let gateway = &cluster.replicas[0];
+    for (store, operation) in [
+        ("redis", "insert"),
+        ("redis", "beat"),
+        ("postgresql", "read"),
+    ] {
+        let series = series(store, operation, "");
+        until(&series, async || value(gateway, &series).await >= Some(1.0)).await;
+    }
+    cluster.redis.pause();
+    let failed = series("redis", "beat", r#",error_type="timeout""#);
+    until(&failed, async || value(gateway, &failed).await >= Some(1.0)).await;
 }
 
 #[tokio::test]

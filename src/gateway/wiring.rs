@@ -73,6 +73,7 @@ pub(crate) async fn run(
     let stores = parts
         .stores(cluster.as_deref(), keys, &disagreement)
         .await?;
+    parts.observe(&stores, &audit);
     let hub = parts.hub(stores, launcher, &audit);
     parts.follow(sync, &hub, offer);
     let outbound = Outbound::new(parts.config.outbound_allow.clone());
@@ -211,6 +212,16 @@ impl Parts {
         sharing.agree(&self.config, keys, disagreement);
         sharing.follow(&self.snapshot);
         Ok(sharing.stores(&self.config, (cluster.me.clone(), keys), &self.health))
+    }
+
+    /// Shows sizes of logs and queues in the metrics.
+    fn observe(&self, stores: &Stores, audit: &AuditQueue) {
+        let metrics = &self.metrics;
+        let [log, queue] = [(); 2].map(|()| Arc::clone(&stores.log));
+        metrics.log_bytes.read_from(move || log.size().bytes);
+        metrics.log_queue.read_from(move || queue.size().queued);
+        let audit = audit.clone();
+        metrics.audit_queue.read_from(move || audit.len());
     }
 
     /// The hub, with all sessions.

@@ -59,6 +59,12 @@ impl AuditQueue {
         }
     }
 
+    /// The number of queued records.
+    pub(crate) fn len(&self) -> usize {
+        let queue = self.0.as_ref();
+        queue.map_or(0, |queue| queue.max_capacity() - queue.capacity())
+    }
+
     /// Waits until all queued records are written, at most for [`FLUSH_TIMEOUT`].
     pub(crate) async fn flush(&self) {
         let Some(queue) = &self.0 else {

@@ -102,6 +102,15 @@ pub(crate) struct Streams {
     pub(crate) open: Vec<OpenStream>,
 }
 
+/// The present size of an event log, as far as it is in this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LogSize {
+    /// Bytes of events in memory.
+    pub(crate) bytes: usize,
+    /// Writes that wait for the store.
+    pub(crate) queued: usize,
+}
+
 /// The ordered events of every stream.
 ///
 /// 1. Writes to one session take effect in the order of the calls, whether their futures are polled
@@ -157,6 +166,9 @@ pub(crate) trait EventLog: Send + Sync {
 
     /// Removes from this process the streams of a session that another replica will own.
     fn release<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, ()>;
+
+    /// Its size, added up over all sessions: a read of metrics may take that time, a request not.
+    fn size(&self) -> LogSize;
 }
 
 /// A replica between a start and its end.

@@ -2,7 +2,12 @@
 //!
 //! Recording allocates nothing where the label values are constants.
 
-use std::{marker::PhantomData, time::Duration};
+use std::{
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use opentelemetry::{
     KeyValue,
@@ -313,6 +318,39 @@ impl Observed {
             .with_description(self.0.help)
             .with_callback(move |count| count.observe(read(), &[]))
             .build();
+    }
+}
+
+/// A number that is read whenever metrics are.
+pub(crate) struct Gauge(Arc<OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>>);
+
+impl fmt::Debug for Gauge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Gauge").finish_non_exhaustive()
+    }
+}
+
+impl Instrument for Gauge {
+    const SUFFIX: &'static str = "";
+
+    fn new(meter: &Meter, description: &'static Description) -> Self {
+        let read = Arc::new(OnceLock::<Box<dyn Fn() -> u64 + Send + Sync>>::new());
+        let gauge = Self(Arc::clone(&read));
+        meter
+            .u64_observable_gauge(description.name)
+            .with_description(description.help)
+            .with_callback(move |gauge| gauge.observe(read.get().map_or(0, |read| read()), &[]))
+            .build();
+        gauge
+    }
+}
+
+impl Gauge {
+    /// Reads the number from `read` from now on.
+    pub(crate) fn read_from(&self, read: impl Fn() -> usize + Send + Sync + 'static) {
+        let read = move || u64::try_from(read()).unwrap_or(u64::MAX);
+        // Each has one source.
+        let _ = self.0.set(Box::new(read));
     }
 }
 

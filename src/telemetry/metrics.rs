@@ -16,7 +16,7 @@ use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider};
 use prometheus::{Registry, TextEncoder};
 
 use super::{
-    instruments::{Count, Description, Durations, Instrument, Level, LimitName, Observed},
+    instruments::{Count, Description, Durations, Gauge, Instrument, Level, LimitName, Observed},
     labels::{
         ChildState, Denied, Dropped, Ended, Exit, HopOutcome, Login, MethodClass, Outcome, Resumed,
         Route, StatusClass,
@@ -92,6 +92,10 @@ metrics! {
     events: Count = "lockgate_events";
     /// Bytes of these events.
     event_bytes: Count = "lockgate_event_bytes";
+    /// Bytes of events that are kept in memory.
+    log_bytes: Gauge = "lockgate_log_bytes";
+    /// Events and other writes of streams that wait for Redis.
+    log_queue: Gauge = "lockgate_log_queue";
     /// Resumptions of streams, by outcome.
     streams_resumed: Count<(Resumed,)> = "lockgate_streams_resumed" ["outcome"];
     /// Running children.
@@ -133,6 +137,8 @@ metrics! {
     unenforced: Level<[&'static str; 3]> = "lockgate_sandbox_unenforced" ["tenant", "server", "key"];
     /// Audit records dropped: the queue was full or the database unavailable.
     audit_dropped: Count = "lockgate_audit_dropped";
+    /// Audit records that wait for the database.
+    audit_queue: Gauge = "lockgate_audit_queue";
     /// Dropped log lines.
     log_lines_dropped: Observed = "lockgate_log_lines_dropped";
     /// Spans that the OTLP collector took.

@@ -32,6 +32,7 @@ RUN = {
     "docs/quickstart.md": [],
     "docs/tutorial-team.md": ["certificate", "provider"],
     "docs/tutorial-replicas.md": ["postgres", "redis"],
+    "docs/tutorial-kubernetes.md": [],
     "docs/deploying.md": [],
     "docs/troubleshooting.md": [],
     "docs/clients.md": [],
@@ -56,6 +57,7 @@ NOT_RUN = {
     "docs/quickstart.md": 0,
     "docs/tutorial-team.md": 0,
     "docs/tutorial-replicas.md": 0,
+    "docs/tutorial-kubernetes.md": 6,
     "docs/deploying.md": 3,
     "docs/troubleshooting.md": 0,
     "docs/clients.md": 3,
@@ -164,6 +166,8 @@ class Page:
         # npx takes packages from here, at the versions of the lock file, before it asks a registry.
         packages = ROOT / "tests/referees/node_modules"
         (self.work / "node_modules").symlink_to(packages.resolve())
+        # The chart of the reader's checkout.
+        (self.work / "helm").symlink_to(ROOT / "helm")
         temporary = self.folder / "tmp"
         temporary.mkdir()
         programs = self.folder / "bin"
@@ -387,8 +391,10 @@ def run(name, binary):
 def main():
     # node of the lock file, for the services and for npx.
     os.environ["PATH"] = f"{ROOT / 'tests/referees/node_modules/.bin'}:{os.environ['PATH']}"
+    if "HELM4" in os.environ:
+        os.environ["PATH"] = f"{Path(os.environ['HELM4']).parent}:{os.environ['PATH']}"
     binary, *names = sys.argv[1:]
-    missing = [name for name in ("bash", "curl", "openssl", "node", "npx", "haproxy") if not shutil.which(name)]
+    missing = [name for name in ("bash", "curl", "openssl", "node", "npx", "haproxy", "helm") if not shutil.which(name)]
     if missing:
         sys.exit(f"the pages need: {', '.join(missing)}")
     if not names:

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use crate::protocol::StreamId;
 use crate::state::{
-    BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, OpenStream, Page, Record, Replica,
-    SessionId, StoreError, Streams, WriteTarget,
+    BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, LogSize, OpenStream, Page, Record,
+    Replica, SessionId, StoreError, Streams, WriteTarget,
 };
 
 /// The bounds of a stream.
@@ -179,6 +179,11 @@ impl SessionStreams {
     /// Reports whether a stream is present.
     pub(crate) fn has(&self, id: StreamId) -> bool {
         self.streams.contains_key(&id)
+    }
+
+    /// The bytes of all streams.
+    pub(crate) fn bytes(&self) -> usize {
+        self.streams.values().map(|stream| stream.bytes).sum()
     }
 
     /// The bytes of a stream, if all its events were appended here.
@@ -348,6 +353,17 @@ impl EventLog for MemoryLog {
     /// No other process can read the session, so a release removes it.
     fn release<'a>(&'a self, session: &'a SessionId) -> BoxFuture<'a, ()> {
         self.forget(session)
+    }
+
+    fn size(&self) -> LogSize {
+        let sessions: Vec<_> = {
+            let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+            sessions.values().cloned().collect()
+        };
+        LogSize {
+            bytes: sessions.iter().map(|session| locked(session).bytes()).sum(),
+            queued: 0,
+        }
     }
 }
 

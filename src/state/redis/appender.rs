@@ -113,7 +113,12 @@ impl Queue {
     }
 
     fn is_empty(&self) -> bool {
-        self.locked().queue.is_empty()
+        self.len() == 0
+    }
+
+    /// The number of writes that no batch has taken yet.
+    pub(super) fn len(&self) -> usize {
+        self.locked().queue.len()
     }
 
     fn close(&self) {

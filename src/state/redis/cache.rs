@@ -102,6 +102,16 @@ impl Cache {
         Some((tenure.fence, tenure.epoch))
     }
 
+    /// The bytes of all events.
+    pub(super) fn bytes(&self) -> usize {
+        let sessions: Vec<_> = {
+            let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+            sessions.values().cloned().collect()
+        };
+        let bytes = |session: &Arc<Mutex<Tenure>>| locked(session).streams.bytes();
+        sessions.iter().map(bytes).sum()
+    }
+
     pub(crate) fn drop_all(&self, session: &SessionId) {
         self.sessions
             .write()

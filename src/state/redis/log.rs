@@ -17,7 +17,8 @@ use super::{
 };
 use crate::protocol::{LISTENER_STREAM, StreamId};
 use crate::state::{
-    BoxFuture, EventLog, Fence, OpenStream, Page, SessionId, StoreError, Streams, WriteTarget,
+    BoxFuture, EventLog, Fence, LogSize, OpenStream, Page, SessionId, StoreError, Streams,
+    WriteTarget,
     memory::{PAGE, Retention},
 };
 
@@ -164,6 +165,13 @@ impl EventLog for RedisLog {
             let _ = timeout(WAIT_LIMIT, written).await;
             self.cache.drop_all(session);
         })
+    }
+
+    fn size(&self) -> LogSize {
+        LogSize {
+            bytes: self.cache.bytes(),
+            queued: self.queue.len(),
+        }
     }
 }
 

@@ -222,3 +222,16 @@ fn a_page_is_bounded_and_the_end_comes_with_the_last() {
     let second = streams.streams[&0].read(2).unwrap();
     assert_eq!((second.events.len(), second.is_end), (1, true));
 }
+
+#[tokio::test]
+async fn the_size_of_a_log_is_that_of_the_kept_events() {
+    let log = log();
+    for number in 1..=5 {
+        append(&log, "a", 0, 1, number).await.unwrap();
+    }
+    append(&log, "b", 0, 1, 1).await.unwrap();
+    // Three of five fit.
+    assert_eq!(log.size().bytes, 4 * b"event".len());
+    log.forget(&session("a")).await;
+    assert_eq!(log.size().bytes, b"event".len());
+}

@@ -11,7 +11,7 @@ use super::contract::{
     KEEP, KINDS, Kind, PLENTY, Reply, Server, Side, event, gone, replica, session, until,
 };
 use crate::state::{
-    BoxFuture, Directory, Fence, StoreError,
+    BoxFuture, Directory, Fence, LogSize, StoreError,
     memory::Retention,
     redis::{Redis, RedisDirectory, Settings},
 };
@@ -401,6 +401,23 @@ async fn the_end_of_a_replica_writes_what_it_has() {
     assert!(join_all(kept).await.iter().all(Result::is_ok));
     assert_eq!(all(&two, 0).await.len(), 2000);
     two.end().await;
+}
+
+#[tokio::test]
+async fn the_size_of_a_log_is_that_of_its_events_and_its_queue() {
+    let server = Server::start(Kind::Redis);
+    let one = Side::on(&server, "one", PLENTY).await;
+    one.add("s", 1).await.unwrap();
+    join_all(append(&one, 1..=3)).await;
+    let bytes = (1..=3).map(|number| event(number).len()).sum();
+    assert_eq!(one.log.size(), LogSize { bytes, queued: 0 });
+    let kept = append(&one, 4..=9);
+    assert_eq!(one.log.size().queued, 6);
+    assert!(join_all(kept).await.iter().all(Result::is_ok));
+    assert_eq!(one.log.size().queued, 0);
+    one.log.forget(&session("s")).await;
+    assert_eq!(one.log.size(), LogSize::default());
+    one.end().await;
 }
 
 #[tokio::test]

@@ -145,6 +145,10 @@ async fn resumed_and_lost_streams_are_counted() {
     assert!(events >= before + 4.0, "{before} {events}");
     let bytes = value(&gateway, "lockgate_event_bytes_total").await.unwrap();
     assert!(bytes > events, "{bytes}");
+    let kept = value(&gateway, "lockgate_log_bytes").await.unwrap();
+    assert!(kept > 0.0 && kept <= bytes, "{kept} of {bytes}");
+    assert_eq!(value(&gateway, "lockgate_log_queue").await, Some(0.0));
+    assert_eq!(value(&gateway, "lockgate_audit_queue").await, Some(0.0));
     let resumed = session.resume(&first).await.messages().await;
     assert_eq!(resumed.len(), rest.len());
     let (last, _) = &resumed[resumed.len() - 1];

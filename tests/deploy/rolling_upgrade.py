@@ -257,7 +257,9 @@ class Cluster:
     def logs(self):
         texts = []
         for path in sorted(self.directory.glob("pod-*.log")):
-            texts += [f"{path.name}: {line}" for line in path.read_text().splitlines()[-15:]]
+            lines = path.read_text().splitlines()
+            told = [line for line in lines[:-15] if '"level":"INFO"' not in line]
+            texts += [f"{path.name}: {line}" for line in told[:15] + lines[-15:]]
         return "\n".join(texts)
 
 

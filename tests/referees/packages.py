@@ -2,11 +2,12 @@
 
 One npx and one uvx server, installed once. Each session's child is without any TCP, so that whatever
 works downloads nothing. Prints how long an `initialize` takes on the bare program and through the
-gateway, in turns, and how much more that is than for a script of three lines that needs no preparation;
+gateway, in turns, and how much more that is than for a copy of the same program that needs no preparation;
 before it measures it waits for the file, if one is named.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -25,13 +26,9 @@ NPX = "@modelcontextprotocol/server-everything@2026.8.31"
 UVX = "mcp-server-time"
 MINUTES = 5
 ALONE = 15
-# What preparation may add to a session. The gateway's own part, guard and sandbox, is measured in the same
-# run: a debug build takes several times what a user meets.
+# What preparation may add to a session. The gateway's other parts, guard and sandbox, slow the program itself too;
+# they are measured in the same run by the copy.
 OWN = 0.006
-PLAIN = """read line
-echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{},\
-"serverInfo":{"name":"plain","version":"1"}}}'
-cat >/dev/null"""
 INITIALIZE = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -58,27 +55,52 @@ def settings():
     return env | {name: text for name, text in os.environ.items() if name.upper().startswith(families)}
 
 
-def manifest():
-    env = {name: text.replace("$", "$$") for name, text in settings().items()}
-    walls = {"tcp": False, "required": False}
-    servers = {
-        "npx": {"command": "npx", "args": ["-y", NPX, "stdio"], "env": env, "sandbox": walls},
-        "uvx": {"command": uvx(), "args": [UVX], "env": env, "sandbox": walls},
-        "plain": {"command": "/bin/sh", "args": ["-c", PLAIN], "sandbox": walls},
-    }
+def copied(store, copy):
+    """Copies a store, and returns what starts its server there."""
+    shutil.copytree(store, copy, symlinks=True)
+    if store.joinpath("node_modules").exists():
+        return ["node", f"{copy}/node_modules/.bin/mcp-server-everything", "stdio"]
+    # A link, to a script whose first line names the Python of the store.
+    script = copy / store.joinpath("bin", UVX).resolve().relative_to(store)
+    return [str(script.with_name("python")), str(script)]
+
+
+def environment():
+    return {name: text.replace("$", "$$") for name, text in settings().items()}
+
+
+def manifest(servers):
     return {"version": 1, "tenants": {"a": {"auth": {"mode": "none"}, "servers": servers}}}
 
 
+def prepared():
+    env = environment()
+    walls = {"tcp": False, "required": False}
+    return {
+        "npx": {"command": "npx", "args": ["-y", NPX, "stdio"], "env": env, "sandbox": walls},
+        "uvx": {"command": uvx(), "args": [UVX], "env": env, "sandbox": walls},
+    }
+
+
+def without_preparation(words, folder):
+    walls = {"tcp": False, "required": False, "read": [str(folder)]}
+    return {"command": words[0], "args": words[1:], "env": environment(), "sandbox": walls}
+
+
 class Gateway:
-    def __init__(self, binary, folder):
+    def __init__(self, binary, folder, servers):
         self.folder = folder
         self.log = open(folder / "log", "w")
-        (folder / "manifest.json").write_text(json.dumps(manifest()))
+        (folder / "manifest.json").write_text(json.dumps(manifest(servers)))
         sets = [f"data_dir={folder}/data", "http.listen=127.0.0.1:0", "ops.listen=127.0.0.1:0"]
         words = [binary, "serve", "--apply", str(folder / "manifest.json")]
         words += [word for one in sets for word in ("--set", one)]
         self.process = subprocess.Popen(words, stdout=self.log, stderr=self.log)
-        line = until("it listens", lambda: self.lines("listening"))[0]
+
+    def listens(self):
+        ended = "it listens, or has ended"
+        until(ended, lambda: self.lines("listening") or self.process.poll() is not None)
+        line = self.lines("listening")[0]
         self.http, self.ops = line["http"], line["ops"]
 
     def lines(self, event):
@@ -228,20 +250,19 @@ def opened(gateway, server):
     return took
 
 
-def measured(gateway, server, words, count):
+def measured(gateway, beside, server, words, count):
     own, added, plain, wanted = [], [], [], []
     for _ in range(count):
         own.append(bare(words, gateway.folder))
         wanted.append(others_wanted())
         added.append(opened(gateway, server) - own[-1])
-        script = bare(["/bin/sh", "-c", PLAIN], gateway.folder)
-        plain.append(opened(gateway, "plain") - script)
+        plain.append(opened(beside, server) - own[-1])
     noise = statistics.quantiles(own, n=4)
     spread = noise[2] - noise[0]
     middle, cost, base = map(statistics.median, (own, added, plain))
     print(
         f"{server}: bare p50 {middle * 1e3:.1f} ms (quartiles {spread * 1e3:.1f} ms apart), "
-        f"through the gateway {cost * 1e3:+.1f} ms, a script {base * 1e3:+.1f} ms"
+        f"through the gateway {cost * 1e3:+.1f} ms, a copy without preparation {base * 1e3:+.1f} ms"
     )
     # A busy machine differs from itself by more than what is measured. Where other processes wait for a
     # processor, as with a build beside it, the gateway's own processes wait for their turns too.
@@ -250,7 +271,7 @@ def measured(gateway, server, words, count):
     assert cost <= bound, f"preparation costs too much ({waiting} processes waited)"
 
 
-def story(gateway, sessions, after):
+def story(gateway, start, sessions, after):
     def over():
         found = gateway.seen("/prepared")
         states = [one["state"] for one in found]
@@ -263,18 +284,16 @@ def story(gateway, sessions, after):
         assert one["version"], one
     assert found["npx"]["version"] == NPX.rsplit("@", 1)[1]
     stores = gateway.folder / "data" / "prepared"
-    programs = {
-        "npx": ["node_modules/.bin/mcp-server-everything", "stdio"],
-        "uvx": [f"bin/{UVX}"],
-    }
-    commands = {}
-    for server, (program, *args) in programs.items():
+    folder, words = gateway.folder / "copies", {}
+    for server in found:
         store = (stores / found[server]["digest"]).resolve()
         ten_sessions(gateway, server, store)
-        commands[server] = [str(store / program), *args]
+        words[server] = copied(store, folder / server)
     until("the machine for itself", lambda: after is None or after.exists(), 60 * ALONE)
-    for server, words in commands.items():
-        measured(gateway, server, words, sessions)
+    copies = {name: without_preparation(words[name], folder / name) for name in words}
+    beside = start(folder, copies)
+    for server in found:
+        measured(gateway, beside, server, words[server], sessions)
 
 
 def main():
@@ -285,16 +304,23 @@ def main():
     given = parser.parse_args()
     assert uvx(), "no uvx beside this Python or on PATH"
     with tempfile.TemporaryDirectory(prefix="lockgate-packages-") as folder:
-        gateway = Gateway(given.binary, Path(folder))
-        # A time limit from outside ends the gateway too.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-        try:
-            story(gateway, given.sessions, given.after)
-        except BaseException:
-            print((Path(folder) / "log").read_text()[-4000:])
-            raise
-        finally:
-            gateway.end()
+        with contextlib.ExitStack() as ends:
+
+            def start(folder, servers):
+                gateway = Gateway(given.binary, folder, servers)
+                ends.callback(gateway.end)
+                gateway.listens()
+                return gateway
+
+            # A time limit from outside ends the gateways too.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+            try:
+                gateway = start(Path(folder), prepared())
+                story(gateway, start, given.sessions, given.after)
+            except BaseException:
+                for log in Path(folder).glob("**/log"):
+                    print(f"{log}: {log.read_text()[-4000:]}")
+                raise
 
 
 main()

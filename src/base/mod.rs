@@ -9,6 +9,7 @@
 //! * `private_file`: files that only their owner may read
 //! * `random`: source of random numbers
 //! * `secret`: texts that are never printed
+//! * `watched_files`: files whose content may change at any time
 
 mod clock;
 mod digest;
@@ -17,6 +18,7 @@ mod outbound;
 pub(crate) mod private_file;
 mod random;
 mod secret;
+mod watched_files;
 
 pub(crate) use self::clock::{Clock, LEEWAY_S};
 pub(crate) use self::digest::{Sha256, hex, sha256};
@@ -24,3 +26,4 @@ pub(crate) use self::hidden_paths::HiddenPaths;
 pub(crate) use self::outbound::{Document, Outbound, OutboundError};
 pub(crate) use self::random::Random;
 pub(crate) use self::secret::Secret;
+pub(crate) use self::watched_files::{ContentDigest, LOOK_INTERVAL, WatchedFiles, content_digest};

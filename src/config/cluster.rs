@@ -15,7 +15,7 @@ use super::{
     address::{address, host},
     document::Node,
     reader::Wrong,
-    sources::Layers,
+    sources::{Layers, SettingFile},
 };
 
 /// The Redis that replicas share.
@@ -39,18 +39,13 @@ impl Redis {
         {
             layers.add("redis.url", Node::from_word("REDIS_URL", url));
         }
-        let url = layers.leaf("redis.url", |node| {
-            let text = node.text()?;
-            if !text.is_empty() && !is_redis(&text) {
-                // Without the text, which may contain a password.
-                let what = "is no URL of Redis";
-                let remedy = "write redis://HOST:6379 or rediss://…, or \"\" for memory";
-                return Err(Wrong::new(what, remedy));
-            }
-            Ok(Secret::of(text))
-        });
+        let url = layers.leaf("redis.url", redis_url);
         let prefix = layers.leaf("redis.prefix", prefix);
-        let authorities = layers.leaf("redis.ca_file", authorities);
+        let file = SettingFile::now(&layers.leaf("redis.ca_file", Node::text));
+        let authorities = layers.leaf("redis.ca_file", |node| authorities(&node.text()?));
+        if authorities.is_some() {
+            layers.files.insert(AUTHORITIES.to_owned(), file);
+        }
         let is_encrypted = |url: &Secret| {
             let mut schemes = ENCRYPTED.iter();
             schemes.any(|scheme| url.expose().starts_with(scheme))
@@ -158,6 +153,18 @@ impl Drain {
     }
 }
 
+/// Parses a URL of Redis; none if empty.
+pub(super) fn redis_url(node: &Node) -> Result<Option<Secret>, Wrong> {
+    let text = node.text()?;
+    if !text.is_empty() && !is_redis(&text) {
+        // Without the text, which may contain a password.
+        let what = "is no URL of Redis";
+        let remedy = "write redis://HOST:6379 or rediss://…, or \"\" for memory";
+        return Err(Wrong::new(what, remedy));
+    }
+    Ok(Secret::of(text))
+}
+
 /// Reports whether the Redis client can use the URL.
 fn is_redis(text: &str) -> bool {
     let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme));
@@ -181,14 +188,13 @@ fn prefix(node: &Node) -> Result<String, Wrong> {
     Err(Wrong::new(format!("{text:?} is no prefix"), remedy))
 }
 
-/// Reads a file of certificates; none if empty.
-fn authorities(node: &Node) -> Result<Option<Arc<[u8]>>, Wrong> {
-    let file = node.text()?;
+/// Reads a file of certificates; none without a file.
+pub(super) fn authorities(file: &str) -> Result<Option<Arc<[u8]>>, Wrong> {
     if file.is_empty() {
         return Ok(None);
     }
     let remedy = "name a PEM file with the certificates of the authorities of Redis";
-    let text = std::fs::read(&file)
+    let text = std::fs::read(file)
         .map_err(|error| Wrong::new(format!("{file:?} cannot be read: {error}"), remedy))?;
     let mut known = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {
@@ -217,6 +223,8 @@ fn advertised(node: &Node) -> Result<Option<String>, Wrong> {
     host(&text).map(Some)
 }
 
+/// The name of the certificates among the files of settings.
+pub(super) const AUTHORITIES: &str = "redis.ca_file";
 const SCHEMES: [&str; 7] = [
     "redis://",
     "rediss://",

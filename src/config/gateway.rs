@@ -27,7 +27,7 @@ use super::{
     export::Export,
     reader::{Wrong, choice, name},
     separation::{Separation, Uids},
-    sources::Layers,
+    sources::{Layers, SettingFile},
     volume::own_directory,
 };
 
@@ -74,6 +74,8 @@ pub(crate) struct Config {
     pub(crate) telemetry: Telemetry,
     /// Keys of the one server of `run`, in the order of the flags; empty in `serve`.
     pub(crate) server: Vec<Override>,
+    /// The files that contain settings, by their keys.
+    pub(super) files: BTreeMap<String, SettingFile>,
     /// `public_url` is not set, so it follows the listener.
     is_url_derived: bool,
     /// The places of all keys that are set.
@@ -338,6 +340,7 @@ impl Layers {
             server: std::mem::take(&mut self.server),
             is_url_derived,
             written: self.written(),
+            files: std::mem::take(&mut self.files),
         }
     }
 

@@ -15,6 +15,7 @@
 //! * `cluster`: `redis`, `cluster`, `log` and `drain`
 //! * `storage`: `sql`, `master_key` and `audit`
 //! * `oauth`: `oauth`: lifetimes of codes, tokens and log-ins
+//! * `rotation`: secrets whose files have changed while the gateway runs
 //! * `volume`: `data_dir` on a mounted volume of root's
 //! * `separation`: `sandbox.separation` and `sandbox.uids`
 //! * `export`: the variables of OpenTelemetry
@@ -27,6 +28,7 @@ pub(crate) mod gateway;
 mod listeners;
 mod oauth;
 pub(crate) mod reader;
+mod rotation;
 mod separation;
 mod sources;
 mod storage;
@@ -39,5 +41,6 @@ pub(crate) use self::export::{Export, Protocol, Signal};
 pub(crate) use self::gateway::{Config, LogFormat, RUN_SERVER, RUN_TENANT, Sources};
 pub(crate) use self::oauth::OauthSettings;
 pub(crate) use self::reader::{Mistake, Wrong};
+pub(crate) use self::rotation::{Rotated, RotatingSettings};
 pub(crate) use self::separation::{Separation, Uids};
 pub(crate) use self::sources::Override;

@@ -3,12 +3,17 @@
 //! The known keys are those of `config.default.toml`, which contains all. Not here: the meaning of
 //! values (`gateway`).
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use super::{
     document::{Format, Node, Value, key_path},
     reader::{Mistake, Wrong, syntax_mistakes, unknown_key},
 };
+use crate::base::{ContentDigest, content_digest};
 
 /// The merged value of every key, and the mistakes so far.
 pub(crate) struct Layers {
@@ -18,6 +23,8 @@ pub(crate) struct Layers {
     pub(crate) mistakes: Vec<Mistake>,
     /// This is `lockgate run`.
     pub(crate) run: bool,
+    /// The files of keys that a variable with `_FILE` sets.
+    pub(crate) files: BTreeMap<String, SettingFile>,
     leaves: BTreeMap<String, Node>,
     defaults: BTreeMap<String, Node>,
 }
@@ -38,6 +45,7 @@ impl Layers {
         }
         let (server, mistakes) = (Vec::new(), Vec::new());
         Self {
+            files: BTreeMap::new(),
             leaves: defaults.clone(),
             defaults,
             server,
@@ -108,16 +116,13 @@ impl Layers {
     }
 
     fn add_secret(&mut self, variable: &str, key: &str, path: &str) {
-        match fs::read_to_string(path) {
-            Ok(text) => self.add(
-                key,
-                Node::from_word(variable, text.trim_end_matches(['\r', '\n'])),
-            ),
-            Err(error) => {
-                let what = format!("{path:?} cannot be read: {error}");
-                let wrong = Wrong::new(what, "name a readable file");
-                self.mistakes.push(wrong.at(variable, key));
+        let file = SettingFile::now(path);
+        match file_node(variable, path) {
+            Ok(node) => {
+                self.add(key, node);
+                self.files.insert(key.to_owned(), file);
             }
+            Err(wrong) => self.mistakes.push(wrong.at(variable, key)),
         }
     }
 
@@ -153,6 +158,7 @@ impl Layers {
     /// Merges a value, or a table of values.
     pub(crate) fn add(&mut self, key: &str, node: Node) {
         if self.defaults.contains_key(key) {
+            self.files.remove(key);
             self.leaves.insert(key.to_owned(), node);
             return;
         }
@@ -244,6 +250,38 @@ fn flatten(path: &str, node: Node, leaves: &mut BTreeMap<String, Node>) {
             format!("{path}.{name}")
         };
         flatten(&key, member, leaves);
+    }
+}
+
+/// A file that contains a setting.
+#[derive(Clone, Debug)]
+pub(crate) struct SettingFile {
+    /// Its path.
+    pub(crate) path: PathBuf,
+    /// The content when the setting was read, or just before that.
+    pub(crate) content: ContentDigest,
+}
+
+impl SettingFile {
+    /// The file as it is before it is read.
+    pub(super) fn now(path: &str) -> Self {
+        let path = PathBuf::from(path);
+        let content = content_digest(&path);
+        Self { path, content }
+    }
+}
+
+/// Reads the value of a key from its file.
+pub(crate) fn file_node(variable: &str, path: &str) -> Result<Node, Wrong> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Node::from_word(
+            variable,
+            text.trim_end_matches(['\r', '\n']),
+        )),
+        Err(error) => {
+            let what = format!("{path:?} cannot be read: {error}");
+            Err(Wrong::new(what, "name a readable file"))
+        }
     }
 }
 

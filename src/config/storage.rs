@@ -9,7 +9,7 @@ use url::Url;
 use super::{
     document::Node,
     reader::Wrong,
-    sources::{Layers, twice},
+    sources::{Layers, SettingFile, twice},
 };
 use crate::base::Secret;
 
@@ -36,23 +36,26 @@ impl Storage {
             layers.add("sql.url", Node::from_word("DATABASE_URL", url));
         }
         Self {
-            sql_url: layers.leaf("sql.url", |node| {
-                let text = node.text()?;
-                let is_known = SCHEMES.iter().any(|scheme| text.starts_with(scheme))
-                    && Url::parse(&text).is_ok();
-                if !text.is_empty() && !is_known {
-                    // Without the text, which may contain a password.
-                    let what = "is no URL of PostgreSQL";
-                    let remedy = "write postgres://USER:PASSWORD@HOST/DATABASE, or \"\" for a file";
-                    return Err(Wrong::new(what, remedy));
-                }
-                Ok(Secret::of(text))
-            }),
+            sql_url: layers.leaf("sql.url", sql_url),
             master_key: layers.leaf("master_key", |node| Ok(Secret::of(node.text()?))),
             audit: layers.leaf("audit.keep", Node::duration),
             admin_key: admin_key(layers, env),
         }
     }
+}
+
+/// Parses a URL of PostgreSQL; none if empty.
+pub(super) fn sql_url(node: &Node) -> Result<Option<Secret>, Wrong> {
+    let text = node.text()?;
+    let is_known =
+        SCHEMES.iter().any(|scheme| text.starts_with(scheme)) && Url::parse(&text).is_ok();
+    if !text.is_empty() && !is_known {
+        // Without the text, which may contain a password.
+        let what = "is no URL of PostgreSQL";
+        let remedy = "write postgres://USER:PASSWORD@HOST/DATABASE, or \"\" for a file";
+        return Err(Wrong::new(what, remedy));
+    }
+    Ok(Secret::of(text))
 }
 
 /// Returns `LOCKGATE_ADMIN_KEY`, or the content of the file in `LOCKGATE_ADMIN_KEY_FILE`.
@@ -63,22 +66,28 @@ fn admin_key(layers: &mut Layers, env: &BTreeMap<String, String>) -> Option<Secr
             let twice = twice("LOCKGATE_ADMIN_KEY");
             layers
                 .mistakes
-                .push(twice.at("LOCKGATE_ADMIN_KEY_FILE", "admin key"));
+                .push(twice.at("LOCKGATE_ADMIN_KEY_FILE", ADMIN_KEY));
         }
         return Secret::of(key.trim().to_owned());
     }
     let file = of("LOCKGATE_ADMIN_KEY_FILE")?;
+    let before = SettingFile::now(file);
     match std::fs::read_to_string(file) {
-        Ok(text) => Secret::of(text.trim().to_owned()),
+        Ok(text) => {
+            layers.files.insert(ADMIN_KEY.to_owned(), before);
+            Secret::of(text.trim().to_owned())
+        }
         Err(error) => {
             let wrong = Wrong::new(format!("cannot be read: {error}"), "name a readable file");
-            let mistake = wrong.at("LOCKGATE_ADMIN_KEY_FILE", "admin key");
+            let mistake = wrong.at("LOCKGATE_ADMIN_KEY_FILE", ADMIN_KEY);
             layers.mistakes.push(mistake);
             None
         }
     }
 }
 
+/// The name of the operator's key among the files of settings.
+pub(super) const ADMIN_KEY: &str = "admin key";
 const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
 
 #[cfg(test)]

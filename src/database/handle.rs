@@ -121,6 +121,11 @@ impl Database {
         })))
     }
 
+    /// Opens every further connection to PostgreSQL by `url`.
+    pub(crate) fn reconnect(&self, url: &Secret) {
+        self.0.pool.reconnect(url.expose());
+    }
+
     /// Declared objects.
     pub(crate) fn objects(&self) -> Objects<'_> {
         let Parts {

@@ -150,14 +150,18 @@ pub(crate) async fn connect(
     at: &gateway::Redis,
     (tracker, stop): (&TaskTracker, &CancellationToken),
 ) -> Result<Redis, Unsuitable> {
-    let settings = Settings {
+    let redis = Redis::open(&settings(at), tracker, stop)?;
+    redis.check().await?;
+    Ok(redis)
+}
+
+/// The settings of the client.
+pub(crate) fn settings(at: &gateway::Redis) -> Settings {
+    Settings {
         url: at.url.clone(),
         prefix: at.prefix.clone(),
         authorities: at.authorities.clone(),
-    };
-    let redis = Redis::open(&settings, tracker, stop)?;
-    redis.check().await?;
-    Ok(redis)
+    }
 }
 
 /// This replica, with a new boot id.

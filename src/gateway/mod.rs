@@ -8,6 +8,7 @@
 //! * `snapshot_follower`: applies new snapshots to sessions, children and metrics
 //! * `first_operator`: the API key with which the administration begins
 //! * `cluster`: the connection to Redis, and keys that replicas share
+//! * `rotation`: takes over secrets whose files change while the gateway serves
 //! * `readiness`: what the outage of a database or of Redis means for this replica
 
 mod cluster;
@@ -15,6 +16,7 @@ mod first_operator;
 mod lifecycle;
 mod listeners;
 mod readiness;
+mod rotation;
 mod snapshot_follower;
 mod wiring;
 

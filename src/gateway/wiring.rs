@@ -13,13 +13,14 @@ use super::{
     lifecycle::{FINISH_TIMEOUT, Lifecycle, Stage, Stages},
     listeners::{ClusterListener, Listeners},
     readiness,
+    rotation::Rotation,
     snapshot_follower::follow,
 };
 use crate::{
     auth::Verifier,
     backend::child::Launcher,
     base::Outbound,
-    config::Config,
+    config::{Config, RotatingSettings},
     database::vault::Keyring,
     declare::Offer,
     http::{
@@ -33,6 +34,7 @@ use crate::{
     hub::{Hub, HubParts, Stores},
     oauth::Oauth,
     snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
+    state::redis::Redis,
     telemetry::{Logs, Metrics, Traces, setup},
 };
 
@@ -70,11 +72,12 @@ pub(crate) async fn run(
     let cluster = parts.cluster(listeners.cluster.as_ref(), keys)?;
     let audit = parts.audit(is_administered);
     let disagreement = CancellationToken::new();
-    let stores = parts
+    let (stores, redis) = parts
         .stores(cluster.as_deref(), keys, &disagreement)
         .await?;
     parts.observe(&stores, &audit);
     let hub = parts.hub(stores, launcher, &audit);
+    parts.rotate(sync.as_ref(), redis);
     parts.follow(sync, &hub, offer);
     let outbound = Outbound::new(parts.config.outbound_allow.clone());
     let front = parts.front(&hub, &audit, &outbound, cluster.clone());
@@ -198,9 +201,10 @@ impl Parts {
         cluster: Option<&Cluster>,
         keys: Option<&Keyring>,
         disagreement: &CancellationToken,
-    ) -> anyhow::Result<Stores> {
+    ) -> anyhow::Result<(Stores, Option<Redis>)> {
         let (Some(at), Some(cluster), Some(keys)) = (&self.config.redis, cluster, keys) else {
-            return Ok(Stores::in_memory(&self.config, &SystemRandom::new())?);
+            let stores = Stores::in_memory(&self.config, &SystemRandom::new())?;
+            return Ok((stores, None));
         };
         let stage = &self.stages.state;
         let sharing = Sharing {
@@ -211,7 +215,8 @@ impl Parts {
         sharing.redis.times().report_to(&self.metrics.stores);
         sharing.agree(&self.config, keys, disagreement);
         sharing.follow(&self.snapshot);
-        Ok(sharing.stores(&self.config, (cluster.me.clone(), keys), &self.health))
+        let stores = sharing.stores(&self.config, (cluster.me.clone(), keys), &self.health);
+        Ok((stores, Some(sharing.redis)))
     }
 
     /// Shows sizes of logs and queues in the metrics.
@@ -264,6 +269,20 @@ impl Parts {
         let operator = stop.clone().run_until_cancelled_owned(operator);
         sessions.tasks.spawn(operator);
         sessions.tasks.spawn(following);
+    }
+
+    /// Starts to take over secrets whose files change.
+    fn rotate(&self, sync: Option<&SnapshotSync>, redis: Option<Redis>) {
+        let rotation = Rotation {
+            snapshot: Arc::clone(&self.snapshot),
+            database: sync.map(SnapshotSync::reloader),
+            redis,
+        };
+        let stage = &self.stages.database;
+        let settings = RotatingSettings::of(&self.config);
+        let rotating = rotation.run(settings, Arc::clone(&self.config));
+        let rotating = stage.stop.clone().run_until_cancelled_owned(rotating);
+        stage.tasks.spawn(rotating);
     }
 
     /// The state that all routes share.

@@ -3,7 +3,7 @@
 //! The same reader reads files and rows. Not here: the keys of an object (`reader`).
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -15,6 +15,7 @@ use super::{
     reader::{self, Manifest},
     table::{Fields, Findings},
 };
+use crate::base::{ContentDigest, content_digest};
 use crate::config::{Format, Mistake, Node, Value, Wrong, reader::syntax_mistakes};
 use crate::declare::{Declared, Document, Kind, Object, ObjectName, PLACE};
 
@@ -141,8 +142,8 @@ pub(crate) struct Declaration {
     pub(crate) manifest: Manifest,
     /// Its objects, with all references resolved.
     pub(crate) declared: Declared,
-    /// The files that `${file:…}` refers to.
-    pub(crate) files: BTreeSet<PathBuf>,
+    /// The files that `${file:…}` refers to, each with its content just before it was read.
+    pub(crate) files: BTreeMap<PathBuf, ContentDigest>,
 }
 
 /// Loads a manifest from a file, in the format of its extension.
@@ -174,11 +175,11 @@ pub(crate) fn parse(
     env: &BTreeMap<String, String>,
 ) -> Result<Declaration, Vec<Mistake>> {
     let (tree, errors) = format.parse(file, text);
-    let manifest = reader::read(tree.as_ref(), syntax_mistakes(file, errors), env)?;
-    let mut files = BTreeSet::new();
+    let mut files = BTreeMap::new();
     if let Some(tree) = &tree {
         referenced_files(tree, &mut files);
     }
+    let manifest = reader::read(tree.as_ref(), syntax_mistakes(file, errors), env)?;
     let declared = tree.map(|tree| Declared::of_tree(&tree, env)).transpose()?;
     Ok(Declaration {
         manifest,
@@ -286,9 +287,11 @@ fn of_json(json: &Json) -> Node {
     Node::new(PLACE, value)
 }
 
-fn referenced_files(node: &Node, found: &mut BTreeSet<PathBuf>) {
+fn referenced_files(node: &Node, found: &mut BTreeMap<PathBuf, ContentDigest>) {
     match &node.value {
-        Value::Text(text) => found.extend(files(text).map(Path::to_owned)),
+        Value::Text(text) => {
+            found.extend(files(text).map(|file| (file.to_owned(), content_digest(file))));
+        }
         Value::List(items) => items.iter().for_each(|item| referenced_files(item, found)),
         Value::Map(entries) => {
             let nodes = entries.iter().map(|(_, node)| node);

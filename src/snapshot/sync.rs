@@ -14,13 +14,13 @@ use std::{
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{current::CurrentSnapshot, upkeep::Upkeep};
 use crate::{
-    base::HiddenPaths,
+    base::{HiddenPaths, LOOK_INTERVAL, Secret, WatchedFiles},
     config::{Config, Mistake},
     database::{self, Author, Database, Location, Opening},
     declare::Prune,
@@ -39,6 +39,14 @@ pub(crate) struct ManifestFile {
     pub(crate) text: Option<Vec<u8>>,
     /// The treatment of objects that the manifest does not declare.
     pub(crate) prune: Prune,
+}
+
+/// A request to the task.
+enum Command {
+    /// To apply the manifest again; answered when that is done.
+    Reload(oneshot::Sender<()>),
+    /// To connect by another URL from now on.
+    Reconnect(Secret),
 }
 
 /// How current the snapshot is.
@@ -76,23 +84,32 @@ pub(crate) struct SnapshotSync {
     logged_error: String,
     /// The last change that cannot be served here; it is not read again.
     refused: Option<i64>,
-    /// Requests to apply the manifest again.
-    requests: mpsc::Receiver<oneshot::Sender<()>>,
+    /// The files that the manifest refers to.
+    referenced: WatchedFiles,
+    /// The mistakes that the manifest had when it was read last, as they were logged.
+    mistakes: Vec<String>,
+    commands: mpsc::Receiver<Command>,
     reloader: Reloader,
 }
 
-/// Applies the manifest again on request; a handle.
+/// Gives the task of [`SnapshotSync`] something to do; a handle.
 #[derive(Clone, Debug)]
-pub(crate) struct Reloader(mpsc::Sender<oneshot::Sender<()>>);
+pub(crate) struct Reloader(mpsc::Sender<Command>);
 
 impl Reloader {
     /// Reads the manifest and the files that it names, applies it as at the start, and returns when
     /// that is done. Mistakes are logged, and the state before is served.
     pub(crate) async fn reload(&self) {
         let (done, end) = oneshot::channel();
-        if self.0.send(done).await.is_ok() {
+        if self.0.send(Command::Reload(done)).await.is_ok() {
             _ = end.await;
         }
+    }
+
+    /// Opens every further connection to PostgreSQL by this URL, which differs in its credentials
+    /// only.
+    pub(crate) async fn reconnect(&self, url: Secret) {
+        _ = self.0.send(Command::Reconnect(url)).await;
     }
 }
 
@@ -106,9 +123,10 @@ impl SnapshotSync {
         (env, hidden): (BTreeMap<String, String>, HiddenPaths),
         config: &Config,
     ) -> Self {
-        let pending = manifest.iter().filter_map(|one| one.pending.as_ref());
-        pending.for_each(|read| hidden.add(&read.files));
-        let (sender, requests) = mpsc::channel(1);
+        let pending = manifest.as_ref().and_then(|one| one.pending.as_ref());
+        let referenced = pending.map(|read| read.files.clone()).unwrap_or_default();
+        hidden.add(referenced.keys());
+        let (sender, commands) = mpsc::channel(1);
         Self {
             snapshot,
             opening,
@@ -118,12 +136,14 @@ impl SnapshotSync {
             upkeep: Upkeep::new(config),
             logged_error: String::new(),
             refused: None,
-            requests,
+            referenced: WatchedFiles::new(referenced),
+            mistakes: Vec::new(),
+            commands,
             reloader: Reloader(sender),
         }
     }
 
-    /// The handle for requests to apply the manifest again.
+    /// The handle for requests.
     pub(crate) fn reloader(&self) -> Reloader {
         self.reloader.clone()
     }
@@ -160,6 +180,8 @@ impl SnapshotSync {
         let polling = stop.run_until_cancelled(poll_loop(&snapshot, &sender));
         let keeping = async {
             let (mut freshness, mut request) = (None, None::<oneshot::Sender<()>>);
+            let mut looks = interval(LOOK_INTERVAL);
+            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 let result = results.borrow_and_update().clone();
                 let now = self.step(result).await;
@@ -178,10 +200,15 @@ impl SnapshotSync {
                         sleep(SETTLE).await;
                         self.reread_manifest();
                     }
-                    Some(done) = self.requests.recv() => {
-                        self.load_manifest();
-                        request = Some(done);
-                    }
+                    _ = looks.tick() => self.look_at_files().await,
+                    Some(command) = self.commands.recv() => match command {
+                        Command::Reload(done) => {
+                            self.mistakes.clear();
+                            self.load_manifest();
+                            request = Some(done);
+                        }
+                        Command::Reconnect(url) => self.reconnect(url),
+                    },
                 }
             }
         };
@@ -301,7 +328,21 @@ impl SnapshotSync {
             tracing::debug!(event = "manifest.unchanged", %file, "the manifest is as it was");
             return;
         }
+        self.mistakes.clear();
         self.load_manifest();
+    }
+
+    /// Reads the manifest again if a file that it refers to has changed. One with mistakes is read
+    /// again at every look, because a missing file may have come.
+    async fn look_at_files(&mut self) {
+        let changed = self.referenced.look().await;
+        for file in &changed {
+            let file = file.display();
+            tracing::info!(event = "manifest.file_changed", %file, "a file of the manifest changed");
+        }
+        if !changed.is_empty() || !self.mistakes.is_empty() {
+            self.load_manifest();
+        }
     }
 
     /// Reads the manifest, and the files that it names.
@@ -313,11 +354,27 @@ impl SnapshotSync {
         match objects::load(&manifest.file, &self.env) {
             Ok(read) => {
                 // Before any child starts with their content.
-                self.hidden.add(&read.files);
+                self.hidden.add(read.files.keys());
+                self.referenced = WatchedFiles::new(read.files.clone());
+                self.mistakes.clear();
                 manifest.pending = Some(read);
             }
-            Err(mistakes) => log_mistakes(&mistakes),
+            Err(mistakes) => {
+                let texts: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+                if texts != self.mistakes {
+                    log_mistakes(&mistakes);
+                    self.mistakes = texts;
+                }
+            }
         }
+    }
+
+    /// Uses another URL for every further connection.
+    fn reconnect(&mut self, url: Secret) {
+        if let Ok(database) = self.snapshot.database() {
+            database.reconnect(&url);
+        }
+        self.opening.location = Location::Url(url);
     }
 
     fn log_once(&mut self, event: &'static str, failure: &database::Error) {

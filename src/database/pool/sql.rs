@@ -77,27 +77,28 @@ impl Pool {
         clock: Clock,
         times: StoreTimes,
     ) -> Result<Self, SqlError> {
-        let options: PgConnectOptions = url
-            .parse()
-            .map_err(|error: sqlx::Error| SqlError::Unusable(format!("its URL: {error}")))?;
-        let options = options.application_name("lockgate");
+        let options = postgres_options(url)?;
         migrate_postgres(options.clone()).await?;
-        let limits = [
-            ("statement_timeout", STATEMENT),
-            ("lock_timeout", STATEMENT),
-            ("idle_in_transaction_session_timeout", STATEMENT * 2),
-        ];
-        let limits = limits.map(|(name, limit)| (name, limit.as_millis().to_string()));
         let pool = PoolOptions::new()
             .max_connections(POSTGRES)
             .acquire_timeout(ACQUIRE)
-            .connect_lazy_with(options.options(limits));
+            .connect_lazy_with(limited(options));
         let connections = Connections::Postgres(pool);
         Ok(Self {
             connections,
             clock,
             times,
         })
+    }
+
+    /// Opens every further connection to PostgreSQL by `url`; open ones end as they always do, after
+    /// half an hour at the latest. Without effect on a file.
+    pub(crate) fn reconnect(&self, url: &str) {
+        if let (Connections::Postgres(pool), Ok(options)) =
+            (&self.connections, postgres_options(url))
+        {
+            pool.set_connect_options(limited(options));
+        }
     }
 
     /// Opens a SQLite file, creates it if needed, and updates its schema.
@@ -287,6 +288,23 @@ impl Pool {
         // An unreachable database cannot be closed cleanly.
         let _ = timeout(STATEMENT, closed).await;
     }
+}
+
+fn postgres_options(url: &str) -> Result<PgConnectOptions, SqlError> {
+    let options: PgConnectOptions = url
+        .parse()
+        .map_err(|error: sqlx::Error| SqlError::Unusable(format!("its URL: {error}")))?;
+    Ok(options.application_name("lockgate"))
+}
+
+/// Adds the server's own time limits for statements.
+fn limited(options: PgConnectOptions) -> PgConnectOptions {
+    let limits = [
+        ("statement_timeout", STATEMENT),
+        ("lock_timeout", STATEMENT),
+        ("idle_in_transaction_session_timeout", STATEMENT * 2),
+    ];
+    options.options(limits.map(|(name, limit)| (name, limit.as_millis().to_string())))
 }
 
 /// Checks, without a change, that a file is an intact database that this build can use.

@@ -36,6 +36,8 @@ pub(crate) enum HostCheck {
     Ours,
     /// The host is well-formed but not allowed: 403.
     Foreign,
+    /// An IP address that is not allowed. No page of another site has one as its host by rebinding a name.
+    ForeignAddress,
     /// The host is missing, repeated, malformed or contradictory: 400.
     Malformed,
 }
@@ -154,10 +156,12 @@ impl Allowed {
             }
         };
         let port = self.port(port);
-        let is_address = || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
-        let is_any = self.any_address == Some(port) && is_address();
+        let is_address = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        let is_any = self.any_address == Some(port) && is_address;
         if is_any || self.hosts.contains(&(host, port)) {
             HostCheck::Ours
+        } else if is_address {
+            HostCheck::ForeignAddress
         } else {
             HostCheck::Foreign
         }

@@ -81,7 +81,11 @@ impl Gate {
         check_method(&head.method)?;
         match self.allowed.host(head.version, &head.uri, &head.headers) {
             HostCheck::Ours => {}
-            HostCheck::Foreign => return Err(refusal(StatusCode::FORBIDDEN, "host not allowed")),
+            // Probes of a load balancer name the address of a pod.
+            HostCheck::ForeignAddress if route_label(head.uri.path()) == Route::Health => {}
+            HostCheck::Foreign | HostCheck::ForeignAddress => {
+                return Err(refusal(StatusCode::FORBIDDEN, "host not allowed"));
+            }
             HostCheck::Malformed => return Err(refusal(StatusCode::BAD_REQUEST, "bad host")),
         }
         let origin = match self.allowed.origin(&head.headers) {

@@ -4,6 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use arc_swap::ArcSwap;
 use redis::{
     Client, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, TlsCertificates,
     ToRedisArgs, Value, aio::MultiplexedConnection,
@@ -63,7 +64,8 @@ pub(crate) struct Redis(Arc<Shared>);
 
 struct Shared {
     prefix: String,
-    client: Client,
+    /// Replaced when the credentials change.
+    client: Arc<ArcSwap<Client>>,
     /// For calls that a caller waits for.
     calls: Link,
     /// For batches of events: large ones must not delay the calls.
@@ -79,12 +81,12 @@ impl Redis {
         tracker: &TaskTracker,
         halt: &CancellationToken,
     ) -> Result<Self, Unsuitable> {
-        let client = settings.client()?;
+        let client = Arc::new(ArcSwap::from_pointee(settings.client()?));
         let health = Arc::new(Health::default());
         let link = |limit| Link::open(&client, limit, &health, tracker, halt);
         Ok(Self(Arc::new(Shared {
             prefix: format!("{}:v1:", settings.prefix),
-            client: client.clone(),
+            client: Arc::clone(&client),
             calls: link(CALL_TIMEOUT),
             writes: link(BATCH_TIMEOUT),
             health,
@@ -104,9 +106,19 @@ impl Redis {
         self.0.calls.refusal(until).await.map_or(Ok(()), Err)
     }
 
+    /// Opens every further connection by these settings, whose prefix is the same.
+    ///
+    /// # Errors
+    ///
+    /// An invalid URL; the settings before stay in use.
+    pub(crate) fn reconnect(&self, settings: &Settings) -> Result<(), Unsuitable> {
+        self.0.client.store(Arc::new(settings.client()?));
+        Ok(())
+    }
+
     /// The client, for separate connections.
-    pub(super) fn client(&self) -> &Client {
-        &self.0.client
+    pub(super) fn client(&self) -> Arc<Client> {
+        self.0.client.load_full()
     }
 
     /// Runs one command and ignores its result.

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use redis::{
     AsyncConnectionConfig, Client, ErrorKind, Pipeline, RedisError, RedisResult,
     aio::MultiplexedConnection,
@@ -53,7 +54,7 @@ pub(crate) enum State {
 
 impl Link {
     pub(crate) fn open(
-        client: &Client,
+        client: &Arc<ArcSwap<Client>>,
         timeout_of_calls: Duration,
         health: &Arc<Health>,
         tracker: &TaskTracker,
@@ -64,7 +65,7 @@ impl Link {
             broken: Arc::new(Notify::new()),
         };
         let connector = Connector {
-            client: client.clone(),
+            client: Arc::clone(client),
             timeout_of_calls,
             state: link.state.clone(),
             broken: Arc::clone(&link.broken),
@@ -129,7 +130,7 @@ impl Link {
 
 /// The task that maintains the connection of a link.
 struct Connector {
-    client: Client,
+    client: Arc<ArcSwap<Client>>,
     timeout_of_calls: Duration,
     state: watch::Sender<State>,
     broken: Arc<Notify>,
@@ -167,9 +168,8 @@ impl Connector {
             .set_connection_timeout(Some(CALL_TIMEOUT * 2))
             .set_response_timeout(Some(self.timeout_of_calls));
         let prepared = async {
-            let connection = self
-                .client
-                .get_multiplexed_async_connection_with_config(&config);
+            let client = self.client.load_full();
+            let connection = client.get_multiplexed_async_connection_with_config(&config);
             let mut connection = connection.await.map_err(|error| Refusal::of(&error))?;
             prepare(&mut connection).await?;
             Ok(connection)

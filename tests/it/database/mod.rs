@@ -3,3 +3,4 @@
 pub(crate) mod audit_trail;
 pub(crate) mod declared_identities;
 pub(crate) mod persistence;
+pub(crate) mod rotation;

@@ -259,6 +259,11 @@ impl Replica {
             .any(|line| line["message"] == message)
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id().unwrap()
+    }
+
     /// Ends it with SIGTERM.
     pub(crate) async fn stop(mut self) {
         let pid = self

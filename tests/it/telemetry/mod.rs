@@ -3,4 +3,5 @@
 mod dashboards;
 pub(crate) mod log_outputs;
 mod metrics;
+mod secrets;
 mod traces;

@@ -16,6 +16,8 @@ pub(crate) struct Export {
     pub(crate) traces: Option<Signal>,
     /// The export of metrics, beside `/metrics`.
     pub(crate) metrics: Option<Signal>,
+    /// The sampler.
+    pub(crate) sampling: Sampling,
 }
 
 /// The export of one signal.
@@ -25,6 +27,16 @@ pub(crate) struct Signal {
     pub(crate) protocol: Protocol,
     /// The time limit of an export.
     pub(crate) timeout: Duration,
+}
+
+/// Which traces are recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sampling {
+    /// So many a second.
+    #[default]
+    Bounded,
+    /// Those that the sampler in `OTEL_TRACES_SAMPLER` chooses.
+    OfTheSdk,
 }
 
 /// A transport of OTLP.
@@ -46,11 +58,15 @@ impl Export {
         let export = Self {
             traces: variables.signal("TRACES", &["otlp", "none"]),
             metrics: variables.signal("METRICS", &["otlp", "prometheus", "none"]),
+            sampling: Sampling::Bounded,
         };
-        if export.traces.is_some() {
-            variables.check_sampler();
+        if export.traces.is_none() || !variables.has_sampler() {
+            return export;
         }
-        export
+        Self {
+            sampling: Sampling::OfTheSdk,
+            ..export
+        }
     }
 }
 
@@ -166,14 +182,16 @@ impl<'v> Variables<'v> {
         TIMEOUT
     }
 
-    fn check_sampler(&mut self) {
+    /// Whether the SDK has to use a sampler; checks its name.
+    fn has_sampler(&mut self) -> bool {
         let (name, argument) = ("OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG");
         let Some(sampler) = self.get(name) else {
-            return;
+            return false;
         };
         if !SAMPLERS.contains(&sampler) {
             let remedy = format!("write one of {}", SAMPLERS.join(", "));
-            return self.refuse(name, format!("{sampler:?} is no sampler"), remedy);
+            self.refuse(name, format!("{sampler:?} is no sampler"), remedy);
+            return false;
         }
         let ratio = self.get(argument);
         let is_ratio = |text: &str| text.parse().is_ok_and(|of| (0.0..=1.0).contains(&of));
@@ -181,6 +199,7 @@ impl<'v> Variables<'v> {
             let what = format!("is no share from 0 to 1, which {sampler} needs");
             self.refuse(argument, what, "write a number such as 0.1");
         }
+        true
     }
 }
 

@@ -8,6 +8,7 @@
 //! * `stores`: durations of operations of stores
 //! * `traces`: spans, and the trace context that is taken and passed on
 //! * `otlp`: export of traces and metrics
+//! * `sampling`: the default sampler
 //! * `setup`: begin and end
 //! * `semconv`: names of the semantic conventions
 
@@ -17,6 +18,7 @@ pub(crate) mod logs;
 pub(crate) mod metrics;
 mod operations;
 mod otlp;
+mod sampling;
 pub(crate) mod semconv;
 pub(crate) mod setup;
 mod stores;

@@ -14,7 +14,7 @@ pub(crate) fn begin(logs: Logs, export: Export) -> Result<(Metrics, Traces), Str
     let exports = Arc::default();
     let metrics = Metrics::exported(Some(logs), export.metrics, &exports)?;
     let traces = match export.traces {
-        Some(signal) => Traces::exported(signal, exports)?,
+        Some(signal) => Traces::exported(signal, export.sampling, exports)?,
         None => Traces::default(),
     };
     Ok((metrics, traces))

@@ -21,9 +21,13 @@ use opentelemetry_sdk::{
 
 use super::{
     otlp::{self, Exports},
+    sampling::{self, PerSecond},
     semconv::{self, attribute},
 };
-use crate::{config::Signal, protocol::Trace};
+use crate::{
+    config::{Sampling, Signal},
+    protocol::Trace,
+};
 
 /// The traces of one gateway; a handle.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +37,8 @@ pub(crate) struct Traces(Option<Enabled>);
 struct Enabled {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
+    /// The bound on traces that clients want to have recorded; none with a sampler of the operator.
+    of_clients: Option<PerSecond>,
 }
 
 /// A span, which ends when it is dropped.
@@ -53,13 +59,26 @@ pub(crate) struct CallSpans {
 
 impl Traces {
     /// Traces that are exported; must be made inside of the runtime.
-    pub(super) fn exported(signal: Signal, exports: Arc<Exports>) -> Result<Self, String> {
-        let provider = SdkTracerProvider::builder()
+    pub(super) fn exported(
+        signal: Signal,
+        sampling: Sampling,
+        exports: Arc<Exports>,
+    ) -> Result<Self, String> {
+        let mut provider = SdkTracerProvider::builder()
             .with_batch_exporter(otlp::spans(signal, exports)?)
-            .with_resource(otlp::resource())
-            .build();
+            .with_resource(otlp::resource());
+        let mut of_clients = None;
+        if sampling == Sampling::Bounded {
+            provider = provider.with_sampler(sampling::default_sampler());
+            of_clients = Some(PerSecond::new());
+        }
+        let provider = provider.build();
         let tracer = provider.tracer("lockgate");
-        Ok(Self(Some(Enabled { provider, tracer })))
+        Ok(Self(Some(Enabled {
+            provider,
+            tracer,
+            of_clients,
+        })))
     }
 
     /// Whether there are traces at all.
@@ -88,7 +107,7 @@ impl Traces {
             Some(route) => format!("{method} {route}").into(),
             None => method.into(),
         };
-        let parent = TraceContext::of_headers(headers);
+        let parent = TraceContext::of_headers(headers).map(|parent| self.admitted(parent));
         let mut span = self.begin(name, SpanKind::Server, parent.as_ref(), None)?;
         if span.is_recorded() {
             span.set(attribute::HTTP_METHOD, method);
@@ -97,6 +116,18 @@ impl Traces {
             }
         }
         Some(span)
+    }
+
+    /// The context that a client sent; not sampled if clients have asked for enough.
+    pub(crate) fn admitted(&self, context: TraceContext) -> TraceContext {
+        let bound = self
+            .0
+            .as_ref()
+            .and_then(|enabled| enabled.of_clients.as_ref());
+        match bound {
+            Some(bound) if context.0.is_sampled() && !bound.admits() => context.unsampled(),
+            _ => context,
+        }
     }
 
     /// Begins the span of a request to another replica.
@@ -269,6 +300,12 @@ impl TraceContext {
         let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &carrier);
         let found = context.span().span_context().clone();
         found.is_valid().then_some(Self(found))
+    }
+
+    fn unsampled(&self) -> Self {
+        let flags = self.0.trace_flags().with_sampled(false);
+        let (trace, span, state) = (self.0.trace_id(), self.0.span_id(), self.0.trace_state());
+        Self(SpanContext::new(trace, span, flags, true, state.clone()))
     }
 
     /// The id of the trace.

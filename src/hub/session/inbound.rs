@@ -255,7 +255,9 @@ impl Session {
         if !traces.is_enabled() {
             return None;
         }
-        let own = Trace::of(message).and_then(|own| TraceContext::parse(&own.parent, &own.state));
+        let own = Trace::of(message)
+            .and_then(|own| TraceContext::parse(&own.parent, &own.state))
+            .map(|own| traces.admitted(own));
         let method = semconv::method(&message.method_name());
         let names = self.client.operations().names();
         traces.call(method, names, own.as_ref(), self.client.trace())

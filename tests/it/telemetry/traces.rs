@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -13,7 +14,7 @@ use crate::{
     support::{
         cluster::Cluster,
         collector::{Collector, Span, hex},
-        harness::{NEWEST, Session, last, text_of, tool_call, until, within},
+        harness::{NEWEST, Session, client, last, text_of, tool_call, until, within},
         oauth_client::{App, tenants},
         served::Served,
     },
@@ -377,6 +378,51 @@ async fn log_lines_carry_the_trace() {
     assert_eq!(line["span_id"], hex(&http.span.span_id));
     let began = log.iter().find(|line| line["message"] == "session began");
     assert!(began.unwrap()["trace_id"].is_string(), "{began:?}");
+}
+
+/// Without a sampler a busy gateway records a hundred traces a second of its own, and a hundred that
+/// clients ask for; a sampler of the operator is in charge.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_gateway_records_some_traces_unless_it_is_told_to_record_all() {
+    const COUNT: usize = 400;
+    for (sampler, is_bounded) in [("", true), ("parentbased_always_on", false)] {
+        let collector = Collector::start();
+        let mut gateway = gateway(&collector, &[("OTEL_TRACES_SAMPLER", sampler)]).await;
+        let (http, url) = (client(), format!("{}/t/a/x/mcp", gateway.origin()));
+        let began = Instant::now();
+        for is_asked in [false, true] {
+            let asked = (0..COUNT).map(async |_| {
+                let mut request = http.get(&url).header("User-Agent", "busy");
+                if is_asked {
+                    request = request.header("traceparent", parent(true));
+                }
+                within("an answer", request.send()).await.unwrap();
+            });
+            // Some at a time: each is a connection.
+            futures_util::stream::iter(asked)
+                .buffer_unordered(20)
+                .count()
+                .await;
+        }
+        let seconds = usize::try_from(began.elapsed().as_secs()).unwrap() + 2;
+        gateway.stop().await;
+        let spans = collector.spans();
+        let of = |is_asked: bool| {
+            let has = |span: &&Span| (hex(&span.span.trace_id) == TRACE) == is_asked;
+            spans.iter().filter(has).count()
+        };
+        for count in [of(false), of(true)] {
+            if is_bounded {
+                assert!(
+                    (1..=100 * seconds).contains(&count),
+                    "{count} in {seconds} s"
+                );
+                assert!(count < COUNT, "{count} in {seconds} s");
+            } else {
+                assert_eq!(count, COUNT);
+            }
+        }
+    }
 }
 
 /// What the SDK would ignore is a mistake with the name of the variable.

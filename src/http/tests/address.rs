@@ -35,7 +35,7 @@ fn headers(name: &'static str, values: &[&str]) -> HeaderMap {
 
 #[test]
 fn hosts() {
-    use HostCheck::{Foreign, Malformed, Ours};
+    use HostCheck::{Foreign, ForeignAddress, Malformed, Ours};
     let local = allowed("http://127.0.0.1:8080", "127.0.0.1:8080");
     let public = allowed("https://gw.example.com", "0.0.0.0:8080");
     let relative = Uri::from_static("/mcp");
@@ -44,8 +44,10 @@ fn hosts() {
         (&local, &["LocalHost:8080"], Ours),
         (&local, &["[::1]:8080"], Ours),
         (&local, &["gw.internal:8443"], Ours),
-        (&local, &["127.0.0.1"], Foreign),
-        (&local, &["127.0.0.1:8081"], Foreign),
+        (&local, &["127.0.0.1"], ForeignAddress),
+        (&local, &["127.0.0.1:8081"], ForeignAddress),
+        (&public, &["10.1.2.3:8080"], ForeignAddress),
+        (&public, &["[fd00::1]"], ForeignAddress),
         (&local, &["evil.test"], Foreign),
         (&local, &["localhost:8080.evil.test"], Malformed),
         (&local, &["localhost.evil.test:8080"], Foreign),

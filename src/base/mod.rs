@@ -7,8 +7,10 @@
 //! * `hidden_paths`: paths of the gateway's own files, which no child may see
 //! * `outbound`: HTTP client for addresses named by others
 //! * `private_file`: files that only their owner may read
+//! * `progress`: a line on a terminal that is drawn again while work is under way
 //! * `random`: source of random numbers
 //! * `secret`: texts that are never printed
+//! * `terminal`: colours and redrawn lines, and text of others made safe for a terminal
 //! * `watched_files`: files whose content may change at any time
 
 mod clock;
@@ -16,14 +18,18 @@ mod digest;
 mod hidden_paths;
 mod outbound;
 pub(crate) mod private_file;
+mod progress;
 mod random;
 mod secret;
+pub(crate) mod terminal;
 mod watched_files;
 
 pub(crate) use self::clock::{Clock, LEEWAY_S};
 pub(crate) use self::digest::{Sha256, hex, sha256};
 pub(crate) use self::hidden_paths::HiddenPaths;
 pub(crate) use self::outbound::{Document, Outbound, OutboundError};
+pub(crate) use self::progress::{Output, Progress};
 pub(crate) use self::random::Random;
 pub(crate) use self::secret::Secret;
+pub(crate) use self::terminal::{Screen, Tone};
 pub(crate) use self::watched_files::{ContentDigest, LOOK_INTERVAL, WatchedFiles, content_digest};

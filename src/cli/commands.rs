@@ -13,7 +13,7 @@ use super::{
     local::{check, database, demo, healthcheck, import, key},
     remote::{
         self, ApplyArgs, AuditArgs, Clients, ObjectArgs, Providers, ServerArgs, SessionArgs,
-        TenantArgs, Users,
+        StatusArgs, TenantArgs, Users,
     },
     serve::{RunArgs, ServeArgs, process},
 };
@@ -45,6 +45,8 @@ enum Command {
     Restore(database::CopyArgs),
     /// Change a gateway's tenants and servers to those of a manifest, and show the changes
     Apply(ApplyArgs),
+    /// Show a running gateway at a glance: readiness, tenants, servers, sessions and children
+    Status(StatusArgs),
     /// Tenants of a gateway
     Tenant(TenantArgs),
     /// Servers of a tenant, and their children
@@ -116,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Restore(args) => database::restore(args),
         Command::Key(KeyCommand::Rotate(args)) => database::rotate(args),
         Command::Apply(args) => args.run(),
+        Command::Status(args) => args.run(),
         Command::Tenant(args) => args.run(),
         Command::Server(args) => args.run(),
         Command::User(args) => args.run(),

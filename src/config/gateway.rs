@@ -177,8 +177,10 @@ pub(crate) struct Telemetry {
 pub(crate) enum LogFormat {
     /// One JSON object.
     Json,
-    /// Text for people.
+    /// Text for people, with every field.
     Text,
+    /// A short line for each call.
+    Short,
 }
 
 /// The sources of settings besides the defaults.
@@ -504,7 +506,11 @@ pub(crate) const RUN_TENANT: &str = "local";
 /// The one server of `run`.
 pub(crate) const RUN_SERVER: &str = "main";
 
-const LOG_FORMATS: [(&str, LogFormat); 2] = [("json", LogFormat::Json), ("text", LogFormat::Text)];
+const LOG_FORMATS: [(&str, LogFormat); 3] = [
+    ("json", LogFormat::Json),
+    ("text", LogFormat::Text),
+    ("short", LogFormat::Short),
+];
 #[cfg(test)]
 #[path = "tests/gateway.rs"]
 mod tests;

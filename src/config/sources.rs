@@ -349,7 +349,7 @@ const RUN_DEFAULTS: [(&str, &str); 4] = [
     ("drain.timeout", "2s"),
     ("ops.listen", ""),
     ("sandbox.separation", "none"),
-    ("telemetry.format", "text"),
+    ("telemetry.format", "short"),
 ];
 const SEE_DEFAULTS: &str = "see config.default.toml for all keys";
 const PREFIX: &str = "LOCKGATE_";

@@ -20,16 +20,14 @@ use crate::{
     base::hex,
     config::{Config, gateway},
     database::vault::Keyring,
-    http::{
-        Health,
-        peers::{HopKeys, hop},
-    },
+    http::peers::{HopKeys, hop},
     hub::Stores,
     snapshot::{CurrentSnapshot, Snapshot},
     state::{
         Replica,
         redis::{Redis, Settings, Unsuitable, agreement, wake},
     },
+    telemetry::Health,
 };
 
 /// The connection that replicas share, and the tasks that use it.

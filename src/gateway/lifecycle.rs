@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{config::Drain, http::Health, hub::Hub, telemetry::setup::FLUSH_TIMEOUT};
+use crate::{
+    config::Drain,
+    hub::Hub,
+    telemetry::{Health, setup::FLUSH_TIMEOUT},
+};
 
 /// What a gateway and its process tell each other.
 #[derive(Clone, Default)]

@@ -3,8 +3,8 @@
 //! Not here: the endpoints that report it (`http::ops`), and the stop (`lifecycle`).
 
 use crate::{
-    http::{Health, Loss},
     snapshot::Freshness,
+    telemetry::{Health, Loss},
 };
 
 /// Reports the database, which counts as lost until there is a snapshot: without one everything

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use aws_lc_rs::rand::SystemRandom;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::Instant};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
@@ -24,7 +24,7 @@ use crate::{
     database::vault::Keyring,
     declare::Offer,
     http::{
-        Front, Health, admin,
+        Front, admin,
         edge::{Allowed, App, Bounds, Files, Gate, TlsReload, accept},
         ops,
         peers::{Cluster, Peers},
@@ -35,7 +35,7 @@ use crate::{
     oauth::Oauth,
     snapshot::{AuditQueue, CurrentSnapshot, SnapshotSync},
     state::redis::Redis,
-    telemetry::{Logs, Metrics, Traces, setup},
+    telemetry::{Health, Logs, Metrics, Traces, setup},
 };
 
 /// The state to serve.
@@ -316,6 +316,8 @@ impl Parts {
             traces: self.traces.clone(),
             retry: RetryDelay::new(self.config.stream.retry, Arc::new(SystemRandom::new())),
             cluster,
+            health: self.health.clone(),
+            began: Instant::now(),
         })
     }
 

@@ -25,4 +25,3 @@ pub(crate) mod routes;
 mod tests;
 
 pub(crate) use self::admission::Front;
-pub(crate) use self::ops::{Health, Loss};

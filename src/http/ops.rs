@@ -3,9 +3,8 @@
 //! Reports only. Not here: measurements (`telemetry`), and what an outage means for readiness
 //! (`gateway::readiness`).
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
@@ -21,34 +20,7 @@ use super::{
     reply::json::{self, JSON},
 };
 use crate::hub::Hub;
-use crate::telemetry::Metrics;
-
-/// Readiness of this replica for traffic; a handle.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Health(Arc<Lock>);
-
-#[expect(
-    clippy::disallowed_types,
-    reason = "held for a few instructions, never across an await"
-)]
-type Lock = std::sync::Mutex<Readiness>;
-
-/// Effect of an unavailable dependency.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
-    /// Some requests fail and the rest is served: 200 `degraded`.
-    Some,
-    /// No useful request can be served: 503 `unready`.
-    All,
-}
-
-#[derive(Debug, Default)]
-struct Readiness {
-    /// Set by the first signal.
-    is_draining: bool,
-    /// Unavailable dependencies and their effects.
-    unavailable: BTreeMap<&'static str, Loss>,
-}
+use crate::telemetry::{Health, Metrics, Readiness};
 
 /// Body of `/readyz`.
 #[derive(Serialize)]
@@ -57,50 +29,6 @@ struct Report {
     /// Only on the operations listener.
     #[serde(skip_serializing_if = "Option::is_none")]
     degraded: Option<Vec<&'static str>>,
-}
-
-impl Health {
-    /// Reports 503 from now on, so that load balancers stop sending requests. Irreversible.
-    pub(crate) fn drain(&self) {
-        self.with(|state| state.is_draining = true);
-    }
-
-    /// Marks a dependency as unavailable: a database, or a part that has not started yet.
-    pub(crate) fn lost(&self, dependency: &'static str, loss: Loss) {
-        self.with(|state| {
-            state.unavailable.insert(dependency, loss);
-        });
-    }
-
-    /// Marks a dependency as available again.
-    pub(crate) fn back(&self, dependency: &'static str) {
-        self.with(|state| {
-            state.unavailable.remove(dependency);
-        });
-    }
-
-    fn with<T>(&self, act: impl FnOnce(&mut Readiness) -> T) -> T {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn report(&self, detail: Detail) -> (StatusCode, Report) {
-        self.with(|state| {
-            let (code, status) = if state.is_draining {
-                (StatusCode::SERVICE_UNAVAILABLE, "draining")
-            } else if state.unavailable.values().any(|loss| *loss == Loss::All) {
-                (StatusCode::SERVICE_UNAVAILABLE, "unready")
-            } else if state.unavailable.is_empty() {
-                (StatusCode::OK, "ready")
-            } else {
-                (StatusCode::OK, "degraded")
-            };
-            let degraded = match detail {
-                Detail::Hidden => None,
-                Detail::Shown => Some(state.unavailable.keys().copied().collect()),
-            };
-            (code, Report { status, degraded })
-        })
-    }
 }
 
 /// Visibility of unavailable dependencies.
@@ -186,6 +114,20 @@ fn children(hub: &Hub) -> String {
 /// Listed lines of a child's stderr.
 const LAST_LINES: usize = 20;
 
+fn report(health: &Health, detail: Detail) -> (StatusCode, Report) {
+    let (readiness, unavailable) = health.readiness();
+    let code = match readiness {
+        Readiness::Ready | Readiness::Degraded => StatusCode::OK,
+        Readiness::Unready | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let degraded = match detail {
+        Detail::Hidden => None,
+        Detail::Shown => Some(unavailable),
+    };
+    let status = readiness.as_str();
+    (code, Report { status, degraded })
+}
+
 fn probes(health: Health, detail: Detail) -> Router {
     let live = get(async || {
         respond(
@@ -197,8 +139,8 @@ fn probes(health: Health, detail: Detail) -> Router {
         )
     });
     let ready = get(async move |State(health): State<Health>| {
-        let (code, report) = health.report(detail);
-        respond(code, &report)
+        let (code, body) = report(&health, detail);
+        respond(code, &body)
     });
     Router::new()
         .route("/livez", live)
@@ -214,9 +156,10 @@ fn respond(code: StatusCode, report: &Report) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::Loss;
 
     fn shown(health: &Health, detail: Detail) -> (u16, String) {
-        let (code, report) = health.report(detail);
+        let (code, report) = report(health, detail);
         (code.as_u16(), serde_json::to_string(&report).expect("json"))
     }
 

@@ -18,6 +18,7 @@ use super::{
     reply::refusal::refusal,
 };
 use crate::endpoint::{Endpoint, Kind, PROTECTED_RESOURCE};
+use crate::telemetry::Health;
 
 /// Routes of MCP endpoints. Each route is one service, because axum clones and boxes a layer, a
 /// method router and a handler for each request.
@@ -73,7 +74,7 @@ async fn messages(front: Arc<Front>, request: Request) -> Response {
 }
 
 /// Routes of the public listener.
-pub(crate) fn public(front: Arc<Front>, health: ops::Health) -> Router {
+pub(crate) fn public(front: Arc<Front>, health: Health) -> Router {
     let others = Router::new()
         .route(
             &format!("{PROTECTED_RESOURCE}/{{*path}}"),

@@ -2,7 +2,7 @@
 //!
 //! The id of a session is a secret of its client (legacy era), so administrators see a digest of it.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use tokio::sync::oneshot;
 
@@ -44,6 +44,17 @@ impl Hub {
             .iter()
             .map(|(id, handle)| summary(id, handle))
             .collect()
+    }
+
+    /// The number of sessions of each server on this replica.
+    pub(crate) fn session_counts(&self) -> HashMap<[String; 2], u64> {
+        let mut counts = HashMap::new();
+        for handle in self.0.sessions.all() {
+            let access = &handle.access;
+            let name = [&access.tenant().name, &access.server().name].map(String::clone);
+            *counts.entry(name).or_default() += 1;
+        }
+        counts
     }
 
     /// Ends the session with this digest; false if there is none.

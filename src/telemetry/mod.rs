@@ -1,6 +1,8 @@
 //! Logs, metrics and traces of the gateway.
 //!
 //! * `logs`: log lines, through a bounded queue
+//! * `lines`: short log lines for people
+//! * `health`: unavailable dependencies of this replica
 //! * `metrics`: the declaration of each metric and their Prometheus text
 //! * `instruments`: kinds of instruments
 //! * `labels`: label values
@@ -12,8 +14,10 @@
 //! * `setup`: begin and end
 //! * `semconv`: names of the semantic conventions
 
+mod health;
 mod instruments;
 mod labels;
+mod lines;
 pub(crate) mod logs;
 pub(crate) mod metrics;
 mod operations;
@@ -24,11 +28,13 @@ pub(crate) mod setup;
 mod stores;
 pub(crate) mod traces;
 
+pub(crate) use self::health::{Health, Loss, Readiness};
 pub(crate) use self::instruments::LimitName;
 pub(crate) use self::labels::{
     ChildState, Denied, Dropped, Ended, Exit, HopOutcome, Login, MethodClass, Outcome, Resumed,
     Route,
 };
+pub(crate) use self::lines::{MIGRATIONS, PREPARATIONS, log_operation};
 pub(crate) use self::logs::{Format, Logs};
 pub(crate) use self::metrics::{Metrics, SESSION_STREAMS};
 pub(crate) use self::operations::{Operation, ServerOperations};

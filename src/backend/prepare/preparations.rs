@@ -32,6 +32,7 @@ use crate::backend::{
 };
 use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
+use crate::telemetry::PREPARATIONS;
 
 /// All preparations of a gateway.
 pub(crate) struct Preparations {
@@ -390,6 +391,18 @@ impl Preparations {
             return Outcome::Failed(Arc::default());
         };
         let (began, subject) = (Instant::now(), recipe.subject());
+        // A store that is there takes no time worth a line.
+        if self.find(name, recipe).await.is_none() {
+            tracing::info!(
+                            target: PREPARATIONS,
+            {
+                            tenant.id = server.tenant,
+                            server.name = server.name,
+                            subject
+            },
+                            "preparing"
+                        );
+        }
         let made = self.make(server, recipe, name).await;
         let seconds = began.elapsed().as_secs_f64();
         match made {
@@ -397,28 +410,34 @@ impl Preparations {
                 self.circuits.with(spec, |circuit, _| circuit.succeeded());
                 let version = ready.found.version.as_deref();
                 tracing::info!(
-                    tenant.id = server.tenant,
-                    server.name = server.name,
-                    subject,
-                    version,
-                    was_there,
-                    seconds,
-                    "prepared"
-                );
+                                    target: PREPARATIONS,
+                {
+                                    tenant.id = server.tenant,
+                                    server.name = server.name,
+                                    subject,
+                                    version,
+                                    was_there,
+                                    seconds
+                },
+                                    "prepared"
+                                );
                 Outcome::Ready(Arc::new(ready))
             }
             // The gateway stops: not a failure of the server.
             Err(Failure::Stopped) => Outcome::Failed(Arc::default()),
             Err(Failure::Failed(why, output)) => {
                 tracing::warn!(
-                    tenant.id = server.tenant,
-                    server.name = server.name,
-                    subject,
-                    why,
-                    output = output.join("\n"),
-                    seconds,
-                    "cannot prepare"
-                );
+                                    target: PREPARATIONS,
+                {
+                                    tenant.id = server.tenant,
+                                    server.name = server.name,
+                                    subject,
+                                    why,
+                                    output = output.join("\n"),
+                                    seconds
+                },
+                                    "cannot prepare"
+                                );
                 self.circuits.count_failure(spec);
                 Outcome::Failed(output.into_iter().chain([why]).collect())
             }

@@ -12,7 +12,10 @@ use std::{
 
 use clap::Args;
 
-use super::runtime::{configuration, wait};
+use super::{
+    progress::shown,
+    runtime::{configuration, wait},
+};
 use crate::{
     base::{Clock, private_file},
     cli::serve::database::lock_file,
@@ -44,7 +47,8 @@ pub(crate) struct CopyArgs {
 /// `lockgate migrate`
 pub(crate) fn migrate(args: DatabaseArgs) -> ExitCode {
     run(args, async |config: &Config| {
-        let database = Database::open(opening(config)).await?;
+        let (doing, done) = ("updating the schema", "updated the schema");
+        let database = Box::pin(shown(doing, done, Database::open(opening(config)))).await?;
         let version = database.objects().version().await?;
         database.close().await;
         Ok(format!(

@@ -6,6 +6,8 @@
 //! * `healthcheck`: whether the gateway of a configuration serves
 //! * `import`: conversion of an `mcp.json` into a manifest
 //! * `key`: new API keys
+//! * `progress`: progress of a single command
+//! * `prompt`: secrets that a person types
 //! * `runtime`: runtime and configuration of a single command
 
 pub(crate) mod check;
@@ -14,6 +16,8 @@ pub(crate) mod demo;
 pub(crate) mod healthcheck;
 pub(crate) mod import;
 pub(crate) mod key;
+pub(crate) mod progress;
+pub(crate) mod prompt;
 mod runtime;
 
 pub(crate) use self::runtime::wait;

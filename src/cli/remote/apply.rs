@@ -14,7 +14,7 @@ use super::{
     document::text_of,
     table::{plain, pretty},
 };
-use crate::{config::gateway::environment, manifest::objects};
+use crate::{cli::local::progress, config::gateway::environment, manifest::objects};
 
 /// The command line of `lockgate apply`.
 #[derive(Args)]
@@ -44,7 +44,13 @@ impl ApplyArgs {
                 body: Some(read.declared.json()),
                 ..RequestOptions::default()
             };
-            let reply = client.json(Method::POST, &["apply"], options).await?;
+            let name = self.file.display();
+            let reply = progress::shown(
+                &format!("applying {name}"),
+                &format!("applied {name}"),
+                client.json(Method::POST, &["apply"], options),
+            )
+            .await?;
             if client.json {
                 return Ok(pretty(&reply));
             }

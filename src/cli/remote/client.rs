@@ -39,6 +39,13 @@ pub(crate) struct Connection {
     json: bool,
 }
 
+impl Connection {
+    /// The same for another gateway.
+    pub(super) fn at(self, url: String) -> Self {
+        Self { url, ..self }
+    }
+}
+
 /// The error of a command.
 #[derive(Debug)]
 pub(crate) enum Error {

@@ -1,6 +1,6 @@
 //! `lockgate user`, `client` and `provider`: users, clients and identity providers of a tenant.
 //!
-//! Passwords and secrets come from stdin, the environment or a document, because other users of a
+//! Passwords and secrets come from a prompt, stdin, the environment or a document, because other users of a
 //! machine can read arguments. Not here: API keys (`keys`).
 
 use std::{io::Read, path::PathBuf};
@@ -14,7 +14,7 @@ use super::{
     object::{Help, InTenant, Kind, NameInTenant, Place, declare},
     table::Column,
 };
-use crate::config::gateway::environment;
+use crate::{cli::local::prompt, config::gateway::environment};
 
 /// Users as a kind of object.
 pub(crate) struct Users;
@@ -42,7 +42,8 @@ pub(crate) struct AddUser {
     #[arg(long, value_name = "GROUP", conflicts_with = "file")]
     group: Vec<String>,
     /// Read the password from the first line of stdin, else from the environment
-    /// (`LOCKGATE_USER_PASSWORD`, or the file that `LOCKGATE_USER_PASSWORD_FILE` names)
+    /// (`LOCKGATE_USER_PASSWORD`, or the file that `LOCKGATE_USER_PASSWORD_FILE` names); on a
+    /// terminal it is asked for
     #[arg(long, conflicts_with = "file")]
     password_stdin: bool,
     /// Reject every log-in of the user
@@ -66,7 +67,8 @@ pub(crate) struct AddClient {
     /// Title shown to users
     #[arg(long, value_name = "TITLE", conflicts_with = "file")]
     title: Option<String>,
-    /// Read the secret from the first line of stdin; without a secret the client is public
+    /// Read the secret from the first line of stdin, or ask for it on a terminal; without a
+    /// secret the client is public
     #[arg(long, conflicts_with = "file")]
     secret_stdin: bool,
     /// Replace an existing client
@@ -99,7 +101,7 @@ impl Kind for Users {
 
     async fn add(client: &Client, add: &AddUser) -> Result<String, Error> {
         let path = add.which.path(Self::SEGMENT)?;
-        declare(client, &path, add.document()?, add.replace).await
+        declare(client, &path, add.document().await?, add.replace).await
     }
 }
 
@@ -117,7 +119,7 @@ impl Kind for Clients {
 
     async fn add(client: &Client, add: &AddClient) -> Result<String, Error> {
         let path = add.which.path(Self::SEGMENT)?;
-        declare(client, &path, add.document()?, add.replace).await
+        declare(client, &path, add.document().await?, add.replace).await
     }
 }
 
@@ -140,13 +142,13 @@ impl Kind for Providers {
 }
 
 impl AddUser {
-    fn document(&self) -> Result<Json, Error> {
+    async fn document(&self) -> Result<Json, Error> {
         if let Some(file) = &self.file {
             return document(file);
         }
         let mut env = environment();
         let password = if self.password_stdin {
-            Some(first_line("--password-stdin", std::io::stdin().lock())?)
+            Some(typed("--password-stdin", "Password").await?)
         } else if let Some(file) = env.get(PASSWORD_FILE) {
             let unreadable = |error: std::io::Error| {
                 let what = format!("{file} cannot be read: {error}");
@@ -154,8 +156,12 @@ impl AddUser {
             };
             let file = std::fs::File::open(file).map_err(unreadable)?;
             Some(first_line(PASSWORD_FILE, file)?)
+        } else if let Some(password) = env.remove(PASSWORD) {
+            Some(password)
+        } else if !self.replace && prompt::is_possible() {
+            Some(typed("--password-stdin", "Password").await?)
         } else {
-            env.remove(PASSWORD)
+            None
         };
         self.declared(password)
     }
@@ -182,7 +188,7 @@ impl AddUser {
 }
 
 impl AddClient {
-    fn document(&self) -> Result<Json, Error> {
+    async fn document(&self) -> Result<Json, Error> {
         if let Some(file) = &self.file {
             return document(file);
         }
@@ -192,7 +198,7 @@ impl AddClient {
             document["title"] = word(title);
         }
         if self.secret_stdin {
-            document["secret"] = word(&first_line("--secret-stdin", std::io::stdin().lock())?);
+            document["secret"] = word(&typed("--secret-stdin", "Secret").await?);
         }
         Ok(document)
     }
@@ -201,6 +207,16 @@ impl AddClient {
 /// A literal text in the syntax of manifests, where "$$" is "$".
 fn word(text: impl AsRef<str>) -> Json {
     text.as_ref().replace('$', "$$").into()
+}
+
+/// A password or secret from stdin: asked for without echo if that is a terminal.
+async fn typed(key: &str, what: &str) -> Result<String, Error> {
+    if !prompt::is_possible() {
+        return first_line(key, std::io::stdin().lock());
+    }
+    prompt::new_secret(what)
+        .await
+        .map_err(|error| Error::usage(key, &error.to_string(), "type it again"))
 }
 
 fn first_line(key: &str, source: impl Read) -> Result<String, Error> {

@@ -13,6 +13,7 @@
 //! * `reference`: `lockgate openapi --markdown`
 //! * `server`: `lockgate server`
 //! * `session`: `lockgate session`
+//! * `status`: `lockgate status`
 //! * `table`: tables and objects on a terminal
 //! * `tenant`: `lockgate tenant`
 
@@ -26,6 +27,7 @@ mod object;
 mod reference;
 mod server;
 mod session;
+mod status;
 mod table;
 mod tenant;
 
@@ -38,5 +40,6 @@ pub(crate) use self::{
     reference::reference,
     server::ServerArgs,
     session::SessionArgs,
+    status::StatusArgs,
     tenant::TenantArgs,
 };

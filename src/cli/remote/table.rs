@@ -1,8 +1,11 @@
 //! Tables and objects on a terminal.
 //!
-//! Names and texts come from clients and children, so control characters are replaced.
+//! Names and texts come from clients and children, so what steers a terminal is
+//! replaced.
 
 use serde_json::Value as Json;
+
+use crate::base::terminal::steers;
 
 /// A column: its heading, and the pointer to its cell in an item (RFC 6901).
 pub(super) type Column = (&'static str, &'static str);
@@ -54,11 +57,11 @@ pub(super) fn pretty(json: &Json) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Text without control characters.
+/// Text without what steers a terminal.
 pub(crate) fn plain(text: &str) -> String {
     text.chars()
         .map(|letter| {
-            if letter.is_control() && letter != '\t' {
+            if steers(letter) {
                 char::REPLACEMENT_CHARACTER
             } else {
                 letter

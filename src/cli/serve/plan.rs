@@ -37,6 +37,9 @@ pub(crate) struct RunArgs {
     /// Any key of the configuration, or server.KEY of the server
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Log every field of every request and call; twice: debug messages too
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
     /// The server and its arguments
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -94,9 +97,11 @@ pub(super) fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         listen,
         env: passed,
         allow_origin,
-        mut set,
+        set,
+        verbose,
         command,
     } = args;
+    let mut set = [verbosity(verbose, &env), set].concat();
     let quoted = |text: &String| serde_json::Value::from(text.as_str()).to_string();
     if !allow_origin.is_empty() {
         let origins: Vec<_> = allow_origin.iter().map(quoted).collect();
@@ -144,6 +149,20 @@ pub(super) fn plan_run(args: RunArgs) -> Result<Plan, Vec<Mistake>> {
         secrets: Vec::new(),
         is_run: true,
     })
+}
+
+/// The settings of `-v` and `-vv`, which `--set` overrides.
+fn verbosity(verbose: u8, env: &BTreeMap<String, String>) -> Vec<String> {
+    let format = (verbose > 0).then_some("telemetry.format=text");
+    let is_set = ["RUST_LOG", "LOCKGATE_TELEMETRY__LOG"]
+        .iter()
+        .any(|name| env.contains_key(*name));
+    let log = match verbose {
+        1 if !is_set => Some("telemetry.log=info,lockgate::calls=debug"),
+        0 | 1 => None,
+        2.. => Some("telemetry.log=info,lockgate=debug"),
+    };
+    format.into_iter().chain(log).map(str::to_owned).collect()
 }
 
 /// The environment that `--env` gives the server of `run`: given values, and variables passed on.

@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeMap,
     fs::Permissions,
+    io::{self, IsTerminal},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -28,7 +29,7 @@ use crate::{
         linux::removal,
         sandbox::Sandbox,
     },
-    base::HiddenPaths,
+    base::{HiddenPaths, Screen},
     config::{Config, LogFormat, Mistake, Separation},
     declare::{Catalog, Offer},
     gateway::{self, Lifecycle},
@@ -54,6 +55,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     let format = match plan.config.telemetry.format {
         LogFormat::Json => Format::Json,
         LogFormat::Text => Format::Text,
+        LogFormat::Short => Format::Short(Screen::of(&plan.env, io::stderr().is_terminal())),
     };
     let logs = match logs::init(&plan.config.telemetry.log, format) {
         Ok(logs) => logs,
@@ -87,6 +89,7 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
         // Private directories are removed with their children, so it should be empty.
         let _ = removal::remove(&work);
     }
+    logs.settle();
     logs.flush(Duration::from_millis(500));
     match outcome {
         Ok(code) => code,

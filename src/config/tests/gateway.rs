@@ -269,7 +269,7 @@ fn run_has_its_own_defaults() {
         config.default,
         Some(("local".to_owned(), "main".to_owned()))
     );
-    assert_eq!(config.telemetry.format, LogFormat::Text);
+    assert_eq!(config.telemetry.format, LogFormat::Short);
     assert_eq!(config.server[1].path, ["tools", "a.b", "call"]);
     assert_eq!(mistakes(&run(&["http.listen=0.0.0.0:1"])).len(), 1);
     assert_eq!(

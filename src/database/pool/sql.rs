@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::value::Value;
 use crate::{
     base::{Clock, private_file},
-    telemetry::{StoreFailure, StoreSystem, StoreTimes},
+    telemetry::{self, StoreFailure, StoreSystem, StoreTimes},
 };
 
 /// Connections to a database with the schema of this build, and its clock.
@@ -490,9 +490,25 @@ fn late(limit: Duration) -> SqlError {
 /// Boxed, because the compiler loses track of the borrows of this future (rust-lang/rust#100013).
 type Step<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
-async fn timed_migration(step: Step<'_, (), MigrateError>) -> Result<(), MigrateError> {
+async fn timed_migration(mut step: Step<'_, (), MigrateError>) -> Result<(), MigrateError> {
     let late = |_| MigrateError::Execute(sqlx::Error::PoolTimedOut);
-    timeout(MIGRATION, step).await.map_err(late)?
+    let began = Instant::now();
+    let announced = async {
+        // An empty or a current database is done before anybody wonders.
+        if let Ok(outcome) = timeout(ANNOUNCED, &mut step).await {
+            return outcome;
+        }
+        tracing::info!(target: telemetry::MIGRATIONS, subject = SCHEMA, "updating");
+        let outcome = step.await;
+        let seconds = began.elapsed().as_secs_f64();
+        if outcome.is_ok() {
+            tracing::info!(target: telemetry::MIGRATIONS, subject = SCHEMA, seconds, "updated");
+        } else {
+            tracing::warn!(target: telemetry::MIGRATIONS, subject = SCHEMA, seconds, "cannot update");
+        }
+        outcome
+    };
+    timeout(MIGRATION, announced).await.map_err(late)?
 }
 
 /// Locks a file for migration, until the lock is dropped.
@@ -635,6 +651,10 @@ const STATEMENT: Duration = Duration::from_secs(5);
 const ACQUIRE: Duration = Duration::from_millis(800);
 /// Time limit for the start to reach a database.
 const CONNECT: Duration = Duration::from_secs(2);
+/// The subject of the log lines of a migration.
+const SCHEMA: &str = "the schema of the database";
+/// The age at which a migration has a line in the log.
+const ANNOUNCED: Duration = Duration::from_secs(1);
 /// Time limit of a migration, including those of other replicas.
 const MIGRATION: Duration = Duration::from_mins(1);
 /// Interval between attempts to take the lock.

@@ -15,7 +15,7 @@
 //! * `request`: parameters, conditions and documents of requests
 //! * `response`: pages, times, and problems from errors of the database
 //! * `routes`: list of all operations, the router and the document
-//! * `running`: sessions, children, their logs, and quotas
+//! * `running`: status, sessions, children, their logs, and quotas
 //! * `schema`: schemas of request and response bodies
 
 mod api_keys;

@@ -1,7 +1,9 @@
-//! Sessions, children, their logs, and quotas, on the replica that responds.
+//! Status, sessions, children, their logs, and quotas, on the replica that responds.
 //!
 //! Sessions and children end in one of two modes: `drain` waits for the end of their calls, `now`
 //! does not.
+
+use std::{collections::HashMap, sync::Arc};
 
 use axum::{body::Body, response::IntoResponse};
 use http::StatusCode;
@@ -12,7 +14,7 @@ use super::{
     operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, Path, Query},
     response::{lines, ok, page},
-    schema::{Schema, Shape, any_object, integer, nullable_text, number, object, text},
+    schema::{Schema, Shape, any_object, integer, nullable_text, number, object, text, texts},
 };
 use crate::{
     backend::child::{ChildStatus, Restart as EndMode},
@@ -21,22 +23,27 @@ use crate::{
         Front,
         reply::{Problem, answer},
     },
-    hub::SessionSummary,
+    hub::{Hub, SessionSummary},
+    snapshot::Snapshot,
 };
 
 /// Operations on sessions, children, logs and quotas.
 pub(super) fn operations() -> Vec<Operation> {
     vec![
         get(
+            "/status",
+            "getStatus",
+            "This replica at a glance; a tenant's administrator sees its own tenant",
+        )
+        .gives(200, &STATUS)
+        .fails(&[])
+        .serve(Permission::Administrator, status),
+        get(
             "/tenants/{tenant}/sessions",
             "listSessions",
             "Sessions of a tenant on this replica",
         )
-        .query(&[
-            Parameter::Text("server"),
-            Parameter::Limit,
-            Parameter::Text("after"),
-        ])
+        .query(OF_SESSIONS)
         .gives(200, &SESSIONS)
         .fails(&[400, 404])
         .serve(Permission::Tenant, sessions),
@@ -79,6 +86,67 @@ pub(super) fn operations() -> Vec<Operation> {
         .fails(&[400, 404])
         .serve(Permission::Server, restart),
     ]
+}
+
+/// Returns the readiness of this replica, and the use of every server that the caller sees.
+async fn status(call: Call) -> OperationResult {
+    let (front, caller) = (&call.front, &call.caller);
+    let (readiness, unavailable) = front.health.readiness();
+    // What the gateway consists of, and when it started, concerns its operators.
+    let is_operator = caller.administrator.is_operator();
+    let degraded = if is_operator { unavailable } else { Vec::new() };
+    let uptime = is_operator.then(|| front.began.elapsed().as_secs_f64());
+    let names = caller.snapshot.catalog.tenants.keys();
+    let mut tenants: Vec<String> = names
+        .filter(|name| caller.administrator.sees(name))
+        .cloned()
+        .collect();
+    tenants.sort();
+    let (hub, snapshot, seen) = (
+        front.hub.clone(),
+        Arc::clone(&caller.snapshot),
+        tenants.clone(),
+    );
+    // The list reads files of the kernel for each process.
+    let listed = tokio::task::spawn_blocking(move || in_use(&hub, &snapshot, &seen)).await;
+    Ok(ok(&json!({
+        "status": readiness.as_str(), "degraded": degraded, "version": env!("CARGO_PKG_VERSION"),
+        "uptime_seconds": uptime, "tenants": tenants, "servers": listed.unwrap_or_default(),
+    })))
+}
+
+/// The use of every server of these tenants.
+fn in_use(hub: &Hub, snapshot: &Snapshot, tenants: &[String]) -> Vec<Json> {
+    let (children, sessions) = (hub.children(), hub.session_counts());
+    let mut packages = HashMap::new();
+    for one in hub.prepared() {
+        packages.extend(one.servers.into_iter().map(|name| (name, one.state)));
+    }
+    let mut of: HashMap<(&str, &str), Vec<&ChildStatus>> = HashMap::new();
+    for child in &children {
+        of.entry((&child.tenant, &child.server))
+            .or_default()
+            .push(child);
+    }
+    let found = tenants
+        .iter()
+        .filter_map(|name| snapshot.catalog.tenants.get(name));
+    let servers = found.flat_map(|tenant| tenant.servers.values());
+    let shown = servers.map(|server| {
+        let name = (server.tenant.clone(), server.name.clone());
+        let own = of
+            .get(&(&*server.tenant, &*server.name))
+            .map_or(&[][..], |own| own);
+        let calls: u32 = own.iter().map(|one| one.calls).sum();
+        let restarts: u32 = own.iter().map(|one| one.restarts).sum();
+        let memory: u64 = own.iter().map(|one| one.memory).sum();
+        json!({
+            "tenant": server.tenant, "name": server.name, "children": own.len(), "calls": calls,
+            "restarts": restarts, "memory_bytes": memory, "packages": packages.get(&name),
+            "sessions": sessions.get(&[name.0, name.1]).copied().unwrap_or_default(),
+        })
+    });
+    shown.collect()
 }
 
 async fn sessions(call: Call) -> OperationResult {
@@ -216,6 +284,40 @@ fn mode(query: &Query) -> Result<EndMode, Problem> {
         }
     }
 }
+
+/// The parameters of the list of sessions.
+const OF_SESSIONS: &[Parameter] = &[
+    Parameter::Text("server"),
+    Parameter::Limit,
+    Parameter::Text("after"),
+];
+
+static STATUS: Schema = Schema {
+    name: "Status",
+    shape: Shape::Json(|| {
+        let server = object(&[
+            ("tenant", text()),
+            ("name", text()),
+            ("sessions", integer()),
+            ("children", integer()),
+            ("calls", integer()),
+            ("restarts", integer()),
+            ("memory_bytes", integer()),
+            ("packages", nullable_text()),
+        ]);
+        object(&[
+            (
+                "status",
+                json!({"enum": ["ready", "degraded", "unready", "draining"]}),
+            ),
+            ("degraded", texts()),
+            ("version", text()),
+            ("uptime_seconds", json!({"type": ["number", "null"]})),
+            ("tenants", texts()),
+            ("servers", json!({"type": "array", "items": server})),
+        ])
+    }),
+};
 
 static SESSION: Schema = Schema {
     name: "Session",

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::http::{peers::Cluster, reply::RetryDelay};
 use crate::{
     auth::Verifier,
     config::Config,
     hub::Hub,
     snapshot::CurrentSnapshot,
-    telemetry::{Metrics, Traces},
+    telemetry::{Health, Metrics, Traces},
 };
 
 /// State that all routes share.
@@ -29,4 +31,8 @@ pub(crate) struct Front {
     pub(crate) retry: RetryDelay,
     /// The cluster; `None` for a single gateway.
     pub(crate) cluster: Option<Arc<Cluster>>,
+    /// Unavailable dependencies.
+    pub(crate) health: Health,
+    /// The begin of this process.
+    pub(crate) began: Instant,
 }

@@ -9,12 +9,12 @@ use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Runtime,
     sync::oneshot,
-    time::timeout,
+    time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::http::{
-    Front, Health,
+    Front,
     edge::{Allowed, App, Bounds, Gate, accept},
     peers::{Cluster, Hop, HopKeys, Peers, SignedRequest},
     reply::RetryDelay,
@@ -36,7 +36,7 @@ use crate::{
         Replica,
         memory::{MemoryDirectory, MemoryLimiter, MemoryLog},
     },
-    telemetry::{Metrics, Traces},
+    telemetry::{Health, Metrics, Traces},
 };
 
 fn built(name: &str) -> PathBuf {
@@ -217,6 +217,19 @@ async fn serve(
     (url, me, metrics)
 }
 
+fn launcher(work: PathBuf) -> Launcher {
+    Launcher {
+        program: built("lockgate"),
+        ambient: Ambient {
+            cwd: "/".into(),
+            ..Ambient::default()
+        },
+        prepared: work.join("prepared"),
+        work,
+        sandbox: Arc::new(Sandbox::none()),
+    }
+}
+
 fn front(
     shared: &Shared,
     me: &Replica,
@@ -230,25 +243,14 @@ fn front(
     let snapshot = CurrentSnapshot::fixed(manifest.unwrap().catalog);
     let work = shared.work.path().join(&*me.boot);
     std::fs::create_dir(&work).unwrap();
-    let launcher = Launcher {
-        program: built("lockgate"),
-        ambient: Ambient {
-            cwd: "/".into(),
-            ..Ambient::default()
-        },
-        prepared: work.join("prepared"),
-        work,
-        sandbox: Arc::new(Sandbox::none()),
-    };
     let owner = Arc::new(ReplicaLease::new(me.clone(), shared.directory.clone()));
     tracker.spawn(Arc::clone(&owner).run(|_| {}, stop.clone()));
-    let stores = shared.stores(owner);
     let random = Arc::new(SystemRandom::new());
     let hub = Hub::new(HubParts {
-        stores,
+        stores: shared.stores(owner),
         config: Arc::clone(&shared.config),
         random: random.clone(),
-        launcher,
+        launcher: launcher(work),
         snapshot: Arc::clone(&snapshot),
         audit: AuditQueue::disabled(),
         metrics: Arc::clone(metrics),
@@ -257,11 +259,14 @@ fn front(
         halt: stop.clone(),
         tracker: tracker.clone(),
     });
-    let asked = snapshot.last_poll().clone();
     let auth = Verifier::new(
         &shared.config,
         Outbound::new(Vec::new()),
-        (Clock::system(), AuditQueue::disabled(), asked),
+        (
+            Clock::system(),
+            AuditQueue::disabled(),
+            snapshot.last_poll().clone(),
+        ),
         metrics,
         tracker,
         stop,
@@ -283,6 +288,8 @@ fn front(
         traces: Traces::default(),
         retry: RetryDelay::new(Duration::from_secs(1), random),
         cluster: Some(Arc::new(cluster)),
+        health: Health::default(),
+        began: Instant::now(),
     }
 }
 

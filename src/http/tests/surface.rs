@@ -18,8 +18,8 @@ use crate::config::ClientAddress;
 use crate::http::edge::Allowed;
 use crate::http::edge::{App, Gate};
 use crate::http::edge::{Bounds, accept::serve};
-use crate::http::{Health, ops::public};
-use crate::telemetry::{Metrics, Traces};
+use crate::http::ops::public;
+use crate::telemetry::{Health, Metrics, Traces};
 
 struct Surface {
     address: SocketAddr,

@@ -15,7 +15,8 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallError {
     code: i32,
-    message: &'static str,
+    /// The text for people.
+    pub(crate) message: &'static str,
     /// The reason as `data.reason`, for programs.
     pub(crate) reason: &'static str,
     is_retryable: bool,

@@ -15,7 +15,7 @@ use crate::{
         ownership::{Claim, STORE_AWAY},
         stream::{Answer, Pulse, StreamEnd},
     },
-    telemetry::{Ended, Exit, Operation, Outcome},
+    telemetry::{Ended, Exit, Operation, Outcome, log_operation},
 };
 
 /// The time for the log to acknowledge the last events of a session, and for its readers to read
@@ -157,13 +157,14 @@ impl Session {
         }
     }
 
-    /// Counts a call that ended, with the type of its error if it has one, ends its spans, and writes its
-    /// audit record if the server has `audit_calls`.
+    /// Counts a call that ended, with the type of its error and its `reason` in words if it has
+    /// one, logs it, ends its spans, and writes its audit record if the server has `audit_calls`.
     pub(super) fn count_call(
         &mut self,
         call: &mut Call,
         outcome: Outcome,
         error: Option<&'static str>,
+        reason: impl FnOnce() -> Option<String>,
     ) {
         // Its client may fetch the response for as long as after a request.
         self.lifetime.touch();
@@ -174,7 +175,9 @@ impl Session {
             error,
         };
         let elapsed = call.began.elapsed();
-        let tool = self.client.operations().record(operation, elapsed);
+        let operations = self.client.operations();
+        let tool = operations.record(operation, elapsed);
+        log_operation(operation, operations.names(), elapsed, reason);
         if let Some(spans) = call.spans.take() {
             spans.end(tool.as_ref(), error);
         }
@@ -200,7 +203,8 @@ impl Session {
         } else {
             Outcome::Lost
         };
-        self.count_call(&mut ended, outcome, Some(error.reason));
+        let message = || Some(error.message.to_owned());
+        self.count_call(&mut ended, outcome, Some(error.reason), message);
         let line = error.line(&id);
         let finished = match error.status {
             // A call that no backend has seen is refused with a status if no headers were sent yet.

@@ -436,7 +436,7 @@ impl Session {
         };
         self.abandon_subscription(call, &ended.effect);
         self.link.set_calls(self.calls.count());
-        self.count_call(&mut ended, Outcome::Cancelled, Some("cancelled"));
+        self.count_call(&mut ended, Outcome::Cancelled, Some("cancelled"), || None);
         let forgotten = self.streams.forget_request(ended.stream, id);
         self.handle_write(forgotten);
         let finished = self.streams.finish_call(ended.stream, None);

@@ -1,6 +1,6 @@
 //! Messages from the backend to the client, exits of its child, and the timers of the session.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -189,7 +189,7 @@ impl Session {
             Outcome::Error
         };
         let error = error_type(&call, message);
-        self.count_call(&mut call, outcome, error);
+        self.count_call(&mut call, outcome, error, || reason(message));
         let has_effect = call.effect.is_recorded();
         if call.wants_task
             && let Some(task) = message
@@ -381,6 +381,12 @@ fn error_type(call: &Call, message: &Message) -> Option<&'static str> {
     memchr::memmem::find(result, b"\"isError\"")?;
     let is_error = json::get(result, "isError") == Some(b"true");
     is_error.then_some(semconv::TOOL_ERROR)
+}
+
+/// The message of the error of a response; none for a result, which is never logged.
+fn reason(message: &Message) -> Option<String> {
+    let text = json::get(message.error()?, "message")?;
+    json::decoded(text).map(Cow::into_owned)
 }
 
 /// The time to live of a task (2025-11-25 tasks, "TTL and Resource Management"); none is unlimited.

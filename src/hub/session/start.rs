@@ -26,7 +26,8 @@ use crate::{
     },
     protocol::{Kind, Message, Revision, initialize, jsonrpc},
     telemetry::{
-        LimitName, MethodClass, Operation, Outcome, TraceContext, semconv, traces::INITIALIZE,
+        LimitName, MethodClass, Operation, Outcome, TraceContext, log_operation, semconv,
+        traces::INITIALIZE,
     },
 };
 
@@ -259,6 +260,7 @@ impl Session {
             let elapsed = initializing.began.elapsed();
             let operations = self.client.operations();
             operations.record(operation, elapsed);
+            log_operation(operation, operations.names(), elapsed, || None);
             let names = operations.names().map(|name| &**name);
             let parent = initializing.trace.as_ref();
             let traces = &self.core.traces;

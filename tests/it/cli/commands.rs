@@ -29,7 +29,7 @@ impl Shell {
     }
 
     /// A command of an operator whose key is at its default place.
-    fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = stranger(args);
         command
             .env("LOCKGATE_URL", &self.replica.http)
@@ -37,7 +37,7 @@ impl Shell {
         command
     }
 
-    async fn run(&self, args: &[&str]) -> Said {
+    pub(crate) async fn run(&self, args: &[&str]) -> Said {
         Said::of(
             within("a command", self.command(args).output())
                 .await
@@ -46,7 +46,7 @@ impl Shell {
     }
 
     /// The output of a command that must succeed.
-    async fn done(&self, args: &[&str]) -> String {
+    pub(crate) async fn done(&self, args: &[&str]) -> String {
         let said = self.run(args).await;
         assert_eq!(said.code, 0, "{args:?}: {}", said.err);
         said.out
@@ -89,7 +89,7 @@ impl Shell {
     }
 
     /// A session of a new tenant with the server `x` and an API key.
-    async fn session(&self, tenant: &str) -> Session {
+    pub(crate) async fn session(&self, tenant: &str) -> Session {
         self.done(&["tenant", "add", tenant]).await;
         let document = self.file("server.json", &server("one").to_string());
         self.done(&["server", "add", tenant, "x", &document]).await;

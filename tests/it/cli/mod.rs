@@ -3,3 +3,4 @@
 pub(crate) mod commands;
 mod packaging;
 mod service_manager;
+mod terminal;

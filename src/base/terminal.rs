@@ -1,0 +1,149 @@
+//! Terminals: whether one takes colours and lines that are drawn again, and text of others made safe
+//! for it.
+
+use std::collections::BTreeMap;
+
+/// Abilities of the output that text for people goes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Screen {
+    has_colours: bool,
+    redraws: bool,
+}
+
+/// The meaning of a coloured text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// As it should be.
+    Good,
+    /// Works, and needs attention.
+    Warning,
+    /// Does not work.
+    Bad,
+    /// Less important than the text around it.
+    Faint,
+}
+
+impl Screen {
+    /// The abilities of an output of this process. `NO_COLOR` (no-color.org) goes before
+    /// `CLICOLOR_FORCE`, and this before `TERM`.
+    pub(crate) fn of(env: &BTreeMap<String, String>, is_terminal: bool) -> Self {
+        let set = |name: &str| env.get(name).filter(|value| !value.is_empty());
+        // Without a name nothing is known of the terminal.
+        let is_smart = is_terminal && set("TERM").is_some_and(|term| term != "dumb");
+        let is_forced = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
+        Self {
+            has_colours: set("NO_COLOR").is_none() && (is_smart || is_forced),
+            redraws: is_smart,
+        }
+    }
+
+    /// Whether a line can be drawn again in its place.
+    pub(crate) fn redraws(self) -> bool {
+        self.redraws
+    }
+
+    /// A text in the colour of a tone, if the output has colours.
+    pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
+        if !self.has_colours {
+            return text.to_owned();
+        }
+        let code = match tone {
+            Tone::Good => "32",
+            Tone::Warning => "33",
+            Tone::Bad => "31",
+            Tone::Faint => "2",
+        };
+        format!("\u{1b}[{code}m{text}\u{1b}[0m")
+    }
+}
+
+/// Escapes what steers a terminal or breaks a line, so that no client and no child can write a line
+/// of its own, move the cursor, or turn the direction of a text.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if steers(letter) {
+            safe.extend(letter.escape_default());
+        } else {
+            safe.push(letter);
+        }
+    }
+    safe
+}
+
+/// Escaped text of at most `most` characters; a longer one ends with "…".
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    // A name of megabytes is not escaped as a whole.
+    let head: String = text.chars().take(most + 1).collect();
+    let safe = escaped(&head);
+    if safe.chars().count() <= most {
+        return safe;
+    }
+    let mut short: String = safe.chars().take(most.saturating_sub(1)).collect();
+    short.push('…');
+    short
+}
+
+/// Whether a character steers a terminal, breaks a line or turns the direction of a text.
+pub(crate) fn steers(letter: char) -> bool {
+    letter.is_control() && letter != '\t'
+        || matches!(
+            letter,
+            // Separators of lines, and marks and overrides of direction (Unicode Bidi_Control).
+            '\u{2028}' | '\u{2029}' | '\u{61c}' | '\u{200e}' | '\u{200f}'
+                | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::terminal::*;
+
+    fn screen(env: &[(&str, &str)], is_terminal: bool) -> Screen {
+        let env = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        Screen::of(&env.collect(), is_terminal)
+    }
+
+    #[test]
+    fn colours_follow_the_terminal_and_the_variables() {
+        let xterm = ("TERM", "xterm");
+        for (env, is_terminal, has_colours, redraws) in [
+            (&[xterm][..], true, true, true),
+            (&[xterm], false, false, false),
+            (&[], true, false, false),
+            (&[("TERM", "dumb")], true, false, false),
+            (&[xterm, ("NO_COLOR", "1")], true, false, true),
+            (&[xterm, ("NO_COLOR", "")], true, true, true),
+            (&[("CLICOLOR_FORCE", "1")], false, true, false),
+            (&[("CLICOLOR_FORCE", "0")], false, false, false),
+            (
+                &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")],
+                false,
+                false,
+                false,
+            ),
+        ] {
+            let wanted = Screen {
+                has_colours,
+                redraws,
+            };
+            assert_eq!(screen(env, is_terminal), wanted, "{env:?} {is_terminal}");
+        }
+    }
+
+    #[test]
+    fn text_of_others_steers_no_terminal() {
+        for (evil, shown) in [
+            ("a\nb", "a\\nb"),
+            ("\u{1b}[2J", "\\u{1b}[2J"),
+            ("\u{9b}1m", "\\u{9b}1m"),
+            ("x\u{202e}y", "x\\u{202e}y"),
+            ("ä…", "ä…"),
+        ] {
+            assert_eq!(escaped(evil), shown);
+        }
+        assert_eq!(shortened("abcdef", 6), "abcdef");
+        assert_eq!(shortened("abcdefg", 6), "abcde…");
+        assert_eq!(shortened("\n\n\n\n", 6), "\\n\\n\\…");
+    }
+}

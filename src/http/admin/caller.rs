@@ -70,6 +70,23 @@ impl Caller {
         }
     }
 
+    /// Reads what another replica changed and this one does not know yet, and returns whether there
+    /// was something: behind a load balancer, a tenant and its first server arrive at two replicas.
+    pub(super) async fn catch_up(&mut self, front: &Front) -> bool {
+        let snapshot = &front.snapshot;
+        let Ok(reached) = snapshot.poll().await else {
+            return false;
+        };
+        if snapshot.load().version < Some(reached)
+            && let Err(failure) = snapshot.refresh().await
+        {
+            tracing::warn!(%failure, "a change of another replica is not served yet");
+        }
+        let known = self.snapshot.version;
+        self.snapshot = snapshot.load();
+        known < self.snapshot.version
+    }
+
     /// Returns the author of this caller's changes, for the audit trail.
     pub(super) fn author(&self) -> Author {
         Author::named(&self.administrator.actor)

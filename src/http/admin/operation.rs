@@ -176,10 +176,14 @@ impl Operation {
     /// Checks the head of a request: API key, path, permission and query, in this order.
     async fn admit(&self, front: Arc<Front>, request: Request) -> Result<Call, Response> {
         let (mut parts, body) = request.into_parts();
-        let caller = Caller::authenticated(&parts, &front).await?;
+        let mut caller = Caller::authenticated(&parts, &front).await?;
         let call = async {
             let path = Path::of(&mut parts).await?;
-            self.permission.check(&caller, &path)?;
+            let mut allowed = self.permission.check(&caller, &path);
+            if allowed.is_err() && caller.catch_up(&front).await {
+                allowed = self.permission.check(&caller, &path);
+            }
+            allowed?;
             let query = Query::of(parts.uri.query(), self.description.query)?;
             Ok::<_, Problem>((path, query))
         };

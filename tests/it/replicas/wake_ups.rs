@@ -78,3 +78,31 @@ async fn changes_at_one_replica_reach_the_other_at_once() {
     delay(&admin, &other, 40..42).await;
     redis.resume();
 }
+
+/// A load balancer takes the next request of the same administrator elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_administrator_finds_at_one_replica_what_it_made_at_another() {
+    let (ground, redis) = (Ground::postgres(), Redis::start(Kind::Redis));
+    let one = replica(&ground, &redis).await;
+    let other = replica(&ground, &redis).await;
+    let (first, second) = (Admin::first(&ground, &one), Admin::first(&ground, &other));
+    // Without notifications the other one would know a tenant after up to 400 ms.
+    redis.pause();
+    for number in 0..5 {
+        let tenant = format!("/tenants/t{number}");
+        let (status, said) = first.put(&tenant, json!({"auth": {"mode": "none"}})).await;
+        assert_eq!(status, 201, "{said}");
+        let server = format!("{tenant}/servers/x");
+        let (status, said) = second.put(&server, json!({"command": "cat"})).await;
+        assert_eq!(status, 201, "{said}");
+        // And back: the server has no children yet.
+        let (status, said) = first.get(&format!("{server}/children")).await;
+        assert_eq!(status, 200, "{said}");
+    }
+    // What nobody made stays unknown.
+    let (status, _) = second
+        .put("/tenants/t9/servers/x", json!({"command": "cat"}))
+        .await;
+    assert_eq!(status, 404);
+    redis.resume();
+}

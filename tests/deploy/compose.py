@@ -1,7 +1,9 @@
-"""docker-compose.yml with and without its profile, and what it mounts: compose.py DOCKER_COMPOSE PROMTOOL"""
+"""docker-compose.yml with and without its profile, what it mounts, and the demo beside it: compose.py DOCKER_COMPOSE PROMTOOL"""
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -9,6 +11,11 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "deploy"))
+sys.dont_write_bytecode = True
+
+from bare.topology import FILES, PROMETHEUS, PUBLISHED, REDIS, STAGES, Demo  # noqa: E402
+
 OBSERVABILITY = {"otel-collector", "jaeger", "prometheus", "grafana"}
 GATEWAYS = {"lockgate-1", "lockgate-2"}
 
@@ -23,6 +30,11 @@ def config(*words, env=None):
                               env=os.environ | (env or {}))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def soft_and_hard(limit):
+    """`nofile`, written as one number or as two."""
+    return limit if isinstance(limit, dict) else {"soft": limit, "hard": limit}
 
 
 class Compose(unittest.TestCase):
@@ -69,6 +81,52 @@ class Compose(unittest.TestCase):
         self.assertEqual(0, done.returncode, done.stderr)
         for name in GATEWAYS:
             self.assertIn(f"{name}:9090", text)
+
+    def test_every_alert_fires_and_none_without_a_cause(self):
+        tests = ROOT / "tests/deploy/alerts.yaml"
+        done = subprocess.run([PROMTOOL, "test", "rules", str(tests)], capture_output=True, text=True)
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        declared = re.findall(r"- alert: (\w+)", (ROOT / "deploy/prometheus/alerts.yaml").read_text())
+        fired = re.findall(r"alertname: (\w+)\n", tests.read_text())
+        self.assertEqual(sorted(declared), sorted(fired))
+
+    def test_the_demo_has_the_same_services_with_the_same_settings(self):
+        services = config("--profile", "observability")["services"]
+        order = [name for stage in STAGES for name in stage]
+        # docs/demo.md says so.
+        self.assertEqual(set(services) - {"otel-collector", "jaeger", "grafana"}, set(order))
+        stages = {name: number for number, stage in enumerate(STAGES) for name in stage}
+        for name in order:
+            self.assertEqual("unless-stopped", services[name]["restart"], name)
+            for needed in services[name].get("depends_on", {}):
+                self.assertLess(stages[needed], stages[name], f"{name} needs {needed}")
+        for name, port in PUBLISHED.items():
+            self.assertEqual([str(port)], [one["published"] for one in services[name]["ports"]], name)
+        # `$$` is Compose's for `$`.
+        redis = " ".join(services["redis"]["command"])
+        self.assertIn(f"valkey-server - {shlex.join(REDIS)}", redis)
+        self.assertIn("requirepass", redis)
+        self.assertEqual(["--config.file=/etc/prometheus/prometheus.yaml", *PROMETHEUS], services["prometheus"]["command"])
+        self.assertEqual({"soft": FILES, "hard": FILES}, soft_and_hard(services["balancer"]["ulimits"]["nofile"]))
+        self.assertEqual(services["lockgate-1"]["ulimits"], services["balancer"]["ulimits"])
+
+    def test_the_demo_gives_the_gateways_the_same_environment(self):
+        wanted = config()["services"]["lockgate-1"]["environment"]
+        with tempfile.TemporaryDirectory() as folder:
+            demo = Demo.__new__(Demo)
+            demo.folder = Path(folder)
+            (demo.folder / "files").mkdir()
+            demo.ports, demo.issuer = {"redis": 1, "postgres": 2}, "http://127.0.0.1:3"
+            demo.secrets = dict.fromkeys(("redis_password", "postgres_password", "dex_client_secret"), "x")
+            found = demo.gateway_environment()
+        self.assertEqual(set(wanted), set(found))
+        for name, value in found.items():
+            value = value.replace("127.0.0.1:1", "redis:6379").replace("127.0.0.1:2", "postgres:5432")
+            if "/" in value and "://" not in value:
+                # A file in another folder; a secret by the name of its variable.
+                self.assertEqual(Path(wanted[name]).name, Path(value).name, name)
+            else:
+                self.assertEqual(wanted[name], value, name)
 
     def test_collector_and_grafana_name_services_that_exist(self):
         services = set(config("--profile", "observability")["services"])

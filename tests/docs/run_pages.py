@@ -48,6 +48,7 @@ RUN = {
 ELSEWHERE = {
     "README.md": (6, "tests/referees/ten-commands.sh runs those of \"Several tenants\"; quickstart.md and deploying.md have the others"),
     "docs/install.md": (8, "they change the machine; tests/deploy/packages.py installs the package and runs its unit on one of its own"),
+    "docs/demo.md": (7, "tests/deploy/demo.py runs them, all but the installation of the servers"),
     "docs/containers.md": (5, "they need a container engine; tests/deploy/image.py builds both images and starts them"),
     "docs/kubernetes.md": (5, "they need a cluster; tests/deploy/chart.py renders the chart, rolling_upgrade.py carries it out"),
     "CONTRIBUTING.md": (3, "they change the machine, or need a checkout with a build"),
@@ -159,7 +160,7 @@ class Page:
         self.name = name
         self.path = ROOT / name
         self.folder = Path(tempfile.mkdtemp(prefix="lockgate-docs-"))
-        self.services = [SERVICES[one](self.folder) for one in RUN[name]]
+        self.services = [SERVICES[one](self.folder) for one in RUN.get(name, [])]
         home = self.folder / "home"
         self.work = home / "work"
         self.work.mkdir(parents=True)
@@ -201,8 +202,7 @@ class Page:
         last = None
         for block in blocks(self.path):
             if block.mark == "stop":
-                self.shells[block.of_mark].interrupt(block.place)
-                self.shells.pop(block.of_mark).end()
+                self.stop(block)
             elif block.mark == "output":
                 if last is None:
                     raise SystemExit(f"{block.place}: an output without a command")
@@ -225,6 +225,10 @@ class Page:
             elif block.language == "sh":
                 last = self.command(block)
                 self.ran += 1
+
+    def stop(self, block):
+        self.shells[block.of_mark].interrupt(block.place)
+        self.shells.pop(block.of_mark).end()
 
     def command(self, block):
         if block.mark == "terminal":
@@ -256,7 +260,7 @@ class Page:
 
     def compare(self, block, shell):
         # A command that stays may print the rest yet.
-        until = time.monotonic() + 5
+        until = time.monotonic() + 20
         while not matches(block.text, shell.said()):
             if time.monotonic() > until:
                 raise SystemExit(f"{block.place}: the page shows\n{block.text}\nbut the command printed\n{shell.said()}")

@@ -1,14 +1,18 @@
 """PostgreSQL and Valkey of a test's own, from the programs that scripts/test installs."""
 
 import os
-import pwd
-import shutil
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from cluster import variable
+from cluster import ROOT, variable
+
+sys.path.append(str(ROOT / "deploy"))
+sys.dont_write_bytecode = True
+
+from bare.stores import postgres  # noqa: E402
 
 
 def free_port():
@@ -56,34 +60,16 @@ class Stores:
         return f"redis://127.0.0.1:{port}/0"
 
     def start_postgres(self):
-        programs, data, port = Path(variable("POSTGRES_BIN")), self.directory / "postgres", free_port()
-        data.mkdir()
-        user = {}
         if os.geteuid() == 0:
-            # PostgreSQL refuses root, and root's home is closed to others.
-            names = [one.pw_name for one in pwd.getpwall()]
-            name = "postgres" if "postgres" in names else "nobody"
-            found = pwd.getpwnam(name)
-            user = {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
-            os.chown(data, found.pw_uid, found.pw_gid)
-            for directory in (self.directory, self.directory.parent):
-                directory.chmod(0o711)
-            # The programs, and the libraries that lie beside them in a package of PyPI.
-            package = programs.parents[1]
-            for part in (package, package.with_name(f"{package.name}.libs")):
-                if part.exists():
-                    shutil.copytree(part, self.directory / part.name, symlinks=True)
-            programs = self.directory / programs.relative_to(package.parent)
-        env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
-        words = ["-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--no-locale", "--wal-segsize=1", "-D", str(data)]
-        done = subprocess.run([programs / "initdb", *words], env=env, cwd="/", capture_output=True, text=True, **user)
-        assert done.returncode == 0, done.stderr
-        words = ["-D", str(data), "-p", str(port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
-                 "-c", "fsync=off"]
-        self.start([str(programs / "postgres"), *words], env=env, cwd="/", **user)
-        wait_for("PostgreSQL", connects(port))
-        url = f"postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
-        return url
+            # PostgreSQL runs as another user.
+            self.directory.parent.chmod(0o711)
+        port = free_port()
+        log = self.directory / "postgres.log"
+        server = postgres(Path(variable("POSTGRES_BIN")), self.directory / "postgres", port, "a-password", log, "fsync=off")
+        server.start()
+        self.processes.append(server.process)
+        server.wait_ready()
+        return f"postgres://lockgate:a-password@127.0.0.1:{port}/lockgate?sslmode=disable"
 
     def start(self, words, **options):
         with open(self.directory / f"{Path(words[0]).name}.log", "wb") as log:

@@ -1,14 +1,19 @@
 """What the pages need and readers have: PostgreSQL, Redis, an identity provider, a certificate."""
 
 import os
-import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from pages import ROOT
+
+sys.path.append(str(ROOT / "deploy"))
+sys.dont_write_bytecode = True
+
+from bare.stores import postgres  # noqa: E402
 
 
 def wait_for(what, is_there, seconds=30):
@@ -23,48 +28,16 @@ class Postgres:
     """A server on the usual port, with the user and the database `lockgate`."""
 
     def __init__(self, folder):
-        programs = Path(os.environ["POSTGRES_BIN"])
         self.folder = Path(tempfile.mkdtemp(prefix="lockgate-docs-pg-"))
-        # PostgreSQL refuses to run as root, and another user may not pass through root's home.
-        options = {}
-        if os.geteuid() == 0:
-            nobody = pwd.getpwnam("nobody")
-            options = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-            package = programs.parents[1]
-            for part in (package, package.with_name(f"{package.name}.libs")):
-                shutil.copytree(part, self.folder / part.name, symlinks=True)
-            programs = self.folder / package.name / "pginstall/bin"
-            self.folder.chmod(0o755)
-        data = self.folder / "data"
-        data.mkdir()
-        if options:
-            os.chown(data, options["user"], options["group"])
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/", **options}
-        password = self.folder / "password"
-        password.write_text("a-password\n")
-        password.chmod(0o644)
-        subprocess.run(
-            [programs / "initdb", "--pgdata", data, "--username", "lockgate", "--auth", "scram-sha-256"]
-            + ["--pwfile", password, "--no-sync", "--encoding", "UTF8", "--locale", "C"],
-            check=True,
-            **quiet,
-        )
-        self.server = subprocess.Popen(
-            [programs / "postgres", "-D", data, "-c", "fsync=off", "-c", "listen_addresses=127.0.0.1"]
-            + ["-c", f"unix_socket_directories={data}"],
-            **quiet,
-        )
-        create = [programs / "psql", "--host", "127.0.0.1", "--username", "lockgate", "--dbname", "postgres"]
-        env = {**os.environ, "PGPASSWORD": "a-password"}
-        wait_for(
-            "PostgreSQL",
-            lambda: subprocess.run([*create, "-c", "create database lockgate"], env=env, **quiet).returncode == 0,
-        )
+        programs, log = Path(os.environ["POSTGRES_BIN"]), self.folder / "log"
+        self.server = postgres(programs, self.folder / "postgres", 5432, "a-password", log, "fsync=off")
+        self.server.start()
+        self.server.wait_ready()
         self.values = {"LOCKGATE_SQL__URL": "postgres://lockgate:a-password@127.0.0.1/lockgate?sslmode=disable"}
 
     def end(self):
-        self.server.terminate()
-        self.server.wait(20)
+        self.server.ask_to_end()
+        self.server.wait_end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -48,7 +48,7 @@ RUN = {
 ELSEWHERE = {
     "README.md": (6, "tests/referees/ten-commands.sh runs those of \"Several tenants\"; quickstart.md and deploying.md have the others"),
     "docs/install.md": (8, "they change the machine; tests/deploy/packages.py installs the package and runs its unit on one of its own"),
-    "docs/demo.md": (7, "tests/deploy/demo.py runs them, all but the installation of the servers"),
+    "docs/demo.md": (8, "tests/deploy/demo.py runs them, all but the installation of the servers"),
     "docs/containers.md": (5, "they need a container engine; tests/deploy/image.py builds both images and starts them"),
     "docs/kubernetes.md": (5, "they need a cluster; tests/deploy/chart.py renders the chart, rolling_upgrade.py carries it out"),
     "CONTRIBUTING.md": (3, "they change the machine, or need a checkout with a build"),
@@ -70,8 +70,8 @@ NOT_RUN = {
     "docs/operations.md": 0,
     "docs/reliability.md": 1,
 }
-# The seconds that a block may take.
-LIMIT = 60
+# The seconds that a block may take, and those until a command that stays has printed what the page shows.
+LIMIT, SHOWN = 60, 20
 # What follows `lockgate` where it is a command: at the begin of a line, or behind what begins another command.
 COMMAND = re.compile(r"(?m)(?:^|[;&|(]|\buntil|\bdo|\bexec(?:[ \t]+lockgate(?=[ \t]+lockgate))?|\bsudo|run --rm)[ \t]*(?:\w+=\S*[ \t]+)*lockgate[ \t]+([^\n]*)")
 
@@ -260,7 +260,7 @@ class Page:
 
     def compare(self, block, shell):
         # A command that stays may print the rest yet.
-        until = time.monotonic() + 20
+        until = time.monotonic() + SHOWN
         while not matches(block.text, shell.said()):
             if time.monotonic() > until:
                 raise SystemExit(f"{block.place}: the page shows\n{block.text}\nbut the command printed\n{shell.said()}")

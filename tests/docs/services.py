@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,8 @@ class Postgres:
         self.values = {"LOCKGATE_SQL__URL": "postgres://lockgate:a-password@127.0.0.1/lockgate?sslmode=disable"}
 
     def end(self):
-        self.server.ask_to_end()
+        # Whoever is still connected is cut off.
+        self.server.ask_to_end(signal.SIGINT)
         self.server.wait_end()
         shutil.rmtree(self.folder, ignore_errors=True)
 

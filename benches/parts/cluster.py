@@ -26,9 +26,26 @@ BROKEN = (OSError, asyncio.IncompleteReadError)
 class Redis:
     """One that keeps nothing, of its own."""
 
-    def __init__(self, port, process):
-        self.port, self.process = port, process
+    def __init__(self, port, folder):
+        self.port, self.folder, self.process = port, folder, None
         self.url = f"redis://127.0.0.1:{port}/0"
+
+    def start(self):
+        command = [os.environ.get("REDIS_SERVER", "redis-server"), "--port", str(self.port)]
+        command += ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", self.folder]
+        with open(f"{self.folder}/log", "ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+        def answers():
+            with contextlib.suppress(OSError):
+                return self.ask("PING") == "PONG"
+
+        until("Redis answers", answers, 15)
+
+    def kill(self):
+        """Also one that is stopped."""
+        self.process.kill()
+        self.process.wait()
 
     def ask(self, *words):
         """The answer: a text, or a list of texts."""
@@ -74,23 +91,12 @@ class Redis:
 @contextlib.contextmanager
 def redis():
     with tempfile.TemporaryDirectory(prefix="lockgate-redis-") as folder:
-        port = free_port()
-        command = [os.environ.get("REDIS_SERVER", "redis-server"), "--port", str(port)]
-        command += ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
-        with open(f"{folder}/log", "wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        made = Redis(port, process)
-
-        def answers():
-            with contextlib.suppress(OSError):
-                return made.ask("PING") == "PONG"
-
+        made = Redis(free_port(), folder)
         try:
-            until("Redis answers", answers, 15)
+            made.start()
             yield made
         finally:
-            process.kill()  # also one that is stopped
-            process.wait()
+            made.kill()
 
 
 class Replicas:
@@ -107,20 +113,30 @@ class Replicas:
         self.sets += ["telemetry.log=warn,lockgate::cli=info", "sandbox.separation=none"]
         self.sets += ["drain.delay=1s", *sets]
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-        self.lives = [None, None]
+        self.lives, self.gateways = [None, None], [None, None]
         self.starts = 0
+
+    def data(self, at):
+        return self.folder / f"data-{at}"
+
+    def own_sets(self, at):
+        """Settings of one of them."""
+        return []
+
+    def command(self, at):
+        return [str(self.options.binary), "serve", "--apply", str(self.manifest)]
 
     def start(self, at):
         """A new life of one; returns when it serves."""
         self.starts += 1
-        command = [str(self.options.binary), "serve", "--apply", str(self.manifest)]
-        data = f"data_dir={self.folder / f'data-{at}'}"
-        for one in [f"http.listen={self.addresses[at]}", data, *self.sets]:
+        command = self.command(at)
+        data = f"data_dir={self.data(at)}"
+        for one in [f"http.listen={self.addresses[at]}", data, *self.sets, *self.own_sets(at)]:
             command += ["--set", one]
         log = self.folder / f"log-{at}-{self.starts}"
         with contextlib.ExitStack() as stack:
             process = stack.enter_context(running(command, log))
-            listening(process, log)
+            self.gateways[at] = listening(process, log)
             until("a replica that serves", lambda: is_ready(self.addresses[at]), 15)
             self.lives[at] = process, stack.pop_all()
 
@@ -252,13 +268,16 @@ class Exchange:
 
 
 class Session:
-    """One of the gateway, by way of any replica."""
+    """One of the gateway, by way of any replica; `token` is what its principal shows."""
 
-    def __init__(self):
+    def __init__(self, path=PATH, token=None):
         self.id, self.number = None, 0
+        self.path, self.token = path, token
 
     def headers(self, accept=BOTH):
         said = {"Accept": accept, "MCP-Protocol-Version": REVISION}
+        if self.token:
+            said["Authorization"] = f"Bearer {self.token}"
         return said | ({"Mcp-Session-Id": self.id} if self.id else {})
 
     def message(self, method, params):
@@ -273,12 +292,13 @@ class Session:
 
     async def post(self, address, message, accept=BOTH):
         """The status, and what was said; a stream that was closed on the way is read on."""
-        exchange = await Exchange.begin(address, "POST", self.headers(accept), message)
+        exchange = await Exchange.begin(address, "POST", self.headers(accept), message, self.path)
         said = await exchange.message()
         while said is None and exchange.status == 200 and exchange.cursor:
             await asyncio.sleep(0.1)
             headers = self.headers("text/event-stream") | {"Last-Event-ID": exchange.cursor}
-            cursor, exchange = exchange.cursor, await Exchange.begin(address, "GET", headers)
+            cursor = exchange.cursor
+            exchange = await Exchange.begin(address, "GET", headers, path=self.path)
             exchange.cursor = cursor
             said = await exchange.message()
         self.id = self.id or exchange.headers.get("mcp-session-id")
@@ -293,7 +313,7 @@ class Session:
         return status, said
 
     async def end(self, address):
-        exchange = await Exchange.begin(address, "DELETE", self.headers())
+        exchange = await Exchange.begin(address, "DELETE", self.headers(), path=self.path)
         await exchange.message()
         return exchange.status
 
@@ -350,6 +370,13 @@ class Balancer:
             elif not is_there and address in self.ready:
                 self.ready.remove(address)
             await asyncio.sleep(0.1)
+
+    def cut(self):
+        """Every connection breaks, on both of its sides; how many."""
+        cut = list(self.tasks)
+        for task in cut:
+            task.cancel()
+        return len(cut)
 
     async def carry(self, reader, writer):
         self.tasks.add(asyncio.current_task())

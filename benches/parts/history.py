@@ -46,7 +46,7 @@ class Reader:
         self.history.note("invoke", self.name, session=self.session.id, **more)
         exchange = None
         try:
-            exchange = await Exchange.begin(address, "POST", self.session.headers(), message)
+            exchange = await Exchange.begin(address, "POST", self.session.headers(), message, self.session.path)
             if exchange.status != 200 or not exchange.is_stream():
                 said = await exchange.message()
                 self.end(exchange.status, said)
@@ -62,7 +62,7 @@ class Reader:
         """The stream of what nobody asked for; until it is cancelled."""
         self.history.note("invoke", self.name, session=self.session.id)
         headers = self.session.headers("text/event-stream")
-        exchange = await Exchange.begin(address, "GET", headers)
+        exchange = await Exchange.begin(address, "GET", headers, path=self.session.path)
         if exchange.status != 200:
             self.end(exchange.status, await exchange.message())
             return
@@ -116,7 +116,7 @@ class Reader:
             if self.cursor:
                 headers["Last-Event-ID"] = self.cursor
             try:
-                exchange = await Exchange.begin(self.elsewhere(), "GET", headers)
+                exchange = await Exchange.begin(self.elsewhere(), "GET", headers, path=self.session.path)
             except BROKEN as error:
                 tries[type(error).__name__] += 1
                 await asyncio.sleep(0.05)

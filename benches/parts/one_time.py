@@ -98,7 +98,7 @@ def two(options, database):
 class Person:
     """Registers a client, logs in once and allows it: from then on each request gives a code at once."""
 
-    def __init__(self, address):
+    def __init__(self, address, name="ada", password=PASSWORD):
         self.address = address
         self.cookies = {}
         self.verifier = secrets.token_urlsafe(48)
@@ -120,7 +120,7 @@ class Person:
         }
         self.authorize = f"/t/acme/oauth/authorize?{urlencode(parameters)}"
         _, _, page = self.ask("GET", self.authorize)
-        status, headers, page = self.send("login", page, username="ada", password=PASSWORD)
+        status, headers, page = self.send("login", page, username=name, password=password)
         if status == 303:
             parts = urlsplit(headers["Location"])
             _, _, page = self.ask("GET", f"{parts.path}?{parts.query}")

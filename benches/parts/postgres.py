@@ -17,7 +17,7 @@ class Postgres:
 
     def __init__(self, programs, owner, folder):
         self.programs, self.owner, self.folder = programs, owner, folder
-        self.port = free_port()
+        self.port, self.server = free_port(), None
 
     @property
     def url(self):
@@ -35,6 +35,20 @@ class Postgres:
         if done.returncode:
             raise RuntimeError(f"{query}: {done.stderr}")
         return done.stdout.split("\n", 1)[0]
+
+    def start(self):
+        words = ["-D", self.folder / "data", "-p", str(self.port), "-c", "listen_addresses=127.0.0.1"]
+        words += ["-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "max_connections=100"]
+        with open(self.folder / "log", "ab") as log:
+            self.server = subprocess.Popen(**self.words("postgres", *words), stdout=log, stderr=log)
+        ready = self.words("pg_isready", "-h", "127.0.0.1", "-p", str(self.port))
+        quiet = {"stdout": subprocess.DEVNULL}
+        until("PostgreSQL answers", lambda: subprocess.run(**ready, **quiet).returncode == 0, 60)
+
+    def crash(self):
+        """Its immediate shutdown: no transaction ends, and the next start recovers."""
+        self.server.send_signal(signal.SIGQUIT)
+        self.server.wait(60)
 
 
 @contextlib.contextmanager
@@ -56,18 +70,13 @@ def postgres():
             os.chown(data, owner["user"], owner["group"])
         words = ["-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--no-locale", "-D", data]
         subprocess.run(**made.words("initdb", *words), check=True, stdout=subprocess.DEVNULL)
-        words = ["-D", data, "-p", str(made.port), "-c", "listen_addresses=127.0.0.1"]
-        words += ["-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "max_connections=100"]
-        with open(folder / "log", "wb") as log:
-            server = subprocess.Popen(**made.words("postgres", *words), stdout=log, stderr=log)
         try:
-            ready = made.words("pg_isready", "-h", "127.0.0.1", "-p", str(made.port))
-            quiet = {"stdout": subprocess.DEVNULL}
-            until("PostgreSQL answers", lambda: subprocess.run(**ready, **quiet).returncode == 0, 60)
+            made.start()
             yield made
         finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(60)
+            if made.server:
+                made.server.send_signal(signal.SIGINT)
+                made.server.wait(60)
 
 
 def installed():

@@ -336,16 +336,21 @@ async def sessions(count, addresses):
 
 
 class Balancer:
-    """One that knows nothing of sessions: each connection goes to a replica that is ready."""
+    """One that knows nothing of sessions: each connection goes to a replica that is ready.
 
-    def __init__(self, port):
+    Where none is ready it refuses; in panic mode, as some balancers have it, it asks any.
+    """
+
+    def __init__(self, port, panics=False):
         self.address = f"127.0.0.1:{port}"
+        self.panics, self.known = panics, []
         self.ready, self.turn, self.refused = [], 0, 0
         self.tasks = set()
 
     @contextlib.asynccontextmanager
     async def before(self, addresses):
         host, port = self.address.rsplit(":", 1)
+        self.known = list(addresses)
         server = await asyncio.start_server(self.carry, host, int(port), backlog=1000)
         polls = [asyncio.create_task(self.poll(address)) for address in addresses]
         try:
@@ -398,7 +403,7 @@ class Balancer:
     async def connect(self):
         """To the next one; where that refuses, at once to another."""
         for _ in range(2):
-            ready = list(self.ready)
+            ready = list(self.ready) or (self.known if self.panics else [])
             if not ready:
                 break
             self.turn += 1

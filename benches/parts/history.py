@@ -166,6 +166,7 @@ class Checked:
     again: list = dataclasses.field(default_factory=list)
     tries: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     ends: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    broken: list = dataclasses.field(default_factory=list)
     ended: dict = dataclasses.field(default_factory=dict)
 
 
@@ -212,6 +213,8 @@ def check(lines, may_fail=(), is_endless=False, found=None):
             found.ended[name] = line["at"]
             end = "ok" if line["what"] == "ok" else str(line.get("code") or line.get("status"))
             found.ends[end] += 1
+            if line["what"] == "info":
+                found.broken.append(name)
             if line["what"] == "fail" and line["code"] not in may_fail:
                 found.other.append((name, line["status"], line["said"]))
     return found

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 from .ledger import Window
 
-LOST, SLOW = "-31001", "-31002"
+# What a broken connection looks like, and what is heard of a replica that is gone.
+CUT = {"broken", "oauth broken"}
+GONE = CUT | {"owner_lost"}
 
 
 @dataclasses.dataclass
@@ -20,8 +22,8 @@ class Fault:
     name: str
     act: Callable
     # Answers that it explains, and for how many seconds after its end.
-    allows: set
-    after: float = 10
+    allows: set = frozenset()
+    after: float = 2
 
 
 class Faults:
@@ -34,20 +36,20 @@ class Faults:
         """In their order. Those that end the first replica come first and last: its memory is measured in between."""
         by_call = self.times.call + 15
         return [
-            Fault("rolling restart of both replicas", self.rolling, set(), 0),
-            Fault("replica killed (kill -9)", self.kill_second, {"503", "broken", "oauth broken", LOST}),
-            Fault("Redis killed, back empty after 3 s", self.redis_killed, {"503", "410"}),
-            Fault("a third of the children killed", self.children_killed, {LOST}),
-            Fault("connections of all clients cut", self.clients_cut, {"broken", "oauth broken"}, 1),
-            Fault("PostgreSQL away", self.postgres_away, {"oauth 503"}),
-            Fault("a quarter of the children hang", self.children_hang, {SLOW, LOST}, by_call),
-            Fault("Redis away", self.redis_away, {"503"}),
-            Fault("a replica cut off from Redis", self.replica_cut_off, {"503", LOST}),
-            Fault("clients that never read", self.unread, set(), 0),
-            Fault("Redis flushed", self.redis_flushed, {"503", "410"}),
-            Fault("data disk full", self.disk_full, set(), 0),
-            Fault("replica frozen", self.frozen, {"503", "broken", "oauth broken", LOST}),
-            Fault("owner killed (kill -9)", self.kill_first, {"503", "broken", "oauth broken", LOST}),
+            Fault("rolling restart of both replicas", self.rolling),
+            Fault("replica killed (kill -9)", self.kill_second, GONE),
+            Fault("Redis killed, back empty after 3 s", self.redis_killed, {"503", "410"}, 5),
+            Fault("a third of the children killed", self.children_killed, {"backend_exited"}, 1),
+            Fault("connections of all clients cut", self.clients_cut, CUT, 1),
+            Fault("PostgreSQL away", self.postgres_away, {"oauth 503"}, 5),
+            Fault("a quarter of the children hang", self.children_hang, {"timeout", "backend_exited"}, by_call),
+            Fault("Redis away", self.redis_away, {"503"}, 2),
+            Fault("a replica cut off from Redis", self.replica_cut_off, {"503", "owner_lost"}, 2),
+            Fault("clients that never read", self.unread),
+            Fault("Redis flushed", self.redis_flushed, {"503", "410"}, 5),
+            Fault("data disk full", self.disk_full),
+            Fault("replica frozen", self.frozen, {"503", "owner_lost"}, 5),
+            Fault("owner killed (kill -9)", self.kill_first, GONE),
         ]
 
     async def run(self, fault):

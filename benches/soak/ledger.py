@@ -32,6 +32,16 @@ class Window:
         return odd.what in self.allows and odd.ended >= self.began and odd.began <= ended
 
 
+def kind(status, said):
+    """What an answer is that is not good: the reason that it gives, else its code or status."""
+    error = (said or {}).get("error") or {}
+    if status == 200:
+        return (error.get("data") or {}).get("reason") or str(error.get("code") or "wrong")
+    if status == 503 and error.get("code") != -31004:
+        return "503 that does not say -31004"
+    return str(status) if status else "no answer"
+
+
 class Ledger:
     """Counts of what was good, and each answer that was not."""
 

@@ -15,6 +15,7 @@ from parts.history import History, Reader
 from parts.one_time import FORM, REDIRECT, Person
 
 from . import world
+from .ledger import kind
 
 SHARED = "/t/bench/shared/mcp"
 ECHO = "/t/acme/echo/mcp"
@@ -103,8 +104,7 @@ class Load:
         if status in (200, 202) and (status == 202 or (said and is_good(said))):
             self.ledger.well(lane)
             return said or {}
-        code = ((said or {}).get("error") or {}).get("code")
-        what = str(status if status != 200 else code or "wrong")
+        what = kind(status, said)
         if what in expected:
             self.ledger.well(lane)
             return None
@@ -200,7 +200,7 @@ class Load:
             _, history = self.chapters.now
             name = f"listener {next(self.names)}"
             ear = Flaky(0.1, history, session, name, lambda: self.address)
-            hearing = asyncio.create_task(ear.listen(self.address))
+            hearing = asyncio.create_task(self.hear(ear))
             told = await self.tell(session, history, ear)
             # What was told last may be on its way.
             with contextlib.suppress(TimeoutError):
@@ -213,6 +213,16 @@ class Load:
             await self.leave("listen", session)
             if self.over.is_set():
                 return
+
+    async def hear(self, ear):
+        """Until it has been heard; a connection that breaks before anything was heard is made again."""
+        while not self.over.is_set():
+            began = time.monotonic()
+            try:
+                return await ear.listen(self.address)
+            except BROKEN as error:
+                self.ill("listen", began, "broken", repr(error))
+                await asyncio.sleep(0.2)
 
     async def tell(self, session, history, ear):
         """For some time; the number that was told last."""
@@ -234,7 +244,7 @@ class Load:
         """Servers that exit in the middle of a call; the session goes on with another."""
         while session := await self.open("crash"):
             for _ in range(3):
-                await self.said("crash", session, session.call("exit", {"code": 1}), lambda _: False, ["-31001"])
+                await self.said("crash", session, session.call("exit", {"code": 1}), lambda _: False, ["backend_exited"])
                 self.ledger.count("exits")
                 await self.echo("crash", session)
                 if not await self.rest(random.uniform(0.5, 1.5)):

@@ -1,9 +1,7 @@
 """The soak from its begin to its report."""
 
 import asyncio
-import contextlib
 import dataclasses
-import http.client
 import json
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ from parts.history import check
 from parts.replicas import none_of, plain
 
 from .faults import Faults
-from .ledger import Ledger
+from .ledger import Ledger, kind
 from .load import Load
 from .watch import Watch, slope
 from .world import world
@@ -76,12 +74,12 @@ class Outcome:
     measured: tuple
 
 
-def soak(options, minutes, size, child, faults=None):
+def soak(options, minutes, size, child, logs, faults=None):
     """Runs it; the report, and everything that was measured."""
     names = [fault.name for fault in Faults(None, None, Times.of(minutes, 1)).all()]
     chosen = choose(names, minutes, faults)
     times = Times.of(minutes, len(chosen))
-    with world(options, times, child) as made:
+    with world(options, times, child, logs) as made:
         found = asyncio.run(live(made, times, minutes, size, chosen, Path(options.folder)))
     return report(found, made, size), details(found)
 
@@ -150,8 +148,7 @@ async def empty(made, times):
         found = {"keys in Redis": [key for key in keys if not key.startswith(INFRASTRUCTURE)]}
         found["children"] = made.children()
         for name in ("lockgate_sessions", "lockgate_streams_open", "lockgate_children"):
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                found[name] = int(sum(gateway.metric(name) for gateway in made.gateways))
+            found[name] = int(sum(gateway.metric(name) for gateway in made.gateways))
         return found
 
     while True:
@@ -165,39 +162,27 @@ def histories(found):
     """Both kinds of streams, checked chapter by chapter."""
     calls = heard = None
     for call, listened in found.chapters:
-        calls = check(call.read(), ("-31001", -31001, -31002), found=calls)
+        calls = check(call.read(), found=calls)
         heard = check(listened.read(), is_endless=True, found=heard)
     return calls, heard
 
 
-def allowed_at(found, name, checked, status):
-    """Whether a fault explains that this stream ended so."""
-    at = checked.ended.get(name)
-    return at is not None and any(
-        str(status) in window.allows and window.began <= at <= (window.ended or at) + window.after
-        for window in found.windows
-    )
-
-
 def streams(found):
-    """Rows of events."""
+    """Rows of events; how streams ended that did not end well goes to the ledger, as all answers."""
     calls, heard = histories(found)
-    ends = [
-        (name, status, said)
-        for one in (calls, heard)
-        for name, status, said in one.other
-        if not allowed_at(found, name, one, status)
-    ]
-    # A listener that was told 410 has lost what came after it.
+    for one in (calls, heard):
+        ends = [(name, kind(status, said), said) for name, status, said in one.other]
+        for name, what, said in [*ends, *((name, "broken", "") for name in one.broken)]:
+            found.ledger.ill("streams", one.ended[name], one.ended[name], what, said)
+    # A listener whose stream was ended has not heard what came after it.
     lost = [*calls.lost, *(one for one in heard.lost if one[0] not in heard.ended)]
-    explained = len(heard.lost) + len(calls.lost) - len(lost)
+    ended = len(heard.lost) + len(calls.lost) - len(lost)
     events, cuts = calls.events + heard.events, calls.cuts + heard.cuts
     return [
-        none_of("events lost", lost, f"{events:,}" + f"; {explained} listeners ended with 410" * bool(explained)),
+        none_of("events lost", lost, f"{events:,}" + f"; {ended} listeners were ended" * bool(ended)),
         none_of("events twice", [*calls.twice, *heard.twice], f"{cuts:,} cuts"),
         none_of("events out of order", [*calls.reordered, *heard.reordered]),
         none_of("calls without an end", calls.endless, f"{calls.streams:,} calls"),
-        none_of("streams that ended otherwise", ends, plain(calls.ends)),
     ]
 
 
@@ -228,6 +213,7 @@ def slopes(found):
 
 def report(found, made, size):
     ledger, counts = found.ledger, found.ledger.counts
+    events = streams(found)
     odd = ledger.unexplained()
     is_5xx = [one for one in odd if one.what.removeprefix("oauth ").startswith("5")]
     others = [one for one in odd if one not in is_5xx]
@@ -244,7 +230,7 @@ def report(found, made, size):
         none_of("sessions, streams, children at the end", others_left),
         none_of("unexplained 5xx", [str(one) for one in is_5xx], f"{good:,} good answers"),
         none_of("other unexplained answers", [str(one) for one in others], f"{len(ledger.odd) - len(odd):,} explained"),
-        *streams(found),
+        *events,
     ]
     faults = ", ".join(f"{window.name}{f' ({window.note})' * bool(window.note)}" for window in found.windows)
     text = (

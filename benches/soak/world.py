@@ -17,7 +17,7 @@ from parts.postgres import postgres
 
 CUTTER = Path(__file__).with_name("cutter.py")
 PASSWORD = secrets.token_urlsafe(16)
-PEOPLE = [f"person{number}" for number in range(4)]
+PEOPLE = [f"person{number}" for number in range(12)]
 # A disk of its own for the data directory, which one can fill: the process stays the same.
 OWN_DISK = 'mount -t tmpfs -o size=16m,mode=700 none "$0" && exec "$@"'
 
@@ -26,7 +26,7 @@ class World(Replicas):
     """Two replicas of one gateway with three servers, of two tenants."""
 
     def __init__(self, options, times, store, database, folder, child):
-        self.balancer = Balancer(free_port())
+        self.balancer = Balancer(free_port(), panics=True)
         super().__init__(options, store, folder, child, self.balancer.address)
         self.store, self.database, self.child = store, database, child
         self.ports = [free_port() for _ in range(2)]
@@ -109,8 +109,8 @@ def can_mount(folder):
 
 
 @contextlib.contextmanager
-def world(options, times, child):
-    """All of it; whatever happens, no process is left."""
+def world(options, times, child, logs):
+    """All of it; whatever happens, no process is left, and what the replicas logged lies in `logs`."""
     with contextlib.ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir=options.folder)))
         # A name of its own: whoever has it is a child of this soak.
@@ -130,3 +130,5 @@ def world(options, times, child):
                 if made.lives[at]:
                     made.kill(at)
             made.signal_children(signal.SIGKILL, 1)
+            for log in folder.glob("log-*"):
+                shutil.copy(log, logs)

@@ -9,10 +9,11 @@ from pathlib import Path
 from .cluster import Replicas, redis
 from .common import ECHO, Report, load, rss_kib, serving, until
 
-# With a child each; the others share one, so that the gateway is what is measured.
-OWN = 100
-ROUND = 5000
-IDLE = 3
+# So many at a time: they are opened and used before the first of them expires.
+BATCH, ROUND = 500, 5000
+# Of each batch: with a child each. The others share one, so that the gateway is what is measured.
+OWN = 10
+IDLE = 5
 # A session in Redis lives a minute longer than at its owner.
 REDIS = IDLE + 60
 SETTLED = 10
@@ -52,7 +53,7 @@ def replicated(options):
 def abandon(gateway, server, count):
     """Sessions that are opened, used once and left, with their connections."""
     more = ["--no-delete", "--warmup", "0"]
-    opened = load(gateway.url("bench", server), count, 1, 0.1, *more)["open"]["ok"]
+    opened = load(gateway.url("bench", server), count, 1, 0.1, *more)["sessions"]
     if opened != count:
         raise RuntimeError(f"{opened} sessions of {count}")
 
@@ -67,8 +68,9 @@ def rounds(gateways, count):
     """So many sessions, each round gone before the next: memory is that of one round."""
     for number in range(count // ROUND):
         gateway = gateways[number % len(gateways)]
-        abandon(gateway, "shared", ROUND - OWN)
-        abandon(gateway, "own", OWN)
+        for _ in range(ROUND // BATCH):
+            abandon(gateway, "shared", BATCH - OWN)
+            abandon(gateway, "own", OWN)
         until("no session", lambda: are_gone(gateways), IDLE * 10 + 60)
 
 
@@ -113,7 +115,7 @@ def measure(options):
     text = (
         f"{count:,} sessions that are initialized, called once and left, over loopback, once to a gateway with\n"
         f"sessions in memory ({took:.0f} s) and once to two replicas over Redis ({longer:.0f} s); `session.idle` is {IDLE} s.\n"
-        f"{OWN} of each {ROUND:,} have a child each, the others share one. Before: after a first round of {ROUND:,}\n"
+        f"{OWN} of each {BATCH} have a child each, the others share one. Before: after a first round of {ROUND:,}\n"
         f"to each gateway; at the start: before any session."
     )
     return Report(text, ["what", "figures", "result", "target"], [*rows, *more])

@@ -108,12 +108,24 @@ async def live(made, times, minutes, size, chosen, folder):
         lanes = load.lanes(size)
         windows, ended = await trouble(faults, load, times, chosen, began, lanes)
         load.over.set()
-        await asyncio.wait_for(asyncio.gather(*lanes), 120)
+        await ended_all(lanes, ledger)
         leftover = await empty(made, times)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     took = time.monotonic() - began
     return Outcome(minutes, times, ledger, watch, load.chapters.all, windows, leftover, took, began, ended)
+
+
+async def ended_all(lanes, ledger):
+    """Waits for the lanes; one that waits for ever has had no answer."""
+    began = time.monotonic()
+    done, stuck = await asyncio.wait(lanes, timeout=120)
+    for lane in stuck:
+        ledger.ill("end", began, time.monotonic(), "no answer", lane.get_coro().__qualname__)
+        lane.cancel()
+    await asyncio.gather(*stuck, return_exceptions=True)
+    for lane in done:
+        lane.result()
 
 
 async def trouble(faults, load, times, chosen, began, lanes):
@@ -148,7 +160,10 @@ async def empty(made, times):
         found = {"keys in Redis": [key for key in keys if not key.startswith(INFRASTRUCTURE)]}
         found["children"] = made.children()
         for name in ("lockgate_sessions", "lockgate_streams_open", "lockgate_children"):
-            found[name] = int(sum(gateway.metric(name) for gateway in made.gateways))
+            try:
+                found[name] = int(sum(gateway.metric(name) for gateway in made.gateways))
+            except OSError as error:
+                found[name] = repr(error)
         return found
 
     while True:
@@ -225,6 +240,7 @@ def report(found, made, size):
     explained = "; ".join(f"{name}: {plain(one)}" for name, one in ledger.explained().items())
     rows = [
         *slopes(found),
+        none_of("replicas above a GiB", found.watch.eaters),
         none_of("zombies", zombies, f"{len(found.watch.samples):,} samples"),
         none_of("keys in Redis at the end", keys, f"{found.leftover['s until then']} s after the last request"),
         none_of("sessions, streams, children at the end", others_left),

@@ -5,11 +5,15 @@ import contextlib
 import dataclasses
 import math
 import os
+import signal
 import statistics
 import time
 from pathlib import Path
 
 from parts.common import rss_kib
+
+# KiB that no replica takes in a soak; one that does is ended before the machine has no memory left.
+MOST = 1 << 20
 
 
 @dataclasses.dataclass
@@ -32,7 +36,7 @@ class Watch:
 
     def __init__(self, made, began, every):
         self.world, self.began, self.every = made, began, every
-        self.samples = []
+        self.samples, self.eaters = [], []
 
     async def run(self):
         while True:
@@ -53,7 +57,11 @@ class Watch:
                 own = [one for one in zombies if pid in ancestors(one)]
                 now = time.monotonic() - self.began
                 life = self.world.lives[at][0].pid
-                found.append(Sample(round(now, 1), at, life, rss_kib(pid), *counts, own, children, keys))
+                rss = rss_kib(pid)
+                found.append(Sample(round(now, 1), at, life, rss, *counts, own, children, keys))
+                if rss > MOST:
+                    self.eaters.append(f"replica {at + 1} at {now:.0f} s: {rss} KiB")
+                    os.kill(pid, signal.SIGKILL)
         return found
 
     def of(self, at, since, until):

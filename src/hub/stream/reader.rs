@@ -207,6 +207,8 @@ impl Reader {
             if is_attached && tail.last > self.cursor {
                 match self.log.read(self.stream, self.cursor).await {
                     Ok(page) if page.events.is_empty() && page.is_end => return Next::Finished,
+                    // A log without an event that it has acknowledged: not to be asked again at once.
+                    Ok(page) if page.events.is_empty() => return Next::Released,
                     Ok(page) => return self.take(page, tail.last),
                     // 2025-11-25 defines no error on an open stream; the resume gets 410.
                     Err(_) => return Next::Released,

@@ -283,14 +283,7 @@ impl Appender {
                 (_, Value::Int(-2)) => Err(StoreError::Flushed),
                 (_, Value::Int(_)) => Err(StoreError::Fenced),
                 _ => match results.next() {
-                    Some(Value::Int(last @ 0..)) => {
-                        let is_new = *last == 0 && matches!(write.operation, Operation::Open(..));
-                        // If the caller is gone, the session may have been released.
-                        if is_new && !write.done.is_closed() {
-                            self.cache.open(&write.at);
-                        }
-                        Ok(())
-                    }
+                    Some(Value::Int(0..)) => Ok(()),
                     _ => Err(StoreError::Fenced),
                 },
             };

@@ -22,7 +22,8 @@ use crate::state::{
     memory::{Retention, SessionStreams},
 };
 
-/// The streams of the sessions that this replica owns.
+/// The streams of the sessions that this replica owns. A stream is here from its first event that
+/// this process appends: one without events would hide those that were dropped from here.
 pub(super) struct Cache {
     retention: Retention,
     sessions: RwLock<HashMap<SessionId, Arc<Mutex<Tenure>>>>,
@@ -54,19 +55,6 @@ impl Cache {
             stream.oldest_after_trim()
         });
         kept.unwrap_or(0)
-    }
-
-    /// Registers a new, empty stream.
-    pub(crate) fn open(&self, at: &WriteTarget) {
-        if let Some(tenure) = self.find(&at.session) {
-            let mut tenure = locked(&tenure);
-            if (tenure.fence, tenure.epoch) == (at.fence, at.epoch) {
-                // An ended stream is present already.
-                let _ = tenure.streams.open(at.stream);
-            }
-            return;
-        }
-        let _ = locked(&self.tenure(at)).streams.open(at.stream);
     }
 
     /// Ends a stream. Returns its size, if the cache holds all of it.

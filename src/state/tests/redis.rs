@@ -215,6 +215,28 @@ async fn another_life_of_the_store_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_write_that_is_given_up_hides_no_event() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let side = Side::on(&server, "one", KEEP).await;
+        side.add("s", 1).await.unwrap();
+        // As after a loss of the store's data: what was under way is given up, and the same is
+        // written again, all of it before any of it is sent.
+        let at = side.spot("s", 1, 1);
+        drop(side.log.open(&at, 0, Bytes::new()));
+        let kept = vec![
+            side.log.open(&at, 0, Bytes::new()),
+            side.log.append(&at, 1, event(1), None),
+        ];
+        assert!(join_all(kept).await.iter().all(Result::is_ok));
+        assert_eq!(side.read("s", 1, 0).await, Ok((vec![1], false)));
+        side.log.end(&at).await.unwrap();
+        assert_eq!(side.read("s", 1, 0).await, Ok((vec![1], true)));
+        side.end().await;
+    }
+}
+
+#[tokio::test]
 async fn scripts_that_the_server_forgot_are_there_again() {
     let server = Server::start(Kind::Redis);
     let side = Side::on(&server, "one", KEEP).await;

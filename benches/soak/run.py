@@ -81,7 +81,7 @@ def soak(options, minutes, size, child, logs, faults=None):
     times = Times.of(minutes, len(chosen))
     with world(options, times, child, logs) as made:
         found = asyncio.run(live(made, times, minutes, size, chosen, Path(options.folder)))
-    return report(found, made, size), details(found)
+    return report(found), details(found)
 
 
 def choose(names, minutes, wanted):
@@ -220,13 +220,13 @@ def slopes(found):
         else:
             figures = f"median {made.middle:.0f}; 95 %: {made.low:+.2f} to {made.high:+.2f}"
             result, target = f"{made.each_hour:+.2f} an hour", "0"
-            # Of counts that go up and down: that it grows is not to be seen.
+            # Counts go up and down with the load: a slope whose interval has 0 in it is none.
             is_good = made.each_hour <= bound or made.low <= bound
         rows.append([f"slope of {name}", figures, result, target if is_long else "", is_good if is_long else None])
     return rows
 
 
-def report(found, made, size):
+def report(found):
     ledger, counts = found.ledger, found.ledger.counts
     events = streams(found)
     odd = ledger.unexplained()
@@ -254,7 +254,7 @@ def report(found, made, size):
         f"{good:,} requests, {counts['sessions']:,} sessions ({counts['abandoned']:,} abandoned), {counts['exits']:,} servers that exit,\n"
         f"{counts['refreshes']:,} refreshes, {counts['log-ins']:,} log-ins, {counts['streams']:,} streams. {len(found.windows)} faults: {faults}.\n"
         f"Explained by them: {explained or 'nothing'}. Slopes are those of the replica that lives throughout, from\n"
-        f"{found.measured[0] / 60:.1f} to {found.measured[1] / 60:.1f} min."
+        f"{found.measured[0] / 60:.1f} to {found.measured[1] / 60:.1f} min (Theil-Sen); one of a count whose interval has 0 in it is none."
     )
     return Report(text, ["what", "figures", "result", "target"], rows)
 
